@@ -19,9 +19,11 @@ pybind11_add_module(_C MODULE NO_EXTRAS
   ${CMAKE_CURRENT_LIST_DIR}/dump/read_cache.cpp
   ${CMAKE_CURRENT_LIST_DIR}/hooks/call.cpp
   ${CMAKE_CURRENT_LIST_DIR}/hooks/flatten.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/hooks/last_nodes.cpp
   ${CMAKE_CURRENT_LIST_DIR}/hooks/module_recorder.cpp
   ${CMAKE_CURRENT_LIST_DIR}/hooks/reader.cpp
   ${CMAKE_CURRENT_LIST_DIR}/hooks/recorder.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/hooks/stored.cpp
   ${CMAKE_CURRENT_LIST_DIR}/kernels/imported.cpp
   ${CMAKE_CURRENT_LIST_DIR}/op_level/arrivals.cpp
   ${CMAKE_CURRENT_LIST_DIR}/op_level/device_launches.cpp

@@ -12,9 +12,11 @@
 #include "torch/binding/cuda_module.h"
 #include "torch/dump/module.h"
 #include "torch/hooks/call.h"
+#include "torch/hooks/last_nodes.h"
 #include "torch/hooks/module_recorder.h"
 #include "torch/hooks/reader.h"
 #include "torch/hooks/recorder.h"
+#include "torch/hooks/stored.h"
 #include "torch/kernels/imported.h"
 #include "torch/op_level/module.h"
 #include "torch/op_level/scopes.h"
@@ -137,6 +139,8 @@ PYBIND11_MODULE(_C, m) {
   define_hook_call(m);
   define_hook_recorder(m);
   define_module_recorder(m);
+  define_stored(m);
+  define_last_nodes(m);
   dump::define_op_recorder(m);
   cuda::define_functions(m);
   op_level::bind(m);

@@ -23,7 +23,10 @@ namespace {
 struct Names {
   PyObject* stack = interned("stack");
   PyObject* recorder = interned("recorder");
-  PyObject* register_hook = interned("register_hook");
+  PyObject* backward_hooks = interned("_backward_hooks");
+  PyObject* grad_fn = interned("grad_fn");
+  PyObject* register_hook_dict = interned("_register_hook_dict");
+  PyObject* own_recorder = interned("_recorder");
   PyObject* grad_input = interned("grad_input");
   PyObject* grad_output = interned("grad_output");
 };
@@ -179,6 +182,19 @@ void drop_last(PyObject* stack) {
   Py_DECREF(item);
 }
 
+// What tensor.register_hook() does for one that is no leaf, but for the handle that nobody wants.
+// The hook is its own key: those of torch are numbers.
+void register_hook(PyObject* tensor, const py::object& hook) {
+  py::object hooks = owned(PyObject_GetAttr(tensor, names().backward_hooks));
+  if (hooks.is_none()) {
+    hooks = owned(PyODict_New());
+    checked(PyObject_SetAttr(tensor, names().backward_hooks, hooks.ptr()));
+    const py::object node = owned(PyObject_GetAttr(tensor, names().grad_fn));
+    owned(PyObject_CallMethodOneArg(node.ptr(), names().register_hook_dict, tensor));
+  }
+  checked(PyObject_SetItem(hooks.ptr(), hook.ptr(), hook.ptr()));
+}
+
 bool ModuleRecorder::enter(PyObject* args, PyObject* kwargs) {
   HookRecorder& of = shared();
   if (is_off() || !of.is_open || torch::autograd::get_current_graph_task_id() != -1) return false;
@@ -277,7 +293,7 @@ void ModuleRecorder::watch(const HookRecorder& of, const HookTensors::Item& item
   const py::object hook = owned(GradientObject::make(
       gradient_type(), of.observer, call, py::reinterpret_borrow<py::object>(role),
       static_cast<long long>(site), static_cast<long long>(token)));
-  owned(PyObject_CallMethodOneArg(item.tensor, names().register_hook, hook.ptr()));
+  register_hook(item.tensor, hook);
 }
 
 // ---- The type -----------------------------------------------------------------------------
@@ -325,6 +341,58 @@ PyObject* leave(PyObject* self, PyObject* output) {
   return attend(self, [&](ModuleRecorder& module) { return module.leave(output); });
 }
 
+PyTypeObject* module_type();
+
+// ---- The hooks of Python --------------------------------------------------------------------
+
+// What Python's classes of hooks are called by once call_in_cpp() was given them: the recorder
+// first and, where it leaves a call to Python, their own __call__(). That stays what torch.compile
+// traces.
+ternaryfunc call_in_python[2];
+
+template <int kPlace, class Attend>
+PyObject* call_hook(PyObject* self, PyObject* args, PyObject* kwargs, Py_ssize_t count,
+                    const Attend& attend_to) {
+  if (kwargs == nullptr && PyTuple_GET_SIZE(args) == count &&
+      PyTuple_Check(PyTuple_GET_ITEM(args, 1)) && PyDict_Check(PyTuple_GET_ITEM(args, 2))) {
+    PyObject* const recorder = PyObject_GetAttr(self, names().own_recorder);
+    if (recorder == nullptr) return nullptr;
+    PyObject* const is_done =
+        Py_TYPE(recorder) == module_type() ? attend_to(recorder) : Py_NewRef(Py_False);
+    Py_DECREF(recorder);
+    if (is_done == nullptr) return nullptr;
+    Py_DECREF(is_done);
+    if (is_done == Py_True) Py_RETURN_NONE;
+  }
+  return call_in_python[kPlace](self, args, kwargs);
+}
+
+PyObject* call_pre_hook(PyObject* self, PyObject* args, PyObject* kwargs) {
+  return call_hook<0>(self, args, kwargs, 3, [&](PyObject* recorder) {
+    return attend(recorder, [&](ModuleRecorder& module) {
+      return module.enter(PyTuple_GET_ITEM(args, 1), PyTuple_GET_ITEM(args, 2));
+    });
+  });
+}
+
+PyObject* call_forward_hook(PyObject* self, PyObject* args, PyObject* kwargs) {
+  return call_hook<1>(self, args, kwargs, 4, [&](PyObject* recorder) {
+    return leave(recorder, PyTuple_GET_ITEM(args, 3));
+  });
+}
+
+void call_in_cpp(const py::type& before, const py::type& after) {
+  const std::array<py::type, 2> types{before, after};
+  constexpr std::array<ternaryfunc, 2> kCalls{&call_pre_hook, &call_forward_hook};
+  for (std::size_t i = 0; i < types.size(); ++i) {
+    auto* const type = reinterpret_cast<PyTypeObject*>(types[i].ptr());
+    if (type->tp_call == kCalls[i]) continue;
+    call_in_python[i] = type->tp_call;
+    type->tp_call = kCalls[i];
+    PyType_Modified(type);
+  }
+}
+
 PyMethodDef kModuleMethods[] = {
     {"enter", as_method(&enter), METH_FASTCALL, "enter(self, args, kwargs) -> bool"},
     {"leave", &leave, METH_O, "leave(self, output) -> bool"},
@@ -352,6 +420,7 @@ PyTypeObject* module_type() {
 
 void define_module_recorder(py::module_& m) {
   m.attr("ModuleRecorder") = py::handle(reinterpret_cast<PyObject*>(module_type()));
+  m.def("call_in_cpp", call_in_cpp, py::arg("before"), py::arg("after"));
   m.attr("GradientRecorder") = py::handle(reinterpret_cast<PyObject*>(gradient_type()));
 }
 

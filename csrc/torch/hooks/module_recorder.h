@@ -15,6 +15,9 @@ namespace fastcheck {
 //                              False: nothing was done, and Python has to. What they raise is what
 //                              observer.deliver() raises: a stop. Nothing is done once
 //                              counter.is_off
+// call_in_cpp(before, after)  calls of hooks of these two classes of Python, each with a
+// `_recorder`,
+//                              are passed to it without a line of Python
 void define_module_recorder(pybind11::module_& m);
 
 }  // namespace fastcheck

@@ -5,10 +5,11 @@ tensors of one module with their sites.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Optional
+from typing import Any, Callable, Optional
 
 import torch
 
+from fastcheck.extension import status
 from fastcheck.utils.torch.memory_ref import values_of
 from fastcheck.utils.torch.readable import can_read, has_memory, is_plain
 from fastcheck.utils.torch.sharding import local
@@ -16,12 +17,18 @@ from fastcheck.utils.torch.transforms import unwrapped
 
 from .module_calls import ModuleNode
 
+# What has functions for ordinary tensors (csrc/torch/hooks/stored.h).
+_module: Any = status.module
+
 #: A module, the tensor's name in it, and the tensor.
 StoredTensor = tuple[ModuleNode, str, torch.Tensor]
 
 
 def parameter_ids(optimizer: torch.optim.Optimizer) -> set[int]:
     """The id() of every parameter that the optimizer updates."""
+    if _module is not None:
+        ids: set[int] = _module.parameter_ids(optimizer.param_groups)
+        return ids
     return {id(p) for group in optimizer.param_groups for p in group["params"]}
 
 
@@ -33,8 +40,11 @@ def parameter_at(node: ModuleNode, name: str) -> Optional[torch.Tensor]:
     return None if module is None else module._parameters.get(name)
 
 
-def parameters_of(nodes: Iterable[ModuleNode], owned: Optional[set[int]]) -> list[StoredTensor]:
+def parameters_of(nodes: Sequence[ModuleNode], owned: Optional[set[int]]) -> list[StoredTensor]:
     """Each parameter once, under its first name; ``owned``: only those with one of these ids."""
+    if _module is not None:
+        in_order: list[StoredTensor] = _module.stored_in(nodes, "_parameters", owned)
+        return in_order
     found: list[StoredTensor] = []
     seen: set[int] = set()
     for node in nodes:
@@ -45,6 +55,20 @@ def parameters_of(nodes: Iterable[ModuleNode], owned: Optional[set[int]]) -> lis
                 continue
             seen.add(key)
             found.append((node, name, parameter))
+    return found
+
+
+def buffers_of(nodes: Sequence[ModuleNode]) -> list[StoredTensor]:
+    """Each buffer, in every module that has it."""
+    if _module is not None:
+        in_order: list[StoredTensor] = _module.stored_in(nodes, "_buffers", None)
+        return in_order
+    found: list[StoredTensor] = []
+    for node in nodes:
+        module = node.module()
+        for name, buffer in () if module is None else module._buffers.items():
+            if buffer is not None:
+                found.append((node, name, buffer))
     return found
 
 
@@ -83,6 +107,44 @@ class TensorBatch:
             self.roles.append(role)
             return True
         return False
+
+    def add_stored(self, stored: list[StoredTensor], role: str) -> None:
+        """What can be read of these."""
+
+        def add(one: StoredTensor) -> None:
+            node, name, tensor = one
+            self.add(tensor, node.site(role, name, 0), role)
+
+        self._add_all(None if _module is None else _module.add_stored, stored, role, add)
+
+    def add_gradients(
+        self,
+        parameters: list[StoredTensor],
+        site_of: Callable[[ModuleNode, str, torch.Tensor], int],
+    ) -> None:
+        """What can be read of the gradients of these. ``site_of``: of a gradient that is the first
+        of its parameter, or is no plain tensor.
+        """
+
+        def add(one: StoredTensor) -> None:
+            for node, name, gradient in gradients_of([one]):
+                self.add(gradient, site_of(node, name, gradient), "param_grad")
+
+        compiled = None if _module is None else _module.add_gradients
+        self._add_all(compiled, parameters, "param_grad", add)
+
+    def _add_all(
+        self,
+        compiled: Optional[Callable[..., None]],
+        stored: list[StoredTensor],
+        role: str,
+        add: Callable[[StoredTensor], None],
+    ) -> None:
+        if compiled is not None:
+            compiled(self, stored, role, add)
+            return
+        for one in stored:
+            add(one)
 
 
 class StoredTensors:

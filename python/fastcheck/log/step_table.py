@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Optional
 
@@ -22,6 +22,7 @@ _KEPT = np.dtype(
 _MOST = 100_000
 # Records, 192 bytes each.
 _MOST_HELD = 1 << 16
+_MOST_LATE = 16
 _ROLES = ("loss", "loss_scale", "found_inf", "learning_rate", "param_grad", "grad_norm")
 # Behind these: a shard of a gradient, the loss that monitor.step() and autograd.grad() were given.
 _SHARD, _GIVEN, _GRAD = range(len(_ROLES) + 1, len(_ROLES) + 4)
@@ -53,6 +54,27 @@ class StepRow:
         return asdict(self)
 
 
+class _LateRows(Sequence[StepRow]):
+    """The rows of one step, made when they are asked for."""
+
+    def __init__(self, table: StepTable, chunks: Sequence[np.ndarray]) -> None:
+        self._table = table
+        self.chunks = chunks
+        self.made: Optional[list[StepRow]] = None
+
+    def _rows(self) -> list[StepRow]:
+        if self.made is None:
+            self._table.settle()
+        assert self.made is not None
+        return self.made
+
+    def __len__(self) -> int:
+        return len(self._rows())
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._rows()[index]
+
+
 class StepTable:
     """Makes rows of the records of one rank, whose sites are found in ``sites`` by number."""
 
@@ -63,10 +85,14 @@ class StepTable:
         # The rows of the steps that are over, and how many there are.
         self._kept = np.zeros(64, _KEPT)
         self._count = 0
+        # Steps that are over, whose rows nobody has asked for yet: the rows of many are made in a
+        # fraction of the time.
+        self._late: list[_LateRows] = []
 
     @property
     def rows(self) -> list[StepRow]:
         """Those of the steps that are over, oldest first; the youngest 100,000."""
+        self.settle()
         found = []
         for kept in self._kept[max(0, self._count - _MOST) : self._count]:
             values = {
@@ -78,9 +104,24 @@ class StepTable:
             )
         return found
 
-    def add(self, chunks: Iterable[np.ndarray]) -> list[StepRow]:
+    def add(self, chunks: Iterable[np.ndarray]) -> Sequence[StepRow]:
         """The steps of these records are over. Their rows."""
-        rows = self.rows_of(chunks)
+        rows = _LateRows(self, list(chunks))
+        self._late.append(rows)
+        is_much = sum(len(chunk) for one in self._late for chunk in one.chunks) > _MOST_HELD
+        if is_much or len(self._late) >= _MOST_LATE:
+            self.settle()
+        return rows
+
+    def settle(self) -> None:
+        """Makes the rows of all steps that are over."""
+        late, self._late = self._late, []
+        for rows in late:
+            rows.made = self.rows_of(rows.chunks)
+            self._keep(rows.made)
+            rows.chunks = ()
+
+    def _keep(self, rows: Sequence[StepRow]) -> None:
         for row in rows:
             if self._count == len(self._kept):
                 youngest = self._kept[-_MOST:]
@@ -91,7 +132,6 @@ class StepTable:
             numbers = (0.0 if value is None else value for value in values)
             self._kept[self._count] = (row.step, row.overflow, known, *numbers)
             self._count += 1
-        return rows
 
     def rows_of(self, chunks: Iterable[np.ndarray]) -> list[StepRow]:
         """One row for each step of these records."""
@@ -225,8 +265,10 @@ def _rows(chunks: Iterable[np.ndarray], codes: np.ndarray, rank: int) -> list[St
         # A mask as an index copies records field by field, in several times the time.
         chosen.append(records.compress((kinds != 0) | is_overflow))
     records = joined(chosen)
+    if not len(records):
+        return []
     steps = records["step"]
-    if len(steps) and (steps == steps[0]).all():
+    if (steps == steps[0]).all():
         return [_row(records, _kinds(records, codes), rank)]
     records = records[np.argsort(steps, kind="stable")]
     starts = np.flatnonzero(np.diff(records["step"], prepend=records["step"][:1] - 1))

@@ -131,11 +131,11 @@ class Hooks:
                 before.address = after.address = connection.address(index)
                 before.is_outermost = node.is_primary
             # always_call: a call that raises has to end too, or what runs next would seem to be
-            # inside it. __call__: of a bound method the interpreter need not look it up.
-            pre_hook, hook, handles = before.__call__, after.__call__, self._handles
-            handles.append(module.register_forward_pre_hook(pre_hook, with_kwargs=True))
+            # inside it.
+            handles = self._handles
+            handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
             set_hook_id(handles[-1], number)
-            handles.append(module.register_forward_hook(hook, with_kwargs=True, always_call=True))
+            handles.append(module.register_forward_hook(after, with_kwargs=True, always_call=True))
             set_hook_id(handles[-1], number)
         optimizers.watchers.connect(self._watcher)
         followers.connect(self.graphs)

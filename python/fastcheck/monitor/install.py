@@ -200,8 +200,7 @@ def _install(
 def _warn_of_the_same(model: torch.nn.Module, config: Config) -> None:
     """A cell of a notebook that runs twice installs twice."""
     for hook in model._forward_pre_hooks.values():
-        owner = getattr(hook, "__self__", None)
-        if isinstance(owner, ForwardPreHook) and owner.is_of(config):
+        if isinstance(hook, ForwardPreHook) and hook.is_of(config):
             warn(
                 "this model has a monitor with the same options already, and both read every "
                 "tensor: call remove() of the first one (in a notebook, before install() runs "

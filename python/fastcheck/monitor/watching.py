@@ -20,7 +20,6 @@ from fastcheck.record.precision import PrecisionAdvice
 from fastcheck.verdict.step import Step
 from fastcheck.watch.event import WatchEvent, check_callback, check_kind, to_table
 from fastcheck.watch.options import Watch
-from fastcheck.watch.signals import StepOver
 from fastcheck.watch.watcher import Watcher
 
 _SUMMARY_EVENTS = 10
@@ -85,7 +84,7 @@ class Watching(Listener):
             options, session.sites, session.event_store.ranks.own, is_whole, batches.of
         )
         # Steps that are over and not judged yet, and when the last ones were.
-        self._waiting: list[StepOver] = []
+        self._waiting: list[tuple[Sequence[StepRow], list[np.ndarray]]] = []
         self._judged_at = time.monotonic()
         self._is_prompt = options.skip_above is not None
         self._callbacks: list[tuple[str, Callable[[WatchEvent], object]]] = []
@@ -168,7 +167,7 @@ class Watching(Listener):
         """For Listener."""
         if self._is_off:
             return
-        self._waiting.append((rows[-1] if rows else None, list(chunks)))
+        self._waiting.append((rows, list(chunks)))
         is_late = time.monotonic() - self._judged_at >= _SECONDS
         if self._is_prompt or is_late or len(self._waiting) >= _TOGETHER:
             self._judge()
@@ -184,7 +183,8 @@ class Watching(Listener):
         if not waiting or self._is_off:
             return
         try:
-            self._take(self._watcher.add(*waiting))
+            steps = [(rows[-1] if rows else None, chunks) for rows, chunks in waiting]
+            self._take(self._watcher.add(*steps))
         except Exception as error:
             self._switch_off(error)
 

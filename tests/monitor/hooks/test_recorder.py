@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 from typing import Any
 
@@ -12,9 +13,11 @@ import torch
 from torch import nn
 
 import fastcheck
-from fastcheck.extension import status
+from fastcheck.extension import Status, status
 from fastcheck.monitor.hooks import module_observer
-from fastcheck.monitor.hooks.module_observer import ModuleObserver
+from fastcheck.monitor.hooks.module_observer import ForwardHook, ForwardPreHook, ModuleObserver
+from fastcheck.monitor.session import derivatives
+from fastcheck.monitor.session.derivatives import _last_nodes
 from fastcheck.ring.device import DeviceRing
 from fastcheck.ring.host import HostRing
 from support.programs.recorder_models import MODELS, NAN, Block, Poison, outcome
@@ -197,3 +200,111 @@ def test_threads_have_passes_of_their_own(
     assert {int((records["site"] == n).sum()) for n in outputs} == {41}
     assert counted["enter"] < 82 * 4  # the outermost ones, and few others
     monitor.remove()
+
+
+def test_an_ordinary_call_runs_no_line_of_python(device: str) -> None:
+    """Of the hooks of inner modules; those of the outermost one begin and end a pass."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)).to(device)
+    called = []
+
+    def note(frame: Any, event: str, _: object) -> None:
+        if event == "call" and frame.f_code.co_filename == module_observer.__file__:
+            called.append(frame.f_code)
+
+    with fastcheck.install(model):
+        model(torch.ones(2, 4, device=device)).sum().backward()
+        sys.setprofile(note)
+        try:
+            model(torch.ones(2, 4, device=device))
+        finally:
+            sys.setprofile(None)
+    for kind in (ForwardPreHook, ForwardHook):
+        assert called.count(kind.__call__.__code__) == 1
+
+
+class Hooked(nn.Module):
+    """Hooks of its own on what an inner module returns, before fastcheck's and after it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Doubled()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.inner(x)
+        handle: Any = y.register_hook(lambda gradient: gradient * 3)
+        removed: Any = y.register_hook(lambda gradient: gradient * 100)
+        removed.remove()
+        assert handle.id in y._backward_hooks
+        return y.sum()
+
+
+class Doubled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x * self.weight
+        y.register_hook(lambda gradient: gradient * 2)
+        return y
+
+
+def test_hooks_of_others_on_a_tensor_run_in_their_order(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for is_in_python in (False, True):
+        if is_in_python:
+            in_python(monkeypatch)
+        model = Hooked().to(device)
+        x = torch.ones(4, device=device)
+        with fastcheck.install(model) as monitor:
+            for _ in range(2):  # the first time Python gives the sites their numbers
+                model(x).backward()
+                monitor.step()
+            monitor.flush()
+        records = monitor.records()
+        [number] = [
+            number
+            for number, site in enumerate(monitor.sites)
+            if site.module == "inner" and site.role == "grad_output"
+        ]
+        assert records["max"][records["site"] == number].tolist() == [2.0, 2.0]
+        assert model.inner.weight.grad.tolist() == [12.0] * 4
+
+
+def last_nodes_of(*roots: torch.Tensor) -> list[tuple[str, tuple[str, ...]]]:
+    found = _last_nodes(roots)
+    return [(node.name(), tuple(name for name, _, _ in names)) for node, names in found]
+
+
+def test_the_last_nodes_of_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The walk in C++ finds those that the one in Python does, in the same order."""
+
+    class Own(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+            return gradients[0]
+
+    x = torch.rand(4, requires_grad=True)
+    deep = x
+    for _ in range(40):
+        deep = (deep.exp() + 1).log()
+    wide = torch.stack([x.sqrt() / (x + k) for k in range(30)]).sum()
+    graphs = [
+        (x.exp().sum(),),
+        (Own.apply(x.log()).sum(), (x / x).sum()),
+        (deep.sum(),),
+        (wide,),
+        (wide, wide.exp()),
+        (x,),
+        (torch.ones(1),),
+        (),
+    ]
+    compiled = [last_nodes_of(*roots) for roots in graphs]
+    monkeypatch.setattr(derivatives, "status", Status(None, ""))
+    assert compiled == [last_nodes_of(*roots) for roots in graphs]
+    assert [len(found) for found in compiled[:4]] == [1, 2, 23, 32]

@@ -24,6 +24,7 @@ import torch
 from fastcheck.calls.module_calls import Call, ModuleNode, ModuleRecorder, new_call
 from fastcheck.calls.recorder import make_module_recorder
 from fastcheck.errors import FastcheckError
+from fastcheck.extension import status
 from fastcheck.monitor.hooks.stored.state_reader import StateReader
 from fastcheck.monitor.session.config import Config
 from fastcheck.monitor.session.session import Session
@@ -177,6 +178,10 @@ class ForwardHook(_ModuleHook):
         recorder = self._recorder
         if recorder is None or not recorder.leave(output):
             self._attend(_leave, output)
+
+
+if status.module is not None:
+    status.module.call_in_cpp(ForwardPreHook, ForwardHook)
 
 
 def _enter(

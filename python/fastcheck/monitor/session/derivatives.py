@@ -12,6 +12,7 @@ from typing import Any, Callable, NamedTuple, Optional
 
 import torch
 
+from fastcheck.extension import status
 from fastcheck.utils.torch.own_operators import unobserved
 
 # Of one graph, but of leaves. What is farther from the loss lies in a module, whose call can run
@@ -177,6 +178,32 @@ DERIVATIVES: Mapping[str, Factors] = {
 }
 
 
+def _last_nodes(roots: Sequence[torch.Tensor]) -> list[tuple[Any, _Attributes]]:
+    """The nodes near these that DERIVATIVES has, with what is read of them."""
+    if status.module is not None:
+        named = status.module.last_nodes(roots, DERIVATIVES, _MOST_NODES)
+        kinds = ((node, type(node)) for node in named)
+        known = ((node, _known[k] if k in _known else _attributes(k)) for node, k in kinds)
+        return [(node, attributes) for node, attributes in known if attributes]
+    waiting = [root.grad_fn for root in roots if root.grad_fn is not None]
+    met = set(waiting)
+    nodes: list[tuple[Any, _Attributes]] = []
+    for node in waiting:
+        kind = type(node)
+        attributes = _known[kind] if kind in _known else _attributes(kind)
+        if attributes:
+            nodes.append((node, attributes))
+        if len(waiting) < _MOST_NODES:
+            for following, _ in node.next_functions:
+                if following is None or following in met:
+                    continue
+                kind = type(following)
+                if (_known[kind] if kind in _known else _attributes(kind)) is not None:
+                    met.add(following)
+                    waiting.append(following)
+    return nodes
+
+
 class Derivatives:
     """Of one step. Every method expects the session's lock to be held."""
 
@@ -196,22 +223,7 @@ class Derivatives:
 
     def note(self, roots: Sequence[torch.Tensor]) -> None:
         """backward() begins at these."""
-        waiting = [root.grad_fn for root in roots if root.grad_fn is not None]
-        met = set(waiting)
-        nodes: list[tuple[Any, _Attributes]] = []
-        for node in waiting:
-            kind = type(node)
-            attributes = _known[kind] if kind in _known else _attributes(kind)
-            if attributes:
-                nodes.append((node, attributes))
-            if len(waiting) < _MOST_NODES:
-                for following, _ in node.next_functions:
-                    if following is None or following in met:
-                        continue
-                    kind = type(following)
-                    if (_known[kind] if kind in _known else _attributes(kind)) is not None:
-                        met.add(following)
-                        waiting.append(following)
+        nodes = _last_nodes(roots)
         if nodes and self._size < _MOST_BYTES:
             with unobserved():
                 found = [self._saved_by(node, attributes) for node, attributes in nodes]

@@ -34,6 +34,7 @@ from fastcheck.ring.host import (
     make_reader,
     new_cursor,
 )
+from fastcheck.utils.torch.readable import are_on_host
 from fastcheck.utils.torch.seen_tensors import make_seen
 from fastcheck.utils.torch.streams import streams_of
 from fastcheck.verdict.entries import Entry, Journal, Note, Returned, Seen
@@ -310,6 +311,21 @@ class Rings:
         return records, segments
 
 
+def _by_device(
+    tensors: Sequence[torch.Tensor], sites: Sequence[int], roles: Sequence[str]
+) -> Iterator[tuple[torch.device, Sequence[torch.Tensor], Sequence[int], Sequence[str]]]:
+    """Those of one device after the other."""
+    if tensors and are_on_host(tensors):
+        yield tensors[0].device, tensors, sites, roles
+        return
+    by_device: dict[torch.device, list[int]] = {}
+    for index, tensor in enumerate(tensors):
+        by_device.setdefault(tensor.device, []).append(index)
+    for device, chosen in by_device.items():
+        part, numbers = [tensors[i] for i in chosen], [sites[i] for i in chosen]
+        yield device, part, numbers, [roles[i] for i in chosen]
+
+
 class Session:
     """The state of one monitor: its steps, and what it reads. Every method expects ``lock`` to be
     held.
@@ -471,13 +487,8 @@ class Session:
         """observe() and saw() of many tensors, in one call for each device, with the entry
         ``kind(first_seq, roles, *fields)``.
         """
-        by_device: dict[torch.device, list[int]] = {}
-        for index, tensor in enumerate(tensors):
-            by_device.setdefault(tensor.device, []).append(index)
-        for device, chosen in by_device.items():
-            part = [tensors[i] for i in chosen]
-            numbers = [sites[i] for i in chosen]
-            entry = kind(self.next_seq, [roles[i] for i in chosen], *fields)
+        for device, part, numbers, part_roles in _by_device(tensors, sites, roles):
+            entry = kind(self.next_seq, part_roles, *fields)
             found = self.read_list(device, part, numbers, flags)
             if self.rings.is_deferred:
                 self.step.journal.entries.append(entry)

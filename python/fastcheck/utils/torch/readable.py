@@ -28,7 +28,16 @@ def can_hold_nonfinite(tensor: torch.Tensor) -> bool:
 
 def can_read(tensor: torch.Tensor) -> bool:
     """Ordinary memory of any device that holds what it is to hold, in the order of its stream."""
+    if status.module is not None and status.module.is_readable(tensor):
+        return True
     return is_plain(tensor) and not may_be_in_flight(tensor)
+
+
+def are_on_host(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether all of them are in the host's memory."""
+    if status.module is not None:
+        return bool(status.module.are_on_host(tensors))
+    return all(tensor.is_cpu for tensor in tensors)
 
 
 def may_be_in_flight(tensor: torch.Tensor) -> bool:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import NamedTuple, Optional
+from typing import TYPE_CHECKING, NamedTuple, Optional, Union
 
 import torch
 
 from fastcheck.calls.module_calls import ModuleNode
 from fastcheck.calls.stored import StoredTensor, parameter_at
+from fastcheck.extension import status
 from fastcheck.utils.torch.memory_ref import MemoryRef
 from fastcheck.utils.torch.own_operators import no_grad, unobserved
 from fastcheck.utils.torch.readable import can_read, has_memory
 from fastcheck.utils.torch.sharding import local
+
+if TYPE_CHECKING:
+    from fastcheck._C import GradientProbe
 
 _PROBES = 3
 # Of a loop that never updates anything no more backward passes are looked at.
@@ -28,6 +32,21 @@ class _Probe(NamedTuple):
     memory: MemoryRef
     version: int
     elements: Optional[torch.Tensor]
+
+    def is_changed(self, gradient: torch.Tensor) -> bool:
+        if not self.memory.is_of(gradient) or local(gradient)._version != self.version:
+            return True
+        if self.elements is None:
+            return False
+        now = _first(gradient)
+        with unobserved():
+            return now is None or not torch.equal(now, self.elements)
+
+
+def _probe(gradient: torch.Tensor) -> Union[GradientProbe, _Probe]:
+    """In C++ where it is an ordinary float32 gradient on the CPU."""
+    found = None if status.module is None else status.module.gradient_probe(gradient, _ELEMENTS)
+    return found or _Probe(MemoryRef(gradient), local(gradient)._version, _first(gradient))
 
 
 class HandChanges:
@@ -47,7 +66,7 @@ class HandChanges:
         self._parameters: weakref.WeakKeyDictionary[object, list[tuple[ModuleNode, str]]] = (
             weakref.WeakKeyDictionary()
         )
-        self._probes: dict[tuple[ModuleNode, str], _Probe] = {}
+        self._probes: dict[tuple[ModuleNode, str], Union[GradientProbe, _Probe]] = {}
         self._passes = 0
         # Of each optimizer: how many backward passes there were before its last update.
         self._passes_before: weakref.WeakKeyDictionary[object, int] = weakref.WeakKeyDictionary()
@@ -98,7 +117,8 @@ class HandChanges:
         self._passes_before[owner], self._passes = self._passes, 0
         if self.was_seen:
             return False
-        if self._probes and any(map(self._is_changed, parameters)):
+        probed = [stored for stored in parameters if stored[:2] in self._probes]
+        if any(map(self._is_changed, probed)):
             self.seen()
             return not was_first
         if owner not in self._parameters:
@@ -109,21 +129,12 @@ class HandChanges:
         for node, name, parameter in parameters:
             gradient = parameter.grad
             if gradient is not None:
-                probe = _Probe(MemoryRef(gradient), local(gradient)._version, _first(gradient))
-                self._probes[node, name] = probe
+                self._probes[node, name] = _probe(gradient)
 
     def _is_changed(self, stored: StoredTensor) -> bool:
         node, name, parameter = stored
         probe, gradient = self._probes.pop((node, name), None), parameter.grad
-        if probe is None or gradient is None:
-            return False
-        if not probe.memory.is_of(gradient) or local(gradient)._version != probe.version:
-            return True
-        if probe.elements is None:
-            return False
-        now = _first(gradient)
-        with unobserved():
-            return now is None or not torch.equal(now, probe.elements)
+        return probe is not None and gradient is not None and probe.is_changed(gradient)
 
 
 def _chosen(parameters: Sequence[StoredTensor]) -> list[StoredTensor]:

@@ -14,10 +14,12 @@ from fastcheck.calls.module_calls import ModuleNode
 from fastcheck.calls.stored import (
     StoredTensor,
     TensorBatch,
+    buffers_of,
     gradients_of,
     parameter_ids,
     parameters_of,
 )
+from fastcheck.extension import status
 from fastcheck.log.history import History
 from fastcheck.monitor.session.session import Session
 from fastcheck.monitor.weight_updates import StalledWeights, UpdateWatcher
@@ -106,7 +108,8 @@ class LargeSquares:
         records = self._history.between(first, stop)
         if not len(records) or records["depth"][0] < Depth.STATS:
             return
-        if max(records["max"].max(), -records["min"].min()) <= _SMALLEST_LIMIT:
+        module = status.module
+        if module is not None and module.largest_magnitude(records) <= _SMALLEST_LIMIT:
             return
         limits = _LIMITS[records["dtype"]]
         is_large = (records["max"] > limits) | (records["min"] < -limits)
@@ -146,9 +149,8 @@ class StateReader:
         as such.
         """
         batch = TensorBatch()
-        for node, name, parameter in parameters_of(self._nodes, None):
-            batch.add(parameter, node.site("param", name, 0), "param")
-        self._add_buffers(batch)
+        batch.add_stored(parameters_of(self._nodes, None), "param")
+        batch.add_stored(buffers_of(self._nodes), "buffer")
         self._read(batch)
 
     def read_for_update(
@@ -173,11 +175,10 @@ class StateReader:
         first = session.next_seq
         batch = TensorBatch()
         batch.is_used_now = optimizer is not None
-        for node, name, parameter in parameters:
-            batch.add(parameter, node.site("param", name, 0), "param")
+        batch.add_stored(parameters, "param")
         buffers_at = len(batch.sites)
         batch.is_used_now = False
-        self._add_buffers(batch)
+        batch.add_stored(buffers_of(self._nodes), "buffer")
         self._read(batch)
         first_gradient = session.next_seq
         is_used_now = optimizer is not None
@@ -206,8 +207,7 @@ class StateReader:
     def _read_strays(self) -> None:
         batch = TensorBatch()
         parameters = parameters_of(self._nodes, None)
-        for node, name, parameter in self._updates.unowned_parameters(parameters):
-            batch.add(parameter, node.site("param", name, 0), "param")
+        batch.add_stored(self._updates.unowned_parameters(parameters), "param")
         self._read(batch)
 
     def parameters(self) -> list[StoredTensor]:
@@ -291,7 +291,7 @@ class StateReader:
 
     def _read_gradients(
         self,
-        parameters: Sequence[StoredTensor],
+        parameters: list[StoredTensor],
         scaled: bool,
         *,
         is_early: bool = False,
@@ -307,6 +307,9 @@ class StateReader:
         batch.is_used_now = is_used_now
         sites: list[int] = []
         known: list[int] = []
+        if not early and not is_early:
+            batch.add_gradients(parameters, _gradient_site)
+            parameters = []
         for node, name, gradient in gradients_of(parameters):
             site = _gradient_site(node, name, gradient)
             seq = early.find(gradient) if early else None
@@ -398,12 +401,6 @@ class StateReader:
             for parameter in stored_in(node, "_parameters").values()
             if parameter is not None
         )
-
-    def _add_buffers(self, batch: TensorBatch) -> None:
-        for node in self._nodes:
-            for name, buffer in stored_in(node, "_buffers").items():
-                if buffer is not None:
-                    batch.add(buffer, node.site("buffer", name, 0), "buffer")
 
     def _read(
         self, batch: TensorBatch, flags: int = 0, kind: Callable[..., Seen] = Stored, *fields: Any

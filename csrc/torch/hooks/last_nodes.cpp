@@ -1,0 +1,64 @@
+#include "torch/hooks/last_nodes.h"
+
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/python_cpp_function.h>
+
+#include <typeindex>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "torch/python/tensors.h"
+#include "torch/python/types.h"
+
+namespace py = pybind11;
+
+namespace fastcheck {
+namespace {
+
+using torch::autograd::Node;
+// A std::shared_ptr or torch's own, by the release.
+using NodePtr = decltype(torch::autograd::Edge::function);
+
+// Names are made anew each time, and are the same for all nodes of a class.
+bool has_name(const Node& node, const py::object& names) {
+  static auto* const known = new std::unordered_map<std::type_index, bool>;
+  const std::type_index type(typeid(node));
+  const auto found = known->find(type);
+  if (found != known->end()) return found->second;
+  return known->emplace(type, names.contains(node.name())).first->second;
+}
+
+py::list last_nodes(const py::sequence& roots, const py::object& names, std::size_t most) {
+  std::vector<NodePtr> waiting;
+  for (const py::handle root : roots) {
+    if (const auto& node = unpack(root).grad_fn()) waiting.push_back(node);
+  }
+  std::unordered_set<const Node*> met;
+  for (const auto& node : waiting) met.insert(node.get());
+  py::list found;
+  for (std::size_t i = 0; i < waiting.size(); ++i) {
+    const NodePtr node = waiting[i];
+    if (has_name(*node, names)) {
+      found.append(owned(torch::autograd::functionToPyObject(node)));
+    }
+    if (waiting.size() >= most) continue;
+    for (const torch::autograd::Edge& edge : node->next_edges()) {
+      const auto& following = edge.function;
+      if (following == nullptr || typeid(*following) == typeid(torch::autograd::AccumulateGrad)) {
+        continue;
+      }
+      if (met.insert(following.get()).second) waiting.push_back(following);
+    }
+  }
+  return found;
+}
+
+}  // namespace
+
+void define_last_nodes(py::module_& m) {
+  m.def("last_nodes", last_nodes, py::arg("roots"), py::arg("names"), py::arg("most"));
+}
+
+}  // namespace fastcheck

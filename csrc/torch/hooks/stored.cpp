@@ -1,0 +1,285 @@
+#include "torch/hooks/stored.h"
+
+#include <ATen/core/Tensor.h>
+#include <pybind11/numpy.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstring>
+#include <unordered_set>
+#include <vector>
+
+#include "torch/python/tensors.h"
+#include "torch/python/types.h"
+#include "torch/read/tensor_view.h"
+
+namespace py = pybind11;
+
+namespace fastcheck {
+namespace {
+
+struct StoredNames {
+  PyObject* module = interned("module");
+  PyObject* numbers = interned("numbers");
+  PyObject* parameters = interned("_parameters");
+  PyObject* tensors = interned("tensors");
+  PyObject* sites = interned("sites");
+  PyObject* roles = interned("roles");
+  PyObject* is_used_now = interned("is_used_now");
+  // What libraries set on a tensor that holds its values elsewhere, or its gradient.
+  PyObject* elsewhere[3] = {interned("_local_tensor"), interned("ds_tensor"),
+                            interned("main_grad")};
+};
+
+const StoredNames& stored_names() {
+  static const StoredNames* const kNames = new StoredNames;
+  return *kNames;
+}
+
+py::object attribute(py::handle of, PyObject* name) {
+  return owned(PyObject_GetAttr(of.ptr(), name));
+}
+
+// torch's own classes, and nothing in it that says that its values are elsewhere.
+bool is_ordinary(PyObject* object) {
+  auto* const type = reinterpret_cast<PyObject*>(Py_TYPE(object));
+  if (type != THPVariableClass && type != ParameterClass) return false;
+  PyObject** const attributes = _PyObject_GetDictPtr(object);
+  if (attributes == nullptr || *attributes == nullptr) return true;
+  const auto& elsewhere = stored_names().elsewhere;
+  return std::none_of(std::begin(elsewhere), std::end(elsewhere), [&](PyObject* name) {
+    return PyDict_GetItemWithError(*attributes, name) != nullptr;
+  });
+}
+
+// can_read() and has_memory() of Python; `is_used_now`: has arrived in any case.
+bool can_be_read(const at::Tensor& tensor, bool is_used_now) {
+  return has_plain_memory(tensor) && dtype_of(tensor.scalar_type()).has_value() &&
+         (tensor.numel() == 0 || tensor.storage().nbytes() > 0) &&
+         (is_used_now || !may_be_in_flight(tensor));
+}
+
+// ---- Lists --------------------------------------------------------------------------------------
+
+py::set parameter_ids(const py::sequence& groups) {
+  py::set ids;
+  for (const py::handle group : groups) {
+    const py::object parameters = group["params"];
+    for (const py::handle parameter : parameters) {
+      ids.add(owned(PyLong_FromVoidPtr(parameter.ptr())));
+    }
+  }
+  return ids;
+}
+
+py::list stored_in(const py::sequence& nodes, py::str kind, const py::object& owned_ids) {
+  py::list found;
+  std::unordered_set<PyObject*> seen;
+  const bool are_parameters = PyUnicode_Compare(kind.ptr(), stored_names().parameters) == 0;
+  for (const py::handle node : nodes) {
+    const py::object module =
+        owned(PyObject_CallNoArgs(attribute(node, stored_names().module).ptr()));
+    if (module.is_none()) continue;
+    const py::object tensors = attribute(module, kind.ptr());
+    if (!PyDict_Check(tensors.ptr())) throw py::type_error("expected a dict of tensors");
+    PyObject *name = nullptr, *tensor = nullptr;
+    for (Py_ssize_t place = 0; PyDict_Next(tensors.ptr(), &place, &name, &tensor) != 0;) {
+      if (tensor == Py_None) continue;
+      if (!owned_ids.is_none()) {
+        const py::object key = owned(PyLong_FromVoidPtr(tensor));
+        const int is_owned = PySet_Contains(owned_ids.ptr(), key.ptr());
+        if (is_owned < 0) throw py::error_already_set();
+        if (is_owned == 0) continue;
+      }
+      if (are_parameters && !seen.insert(tensor).second) continue;
+      found.append(owned(PyTuple_Pack(3, node.ptr(), name, tensor)));
+    }
+  }
+  return found;
+}
+
+struct Batch {
+  py::object tensors, sites, roles;
+  bool is_used_now;
+  py::object role, add;
+
+  Batch(const py::object& batch, const py::str& role, const py::object& add)
+      : tensors(attribute(batch, stored_names().tensors)),
+        sites(attribute(batch, stored_names().sites)),
+        roles(attribute(batch, stored_names().roles)),
+        is_used_now(attribute(batch, stored_names().is_used_now).is(py::bool_(true))),
+        role(role),
+        add(add) {}
+
+  // The number of the site, a borrowed reference; nullptr: there is none yet.
+  PyObject* site(PyObject* node, PyObject* name) const {
+    const py::object numbers = attribute(node, stored_names().numbers);
+    PyObject* const of_role = PyDict_GetItemWithError(numbers.ptr(), role.ptr());
+    return of_role == nullptr ? nullptr : PyDict_GetItemWithError(of_role, name);
+  }
+
+  void append(PyObject* stored, PyObject* tensor) {
+    if (is_ordinary(tensor) && can_be_read(unpack(tensor), is_used_now)) {
+      PyObject* const number = site(PyTuple_GET_ITEM(stored, 0), PyTuple_GET_ITEM(stored, 1));
+      if (number != nullptr) {
+        checked(PyList_Append(tensors.ptr(), tensor));
+        checked(PyList_Append(sites.ptr(), number));
+        checked(PyList_Append(roles.ptr(), role.ptr()));
+        return;
+      }
+    }
+    add(py::handle(stored));
+  }
+};
+
+template <class Visit>
+void each_stored(const py::list& stored, const Visit& visit) {
+  for (const py::handle one : stored) {
+    if (!PyTuple_Check(one.ptr()) || PyTuple_GET_SIZE(one.ptr()) != 3) {
+      throw py::type_error("expected a module, a name and a tensor");
+    }
+    visit(one.ptr(), PyTuple_GET_ITEM(one.ptr(), 2));
+  }
+}
+
+void add_stored(const py::object& batch, const py::list& stored, const py::str& role,
+                const py::object& add) {
+  Batch of(batch, role, add);
+  each_stored(stored, [&](PyObject* one, PyObject* tensor) { of.append(one, tensor); });
+}
+
+void add_gradients(const py::object& batch, const py::list& stored, const py::str& role,
+                   const py::object& add) {
+  Batch of(batch, role, add);
+  each_stored(stored, [&](PyObject* one, PyObject* parameter) {
+    if (!is_ordinary(parameter)) {
+      add(py::handle(one));
+      return;
+    }
+    const at::Tensor& gradient = unpack(parameter).grad();
+    if (gradient.defined()) of.append(one, wrap(gradient).ptr());
+  });
+}
+
+bool are_on_host(const py::list& tensors) {
+  return std::all_of(tensors.begin(), tensors.end(),
+                     [](py::handle tensor) { return unpack(tensor).is_cpu(); });
+}
+
+bool is_readable(py::handle object) {
+  const at::Tensor& tensor = unpack(object);
+  return is_ordinary(object.ptr()) && has_plain_memory(tensor) &&
+         dtype_of(tensor.scalar_type()).has_value() && !may_be_in_flight(tensor);
+}
+
+double largest_magnitude(const py::array& records) {
+  if (records.ndim() != 1 || records.itemsize() != sizeof(Record)) {
+    throw py::type_error("expected an array of records");
+  }
+  double largest = 0.0;
+  const auto* at = static_cast<const std::byte*>(records.data());
+  for (py::ssize_t i = 0; i < records.size(); ++i, at += records.strides(0)) {
+    const auto* const record = reinterpret_cast<const Record*>(at);
+    for (const auto bits : {record->min, record->max}) {
+      double extreme = 0.0;
+      static_assert(sizeof bits == sizeof extreme);
+      std::memcpy(&extreme, &bits, sizeof extreme);
+      largest = std::max(largest, std::fabs(extreme));
+    }
+  }
+  return largest;
+}
+
+// ---- Probes -------------------------------------------------------------------------------------
+
+// A gradient as it was. It keeps no memory alive, but while it lives no other storage gets the
+// address of the gradient's.
+struct GradientProbe {
+  c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+  c10::StorageImpl* address;
+  std::int64_t offset;
+  std::int64_t version;
+  std::vector<float> elements;
+};
+
+using ProbeObject = Object<GradientProbe>;
+
+// The first elements of a float32 gradient that can be read at once. What is not equal to itself
+// stays so.
+std::vector<float> first_elements(const at::Tensor& gradient, std::int64_t most) {
+  const auto* const first = static_cast<const float*>(gradient.const_data_ptr());
+  return {first, first + std::min(gradient.numel(), most)};
+}
+
+bool can_be_probed(PyObject* object) {
+  if (!is_ordinary(object)) return false;
+  const at::Tensor& tensor = unpack(object);
+  return tensor.is_cpu() && can_be_read(tensor, false) && tensor.is_contiguous() &&
+         tensor.scalar_type() == at::kFloat;
+}
+
+PyObject* is_changed(PyObject* self, PyObject* object) {
+  return translated([&] {
+    const GradientProbe& probe = ProbeObject::of(self);
+    const at::Tensor& gradient = unpack(object);
+    const bool is_as_it_was =
+        can_be_probed(object) && gradient.storage().unsafeGetStorageImpl() == probe.address &&
+        gradient.storage_offset() == probe.offset && gradient._version() == probe.version &&
+        first_elements(gradient, static_cast<std::int64_t>(probe.elements.size())) ==
+            probe.elements;
+    return PyBool_FromLong(!is_as_it_was);
+  });
+}
+
+PyMethodDef kProbeMethods[] = {
+    {"is_changed", &is_changed, METH_O, "is_changed(self, gradient) -> bool"},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyType_Slot kProbeSlots[] = {
+    {Py_tp_dealloc, as_slot(&ProbeObject::destroy)},
+    {Py_tp_methods, kProbeMethods},
+    {0, nullptr},
+};
+
+PyType_Spec kProbeSpec = {"fastcheck._C.GradientProbe", sizeof(ProbeObject), 0, Py_TPFLAGS_DEFAULT,
+                          kProbeSlots};
+
+PyTypeObject* probe_type() {
+  static PyTypeObject* const made = [] {
+    PyTypeObject* const fresh = new_type(kProbeSpec);
+    fresh->tp_new = nullptr;  // made by gradient_probe() alone
+    return fresh;
+  }();
+  return made;
+}
+
+py::object gradient_probe(py::handle object, std::int64_t elements) {
+  if (!can_be_probed(object.ptr())) return py::none();
+  const at::Tensor& gradient = unpack(object);
+  const c10::Storage& storage = gradient.storage();
+  return owned(ProbeObject::make(probe_type(), storage.getWeakStorageImpl(),
+                                 storage.unsafeGetStorageImpl(), gradient.storage_offset(),
+                                 static_cast<std::int64_t>(gradient._version()),
+                                 first_elements(gradient, elements)));
+}
+
+}  // namespace
+
+void define_stored(py::module_& m) {
+  m.def("parameter_ids", parameter_ids, py::arg("groups"));
+  m.def("stored_in", stored_in, py::arg("nodes"), py::arg("kind"), py::arg("owned"));
+  m.def("add_stored", add_stored, py::arg("batch"), py::arg("stored"), py::arg("role"),
+        py::arg("add"));
+  m.def("add_gradients", add_gradients, py::arg("batch"), py::arg("stored"), py::arg("role"),
+        py::arg("add"));
+  m.def("is_readable", is_readable, py::arg("tensor"));
+  m.def("largest_magnitude", largest_magnitude, py::arg("records"));
+  m.def("are_on_host", are_on_host, py::arg("tensors"));
+  m.attr("GradientProbe") = py::handle(reinterpret_cast<PyObject*>(probe_type()));
+  m.def("gradient_probe", gradient_probe, py::arg("gradient"), py::arg("elements"));
+}
+
+}  // namespace fastcheck

@@ -1,0 +1,29 @@
+// What modules store, gathered for one list call: parameters, gradients and buffers.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace fastcheck {
+
+// Defines functions that do for ordinary tensors what python/fastcheck/calls/stored.py does for
+// all, and the type GradientProbe.
+//
+// parameter_ids(groups) -> set of ids
+// stored_in(nodes, kind, owned) -> list of (node, name, tensor)
+//                              of `kind`, "_parameters" or "_buffers": each parameter once, under
+//                              its first name; `owned`: only those with one of these ids, or None
+// add_stored(batch, stored, role, add)
+//                              appends the tensors to batch.tensors, with their sites and roles;
+//                              `add(stored)` does it of one that is not ordinary or has no site yet
+// add_gradients(batch, stored, role, add)
+//                              the same with the gradients of parameters
+// is_readable(tensor) -> bool  can_read() of Python; False: it is not ordinary, or it can't be read
+// largest_magnitude(records) -> float
+//                              of floating-point tensors
+// are_on_host(tensors) -> bool
+// gradient_probe(gradient, elements) -> GradientProbe | None
+//                              its memory, version and first elements; None: it is not ordinary
+//   .is_changed(gradient) -> bool
+void define_stored(pybind11::module_& m);
+
+}  // namespace fastcheck

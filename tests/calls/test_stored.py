@@ -1,0 +1,152 @@
+"""What modules store, gathered in C++ and in Python: the same tensors, sites and roles."""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+import pytest
+import torch
+from torch import nn
+
+import fastcheck.calls.stored
+from fastcheck.calls.module_calls import ModuleNode
+from fastcheck.calls.stored import TensorBatch, buffers_of, parameter_ids, parameters_of
+from fastcheck.extension import status
+from fastcheck.record.site import SiteTable
+
+pytestmark = pytest.mark.skipif(status.module is None, reason="needs the extension")
+
+
+class Sub(nn.Parameter):
+    """Another class than torch's own."""
+
+
+def model() -> nn.Sequential:
+    torch.manual_seed(0)
+    layers = nn.Sequential(
+        nn.Linear(3, 4, bias=False),
+        nn.BatchNorm1d(4),
+        nn.Embedding(5, 4, sparse=True),
+        nn.LazyLinear(2),
+        nn.Linear(4, 3),
+        nn.ParameterList([Sub(torch.ones(2))]),
+    )
+    tied, other = layers[4], layers[0]
+    tied.weight = other.weight
+    for number, parameter in enumerate(layers[1].parameters()):
+        parameter.grad = torch.full_like(parameter, number)
+    other.weight.main_grad = torch.ones(4, 3)
+    layers[2].weight.grad = torch.ones(5, 4).to_sparse(1)
+    layers[4].bias.grad = torch.ones(3)
+    layers[4].register_buffer("nothing", None)
+    layers[4].register_buffer("freed", torch.ones(4))
+    layers[4].freed.untyped_storage().resize_(0)
+    layers[4].register_buffer("meta", torch.ones(4, device="meta"))
+    layers[4].register_buffer("apart", torch.ones(4))
+    layers[4].apart._local_tensor = torch.zeros(2)
+    layers[5][0].grad = torch.ones(2)
+    return layers
+
+
+def gathered(layers: nn.Module, sites: SiteTable, *, is_used_now: bool) -> list[Any]:
+    nodes = [ModuleNode(p, m, sites, is_primary=not p) for p, m in layers.named_modules()]
+    found: list[Any] = []
+    for _ in range(2):  # the second time all have their sites
+        batch = TensorBatch()
+        batch.is_used_now = is_used_now
+        parameters = parameters_of(nodes, None)
+        batch.add_stored(parameters, "param")
+        batch.add_stored(buffers_of(nodes), "buffer")
+        batch.add_gradients(parameters, lambda node, name, _: node.site("param_grad", name, 0))
+        held = [(tensor.data_ptr(), tensor.shape) for tensor in batch.tensors]
+        named = [(node.path, name, id(tensor)) for node, name, tensor in parameters]
+        found.append((held, [str(sites[n]) for n in batch.sites], batch.roles, named))
+    return found
+
+
+@pytest.mark.parametrize("is_used_now", [False, True])
+def test_as_in_python(monkeypatch: pytest.MonkeyPatch, is_used_now: bool) -> None:
+    layers = model()
+    compiled = gathered(layers, SiteTable(), is_used_now=is_used_now)
+    monkeypatch.setattr(fastcheck.calls.stored, "_module", None)
+    assert compiled == gathered(layers, SiteTable(), is_used_now=is_used_now)
+    held, sites, roles, _ = compiled[1]
+    assert len(held) == len(sites) == len(roles) == 16
+    assert roles.count("param_grad") == 6 and "buffer freed of 4 (Linear)" not in sites
+
+
+def test_those_that_an_optimizer_owns() -> None:
+    layers = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    optimizer = torch.optim.SGD([{"params": [layers[1].bias]}, {"params": layers[0].weight}], lr=1)
+    assert parameter_ids(optimizer) == {id(layers[1].bias), id(layers[0].weight)}
+    nodes = [ModuleNode(p, m, SiteTable(), is_primary=not p) for p, m in layers.named_modules()]
+    found = parameters_of(nodes, parameter_ids(optimizer))
+    assert [(node.path, name) for node, name, _ in found] == [("0", "weight"), ("1", "bias")]
+    assert parameters_of(nodes[:2], set()) == []
+
+
+def test_what_adding_one_raises_comes_through() -> None:
+    def refuse(*_: object) -> int:
+        raise KeyError("no site")
+
+    layer = nn.Linear(2, 2)
+    layer.weight.grad = torch.ones(2, 2)
+    node = ModuleNode("", layer, SiteTable(), is_primary=True)
+    with pytest.raises(KeyError, match="no site"):
+        TensorBatch().add_gradients(parameters_of([node], None), refuse)
+
+
+def changed_in_place(x: torch.Tensor) -> torch.Tensor:
+    return x.mul_(2)
+
+
+def changed_past_the_version(x: torch.Tensor) -> torch.Tensor:
+    x.data[3] = 7
+    return x
+
+
+def changed_where_nobody_looks(x: torch.Tensor) -> torch.Tensor:
+    x.data[99] = 7
+    return x
+
+
+def with_nan(x: torch.Tensor) -> torch.Tensor:
+    x.data[99] = torch.nan
+    return x
+
+
+CHANGES: dict[Callable[[torch.Tensor], torch.Tensor], bool] = {
+    torch.Tensor.detach: False,
+    changed_in_place: True,
+    changed_past_the_version: True,
+    changed_where_nobody_looks: False,
+    with_nan: False,
+    torch.clone: True,
+    lambda x: x[1:]: True,
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("change", "is_seen"), CHANGES.items(), ids=range(len(CHANGES)))
+def test_a_gradient_that_was_changed_by_hand(
+    change: Callable[[torch.Tensor], torch.Tensor], is_seen: bool, dtype: torch.dtype
+) -> None:
+    """float32 is compared in C++."""
+    from fastcheck.monitor.hooks.stored.hand_changes import _Probe, _probe
+
+    gradient = torch.arange(100, dtype=dtype)
+    probe = _probe(gradient)
+    assert isinstance(probe, _Probe) == (dtype is torch.float64)
+    assert not probe.is_changed(gradient)
+    assert probe.is_changed(change(gradient)) == is_seen
+
+
+def test_a_nan_among_the_elements_that_are_compared_differs_from_itself() -> None:
+    from fastcheck.monitor.hooks.stored.hand_changes import _probe
+
+    gradient = torch.tensor([0.0, torch.nan])
+    assert _probe(gradient).is_changed(gradient)
+    zeros = torch.zeros(2)
+    probe = _probe(zeros)
+    zeros.data.neg_()
+    assert not probe.is_changed(zeros)
