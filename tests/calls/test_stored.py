@@ -11,8 +11,10 @@ from torch import nn
 import fastcheck.calls.stored
 from fastcheck.calls.module_calls import ModuleNode
 from fastcheck.calls.stored import TensorBatch, buffers_of, parameter_ids, parameters_of
-from fastcheck.extension import status
+from fastcheck.extension import Status, status
 from fastcheck.record.site import SiteTable
+from fastcheck.utils.torch import memory_ref
+from fastcheck.utils.torch.memory_ref import MemoryRef
 
 pytestmark = pytest.mark.skipif(status.module is None, reason="needs the extension")
 
@@ -150,3 +152,33 @@ def test_a_nan_among_the_elements_that_are_compared_differs_from_itself() -> Non
     probe = _probe(zeros)
     zeros.data.neg_()
     assert not probe.is_changed(zeros)
+
+
+def places(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Others that begin where it does, of whatever class, and some that do not."""
+    own = tensor.detach()
+    own._local_tensor = tensor  # type: ignore[attr-defined]
+    parameter = nn.Parameter(tensor.detach())
+    return [tensor, tensor[:1], own, parameter, tensor[1:], tensor.clone(), tensor.to_sparse()]
+
+
+def test_memory_is_known_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensor = torch.arange(3.0)
+    others = places(tensor)
+    for is_in_python in (False, True):
+        if is_in_python:
+            monkeypatch.setattr(memory_ref, "status", Status(None, ""))
+        assert [MemoryRef(tensor).is_of(one) for one in others] == [True] * 4 + [False] * 3
+        assert [MemoryRef(one).is_of(tensor) for one in others] == [True] * 4 + [False] * 3
+        sparse = others[-1]
+        assert MemoryRef(sparse).is_of(sparse)
+    with torch.inference_mode():
+        assert MemoryRef(others[0]).is_of(others[1])
+
+
+def test_memory_that_was_freed_is_nobody_elses() -> None:
+    for _ in range(100):
+        tensor = torch.ones(1000)
+        memory = MemoryRef(tensor)
+        del tensor
+        assert not memory.is_of(torch.ones(1000))

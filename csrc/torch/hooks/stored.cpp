@@ -24,6 +24,7 @@ struct StoredNames {
   PyObject* module = interned("module");
   PyObject* numbers = interned("numbers");
   PyObject* parameters = interned("_parameters");
+  PyObject* given = interned("given");
   PyObject* tensors = interned("tensors");
   PyObject* sites = interned("sites");
   PyObject* roles = interned("roles");
@@ -101,12 +102,13 @@ py::list stored_in(const py::sequence& nodes, py::str kind, const py::object& ow
 }
 
 struct Batch {
-  py::object tensors, sites, roles;
+  py::object given, tensors, sites, roles;
   bool is_used_now;
   py::object role, add;
 
   Batch(const py::object& batch, const py::str& role, const py::object& add)
-      : tensors(attribute(batch, stored_names().tensors)),
+      : given(attribute(batch, stored_names().given)),
+        tensors(attribute(batch, stored_names().tensors)),
         sites(attribute(batch, stored_names().sites)),
         roles(attribute(batch, stored_names().roles)),
         is_used_now(attribute(batch, stored_names().is_used_now).is(py::bool_(true))),
@@ -124,6 +126,7 @@ struct Batch {
     if (is_ordinary(tensor) && can_be_read(unpack(tensor), is_used_now)) {
       PyObject* const number = site(PyTuple_GET_ITEM(stored, 0), PyTuple_GET_ITEM(stored, 1));
       if (number != nullptr) {
+        checked(PyList_Append(given.ptr(), tensor));
         checked(PyList_Append(tensors.ptr(), tensor));
         checked(PyList_Append(sites.ptr(), number));
         checked(PyList_Append(roles.ptr(), role.ptr()));
@@ -192,14 +195,84 @@ double largest_magnitude(const py::array& records) {
   return largest;
 }
 
-// ---- Probes -------------------------------------------------------------------------------------
+// ---- Memory -------------------------------------------------------------------------------------
 
-// A gradient as it was. It keeps no memory alive, but while it lives no other storage gets the
-// address of the gradient's.
-struct GradientProbe {
+// The memory of a tensor. It keeps none alive, but while it lives no other storage gets the same
+// address.
+struct MemoryRef {
   c10::weak_intrusive_ptr<c10::StorageImpl> storage;
   c10::StorageImpl* address;
   std::int64_t offset;
+
+  explicit MemoryRef(const at::Tensor& tensor)
+      : storage(tensor.storage().getWeakStorageImpl()),
+        address(tensor.storage().unsafeGetStorageImpl()),
+        offset(tensor.storage_offset()) {}
+
+  bool is_of(const at::Tensor& tensor) const {
+    return tensor.storage().unsafeGetStorageImpl() == address && tensor.storage_offset() == offset;
+  }
+};
+
+using MemoryRefObject = Object<MemoryRef>;
+
+bool has_own_memory(PyObject* object) {
+  return is_ordinary(object) && has_plain_memory(unpack(object));
+}
+
+PyObject* is_of(PyObject* self, PyObject* object) {
+  return translated([&]() -> PyObject* {
+    if (!has_own_memory(object)) Py_RETURN_NONE;
+    return PyBool_FromLong(MemoryRefObject::of(self).is_of(unpack(object)));
+  });
+}
+
+PyObject* place(PyObject* self, void*) {
+  const MemoryRef& memory = MemoryRefObject::of(self);
+  return Py_BuildValue("(NL)", PyLong_FromVoidPtr(memory.address),
+                       static_cast<long long>(memory.offset));
+}
+
+PyMethodDef kMemoryRefMethods[] = {
+    {"is_of", &is_of, METH_O, "is_of(self, tensor) -> bool | None"},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyGetSetDef kMemoryRefProperties[] = {
+    {"place", &place, nullptr, nullptr, nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr},
+};
+
+PyType_Slot kMemoryRefSlots[] = {
+    {Py_tp_dealloc, as_slot(&MemoryRefObject::destroy)},
+    {Py_tp_methods, kMemoryRefMethods},
+    {Py_tp_getset, kMemoryRefProperties},
+    {0, nullptr},
+};
+
+PyType_Spec kMemoryRefSpec = {"fastcheck._C.MemoryRef", sizeof(MemoryRefObject), 0,
+                              Py_TPFLAGS_DEFAULT, kMemoryRefSlots};
+
+// Made by functions of the module alone.
+PyTypeObject* type_without_new(PyType_Spec& spec) {
+  PyTypeObject* const fresh = new_type(spec);
+  fresh->tp_new = nullptr;
+  return fresh;
+}
+
+PyTypeObject* memory_ref_type() {
+  static PyTypeObject* const made = type_without_new(kMemoryRefSpec);
+  return made;
+}
+
+py::object memory_ref(py::handle object) {
+  if (!has_own_memory(object.ptr())) return py::none();
+  return owned(MemoryRefObject::make(memory_ref_type(), unpack(object)));
+}
+
+// A gradient as it was.
+struct GradientProbe {
+  MemoryRef memory;
   std::int64_t version;
   std::vector<float> elements;
 };
@@ -225,8 +298,8 @@ PyObject* is_changed(PyObject* self, PyObject* object) {
     const GradientProbe& probe = ProbeObject::of(self);
     const at::Tensor& gradient = unpack(object);
     const bool is_as_it_was =
-        can_be_probed(object) && gradient.storage().unsafeGetStorageImpl() == probe.address &&
-        gradient.storage_offset() == probe.offset && gradient._version() == probe.version &&
+        can_be_probed(object) && probe.memory.is_of(gradient) &&
+        gradient._version() == probe.version &&
         first_elements(gradient, static_cast<std::int64_t>(probe.elements.size())) ==
             probe.elements;
     return PyBool_FromLong(!is_as_it_was);
@@ -248,20 +321,14 @@ PyType_Spec kProbeSpec = {"fastcheck._C.GradientProbe", sizeof(ProbeObject), 0, 
                           kProbeSlots};
 
 PyTypeObject* probe_type() {
-  static PyTypeObject* const made = [] {
-    PyTypeObject* const fresh = new_type(kProbeSpec);
-    fresh->tp_new = nullptr;  // made by gradient_probe() alone
-    return fresh;
-  }();
+  static PyTypeObject* const made = type_without_new(kProbeSpec);
   return made;
 }
 
 py::object gradient_probe(py::handle object, std::int64_t elements) {
   if (!can_be_probed(object.ptr())) return py::none();
   const at::Tensor& gradient = unpack(object);
-  const c10::Storage& storage = gradient.storage();
-  return owned(ProbeObject::make(probe_type(), storage.getWeakStorageImpl(),
-                                 storage.unsafeGetStorageImpl(), gradient.storage_offset(),
+  return owned(ProbeObject::make(probe_type(), MemoryRef(gradient),
                                  static_cast<std::int64_t>(gradient._version()),
                                  first_elements(gradient, elements)));
 }
@@ -278,6 +345,8 @@ void define_stored(py::module_& m) {
   m.def("is_readable", is_readable, py::arg("tensor"));
   m.def("largest_magnitude", largest_magnitude, py::arg("records"));
   m.def("are_on_host", are_on_host, py::arg("tensors"));
+  m.attr("MemoryRef") = py::handle(reinterpret_cast<PyObject*>(memory_ref_type()));
+  m.def("memory_ref", memory_ref, py::arg("tensor"));
   m.attr("GradientProbe") = py::handle(reinterpret_cast<PyObject*>(probe_type()));
   m.def("gradient_probe", gradient_probe, py::arg("gradient"), py::arg("elements"));
 }

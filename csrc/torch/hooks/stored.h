@@ -6,7 +6,7 @@
 namespace fastcheck {
 
 // Defines functions that do for ordinary tensors what python/fastcheck/calls/stored.py does for
-// all, and the type GradientProbe.
+// all, and the types MemoryRef and GradientProbe.
 //
 // parameter_ids(groups) -> set of ids
 // stored_in(nodes, kind, owned) -> list of (node, name, tensor)
@@ -21,6 +21,11 @@ namespace fastcheck {
 // largest_magnitude(records) -> float
 //                              of floating-point tensors
 // are_on_host(tensors) -> bool
+// memory_ref(tensor) -> MemoryRef | None
+//                              None: it is not ordinary
+//   .is_of(tensor) -> bool | None
+//                              None: the tensor is not ordinary
+//   .place -> (address, offset)
 // gradient_probe(gradient, elements) -> GradientProbe | None
 //                              its memory, version and first elements; None: it is not ordinary
 //   .is_changed(gradient) -> bool

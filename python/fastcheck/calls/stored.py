@@ -91,17 +91,20 @@ class TensorBatch:
     def __init__(self) -> None:
         #: What is added is used by the host right after it was read, so that it has arrived.
         self.is_used_now = False
+        #: As they were added; ``tensors`` has what is read of them.
+        self.given: list[torch.Tensor] = []
         self.tensors: list[torch.Tensor] = []
         self.sites: list[int] = []
         self.roles: list[str] = []
 
     def add(self, tensor: torch.Tensor, site: int, role: str) -> bool:
         """False: it can't be read."""
-        tensor = unwrapped(local(tensor))
+        given, tensor = tensor, unwrapped(local(tensor))
         values = None if tensor.layout is torch.strided else values_of(tensor)
         tensor = tensor if values is None else values
         is_readable = is_plain(tensor) if self.is_used_now else can_read(tensor)
         if is_readable and has_memory(tensor):
+            self.given.append(given)
             self.tensors.append(tensor)
             self.sites.append(site)
             self.roles.append(role)

@@ -23,7 +23,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from fastcheck.calls.module_calls import ModuleNode
 from fastcheck.calls.stored import StoredTensor, parameter_ids
 from fastcheck.log.history import History
-from fastcheck.record.format import DTYPES, Flag
+from fastcheck.record.format import DTYPES, Flag, joined
 from fastcheck.record.site import Site, SiteTable
 from fastcheck.utils.text.layout import listed
 from fastcheck.utils.torch.readable import has_memory, is_materialised
@@ -437,7 +437,7 @@ class StalledWeights:
             if len(early) < len(look.early_gradients):
                 look.watch.is_close = True
                 return
-            gradients = np.concatenate([early, gradients])
+            gradients = joined([early, gradients]) if len(gradients) else early
         if look.close is None:
             self._is_unchanged(look.watch, gradients)
         else:
@@ -450,6 +450,8 @@ class StalledWeights:
 
     def _early_records(self, numbers: Sequence[int]) -> np.ndarray:
         records = self._history.between(min(numbers), max(numbers) + 1)
+        if records["seq"].tolist() == numbers:
+            return records
         of = dict(zip(records["seq"].tolist(), range(len(records))))
         return records[[of[number] for number in numbers if number in of]]
 

@@ -134,7 +134,8 @@ class Numbers:
         if is_whole and norm is not None and 0 < norm < math.inf:
             norm /= row.scale if row.scale and has_scaled else 1.0
             found.append(self._look("gradient_norm", norm))
-        found += [*self._update(row, now, k), *self._growth(now, k)]
+        at = np.flatnonzero((now.phases == WEIGHT) & now.is_read[k])
+        found += [*self._update(row, now, k, at), *self._growth(now, k, at)]
         if row.scale is not None:
             found.append(self._loss_scale(row.scale, row.overflow))
         return found
@@ -161,15 +162,15 @@ class Numbers:
             is_early_jump=name == "loss" and math.isnan(median) and _jumps_early(inside, value),
         )
 
-    def _update(self, row: StepRow, now: Signals, k: int) -> list[Number]:
-        """The size of the update of the step before, from the sums of the parameters around it.
+    def _update(self, row: StepRow, now: Signals, k: int, at: np.ndarray) -> list[Number]:
+        """The size of the update of the step before, from the sums of the parameters around it,
+        which are ``at`` these places.
 
         An update changes the sum of a parameter by the sum of its elements' changes. If these have
         no common sign, its square is on average the square of the norm of the update; that of all
         parameters, divided by the norm of these, follows how far an update moves the weights,
         without reading anything a second time.
         """
-        at = np.flatnonzero((now.phases == WEIGHT) & now.is_read[k])
         sites, sums, numel = now.sites[at], now.sums[k, at], now.numel[k, at]
         self._of.grow(int(sites.max(initial=-1)) + 1)
         before, count = self._of["sum"][sites], self._of["numel"][sites]
@@ -185,15 +186,14 @@ class Numbers:
         # A schedule changes nothing of what is divided by the learning rate.
         return [self._look("update_size", math.sqrt(moved / squares) / rate)]
 
-    def _growth(self, now: Signals, k: int) -> list[Number]:
+    def _growth(self, now: Signals, k: int, at: np.ndarray) -> list[Number]:
         """How many times as large the weights are as some steps before: the median parameter, each
         with the weight of its elements.
         """
-        at = np.flatnonzero((now.phases == WEIGHT) & now.is_read[k])
         sites, level, numel = now.sites[at], now.levels[RMS, k, at], now.numel[k, at]
         past = self._of["rms"][:, sites]
         level = np.where((level == NOTHING) | (past[-1] == NOTHING), NOTHING, level)
-        self._of["rms"][:, sites] = np.concatenate([past[1:], level[None]])
+        self._of["rms"][:-1, sites], self._of["rms"][-1, sites] = past[1:], level
         is_known = (level > NOTHING) & np.isfinite(past[0])
         order = np.argsort((level - past[0])[is_known])
         elements = np.cumsum(numel[is_known][order])

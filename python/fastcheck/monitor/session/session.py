@@ -9,6 +9,7 @@ other belong to one step.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Callable, Optional
 
 import numpy as np
@@ -165,6 +166,8 @@ class StepNumbers:
 
     def __init__(self, session: _Session) -> None:
         self._session = session
+        # What was read last, which is the same in most steps.
+        self._last: Optional[tuple[Sequence[float], torch.Tensor]] = None
 
     def loss_scale(self, scale: Any) -> None:
         """The loss of this step is multiplied by ``scale``, a number or a tensor."""
@@ -203,8 +206,10 @@ class StepNumbers:
             return
         if not _is_tensor(number):
             values: Sequence[float] = number if isinstance(number, list) else [float(number)]
-            with unobserved():
-                number = torch.tensor(values, dtype=torch.float64, device="cpu")
+            if self._last is None or self._last[0] != values:
+                with unobserved():
+                    self._last = values, torch.tensor(values, dtype=torch.float64, device="cpu")
+            number = self._last[1]
         if number.is_cpu or streams_of(number.device) is not None:
             session.read_number(number, session.sites.intern(site))
 
@@ -660,7 +665,7 @@ class Session:
         is_wanted = config.level == "module" and config.stop.find_operator and config.may_stop
         return is_wanted and self.tape is None
 
-    @property
+    @cached_property
     def numbers(self) -> StepNumbers:
         """Reads the numbers of the open step."""
         return StepNumbers(self)

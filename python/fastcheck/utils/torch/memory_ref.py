@@ -8,6 +8,8 @@ from typing import Any, Optional
 
 import torch
 
+from fastcheck.extension import status
+
 from .own_operators import no_grad, unobserved
 from .sharding import local
 
@@ -36,11 +38,15 @@ class MemoryRef:
     it the conversion of a module.
     """
 
-    __slots__ = ("_free", "_offset", "_storage")
+    __slots__ = ("_free", "_offset", "_ordinary", "_storage")
 
     def __init__(self, tensor: torch.Tensor) -> None:
         # The address of the StorageImpl; 0: the tensor has none, or an interrupt came first.
         self._storage: int = 0
+        # Of an ordinary tensor, in C++ (csrc/torch/hooks/stored.h).
+        self._ordinary = None if status.module is None else status.module.memory_ref(tensor)
+        if self._ordinary is not None:
+            return
         storage, self._offset = _memory_of(tensor)
         # At the interpreter's end the module may be gone before this object is.
         self._free = _STORAGE._free_weak_ref
@@ -49,8 +55,13 @@ class MemoryRef:
 
     def is_of(self, tensor: torch.Tensor) -> bool:
         """Whether ``tensor`` has the same memory; False where it has none."""
+        ordinary = self._ordinary
+        found: Optional[bool] = None if ordinary is None else ordinary.is_of(tensor)
+        if found is not None:
+            return found
         storage, offset = _memory_of(tensor)
-        return storage is not None and (storage._cdata, offset) == (self._storage, self._offset)
+        place = (self._storage, self._offset) if ordinary is None else ordinary.place
+        return storage is not None and (storage._cdata, offset) == place
 
     def __del__(self) -> None:
         if self._storage:

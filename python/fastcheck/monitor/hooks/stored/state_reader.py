@@ -27,7 +27,7 @@ from fastcheck.record.format import DTYPES, VALUE_BYTES, Depth, Flag
 from fastcheck.record.statistics import FLOAT_FORMATS
 from fastcheck.utils.torch.memory_ref import MemoryRef
 from fastcheck.utils.torch.own_operators import no_grad, unobserved
-from fastcheck.utils.torch.readable import can_read, has_memory
+from fastcheck.utils.torch.readable import are_on_host, can_read, has_memory
 from fastcheck.utils.torch.sharding import is_part, local
 from fastcheck.utils.torch.transforms import unwrapped
 from fastcheck.verdict.entries import OptimizerState, Seen, Stored, UnusedGradients, UsedGradients
@@ -81,7 +81,8 @@ class EarlyGradients:
         for gradient in gradients:
             known = self._read.get(id(gradient))
             if known is not None and known[0].is_of(gradient):
-                self.add(gradient, known[2])
+                version = local(gradient)._version
+                self._read[id(gradient)] = known[0], version, known[2]
 
     def __bool__(self) -> bool:
         return bool(self._read)
@@ -303,22 +304,22 @@ class StateReader:
         session, early = self._session, self._early
         early.begin(session.step.index)
         self._name_given(parameters)
-        batch, read = TensorBatch(), []
+        batch = TensorBatch()
         batch.is_used_now = is_used_now
         sites: list[int] = []
         known: list[int] = []
-        if not early and not is_early:
+        if not early:
             batch.add_gradients(parameters, _gradient_site)
             parameters = []
         for node, name, gradient in gradients_of(parameters):
             site = _gradient_site(node, name, gradient)
-            seq = early.find(gradient) if early else None
+            seq = early.find(gradient)
             # Only torch's clipping is known to come right after backward().
             if seq is not None and (is_early or site not in early.waiting):
                 sites.append(site)
                 known.append(seq)
-            elif batch.add(gradient, site, "param_grad") and is_early:
-                read.append(gradient)
+            else:
+                batch.add(gradient, site, "param_grad")
         before = early.take_waiting(batch.sites)
         used = early.take_waiting(sites)
         if used:
@@ -331,7 +332,7 @@ class StateReader:
         self._read(batch, flags, UsedGradients, scaled, before)
         order = _as_read(batch.tensors) if is_early or before else ()
         for number, at in enumerate(order if is_early else ()):
-            early.add(read[at], first + number)
+            early.add(batch.given[at], first + number)
         if before and not self.hand_changes.was_seen:
             after = {batch.sites[at]: first + number for number, at in enumerate(order)}
             session.note(self._compare, [(before[site], after[site]) for site in before])
@@ -423,6 +424,8 @@ def _of_gradient(node: ModuleNode, name: str, is_shard: bool) -> int:
 
 def _as_read(tensors: Sequence[torch.Tensor]) -> list[int]:
     """Their places in the order of observe_list(): one device after the other."""
+    if are_on_host(tensors):
+        return list(range(len(tensors)))
     devices = dict.fromkeys(tensor.device for tensor in tensors)
     return [at for device in devices for at, one in enumerate(tensors) if one.device == device]
 
