@@ -4,9 +4,10 @@ with default options, without the watch, and at op level, each beside a plain st
     python bench/small_models.py [--rounds N]    writes bench/results/small_models.json, prints a
                                                  Markdown table
 
-Every case has a model of its own, and a round takes one step of each, on one thread. What is
-compared is the processor time of that thread: backward on the CPU runs on it, and other programs of
-the machine do not count.
+Every case has a model of its own, and takes its step in turn with the others, on one thread. What
+is compared is the processor time of that thread: backward on the CPU runs on it, and other programs
+of the machine count only by what they take of the caches. A round is sixteen steps of each: so many
+the watch judges together.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ CASES: dict[str, dict[str, Any]] = {
     "watch=False": {"level": "module", "watch": False},
     'level="op"': {"level": "op"},
 }
-WARM_UP = harness.size(80, 2)
+TOGETHER = harness.size(16, 2)
 
 
 class Attention(nn.Module):
@@ -105,17 +106,20 @@ def seconds_of(step: Callable[[int], object], index: int) -> float:
     return time.thread_time() - began
 
 
-def measure(name: str, rounds: int) -> list[dict[str, Any]]:
+def measure(name: str, rounds: int, warm_up: int) -> list[dict[str, Any]]:
     width, layers, batch, bar = MODELS[name]
     trainers = {case: Trainer(width, layers, batch) for case in (PLAIN, *CASES)}
     monitors = [fastcheck.install(trainers[c].model, **CASES[c]) for c in CASES if CASES[c]]
     names = list(trainers)
-    seconds = {case: np.empty(rounds) for case in names}
-    for index in range(-WARM_UP, rounds):
+    steps = TOGETHER * (rounds + warm_up)
+    times = {case: np.empty(steps) for case in names}
+    for index in range(steps):
         shift = index % len(names)
         for case in names[shift:] + names[:shift]:
-            took = seconds_of(trainers[case].step, index + WARM_UP)
-            seconds[case][max(index, 0)] = took
+            times[case][index] = seconds_of(trainers[case].step, index)
+    seconds = {
+        case: each.reshape(-1, TOGETHER)[warm_up:].mean(axis=1) for case, each in times.items()
+    }
     weights = [list(trainer.model.parameters()) for trainer in trainers.values()]
     assert all(all(map(torch.equal, weights[0], other)) for other in weights[1:])
     for monitor in monitors:
@@ -135,16 +139,17 @@ def measure(name: str, rounds: int) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=300)
+    parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--only", default="", help="models whose name has this text")
     options = parser.parse_args()
     torch.set_num_threads(1)
     rows = []
     for name in harness.few(name for name in MODELS if options.only in name):
         gc.collect()
-        # A step of the largest takes a hundred times as long as one of the smallest.
-        rounds = harness.size(options.rounds // (10 if "512" in name else 1), 2)
-        rows += measure(name, rounds)
+        # A step of the largest takes fifty times as long as one of the smallest.
+        is_large = "512" in name
+        rounds = harness.size(options.rounds // (5 if is_large else 1), 1)
+        rows += measure(name, rounds, warm_up=harness.size(1 if is_large else 5, 0))
     header = ["model", "case", "ms a step", "times plain", "bar"]
     lines = [
         [

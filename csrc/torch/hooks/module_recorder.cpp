@@ -22,6 +22,7 @@ namespace {
 
 struct Names {
   PyObject* stack = interned("stack");
+  PyObject* is_root = interned("is_root");
   PyObject* recorder = interned("recorder");
   PyObject* backward_hooks = interned("_backward_hooks");
   PyObject* grad_fn = interned("grad_fn");
@@ -136,6 +137,8 @@ struct ModuleRecorder {
   py::object node;
   py::object counter;
   HookSites input_sites, output_sites, grad_input_sites, grad_output_sites;
+  // It was given to install().
+  bool is_root;
 
   HookRecorder& shared() const { return hook_recorder_of(recorder.ptr()); }
   bool is_off() const { return CallCounter::of(counter).is_off; }
@@ -153,6 +156,8 @@ struct ModuleRecorder {
   bool leave(PyObject* output);
 
  private:
+  // A call of an inner module in a step that is not observed.
+  bool is_left_out(const HookRecorder& of) const;
   void watch(const HookRecorder& of, const HookTensors::Item& item, const py::object& call,
              PyObject* role, HookSites& sites, std::int64_t token) const;
 };
@@ -195,8 +200,14 @@ void register_hook(PyObject* tensor, const py::object& hook) {
   checked(PyObject_SetItem(hooks.ptr(), hook.ptr(), hook.ptr()));
 }
 
+bool ModuleRecorder::is_left_out(const HookRecorder& of) const {
+  return of.resting != 0 && of.resting == PyThread_get_thread_ident() && !is_root && !is_off() &&
+         PyList_GET_SIZE(stack_of(of)) == 0;
+}
+
 bool ModuleRecorder::enter(PyObject* args, PyObject* kwargs) {
   HookRecorder& of = shared();
+  if (is_left_out(of)) return true;
   if (is_off() || !of.is_open || torch::autograd::get_current_graph_task_id() != -1) return false;
   const Locked locked(of);
   if (!of.is_open) return false;
@@ -231,6 +242,7 @@ bool ModuleRecorder::enter(PyObject* args, PyObject* kwargs) {
 
 bool ModuleRecorder::leave(PyObject* output) {
   HookRecorder& of = shared();
+  if (is_left_out(of)) return true;
   if (is_off() || !of.is_open) return false;
   const Locked locked(of);
   if (!of.is_open) return false;
@@ -312,7 +324,8 @@ PyObject* new_module_recorder(PyTypeObject* type, PyObject* arguments, PyObject*
     CallCounter::of(counter);
     return ModuleObject::make(type, borrowed(recorder), borrowed(node), borrowed(counter),
                               HookSites(borrowed(sites[0])), HookSites(borrowed(sites[1])),
-                              HookSites(borrowed(sites[2])), HookSites(borrowed(sites[3])));
+                              HookSites(borrowed(sites[2])), HookSites(borrowed(sites[3])),
+                              owned(PyObject_GetAttr(node, names().is_root)).is(py::bool_(true)));
   });
 }
 

@@ -136,11 +136,18 @@ PyObject* open(PyObject* self, PyObject* arguments) {
   recorder.after_gap = after_gap != 0;
   recorder.gradient_flags = flags;
   recorder.is_open = !recorder.settles;
+  recorder.resting = 0;
   Py_RETURN_NONE;
 }
 
 PyObject* close(PyObject* self, PyObject*) {
   hook_recorder_of(self).is_open = false;
+  hook_recorder_of(self).resting = 0;
+  Py_RETURN_NONE;
+}
+
+PyObject* rest(PyObject* self, PyObject*) {
+  hook_recorder_of(self).resting = PyThread_get_thread_ident();
   Py_RETURN_NONE;
 }
 
@@ -182,6 +189,7 @@ PyMethodDef kRecorderMethods[] = {
     {"open", &open, METH_VARARGS,
      "open(self, step, add_call, findings, entries, gradients, after_gap, gradient_flags) -> None"},
     {"close", &close, METH_NOARGS, "close(self) -> None"},
+    {"rest", &rest, METH_NOARGS, "rest(self) -> None"},
     {"redirect", &redirect, METH_O, "redirect(self, entries) -> None"},
     {"settle", &settle, METH_NOARGS, "settle(self) -> None"},
     {"set_target", &set_target, METH_VARARGS,

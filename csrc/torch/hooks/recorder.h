@@ -32,6 +32,8 @@ struct HookRecorder {
   std::uint64_t id = 0;  // of attach(), in the process
 
   bool is_open = false;
+  // The thread whose calls of inner modules are nothing to anybody; 0: there is none.
+  unsigned long resting = 0;
   bool settles = false;
   bool after_gap = false;
   std::uint32_t gradient_flags = 0;
@@ -78,6 +80,7 @@ struct HookRecorder {
   // What may lead back to the recorder.
   void clear() {
     is_open = false;
+    resting = 0;
     add_call = findings = entries = gradients = observe = pybind11::none();
   }
 
@@ -149,6 +152,8 @@ PyTypeObject* hook_recorder_type();
 //   .open(step, add_call, findings, entries, gradients, after_gap, gradient_flags)
 //                              `entries`: the journal of a session that is deferred, or None
 //   .close()                   from now on all is left to Python
+//   .rest()                    until close() or open() what this thread calls within models is left
+//                              out
 //   .redirect(entries)         what is read from now on belongs to this journal
 //   .settle()                  what is recorded now is followed by session.settle_call(), and then
 //                              nothing is recorded any more

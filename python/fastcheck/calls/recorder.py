@@ -49,6 +49,9 @@ class HookRecorder(Protocol):
     def close(self) -> None:
         """The recorder stops: the next hook runs in Python."""
 
+    def rest(self) -> None:
+        """Until close() or open() the calls of inner modules in this thread are left out."""
+
     def redirect(self, entries: list[Any], /) -> None:
         """What is read from now on is appended to this journal."""
 
@@ -81,6 +84,9 @@ class NoRecorder:
         pass
 
     def close(self) -> None:
+        pass
+
+    def rest(self) -> None:
         pass
 
     def redirect(self, entries: list[Any], /) -> None:

@@ -222,6 +222,30 @@ def test_an_ordinary_call_runs_no_line_of_python(device: str) -> None:
         assert called.count(kind.__call__.__code__) == 1
 
 
+def test_inner_modules_do_nothing_in_a_step_that_is_left_out(
+    device: str, counted: dict[str, int]
+) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)).to(device)
+    x = torch.ones(2, 4, device=device)
+    with fastcheck.install(model, every=2) as monitor:
+        for index in range(4):
+            counted.update(enter=0, leave=0, gradient=0)
+            if index == 2:  # it begins with a part of the model
+                model[0](x).sum().backward()
+            model(x).sum().backward()
+            if index % 2:
+                assert counted == {"enter": 1, "leave": 1, "gradient": 0}
+            monitor.step()
+        monitor.flush()
+        seen = {
+            (site.module, int(record["step"]))
+            for record in monitor.records()
+            for site in [monitor.sites[int(record["site"])]]
+            if site.role == "output"
+        }
+    assert seen == {(path, step) for path in "012" for step in (0, 2)}
+
+
 class Hooked(nn.Module):
     """Hooks of its own on what an inner module returns, before fastcheck's and after it."""
 

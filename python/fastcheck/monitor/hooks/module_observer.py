@@ -335,6 +335,8 @@ class ModuleObserver:
                 self.begin_pass()
                 local.calls_before = len(session.step.calls)
             if not session.is_active:
+                if is_entry:
+                    session.rest_recorder()
                 return None
             step = session.step
             repeated = node.recomputed_call(step.index) if in_backward else None

@@ -691,6 +691,12 @@ class Session:
             int(Flag.SCALED) if self.is_scaled else 0,
         )
 
+    def rest_recorder(self) -> None:
+        """The step is not observed: its hooks are to take no time, but those of outermost calls."""
+        is_module_level = self.config.level == "module" and self.tape is None
+        if is_module_level and not self.is_closed and not self.config.observes(self.step.index):
+            self.recorder.rest()
+
     # Steps
 
     def begin_pass(self) -> None:
@@ -746,6 +752,7 @@ class Session:
             raise ConfigError(
                 f"begin_at() was called too late, after {self.next_seq:,} tensors were read"
             )
+        self.recorder.close()
         self.step = self.new_step(step)
         self.is_active = self.config.observes(step)
 

@@ -107,18 +107,26 @@ class HandChanges:
         self._probes.clear()
 
     def before_update(
-        self, optimizer: Optional[torch.optim.Optimizer], parameters: Sequence[StoredTensor]
+        self,
+        optimizer: Optional[torch.optim.Optimizer],
+        owned: Optional[set[int]],
+        parameters: Sequence[StoredTensor],
     ) -> bool:
-        """``optimizer`` (None: none of torch's) is about to step; ``parameters``: those of the
-        model that it owns. Whether gradients were changed that nothing has read before.
+        """``optimizer`` (None: none of torch's) is about to step, which holds the parameters with
+        the ids ``owned`` (None: all); ``parameters``: those of them that are the model's. Whether
+        gradients were changed that nothing has read before.
         """
         owner = self if optimizer is None else optimizer
         was_first, self.is_first = self.is_first, False
         self._passes_before[owner], self._passes = self._passes, 0
         if self.was_seen:
             return False
-        probed = [stored for stored in parameters if stored[:2] in self._probes]
-        if any(map(self._is_changed, probed)):
+        found = ((node, name, parameter_at(node, name)) for node, name in list(self._probes))
+        if any(
+            self._is_changed((node, name, one))
+            for node, name, one in found
+            if one is not None and (owned is None or id(one) in owned)
+        ):
             self.seen()
             return not was_first
         if owner not in self._parameters:

@@ -169,7 +169,7 @@ class StateReader:
         gradients = gradients and (optimizer is not None or session.backwards.owns_gradients)
         owned = None if optimizer is None else parameter_ids(optimizer)
         parameters = parameters_of(self._nodes, owned)
-        if gradients and self.hand_changes.before_update(optimizer, parameters):
+        if gradients and self.hand_changes.before_update(optimizer, owned, parameters):
             session.step.update.has_changed_gradients = True
         is_watched = gradients and stalled_weights is not None and stalled_weights.is_on
         look = updates.begin(optimizer, session.step) if is_watched else None
@@ -395,12 +395,12 @@ class StateReader:
 
     def owned_by(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether the optimizer updates any parameter of the observed modules."""
+        first = next((one for node in self._nodes for one in _parameters_in(node)), None)
+        if first is not None and _begins_with(optimizer, first):
+            return True
         owned = parameter_ids(optimizer)
         return any(
-            id(parameter) in owned
-            for node in self._nodes
-            for parameter in stored_in(node, "_parameters").values()
-            if parameter is not None
+            id(parameter) in owned for node in self._nodes for parameter in _parameters_in(node)
         )
 
     def _read(
@@ -428,6 +428,16 @@ def _as_read(tensors: Sequence[torch.Tensor]) -> list[int]:
         return list(range(len(tensors)))
     devices = dict.fromkeys(tensor.device for tensor in tensors)
     return [at for device in devices for at, one in enumerate(tensors) if one.device == device]
+
+
+def _begins_with(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> bool:
+    """Whether it is the first that the optimizer updates."""
+    held = (one for group in optimizer.param_groups for one in group["params"])
+    return next(held, None) is parameter
+
+
+def _parameters_in(node: ModuleNode) -> list[torch.Tensor]:
+    return [one for one in stored_in(node, "_parameters").values() if one is not None]
 
 
 def stored_in(node: ModuleNode, kind: str) -> dict[str, Optional[torch.Tensor]]:
