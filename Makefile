@@ -11,6 +11,8 @@ TORCH_INDEX_URL ?=
 ACCELERATOR ?= cpu
 # Passed to pytest, for example TESTS="tests/statistics/test_checksum.py -x".
 TESTS ?= tests
+# Processes of `make test` and `make test-quick`; 0 runs the tests in that of pytest itself.
+WORKERS ?= 2
 
 # Where nothing may be kept, each process that imports torch compiles all of it: 7 s more, and there are hundreds.
 unexport PYTHONDONTWRITEBYTECODE
@@ -52,25 +54,21 @@ help:
 	@echo "make sdist             build a source distribution into dist/"
 	@echo "make test-wheel        install each wheel of dist/ into a fresh environment and test it"
 	@echo "make clean             remove the environment and all builds"
-	@echo "variables: PYTHON, VENV, TORCH, TORCH_INDEX_URL, TESTS, ACCELERATOR, FASTCHECK_CUDA_ARCHS"
+	@echo "variables: PYTHON, VENV, TORCH, TORCH_INDEX_URL, TESTS, WORKERS, ACCELERATOR, FASTCHECK_CUDA_ARCHS"
 
 # A wheel of dist/ that fits saves the compilation; what is built in place goes before it.
 demo: $(if $(wildcard $(VENV)/.built),$(VENV)/.built,$(VENV)/.demo)
 	$(PY) -m fastcheck demo
 
-# Without TESTS= in two processes, for two cores: $(2) takes about as long as the others. Its output follows theirs.
-define run_tests
-$(if $(filter-out tests,$(TESTS)),$(PY) -m pytest $(1) $(TESTS),
-	@mkdir -p build; $(PY) -m pytest $(1) $(2) > build/half.log 2>&1 & half=$$!; status=0; \
-	$(PY) -m pytest $(1) tests $(2:%=--ignore=%) || status=$$?; \
-	wait $$half || status=$$?; cat build/half.log; exit $$status)
-endef
+# Without TESTS= in processes that take one file after the other, each with one thread; where files are named, in one.
+PYTEST = $(PY) -m pytest $(if $(filter-out tests,$(TESTS)),,-n $(WORKERS) --dist loadfile --no-loadscope-reorder)
+test test-quick: export OMP_NUM_THREADS ?= 1
 
 test: $(VENV)/.built $(VENV)/.tools
-	$(call run_tests,,tests/backends tests/fakes tests/watch tests/monitor/distributed)
+	$(PYTEST) $(TESTS)
 
 test-quick: $(VENV)/.built $(VENV)/.tools
-	$(call run_tests,-m "not slow",tests/monitor tests/watch)
+	$(PYTEST) -m "not slow" $(TESTS)
 
 # FASTCHECK_WHOLE=1: tests/support/sampling.py takes all cases, and hypothesis more examples.
 test-release: export FASTCHECK_WHOLE = 1

@@ -57,16 +57,19 @@ def nvdisasm() -> Optional[str]:
     return None
 
 
-def kernels(cubin: Path, program: str) -> dict[str, list[Block]]:
-    """The blocks of each function of a cubin, by its mangled name."""
+def kernels(cubin: Path, program: str, wanted: re.Pattern[str]) -> dict[str, list[Block]]:
+    """The blocks of the functions of a cubin whose mangled names match, by these names."""
     command = [program, "-c", str(cubin)]
     text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     functions: dict[str, list[str]] = {}
+    is_wanted = False
     for line in text.splitlines():
         section = SECTION.match(line)
         if section is not None:
-            lines = functions.setdefault(section[1], [])
-        elif functions and (LABEL.match(line) or LINE.match(line)):
+            is_wanted = wanted.search(section[1]) is not None
+            if is_wanted:
+                lines = functions.setdefault(section[1], [])
+        elif is_wanted and (LABEL.match(line) or LINE.match(line)):
             lines.append(line)
     return {name: blocks_of(lines) for name, lines in functions.items()}
 

@@ -29,6 +29,7 @@ PARTIAL = (1, 64, 768, 1024, 2049, 4032, 4033, 4095)
 OFFSETS = {"float32": (4, 8), "bfloat16": (2, 4, 8)}
 WARPS = (2, 8)
 CHUNKS = (2, 8, 32, 128, 256, 257)
+MOST = (8, 256)  # warps and chunks at once
 
 
 def load_kernels() -> ctypes.CDLL:
@@ -88,7 +89,7 @@ def main() -> None:
     rows = [row for dtype in DTYPES for row in of_one_tensor(machine, dtype)]
     merges = [{"warps": n, "chunks": 1, "more": merging(machine, n, 1)} for n in WARPS]
     merges += [{"warps": 1, "chunks": n, "more": merging(machine, 1, n)} for n in CHUNKS]
-    merges.append({"warps": 8, "chunks": 256, "more": merging(machine, 8, 256)})
+    merges.append({"warps": MOST[0], "chunks": MOST[1], "more": merging(machine, *MOST)})
     print(harness.table(list(rows[0]), [[str(cell) for cell in row.values()] for row in rows]))
     print()
     print(harness.table(list(merges[0]), [[str(c) for c in row.values()] for row in merges]))

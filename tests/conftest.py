@@ -51,6 +51,7 @@ if os.environ.get("FASTCHECK_FAKE_DEVICE") != "1":
         "monitor/devices/test_devices_stops.py",
         "monitor/devices/test_host_copies.py",
         "monitor/devices/test_lost_device.py",
+        "monitor/devices/test_made_by.py",
         "monitor/devices/test_watching.py",
         "dump/test_device.py",
         "fakes/test_fake_device.py",
@@ -229,8 +230,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """What the imports made stays: each garbage collection would go through it all, 0.3 s with
-    torch's compiler and transformers.
+    torch's compiler and transformers. None of them may have given the process an accelerator.
     """
+    has_fake_device = torch._C._get_privateuse1_backend_name() == "fake"
+    if has_fake_device and os.environ.get("FASTCHECK_FAKE_DEVICE") != "1":
+        raise pytest.UsageError("a file that loads the fake accelerator is not in collect_ignore")
     gc.collect()
     gc.freeze()
 
@@ -327,6 +331,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Hands over what sweeps left out where this is a worker of pytest-xdist."""
+    sampling = sys.modules.get("support.sampling")
+    if sampling is not None:
+        output = getattr(session.config, "workeroutput", {})
+        output["sweeps"] = (sampling.left_out, sampling.total)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Takes that over from any worker: each has collected all tests."""
+    counted = getattr(node, "workeroutput", {}).get("sweeps")  # none of one that crashed
+    if counted is not None:
+        from support import sampling
+
+        sampling.left_out, sampling.total = counted
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     sampling = sys.modules.get("support.sampling")
     if sampling is not None and sampling.left_out:
@@ -340,11 +362,13 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--slowest-files"):
         from support.file_times import FileTimes
 
-        config.pluginmanager.register(FileTimes(config.getoption("--slowest-files")))
+        config.pluginmanager.register(FileTimes(config))
     # A shell without job control starts what follows it with `&` (.ci/run) with SIGINT ignored, and
     # processes of tests that are interrupted on purpose would inherit that.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Reports are as wide as COLUMNS says, and readline sets that for pytest-xdist's workers.
+    os.environ.pop("COLUMNS", None)
     config.addinivalue_line(
         "markers",
         "gpu: needs a CUDA device; without one skipped, or failed if FASTCHECK_REQUIRE_GPU=1",

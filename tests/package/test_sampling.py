@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from support import sampling
-from support.file_times import processor_seconds
+from support.file_times import FileTimes, processor_seconds
 from support.processes import run_code
 
 
@@ -42,3 +45,27 @@ def test_time_of_forked_processes_counts() -> None:
     done = run_code("import time\nwhile time.process_time() < 0.5: pass")
     assert done.returncode == 0
     assert processor_seconds() - before >= 0.5
+
+
+def test_each_worker_counts_its_files_and_one_process_prints_the_sums() -> None:
+    def times(**attributes: Any) -> Any:
+        options = {"--slowest-files": 2, "tx": ["popen"] * 2}
+        return FileTimes(
+            SimpleNamespace(getoption=lambda name, _=None: options[name], **attributes)
+        )
+
+    lines: list[str] = []
+    printer: Any = SimpleNamespace(section=lambda title: None, line=lines.append)
+    controller = times()
+    for seconds in (1.0, 2.0):
+        worker = times(workeroutput={})
+        worker._last -= seconds
+        for each in (worker, controller):  # which hears of it too
+            each.pytest_runtest_logfinish("tests/a.py::test")
+        config = SimpleNamespace(workeroutput={})
+        worker.pytest_sessionfinish(SimpleNamespace(config=config))
+        controller.pytest_testnodedown(config)
+    controller.pytest_testnodedown(SimpleNamespace())  # it crashed
+    controller.pytest_terminal_summary(printer)
+    assert [line.split()[1:] for line in lines] == [["tests/a.py"], ["all"]]
+    assert all(3.0 <= float(line.split()[0]) < 4.0 for line in lines)

@@ -8,6 +8,7 @@ import collections
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,23 +44,36 @@ def _children(pid: int) -> Iterator[int]:
 
 
 class FileTimes:
-    """A plugin that prints the files that took the most processor time."""
+    """A plugin that prints the files that took the most processor time.
 
-    def __init__(self, number: int) -> None:
-        self._number = number
+    With ``-n`` each worker of pytest-xdist measures what it runs, and the process that started them
+    adds that up: it hears of each test too, and counts nothing of its own.
+    """
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._number = config.getoption("--slowest-files")
+        self._is_measured_here = hasattr(config, "workeroutput") or not config.getoption("tx", None)
         self._seconds: collections.Counter[str] = collections.Counter()
         self._last = processor_seconds()
 
     def _add(self, name: str) -> None:
-        now = processor_seconds()
-        self._seconds[name] += now - self._last
-        self._last = now
+        if self._is_measured_here:
+            now = processor_seconds()
+            self._seconds[name] += now - self._last
+            self._last = now
 
     def pytest_collection_finish(self) -> None:
         self._add("imports and collection")
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
         self._add(nodeid.partition("::")[0])
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        getattr(session.config, "workeroutput", {})["file_times"] = dict(self._seconds)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        self._seconds.update(getattr(node, "workeroutput", {}).get("file_times", {}))
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("slowest files, in seconds of processor time")

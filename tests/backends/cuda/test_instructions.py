@@ -7,11 +7,14 @@ a time.
 
 from __future__ import annotations
 
+import collections
 import ctypes
+import functools
 import json
 import re
 import shutil
 from pathlib import Path
+from typing import Callable
 
 import pytest
 
@@ -57,14 +60,23 @@ def kernels() -> instructions.Kernels:
     found: instructions.Kernels = {}
     for name in instructions.SOURCES:
         path, _ = ptx_on_cpu.cubin(f"csrc/cuda/{name}.cu", "90")
-        found |= machine_code.kernels(path, program)
+        found |= machine_code.kernels(path, program, instructions.IS_COUNTED)
     return found
 
 
+Slots = Callable[[str, str], "collections.Counter[str]"]
+
+
+@pytest.fixture(scope="module")
+def slots_of(kernels: instructions.Kernels) -> Slots:
+    """Those of a dtype and a depth, found once: the search takes seconds in all."""
+    return functools.cache(functools.partial(instructions.per_component, kernels))
+
+
 @pytest.mark.parametrize("dtype", SLOTS)
-def test_slots_of_a_whole_tile(dtype: str, kernels: instructions.Kernels) -> None:
+def test_slots_of_a_whole_tile(dtype: str, slots_of: Slots) -> None:
     for depth, bar in zip(instructions.DEPTHS, SLOTS[dtype]):
-        slots = instructions.per_component(kernels, dtype, depth).total()
+        slots = slots_of(dtype, depth).total()
         # Below half of the bar, the path that was found is not that of a tile.
         assert bar / 2 < slots <= bar, depth
 
@@ -79,20 +91,20 @@ def test_a_batch_is_loaded_while_the_one_in_front_is_taken(
 
 
 @pytest.mark.parametrize("dtype", EXPONENT_SLOTS)
-def test_slots_of_an_exponent(dtype: str, kernels: instructions.Kernels) -> None:
+def test_slots_of_an_exponent(dtype: str, slots_of: Slots) -> None:
     for depth, bar in (
         ("exponents", EXPONENT_SLOTS[dtype]),
         (instructions.WITH_EXPONENTS, BOTH_SLOTS[dtype]),
     ):
-        slots = instructions.per_component(kernels, dtype, depth).total()
+        slots = slots_of(dtype, depth).total()
         assert bar / 2 < slots <= bar, depth
 
 
 @pytest.mark.parametrize("dtype", REACH)
-def test_the_busiest_pipe(dtype: str, kernels: instructions.Kernels) -> None:
+def test_the_busiest_pipe(dtype: str, slots_of: Slots) -> None:
     size = instructions.FORMATS[dtype].size
     for depth, least in zip(("full", "exponents", instructions.WITH_EXPONENTS), REACH[dtype]):
-        counts = instructions.per_component(kernels, dtype, depth)
+        counts = slots_of(dtype, depth)
         unknown = {
             opcode
             for opcode in counts
@@ -108,9 +120,10 @@ def test_the_busiest_pipe(dtype: str, kernels: instructions.Kernels) -> None:
 
 
 def test_all_of_the_bench_runs(
-    kernels: instructions.Kernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    slots_of: Slots, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(instructions, "compiled", lambda: kernels)
+    monkeypatch.setattr(instructions, "compiled", dict)
+    monkeypatch.setattr(instructions, "per_component", lambda _, *which: slots_of(*which))
     monkeypatch.setattr(harness, "RESULTS", tmp_path)
     instructions.main()
     rows = json.loads((tmp_path / "instructions.json").read_text())["rows"]
@@ -195,6 +208,7 @@ def test_all_of_the_bench_of_ptx_runs(
 ) -> None:
     monkeypatch.setattr(ptx_instructions, "load_kernels", lambda: machine)
     monkeypatch.setattr(ptx_instructions, "CHUNKS", (2,))
+    monkeypatch.setattr(ptx_instructions, "MOST", (2, 2))
     monkeypatch.setattr(harness, "RESULTS", tmp_path)
     ptx_instructions.main()
     assert json.loads((tmp_path / "ptx_instructions.json").read_text())["merges"]

@@ -25,7 +25,7 @@ GUARD_SECONDS = 120.0
 _context = multiprocessing.get_context("forkserver")
 # What is slow to import, and starts no thread.
 _context.set_forkserver_preload(
-    ["fastcheck", "torch._dynamo", "torch.distributed.fsdp", "torch.nn.parallel"]
+    ["fastcheck", "pytest", "torch._dynamo", "torch.distributed.fsdp", "torch.nn.parallel"]
 )
 
 
