@@ -21,6 +21,7 @@ from fastcheck.monitor.rerun import rerun
 from fastcheck.monitor.reruns import Rerun
 from fastcheck.monitor.session.options import Filter, Log, OnRequest, Stop, Training
 from fastcheck.proving.prove import prove
+from fastcheck.proving.ranks import Ranks
 from fastcheck.proving.relation import Relation
 from fastcheck.proving.result import Proof
 from fastcheck.receipts import Arrival, Receipt, receipt
@@ -84,6 +85,7 @@ __all__ = [
     "PrecisionAdvice",
     "PrecisionWarning",
     "Proof",
+    "Ranks",
     "Receipt",
     "Relation",
     "Rerun",

@@ -19,7 +19,8 @@ import torch
 
 import fastcheck
 import harness
-from accuracy.prove_programs import FAULTS, LOSS, STEP, UPDATE, Fault
+from accuracy.prove_programs import FAULTS, LOSS, REDUCTION, STEP, UPDATE, Fault
+from accuracy.prove_ranks import RANK_FAULTS
 
 #: The shares of faults that have to be seen, and whose module has to be named.
 SEEN, NAMED = 0.95, 0.9
@@ -31,13 +32,18 @@ def proof_of(fault: Fault, is_faulty: bool) -> fastcheck.Proof:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # reentrant checkpoints, softmax without dim=
         return fastcheck.prove(
-            program.step, program.batch, model=program.model, optimizer=program.optimizer
+            program.step,
+            program.batch,
+            model=program.model,
+            optimizer=program.optimizer,
+            relations=program.relations,
         )
 
 
 def where(place: Any) -> str:
     """The module, or what stands for one in ``Fault.place``."""
-    return {"loss": LOSS, "step": STEP, "update": UPDATE}.get(place.kind, str(place.module))
+    named = {"loss": LOSS, "step": STEP, "update": UPDATE, "reduction": REDUCTION}
+    return named.get(place.kind, str(place.module))
 
 
 def row_of(fault: Fault) -> dict[str, Any]:
@@ -63,7 +69,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    faults = [f for f in FAULTS if not options.names or f.name in options.names]
+    faults = [f for f in (*FAULTS, *RANK_FAULTS) if not options.names or f.name in options.names]
     rows = []
     for fault in harness.few(faults):
         row = row_of(fault)

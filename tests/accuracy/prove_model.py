@@ -22,7 +22,8 @@ Losing = Callable[[torch.Tensor, Batch], torch.Tensor]
 
 
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=causal(q) & real[:, None, None])
+    seen = real[:, None] if real.dim() == 3 else real[:, None, None]
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=causal(q) & seen)
 
 
 def causal(q: torch.Tensor) -> torch.Tensor:
@@ -91,6 +92,25 @@ class Model(nn.Module):
         return self.head(self.norm(x))  # type: ignore[no-any-return]
 
 
+class Packing(Model):
+    """A model that is given positions, and the segments that attend to themselves."""
+
+    def forward(  # type: ignore[override]
+        self,
+        ids: torch.Tensor,
+        mask: torch.Tensor,
+        positions: torch.Tensor,
+        segments: torch.Tensor,
+    ) -> torch.Tensor:
+        x = self.embed(ids) + self.place(positions)
+        seen = (segments[:, :, None] == segments[:, None]) & mask.bool()[:, None]
+        x = self.blocks[0](x, seen)
+        if isinstance(self.mix, Mix):
+            self.mix.positions = positions
+            x = self.mix(x, mask[..., None])
+        return self.head(self.norm(self.blocks[1](x, seen)))  # type: ignore[no-any-return]
+
+
 def batch() -> Batch:
     generator = torch.Generator().manual_seed(3)
     ids = torch.randint(1, WORDS, (ROWS, TOKENS), generator=generator)
@@ -113,6 +133,7 @@ class Program:
     step: Callable[[Any], Any]
     batch: Any
     optimizer: Any = None
+    relations: Any = "auto"
 
 
 def trained(
@@ -133,6 +154,20 @@ def trained(
         return loss
 
     return Program(model, step, batch(), optimizer)
+
+
+def packed(model: Packing, before: Callable[[Batch], Batch] = lambda given: given) -> Program:
+    """The step of a model that is given positions and segments."""
+
+    def step(given: Batch) -> torch.Tensor:
+        given = before(given)
+        names = ("ids", "attention_mask", "positions", "segments")
+        return loss_of(model(*(given[name] for name in names)), given)
+
+    given = batch()
+    real = given["attention_mask"]
+    extra = {"positions": torch.arange(TOKENS).expand_as(real) * real, "segments": real.clone()}
+    return Program(model, step, {**given, **extra})
 
 
 def accumulated(

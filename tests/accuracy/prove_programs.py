@@ -1,9 +1,9 @@
 """Faults of a training step, each beside its fixed version, for prove_faults.py.
 
 ``place``: the module that has the fault, as the model names it; where it is none, ``"the loss"``,
-``"the step"`` (one that calls the model several times) or ``"the update"``. A layer, an attention
-or a loss is a function of a few lines, which is put into the decoder of prove_model.py; a program
-is a step of its own.
+``"the step"`` (one that calls the model several times), ``"the update"``, or ``"the reduction"`` of
+ranks. A layer, an attention or a loss is a function of a few lines, which is put into the decoder
+of prove_model.py; a program is a step of its own.
 """
 
 from __future__ import annotations
@@ -29,16 +29,18 @@ from .prove_model import (
     Mix,
     Mixing,
     Model,
+    Packing,
     Program,
     accumulated,
     attend,
     causal,
     loss_of,
+    packed,
     targets,
     trained,
 )
 
-LOSS, STEP, UPDATE = "the loss", "the step", "the update"
+LOSS, STEP, UPDATE, REDUCTION = "the loss", "the step", "the update", "the reduction"
 
 
 @dataclass(frozen=True)
@@ -554,6 +556,96 @@ def trimmed_to_the_first(is_faulty: bool) -> Program:
 
     return trained(Model(), before=trim)
 
+
+# Left padding, packing, autocast
+
+
+def packing(name: str, source: str, wrong: Mixing, right: Mixing, relations: Any = "auto") -> None:
+    def make(is_faulty: bool) -> Program:
+        program = packed(Packing(Mix(wrong if is_faulty else right)))
+        program.relations = relations
+        return program
+
+    FAULTS.append(Fault(name, source, "mix", make))
+
+
+packing(
+    "last token by the length",
+    "the sum of a mask as an index, of a batch that is padded at the left",
+    lambda self, x, mask: _last(x, mask),
+    lambda self, x, mask: (x * mask * (self.positions == 1)[..., None]).sum(1, keepdim=True),
+    "left_padded",
+)
+packing(
+    "state of padding",
+    "a recurrence that runs over padding at the left",
+    lambda self, x, mask: F.pad(x, (0, 0, 1, -1)) * (self.positions < 3)[..., None],
+    lambda self, x, mask: x * (self.positions < 3)[..., None],
+)
+packing(
+    "shift across packed rows",
+    "token shift or convolution over the border of two sequences that are packed",
+    lambda self, x, mask: F.pad(x * mask, (0, 0, 1, -1)),
+    lambda self, x, mask: F.pad(x * mask, (0, 0, 1, -1)) * (self.positions > 0)[..., None],
+)
+
+
+@fault("transformers#39997: packed sequences that attend to each other", "blocks.1.attention")
+def segments_ignored(is_faulty: bool) -> Program:
+    def without(q: Any, k: Any, v: Any, real: torch.Tensor) -> torch.Tensor:
+        return attend(q, k, v, real.any(1))
+
+    return packed(Packing(attending=without if is_faulty else attend))
+
+
+@fault("positions that do not restart, or that count the padding at the left", "")
+def positions_by_the_column(is_faulty: bool) -> Program:
+    def before(given: Batch) -> Batch:
+        columns = torch.arange(given["ids"].shape[1]).expand_as(given["ids"])
+        return {**given, "positions": columns if is_faulty else given["positions"]}
+
+    return packed(Packing(), before)
+
+
+def _within_autocast(name: str, source: str, wrong: Mixing, right: Mixing) -> None:
+    def make(is_faulty: bool) -> Program:
+        program = trained(Model(Mix(wrong if is_faulty else right)))
+        step = program.step
+
+        def cast(given: Batch) -> Any:
+            with torch.autocast("cpu", torch.bfloat16):
+                return step(given)
+
+        program.step = cast
+        return program
+
+    FAULTS.append(Fault(name, source, "mix", make))
+
+
+def _angles(self: Any, x: torch.Tensor, mask: torch.Tensor, is_cast: bool) -> torch.Tensor:
+    at = torch.arange(1000.0, 1000.0 + x.shape[1])[:, None]
+    with torch.autocast("cpu", torch.bfloat16, enabled=is_cast):
+        return x * torch.sin(at @ torch.linspace(0.1, 1, WIDTH)[None]).to(x.dtype)
+
+
+def _hashed(self: Any, x: torch.Tensor, mask: torch.Tensor, is_cast: bool) -> torch.Tensor:
+    at = torch.arange(500.0, 500.0 + x.shape[1])[:, None]
+    with torch.autocast("cpu", torch.bfloat16, enabled=is_cast):
+        return x * ((at @ torch.ones(1, 1)) % 3).to(x.dtype)
+
+
+_within_autocast(
+    "angles in bfloat16",
+    "rotary angles within autocast",
+    lambda self, x, mask: _angles(self, x, mask, True),
+    lambda self, x, mask: _angles(self, x, mask, False),
+)
+_within_autocast(
+    "counts in bfloat16",
+    "integers above 256 in bfloat16 (NUM.08)",
+    lambda self, x, mask: _hashed(self, x, mask, True),
+    lambda self, x, mask: _hashed(self, x, mask, False),
+)
 
 # What a step draws, in training and in evaluation
 

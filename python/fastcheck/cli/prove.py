@@ -25,6 +25,7 @@ _EPILOG = """\
 examples:
   fastcheck prove train.py:step
   fastcheck prove package.module:step --relations permuted padded
+  fastcheck prove train.py:step --relations ddp fsdp      two ranks; step takes model and batch
   fastcheck prove train.py:step --json
 
 exit codes:

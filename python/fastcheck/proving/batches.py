@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Optional
 
 import torch
 
 from .case import Case
-from .computed import Computed, is_of_rows
+from .computed import Computed
+from .given import TARGETS
 from .relation import Relation
+
+_POSITIONS = r"position"
+_SEGMENTS = r"segment|sequence_id|seq_idx|document|doc_id"
 
 
 def _names(case: Case, modules: Sequence[torch.nn.Module]) -> str:
     paths = {module: path for path, module in case.model.named_modules()}
-    first = modules[0]
-    return f"{type(first).__name__} {paths.get(first, '')}".strip()
+    return f"{type(modules[0]).__name__} {paths.get(modules[0], '')}".strip()
 
 
 def _shared_by_rows(case: Case) -> str:
@@ -38,6 +41,9 @@ class _Rows(Relation):
             return "where the batch has its rows is not known: its tensors disagree"
         return "" if case.given.rows > 1 else "the batch has one row"
 
+    def by_design(self, case: Case) -> str:
+        return _shared_by_rows(case)
+
 
 class Permuted(_Rows):
     """The rows of the batch in another order."""
@@ -58,14 +64,10 @@ class Permuted(_Rows):
 
     def back(self, case: Case, computed: Computed) -> Computed:
         inverse = torch.tensor(self._order(case)).argsort()
-        tensors = {
-            key: tensor.index_select(0, inverse.to(tensor.device))
-            if key in computed.rows
-            else tensor
-            for key, tensor in computed.tensors.items()
-            if key in computed.rows or not is_of_rows(key)
-        }
-        return Computed(tensors, computed.rows)
+        return computed.map_rows(lambda t: t.index_select(0, inverse.to(t.device)))
+
+    def by_design(self, case: Case) -> str:
+        return ""  # it has the same company
 
 
 class Alone(_Rows):
@@ -76,22 +78,10 @@ class Alone(_Rows):
     name = "rows do not reach each other"
     kinds = ("output",)
 
-    def by_design(self, case: Case) -> str:
-        return _shared_by_rows(case)
-
     def run(self, case: Case, base: Computed, sites: bool = False) -> Computed:
-        first = case.compute(case.take_rows([0] * case.given.rows), sites=sites)
-        last = case.compute(case.take_rows([case.given.rows - 1] * case.given.rows), sites=sites)
-        return Computed(
-            {
-                key: torch.stack([tensor[0], last.tensors[key][0]])
-                for key, tensor in first.tensors.items()
-                if key in first.rows
-                and key in last.rows
-                and tensor.shape[1:] == last.tensors[key].shape[1:]
-            },
-            first.rows,
-        )
+        n = case.given.rows
+        parts = [case.compute(case.take_rows([row] * n), sites=sites) for row in (0, n - 1)]
+        return joined([part.map_rows(lambda tensor: tensor[:1]) for part in parts], (0.0, 0.0))
 
     def reference(self, case: Case, base: Computed, sites: bool = False) -> Computed:
         tensors = {k: t[[0, -1]] for k, t in base.tensors.items() if k in base.rows}
@@ -107,33 +97,17 @@ class MicroBatches(_Rows):
     kinds = ("output", "loss", "gradient")
     measured = ("loss", "gradient")
 
-    def __init__(self) -> None:
-        self._weights: tuple[float, float] = (0.0, 0.0)
-
-    def by_design(self, case: Case) -> str:
-        return _shared_by_rows(case)
+    _weights = (0.0, 0.0)
 
     def run(self, case: Case, base: Computed, sites: bool = False) -> Computed:
         n = case.given.rows
         split = (n + 1) // 2
-        self._weights = 0.0, 0.0
         parts = [
             case.compute(case.take_rows(rows), sites=sites)
             for rows in (range(split), range(split, n))
         ]
         self._weights = _fitted(base, parts)
-        first, second = parts
-        tensors = {}
-        for key, tensor in first.tensors.items():
-            other = second.tensors.get(key)
-            if other is None:
-                continue
-            if key in first.rows:
-                if tensor.shape[1:] == other.shape[1:]:
-                    tensors[key] = torch.cat([tensor, other])
-            elif key[0] in ("loss", "gradient", "backward parameter"):
-                tensors[key] = self._weights[0] * tensor + self._weights[1] * other
-        return Computed(tensors, first.rows)
+        return joined(parts, self._weights)
 
     def note(self, case: Case) -> str:
         a, b = self._weights
@@ -157,15 +131,29 @@ class MicroBatches(_Rows):
         return f"weights {a:.3f} and {b:.3f}"
 
 
+def joined(parts: Sequence[Computed], weights: Sequence[float]) -> Computed:
+    """What some parts of the rows came to, as one: rows beside each other, and weighted sums."""
+    tensors = {}
+    for key, first in parts[0].tensors.items():
+        held = [part.tensors[key] for part in parts if key in part.tensors]
+        if len(held) < len(parts):
+            continue
+        if key in parts[0].rows:
+            if len({tensor.shape[1:] for tensor in held}) == 1:
+                tensors[key] = torch.cat(held)
+        elif key[0] in ("loss", "gradient", "backward parameter"):
+            tensors[key] = sum((w * t for w, t in zip(weights, held)), torch.zeros_like(first))
+    return Computed(tensors, parts[0].rows)
+
+
 def _fitted(base: Computed, parts: Sequence[Computed]) -> tuple[float, float]:
     """The weights with which the gradients of two parts make that of the whole."""
-    aa = ab = bb = at = bt = 0.0
-    for key, whole in base.tensors.items():
-        if key[0] != "gradient" or any(key not in part.tensors for part in parts):
-            continue
-        a, b, t = (x.double().flatten() for x in (*(p.tensors[key] for p in parts), whole))
-        aa, ab, bb = aa + float(a @ a), ab + float(a @ b), bb + float(b @ b)
-        at, bt = at + float(a @ t), bt + float(b @ t)
+    held = [one.tensors for one in (*parts, base)]
+    keys = [k for k in base.tensors if k[0] == "gradient" and all(k in one for one in held)]
+    if not keys:
+        return 0.5, 0.5
+    a, b, t = (torch.cat([one[k].double().flatten().cpu() for k in keys]) for one in held)
+    aa, ab, bb, at, bt = (float(x @ y) for x, y in ((a, a), (a, b), (b, b), (a, t), (b, t)))
     determinant = aa * bb - ab * ab
     if determinant <= 1e-9 * aa * bb or determinant == 0.0:
         return 0.5, 0.5
@@ -186,22 +174,13 @@ class Padded(_Rows):
         limit = getattr(getattr(case.model, "config", None), "max_position_embeddings", None)
         if isinstance(limit, int) and case.given.length + self._tokens > limit:
             return f"the model takes {limit} tokens at most"
-        if any(
-            t.dim() > 2
-            and t.shape[0] == case.given.rows
-            and t.shape[1] == 1
-            and case.given.length in t.shape[2:]
-            for t in case.given.tensors.values()
-        ):
+        masks = [t for t in case.given.tensors.values() if t.dim() > 2 and t.shape[1] == 1]
+        if any(case.given.length in t.shape[2:] for t in masks):
             return "the batch has a mask of every pair of tokens"
         return ""
 
-    def by_design(self, case: Case) -> str:
-        return _shared_by_rows(case)
-
     def batch(self, case: Case) -> Any:
         mask = case.given.tensors[case.given.mask]
-        config = getattr(case.model, "config", None)
         is_hidden = mask != case.given.real
 
         def longer(name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -211,17 +190,13 @@ class Padded(_Rows):
             fill: Any = 0
             if name == case.given.mask:
                 fill = 1 - case.given.real
-            elif tensor.is_floating_point():
-                fill = 0
-            elif re.search(r"label|target|\by\b", name):
-                is_one = hidden.numel() and bool((hidden == hidden.flatten()[0]).all())
-                fill = hidden.flatten()[0] if is_one else -100
-            elif re.search(r"position|segment|type", name):
-                fill = 0
-            elif hidden.numel():
-                fill = hidden.flatten()[0]
-            else:
-                fill = getattr(config, "pad_token_id", None) or 0
+            elif re.search(TARGETS, name) and not tensor.is_floating_point():
+                fill = case.given.ignored(tensor)
+                if self._left:
+                    tensor = case.given.without_first_target(name, tensor)
+            elif not tensor.is_floating_point() and not re.search(r"position|segment|type", name):
+                pad = getattr(getattr(case.model, "config", None), "pad_token_id", None) or 0
+                fill = hidden.flatten()[0] if hidden.numel() else pad
             more = tensor.new_empty((tensor.shape[0], self._tokens, *tensor.shape[2:]))
             more = more.copy_(torch.as_tensor(fill).expand_as(more))
             return torch.cat([more, tensor] if self._left else [tensor, more], 1)
@@ -231,12 +206,83 @@ class Padded(_Rows):
     def back(self, case: Case, computed: Computed) -> Computed:
         longer = case.given.length + self._tokens
         start = self._tokens if self._left else 0
-        tensors = dict(computed.tensors)
-        for key in computed.rows:
-            tensor = tensors[key]
+
+        def cut(tensor: torch.Tensor) -> torch.Tensor:
             for dim in range(1, tensor.dim()):
                 if tensor.shape[dim] == longer:
                     tensor = tensor.narrow(dim, start, case.given.length)
-            tensors[key] = tensor
-        kept = {k: t for k, t in tensors.items() if k in computed.rows or not is_of_rows(k)}
-        return Computed(kept, computed.rows)
+            return tensor
+
+        return computed.map_rows(cut)
+
+
+class LeftPadded(Padded):
+    """More padding before each row, with the positions of its tokens as they were."""
+
+    name = "left padding"
+    _left = True
+
+    def why_not(self, case: Case) -> str:
+        reason = super().why_not(case)
+        return reason or ("" if case.given.named(_POSITIONS) else "the batch has no positions")
+
+    def reference(self, case: Case, base: Computed, sites: bool = False) -> Computed:
+        return case.compute(case.map_batch(case.given.without_first_target), sites=sites)
+
+
+class Packed(_Rows):
+    """The real tokens of all rows as one row, whose positions restart. A tensor of segments, where
+    the batch has one, gets another number for each row, and the mask of padding is all real; else
+    there is none, and the restart of the positions says where a row begins.
+    """
+
+    name = "packed into one row"
+
+    def why_not(self, case: Case) -> str:
+        reason, given = super().why_not(case), case.given
+        if reason or not given.mask:
+            return reason or "the batch has no padding mask ([rows, tokens], 0 and 1)"
+        if not given.named(_POSITIONS):
+            return "the batch has no positions"
+        has_segments = given.named(_SEGMENTS) or getattr(case.model, "_supports_flash_attn", False)
+        return "" if has_segments else "neither segments in the batch nor a model that packs"
+
+    def batch(self, case: Case) -> Any:
+        given = case.given
+        real = given.tensors[given.mask] == given.real
+
+        def packed(name: str, tensor: torch.Tensor) -> Any:
+            if tensor.dim() < 2 or tensor.shape[:2] != real.shape:
+                return tensor
+            if name == given.mask and not given.named(_SEGMENTS):
+                return None
+            return self._as_packed(case, name, tensor)[real][None]
+
+        return case.map_batch(packed)
+
+    def back(self, case: Case, computed: Computed) -> Computed:
+        given = case.given
+        real = given.tensors[given.mask] == given.real
+
+        def unpacked(tensor: torch.Tensor) -> Optional[torch.Tensor]:
+            at = [d for d in range(1, tensor.dim()) if tensor.shape[d] == int(real.sum())]
+            if len(at) != 1 or tensor.shape[0] != 1:
+                return None
+            moved = tensor[0].movedim(at[0] - 1, 0)
+            whole = moved.new_zeros((*real.shape, *moved.shape[1:]))
+            whole[real.to(moved.device)] = moved
+            return whole.movedim(1, at[0])
+
+        return computed.map_rows(unpacked)
+
+    def reference(self, case: Case, base: Computed, sites: bool = False) -> Computed:
+        batch = case.map_batch(lambda name, tensor: self._as_packed(case, name, tensor))
+        return case.compute(batch, sites=sites)
+
+    def _as_packed(self, case: Case, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """In rows still, with the targets and the segments that it has when packed."""
+        given = case.given
+        if name == given.named(_SEGMENTS):
+            numbers = torch.arange(1, given.rows + 1).to(tensor)[:, None].expand_as(tensor)
+            return torch.where(given.tensors[given.mask] == given.real, numbers, tensor)
+        return given.without_first_target(name, tensor)

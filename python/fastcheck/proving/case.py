@@ -49,13 +49,17 @@ class Layout:
 class Settings:
     """How a computation is made. ``noise``: which perturbation of the weights is in force, 0 for
     none, and ``ulps`` its size. ``dropout``: whether dropout is left in. ``seed``: of the
-    generators, in place of their kept state.
+    generators, in place of their kept state. ``reads_late``: gradients are read before the update,
+    or after the step: those of ranks are reduced after they were accumulated. ``learns``: what the
+    step calls is noted.
     """
 
     noise: int = 0
     ulps: float = 1.0
     dropout: bool = True
     seed: Optional[int] = None
+    reads_late: bool = False
+    learns: bool = False
 
 
 class Case:
@@ -89,7 +93,7 @@ class Case:
             for name, value in vars(module).items()
             if isinstance(value, torch.Tensor)
         ]
-        self._takes_model = _takes(step, 2)
+        self.takes_model = _takes_model(step)
 
     @property
     def eps(self) -> float:
@@ -104,8 +108,9 @@ class Case:
     def learn(self) -> None:
         """The step as it is: what it calls, and in which format it computes."""
         with seen_checkpoints(leave_out=False) as calls:
-            self.compute(learned=self.learned)
-        self.learned.checkpoints = len(calls)
+            self.settings.learns = True
+            self.compute()
+        self.settings, self.learned.checkpoints = Settings(), len(calls)
 
     def find_layouts(self, sites: bool = False) -> None:
         """Where the rows are in each tensor: by a computation with one row less."""
@@ -128,6 +133,13 @@ class Case:
             if shape is not None:
                 self.layouts[key] = Layout((tensor.shape, shape), counts)
 
+    def become_rank(self, model: Any) -> None:
+        """The step computes with ``model``, which is the model as this rank has it."""
+        step = self.step
+        self.step = lambda _, batch: step(model, batch)
+        self.parameters = dict(self.model.named_parameters())
+        self.settings.reads_late = True
+
     def map_batch(self, change: Callable[[str, torch.Tensor], torch.Tensor]) -> Any:
         """The batch with each of its tensors replaced by ``change(name, tensor)``."""
         return self.given.map(change)
@@ -136,14 +148,7 @@ class Case:
         """The batch with these rows only, in this order."""
         return self.given.take_rows(index)
 
-    def compute(
-        self,
-        batch: Any = None,
-        *,
-        sites: bool = False,
-        put_back: bool = True,
-        learned: Optional[Learned] = None,
-    ) -> Computed:
+    def compute(self, batch: Any = None, *, sites: bool = False, put_back: bool = True) -> Computed:
         """The step from the kept state: loss, outputs of the model, gradients, updates; ``sites``:
         also what each module takes in and returns, and their gradients. ``put_back=False`` goes on
         from where the model is.
@@ -162,20 +167,25 @@ class Case:
         kept = Computed()
         gradients: dict[str, torch.Tensor] = {}
         with contextlib.ExitStack() as stack:
+            learned = self.learned if self.settings.learns else None
             watch = Observer(self.model, kept, sites, learned, self.inside)
             calls = Calls(self.settings.dropout, None if self.inside is None else watch.called)
-            stack.enter_context(watch.hooks(self.parameters, gradients))
+            late = self.settings.reads_late
+            stack.enter_context(watch.hooks(self.parameters, gradients, late))
             stack.enter_context(within(calls))
             if not self.settings.dropout:
                 stack.enter_context(without_dropout_of_recurrent(self.model))
-            args = (self.model, given) if self._takes_model else (given,)
+            args = (self.model, given) if self.takes_model else (given,)
             returned = self.step(*args)
             loss: Any = _loss(returned)
-            if loss is not None and loss.grad_fn is not None and not gradients:
+            is_done = gradients or any(p.grad is not None for p in self.parameters.values())
+            if loss is not None and loss.grad_fn is not None and not is_done:
                 loss.backward()
+            if late:
+                watch.read_gradients()
         self.draws = drawn != _drawn()
         if learned is not None:
-            learned.attention_calls = calls.attention
+            learned.attention_calls, learned.has_autocast = calls.attention, calls.has_autocast
         if loss is not None:
             kept.tensors["loss", ""] = loss.detach().clone()
         for name, tensor in flatten(returned, "returned"):
@@ -184,7 +194,7 @@ class Case:
         for name, parameter in self.parameters.items():
             if name in gradients:
                 kept.tensors["gradient", name] = gradients[name]
-            if not torch.equal(parameter.detach(), before[name]):
+            if not late and not torch.equal(parameter.detach(), before[name]):
                 kept.tensors["update", name] = parameter.detach() - before[name]
         return self._in_rows(kept, given)
 
@@ -250,16 +260,13 @@ def _drawn() -> tuple[Any, ...]:
     return [bytes(state.numpy()) for state in own], kept["numpy"][2], kept["python"]
 
 
-def _takes(step: Callable[..., Any], count: int) -> bool:
+def _takes_model(step: Callable[..., Any]) -> bool:
     try:
-        inspect.signature(step).bind(*range(count))
+        parameters = inspect.signature(step).parameters.values()
     except (TypeError, ValueError):
         return False
-    try:
-        inspect.signature(step).bind(*range(count - 1))
-    except (TypeError, ValueError):
-        return True
-    return False
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(one.kind in kinds and one.default is one.empty for one in parameters) == 2
 
 
 def _loss(returned: Any) -> Optional[torch.Tensor]:

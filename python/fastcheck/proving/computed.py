@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Callable, Optional
 
 import torch
 
@@ -31,3 +32,12 @@ class Computed:
 
     tensors: dict[Key, torch.Tensor] = field(default_factory=dict)
     rows: set[Key] = field(default_factory=set)
+
+    def map_rows(self, change: Callable[[torch.Tensor], Optional[torch.Tensor]]) -> Computed:
+        """With ``change`` made of each tensor that has rows, and without those for which it returns
+        None, or whose rows are not known.
+        """
+        changed = {k: change(t) if k in self.rows else t for k, t in self.tensors.items()}
+        kept = [k for k in changed if k in self.rows or not is_of_rows(k)]
+        tensors = {k: t for k in kept if (t := changed[k]) is not None}
+        return Computed(tensors, self.rows & tensors.keys())

@@ -10,6 +10,9 @@ import torch
 
 from fastcheck.utils.torch.flatten import flatten
 
+#: Names of tensors that hold targets.
+TARGETS = r"label|target|\by\b"
+
 
 class Given:
     """The batch of a step. ``tensors``: those in it, by the names of flatten(). ``rows``: their
@@ -62,6 +65,29 @@ class Given:
             return tensor
 
         return self.map(take)
+
+    def named(self, pattern: str) -> str:
+        """The first tensor of this name with an entry for each token, or ``""``."""
+        shape = (self.rows, self.length)
+        names = [name for name, t in self.tensors.items() if tuple(t.shape[:2]) == shape]
+        return next((name for name in names if re.search(pattern, name)), "")
+
+    def ignored(self, targets: torch.Tensor) -> Any:
+        """The value of a target that does not count: where the mask hides tokens, if it is one."""
+        hidden = targets[self.tensors[self.mask] != self.real]
+        is_one = hidden.numel() and bool((hidden == hidden.flatten()[0]).all())
+        return hidden.flatten()[0] if is_one else -100
+
+    def without_first_target(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Targets in which none counts for a row's first token: it may be taken for the one that
+        the token before it has to predict.
+        """
+        real = self.tensors[self.mask] == self.real
+        if not re.search(TARGETS, name) or tensor.shape[:2] != real.shape:
+            return tensor
+        tensor = tensor.clone()
+        tensor[real & (real.cumsum(1) == 1)] = self.ignored(tensor)
+        return tensor
 
     def real_tokens(self, batch: Any) -> list[torch.Tensor]:
         """The mask of a batch of this form, [rows, tokens] of True where a token is real; and what

@@ -125,6 +125,25 @@ class AttentionBackend(Relation):
         return sdpa_kernel(SDPBackend.MATH)
 
 
+class Autocast(Relation):
+    """All in the format of the weights: regions of torch.autocast are left out. The noise is that
+    of the format in which the modules compute within them.
+    """
+
+    name = "autocast against none"
+
+    def why_not(self, case: Case) -> str:
+        return "" if case.learned.has_autocast else "the step does not use torch.autocast"
+
+    @contextlib.contextmanager
+    def changed(self, case: Case) -> Iterator[None]:
+        def nothing(self: Any, *error: object) -> None:
+            return None
+
+        with mock.patch.multiple(torch.autocast, __enter__=nothing, __exit__=nothing):
+            yield
+
+
 class Unshared(Relation):
     """A parameter that stands in several places, replaced by copies: their gradients add up to
     its own.

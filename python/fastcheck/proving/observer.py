@@ -18,6 +18,7 @@ from fastcheck.utils.torch.flatten import flatten, flatten_arguments
 
 from .computed import Computed
 
+_Named = dict[str, torch.Tensor]
 #: The floating formats of which one ulp is known, coarsest first.
 _COARSE = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
@@ -31,6 +32,7 @@ class Learned:
     dtype: torch.dtype = torch.float32
     attention_calls: int = 0
     checkpoints: int = 0
+    has_autocast: bool = False
     call: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
     batch_norms: list[torch.nn.Module] = field(default_factory=list)
 
@@ -66,8 +68,8 @@ class Observer:
     ) -> None:
         self._model, self._kept, self._sites = model, kept, sites
         self._learned, self._looked_into = learned, inside
-        self._parameters: dict[str, torch.Tensor] = {}
-        self._gradients: dict[str, torch.Tensor] = {}
+        self._parameters: _Named = {}
+        self._gradients: _Named = {}
         self._calls: Counter[str] = Counter()
         self._inside: list[str] = []
         self._handles: list[Any] = []
@@ -75,10 +77,10 @@ class Observer:
         self._count = 0
 
     @contextlib.contextmanager
-    def hooks(
-        self, parameters: dict[str, torch.Tensor], gradients: dict[str, torch.Tensor]
-    ) -> Iterator[None]:
-        """Has the hooks in place, which put the gradients of ``parameters`` into ``gradients``."""
+    def hooks(self, parameters: _Named, gradients: _Named, late: bool = False) -> Iterator[None]:
+        """Has the hooks in place, which put the gradients of ``parameters`` into ``gradients``;
+        ``late``: before an update alone, and where read_gradients() is called.
+        """
         self._parameters, self._gradients = parameters, gradients
         handles = self._handles
         for path, module in self._model.named_modules():
@@ -91,7 +93,7 @@ class Observer:
         handles.append(register_optimizer_step_pre_hook(self._updating))
         parameter: Any
         for name, parameter in parameters.items():
-            if parameter.requires_grad and parameter.is_leaf:
+            if parameter.requires_grad and parameter.is_leaf and not late:
                 hook = functools.partial(self._accumulated, name)
                 handles.append(parameter.register_post_accumulate_grad_hook(hook))
         try:
@@ -127,7 +129,7 @@ class Observer:
 
     def _keep(self, kind: str, name: str, tensor: torch.Tensor) -> None:
         if tensor.dim() and (tensor.is_floating_point() or kind == "forward input"):
-            self._kept.tensors.setdefault((kind, name), tensor.detach().clone())
+            self._kept.tensors.setdefault((kind, name), _whole(tensor).clone())
 
     def _watch(self, phase: str, path: str, pairs: list[tuple[str, Any]]) -> None:
         for label, tensor in pairs:
@@ -158,7 +160,7 @@ class Observer:
     def _accumulated(self, name: str, parameter: torch.Tensor) -> None:
         if parameter.grad is None:
             return
-        held = parameter.grad.detach()
+        held = _whole(parameter.grad)
         self._gradients[name] = held.to_dense() if held.is_sparse else held.clone()
         if self._sites:
             path, _, label = name.rpartition(".")
@@ -167,9 +169,19 @@ class Observer:
             self._kept.tensors[key] = self._gradients[name]
 
     def _updating(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        for name, parameter in self._parameters.items():  # of a backward without hooks
+        self.read_gradients()  # of a backward without hooks
+
+    def read_gradients(self) -> None:
+        """The gradients that are there and were not read."""
+        for name, parameter in self._parameters.items():
             if name not in self._gradients:
                 self._accumulated(name, parameter)
+
+
+def _whole(tensor: Any) -> torch.Tensor:
+    """Its values; those of a DTensor, from all ranks."""
+    gather = getattr(tensor, "full_tensor", None)
+    return (tensor if gather is None else gather()).detach()  # type: ignore[no-any-return]
 
 
 def _line() -> str:

@@ -14,33 +14,31 @@ from fastcheck.monitor.reruns import set_aside
 from fastcheck.utils.torch.flatten import flatten
 from fastcheck.utils.torch.training_state import TrainingState
 
-from .batches import Alone, MicroBatches, Padded, Permuted
+from . import batches, models
 from .case import Case, Settings
 from .computed import Computed, Key
-from .models import (
-    Again,
-    AttentionBackend,
-    Checkpointed,
-    EvaluatedTwice,
-    SavedAndLoaded,
-    Unshared,
-)
+from .ranks import under_ddp, under_fsdp
 from .relation import Relation
 from .result import BY_DESIGN, DIFFERS, FAILED, HOLDS, NOT_ASKED, Outcome, Place, Proof
 from .score import LIMIT, Floor, find_place, ulps_of
 
 _AUTO: dict[str, type[Relation]] = {
-    "again": Again,
-    "permuted": Permuted,
-    "alone": Alone,
-    "padded": Padded,
-    "micro_batches": MicroBatches,
-    "checkpointed": Checkpointed,
-    "attention": AttentionBackend,
-    "unshared": Unshared,
-    "saved": SavedAndLoaded,
-    "evaluated": EvaluatedTwice,
+    "again": models.Again,
+    "permuted": batches.Permuted,
+    "alone": batches.Alone,
+    "padded": batches.Padded,
+    "left_padded": batches.LeftPadded,
+    "packed": batches.Packed,
+    "micro_batches": batches.MicroBatches,
+    "checkpointed": models.Checkpointed,
+    "attention": models.AttentionBackend,
+    "autocast": models.Autocast,
+    "unshared": models.Unshared,
+    "saved": models.SavedAndLoaded,
+    "evaluated": models.EvaluatedTwice,
 }
+#: Those that are asked by name alone: they take longer.
+_BY_NAME: dict[str, Callable[[], Relation]] = {**_AUTO, "ddp": under_ddp, "fsdp": under_fsdp}
 _CONFIRMED_AT = (101, 102)
 
 _Relations = Union[str, Sequence[Union[str, Relation]]]
@@ -226,12 +224,12 @@ def _asked(relations: _Relations) -> list[Relation]:
         relations = list(_AUTO) if relations == "auto" else [relations]
     found = []
     for one in relations:
-        if isinstance(one, str) and one in _AUTO:
-            found.append(_AUTO[one]())
+        if isinstance(one, str) and one in _BY_NAME:
+            found.append(_BY_NAME[one]())
         elif isinstance(one, Relation):
             found.append(one)
         else:
-            raise _refused("relations", '"auto", Relations, or of ' + ", ".join(_AUTO), one)
+            raise _refused("relations", '"auto", Relations, or of ' + ", ".join(_BY_NAME), one)
     return found
 
 

@@ -28,6 +28,7 @@ class Relation:
         mixes_rows: rows are computed in another order or company.
         is_exact: computed is the very same. A step that differs then may differ by itself, which
             is not to count as its noise.
+        reduces: gradients of parameters are reduced after they were computed.
         draws_alike: the same random numbers are drawn for the same elements. If not, dropout is
             left out, and a step that draws other random numbers is not asked.
     """
@@ -37,6 +38,7 @@ class Relation:
     measured: tuple[str, ...] = ()
     mixes_rows = False
     is_exact = False
+    reduces = False
     draws_alike = True
 
     def why_not(self, case: Case) -> str:

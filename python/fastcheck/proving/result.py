@@ -17,9 +17,10 @@ NOT_ASKED, FAILED = "not asked", "failed"
 class Place:
     """The first place at which two computations of a step part. ``module``: its path; ``""``: the
     model itself. ``kind``: ``"forward"``, ``"backward"``, ``"loss"`` where the model returns the
-    same and the loss differs, ``"update"`` where all is the same but the update, or ``"step"``
-    where the step does not call the model once with all rows. ``what``: which tensor. ``operator``:
-    the function that was called there, ``line``: by which line of the program, where that is known.
+    same and the loss differs, ``"reduction"`` where ranks compute the same and their gradients
+    differ, ``"update"`` where all is the same but the update, or ``"step"`` where the step does not
+    call the model once with all rows. ``what``: which tensor. ``operator``: the function that was
+    called there, ``line``: by which line of the program, where that is known.
     """
 
     module: str
@@ -34,6 +35,9 @@ class Place:
             return "the loss: the step makes another one of what the model returns"
         if self.kind == "update":
             return f"the update of {self.what}, which is another one of the same gradients"
+        if self.kind == "reduction":
+            name = ".".join(filter(None, (self.module, self.what)))
+            return f"the reduction of gradients, of {name} first: what each rank computes agrees"
         if self.kind == "step":
             return "the step, which does not call the model once with all rows: it is not followed"
         name = f"{self.module or 'the model'} ({self.kind}): {self.what}"
@@ -124,13 +128,9 @@ def render(proof: Proof) -> str:
         lines += ["", "  not asked:"]
         lines += [f"  {one.relation:{width}}  {one.note}" for one in skipped]
     counts = {state: sum(one.state == state for one in shown) for state in (HOLDS, DIFFERS)}
-    lines += [
-        "",
-        f"  {counts[HOLDS]} hold, {counts[DIFFERS]} differ. A score is a difference over the",
-    ]
-    lines.append(
-        "  noise of its tensor, measured by moving each weight by one ulp; up to 10 is noise."
-    )
+    counted = f"  {counts[HOLDS]} hold, {counts[DIFFERS]} differ. A score is a difference over the"
+    noise = "  noise of its tensor, measured by moving each weight by one ulp; up to 10 is noise."
+    lines += ["", counted, noise]
     text = printable("\n".join(lines), keep="\n")
     return to_ascii(text) if wants_ascii(sys.stdout) else text
 

@@ -126,6 +126,8 @@ def find_place(case: Case, relation: Relation) -> Optional[Place]:
         return Place("", key[0], key[1], score)
     path, what = _split(key[1])
     phase, role = key[0].split()
+    if role == "parameter" and relation.reduces:
+        return Place(path, "reduction", what, score)
     module, text = path, what
     if (phase, role) == ("forward", "output"):
         text = f"its {what}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import re
 from collections.abc import Iterator
 from typing import Any, Callable, Optional
 from unittest import mock
@@ -14,23 +15,18 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import checkpoint as checkpointing
 
 _DROPOUTS = {
-    F.dropout,
-    F.alpha_dropout,
-    F.dropout1d,
-    F.dropout2d,
-    F.dropout3d,
-    F.feature_alpha_dropout,
-    torch.dropout,
-    torch.feature_dropout,
-    torch.alpha_dropout,
-    torch.feature_alpha_dropout,
+    function
+    for at in (F, torch)
+    for name, function in vars(at).items()
+    if re.fullmatch(r"(feature_)?(alpha_)?dropout([123]d)?", name)
 }
 
 Called = Callable[[Any, tuple[Any, ...], Any], None]
 
 
 class Calls(TorchFunctionMode):
-    """Notes the calls of scaled_dot_product_attention; ``dropout=False``: leaves dropout out.
+    """Notes the calls of scaled_dot_product_attention, and of what is within torch.autocast;
+    ``dropout=False``: leaves dropout out.
     ``called`` is told of each function, its arguments and what it returns.
     """
 
@@ -39,8 +35,11 @@ class Calls(TorchFunctionMode):
         self._dropout = dropout
         self._called = called
         self.attention = 0
+        self.has_autocast = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled():
+            self.has_autocast = True
         returned = self._run(func, args, kwargs or {})
         if self._called is not None:
             self._called(func, args, returned)

@@ -1,0 +1,162 @@
+"""Ranks: the step of one process against the same step on several ranks, forks of this process."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import traceback
+import warnings
+from typing import Any, Callable
+
+import torch
+import torch.distributed as dist
+
+from .batches import joined
+from .case import Case
+from .computed import Computed
+from .relation import Relation
+
+_Wrap = Callable[[Any], Any]
+_SECONDS = 120
+_SUMS = ("gradient", "backward parameter")
+
+
+class Ranks(Relation):
+    """The step on ``count`` ranks of gloo, each with its share of the rows. ``wrap(model)`` returns
+    the model as a rank computes with it::
+
+        Ranks(torch.nn.parallel.DistributedDataParallel)
+        Ranks(lambda model: fully_shard(model) or model)
+        Ranks(lambda model: parallelize_module(model, mesh(), plan), shares_rows=False)
+
+    ``shares_rows=False``: each rank has the whole batch. Gradients are those that the optimizer is
+    given, or that are left after the step. Where the loss of a rank is what one process makes of
+    its share, they are the mean over the shares; else those of the whole batch.
+    """
+
+    kinds = ("loss", "output", "gradient")
+    mixes_rows = True
+    draws_alike = False
+    reduces = True
+
+    def __init__(self, wrap: _Wrap, count: int = 2, *, shares_rows: bool = True) -> None:
+        self.name = f"{count} ranks of {getattr(wrap, '__name__', 'a function')}"
+        self._wrap, self._count, self._shares_rows = wrap, count, shares_rows
+        self._found = Computed()
+
+    def why_not(self, case: Case) -> str:
+        if not case.takes_model:
+            return "the step takes no model: a rank calls it as step(model, batch)"
+        if self._shares_rows and (not case.given.rows or case.given.rows % self._count):
+            return f"{case.given.rows} rows are not {self._count} equal shares"
+        if not hasattr(os, "fork") or not dist.is_available() or not dist.is_gloo_available():
+            return "this system has no fork, or torch no gloo"
+        if dist.is_initialized() or any(p.device.type != "cpu" for p in case.parameters.values()):
+            return "ranks are forks of a process that is no rank, with its model on the CPU"
+        return ""
+
+    def _batch(self, case: Case, rank: int) -> Any:
+        if not self._shares_rows:
+            return super().batch(case)
+        share = case.given.rows // self._count
+        return case.take_rows(range(rank * share, (rank + 1) * share))
+
+    def reference(self, case: Case, base: Computed, sites: bool = False) -> Computed:
+        ranks = self._run_ranks(case, sites)
+        weights = [1 / self._count] * self._count
+        wanted, found = base, ranks[0]
+        if self._shares_rows:
+            found = joined(ranks, weights)
+            parts = [case.compute(self._batch(case, i), sites=sites) for i in range(self._count)]
+            if _agree(parts[0], ranks[0]):
+                wanted = joined(parts, weights)
+            else:
+                found.tensors.pop(("loss", ""), None)
+        for key, tensor in wanted.tensors.items():  # of the rank that is farthest off
+            held = [r.tensors[key] for r in ranks if key[0] in _SUMS and key in r.tensors]
+            if len(held) == self._count and all(one.shape == tensor.shape for one in held):
+                found.tensors[key] = max(held, key=lambda one: float((one - tensor).norm()))
+        # A rank may hold other parameters, as a share of one.
+        kept = {k: t for k, t in wanted.tensors.items() if k[0] not in _SUMS or k in found.tensors}
+        tensors = {key: tensor for key, tensor in found.tensors.items() if key in kept}
+        self._found = Computed(tensors, found.rows)
+        return Computed(kept, wanted.rows)
+
+    def run(self, case: Case, base: Computed, sites: bool = False) -> Computed:
+        return self._found
+
+    def _run_ranks(self, case: Case, sites: bool) -> list[Computed]:
+        import torch._dynamo  # DistributedDataParallel does, in each rank anew
+
+        case.put_back()
+        context = torch.multiprocessing.get_context("fork")
+        with tempfile.TemporaryDirectory() as folder:
+            ranks = [
+                context.Process(target=self._be_rank, args=(case, rank, folder, sites))
+                for rank in range(self._count)
+            ]
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore", DeprecationWarning)  # of fork beside threads
+                    for process in ranks:
+                        process.start()
+                for process in ranks:
+                    process.join(_SECONDS)
+            finally:
+                for process in ranks:
+                    process.kill()
+                    process.join()
+            return [self._read(folder, rank) for rank in range(self._count)]
+
+    def _read(self, folder: str, rank: int) -> Computed:
+        try:
+            found = torch.load(os.path.join(folder, str(rank)), weights_only=False)
+        except OSError:
+            found = f"no answer within {_SECONDS} s"
+        if isinstance(found, str):
+            raise RuntimeError(f"rank {rank}: {found}")
+        return Computed(*found)
+
+    def _be_rank(self, case: Case, rank: int, folder: str, sites: bool) -> None:
+        found: Any = "it ended"
+        try:
+            torch.set_num_threads(1)  # the threads of OpenMP did not come along
+            meeting = f"file://{folder}/meeting"
+            dist.init_process_group("gloo", meeting, rank=rank, world_size=self._count)
+            batch = self._batch(case, rank)
+            case.become_rank(self._wrap(case.model))
+            computed = case.compute(batch, sites=sites, put_back=False)
+            for name, parameter in case.parameters.items():
+                if parameter.requires_grad:  # one without a gradient
+                    zeros = torch.zeros(parameter.shape)
+                    computed.tensors.setdefault(("gradient", name), zeros)
+            found = computed.tensors, computed.rows
+        except Exception:
+            found = traceback.format_exc().strip().splitlines()[-1]
+        finally:
+            path = os.path.join(folder, str(rank))
+            torch.save(found, path + ".part")
+            os.replace(path + ".part", path)
+            os._exit(0)
+
+
+def under_ddp() -> Ranks:
+    """Two ranks under DistributedDataParallel."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    return Ranks(DistributedDataParallel)
+
+
+def under_fsdp() -> Ranks:
+    """Two ranks, the whole model in one group of fully_shard()."""
+
+    from torch.distributed.fsdp import fully_shard
+
+    return Ranks(fully_shard)
+
+
+def _agree(part: Computed, rank: Computed) -> bool:
+    """Whether their losses do, or there is none."""
+    losses = [one.tensors.get(("loss", "")) for one in (part, rank)]
+    a, b = (0.0 if loss is None else float(loss) for loss in losses)
+    return abs(a - b) <= 1e-2 * abs(a)
