@@ -244,7 +244,7 @@ class Requests:
         self._asks: list[Union[TouchedFile, SignalFlag]] = []
         self._running: Union[OpLevelSteps, StepDumps, None] = None
         self._first = 0
-        self._seen = watcher.closed_steps
+        self._seen = watcher.ends.closed_steps
         self._is_closed = False
         # remove() may be called by another thread.
         self._lock = threading.RLock()
@@ -273,9 +273,9 @@ class Requests:
 
     def step_ended(self) -> None:
         """An optimizer or a GradScaler is done with its step, perhaps with one of this model."""
-        if self._seen == self._watcher.closed_steps or self._session.tape is not None:
+        if self._seen == self._watcher.ends.closed_steps or self._session.tape is not None:
             return
-        self._seen = self._watcher.closed_steps
+        self._seen = self._watcher.ends.closed_steps
         if self._running is None and not self._is_asked():
             return
         with self._lock, self._guarded():

@@ -55,7 +55,7 @@ class FlatOptimizer:
             state.read_for_update(None, gradients=False, scaled=scaled)
             session.settle_update()
         if session.config.sync != "never":
-            watcher._reach_boundary()
+            watcher.ends.reach_boundary()
         return True
 
     def _after(self, watcher: StepWatcher, skipped: bool) -> bool:

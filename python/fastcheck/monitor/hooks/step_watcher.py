@@ -17,8 +17,7 @@ from fastcheck.calls.module_calls import ModuleNode
 from fastcheck.errors import LearningRateWarning, warn
 from fastcheck.monitor.hooks.boundaries.unfinished import (
     EndlessSteps,
-    Turns,
-    UnfinishedSteps,
+    StepEnds,
     other_optimizers,
 )
 from fastcheck.monitor.hooks.protect.closures import Evaluations
@@ -77,6 +76,55 @@ def _has_unscaled(scaler: GradScaler) -> bool:
     return any(getattr(state.get("stage"), "name", "") == "UNSCALED" for state in states)
 
 
+class Scaling:
+    """What a GradScaler has done with the optimizers of a session since its last update().
+    ``given``: the only one that is followed, if it is one.
+    """
+
+    def __init__(self, given: object) -> None:
+        self._given = weakref.ref(given) if isinstance(given, GradScaler) else None
+        # The optimizer that GradScaler.step() is about: that scaler's update() will close the step.
+        self.optimizer: Optional[torch.optim.Optimizer] = None
+        self.update_reached = False
+        # None: it has stepped none.
+        self.skipped: Optional[bool] = None
+        self.stepped_by: Optional[weakref.ref[GradScaler]] = None
+        self.stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        # The records of the scaler's own found_inf, where its value is on a device.
+        self.words: list[int] = []
+        # To what the gradients of this step were clipped while they carried the scale.
+        self.clipped_to: object = None
+
+    @property
+    def has_given(self) -> bool:
+        return self._given is not None
+
+    def follows(self, scaler: GradScaler) -> bool:
+        return self._given is None or self._given() is scaler
+
+    def has_stepped(self, scaler: GradScaler) -> bool:
+        is_its = self.stepped_by is not None and self.stepped_by() is scaler
+        return is_its and self.skipped is not None
+
+
+class Parts:
+    """The parts of the watcher that steps do without: where one fails, only it is switched off."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._off: set[str] = set()
+        #: All of them are.
+        self.are_off = False
+
+    def __call__(self, what: str, method: Callable[..., Optional[bool]], *args: Any) -> bool:
+        try:
+            return what not in self._off and bool(method(*args))
+        except Exception as error:
+            self._off.add(what)
+            self._session.report_internal_error(what, error)
+            return False
+
+
 class StepWatcher:
     """Its methods are called (by ``optimizers.py``) for every optimizer and scaler of the process;
     it acts on those of the observed model.
@@ -104,37 +152,16 @@ class StepWatcher:
         # Told of every optimizer of this model that is about to step, and of clipping.
         self._meta = meta
         self._state = state
-        self._is_off = False
-        optimizers = session.config.training.optimizers
-        self._given = None if optimizers is None else weakref.WeakSet(optimizers)
-        self._turns = Turns(self._given)
-        scaler = session.config.training.scaler
+        training = session.config.training
+        self._given = None if training.optimizers is None else weakref.WeakSet(training.optimizers)
+        #: Where steps end.
+        self.ends = StepEnds(session, state.parameters, self._given)
         self._losses = LossReader(session, state)
-        self._unfinished = UnfinishedSteps(session, state.parameters)
-        self._endless = EndlessSteps(session)
         self.protection = WeightProtection(session, norm_limit)
         self._gradients = GradientWatcher(session, state, self._given, self.protection)
-        self._scaler = weakref.ref(scaler) if isinstance(scaler, GradScaler) else None
-        # The optimizer that GradScaler.step() is about: that scaler's update() will close the step.
-        self._in_scaler: Optional[torch.optim.Optimizer] = None
-        self._update_reached = False
-        # The step in which each optimizer has stepped last.
-        self._updated_in: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = (
-            weakref.WeakKeyDictionary()
-        )
-        # What the scaler did with the optimizers of this session since its last update().
-        self._scaler_skipped: Optional[bool] = None
-        self._stepped_by: Optional[weakref.ref[GradScaler]] = None
-        self._scaler_stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
-        # The records of the scaler's own found_inf, where its value is on a device.
-        self._scaler_words: list[int] = []
-        # To what the gradients of this step were clipped while they carried the scale.
-        self._clipped_to: object = None
+        self._scaling = Scaling(training.scaler)
         self._evaluations = Evaluations(session, self.protection, state.read_gradients)
-        self._parts_off: set[str] = set()
-        self._meets = False
-        #: How many steps this has closed.
-        self.closed_steps = 0
+        self._apart = Parts(session)
 
     # Optimizers
 
@@ -146,14 +173,14 @@ class StepWatcher:
                 self.session.faults.notes[text] = None
                 warn(text)
             return False
-        self._update_reached = True
-        if has_closure and self._updated_in.get(optimizer) == self.session.step.index:
+        self._scaling.update_reached = True
+        if has_closure and self._evaluations.updated_in.get(optimizer) == self.session.step.index:
             # Its closure will run the forward of the next step, which begins here.
             self.session.begin_step_if_closed()
         self._gradients.evaluating = optimizer if has_closure else None
         self._meta.at_step_boundary(optimizer, self.session.step.index)
         if not has_closure:
-            self._notice(self._facts.before_update, optimizer, self._in_scaler is optimizer)
+            self._notice(self._facts.before_update, optimizer, self._scaling.optimizer is optimizer)
         self._read_learning_rates(optimizer)
         if self.session.is_active:
             self._state.read_for_update(
@@ -173,7 +200,7 @@ class StepWatcher:
     def _uses_gradients(self, optimizer: torch.optim.Optimizer, evaluation: int = 0) -> None:
         if self.session.config.sync != "never":
             # Every rank has judged its records: if one stops, none applies its update.
-            self._reach_boundary()
+            self.ends.reach_boundary()
         self.protection.before_update(optimizer, evaluation)
 
     def evaluation_began(self, optimizer: torch.optim.Optimizer) -> bool:
@@ -191,11 +218,6 @@ class StepWatcher:
             self._uses_gradients(optimizer, self._evaluations.ended(optimizer))
         return is_ours
 
-    def _reach_boundary(self) -> None:
-        step = self.session.step
-        self._meets = self._meets or not step.update.has_met
-        step.update.has_met = True
-
     def after_update(self, optimizer: torch.optim.Optimizer, has_closure: bool) -> bool:
         """An optimizer has stepped."""
         self.protection.after_update(optimizer)
@@ -212,11 +234,11 @@ class StepWatcher:
             self._state.read_optimizer_state(optimizer)
         session.step.update.count += 1
         self._losses.updated()
-        self._updated_in[optimizer] = session.step.index
-        if self._in_scaler is optimizer:
+        self._evaluations.updated_in[optimizer] = session.step.index
+        if self._scaling.optimizer is optimizer:
             return True
-        may_be_scaled = session.config.training.has_own_scaling or self._unfinished.has_skipped
-        self._unfinished.has_skipped = False
+        may_be_scaled = session.config.training.has_own_scaling or self.ends.unfinished.has_skipped
+        self.ends.unfinished.has_skipped = False
         if may_be_scaled and session.is_active:
             session.note(session.event_store.settle_own_scaling, session.step)
         self._end_update([optimizer])
@@ -229,7 +251,7 @@ class StepWatcher:
         session = self.session
         if session.is_explicit:
             return
-        is_over = [self._turns.ends(one, lambda: self._others(one)) for one in optimizers]  # noqa: B023  # called within the same turn of the loop
+        is_over = [self.ends.turns.ends(one, self._others) for one in optimizers]
         if any(is_over):
             self.close_step()
         else:
@@ -281,10 +303,10 @@ class StepWatcher:
         if self.session.config.level == "op":
             return False
         is_within = self._gradients.evaluating is not None
-        is_over = not is_within and self._apart("unfinished steps", self._unfinished.is_over)
+        is_over = not is_within and self._apart("unfinished steps", self.ends.unfinished.is_over)
         if is_over:
             self._state.hand_changes.skipped()
-            self._turns.reset()
+            self.ends.turns.reset()
         return is_over
 
     def backward_ended(self) -> bool:
@@ -295,7 +317,7 @@ class StepWatcher:
         is_ours = self._apart("the loss", self._losses.ended, was_alone)
         if is_ours and self.session.backwards.owns_gradients:
             self._apart("gradients after backward", self._gradients.after_backward)
-            self._apart("unfinished steps", self._unfinished.after_backward)
+            self._apart("unfinished steps", self.ends.unfinished.after_backward)
         if backward is not None:
             self._apart("consequences", self.session.backward_ended)
             if is_ours or not self.session.is_active:
@@ -304,9 +326,9 @@ class StepWatcher:
 
     def _end_endless(self) -> None:
         is_within = self._gradients.evaluating is not None or self.session.tape is not None
-        if not is_within and self._endless.after_backward():
+        if not is_within and self.ends.endless.after_backward():
             self.session.close_step()
-            self._turns.reset()
+            self.ends.turns.reset()
 
     def backward_left(self) -> None:
         """backward() has raised."""
@@ -342,23 +364,14 @@ class StepWatcher:
             known = self.session.step.update.scaler
             scaler = None if known is None else known()
             if scaler is not None and not _has_unscaled(scaler):
-                self._clipped_to = threshold
+                self._scaling.clipped_to = threshold
         return is_ours
-
-    def _apart(self, what: str, method: Callable[..., Optional[bool]], *args: Any) -> bool:
-        """Calls a method that steps do without: where it fails, only it is switched off."""
-        try:
-            return what not in self._parts_off and bool(method(*args))
-        except Exception as error:
-            self._parts_off.add(what)
-            self.session.report_internal_error(what, error)
-            return False
 
     def close_step(self) -> None:
         """The step that is open is over; the ranks meet outside of the lock."""
         self.session.close_step()
-        self._reach_boundary()
-        self.closed_steps += 1
+        self.ends.reach_boundary()
+        self.ends.closed_steps += 1
 
     # GradScaler
 
@@ -385,11 +398,12 @@ class StepWatcher:
 
     def scaler_step_began(self, scaler: GradScaler, optimizer: torch.optim.Optimizer) -> bool:
         """GradScaler.step(optimizer): it decides whether the optimizer runs."""
-        if not self._follows(scaler) or not self._concerns(optimizer):
+        scaling = self._scaling
+        if not scaling.follows(scaler) or not self._concerns(optimizer):
             return False
-        self._in_scaler = optimizer
-        self._update_reached = False
-        clipped_to, self._clipped_to = self._clipped_to, None
+        scaling.optimizer = optimizer
+        scaling.update_reached = False
+        clipped_to, scaling.clipped_to = scaling.clipped_to, None
         if clipped_to is not None:
             self._meta.schedule.clipped_scaled(clipped_to)
         return True
@@ -403,11 +417,12 @@ class StepWatcher:
         """``found_inf``: one word per device, not zero if the scaler saw non-finite gradients and
         has the update skipped.
         """
-        if not self._follows(scaler) or not self._concerns(optimizer):
+        scaling = self._scaling
+        if not scaling.follows(scaler) or not self._concerns(optimizer):
             return False
-        skipped = not self._update_reached
-        self._stepped_by = weakref.ref(scaler)
-        self._scaler_stepped.add(optimizer)
+        skipped = not scaling.update_reached
+        scaling.stepped_by = weakref.ref(scaler)
+        scaling.stepped.add(optimizer)
         for word in found_inf:
             is_known = word.is_cpu or self.session.config.may_wait
             if is_known:
@@ -416,11 +431,11 @@ class StepWatcher:
             if is_wanted and (word.is_cpu or streams_of(word.device) is not None):
                 seq = self.session.numbers.found_inf(word)
                 if not is_known:  # reading it here would make the host wait
-                    self._scaler_words.append(seq)
-        self._scaler_skipped = bool(self._scaler_skipped) or skipped
-        if not self._update_reached:
+                    scaling.words.append(seq)
+        scaling.skipped = bool(scaling.skipped) or skipped
+        if not scaling.update_reached:
             self._read_learning_rates(optimizer)
-        if not self._update_reached and self.session.is_active:
+        if not scaling.update_reached and self.session.is_active:
             self._state.read_gradients(optimizer, scaled=True)
         return True
 
@@ -430,20 +445,19 @@ class StepWatcher:
 
     def scaler_step_left(self, optimizer: torch.optim.Optimizer) -> None:
         """GradScaler.step(optimizer) is over, by an exception or not."""
-        if self._in_scaler is optimizer:
-            self._in_scaler = None
+        if self._scaling.optimizer is optimizer:
+            self._scaling.optimizer = None
 
     def scaler_updated(self, scaler: GradScaler) -> bool:
         """GradScaler.update(): the iteration is over, skipped or not."""
-        if self._scaler_skipped is None or self._stepped_by is None:
+        session, scaling = self.session, self._scaling
+        if not scaling.has_stepped(scaler):
             return False
-        if self._stepped_by() is not scaler:
-            return False
-        skipped, self._scaler_skipped = self._scaler_skipped, None
-        session, stepped = self.session, list(self._scaler_stepped)
-        self._scaler_stepped.clear()
+        skipped, scaling.skipped = scaling.skipped, None
+        stepped = list(scaling.stepped)
+        scaling.stepped.clear()
         if session.is_active:
-            words, self._scaler_words = self._scaler_words, []
+            words, scaling.words = scaling.words, []
             session.note(session.event_store.settle_scaled, session.step, skipped, words)
         self._end_update(stepped)
         return True
@@ -468,7 +482,7 @@ class StepWatcher:
     def emit_warnings(self) -> None:
         """Outside of all locks."""
         meta, notes = self._meta, self.session.faults.notes
-        warn_of_step(self._state, meta, self.protection, self._endless, self._tree, notes)
+        warn_of_step(self._state, meta, self.protection, self.ends.endless, self._tree, notes)
         for listener in self.session.event_store.listeners:
             listener.at_boundary()
 
@@ -496,20 +510,17 @@ class StepWatcher:
         """Whether ``outputs`` may be this model's: the scaler is, this thread calls the model, or
         their graph leads to it.
         """
-        if self._scaler is not None or not self.session.backwards.is_foreign:
-            return self._follows(scaler)
+        if self._scaling.has_given or not self.session.backwards.is_foreign:
+            return self._scaling.follows(scaler)
         tensors = [tensor for _, tensor in flatten(outputs, "")]
         return self._apart("the loss", self._losses.lead_to_model, tensors)
-
-    def _follows(self, scaler: GradScaler) -> bool:
-        return self._scaler is None or self._scaler() is scaler
 
     def guarded(self, what: str, method: Callable[..., bool], *args: Any) -> None:
         """Calls one of the methods above. An error of fastcheck's own is reported once and switches
         this watcher off.
         """
         session = self.session
-        if self._is_off or session.removed:
+        if self._apart.are_off or session.removed:
             is_step = session.removed is Removal.FORKED and what == "optimizer steps"
             if is_step and self._concerns(*args[:1]):
                 session.removed = Removal.DONE
@@ -521,10 +532,10 @@ class StepWatcher:
                 if not session.removed:
                     is_ours = method(self, *args)
         except Exception as error:
-            self._is_off = True
+            self._apart.are_off = True
             self.release()
             session.report_internal_error(what, error)
-        meets, self._meets = self._meets, False
+        meets, self.ends.meets = self.ends.meets, False
         self.emit_warnings()
         if meets and session.tape is None:
             self._boundary()

@@ -39,13 +39,15 @@ class Turns:
         self._has_repeated = False
         self._each_ends = False
 
-    def ends(self, optimizer: Optimizer, others: Callable[[], Iterable[Optimizer]]) -> bool:
+    def ends(
+        self, optimizer: Optimizer, others: Callable[[Optimizer], Iterable[Optimizer]]
+    ) -> bool:
         """``optimizer`` has stepped, or a GradScaler has skipped that. Whether the iteration is
         over. ``others``: asked once, for the other optimizers of the model.
         """
         if not self._is_begun:
             self._is_begun = True
-            self._expected.update(others())
+            self._expected.update(others(optimizer))
             self._expected.add(optimizer)
         if self._each_ends:
             return True
@@ -238,3 +240,30 @@ def _is_cleared(node: ModuleNode, name: str, version: int) -> bool:
         return False
     with unobserved(), no_grad():
         return not bool(gradient.any())
+
+
+class StepEnds:
+    """Where the steps of one session end. ``given``: the optimizers that are to be followed, if the
+    user has said so.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        parameters: Callable[[], list[StoredTensor]],
+        given: Optional[Iterable[Optimizer]],
+    ) -> None:
+        self._session = session
+        self.turns = Turns(given)
+        self.unfinished = UnfinishedSteps(session, parameters)
+        self.endless = EndlessSteps(session)
+        #: The ranks are to meet, outside of the lock.
+        self.meets = False
+        #: How many steps were closed.
+        self.closed_steps = 0
+
+    def reach_boundary(self) -> None:
+        """The ranks meet once in a step."""
+        update = self._session.step.update
+        self.meets = self.meets or not update.has_met
+        update.has_met = True

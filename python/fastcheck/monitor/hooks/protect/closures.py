@@ -28,6 +28,8 @@ class Evaluations:
         self._session = session
         self._protection = protection
         self._read_gradients = read_gradients
+        #: The step in which each optimizer has stepped last.
+        self.updated_in: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         # How many have ended in the optimizer's step.
         self._counts: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
 
