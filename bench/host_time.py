@@ -152,13 +152,13 @@ def cases_on(device: str) -> tuple[dict[str, Run], Callable[[], None]]:
     def one_by_one() -> None:
         for tensor in tensors:
             with session.lock:
-                seq, is_bad = session.observe(tensor, 0, 0, 0)
-                session.saw(Loss(seq, False, 0), is_bad)
+                seq, is_bad = session.level.observe(tensor, 0, 0, 0)
+                session.level.saw(Loss(seq, False, 0), is_bad)
 
     sites, roles = [0] * TENSORS, ["param"] * TENSORS
 
     def as_list() -> None:
-        session.observe_list(tensors, sites, roles, 0, Stored, 0)
+        session.level.observe_list(tensors, sites, roles, 0, Stored, 0)
 
     cases |= {"session": one_by_one, "list": as_list}
     if device == "cpu":

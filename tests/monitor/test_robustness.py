@@ -346,7 +346,7 @@ class TestLeaks:
         session = monitor._session
         assert monitor.event_count == 1000
         assert len(session.step.calls) == 0
-        assert len(session.reading.seen) <= 65536
+        assert len(session.level.seen) <= 65536
         assert len(monitor.records()) <= 70_000
 
     def test_findings_are_renewed_in_a_step_that_never_ends(

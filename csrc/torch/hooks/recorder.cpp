@@ -11,13 +11,13 @@ namespace fastcheck {
 void HookRecorder::refuse(PyObject* tensor, std::int64_t site) const {
   py::error_already_set error;
   if (!error.matches(PyExc_Exception)) throw error;  // an interrupt is no answer
-  session().attr("on_unreadable")(py::handle(tensor), site, error.value());
+  level().attr("on_unreadable")(py::handle(tensor), site, error.value());
 }
 
 bool HookRecorder::read_elsewhere(PyObject* tensor, std::int64_t found, std::int64_t site,
                                   long long call, std::uint32_t flags) {
   if (!rows.has_room() || (found & code::kNewStream) != 0) {
-    return session()
+    return level()
         .attr("read_elsewhere")(py::handle(tensor), found, site, call, flags)
         .cast<bool>();
   }
@@ -40,7 +40,7 @@ bool HookRecorder::read_elsewhere(PyObject* tensor, std::int64_t found, std::int
 std::int64_t HookRecorder::read(PyObject* tensor, std::int64_t site, long long call,
                                 std::uint32_t flags) {
   const auto ask = [&] {
-    return session().attr("read")(py::handle(tensor), site, call, flags).cast<std::int64_t>();
+    return level().attr("read")(py::handle(tensor), site, call, flags).cast<std::int64_t>();
   };
   if (cursor->slot == reader->capacity()) return ask();
   std::int64_t found = code::kUnread;
@@ -73,6 +73,8 @@ void HookRecorder::finish() const {
 void HookRecorder::deliver() const {
   if (PyList_GET_SIZE(due.ptr()) != 0) owner().attr("deliver")();
 }
+
+py::object HookRecorder::level() const { return session().attr("level"); }
 
 py::object HookRecorder::session() const {
   static PyObject* const kName = interned("session");

@@ -50,8 +50,9 @@ struct HookRecorder {
   // The ModuleObserver, None where it is gone; and its session.
   pybind11::object owner() const { return owned(PyObject_CallNoArgs(observer.ptr())); }
   pybind11::object session() const;
+  pybind11::object level() const;
 
-  // Session.read().
+  // ModuleLevel.read().
   std::int64_t read(PyObject* tensor, std::int64_t site, long long call, std::uint32_t flags);
   // An entry of the journal, of what read() has found: judged when its record arrives or, on the
   // CPU, now if it is bad.
@@ -60,7 +61,7 @@ struct HookRecorder {
     if (is_deferred()) {
       checked(PyList_Append(entries.ptr(), entry(kind, fields...).ptr()));
     } else if ((found & code::kBad) != 0) {
-      session().attr("saw")(entry(kind, fields...), true);
+      level().attr("saw")(entry(kind, fields...), true);
     }
   }
   // The end of what a hook has recorded.

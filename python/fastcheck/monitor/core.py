@@ -30,13 +30,13 @@ from fastcheck.monitor.hooks.step_watcher import StepWatcher
 from fastcheck.monitor.hooks.stored.state_reader import StateReader
 from fastcheck.monitor.on_request import Install, Requests
 from fastcheck.monitor.op_level.hooks import OpModuleObserver
-from fastcheck.monitor.op_level.op_session import OpSession, check_alone
+from fastcheck.monitor.op_level.level import OpLevel, check_alone
 from fastcheck.monitor.op_level.stored import OpState
-from fastcheck.monitor.precision import session_type_for
+from fastcheck.monitor.precision import level_for
 from fastcheck.monitor.session.config import Config
 from fastcheck.monitor.session.event_store import Archive, EventStore, Ranks
 from fastcheck.monitor.session.run_meta import RunMeta, first_meta
-from fastcheck.monitor.session.session import Session
+from fastcheck.monitor.session.session import Level, Session
 from fastcheck.monitor.session.stop_handler import StepBoundary, StopHandler
 from fastcheck.monitor.sinks.connection import SinkConnection
 from fastcheck.monitor.sinks.sink import ScalarSink
@@ -139,8 +139,8 @@ class Hooks:
             set_hook_id(handles[-1], number)
         optimizers.watchers.connect(self._watcher)
         followers.connect(self.graphs)
-        if isinstance(session, OpSession):
-            session.begin(self._nodes, self._stops)
+        if isinstance(session.level, OpLevel):
+            session.level.begin(self._nodes, self._stops)
         named_tensors.connect(self._reader)
         follow_forks(session, self._nodes)
 
@@ -197,13 +197,14 @@ def build(
     run_meta = RunMeta(config, nodes, event_store, compiled)
 
     captures = OpCaptures() if is_op_level and config.stop.dump is not None else None
-    session: Session
-    if is_op_level:
-        session = OpSession(config, event_store, nodes, models.has_excluded, captures)
-        state: StateReader = OpState(session, nodes)
-    else:
-        session = session_type_for(config)(config, event_store, nodes, models.has_excluded)
-        state = StateReader(session, nodes)
+
+    def make_level(session: Session) -> Level:
+        if is_op_level:
+            return OpLevel(session, models.has_excluded, captures)
+        return level_for(config)(session, nodes, models.has_excluded)
+
+    session = Session(config, event_store, make_level)
+    state = (OpState if is_op_level else StateReader)(session, nodes)
     if log is not None:
         # A model that is deleted takes its monitor along, without remove().
         weakref.finalize(session, log.close)
@@ -227,8 +228,10 @@ def build(
     graphs = GraphFollower(watcher, nodes)
     # What lives as long as the hooks on the model do.
     keeps: list[object] = [graphs]
-    if isinstance(session, OpSession):
-        observer: ModuleObserver = OpModuleObserver(session, state, watcher, stops, keeps, nodes)
+    if isinstance(session.level, OpLevel):
+        observer: ModuleObserver = OpModuleObserver(
+            session, session.level, state, watcher, stops, keeps, nodes
+        )
     else:
         observer = ModuleObserver(session, state, watcher, stops, keeps)
     reader = named_tensors.reader_for(observer)

@@ -13,7 +13,7 @@ from fastcheck.log.table import named_table
 from fastcheck.monitor.distributed.replicas import ReplicaMismatch, replica_check
 from fastcheck.monitor.hooks import optimizers
 from fastcheck.monitor.hooks.step_watcher import StepWatcher
-from fastcheck.monitor.op_level.op_session import OpSession
+from fastcheck.monitor.op_level.level import OpLevel
 from fastcheck.monitor.precision import PrecisionResults
 from fastcheck.monitor.session.run_meta import BatchId, batch_name
 from fastcheck.monitor.session.session import Removal
@@ -233,8 +233,8 @@ class Monitor(Pictures, PrecisionResults):
             session.recorder.close()
             self._core.hooks.close()
             self._take_in()
-            if isinstance(session, OpSession):
-                session.end()
+            if isinstance(session.level, OpLevel):
+                session.level.end()
             log = self._event_store.archive.log
             if log is not None:
                 self._log_is_whole = not log.failed

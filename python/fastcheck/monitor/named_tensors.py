@@ -192,7 +192,7 @@ class NamedTensors:
         call = self._call(name, None if parent is None else parent.node, parent)
         flags = int(Flag.RECOMPUTE) if call.is_recompute else 0
         site = call.node.site("output", "output", 0)
-        code = session.read(tensor, site, call.index, flags, True)
+        code = session.level.read(tensor, site, call.index, flags, True)
         if code < 0:
             return None
         seq = token = code >> TOKEN_SHIFT
@@ -201,8 +201,8 @@ class NamedTensors:
             call.add_output(token)
             session.step.calls.add(call)
         else:  # a module has returned it, say: once more, under this name
-            seq, is_bad = session.observe(tensor, site, call.index, flags)
-        session.saw(Named(seq, call, session.follows_gap, session.reading.has_excluded), is_bad)
+            seq, is_bad = session.level.observe(tensor, site, call.index, flags)
+        session.level.saw(Named(seq, call, session.follows_gap, session.level.has_excluded), is_bad)
         return self._watch(tensor, call, token, traced)
 
     def _call(self, name: str, module: Optional[ModuleNode], parent: Optional[Call]) -> Call:
@@ -268,7 +268,7 @@ class NamedTensors:
     def _read_gradient(self, hook: NamedGradient, gradient: torch.Tensor) -> None:
         session = self._session
         flags, call = self._gradient_flags(hook), hook.call.index
-        code = session.read(gradient, hook.site, call, flags)
+        code = session.level.read(gradient, hook.site, call, flags)
         if code < 0:
             return
         seq, is_bad = (
@@ -277,9 +277,9 @@ class NamedTensors:
         )
         session.step.gradients[hook.token] = seq
         if not code & IS_NEW:
-            seq, is_bad = session.observe(gradient, hook.site, call, flags)
+            seq, is_bad = session.level.observe(gradient, hook.site, call, flags)
         scaled = session.is_scaled
-        session.saw(Gradient(seq, hook.call, "grad_output", hook.token, scaled), is_bad)
+        session.level.saw(Gradient(seq, hook.call, "grad_output", hook.token, scaled), is_bad)
 
     def _gradient_flags(self, hook: NamedGradient) -> int:
         flags = int(Flag.SCALED) if self._session.is_scaled else 0
@@ -351,8 +351,8 @@ class OpNamedTensors(NamedTensors):
     def _read_again(self, tensor: torch.Tensor, site: int, call: int, flags: int) -> None:
         session = self.observer.session
         role = session.sites[site].role
-        seq, is_bad, source = session.read_again(tensor, site, call, flags)
-        session.saw(NamedResult(seq, role, source, session.is_scaled), is_bad)
+        seq, is_bad, source = self.observer.level.read_again(tensor, site, call, flags)
+        session.level.saw(NamedResult(seq, role, source, session.is_scaled), is_bad)
 
 
 # Whether there is a monitor, and whether compiled code can call it. Dynamo takes both for

@@ -58,7 +58,7 @@ def summary_of(
         step_table=step_table(event_store.archive.all_steps(), body),
         watch=[] if watching is None else watching.lines(),
         watch_warnings=0 if watching is None else watching.warning_count,
-        unread=unread_lines(session.unread_ops(), body),
+        unread=unread_lines(session.level.unread_ops(), body),
         style=style,
         width=width,
     )

@@ -1,4 +1,4 @@
-"""RangeSession: ``install(record="range")``: counts the exponents of what is read in some steps.
+"""RangeLevel: ``install(record="range")``: counts the exponents of what is read in some steps.
 
 In these steps the C++ hooks leave their work to Python, where the exponents of a tensor are counted
 in the pass over its memory that makes its record. All other steps are as with ``record="full"``.
@@ -20,8 +20,7 @@ from fastcheck.backends.table import backend_for, guarded_streams, observe_and_c
 from fastcheck.calls.module_calls import ModuleNode
 from fastcheck.errors import ConfigError
 from fastcheck.monitor.session.config import Config
-from fastcheck.monitor.session.event_store import EventStore
-from fastcheck.monitor.session.session import Session
+from fastcheck.monitor.session.session import ModuleLevel, Session
 from fastcheck.record.exponents import EXPONENT_WORDS, Exponents
 from fastcheck.record.precision import PrecisionAdvice, advise, candidates, check_tolerance
 from fastcheck.record.site import SiteTable
@@ -158,20 +157,14 @@ class ExponentReadings:
 _PERIOD = 32
 
 
-class RangeSession(Session):
-    """A Session whose tensors are counted in one of 32 steps."""
+class RangeLevel(ModuleLevel):
+    """A ModuleLevel whose tensors are counted in one of 32 steps."""
 
-    def __init__(
-        self,
-        config: Config,
-        event_store: EventStore,
-        nodes: Sequence[ModuleNode],
-        has_excluded: bool,
-    ) -> None:
-        super().__init__(config, event_store, nodes, has_excluded)
-        self.exponents = ExponentReadings(self.sites)
-        self._plain_reader = self.reading.reader
-        self._counting_reader = PythonReader(self.reading.seen, self._write)
+    def __init__(self, session: Session, nodes: Sequence[ModuleNode], has_excluded: bool) -> None:
+        super().__init__(session, nodes, has_excluded)
+        self.exponents = ExponentReadings(session.sites)
+        self._plain_reader = self.reader
+        self._counting_reader = PythonReader(self.seen, self._write)
         self._steps = 0
         self._counted_step = -1
         self._is_counted_step = False
@@ -179,15 +172,15 @@ class RangeSession(Session):
     @property
     def is_counting(self) -> bool:
         """Whether the exponents of what is read now are counted."""
-        index = self.step.index
-        if index != self._counted_step and self.is_active:
+        session, index = self.session, self.session.step.index
+        if index != self._counted_step and session.is_active:
             self._counted_step = index
             number, self._steps = self._steps, self._steps + 1
             self._is_counted_step = number % _PERIOD == 0 or (
                 number < _PERIOD and number & (number - 1) == 0
             )
         # While a graph is captured, what is read now belongs to its replays.
-        return self._is_counted_step and self.tape is None and not self.exponents.is_off
+        return self._is_counted_step and session.tape is None and not self.exponents.is_off
 
     def open_recorder(self) -> None:
         if not self.is_counting:
@@ -196,7 +189,7 @@ class RangeSession(Session):
     def read(
         self, tensor: torch.Tensor, site: int, call: int, flags: int, any_dtype: bool = False
     ) -> int:
-        self.reading.reader = self._counting_reader if self.is_counting else self._plain_reader
+        self.reader = self._counting_reader if self.is_counting else self._plain_reader
         return super().read(tensor, site, call, flags, any_dtype)
 
     def _write(
@@ -210,7 +203,7 @@ class RangeSession(Session):
         flags: int,
     ) -> bool:
         observe = self.observe_for(site)
-        return self.reading.host.write(tensor, index, site, call, step, seq, flags, observe)
+        return self.host.write(tensor, index, site, call, step, seq, flags, observe)
 
     def read_list(
         self,
@@ -221,15 +214,15 @@ class RangeSession(Session):
     ) -> list[np.void]:
         if not self.is_counting:
             return super().read_list(device, tensors, sites, flags)
-        found, step = [], self.step.index
+        found, step = [], self.session.step.index
         for tensor, site in zip(tensors, sites):
             seq, observe = self.next_seq, self.observe_for(site)
             if device.type == "cpu":
-                if self.reading.host.observe(tensor, site, 0, step, seq, flags, observe):
-                    found.append(self.reading.host.last())
+                if self.host.observe(tensor, site, 0, step, seq, flags, observe):
+                    found.append(self.host.last())
             else:
                 identity = (seq, step, 0, site, flags, *dtype_and_order(tensor))
-                self.rings.ring_of(device).observe(tensor, identity, observe=observe)
+                self.session.rings.ring_of(device).observe(tensor, identity, observe=observe)
             self.next_seq = seq + 1
         return found
 
@@ -240,8 +233,8 @@ class RangeSession(Session):
         self, site: int, tensor: torch.Tensor, slots: torch.Tensor, index: int, depth: int
     ) -> None:
         try:
-            step = self.step.index
-            if self.exponents.read(tensor, slots, index, site, step, self.is_scaled):
+            step, is_scaled = self.session.step.index, self.session.is_scaled
+            if self.exponents.read(tensor, slots, index, site, step, is_scaled):
                 return
         except Exception as error:
             # Raises where it is the tensor that can't be read.
@@ -252,16 +245,14 @@ class RangeSession(Session):
 
     def _switch_off(self, error: Exception) -> None:
         self.exponents.is_off = True
-        self.report_internal_error("exponents", error)
+        self.session.report_internal_error("exponents", error)
 
-    def close_step(self) -> None:
-        super().close_step()
+    def step_closed(self) -> None:
         self._take_in(waits=False)
 
-    def flush(self) -> None:
-        super().flush()
+    def flushed(self) -> None:
         self._take_in(waits=True)
-        log = self.event_store.archive.log
+        log = self.session.event_store.archive.log
         if log is not None:
             for line in self.exponents.lines():
                 log.append_line("range", line)
@@ -273,7 +264,7 @@ class RangeSession(Session):
         except Exception as error:
             self._switch_off(error)
 
-    def precision_advice(self, tolerance: float, formats: Sequence[str]) -> list[PrecisionAdvice]:
+    def advice(self, tolerance: float, formats: Sequence[str]) -> list[PrecisionAdvice]:
         """Of each tensor that was counted, in the order in which they were first read. Waits for
         the copies of counts from devices.
         """
@@ -291,9 +282,9 @@ def check_level(record: str, level: str) -> None:
         )
 
 
-def session_type_for(config: Config) -> type[Session]:
-    """The type of a session at module level."""
-    return RangeSession if config.record == "range" else Session
+def level_for(config: Config) -> type[ModuleLevel]:
+    """The module level of a session."""
+    return RangeLevel if config.record == "range" else ModuleLevel
 
 
 def advice_of(
@@ -302,12 +293,13 @@ def advice_of(
     """As monitor.advice(). Takes the session's lock."""
     check_tolerance(tolerance)
     names = candidates(formats)
-    if not isinstance(session, RangeSession):
+    level = None if session is None else session.level
+    if session is None or not isinstance(level, RangeLevel):
         raise ConfigError(
             'this monitor does not count exponents: install(record="range") makes one that does'
         )
     with session.lock:
-        return session.precision_advice(tolerance, names)
+        return level.advice(tolerance, names)
 
 
 class PrecisionResults:

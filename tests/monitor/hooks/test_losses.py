@@ -172,7 +172,7 @@ class TestTheLoss:
         def broken(*args: Any) -> None:
             raise RuntimeError("a defect")
 
-        monkeypatch.setattr("fastcheck.monitor.session.session.Session.read_loss", broken)
+        monkeypatch.setattr("fastcheck.monitor.session.session.ModuleLevel.read_loss", broken)
         model = Net()
         monitor = fastcheck.install(model)
         with pytest.warns(fastcheck.errors.FastcheckWarning, match="the loss: RuntimeError"):

@@ -17,7 +17,7 @@ from torch import nn
 
 import fastcheck
 from fastcheck.extension import status
-from fastcheck.monitor.session.session import Session
+from fastcheck.monitor.session.session import ModuleLevel, Session
 from support.programs.recorder_models import MODELS, NAN, Block, Poison, outcome
 from support.programs.training import Apply
 
@@ -56,7 +56,8 @@ class TestOwnFailures:
         def broken(*args: Any, **kwargs: Any) -> Any:
             raise RuntimeError("a defect")
 
-        monkeypatch.setattr(Session, target, broken)
+        kind = Session if target in ("call_ended", "settle_call") else ModuleLevel
+        monkeypatch.setattr(kind, target, broken)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             assert outcome(MODELS["blocks"], device)[-1] == expected
@@ -65,7 +66,7 @@ class TestOwnFailures:
         model = nn.Sequential(Block(), Block(Poison(NAN)), Block())
         monitor = fastcheck.install(model, overflow_nums=-1)
         model(torch.randn(8, 8))
-        monkeypatch.setattr(Session, "saw", lambda *_: 1 // 0)
+        monkeypatch.setattr(ModuleLevel, "saw", lambda *_: 1 // 0)
         model[1].poison.is_on = True
         with pytest.warns(fastcheck.FastcheckWarning) as said:
             for _ in range(3):
@@ -81,9 +82,9 @@ class TestOwnFailures:
 
     def test_a_tensor_that_the_kernel_refuses(self, monkeypatch: pytest.MonkeyPatch) -> None:
         refused = []
-        method = Session.on_unreadable
+        method = ModuleLevel.on_unreadable
         monkeypatch.setattr(
-            Session, "on_unreadable", lambda *args: (refused.append(1), method(*args))[-1]
+            ModuleLevel, "on_unreadable", lambda *args: (refused.append(1), method(*args))[-1]
         )
 
         def freed(x: torch.Tensor) -> torch.Tensor:

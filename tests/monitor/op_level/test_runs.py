@@ -318,7 +318,7 @@ class _InTwo:
 def test_an_incident_that_comes_after_its_records(monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_with(lambda x: torch.sqrt(-x.abs() - 1))
     monitor = fastcheck.install(model, level="op", overflow_nums=-1)
-    monkeypatch.setattr(monitor._session, "_ops", _InTwo(fastcheck._C.op_observer()))
+    monkeypatch.setattr(monitor._session.level, "_ops", _InTwo(fastcheck._C.op_observer()))
     with torch.no_grad():
         model(torch.ones(2, 8))
     monitor.flush()

@@ -102,7 +102,7 @@ def test_zeros_without_memory_are_no_blind_spot() -> None:
     monitor.flush()
     assert tangent is not None and tangent.isnan().all()
     assert counted(monitor)
-    assert not monitor._session.unread_ops()  # type: ignore[attr-defined]  # of the op level's session
+    assert not monitor._session.level.unread_ops()  # type: ignore[attr-defined]  # of the op level's session
     monitor.remove()
 
 

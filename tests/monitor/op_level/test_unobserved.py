@@ -73,7 +73,7 @@ CASES = [
 
 
 def unread(monitor: fastcheck.Monitor) -> dict[str, tuple[str, int]]:
-    rows = monitor._session.unread_ops()  # type: ignore[attr-defined]  # of the op level's session
+    rows = monitor._session.level.unread_ops()  # type: ignore[attr-defined]  # of the op level's session
     return {row.op: (row.reason, row.calls) for row in rows}
 
 
@@ -83,7 +83,7 @@ def unread(monitor: fastcheck.Monitor) -> dict[str, tuple[str, int]]:
 @pytest.mark.parametrize(("op", "reason", "use"), CASES, ids=[case[1] for case in CASES])
 def test_the_reason_is_told(op: str, reason: str, use: Any, monkeypatch: Any) -> None:
     # As in a process that has compiled nothing.
-    monkeypatch.setattr("fastcheck.monitor.op_level.op_session._has_traced", lambda: False)
+    monkeypatch.setattr("fastcheck.monitor.op_level.level._has_traced", lambda: False)
     with fastcheck.install(Net(), level="op") as monitor:
         use()
         use()

@@ -18,7 +18,7 @@ from fastcheck.backends.table import backend_for
 from fastcheck.cli.main import main
 from fastcheck.monitor import precision
 from fastcheck.monitor.precision import ExponentReadings
-from fastcheck.monitor.session.session import Session
+from fastcheck.monitor.session.session import ModuleLevel
 
 
 class Net(nn.Module):
@@ -163,13 +163,13 @@ def test_the_steps_that_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_between_them_the_hooks_go_their_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[int] = []
-    before = Session.open_recorder
+    before = ModuleLevel.open_recorder
 
-    def open_recorder(session: Session) -> None:
-        opened.append(session.step.index)
-        before(session)
+    def open_recorder(level: ModuleLevel) -> None:
+        opened.append(level.session.step.index)
+        before(level)
 
-    monkeypatch.setattr(Session, "open_recorder", open_recorder)
+    monkeypatch.setattr(ModuleLevel, "open_recorder", open_recorder)
     monitor, _ = train(8)
     monitor.remove()
     assert set(opened) == {3, 5, 6, 7}

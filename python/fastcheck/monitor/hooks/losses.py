@@ -178,7 +178,7 @@ class LossReader:
 
     def _read_roots(self, backward: _Backward) -> None:
         config = self._session.config
-        if not self._session.reads_numbers:
+        if not self._session.level.reads_numbers:
             return
         if self._session.has_own_scale:
             scaler: Any = config.training.scaler
@@ -224,7 +224,7 @@ class LossReader:
         site = Site("", "", "forward", "loss", position, label)
         if label.startswith(SCALED_LOSS):
             flags |= int(Flag.SCALED)
-        session.read_loss(loss, session.sites.intern(site), flags)
+        session.level.read_loss(loss, session.sites.intern(site), flags)
 
 
 class _Parameters:

@@ -361,7 +361,7 @@ class ModuleObserver:
                 self._read_input(call, index, label, tensor, traced, is_entry)
             if session.rings.settles_calls:
                 session.settle_call()
-            session.open_recorder()
+            session.level.open_recorder()
         return call
 
     def hold(
@@ -460,7 +460,7 @@ class ModuleObserver:
                 return
             site = node.site("input", label, index if traced is None else traced.positions[index])
         flags = int(Flag.RECOMPUTE) if call.is_recompute else 0
-        code = session.read(tensor, site, call.index, flags, is_entry)
+        code = session.level.read(tensor, site, call.index, flags, is_entry)
         if code < 0:
             return
         token = code >> TOKEN_SHIFT
@@ -495,9 +495,9 @@ class ModuleObserver:
             node = call.node
             if is_data is None:
                 is_data = node.is_primary
-            since, excluded = session.step.pass_ends.get(node.path, 0), session.reading.has_excluded
+            since, excluded = session.step.pass_ends.get(node.path, 0), session.level.has_excluded
             entry = Batch(token, call, since, is_data, excluded, needs_gradient)
-        session.saw(entry, is_bad)
+        session.level.saw(entry, is_bad)
 
     def _read_outputs(
         self, call: Call, outputs: list[tuple[str, torch.Tensor]], traced: Optional[Traced]
@@ -512,7 +512,7 @@ class ModuleObserver:
                 if not can_hold_nonfinite(tensor) or not self._is_readable(tensor):
                     continue
                 site = node.site("output", label, position)
-            code = session.read(tensor, site, call.index, flags)
+            code = session.level.read(tensor, site, call.index, flags)
             if code < 0:
                 is_complete = is_complete and not (can_hold_nonfinite(tensor) and is_plain(tensor))
                 continue
@@ -523,7 +523,7 @@ class ModuleObserver:
             if session.rings.is_deferred or code & IS_BAD:
                 recomputed = call.is_recompute
                 entry = Recomputed(token, call, "output") if recomputed else Output(token, call)
-                session.saw(entry, None if session.rings.is_deferred else True)
+                session.level.saw(entry, None if session.rings.is_deferred else True)
             if code & NEEDS_GRADIENT if traced is None else traced.needs_gradient(index):
                 self._watch(tensor, call, "grad_output", label, position, token)
         if session.rings.is_deferred or session.step.findings.all:
@@ -581,17 +581,17 @@ class ModuleObserver:
             flags = int(Flag.SCALED) if session.is_scaled else 0
             if hook.call.is_recompute:
                 flags |= int(Flag.RECOMPUTE)
-            code = session.read(gradient, hook.site, hook.call.index, flags)
+            code = session.level.read(gradient, hook.site, hook.call.index, flags)
             if code < 0:
                 return
             token = code >> TOKEN_SHIFT
             session.step.gradients[hook.token] = token
             if code & IS_NEW and (code & IS_BAD or session.rings.is_deferred):
                 entry = Gradient(token, hook.call, hook.role, hook.token, session.is_scaled)
-                session.saw(entry, None if session.rings.is_deferred else True)
+                session.level.saw(entry, None if session.rings.is_deferred else True)
             if session.rings.settles_calls:
                 session.settle_call()
-            session.open_recorder()
+            session.level.open_recorder()
 
 
 def _raised_here() -> Optional[BaseException]:

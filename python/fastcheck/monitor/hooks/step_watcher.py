@@ -194,7 +194,7 @@ class StepWatcher:
         self._evaluations.step_began(optimizer)
         if not has_closure:
             self._uses_gradients(optimizer)
-        self.session.update_began()
+        self.session.level.update_began()
         return True
 
     def _uses_gradients(self, optimizer: torch.optim.Optimizer, evaluation: int = 0) -> None:
@@ -227,7 +227,7 @@ class StepWatcher:
         if not has_closure:
             self._notice(self._facts.after_update, optimizer)
         session = self.session
-        session.update_ended(optimizer)
+        session.level.update_ended(optimizer)
         if has_closure and session.is_active and not self._evaluations.count(optimizer):
             self._state.read_gradients(optimizer, scaled=False)
         if session.is_active:
@@ -278,7 +278,7 @@ class StepWatcher:
         if inputs is None:
             if may_be_ours:
                 self._notice(self._facts.backward_began, roots)
-            self._apart("consequences", session.backward_began, roots)
+            self._apart("consequences", session.level.backward_began, roots)
             if may_be_ours and self.ended_before():
                 # Its loss is that of the next step, whose forward is read already.
                 session.close_step()
@@ -319,7 +319,7 @@ class StepWatcher:
             self._apart("gradients after backward", self._gradients.after_backward)
             self._apart("unfinished steps", self.ends.unfinished.after_backward)
         if backward is not None:
-            self._apart("consequences", self.session.backward_ended)
+            self._apart("consequences", self.session.level.backward_ended)
             if is_ours or not self.session.is_active:
                 self._apart("endless steps", self._end_endless)
         return is_ours or self._sees_all
@@ -338,7 +338,7 @@ class StepWatcher:
     @property
     def _sees_all(self) -> bool:
         """Op level observes every operator, of whatever model, while its observer runs."""
-        return self.session.observes_all_models
+        return self.session.level.observes_all_models
 
     def _notice(self, method: Callable[..., None], *args: Any) -> None:
         """Tells the facts, in the thread that trains the models: gradients of another's are not
@@ -388,7 +388,7 @@ class StepWatcher:
             return False
         self._notice(self._facts.scaled, outputs)
         if self.session.is_active:
-            self._apart("consequences", self.session.loss_given, outputs)
+            self._apart("consequences", self.session.level.loss_given, outputs)
         scale = getattr(scaler, "_scale", None)
         self._apart("the loss", self._losses.scaled, outputs, results)
         is_run = self.session.tape is None and self.session.is_active  # not only captured
@@ -427,7 +427,9 @@ class StepWatcher:
             is_known = word.is_cpu or self.session.config.may_wait
             if is_known:
                 skipped = skipped or bool(word)
-            is_wanted = self.session.is_active and (not is_known or self.session.reads_numbers)
+            is_wanted = self.session.is_active and (
+                not is_known or self.session.level.reads_numbers
+            )
             if is_wanted and (word.is_cpu or streams_of(word.device) is not None):
                 seq = self.session.numbers.found_inf(word)
                 if not is_known:  # reading it here would make the host wait
@@ -469,7 +471,7 @@ class StepWatcher:
         session = self.session
         session.is_explicit = True
         if session.is_active:
-            self._apart("consequences", self.session.loss_given, loss)
+            self._apart("consequences", self.session.level.loss_given, loss)
             self._losses.given(loss)
             if session.step.gradients and not session.step.update.state_read:
                 # No optimizer of torch.optim: the training loop updates the weights by itself.

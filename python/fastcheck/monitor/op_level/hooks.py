@@ -21,8 +21,9 @@ from fastcheck.monitor.hooks.module_observer import (
 from fastcheck.monitor.hooks.step_watcher import StepWatcher
 from fastcheck.monitor.hooks.stored.state_reader import StateReader
 from fastcheck.monitor.hooks.traced import Traced
+from fastcheck.monitor.session.session import Session
 
-from .op_session import OpSession
+from .level import OpLevel
 
 _CALL = torch.nn.Module._call_impl.__code__
 
@@ -47,11 +48,10 @@ def _is_called(node: ModuleNode, entering: ModuleNode) -> bool:
 class OpModuleObserver(ModuleObserver):
     """Takes the place of a ModuleObserver: hooks call it in the same way."""
 
-    session: OpSession
-
     def __init__(
         self,
-        session: OpSession,
+        session: Session,
+        level: OpLevel,
         state: StateReader,
         watcher: StepWatcher,
         stops: Callable[[], None],
@@ -59,6 +59,7 @@ class OpModuleObserver(ModuleObserver):
         nodes: Sequence[ModuleNode],
     ) -> None:
         super().__init__(session, state, watcher, stops, keeps)
+        self.level = level
         self._stack = _Stack()
         # The observer's number of a node.
         self._numbers = {id(node): number for number, node in enumerate(nodes)}
@@ -83,7 +84,7 @@ class OpModuleObserver(ModuleObserver):
                 if session.removed:
                     return None
                 last_pass.observer = self.own_ref
-                session.entering = node.path
+                self.level.enters(node.path)
                 session.begin_pass()
                 if session.is_active:
                     self._begin_pass(node, inputs)
@@ -111,7 +112,7 @@ class OpModuleObserver(ModuleObserver):
         if not node.is_selected or (roles and "input" not in roles):
             return
         for position, (label, tensor) in enumerate(inputs):
-            self.session.read_argument(tensor, node.site("input", label, position))
+            self.level.read_argument(tensor, node.site("input", label, position))
 
     def leave(
         self, node: ModuleNode, outputs: list[tuple[str, torch.Tensor]], traced: Optional[Traced]
@@ -121,7 +122,7 @@ class OpModuleObserver(ModuleObserver):
             while stack.pop() is not node:
                 self._ops.leave()
             self._ops.leave()
-        if session.has_incidents:
+        if self.level.has_incidents:
             with session.lock:
                 session.collect()
         if node.has_statistics and node.is_selected and session.is_active:
@@ -134,7 +135,7 @@ class OpModuleObserver(ModuleObserver):
             call = self._read_compiled(node, outputs, "output", traced)
         if not stack and node.is_root and torch._C._current_graph_task_id() == -1:
             with session.lock:
-                session.consequences.output(outputs)
+                self.level.consequences.output(outputs)
         return call
 
     def _read_compiled(
@@ -149,7 +150,7 @@ class OpModuleObserver(ModuleObserver):
         with session.lock:
             for index, (label, tensor) in enumerate(tensors):
                 position = traced.positions[index]
-                session.read_compiled(tensor, node, node.site(role, label, position), role)
+                self.level.read_compiled(tensor, node, node.site(role, label, position), role)
                 if traced.needs_gradient(index):
                     back = f"grad_{role}"
                     call.watched[back, label] = node.site(back, label, position), -1
@@ -167,4 +168,4 @@ class OpModuleObserver(ModuleObserver):
         """Of compiled code; elsewhere gradients are what ops of backward make."""
         with self.session.lock:
             if self.session.is_active and not self.session.removed:
-                self.session.read_compiled(gradient, hook.call.node, hook.site, hook.role)
+                self.level.read_compiled(gradient, hook.call.node, hook.site, hook.role)

@@ -7,15 +7,13 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from types import FrameType
 from typing import Any, Optional, Protocol
 
 import torch
 
 from fastcheck.backends.portable.traversal import dtype_and_order
-from fastcheck.monitor.session.drain import Faults
-from fastcheck.monitor.session.session import Rings
+from fastcheck.monitor.session.session import Session
 from fastcheck.ring.device import DeviceRing
 from fastcheck.utils.torch.streams import streams_of
 
@@ -34,36 +32,33 @@ def why_not(device: torch.device) -> str:
 
 
 class Launching(Protocol):
-    """The part of the session that the launcher uses."""
+    """The part of op level that the launcher uses."""
 
-    lock: AbstractContextManager[Any]
-    faults: Faults
-    rings: Rings
+    session: Session
     #: The extension's DeviceLaunches.
     launches: Any
 
     def ring_for(self, tensor: torch.Tensor, site: int) -> Optional[DeviceRing]: ...
 
-    def report_internal_error(self, where: str, error: Exception) -> None: ...
-
 
 class Launcher:
-    """Called in the middle of an operator, on any thread. It has a weak reference to the session,
-    and raises nothing into the operator.
+    """Called in the middle of an operator, on any thread. It has a weak reference to op
+    level, and raises nothing into the operator.
     """
 
-    def __init__(self, session: Launching) -> None:
-        self._session = weakref.ref(session)
+    def __init__(self, level: Launching) -> None:
+        self._level = weakref.ref(level)
 
     def __call__(self, launches: Sequence[Launch]) -> None:
         """Has the tensors read, on the streams of their devices."""
-        session = self._session()
-        if session is None:
+        level = self._level()
+        if level is None:
             return
+        session = level.session
         with session.lock:
             for tensor, seq, step, call, site, flags, is_status in launches:
                 try:
-                    ring = session.ring_for(tensor, site)
+                    ring = level.ring_for(tensor, site)
                     if ring is None:
                         continue
                     if is_status:
@@ -73,21 +68,21 @@ class Launcher:
                     else:
                         identity = dtype_and_order(tensor)
                         ring.observe(tensor, (seq, step, call, site, flags, *identity))
-                        self._open(session, ring)
+                        self._open(level, ring)
                 except Exception as error:
                     session.faults.off_sites.add(site)
-                    session.launches.clear_rows()
+                    level.launches.clear_rows()
                     session.report_internal_error(
                         f"one operator's tensors on {tensor.device.type}", error
                     )
 
-    def _open(self, session: Launching, ring: DeviceRing) -> None:
+    def _open(self, level: Launching, ring: DeviceRing) -> None:
         """What is read next on this stream needs no call of Python, as long as there are rows and
         no site is left out.
         """
         direct, rows = ring.backend.direct_observe, ring.next_rows()
-        if direct is not None and rows is not None and not session.faults.off_sites:
-            session.launches.set_rows(direct, rows.slots, rows.identities, rows.cursor)
+        if direct is not None and rows is not None and not level.session.faults.off_sites:
+            level.launches.set_rows(direct, rows.slots, rows.identities, rows.cursor)
 
 
 def where() -> str:

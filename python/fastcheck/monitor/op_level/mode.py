@@ -12,7 +12,7 @@ from fastcheck.utils.torch.transforms import take_off
 
 
 class Judging(Protocol):
-    """The part of the session that the mode uses."""
+    """The part of op level that the mode uses."""
 
     @property
     def has_incidents(self) -> bool: ...

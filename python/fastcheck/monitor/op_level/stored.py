@@ -36,7 +36,7 @@ class OpState(StateReader):
     ) -> None:
         session = self._session
         if not scaled and optimizer is not None and gradients:
-            session.update_uses(optimizer)
+            session.level.update_uses(optimizer)
         if not scaled:
             session.note(session.event_store.ensure_event, session.step)
         session.step.update.state_read = True
@@ -49,9 +49,9 @@ class OpState(StateReader):
         for name, buffer in stored_in(node, "_buffers").items():
             if buffer is not None and can_hold_nonfinite(buffer):
                 before = session.next_seq
-                seq, is_bad = session.observe(buffer, node.site("buffer", name, 0), 0, 0)
+                seq, is_bad = session.level.observe(buffer, node.site("buffer", name, 0), 0, 0)
                 if seq >= before:
-                    session.saw(OpStored(seq, "buffer"), is_bad)
+                    session.level.saw(OpStored(seq, "buffer"), is_bad)
 
     def read_gradients(
         self, optimizer: torch.optim.Optimizer, *, scaled: bool, is_early: bool = False

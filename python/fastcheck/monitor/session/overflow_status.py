@@ -42,7 +42,8 @@ class StatusOwner(Protocol):
     @property
     def sites(self) -> SiteTable: ...
 
-    def observe(self, tensor: torch.Tensor, site: int, call: int, flags: int) -> Any: ...
+    @property
+    def level(self) -> Any: ...
 
     def note(self, function: Callable[..., Any], *args: Any) -> None: ...
 
@@ -122,7 +123,9 @@ class StatusReader:
         """At a step boundary: starts to read what has overflowed since the one before."""
         session = self._session
         for entry in self._devices.values():
-            observe = functools.partial(session.observe, site=self._site(entry), call=0, flags=0)
+            observe = functools.partial(
+                session.level.observe, site=self._site(entry), call=0, flags=0
+            )
             observed = self._read(entry, observe)
             if observed is not None:
                 session.note(self._judge, entry, session.step, observed[0])

@@ -1,5 +1,5 @@
-"""The session of one installed monitor: its steps, and the tensors that are read into its rings.
-The records are passed to the event store: at once on the CPU, through the drain elsewhere.
+"""The session of one installed monitor: its steps, and its level, which reads tensors into its
+rings. The records are passed to the event store: at once on the CPU, through the drain elsewhere.
 
 A step is open from its first forward (or gradient) until something closes it; the step index moves
 on with the next forward or gradient after that, so that several optimizers that step one after the
@@ -8,9 +8,16 @@ other belong to one step.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import enum
+import sys
+import threading
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Callable, Optional
+from numbers import Real
+from threading import Thread, current_thread
+from types import FrameType
+from typing import Any, Callable, Optional
 
 import numpy as np
 import torch
@@ -19,9 +26,12 @@ from fastcheck.backends.backend import Observe
 from fastcheck.backends.portable.traversal import dtype_and_order
 from fastcheck.backends.table import backend_for
 from fastcheck.calls.module_calls import Call, ModuleNode
-from fastcheck.calls.recorder import make_lock, make_recorder
+from fastcheck.calls.recorder import HookRecorder, make_lock, make_recorder
 from fastcheck.calls.stored import StoredTensors
-from fastcheck.record.format import RECORD_DTYPE, nonfinite
+from fastcheck.errors import ConfigError
+from fastcheck.log.unobserved import UnreadOp
+from fastcheck.record.format import RECORD_DTYPE, Flag, nonfinite
+from fastcheck.record.site import Site, SiteTable
 from fastcheck.ring.device import DeviceRing, Segment
 from fastcheck.ring.host import (
     ELSEWHERE,
@@ -35,43 +45,30 @@ from fastcheck.ring.host import (
     make_reader,
     new_cursor,
 )
-from fastcheck.utils.torch.readable import are_on_host
-from fastcheck.utils.torch.seen_tensors import make_seen
-from fastcheck.utils.torch.streams import streams_of
-from fastcheck.verdict.entries import Entry, Journal, Note, Returned, Seen
-
-from .config import Config
-from .drain import Drain, Faults, Part
-from .event_store import EventStore
-from .overflow_status import StatusReader
-
-if TYPE_CHECKING:
-    from fastcheck.calls.recorder import HookRecorder
-    from fastcheck.utils.torch.seen_tensors import SeenTensors
-    from fastcheck.verdict.step import Step, Tape
-
-
-import enum
-import sys
-import threading
-import weakref
-from numbers import Real
-from threading import Thread, current_thread
-from types import FrameType
-from typing import Protocol
-
-from fastcheck.errors import ConfigError
-from fastcheck.log.unobserved import UnreadOp
-from fastcheck.record.format import Depth, Flag
-from fastcheck.record.site import Site, SiteTable
 from fastcheck.utils.torch.own_operators import unobserved
+from fastcheck.utils.torch.readable import are_on_host
+from fastcheck.utils.torch.seen_tensors import SeenTensors, make_seen
+from fastcheck.utils.torch.streams import streams_of
 from fastcheck.utils.torch.transforms import innermost_transform
 from fastcheck.utils.torch.versions import GradScaler
 from fastcheck.verdict.allowed import Allowance, tell_allowances
-from fastcheck.verdict.entries import GradientNorm, Loss, LossKnown
-from fastcheck.verdict.step import Step
+from fastcheck.verdict.entries import (
+    Entry,
+    GradientNorm,
+    Journal,
+    Loss,
+    LossKnown,
+    Note,
+    Returned,
+    Seen,
+)
+from fastcheck.verdict.step import Step, Tape
 
+from .config import Config
 from .derivatives import Derivatives
+from .drain import Drain, Faults, Part
+from .event_store import EventStore
+from .overflow_status import StatusReader
 from .passes import Passes
 
 
@@ -147,24 +144,10 @@ class Backwards:
         return self._under_way.pop(current_thread(), None)
 
 
-class _Session(Protocol):
-    """What is needed of the Session."""
-
-    step: Step
-
-    @property
-    def sites(self) -> SiteTable: ...
-
-    @property
-    def reads_numbers(self) -> bool: ...
-
-    def read_number(self, number: torch.Tensor, site: int, /) -> int: ...
-
-
 class StepNumbers:
     """Of one session. Methods expect its lock to be held, and a step that is observed."""
 
-    def __init__(self, session: _Session) -> None:
+    def __init__(self, session: Session) -> None:
         self._session = session
         # What was read last, which is the same in most steps.
         self._last: Optional[tuple[Sequence[float], torch.Tensor]] = None
@@ -179,14 +162,14 @@ class StepNumbers:
     def found_inf(self, word: torch.Tensor) -> int:
         """What a GradScaler has found in the gradients of one device; the number of its record."""
         site = Site("", "GradScaler", "optimizer", "found_inf", 0, "found_inf")
-        return self._session.read_number(word, self._session.sites.intern(site))
+        return self._session.level.read_number(word, self._session.sites.intern(site))
 
     def skipped(self, word: torch.Tensor, optimizer: torch.optim.Optimizer) -> None:
         """Whether the optimizer is about to skip its update: 1.0 or 0.0, on its device."""
         site = Site(
             "", type(optimizer).__name__, "optimizer", "skipped_update", 0, "skipped update"
         )
-        self._session.read_number(word, self._session.sites.intern(site))
+        self._session.level.read_number(word, self._session.sites.intern(site))
 
     def learning_rates(self, optimizer: torch.optim.Optimizer) -> None:
         """Those of the groups, as the optimizer is about to use them."""
@@ -202,7 +185,7 @@ class StepNumbers:
 
     def _read(self, number: Any, site: Site) -> None:
         session = self._session
-        if not session.reads_numbers:
+        if not session.level.reads_numbers:
             return
         if not _is_tensor(number):
             values: Sequence[float] = number if isinstance(number, list) else [float(number)]
@@ -211,7 +194,7 @@ class StepNumbers:
                     self._last = values, torch.tensor(values, dtype=torch.float64, device="cpu")
             number = self._last[1]
         if number.is_cpu or streams_of(number.device) is not None:
-            session.read_number(number, session.sites.intern(site))
+            session.level.read_number(number, session.sites.intern(site))
 
 
 def _is_tensor(value: Any) -> bool:
@@ -250,26 +233,405 @@ class Removal(enum.IntEnum):
     FORKED = 2
 
 
-class Reading:
-    """Reads tensors of the host, and remembers what was read. ``has_excluded``: some modules are
-    not observed.
+class Level:
+    """How tensors become records, and records findings: each tensor where a hook sees it
+    (ModuleLevel), or where an operator reads or makes it. Expects the session's lock to be held.
+    What is not overridden does nothing.
     """
 
-    def __init__(
+    session: Session
+    recorder: HookRecorder
+    seen: SeenTensors
+    #: Some modules are not observed.
+    has_excluded: bool
+    #: Whether the tensors of captured graphs are read.
+    reads_captured_graphs: bool
+
+    @property
+    def next_seq(self) -> int:
+        """The sequence number of the next record."""
+        raise NotImplementedError
+
+    @next_seq.setter
+    def next_seq(self, value: int) -> None:
+        raise NotImplementedError
+
+    @property
+    def observes_all_models(self) -> bool:
+        """Whether what it observes includes models that install() was not given."""
+        return False
+
+    @property
+    def reads_numbers(self) -> bool:
+        """Whether the loss and other numbers are read by themselves."""
+        return True
+
+    def read(
+        self, tensor: torch.Tensor, site: int, call: int, flags: int, any_dtype: bool = False
+    ) -> int:
+        """Reads a tensor unless it was read before: UNREAD, or bits and a token (HookReader). At op
+        level nothing is read in this way.
+        """
+        return UNREAD
+
+    def observe(
+        self, tensor: torch.Tensor, site: int, call: int, flags: int
+    ) -> tuple[int, Optional[bool]]:
+        """Reads a tensor: the sequence number of its record, and whether it holds anything
+        non-finite; None when that is not known yet.
+        """
+        raise NotImplementedError
+
+    def observe_list(
         self,
-        nodes: Sequence[ModuleNode],
-        has_excluded: bool,
-        depth: Depth,
-        when_full: Callable[[], None],
-        lock: Any,
+        tensors: Sequence[torch.Tensor],
+        sites: Sequence[int],
+        roles: Sequence[str],
+        flags: int,
+        kind: Callable[..., Seen],
+        *fields: Any,
     ) -> None:
+        """observe() and saw() of many tensors, in one call for each device, with the entry
+        ``kind(first_seq, roles, *fields)``.
+        """
+
+    def saw(self, entry: Seen, is_bad: Optional[bool]) -> None:
+        """What was just read is judged if it is non-finite: now, or when its record arrives."""
+
+    def read_stored(self, node: ModuleNode) -> Iterable[tuple[np.void, str]]:
+        """In the middle of a verdict: the records that are non-finite, and the roles, of what a
+        module and its submodules store.
+        """
+        return ()
+
+    def read_number(self, number: torch.Tensor, site: int) -> int:
+        """Reads a tensor that is none of the model; the number of its record."""
+        raise NotImplementedError
+
+    def read_norm(self, norm: torch.Tensor, site: int) -> None:
+        """Reads the norm of all gradients, as clipping has computed it."""
+
+    def read_loss(self, loss: torch.Tensor, site: int, flags: int) -> None:
+        """Reads a loss. ``flags``: SCALED, if it carries a scale of the user's own, and ANEW."""
+
+    def forget(self) -> None:
+        """What was read until now is not remembered, and what the host has read is dropped."""
+
+    def open_recorder(self) -> None:
+        """The step is open, and what the model stores was read: until something else is to be done
+        the hooks may go their short way.
+        """
+
+    # From the rings to the event store
+
+    def collect(self) -> None:
+        """Takes in what is on the host already, and waits for nothing."""
+
+    def gather(self) -> None:
+        """An entry is about to be written: what was seen before it is written first."""
+
+    def submit(self, closes_step: bool) -> None:
+        """Hands what was read until now, and the journal, to the drain."""
+
+    # What the session does
+
+    def pass_began(self) -> None:
+        """A forward has entered the observed modules from outside."""
+
+    def step_began(self) -> None:
+        """The session has another step."""
+
+    def begin_at(self, step: int) -> None:
+        """The first step has this number."""
+
+    def set_active(self, is_active: bool) -> None:
+        """The pass that begins is read, or not."""
+
+    def step_closed(self) -> None:
+        """The step is settled; it may come again for the same step."""
+
+    def flushed(self) -> None:
+        """All that devices have read was taken in."""
+
+    def scaled(self) -> None:
+        """The loss of this step carries a scale."""
+
+    def unread_ops(self) -> list[UnreadOp]:
+        """The operators that op level could not observe."""
+        return []
+
+    # What the training loop does
+
+    def update_began(self) -> None:
+        """An optimizer steps, in this thread, until update_ended() or until it raises."""
+
+    def update_ended(self, optimizer: torch.optim.Optimizer) -> None:
+        """The opposite of update_began()."""
+
+    def evaluation_began(self) -> None:
+        """The optimizer calls the closure of its step; update_began() once it has returned."""
+
+    def update_uses(self, optimizer: torch.optim.Optimizer) -> None:
+        """The optimizer is about to use its gradients, which carry no loss scale."""
+
+    def backward_began(self, roots: Sequence[torch.Tensor]) -> None:
+        """``torch.autograd.backward`` is called on these."""
+
+    def backward_ended(self) -> None:
+        """It, or ``torch.autograd.grad``, is over."""
+
+    def loss_given(self, loss: Any) -> None:
+        """``monitor.step(loss=)`` was called with these tensors."""
+
+
+class ModuleLevel(Level):
+    """Reads the inputs and outputs of modules, gradients, and what modules store."""
+
+    reads_captured_graphs = True
+
+    def __init__(self, session: Session, nodes: Sequence[ModuleNode], has_excluded: bool) -> None:
+        self.session = session
         self.stored = StoredTensors(nodes)
         self.has_excluded = has_excluded
         self.cursor = new_cursor()
-        self.host = HostRing(depth, when_full=when_full, cursor=self.cursor)
+        self.host = HostRing(session.config.depth, when_full=self._make_room, cursor=self.cursor)
         self.seen: SeenTensors = make_seen()
         self.reader = make_reader(self.seen, self.host)
-        self.recorder: HookRecorder = make_recorder(self.reader, self.cursor, lock)
+        self.recorder: HookRecorder = make_recorder(self.reader, self.cursor, session.lock)
+
+    @property
+    def next_seq(self) -> int:
+        return self.cursor.seq
+
+    @next_seq.setter
+    def next_seq(self, value: int) -> None:
+        self.cursor.seq = value
+
+    def read(
+        self, tensor: torch.Tensor, site: int, call: int, flags: int, any_dtype: bool = False
+    ) -> int:
+        """IS_BAD is only set for what was read on the host, and means nothing where the drain
+        brings the records. A tensor that the kernel refuses (its memory was freed, say) passes
+        unread, and its site with it from then on.
+        """
+        host, seq = self.host, self.cursor.seq
+        session = self.session
+        if site in session.faults.off_sites:
+            self.seen.add(tensor, NO_TOKEN)
+            return UNREAD
+        try:
+            code = self.reader.read(
+                tensor, host.next_slot(), site, call, session.step.index, seq, flags, any_dtype
+            )
+            if code == UNKNOWN_DEVICE:
+                if streams_of(tensor.device) is None:
+                    session.faults.unread_devices[tensor.device.type] = None
+                    return UNREAD
+                self.reader.add_device(tensor)
+                return self.read(tensor, site, call, flags, any_dtype)
+            if not code & IS_NEW or code < 0:
+                return code
+            if code & ELSEWHERE:
+                if not self.read_elsewhere(tensor, code, site, call, flags):
+                    return UNREAD
+            else:
+                host.used += 1
+        except Exception as error:
+            self.on_unreadable(tensor, site, error)
+            return UNREAD
+        self.cursor.seq = seq + 1
+        return code
+
+    def read_elsewhere(
+        self, tensor: torch.Tensor, code: int, site: int, call: int, flags: int
+    ) -> bool:
+        """The second half of read(), of a tensor that isn't on the CPU. False: it was refused."""
+        try:
+            seq, step = self.cursor.seq, self.session.step.index
+            identity = (seq, step, call, site, flags, *identity_of(code))
+            ring = self.session.rings.ring_of(tensor.device)
+            ring.observe(tensor, identity, not code & NEW_STREAM, self.observe_for(site))
+            rows = ring.next_rows()
+            if rows is not None:
+                self.recorder.set_target(*rows)
+        except Exception as error:
+            self.on_unreadable(tensor, site, error)
+            return False
+        return True
+
+    def observe_for(self, site: int) -> Optional[Observe]:
+        """What reads a tensor of this site in the place of its backend's observe(); None: that."""
+        return None
+
+    def on_unreadable(self, tensor: torch.Tensor, site: int, error: Exception) -> None:
+        """A tensor could not be read, and is remembered under the number that the next record will
+        have.
+        """
+        self.seen.clear()
+        self.seen.add(tensor, NO_TOKEN)
+        self.session.switch_off(site, error)
+
+    def observe(
+        self, tensor: torch.Tensor, site: int, call: int, flags: int
+    ) -> tuple[int, Optional[bool]]:
+        seq, step = self.cursor.seq, self.session.step.index
+        if tensor.is_cpu:
+            is_bad = self.host.observe(tensor, site, call, step, seq, flags)
+            self.cursor.seq = seq + 1
+            return seq, None if self.session.rings.is_deferred else is_bad
+        ring = self.session.rings.ring_of(tensor.device)
+        ring.observe(tensor, (seq, step, call, site, flags, *dtype_and_order(tensor)))
+        self.cursor.seq = seq + 1
+        return seq, None
+
+    def saw(self, entry: Seen, is_bad: Optional[bool]) -> None:
+        if is_bad is None:
+            self.session.step.journal.entries.append(entry)
+        elif is_bad:
+            record, store = self.host.last(), self.session.event_store
+            with store.lock:
+                store.judge(self.session.step, entry, {int(record["seq"]): record})
+
+    def observe_list(
+        self,
+        tensors: Sequence[torch.Tensor],
+        sites: Sequence[int],
+        roles: Sequence[str],
+        flags: int,
+        kind: Callable[..., Seen],
+        *fields: Any,
+    ) -> None:
+        session, store = self.session, self.session.event_store
+        for device, part, numbers, part_roles in _by_device(tensors, sites, roles):
+            entry = kind(self.cursor.seq, part_roles, *fields)
+            found = self.read_list(device, part, numbers, flags)
+            if session.rings.is_deferred:
+                session.step.journal.entries.append(entry)
+            elif found:
+                with store.lock:
+                    self.collect()  # the history has to show when a stored tensor was last finite
+                    bad = {int(record["seq"]): record for record in found}
+                    store.judge(session.step, entry, bad)
+
+    def read_list(
+        self,
+        device: torch.device,
+        tensors: Sequence[torch.Tensor],
+        sites: Sequence[int],
+        flags: int,
+    ) -> list[np.void]:
+        """Reads tensors of one device; the records that are non-finite, as far as they are here."""
+        first, step = self.cursor.seq, self.session.step.index
+        found: list[np.void] = []
+        if device.type == "cpu":
+            for records in self.host.observe_list(tensors, sites, step, first, flags):
+                found.extend(records)
+        else:
+            self.session.rings.ring_of(device).observe_list(tensors, sites, step, first, flags)
+        self.cursor.seq = first + len(tensors)
+        return found
+
+    def read_stored(self, node: ModuleNode) -> Iterator[tuple[np.void, str]]:
+        """Reads them now on the CPU; on a device, where this is called later, takes the last
+        readings.
+        """
+        batch = self.stored.within(node)
+        if self.session.rings.is_deferred:
+            records = self.session.event_store.archive.history.latest_of(set(batch.sites))
+        else:
+            with self.session.lock:
+                records = self._read_now(batch.tensors, batch.sites)
+        roles = dict(zip(batch.sites, batch.roles))
+        for record in records[nonfinite(records)] if len(records) else ():
+            yield record.copy(), roles[int(record["site"])]
+
+    def _read_now(self, tensors: Sequence[torch.Tensor], sites: Sequence[int]) -> np.ndarray:
+        """Reads tensors of the host; the records that are non-finite."""
+        host = [i for i, tensor in enumerate(tensors) if tensor.is_cpu]
+        part, numbers = [tensors[i] for i in host], [sites[i] for i in host]
+        step = self.session.step.index
+        found = list(self.host.observe_list(part, numbers, step, self.cursor.seq, 0))
+        self.cursor.seq += len(part)
+        return np.concatenate(found) if found else np.zeros(0, RECORD_DTYPE)
+
+    def open_recorder(self) -> None:
+        session, step = self.session, self.session.step
+        if not session.is_active or session.is_closed or session.removed:
+            return
+        # It would leave wrapped tensors unread.
+        is_transformed = session.tape is not None or innermost_transform() is not None
+        if session.faults.off_sites or is_transformed:
+            return
+        self.recorder.open(
+            step.index,
+            step.calls.add,
+            step.findings.all,
+            step.journal.entries if session.rings.is_deferred else None,
+            step.gradients,
+            session.follows_gap,
+            int(Flag.SCALED) if session.is_scaled else 0,
+        )
+
+    def read_number(self, number: torch.Tensor, site: int) -> int:
+        return self.observe(number, site, 0, 0)[0]
+
+    def read_norm(self, norm: torch.Tensor, site: int) -> None:
+        seq, is_bad = self.observe(norm, site, 0, 0)
+        self.saw(GradientNorm(seq, self.session.is_scaled), is_bad)
+
+    def read_loss(self, loss: torch.Tensor, site: int, flags: int) -> None:
+        """Reads it under this name too if it is known already: as an output of a module."""
+        token = self.seen.add(loss, self.cursor.seq)
+        if token >= 0:
+            self.session.due(LossKnown(token))
+        seq, is_bad = self.observe(loss, site, 0, flags)
+        if token < 0:
+            self.saw(Loss(seq, bool(flags & Flag.SCALED), threading.get_ident()), is_bad)
+
+    def collect(self) -> None:
+        session = self.session
+        with session.event_store.lock:
+            if session.rings.is_deferred:
+                session.drain.process()
+            else:
+                session.event_store.archive.history.add(self.host.take())
+
+    def submit(self, closes_step: bool) -> None:
+        session, step = self.session, self.session.step
+        journal, step.journal = step.journal, Journal()
+        if session.tape is not None:
+            session.tape.take(step, journal, closes_step)
+            return
+        self.recorder.redirect(step.journal.entries)
+        self.recorder.clear_target()
+        records = [self.host.take()]
+        early, segments = session.rings.cut()
+        session.drain.submit(Part(step, journal, records + early, segments, closes_step))
+
+    def forget(self) -> None:
+        self.seen.clear()
+        self.host.take()
+
+    def _make_room(self) -> None:
+        session = self.session
+        if session.rings.is_deferred:
+            session.submit()
+            return
+        with session.event_store.lock:
+            self.collect()
+            session.event_store.make_room(session.step)
+
+    def pass_began(self) -> None:
+        session = self.session
+        session.passes.began()
+        if len(self.seen) > _MAX_SEEN:
+            self.seen.clear()
+        if len(session.step.journal.entries) > _MAX_SEEN:
+            session.submit()
+        if not session.rings.is_deferred:
+            with session.event_store.lock:
+                session.event_store.renew(session.step)
+        self.recorder.close()
 
 
 class Rings:
@@ -336,25 +698,19 @@ class Session:
     held.
     """
 
-    #: Whether what it observes includes models that install() was not given.
-    observes_all_models = False
-    #: Whether the tensors of captured graphs are read.
-    reads_captured_graphs = True
-
     def __init__(
         self,
         config: Config,
         event_store: EventStore,
-        nodes: Sequence[ModuleNode],
-        has_excluded: bool,
+        make_level: Callable[[Session], Level],
     ) -> None:
         self.config = config
         self.lock = make_lock()
         self.event_store = event_store
         self.faults = Faults(self)
         self.drain = Drain(self.event_store, config.stop.max_lag, self.faults)
-        self.reading = Reading(nodes, has_excluded, config.depth, self._make_room, self.lock)
         self.rings = Rings(self)
+        self.level = make_level(self)
         self.step = self.new_step(0)
         self.removed = Removal.NO
         self.is_active: bool = config.observes(0)
@@ -373,178 +729,22 @@ class Session:
 
     @property
     def recorder(self) -> HookRecorder:
-        return self.reading.recorder
+        return self.level.recorder
 
     @property
     def next_seq(self) -> int:
         """Sequence numbers start at 0 when the monitor is installed and never repeat."""
-        return self.reading.cursor.seq
+        return self.level.next_seq
 
     @next_seq.setter
     def next_seq(self, value: int) -> None:
-        self.reading.cursor.seq = value
+        self.level.next_seq = value
 
     def new_step(self, index: int, first_seq: int = 0) -> Step:
         """A step that begins at this sequence number."""
-        return self.event_store.new_step(index, first_seq, self.read_stored)
+        return self.event_store.new_step(index, first_seq, self.level.read_stored)
 
     # What the hooks saw
-
-    def read(
-        self, tensor: torch.Tensor, site: int, call: int, flags: int, any_dtype: bool = False
-    ) -> int:
-        """Reads a tensor unless it was read before: UNREAD, or bits and a token (HookReader).
-
-        IS_BAD is only set for what was read on the host, and means nothing where the drain brings
-        the records. A tensor that the kernel refuses (its memory was freed, say) passes unread, and
-        its site with it from then on.
-        """
-        host, seq = self.reading.host, self.next_seq
-        index = self.step.index
-        if site in self.faults.off_sites:
-            self.reading.seen.add(tensor, NO_TOKEN)
-            return UNREAD
-        try:
-            code = self.reading.reader.read(
-                tensor, host.next_slot(), site, call, index, seq, flags, any_dtype
-            )
-            if code == UNKNOWN_DEVICE:
-                if streams_of(tensor.device) is None:
-                    self.faults.unread_devices[tensor.device.type] = None
-                    return UNREAD
-                self.reading.reader.add_device(tensor)
-                return self.read(tensor, site, call, flags, any_dtype)
-            if not code & IS_NEW or code < 0:
-                return code
-            if code & ELSEWHERE:
-                if not self.read_elsewhere(tensor, code, site, call, flags):
-                    return UNREAD
-            else:
-                host.used += 1
-        except Exception as error:
-            self.on_unreadable(tensor, site, error)
-            return UNREAD
-        self.next_seq = seq + 1
-        return code
-
-    def read_elsewhere(
-        self, tensor: torch.Tensor, code: int, site: int, call: int, flags: int
-    ) -> bool:
-        """The second half of read(), of a tensor that isn't on the CPU. False: it was refused."""
-        try:
-            identity = (self.next_seq, self.step.index, call, site, flags, *identity_of(code))
-            ring = self.rings.ring_of(tensor.device)
-            ring.observe(tensor, identity, not code & NEW_STREAM, self.observe_for(site))
-            rows = ring.next_rows()
-            if rows is not None:
-                self.recorder.set_target(*rows)
-        except Exception as error:
-            self.on_unreadable(tensor, site, error)
-            return False
-        return True
-
-    def observe_for(self, site: int) -> Optional[Observe]:
-        """What reads a tensor of this site in the place of its backend's observe(); None: that."""
-        return None
-
-    def on_unreadable(self, tensor: torch.Tensor, site: int, error: Exception) -> None:
-        """A tensor could not be read, and is remembered under the number that the next record will
-        have.
-        """
-        self.reading.seen.clear()
-        self.reading.seen.add(tensor, NO_TOKEN)
-        self.switch_off(site, error)
-
-    def observe(
-        self, tensor: torch.Tensor, site: int, call: int, flags: int
-    ) -> tuple[int, Optional[bool]]:
-        """Reads a tensor: the sequence number of its record, and whether it holds anything
-        non-finite; None when that is not known yet.
-        """
-        seq, step = self.next_seq, self.step.index
-        if tensor.is_cpu:
-            is_bad = self.reading.host.observe(tensor, site, call, step, seq, flags)
-            self.next_seq = seq + 1
-            return seq, None if self.rings.is_deferred else is_bad
-        ring = self.rings.ring_of(tensor.device)
-        ring.observe(tensor, (seq, step, call, site, flags, *dtype_and_order(tensor)))
-        self.next_seq = seq + 1
-        return seq, None
-
-    def saw(self, entry: Seen, is_bad: Optional[bool]) -> None:
-        """What was just read is judged if it is non-finite: now, or when its record arrives."""
-        if is_bad is None:
-            self.step.journal.entries.append(entry)
-        elif is_bad:
-            record = self.reading.host.last()
-            with self.event_store.lock:
-                self.event_store.judge(self.step, entry, {int(record["seq"]): record})
-
-    def observe_list(
-        self,
-        tensors: Sequence[torch.Tensor],
-        sites: Sequence[int],
-        roles: Sequence[str],
-        flags: int,
-        kind: Callable[..., Seen],
-        *fields: Any,
-    ) -> None:
-        """observe() and saw() of many tensors, in one call for each device, with the entry
-        ``kind(first_seq, roles, *fields)``.
-        """
-        for device, part, numbers, part_roles in _by_device(tensors, sites, roles):
-            entry = kind(self.next_seq, part_roles, *fields)
-            found = self.read_list(device, part, numbers, flags)
-            if self.rings.is_deferred:
-                self.step.journal.entries.append(entry)
-            elif found:
-                with self.event_store.lock:
-                    self.collect()  # the history has to show when a stored tensor was last finite
-                    bad = {int(record["seq"]): record for record in found}
-                    self.event_store.judge(self.step, entry, bad)
-
-    def read_list(
-        self,
-        device: torch.device,
-        tensors: Sequence[torch.Tensor],
-        sites: Sequence[int],
-        flags: int,
-    ) -> list[np.void]:
-        """Reads tensors of one device; the records that are non-finite, as far as they are here."""
-        first, step = self.next_seq, self.step.index
-        found: list[np.void] = []
-        if device.type == "cpu":
-            for records in self.reading.host.observe_list(tensors, sites, step, first, flags):
-                found.extend(records)
-        else:
-            self.rings.ring_of(device).observe_list(tensors, sites, step, first, flags)
-        self.next_seq = first + len(tensors)
-        return found
-
-    def read_stored(self, node: ModuleNode) -> Iterator[tuple[np.void, str]]:
-        """In the middle of a verdict: the records that are non-finite, and the roles, of what a
-        module and its submodules store. Read now on the CPU; on a device, where this is called
-        later, by the last reading.
-        """
-        batch = self.reading.stored.within(node)
-        if self.rings.is_deferred:
-            records = self.event_store.archive.history.latest_of(set(batch.sites))
-        else:
-            with self.lock:
-                records = self._read_now(batch.tensors, batch.sites)
-        roles = dict(zip(batch.sites, batch.roles))
-        for record in records[nonfinite(records)] if len(records) else ():
-            yield record.copy(), roles[int(record["site"])]
-
-    def _read_now(self, tensors: Sequence[torch.Tensor], sites: Sequence[int]) -> np.ndarray:
-        """Reads tensors of the host; the records that are non-finite."""
-        host = [i for i, tensor in enumerate(tensors) if tensor.is_cpu]
-        part, numbers = [tensors[i] for i in host], [sites[i] for i in host]
-        found = list(
-            self.reading.host.observe_list(part, numbers, self.step.index, self.next_seq, 0)
-        )
-        self.next_seq += len(part)
-        return np.concatenate(found) if found else np.zeros(0, RECORD_DTYPE)
 
     def call_ended(self, call: Call, is_complete: bool, ended_by: str = "") -> None:
         """As Returned has it. Nothing has to be done while nothing was found."""
@@ -562,6 +762,7 @@ class Session:
     def due(self, entry: Entry) -> None:
         """An entry that matters even where nothing that was read is non-finite."""
         if self.rings.is_deferred:
+            self.level.gather()
             self.step.journal.add_due(entry)
             return
         with self.event_store.lock:
@@ -577,11 +778,7 @@ class Session:
 
     def collect(self) -> None:
         """Takes in what is on the host already, and waits for nothing."""
-        with self.event_store.lock:
-            if self.rings.is_deferred:
-                self.drain.process()
-            else:
-                self.event_store.archive.history.add(self.reading.host.take())
+        self.level.collect()
 
     def flush(self) -> None:
         """Waits for the devices, and takes in everything."""
@@ -589,6 +786,7 @@ class Session:
             self.submit()
             self.drain.wait()
         self.collect()
+        self.level.flushed()
 
     def settle_call(self) -> None:
         """The end of a hook, if ``settles_calls``: with sync="call" nothing is left open behind
@@ -611,24 +809,8 @@ class Session:
         return self.rings.settles_calls
 
     def submit(self, closes_step: bool = False) -> None:
-        step = self.step
-        journal, step.journal = step.journal, Journal()
-        if self.tape is not None:
-            self.tape.take(step, journal, closes_step)
-            return
-        self.recorder.redirect(step.journal.entries)
-        self.recorder.clear_target()
-        records = [self.reading.host.take()]
-        early, segments = self.rings.cut()
-        self.drain.submit(Part(step, journal, records + early, segments, closes_step))
-
-    def _make_room(self) -> None:
-        if self.rings.is_deferred:
-            self.submit()
-            return
-        with self.event_store.lock:
-            self.collect()
-            self.event_store.make_room(self.step)
+        """Hands what was read until now, and the journal, to the drain."""
+        self.level.submit(closes_step)
 
     # Trouble
 
@@ -670,27 +852,6 @@ class Session:
         """Reads the numbers of the open step."""
         return StepNumbers(self)
 
-    def open_recorder(self) -> None:
-        """The step is open, and what the model stores was read: until something else is to be done
-        the hooks may go their short way.
-        """
-        if not self.is_active or self.is_closed or self.removed or self.faults.off_sites:
-            return
-        if (
-            self.tape is not None or innermost_transform() is not None
-        ):  # it would leave wrapped tensors unread
-            return
-        step = self.step
-        self.recorder.open(
-            step.index,
-            step.calls.add,
-            step.findings.all,
-            step.journal.entries if self.rings.is_deferred else None,
-            step.gradients,
-            self.follows_gap,
-            int(Flag.SCALED) if self.is_scaled else 0,
-        )
-
     def rest_recorder(self) -> None:
         """The step is not observed: its hooks are to take no time, but those of outermost calls."""
         is_module_level = self.config.level == "module" and self.tape is None
@@ -704,15 +865,7 @@ class Session:
         self.begin_step_if_closed()
         self.backwards.called(self.step.index)
         self.apply_pause()
-        self.passes.began()
-        if len(self.reading.seen) > _MAX_SEEN:
-            self.reading.seen.clear()
-        if len(self.step.journal.entries) > _MAX_SEEN:
-            self.submit()
-        if not self.rings.is_deferred:
-            with self.event_store.lock:
-                self.event_store.renew(self.step)
-        self.recorder.close()
+        self.level.pass_began()
 
     def end_pass(self) -> None:
         """A forward that no backward will follow has left the observed modules."""
@@ -729,7 +882,7 @@ class Session:
             self.submit()
         for handle in step.leaf_handles:
             handle.remove()
-        self.reading.seen.clear()
+        self.level.seen.clear()
         self.backwards.derivatives.clear()
         if step.update.count > step.update.guarded_count or step.update.is_partial:
             self.event_store.archive.updated_steps.append(step.index)
@@ -738,6 +891,7 @@ class Session:
         # On a device what a step held comes out in one of the next three.
         self.passes.drop_before(self.step.index - 3 * self.rings.is_deferred)
         self.is_active = self.config.observes(self.step.index)
+        self.level.step_began()
 
     def let_go(self) -> None:
         """No stop will ask any more for what is held of calls and of graphs."""
@@ -755,10 +909,15 @@ class Session:
         self.recorder.close()
         self.step = self.new_step(step)
         self.is_active = self.config.observes(step)
+        self.level.begin_at(step)
 
     def pause(self, is_paused: bool) -> None:
-        """The passes that begin from now on are not read, or are again."""
+        """The passes that begin from now on are not read, or are again. At op level operators are
+        not from now on, in a pass or not.
+        """
         self.passes.are_paused = is_paused
+        if self.config.level == "op":
+            self.apply_pause()
 
     def apply_pause(self) -> None:
         """A pass begins, and is read or not."""
@@ -768,11 +927,17 @@ class Session:
             # What it would have decided stays as it is.
             self.note(self.event_store.close, self.step)
         self.is_active = is_wanted
+        self.level.set_active(is_wanted)
 
     def close_step(self) -> None:
         """Settles the step and has it written down. May be called again for the same step, after
         more records.
         """
+        with unobserved():
+            self._close_step()
+        self.level.step_closed()
+
+    def _close_step(self) -> None:
         self.recorder.close()
         self.is_closed = True
         if not self.is_active:
@@ -795,64 +960,13 @@ class Session:
             if self.config.sync != "never":
                 self.drain.wait()
 
-    def update_began(self) -> None:
-        """An optimizer steps, in this thread, until update_ended() or until it raises."""
-
-    def update_ended(self, optimizer: torch.optim.Optimizer) -> None:
-        """The opposite of update_began()."""
-
-    def evaluation_began(self) -> None:
-        """The optimizer calls the closure of its step; update_began() once it has returned."""
-
-    def update_uses(self, optimizer: torch.optim.Optimizer) -> None:
-        """The optimizer is about to use its gradients, which carry no loss scale."""
-
-    def backward_began(self, roots: Sequence[torch.Tensor]) -> None:
-        """``torch.autograd.backward`` is called on these."""
-
-    def backward_ended(self) -> None:
-        """It, or ``torch.autograd.grad``, is over."""
-
-    def loss_given(self, loss: Any) -> None:
-        """``monitor.step(loss=)`` was called with these tensors."""
-
-    def unread_ops(self) -> list[UnreadOp]:
-        """The operators that op level could not observe."""
-        return []
-
-    # The loss, and other numbers
-
-    @property
-    def reads_numbers(self) -> bool:
-        """Whether the loss and other numbers are read by themselves."""
-        return True
-
-    def read_number(self, number: torch.Tensor, site: int) -> int:
-        """Reads a tensor that is none of the model; the number of its record."""
-        return self.observe(number, site, 0, 0)[0]
-
-    def read_norm(self, norm: torch.Tensor, site: int) -> None:
-        """Reads the norm of all gradients, as clipping has computed it."""
-        seq, is_bad = self.observe(norm, site, 0, 0)
-        self.saw(GradientNorm(seq, self.is_scaled), is_bad)
-
-    def read_loss(self, loss: torch.Tensor, site: int, flags: int) -> None:
-        """Reads a loss, under this name too if it is known already: as an output of a module.
-        ``flags``: SCALED, if it carries a scale of the user's own, and ANEW.
-        """
-        token = self.reading.seen.add(loss, self.next_seq)
-        if token >= 0:
-            self.due(LossKnown(token))
-        seq, is_bad = self.observe(loss, site, 0, flags)
-        if token < 0:
-            self.saw(Loss(seq, bool(flags & Flag.SCALED), threading.get_ident()), is_bad)
-
     # Loss scaling
 
     def scaled_by(self, scaler: GradScaler) -> None:
         """The loss of this step was scaled by ``scaler``."""
         self.recorder.close()
         self.step.update.scaler = weakref.ref(scaler)
+        self.level.scaled()
 
     @property
     def is_scaled(self) -> bool:

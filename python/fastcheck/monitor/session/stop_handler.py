@@ -277,7 +277,7 @@ def save_held(session: Session, meta: RunMeta, directory: str) -> Optional[str]:
         event_store.archive.history.all(),
         event_store.events,
         session.event_store.sites,
-        {**meta.to_dict(session.unread_ops()), **steps, **named},
+        {**meta.to_dict(session.level.unread_ops()), **steps, **named},
     )
 
 

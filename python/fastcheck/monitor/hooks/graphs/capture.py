@@ -83,7 +83,7 @@ class CapturedJournal:
         session.is_closed = True
         session.is_active = True
         session.next_seq = FIRST_SEQ
-        session.reading.seen.clear()
+        session.level.seen.clear()
 
     def slots(self, ring: DeviceRing) -> Optional[GraphSlots]:
         """Those of the stretch under way; None when what is read is no part of the graph."""
@@ -147,8 +147,7 @@ class CapturedJournal:
                 stretch.calls = list(stretch.step.calls)
             known.append(stretch.step)
         session.step, session.is_closed, session.is_active, session.next_seq = self._before
-        session.reading.seen.clear()
-        session.reading.host.take()  # what was read on the CPU, once
+        session.level.forget()  # what was read on the CPU, once
 
     def start(self) -> None:
         """The graph is there, and was not replayed yet."""
@@ -289,7 +288,7 @@ class GraphFollower:
     def capture_begins(self, graph: Any, device: torch.device) -> bool:
         """The current stream of the device is about to be captured."""
         session = self._session
-        if not session.reads_captured_graphs:
+        if not session.level.reads_captured_graphs:
             # Its readings wait.
             self._was_paused = session.passes.are_paused
             session.pause(True)
@@ -327,7 +326,7 @@ class GraphFollower:
     def capture_ended(self, graph: Any, is_whole: bool) -> None:
         """``is_whole``: the graph can be replayed. In any case the session is what it was."""
         session = self._session
-        if not session.reads_captured_graphs:
+        if not session.level.reads_captured_graphs:
             session.pause(self._was_paused)
             return
         if not self._is_capturing(graph):
@@ -383,7 +382,7 @@ class GraphFollower:
         """A replay was put on the current stream."""
         session, followed = self._session, self._graphs[graph]
         # A replay writes to memory whose version stays the same.
-        session.reading.seen.clear()
+        session.level.seen.clear()
         for stretch in followed.tape.stretches:
             for slots in stretch.slots.values():
                 slots.replays += 1

@@ -45,7 +45,7 @@ class Evaluations:
         """
         # It is to find the gradients that it left.
         self._protection.after_update(optimizer)
-        self._session.evaluation_began()
+        self._session.level.evaluation_began()
         if self.count(optimizer):
             self._session.step.update.is_partial = True
         return False
@@ -56,13 +56,13 @@ class Evaluations:
         is_scaled = UpdateGuard.scaler_found_inf(optimizer) is not None
         if session.is_active:
             if not is_scaled:
-                session.update_uses(optimizer)
+                session.level.update_uses(optimizer)
             self._read_gradients(optimizer, scaled=is_scaled)
             if not is_scaled:
                 session.note(session.event_store.ensure_event, session.step)
             session.settle_update()
         self._counts[optimizer] = self.count(optimizer) + 1
-        session.update_began()
+        session.level.update_began()
         return self._counts[optimizer]
 
 

@@ -64,7 +64,7 @@ class GradientWatcher:
             return True
         if can_hold_nonfinite(norm) and can_read(norm):
             site = Site("", "", "backward", "grad_norm", 0, "total norm of the gradients")
-            session.read_norm(norm, session.sites.intern(site))
+            session.level.read_norm(norm, session.sites.intern(site))
             self._settle(True)
         return True
 

@@ -408,7 +408,9 @@ class StateReader:
     ) -> None:
         if kind is Stored:
             fields = (threading.get_ident(),)
-        self._session.observe_list(batch.tensors, batch.sites, batch.roles, flags, kind, *fields)
+        self._session.level.observe_list(
+            batch.tensors, batch.sites, batch.roles, flags, kind, *fields
+        )
 
 
 def _gradient_site(node: ModuleNode, name: str, tensor: torch.Tensor) -> int:

@@ -1,9 +1,10 @@
-"""The session at op level: takes records and incidents from the C++ observer, and passes them to
+"""Op level: takes records and incidents from the C++ observer, and passes them to
 the event store: at once on the CPU, through the drain on a device.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import weakref
@@ -16,16 +17,16 @@ import torch
 
 from fastcheck.backends.table import backend_for
 from fastcheck.calls.module_calls import ModuleNode
+from fastcheck.calls.recorder import NoRecorder
 from fastcheck.errors import ConfigError, did_you_mean
 from fastcheck.extension import extension
 from fastcheck.log.unobserved import UnreadOp
 from fastcheck.monitor.session.config import Config
 from fastcheck.monitor.session.drain import Part
-from fastcheck.monitor.session.event_store import EventStore
 from fastcheck.monitor.session.options import ROLES
 from fastcheck.monitor.session.overflow_status import ROLE as STATUS_ROLE
 from fastcheck.monitor.session.overflow_status import StatusReader
-from fastcheck.monitor.session.session import Session
+from fastcheck.monitor.session.session import Level, Session
 from fastcheck.record.format import RECORD_DTYPE, Flag, overflowed
 from fastcheck.record.site import OUTSIDE, Site, SiteTable
 from fastcheck.ring.device import DeviceRing, Segment
@@ -41,7 +42,6 @@ from fastcheck.verdict.entries import (
     ArgumentKnown,
     Compiled,
     Entered,
-    Entry,
     Journal,
     Loss,
     LossKnown,
@@ -411,19 +411,19 @@ class Leaving:
     due then.
     """
 
-    def __init__(self, session: OpSession, stops: Callable[[], None]) -> None:
-        self._session = session
+    def __init__(self, level: OpLevel, stops: Callable[[], None]) -> None:
+        self._level = level
         self._stops = stops
 
     def leaves(self, tensor: torch.Tensor) -> None:
         """They leave on this thread, which holds no lock."""
-        session = self._session
-        if not session.is_running or not session.is_active:
+        session, level = self._level.session, self._level
+        if not level.is_running or not session.is_active:
             return
         try:
             with session.lock:
                 if not session.removed:
-                    session.consequences.host(tensor)
+                    level.consequences.host(tensor)
         except Exception as error:
             session.report_internal_error("a tensor that leaves torch", error)
         if session.event_store.due:
@@ -434,22 +434,17 @@ class Leaving:
 _UNREAD = 2**62
 
 
-class OpSession(Session):
+class OpLevel(Level):
     """One at a time in a process: the observer sees the ops of all threads and models."""
 
     reads_captured_graphs = False
+    seen = NothingSeen()
+    recorder = NoRecorder()
 
-    def __init__(
-        self,
-        config: Config,
-        event_store: EventStore,
-        nodes: Sequence[ModuleNode],
-        has_excluded: bool,
-        captures: Optional[Captures],
-    ) -> None:
+    def __init__(self, session: Session, has_excluded: bool, captures: Optional[Captures]) -> None:
         self._ops = extension.op_observer()
-        super().__init__(config, event_store, nodes, has_excluded)
-        self.reading.seen = NothingSeen()
+        self.session = session
+        self.has_excluded = has_excluded
         self._sites: Optional[OpSites] = None
         self._run = 0
         self._last_seq = 0
@@ -457,12 +452,12 @@ class OpSession(Session):
         # parts of a model one by one has only passed when one of them comes again.
         self.entering = ""
         self._entered: set[str] = set()
-        self._mode: Optional[CallMode] = None
-        self._leaving: Optional[Leaving] = None
+        self._at_end = contextlib.ExitStack()
         # Where a device reads: records of the host that wait for those of the device, and where
         # Python was when the step's records were asked for.
         self._rows: list[np.ndarray] = []
-        self.launches = extension.DeviceLaunches(self.lock, Launcher(self), int(config.depth))
+        launcher, depth = Launcher(self), int(session.config.depth)
+        self.launches = extension.DeviceLaunches(session.lock, launcher, depth)
         #: Modules that ran compiled: what calls no operators.
         self.compiled: dict[str, int] = {}
         self._unread_ops: list[UnreadOp] = []
@@ -475,28 +470,30 @@ class OpSession(Session):
 
     def begin(self, nodes: Sequence[ModuleNode], stops: Callable[[], None]) -> None:
         """From now on every op is read. ``stops``: does what is due in the middle of a pass."""
-        self._sites = OpSites(self.sites, nodes)
+        self._sites = OpSites(self.session.sites, nodes)
         self.consequences = Reach(self, nodes)
-        filters = filter_options(self.config, nodes)
+        config = self.session.config
         self._run = self._ops.start(
-            int(self.config.depth),
+            int(config.depth),
             where,
-            **filters,
-            copies=self.config.may_wait,
-            launches=None if self.config.may_wait else self.launches,
+            **filter_options(config, nodes),
+            copies=config.may_wait,
+            launches=None if config.may_wait else self.launches,
         )
-        self._ops.set_active(self.is_active)
-        if self.config.sync == "call":
+        self._ops.set_active(self.session.is_active)
+        if config.sync == "call":
             self._learn_modes(nodes)
-            mode = self._mode = CallMode(self, stops, self._captures)
+            mode = CallMode(self, stops, self._captures)
             mode.open()
             self._ops.set_mode(mode)
-            weakref.finalize(self, mode.close)
-        self._leaving = Leaving(self, stops)
-        _leaving.connect(self._leaving)
+            self._at_end.callback(mode.close)
+            weakref.finalize(self.session, mode.close)
+        leaving = Leaving(self, stops)
+        _leaving.connect(leaving)
+        self._at_end.callback(_leaving.disconnect, leaving)
         # A model that is deleted takes its monitor along, without remove().
-        weakref.finalize(self, self._ops.stop, self._run)
-        weakref.finalize(self, self.launches.clear_rows)
+        weakref.finalize(self.session, self._ops.stop, self._run)
+        weakref.finalize(self.session, self.launches.clear_rows)
 
     def _learn_modes(self, nodes: Sequence[ModuleNode]) -> None:
         """Of the devices that the models lie on: copies are read as if they still were there."""
@@ -506,18 +503,16 @@ class OpSession(Session):
             if device.type not in ("cpu", "meta"):
                 backend = backend_for(device)
                 self._ops.set_device_mode(str(device), int(backend.device_mode))
-                self.rings.overflow.add(device, backend)
+                self.session.rings.overflow.add(device, backend)
 
     def end(self) -> None:
         """Judges what still waits. Idempotent."""
-        with self.event_store.lock:
-            self.event_store.settle(self.step)
-            self.event_store.archive.note_unread(self.unread_ops())
+        store = self.session.event_store
+        with store.lock:
+            store.settle(self.session.step)
+            store.archive.note_unread(self.unread_ops())
         self._last_seq = self.next_seq
-        if self._mode is not None:
-            self._mode.close()
-        if self._leaving is not None:
-            _leaving.disconnect(self._leaving)
+        self._at_end.close()
         self._ops.stop(self._run)
         self.launches.clear_rows()
 
@@ -527,7 +522,7 @@ class OpSession(Session):
         return self._run != 0 and self._ops.run() == self._run
 
     @property
-    def observes_all_models(self) -> bool:  # type: ignore[override]  # constant where it is False
+    def observes_all_models(self) -> bool:
         """Not once another monitor's run has replaced this one's."""
         return self.is_running
 
@@ -541,62 +536,52 @@ class OpSession(Session):
 
     # Steps
 
-    def begin_pass(self) -> None:
+    def enters(self, path: str) -> None:
+        """A pass enters the outermost module ``path``."""
+        self.entering = path
         self._ops.set_optimizer(False)  # whose step may have raised
-        self.begin_step_if_closed()
-        self.backwards.called(self.step.index)
-        self.apply_pause()
+
+    def pass_began(self) -> None:
+        session, store = self.session, self.session.event_store
         begins_again = self.entering in self._entered
         if begins_again:
             self._entered.clear()
         self._entered.add(self.entering)
-        if self.rings.is_deferred:
+        if session.rings.is_deferred:
             if begins_again:
-                self.note(self.event_store.settle, self.step)
-            if not len(self.drain):
-                self.submit()
+                session.note(store.settle, session.step)
+            if not len(session.drain):
+                session.submit()
             return
-        with self.event_store.lock:
+        with store.lock:
             self.collect()
-            self.event_store.make_room(self.step)
-            self.event_store.renew(self.step)
-        if begins_again and any(finding.is_tentative for finding in self.step.findings.all):
+            store.make_room(session.step)
+            store.renew(session.step)
+        if begins_again and any(finding.is_tentative for finding in session.step.findings.all):
             # What waits since an earlier pass of this step has met all its consumers, as a rule.
-            self.note(self.event_store.settle, self.step)
+            session.note(store.settle, session.step)
 
-    def begin_step_if_closed(self) -> None:
-        if not self.is_closed:
-            return
-        super().begin_step_if_closed()
+    def step_began(self) -> None:
         self._entered.clear()
         self.launches.begin_step()
         if not self.is_running:
             return
-        self._ops.begin_step(self.step.index)
-        self._ops.set_active(self.is_active)
+        self._ops.begin_step(self.session.step.index)
+        self._ops.set_active(self.session.is_active)
         self._ops.set_backward_flags(0)
 
     def begin_at(self, step: int) -> None:
-        super().begin_at(step)
         self._ops.begin_step(step)
 
-    def pause(self, is_paused: bool) -> None:
-        """Operators are not read from now on, in a pass or not, or are again."""
-        super().pause(is_paused)
-        self.apply_pause()
-
-    def apply_pause(self) -> None:
-        super().apply_pause()
+    def set_active(self, is_active: bool) -> None:
         if self.is_running:
-            self._ops.set_active(self.is_active)
+            self._ops.set_active(is_active)
 
-    def close_step(self) -> None:
-        with unobserved():
-            super().close_step()
+    def step_closed(self) -> None:
         before, rows = self._unread_ops, self.unread_ops()
         # Once for each operator and reason: the file is written anew each time.
         if len(rows) != len(before):
-            self.note(self.event_store.archive.note_unread, rows)
+            self.session.note(self.session.event_store.archive.note_unread, rows)
 
     def unread_ops(self) -> list[UnreadOp]:
         """What passed unread, why, and in how many calls; most calls first."""
@@ -620,8 +605,7 @@ class OpSession(Session):
     def loss_given(self, loss: Any) -> None:
         self.consequences.loss(loss)
 
-    def scaled_by(self, scaler: Any) -> None:
-        super().scaled_by(scaler)
+    def scaled(self) -> None:
         self._ops.set_backward_flags(int(Flag.SCALED))
 
     # Consequences
@@ -630,21 +614,21 @@ class OpSession(Session):
         """These tensors have reached a place of this kind; each comes with the clause that a reason
         ends in. Judged at once on the CPU.
         """
-        if not self.is_running or not self.is_active or self.config.is_strict:
+        if not self.is_running or not self.session.is_active or self.session.config.is_strict:
             return
-        if not self.rings.is_deferred:
+        if not self.session.rings.is_deferred:
             self.collect()
             # No loss is infinite on purpose.
-            if not self.event_store.op_memory.has_open and kind != "loss":
+            if not self.session.event_store.op_memory.has_open and kind != "loss":
                 return
         with unobserved():
             found = [(clause, one) for clause, tensor in tensors for one in plain_tensors(tensor)]
             if found:
-                places = self.event_store.op_memory.places
+                places = self.session.event_store.op_memory.places
                 made = (Place(kind, clause) for clause, _ in found)
                 numbers = [places.setdefault(place, len(places)) for place in made]
                 self._ops.reach([tensor for _, tensor in found], numbers)
-        if not self.rings.is_deferred:
+        if not self.session.rings.is_deferred:
             self.collect()
 
     def backward_began(self, roots: Sequence[torch.Tensor]) -> None:
@@ -652,7 +636,7 @@ class OpSession(Session):
 
     def backward_ended(self) -> None:
         # Of scaled gradients the scaler decides.
-        if not self.is_scaled and self.backwards.owns_gradients:
+        if not self.session.is_scaled and self.session.backwards.owns_gradients:
             self.consequences.gradients()
 
     # Readings by name
@@ -660,9 +644,9 @@ class OpSession(Session):
     def _is_readable(self, tensor: torch.Tensor) -> bool:
         if not can_read(tensor):
             return False
-        if tensor.is_cpu or self.config.may_wait or streams_of(tensor.device) is not None:
+        if tensor.is_cpu or self.session.config.may_wait or streams_of(tensor.device) is not None:
             return True
-        self.faults.unread_devices[tensor.device.type] = None
+        self.session.faults.unread_devices[tensor.device.type] = None
         return False
 
     def observe(
@@ -676,19 +660,20 @@ class OpSession(Session):
     def saw(self, entry: Any, is_bad: Optional[bool]) -> None:
         if is_bad is False:
             return
-        if self.rings.is_deferred:
-            self._gather()
-            self.step.journal.entries.append(entry)
+        step, store = self.session.step, self.session.event_store
+        if self.session.rings.is_deferred:
+            self.gather()
+            step.journal.entries.append(entry)
             return
-        with self.event_store.lock:
+        with store.lock:
             self.collect()
-            record = self.event_store.archive.history.find(entry.seq)
+            record = store.archive.history.find(entry.seq)
             if record is not None:
-                self.event_store.judge(self.step, entry, {entry.seq: record})
+                store.judge(step, entry, {entry.seq: record})
 
     @property
     def reads_numbers(self) -> bool:
-        config = self.config
+        config = self.session.config
         return not (config.is_filtered or config.include or config.exclude)
 
     def read_loss(self, loss: torch.Tensor, site: int, flags: int) -> None:
@@ -701,7 +686,7 @@ class OpSession(Session):
             self.saw(Loss(seq, bool(flags & Flag.SCALED), 0), is_bad)
             return
         if is_bad is not False:
-            self.due(LossKnown(seq))
+            self.session.due(LossKnown(seq))
         self.read_number(loss, site, flags)
 
     def read_norm(self, norm: torch.Tensor, site: int) -> None:
@@ -734,8 +719,8 @@ class OpSession(Session):
         """
         if self.is_running and can_hold_nonfinite(tensor) and self._is_readable(tensor):
             seq, is_bad, is_collective, sources = self._ops.take_over(tensor, site)
-            for known in sources if self.event_store.has_allowances else ():
-                self.due(ArgumentKnown(known, site))
+            for known in sources if self.session.event_store.has_allowances else ():
+                self.session.due(ArgumentKnown(known, site))
             self.saw(Entered(seq, is_collective, tuple(sources)), is_bad)
 
     def read_again(
@@ -751,17 +736,18 @@ class OpSession(Session):
 
     def read_compiled(self, tensor: torch.Tensor, node: ModuleNode, site: int, role: str) -> None:
         """What a module takes, returns or is given back within compiled code."""
-        if self.config.filter.roles and role not in self.config.filter.roles:
+        roles = self.session.config.filter.roles
+        if roles and role not in roles:
             return
         if not self.is_running or not can_hold_nonfinite(tensor) or not self._is_readable(tensor):
             return
         before, flags = self.next_seq, 0
         if role.startswith("grad"):
-            flags = int(Flag.SCALED) if self.is_scaled else 0
+            flags = int(Flag.SCALED) if self.session.is_scaled else 0
         seq, is_bad, _ = self._ops.read(tensor, site, 0, flags)
         if seq >= before:  # by no operator that was observed
             self.compiled[node.name] = self.compiled.get(node.name, 0) + 1
-            self.saw(Compiled(seq, role, node.name, self.is_scaled), is_bad)
+            self.saw(Compiled(seq, role, node.name, self.session.is_scaled), is_bad)
 
     # What the observer has seen
 
@@ -779,59 +765,56 @@ class OpSession(Session):
     def collect(self) -> None:
         if self._sites is None or not self.is_running:
             return
-        if self.rings.is_deferred:
+        if self.session.rings.is_deferred:
             with unobserved():
-                self.drain.process()
+                self.session.drain.process()
             return
-        with self.event_store.lock:
+        with self.session.event_store.lock:
             records, incidents, waiting = self._take()
             self._sites.translate(records)
-            self.event_store.archive.history.add(records)
+            self.session.event_store.archive.history.add(records)
             if waiting is not None:
                 # Left to a device that can't be read: of the others all is known.
                 found = self._ops.settle(waiting, [], self.next_seq)
                 incidents += [Incident(raw) for raw in found]
             if incidents:
                 bad = {int(record["seq"]): record.copy() for record in records[overflowed(records)]}
-                self._judge_incidents(self.step, self.is_scaled, incidents, bad)
+                self._judge_incidents(self.session.step, self.session.is_scaled, incidents, bad)
 
     def _judge_incidents(
         self, step: Step, is_scaled: bool, incidents: Sequence[Incident], bad: Records
     ) -> None:
-        known = dict(bad)
-        is_filtered = self.reading.has_excluded or self.config.is_filtered
+        known, store = dict(bad), self.session.event_store
+        is_filtered = self.has_excluded or self.session.config.is_filtered
         for incident in incidents:
             # Its records may have come with an earlier batch, by another thread's hook.
             for seq in incident.bad_seqs:
-                if (
-                    seq not in known
-                    and (record := self.event_store.archive.history.find(seq)) is not None
-                ):
+                if seq not in known and (record := store.archive.history.find(seq)) is not None:
                     known[seq] = record
-            self.event_store.judge(step, Operator(incident, is_scaled, is_filtered), known)
+            store.judge(step, Operator(incident, is_scaled, is_filtered), known)
 
     # On a device
 
     def ring_for(self, tensor: torch.Tensor, site: int) -> Optional[DeviceRing]:
         """The ring of its device; None if it passes unread."""
-        device = tensor.device
-        if not self.is_running or site in self.faults.off_sites:
+        device, rings, faults = tensor.device, self.session.rings, self.session.faults
+        if not self.is_running or site in faults.off_sites:
             return None
-        if self.tape is not None:
-            self.faults.notes["what a graph captures passes unread at op level"] = None
+        if self.session.tape is not None:
+            faults.notes["what a graph captures passes unread at op level"] = None
             return None
-        if device not in self.rings.of:
+        if device not in rings.of:
             problem = why_not(device)
             if problem:
-                self.faults.notes[f"op level does not read {device}: {problem}"] = None
+                faults.notes[f"op level does not read {device}: {problem}"] = None
                 self._ops.leave_out(tensor)
                 return None
-            self.rings.ring_of(device)
-            if self.rings.overflow.follow_ops(device):
+            rings.ring_of(device)
+            if rings.overflow.follow_ops(device):
                 self._ops.watch_status(str(device))
-        return self.rings.ring_of(device)
+        return rings.ring_of(device)
 
-    def _gather(self) -> None:
+    def gather(self) -> None:
         """What the observer has seen until now becomes an entry of the journal."""
         if self._sites is None or not self.is_running:
             return
@@ -840,44 +823,37 @@ class OpSession(Session):
         if len(records):
             self._rows.append(records)
         if waiting is not None:
-            step, is_scaled = self.step, self.is_scaled
+            step, is_scaled = self.session.step, self.session.is_scaled
 
             def judge(incidents: list[Incident], bad: Records) -> None:
                 self._judge_incidents(step, is_scaled, incidents, bad)
 
             step.journal.add_due(DeferredOps(judge, waiting, stop, self.launches.lines()))
 
-    def due(self, entry: Entry) -> None:
-        if self.rings.is_deferred:
-            self._gather()
-        super().due(entry)
-
-    def submit(self, closes_step: bool = False) -> None:
-        if self._sites is None or self.tape is not None:  # after the capture
+    def submit(self, closes_step: bool) -> None:
+        if self._sites is None or self.session.tape is not None:  # after the capture
             return
         with unobserved():
-            self._gather()
-            step = self.step
+            self.gather()
+            step = self.session.step
             journal, step.journal = step.journal, Journal()
-            self.recorder.redirect(step.journal.entries)
-            self.recorder.clear_target()
             self.launches.clear_rows()
             records, self._rows = self._rows, []
-            early, segments = self.rings.cut()
+            early, segments = self.session.rings.cut()
             records += early
-        overflow, lines = self.rings.overflow, self.launches.lines()
-        self.drain.submit(
+        overflow, lines = self.session.rings.overflow, self.launches.lines()
+        self.session.drain.submit(
             OpPart(self._sites, step, journal, records, segments, closes_step, overflow, lines)
         )
 
     def judge_now(self) -> bool:
         """In the middle of a forward or backward. Whether anything is due, and may be done here."""
-        if self.lock._is_owned():
+        if self.session.lock._is_owned():
             return False  # an op of fastcheck itself: nothing may be raised in the middle of a hook
-        with self.lock:
-            if not self.removed:
+        with self.session.lock:
+            if not self.session.removed:
                 self.collect()
-        return bool(self.event_store.due)
+        return bool(self.session.event_store.due)
 
     @property
     def has_incidents(self) -> bool:
