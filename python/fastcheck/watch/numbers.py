@@ -60,6 +60,29 @@ class Number:
     full_name: str = ""
 
 
+class LossScale:
+    """The scale of the loss over the steps, and the share of steps that it had skipped."""
+
+    def __init__(self) -> None:
+        self._scale: Optional[float] = None
+        self._halvings = self._steps = 0
+        self._skipped: deque[bool] = deque(maxlen=_SCALE_PAST)
+
+    def of_step(self, scale: float, is_skipped: bool) -> Number:
+        before, self._scale = self._scale, scale
+        self._skipped.append(is_skipped)
+        if before is not None and scale < before:
+            self._halvings += 1
+        elif before is not None and (scale > before or not is_skipped):
+            self._halvings = 0
+        self._steps += 1
+        share = sum(self._skipped) / len(self._skipped)
+        return Number(
+            "loss_scale", scale, usual=share, share=share, run=self._halvings,
+            steps=self._steps, is_skipped=is_skipped,
+        )  # fmt: skip
+
+
 class Numbers:
     """Of one rank."""
 
@@ -82,9 +105,7 @@ class Numbers:
         )
         self._was_skipped = False
         self._rate: Optional[float] = None
-        self._scale: Optional[float] = None
-        self._halvings = self._steps = 0
-        self._skipped: deque[bool] = deque(maxlen=_SCALE_PAST)
+        self._loss_scale = LossScale()
         # Some step had a learning rate: one without has made no update.
         self._has_rates = False
 
@@ -137,7 +158,7 @@ class Numbers:
         at = np.flatnonzero((now.phases == WEIGHT) & now.is_read[k])
         found += [*self._update(row, now, k, at), *self._growth(now, k, at)]
         if row.scale is not None:
-            found.append(self._loss_scale(row.scale, row.overflow))
+            found.append(self._loss_scale.of_step(row.scale, row.overflow))
         return found
 
     def _look(self, name: str, value: float) -> Number:
@@ -201,20 +222,6 @@ class Numbers:
             return []
         middle = order[np.searchsorted(elements, elements[-1] / 2)]
         return [Number("weight_growth", 2.0 ** float((level - past[0])[is_known][middle]))]
-
-    def _loss_scale(self, scale: float, is_skipped: bool) -> Number:
-        before, self._scale = self._scale, scale
-        self._skipped.append(is_skipped)
-        if before is not None and scale < before:
-            self._halvings += 1
-        elif before is not None and (scale > before or not is_skipped):
-            self._halvings = 0
-        self._steps += 1
-        share = sum(self._skipped) / len(self._skipped)
-        return Number(
-            "loss_scale", scale, usual=share, share=share, run=self._halvings,
-            steps=self._steps, is_skipped=is_skipped,
-        )  # fmt: skip
 
 
 def _jumps_early(before: Sequence[float], value: float) -> bool:

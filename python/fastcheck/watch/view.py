@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Optional
 
 import numpy as np
 
@@ -263,6 +264,8 @@ class Past:
     def __init__(self, threshold: float, window: int, warm_up: int, horizon: int) -> None:
         self._threshold = threshold
         self._horizon = horizon
+        #: The youngest steps.
+        self.last: Optional[Signals] = None
         # The signal of a row of NAMES of site n has the number n * len(NAMES) + row.
         self._bands = Bands(window, warm_up, _LEAST_SPREAD)
         self._forecasts = Forecasts(horizon)
@@ -283,6 +286,7 @@ class Past:
 
     def take(self, now: Signals) -> View:
         """The steps beside what came before them, of which they are a part from then on."""
+        self.last = now
         count = int(now.sites.max()) + 1
         self._bands.grow(count * len(NAMES))
         self._forecasts.grow(count)

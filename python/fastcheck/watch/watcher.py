@@ -90,7 +90,7 @@ class Causes:
 
     def __init__(self, sites: SiteTable, movers: Movers, batch_of: BatchOf) -> None:
         self._sites = sites
-        self._movers = movers
+        self.movers = movers
         self._batch_of = batch_of
         #: Since when the loss is outside of its range.
         self.loss: Optional[Mover] = None
@@ -156,7 +156,7 @@ class Causes:
 
     def origin(self, step: int, kind: str) -> Origin:
         """What an event of this kind comes from."""
-        movers = self._movers.first(self.loss)
+        movers = self.movers.first(self.loss)
         cause, why = self._cause(movers)
         if kind not in _SPIKES:
             return Origin(movers, cause, why)
@@ -201,7 +201,7 @@ class Causes:
                 "data",
                 "no tensor of the model left its range before the loss: look at the targets",
             )
-        return CAUSES[self._movers.order_of(first)[0]]
+        return CAUSES[self.movers.order_of(first)[0]]
 
     def _blamed_batch(self, step: int, kind: str) -> str:
         """Why it is the batch: it came with a spike when it came last. Or ""."""
@@ -239,9 +239,9 @@ class Causes:
         for site in np.flatnonzero(near).tolist():
             since = int(of["step"][site])
             found.append((since, site, f"came near the end of its dtype's range at step {since:,}"))
-        order = first.step, *self._movers.order_of(first)
+        order = first.step, *self.movers.order_of(first)
         for since, site, text in sorted(found):
-            if (since, *self._movers.order_of_site(site)) <= order:
+            if (since, *self.movers.order_of_site(site)) <= order:
                 return f"{self._sites[site]} {text}"
         return None
 
@@ -307,6 +307,91 @@ class _Shown(float):
         return super().__format__(spec) if spec else format_number(float(self))
 
 
+class Program:
+    """What the program does that is in no record: numbers of the optimizer, by name, and facts."""
+
+    def __init__(self) -> None:
+        self._settings: dict[str, float] = {}
+        # What was changed since the last step, and facts with the step in which each was noticed.
+        self._changes: list[Number] = []
+        self._noticed: list[tuple[int, Number]] = []
+
+    def setting(self, name: str, before: Optional[float], value: float) -> None:
+        """As Watcher.setting()."""
+        self._settings[name] = value
+        option = name.rpartition(".")[2].partition("[")[0]
+        if name == "clipping.scaled":
+            self._changes.append(Number("clipped_scaled", value))
+        elif before is not None and option != "lr":  # the rows have that of all groups
+            self._changes.append(Number(option, value, before, full_name=name))
+        elif name.endswith("betas[1]"):
+            beta1 = self._settings.get(f"{name[:-2]}0]", math.nan)
+            self._changes.append(Number("beta2", value, beta1**4))
+
+    def noticed(self, step: int, number: Number) -> None:
+        self._noticed.append((step, number))
+
+    def take_changes(self) -> list[Number]:
+        changes, self._changes = self._changes, []
+        return changes
+
+    def take_noticed(self, step: int) -> list[Number]:
+        """Those of this step, and of earlier ones."""
+        found = [number for noticed, number in self._noticed if noticed <= step]
+        self._noticed = [one for one in self._noticed if one[0] > step]
+        return found
+
+    def below_epsilon(self, now: Signals, k: int) -> list[Number]:
+        eps = [v for name, v in self._settings.items() if name.endswith(".eps")]
+        rms = gradient_rms(now, k) if eps else 0.0
+        return [Number("gradient_rms", rms, min(eps))] if rms > 0 else []
+
+
+class Pauses:
+    """When events of each kind came last, by whether they warned; of what warned also how far it
+    was from what is usual.
+    """
+
+    def __init__(self) -> None:
+        self._last_of: dict[tuple[str, bool], int] = {}
+        self._farthest: dict[str, float] = {}
+
+    def warns_again(self, step: int, rule: NumberRule, rise: float, window: int) -> bool:
+        """Within a window of a warning the next one is of a spike that is so many times as far."""
+        is_late = step - self._last_of.get((rule.kind, True), -window) >= window
+        is_farther = rise >= rule.again * self._farthest.get(rule.kind, math.inf)
+        if is_late or is_farther:
+            self._farthest[rule.kind] = rise
+            self._last_of.pop((rule.kind, True), None)
+        return is_late or is_farther
+
+    def is_recent(self, step: int, kind: str, warns: bool) -> bool:
+        """Whether this event comes too soon after one of its kind; if it warns: after one that did
+        so too. Notes it if not: what nobody sees makes no pause.
+        """
+        past = [self._last_of.get((kind, warned)) for warned in (True, False)[: 2 - warns]]
+        if any(last is not None and step - last < _PAUSE for last in past):
+            return True
+        self._last_of[kind, warns] = step
+        return False
+
+
+class Invariants:
+    """What invariants take of each step."""
+
+    def __init__(self, sites: SiteTable) -> None:
+        self.clipping = Clipping()
+        self._batches = Batches()
+        self._siblings = Siblings(sites)
+
+    def of_step(
+        self, norm: Optional[Number], row: Optional[StepRow], now: Signals, k: int
+    ) -> list[Number]:
+        found = [*self.clipping.of_step(norm, row), *self._batches.of_step(now, k)]
+        found += self._siblings.of_step(now, k)
+        return found
+
+
 class Watcher:
     """Of one rank, whose sites are found in ``sites`` by number. ``is_whole``: all modules are
     observed. Not thread-safe.
@@ -330,28 +415,17 @@ class Watcher:
         self._reader = SignalReader(sites, is_whole)
         self._past = Past(options.threshold, window, warm_up, options.horizon)
         self._numbers = Numbers(options.threshold, window, warm_up)
-        self._movers = Movers(sites)
         #: What the events come from.
-        self.causes = Causes(sites, self._movers, batch_of)
+        self.causes = Causes(sites, Movers(sites), batch_of)
         # Of each of TENSOR_RULES: in how many steps in a row it has held, and if it was reported.
         nothing = np.zeros((len(TENSOR_RULES), 1), np.int64)
         self._held = Columns(run=nothing, is_reported=nothing.astype(bool))
         # The same of NUMBER_RULES.
-        self._runs = [0] * len(NUMBER_RULES)
-        self._reported = [False] * len(NUMBER_RULES)
-        # By kind, and whether it warned; of what warned also how far it was from what is usual.
-        self._last_of: dict[tuple[str, bool], int] = {}
-        self._farthest: dict[str, float] = {}
-        # Numbers of the optimizer by name, and what was changed since the last step.
-        self._settings: dict[str, float] = {}
-        self._changes: list[Number] = []
-        # Facts of the training loop, with the step in which each was noticed.
-        self._noticed: list[tuple[int, Number]] = []
-        self._batches = Batches()
-        self._siblings = Siblings(sites)
-        self._clipping = Clipping()
+        self._numbers_held = [(0, False)] * len(NUMBER_RULES)
+        self._pauses = Pauses()
+        self._program = Program()
+        self._invariants = Invariants(sites)
         self._limit: Optional[float] = None
-        self._signals: Optional[Signals] = None
         #: The youngest 4,096 events, oldest first.
         self.events: deque[WatchEvent] = deque(maxlen=_MOST_EVENTS)
         #: How many events there were.
@@ -364,7 +438,6 @@ class Watcher:
         now = self._reader.read(steps)
         if now is None:
             return []
-        self._signals = now
         self._grow(int(now.sites.max()) + 1)
         view = self._past.take(now)
         fired = self._fired(view)
@@ -389,36 +462,28 @@ class Watcher:
 
     def parameters(self) -> np.ndarray:
         """Rows of PARAMETERS_DTYPE, as the last step has them."""
-        return parameter_table(self._sites, self._signals, self._past.median_of(RMS))
+        return parameter_table(self._sites, self._past.last, self._past.median_of(RMS))
 
     def setting(self, name: str, before: Optional[float], value: float) -> None:
         """A number of the optimizer or of clipping has this value from the open step on; None:
         from the first step on. ``name``: as in the log, such as
         ``optimizers[0].groups[0].betas[1]``.
         """
-        self._settings[name] = value
-        option = name.rpartition(".")[2].partition("[")[0]
-        if name == "clipping.scaled":
-            self._changes.append(Number("clipped_scaled", value))
-        elif before is not None and option != "lr":  # the rows have that of all groups
-            self._changes.append(Number(option, value, before, full_name=name))
-        elif name.endswith("betas[1]"):
-            beta1 = self._settings.get(f"{name[:-2]}0]", math.nan)
-            self._changes.append(Number("beta2", value, beta1**4))
+        self._program.setting(name, before, value)
 
     def noticed(self, step: int, name: str, value: float, about: str) -> None:
         """A number of the program that is in no record, as one of NUMBER_INVARIANTS takes it."""
         if name == "norm_threshold":
-            self._clipping.threshold = value
+            self._invariants.clipping.threshold = value
         else:
-            self._noticed.append((step, Number(name, value, full_name=about)))
+            self._program.noticed(step, Number(name, value, full_name=about))
 
     def replicas_differ(self, step: int) -> None:
         """The ranks hold other weights than each other; whoever found it has warned."""
         self.causes.note_fault(step)
 
     def _grow(self, count: int) -> None:
-        self._movers.grow(count)
+        self.causes.movers.grow(count)
         self._held.grow(count)
 
     def _fired(self, view: View) -> list[list[_Fired]]:
@@ -448,25 +513,23 @@ class Watcher:
     def _step(self, view: View, k: int, fired: Sequence[_Fired]) -> list[WatchEvent]:
         now, row = view.now, view.now.rows[k]
         step = int(now.steps[k])
-        changes, self._changes = self._changes, []
+        changes = self._program.take_changes()
         for change in changes:
             if change.full_name:
                 self.causes.setting_changed(step, change.full_name, change.usual, change.value)
             elif change.name == "clipped_scaled" and row is not None and row.scale:
                 changes.append(Number("scaled_threshold", change.value, row.scale))
-        changes += [number for noticed, number in self._noticed if noticed <= step]
-        self._noticed = [one for one in self._noticed if one[0] > step]
+        changes += self._program.take_noticed(step)
         rate = self.causes.note_step(now, k, row)
         if rate is not None:
             changes.append(Number("lr", rate.after, rate.before, full_name=rate.name))
-        self._movers.add(now, k, view.scores, view.outside)
+        self.causes.movers.add(now, k, view.scores, view.outside)
         numbers = (
             [] if row is None else self._numbers.of_step(row, now, k, self._has_scaled(now, k))
         )
         norm = next((one for one in numbers if one.name == "gradient_norm"), None)
-        numbers += [*self._clipping.of_step(norm, row), *self._batches.of_step(now, k)]
-        numbers += self._siblings.of_step(now, k)
-        numbers += self._below_epsilon(now, k)
+        numbers += self._invariants.of_step(norm, row, now, k)
+        numbers += self._program.below_epsilon(now, k)
         if now.is_limited[k]:
             numbers.append(self._skipped(row))
         self._note_precision(view, k, fired)
@@ -492,27 +555,20 @@ class Watcher:
         for at, rule in enumerate(NUMBER_RULES):
             if number.name not in rule.names:
                 continue
-            holds = rule.condition(number)
-            self._runs[at] = self._runs[at] + 1 if holds else 0
-            if not holds if rule.is_over is None else rule.is_over(number):
-                self._reported[at] = False
-            if self._runs[at] >= rule.steps and not self._reported[at]:
-                self._reported[at] = True
+            holds, (run, is_reported) = rule.condition(number), self._numbers_held[at]
+            run = run + 1 if holds else 0
+            is_over = not holds if rule.is_over is None else rule.is_over(number)
+            is_due = run >= rule.steps and (is_over or not is_reported)
+            self._numbers_held[at] = run, is_due or (is_reported and not is_over)
+            if is_due:
                 yield rule, number
 
     def _of_number(self, step: int, rule: NumberRule, number: Number) -> Optional[WatchEvent]:
         warns = rule.warns if isinstance(rule.warns, bool) else rule.warns(number)
         rise = number.value - number.usual
         if warns and math.isfinite(rule.again):
-            # Within a window of a warning the next one is of a spike that is so many times as far.
-            last = self._last_of.get((rule.kind, True), -self._options.window)
-            is_late = step - last >= self._options.window
-            is_farther = rise >= rule.again * self._farthest.get(rule.kind, math.inf)
-            warns = is_late or is_farther
-            if warns:
-                self._farthest[rule.kind] = rise
-                self._last_of.pop((rule.kind, True), None)
-        if rule.pause and self._is_recent(step, rule.kind, warns):
+            warns = self._pauses.warns_again(step, rule, rise, self._options.window)
+        if rule.pause and self._pauses.is_recent(step, rule.kind, warns):
             return None
         text = rule.text.format(
             value=_Shown(number.value),
@@ -536,7 +592,7 @@ class Watcher:
         step, phase = int(now.steps[k]), int(now.phases[first])
         warns = rule.warns
         if rule.pause:
-            is_recent = self._is_recent(step, rule.kind, warns)
+            is_recent = self._pauses.is_recent(step, rule.kind, warns)
             if is_recent and rule.pause == "event":
                 return None
             warns = warns and not is_recent
@@ -596,16 +652,6 @@ class Watcher:
             **fields,
         )
 
-    def _is_recent(self, step: int, kind: str, warns: bool) -> bool:
-        """Whether this event comes too soon after one of its kind; if it warns: after one that did
-        so too. Notes it if not: what nobody sees makes no pause.
-        """
-        past = [self._last_of.get((kind, warned)) for warned in (True, False)[: 2 - warns]]
-        if any(last is not None and step - last < _PAUSE for last in past):
-            return True
-        self._last_of[kind, warns] = step
-        return False
-
     def _note_precision(self, view: View, k: int, fired: Sequence[_Fired]) -> None:
         for rule, at in fired:
             if rule.kind == "precision" and rule.cause:
@@ -621,11 +667,6 @@ class Watcher:
             why = "a gradient is not finite, or the norm of those of one optimizer is too large"
         known = math.nan if norm is None else norm, math.nan if limit is None else limit
         return Number("skipped", *known, full_name=why)
-
-    def _below_epsilon(self, now: Signals, k: int) -> list[Number]:
-        eps = [v for name, v in self._settings.items() if name.endswith(".eps")]
-        rms = gradient_rms(now, k) if eps else 0.0
-        return [Number("gradient_rms", rms, min(eps))] if rms > 0 else []
 
     @staticmethod
     def _has_scaled(now: Signals, k: int) -> bool:
