@@ -258,13 +258,9 @@ def _written(meta: Mapping[str, Any], rank: int) -> Iterator[StepRow]:
 
 
 def _rows(chunks: Iterable[np.ndarray], codes: np.ndarray, rank: int) -> list[StepRow]:
-    chosen: list[np.ndarray] = []
-    for records in chunks:
-        kinds = _kinds(records, codes)
-        is_overflow = _overflowed(records["flags"])
-        # A mask as an index copies records field by field, in several times the time.
-        chosen.append(records.compress((kinds != 0) | is_overflow))
-    records = joined(chosen)
+    records = joined(list(chunks))
+    # A mask as an index copies records field by field, in several times the time.
+    records = records.compress((_kinds(records, codes) != 0) | _overflowed(records["flags"]))
     if not len(records):
         return []
     steps = records["step"]
