@@ -75,8 +75,8 @@ class LogError(FastcheckError):
 
 
 class CompareError(FastcheckError):
-    """What compare() was given can't be compared: it is not there, damaged, of another kind than
-    the other side, or has nothing in common with it.
+    """An argument of compare() that can't be compared: it is not there, damaged, of another kind
+    than the other side, or has nothing in common with it.
     """
 
     __module__ = "fastcheck"
@@ -216,7 +216,7 @@ def first_line(error: BaseException) -> str:
 
 
 def near_matches(name: str, candidates: Iterable[str], limit: int = 3) -> list[str]:
-    """Those of ``candidates`` that ``name`` was probably meant to be, most likely first.
+    """The ``candidates`` that ``name`` was probably meant to be, most likely first.
 
     Looks at the spelling as a whole and, for dotted paths, at the last part too.
     """

@@ -42,7 +42,7 @@ class Status:
 
     @property
     def text(self) -> str:
-        """What hooks modules and reads the CPU's tensors, in a few words."""
+        """The code that hooks modules and reads the CPU's tensors, in a few words."""
         if self.module is not None:
             return f"for torch {self.built_for}"
         if kernels.status.is_misconfigured:

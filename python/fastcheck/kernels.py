@@ -54,7 +54,7 @@ class Status:
 
     @property
     def text(self) -> str:
-        """What reads the CPU's tensors, in a few words."""
+        """The code that reads the CPU's tensors, in a few words."""
         if self.module is not None:
             return "compiled, for any torch"
         if self.is_misconfigured:

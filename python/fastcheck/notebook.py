@@ -24,7 +24,7 @@ _MARKED = ' style="background:rgba(230,40,90,.18)"'
 
 
 def guarded_html(shown: object, make: Callable[[], str]) -> str:
-    """What ``make`` returns; if it raises, the text of ``shown``."""
+    """Returns what ``make`` returns; if it raises, the text of ``shown``."""
     try:
         return make()
     except Exception:

@@ -43,7 +43,7 @@ _CASTS = (torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True)
 class Receipt:
-    """What receipt() has read; ``to_dict()`` is ready for JSON."""
+    """The result of receipt(); ``to_dict()`` is ready for JSON."""
 
     tensors: Mapping[str, dict[str, Any]]
     unread: Mapping[str, str]
@@ -60,8 +60,8 @@ class Receipt:
 
 @dataclass(frozen=True)
 class Arrival:
-    """What verify(model, receipt) found. ``bool()`` of it: every weight of the receipt is there and
-    equal to the bit (or cast, where that was allowed).
+    """The result of verify(model, receipt). ``bool()`` of it: every weight of the receipt is there
+    and equal to the bit (or cast, where that was allowed).
 
     ``equal``: how many are, ``cast`` of them cast. ``differing``: by name in the other model, what
     is wrong. ``missing``: names of the receipt that nothing holds. ``unexpected``: names that the
@@ -204,7 +204,7 @@ class _Checks:
         self.differing: dict[str, str] = {}
 
     def leave(self, name: str, sources: Sequence[str], why: str) -> None:
-        """Of a tensor that is not held to its sources."""
+        """Notes a tensor that is not compared with its sources, and why."""
         self.seen |= set(sources)
         self.differing[name] = why
 
@@ -227,7 +227,7 @@ class _Checks:
             self.differing[name] = "; ".join(problems)
 
     def _problem(self, tensor: torch.Tensor, entry: Mapping[str, Any], source: str) -> str:
-        """What is wrong; "" where it is equal."""
+        """The difference of a tensor from its entry, in words; "" where it is equal."""
         shape = list(tensor.shape)
         is_as_large = tensor.numel() == math.prod(entry["shape"])
         dense = tensor.reshape(entry["shape"]) if is_as_large else tensor
@@ -269,7 +269,7 @@ def _widened(tensor: torch.Tensor, entry: Mapping[str, Any]) -> bool:
 
 
 def _half(tensor: torch.Tensor, parts: Sequence[str], entry: Mapping[str, Any]) -> str:
-    """Where some parts are as they should be: what the others are."""
+    """The text on the other parts, where some are as they should be."""
     dtype = dtype_name(tensor.dtype)
     sealed = entry["parts"].get(dtype, [])
     right = [one == other for one, other in zip(parts, sealed)]
@@ -310,14 +310,14 @@ def state_of(
 
 
 def place_of(tensor: torch.Tensor) -> tuple[object, ...]:
-    """Where its elements are: that of a tied weight is the same."""
+    """The place of a tensor's elements: that of a tied weight is the same."""
     return tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
 
 
 def split_readable(
     state: Mapping[str, torch.Tensor],
 ) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Those that can be read, and why others can't be, by name."""
+    """The tensors that can be read, and the reasons why others can't be, by name."""
     reasons = {name: unreadable_reason(tensor) for name, tensor in state.items()}
     readable = {name: state[name].detach() for name, why in reasons.items() if why is None}
     return readable, {name: why for name, why in reasons.items() if why is not None}
@@ -341,7 +341,7 @@ def read_all(state: Mapping[str, torch.Tensor]) -> tuple[dict[str, Stats], dict[
 
 
 def _formats(tensor: torch.Tensor) -> Sequence[torch.dtype]:
-    """Its own dtype first."""
+    """The dtypes to try for a tensor, its own first."""
     is_wide = tensor.dtype in (torch.float32, torch.float64)
     return (tensor.dtype, *(_CASTS if is_wide else ()))
 

@@ -30,7 +30,7 @@ _RESERVED = ("random", "weights", "accept", "map", "receipt", "trust")
 
 @dataclass(frozen=True)
 class Resumption:
-    """What verify(resume=) found. ``bool()`` of it: everything that was sealed came back.
+    """The result of verify(resume=). ``bool()`` of it: everything that was sealed came back.
 
     ``equal``: how many values are as they were sealed. ``differing``: by name, what did not come
     back, and how it is instead. ``notes``: what was not verified.

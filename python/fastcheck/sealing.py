@@ -51,7 +51,7 @@ class NonFiniteWeightsError(FastcheckError):
 
 @dataclass(frozen=True)
 class Seal:
-    """What seal() wrote.
+    """The seal that seal() wrote.
 
     ``path``: the JSON file. ``nonfinite``: the keys of tensors that hold NaN or infinities.
     ``unsealed``: the keys of tensors that can't be read, each with the reason. ``resume``: with
@@ -72,7 +72,7 @@ class Seal:
 
 
 def seal_path(checkpoint: Union[str, os.PathLike[str]]) -> str:
-    """Where the seal of a checkpoint is: ``fastcheck.json`` in a directory, else
+    """The path of the seal of a checkpoint: ``fastcheck.json`` in a directory, else
     ``<file>.fastcheck.json`` beside the file.
     """
     path = local_path("checkpoint", checkpoint)
@@ -155,7 +155,9 @@ def refusal(error: str, bad: Sequence[str], hint: str) -> NonFiniteWeightsError:
 
 
 def _own(model: object, in_parts: bool) -> tuple[Entries, dict[str, str]]:
-    """What the seal keeps of each tensor that this rank holds, and why others can't be read."""
+    """The entries that the seal keeps of each tensor that this rank holds, and why others can't be
+    read.
+    """
     state = state_of(model, "there is nothing to seal", (torch.Tensor, Part))
     parts: dict[str, Part] = {}
     for key, tensor in state.items() if in_parts else ():
@@ -207,7 +209,7 @@ def _of_all_ranks(model: object) -> tuple[Entries, dict[str, str]]:
 
 
 def merged(ranks: Sequence[Entries]) -> tuple[Entries, dict[str, str]]:
-    """What the ranks have read, together; and why keys are left out. Parts that several ranks hold
+    """The entries of all ranks together; and why keys are left out. Parts that several ranks hold
     count once.
     """
     tensors: Entries = {}
@@ -257,7 +259,7 @@ _NOT_TRAINED = "callbacks."
 
 @dataclass(frozen=True)
 class Verification:
-    """What verify() found. ``bool()`` of it: the checkpoint is as it was sealed, and finite.
+    """The result of verify(). ``bool()`` of it: the checkpoint is as it was sealed, and finite.
 
     ``equal``: how many tensors are equal to the bit. ``differing``: keys of tensors whose bits
     differ, each with what differs first (dtype, numel, values). ``missing``: sealed keys that no
@@ -394,7 +396,9 @@ def verify(
 
 
 def _difference(record: np.void, load: Loader, entry: Mapping[str, Any]) -> str:
-    """What differs first; the parts of several ranks are slices of the checkpoint's tensor."""
+    """The first difference, in words; the parts of several ranks are slices of the checkpoint's
+    tensor.
+    """
     dtype, numel = DTYPES[int(record["dtype"])].name, int(record["numel"])
     if dtype != entry["dtype"]:
         return f"dtype {dtype}, sealed as {entry['dtype']}"

@@ -105,8 +105,8 @@ def sizes(row: DType) -> Iterator[Sample]:
 
 
 def special(row: DType) -> Iterator[Sample]:
-    """What a comparison, a conversion or flushed subnormals would get wrong; nothing for integers,
-    where every bit pattern is a value like others.
+    """Samples that a comparison, a conversion or flushed subnormals would get wrong; none for
+    integers, where every bit pattern is a value like others.
     """
     if row.kind != "float":
         return
@@ -158,7 +158,7 @@ def _moderate(row: DType, components: int) -> bytes:
 
 
 def _special_bits(row: DType) -> dict[str, int]:
-    """By name; those of either sign with the sign in the name."""
+    """Bit patterns of special numbers by name; those of either sign with the sign in the name."""
     sign, normal = 1 << (row.exponent_bits + row.mantissa_bits), 1 << row.mantissa_bits
     largest = finite_max_bits(row)
     found = {

@@ -1,4 +1,6 @@
-"""Each room's __init__.py names its folders, files that exist, and the rooms that it imports."""
+"""Each room's __init__.py names its folders, files that exist, and the rooms that it imports.
+Docstrings begin with a noun or a verb.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +17,14 @@ PACKAGE = ROOT / "python" / "fastcheck"
 ROOMS = sorted(path.parent for path in PACKAGE.rglob("__init__.py") if path.parent != PACKAGE)
 #: Files of the package's root, which any room may import.
 ANYWHERE = {"", "_version", "errors", "extension", "notebook"}
+#: A docstring that begins with one of these words is half a sentence, or speaks of something else.
+NOT_FIRST = re.compile(
+    r"(above|also|are|as|at|because|before|behind|below|beside|between|by|during|for|from|how|if|in|"
+    r"into|is|it|its|never|none|of|on|outside|over|per|since|that|their|these|they|this|those|"
+    r"through|to|under|until|up|upon|what|when|where|which|while|who|whose|why|with|within|without)"
+    r"\b",
+    re.IGNORECASE,
+)
 
 
 def name_of(room: Path) -> str:
@@ -82,3 +92,20 @@ def test_folders_are_named_and_files_exist(room: Path) -> None:
     assert folders <= named
     names = {path.stem for path in room.iterdir()} | {path.name for path in ROOMS}
     assert named <= names
+
+
+def documented(file: Path) -> Iterator[tuple[str, str]]:
+    """Each docstring of a file, with the place of it."""
+    for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            text = ast.get_docstring(node)
+            if text:
+                name = getattr(node, "name", "the module")
+                yield f"{file.relative_to(PACKAGE).as_posix()}, {name}: {text}", text
+
+
+def test_docstrings_begin_with_a_noun_or_a_verb() -> None:
+    docstrings = [pair for file in sorted(PACKAGE.rglob("*.py")) for pair in documented(file)]
+    assert len(docstrings) > 1000
+    odd = [place for place, text in docstrings if NOT_FIRST.match(text)]
+    assert not odd, "say what the thing is or does:\n" + "\n".join(odd)

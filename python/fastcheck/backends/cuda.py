@@ -33,7 +33,9 @@ _FIRST_BYTES = 64 * 1024
 
 
 def problem(module: Any, index: int) -> str:
-    """Why the kernels of ``module`` can't run on this CUDA device; empty when they can."""
+    """The reason why the kernels of ``module`` can't run on this CUDA device; empty when they
+    can.
+    """
     try:
         with torch.cuda.device(index):
             torch.cuda.current_stream()
@@ -274,8 +276,8 @@ def _check_slots(slots: torch.Tensor, first: int, count: int) -> None:
 
 
 def cuda_problem(index: Optional[int] = None) -> Optional[str]:
-    """Why tensors of this CUDA device are read by the portable backend; None where the kernels read
-    them. The device (the current one by default) gets a context if it has none yet.
+    """The reason why tensors of this CUDA device are read by the portable backend; None where the
+    kernels read them. The device (the current one by default) gets a context if it has none yet.
     """
     module = kernels()
     if module is None:

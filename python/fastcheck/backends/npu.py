@@ -77,7 +77,7 @@ def npu_backend(kernels: Backend, device: torch.device) -> Backend:
 
 
 def overflow_mode(device: torch.device) -> DeviceMode:
-    """How ``device`` stores a result that is out of range. Host only."""
+    """The way in which ``device`` stores a result that is out of range. Host only."""
     found = _mode_of_device(device)
     if found is not None:
         return found

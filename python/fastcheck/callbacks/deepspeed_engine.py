@@ -130,7 +130,9 @@ def _sealing(
 
 
 def _why_not_sealed(engine: Any) -> str:
-    """Why no file of the checkpoint has the weights as the model names them, and what to do."""
+    """The reason why no file of the checkpoint has the weights as the model names them, and what to
+    do.
+    """
     if engine.zero_optimization_stage() == 3:
         return (
             "under ZeRO 3 its files hold flat partitions, in which the weights have no names; "

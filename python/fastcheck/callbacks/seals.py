@@ -121,8 +121,8 @@ def is_spread(weights: Weights) -> bool:
 
 
 def held_weights(weights: Weights) -> dict[str, torch.Tensor]:
-    """What this rank holds of the weights and of the buffers that a checkpoint keeps, by name. No
-    communication: the state_dict of some wrappers gathers.
+    """The part that this rank holds of the weights and of the buffers that a checkpoint keeps, by
+    name. No communication: the state_dict of some wrappers gathers.
     """
     if isinstance(weights, Mapping):
         return {k: local(v) for k, v in weights.items() if isinstance(v, torch.Tensor)}

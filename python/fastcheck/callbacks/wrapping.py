@@ -74,7 +74,7 @@ def wrap_step(
     was_skipped: Callable[[Any], bool],
     then: Callable[[], None] = lambda: None,
 ) -> None:
-    """From now until ``monitor.remove()`` each call of ``optimizer.step()`` closes a step.
+    """Makes each call of ``optimizer.step()`` close a step, until ``monitor.remove()``.
 
     Args:
         gradients: what the update is about to use, and of which parameters.

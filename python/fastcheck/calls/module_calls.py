@@ -131,8 +131,9 @@ class ModuleNode:
         return number
 
     def part_site(self, role: str, label: str) -> int:
-        """As site(), of this rank's part of a tensor. Both may be read in one step: the gradient
-        that backward() has left, and what a sharding optimizer makes of it.
+        """The number of the site of this rank's part of a tensor. It and that of site() may be read
+        in one step: the gradient that backward() has left, and what a sharding optimizer makes of
+        it.
         """
         numbers = self.numbers.setdefault(f"part of {role}", {})
         number = numbers.get(label)

@@ -32,7 +32,7 @@ _saved_tensor_hooks: Any = getattr(
 
 
 def recomputes() -> bool:
-    """Within backward: whether a checkpointed function is run again."""
+    """Whether a checkpointed function is run again, within backward."""
     return torch.is_grad_enabled() and _saved_tensor_hooks(True) is not None
 
 
@@ -90,7 +90,7 @@ class CallNamer:
         self._local.is_first = True
 
     def name(self, op: str) -> NamedCall:
-        """Of the call that is about to run."""
+        """The name of the call that is about to run."""
         node, is_repeated, is_in_optimizer = self._tracker.current
         direction, is_recompute = "forward", False
         forward: Optional[Forward] = None

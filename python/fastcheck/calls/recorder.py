@@ -15,8 +15,8 @@ from .module_calls import ModuleNode, ModuleRecorder
 
 
 class HookRecorder(Protocol):
-    """Of one session. It records the calls inside a pass, and gradients, from open() until close();
-    all that it does not record comes to the ModuleObserver. The caller holds the session's lock.
+    """Records the calls inside a pass, and gradients, of a session, from open() until close(); all
+    that it does not record comes to the ModuleObserver. The caller holds the session's lock.
     """
 
     def attach(
@@ -44,19 +44,21 @@ class HookRecorder(Protocol):
         gradient_flags: int,
         /,
     ) -> None:
-        """From now on it records. ``entries``: the journal, where the drain brings the records."""
+        """Starts to record. ``entries``: the journal, where the drain brings the records."""
 
     def close(self) -> None:
         """The recorder stops: the next hook runs in Python."""
 
     def rest(self) -> None:
-        """Until close() or open() the calls of inner modules in this thread are left out."""
+        """Leaves out the calls of inner modules in this thread, until close() or open()."""
 
     def redirect(self, entries: list[Any], /) -> None:
-        """What is read from now on is appended to this journal."""
+        """Appends what is read from now on to this journal."""
 
     def settle(self) -> None:
-        """What it is recording is followed by Session.settle_call(); it never opens again."""
+        """Ends the recorder: Session.settle_call() follows what it is recording; it never opens
+        again.
+        """
 
     def set_target(
         self,
@@ -75,7 +77,7 @@ class HookRecorder(Protocol):
 
 
 class NoRecorder:
-    """Never records."""
+    """A recorder that never records."""
 
     def attach(self, *args: Any) -> None:
         pass
@@ -109,7 +111,7 @@ def make_lock() -> Any:
 
 
 def make_recorder(reader: HookReader, cursor: Cursor, lock: Any) -> HookRecorder:
-    """It reads through ``reader``, and takes ``lock`` while it does."""
+    """A recorder that reads through ``reader``, and takes ``lock`` while it does."""
     module = compiled()
     if module is None:
         return NoRecorder()
@@ -118,7 +120,7 @@ def make_recorder(reader: HookReader, cursor: Cursor, lock: Any) -> HookRecorder
 
 
 def make_module_recorder(recorder: HookRecorder, node: ModuleNode) -> Optional[ModuleRecorder]:
-    """None where nothing is ever recorded."""
+    """A recorder of one module's hooks; None where nothing is ever recorded."""
     if isinstance(recorder, NoRecorder):
         return None
     module = compiled()

@@ -78,7 +78,7 @@ class Selection:
 
     @property
     def is_all(self) -> bool:
-        """Nothing was named: all there is."""
+        """Whether nothing was named: the selection is all there is."""
         return not (self._ops or self._modules or self._first or self._last)
 
     def add_modules(self, paths: Iterable[str]) -> None:

@@ -1,5 +1,5 @@
-"""What modules store: each parameter and gradient once, those that an optimizer updates, and the
-tensors of one module with their sites.
+"""The tensors that modules store: each parameter and gradient once, those that an optimizer
+updates, and the tensors of one module with their sites.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class TensorBatch:
         return False
 
     def add_stored(self, stored: list[StoredTensor], role: str) -> None:
-        """What can be read of these."""
+        """Adds those of these tensors that can be read."""
 
         def add(one: StoredTensor) -> None:
             node, name, tensor = one
@@ -125,8 +125,8 @@ class TensorBatch:
         parameters: list[StoredTensor],
         site_of: Callable[[ModuleNode, str, torch.Tensor], int],
     ) -> None:
-        """What can be read of the gradients of these. ``site_of``: of a gradient that is the first
-        of its parameter, or is no plain tensor.
+        """Adds those gradients of these tensors that can be read. ``site_of``: of a gradient that
+        is the first of its parameter, or is no plain tensor.
         """
 
         def add(one: StoredTensor) -> None:
@@ -157,7 +157,7 @@ class StoredTensors:
         self._node_of = {id(node.module()): node for node in nodes}
 
     def within(self, node: ModuleNode) -> TensorBatch:
-        """Those of this module and of the observed ones in it."""
+        """The parameters and buffers of this module and of the observed ones in it."""
         batch = TensorBatch()
         module = node.module()
         for child in () if module is None else module.modules():

@@ -33,7 +33,7 @@ from .module_calls import ModuleNode
 
 
 class OptimizerListener(Protocol):
-    """Is told of every step of an optimizer."""
+    """Callbacks around every step of an optimizer."""
 
     def before_update(self, optimizer: torch.optim.Optimizer) -> None: ...
 
@@ -41,7 +41,9 @@ class OptimizerListener(Protocol):
 
 
 class NoOptimizerListener:
-    """While it is connected, others may connect and disconnect within an optimizer's step."""
+    """A listener that does nothing. While it is connected, others may connect and disconnect within
+    an optimizer's step.
+    """
 
     def before_update(self, optimizer: torch.optim.Optimizer) -> None:
         pass
@@ -124,11 +126,11 @@ class Listener:
         """ModuleTracker.current has changed."""
 
     def before_update(self, optimizer: torch.optim.Optimizer) -> None:
-        """Its step begins."""
+        """The optimizer's step begins."""
 
 
 class TrackerOwner(Protocol):
-    """What the tracker needs of the session that it works for: of a dump, or of an override."""
+    """The part of a session that the tracker needs: of a dump's, or of an override's."""
 
     lock: Any  # a reentrant lock
     sites: SiteTable
@@ -177,8 +179,8 @@ class ModuleTracker:
 
     @property
     def current(self) -> tuple[Optional[ModuleNode], bool, bool]:
-        """In this thread: the module that runs, innermost; whether that is run again, within a
-        backward; whether an optimizer is at work.
+        """The state of this thread: the innermost module that runs; whether that is run again,
+        within a backward; whether an optimizer is at work.
         """
         local = self._local
         if not local.stack:
@@ -254,7 +256,7 @@ class ModuleTracker:
                 listener.left(running, outputs)
 
     def before_update(self, optimizer: torch.optim.Optimizer) -> None:
-        """Its step begins, in this thread."""
+        """The optimizer's step begins, in this thread."""
         self._local.optimizers += 1
         self._session.guarded("an optimizer's step", self._moved)
         if self._session.is_on and not is_unobserved():

@@ -93,7 +93,9 @@ def has_rich() -> bool:
 
 
 def _set_by_rich(sections: Sequence[Section]) -> None:
-    """As wide as the terminal: tables give way cell by cell, and no name is cut."""
+    """Prints the sections as wide as the terminal: tables give way cell by cell, and no name is
+    cut.
+    """
     from rich import table
     from rich.console import Console, Group
     from rich.text import Text

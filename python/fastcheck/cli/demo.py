@@ -162,7 +162,7 @@ REMEDY = """\
 
 @dataclass
 class Run:
-    """What is left of one training run."""
+    """The results of one training run."""
 
     losses: list[float] = field(default_factory=list)
     abs_max: dict[str, list[float]] = field(default_factory=dict)  # by module, one for each step
@@ -259,7 +259,7 @@ def chart(run: Run, module: str) -> str:
 
 
 def _explain_remedy(broken: Run, stop: fastcheck.OverflowDetected) -> str:
-    """From the tensor that overflowed to the line of code."""
+    """The way from the tensor that overflowed to the line of code."""
     step = stop.step - 1
     acts = [values for module, values in broken.abs_max.items() if module.endswith(".act")]
     growth = " -> ".join(f"{values[step]:,.0f}" for values in acts)

@@ -58,8 +58,8 @@ exit codes:
 
 @dataclass
 class Findings:
-    """What doctor found; ``problems`` are what keeps fastcheck from working at full speed or at
-    all.
+    """The findings of doctor; ``problems`` are what keeps fastcheck from working at full speed or
+    at all.
     """
 
     versions: dict[str, str] = field(default_factory=dict)
@@ -162,7 +162,9 @@ def _build(found: Findings) -> None:
 
 
 def _wheel(label: str) -> str:
-    """What the wheel that was installed is for, from its version's label (``wheels/label.py``)."""
+    """The purpose of the wheel that was installed, from its version's label
+    (``wheels/label.py``).
+    """
     torch_release, _, accelerator = label.rpartition(".")
     if not label:
         return "none: built from source"

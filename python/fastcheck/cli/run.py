@@ -54,7 +54,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """What the program raises, SystemExit included, comes through."""
+    """Runs a program under fastcheck. Lets through what the program raises, SystemExit included."""
     names = ("overflow_nums", "level", "sync", "record", "every", "include", "exclude", "log_dir")
     given = {name: getattr(options, name) for name in names}
     if not options.module and not os.path.isfile(options.program):

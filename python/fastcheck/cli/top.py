@@ -32,9 +32,9 @@ _CONTROLS = {"\r": "enter", "\n": "enter", "\x7f": "backspace", "\x08": "backspa
 
 
 class Keyboard:
-    """Within a ``with`` statement the terminal of standard input hands over each key at once, and
-    shows none. Where standard input is no terminal (or this system has no termios), there are no
-    keys.
+    """The keys of standard input. Within a ``with`` statement its terminal hands over each key at
+    once, and shows none. Where standard input is no terminal (or this system has no termios), there
+    are no keys.
     """
 
     def __init__(self) -> None:

@@ -98,7 +98,7 @@ def _by_occurrence(left: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.
 
 
 def _occurrence(names: np.ndarray) -> np.ndarray:
-    """For each element, how many of the same name precede it."""
+    """The number of elements of the same name before each element."""
     order = np.argsort(names, kind="stable")
     ordered = names[order]
     starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]]) if len(names) else order
@@ -126,7 +126,7 @@ def _doubtful(
 
 
 def _groups(names: np.ndarray, wanted: np.ndarray) -> Iterator[np.ndarray]:
-    """Where each of the names is, in order."""
+    """The places of each of the names, in order."""
     order = np.argsort(names, kind="stable")
     ordered = names[order]
     starts = np.searchsorted(ordered, wanted, "left")
@@ -201,7 +201,7 @@ def _closest(left: np.ndarray, right: np.ndarray) -> list[tuple[int, int]]:
 
 
 def _distance(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Between 0 and 1: the relative difference of the norms; 1 for another size or dtype."""
+    """The relative difference of the norms, from 0 to 1; 1 for another size or dtype."""
     with np.errstate(all="ignore"):
         a = np.sqrt(left["sum_sq"])[:, None]
         b = np.sqrt(right["sum_sq"])[None, :]
@@ -215,7 +215,7 @@ def _distance(left: np.ndarray, right: np.ndarray) -> np.ndarray:
 def _by_content(
     actual: Block, mine: np.ndarray, reference: Block, other: np.ndarray
 ) -> list[tuple[int, int]]:
-    """Of what is left over, pairs that are equal to the bit."""
+    """The pairs, among what is left over, that are equal to the bit."""
     places: dict[object, list[int]] = {}
     for index in other.tolist()[::-1]:
         key = _content(reference, index)
@@ -237,8 +237,9 @@ def _unmatched(size: int, taken: np.ndarray) -> np.ndarray:
 
 
 def _without_repeated(block: Block, indices: np.ndarray, names: NameTable) -> np.ndarray:
-    """Without recomputed calls of activation checkpointing, which are not extra calls, and without
-    inputs that were read elsewhere already: in eager mode a tensor is read once, where it is made.
+    """The indices without recomputed calls of activation checkpointing, which are not extra calls,
+    and without inputs that were read elsewhere already: in eager mode a tensor is read once, where
+    it is made.
     """
     again = (block.records["flags"][indices] & int(Flag.RECOMPUTE)) != 0
     kept: np.ndarray = indices[~again]

@@ -40,7 +40,7 @@ class Phase(enum.IntEnum):
 
 
 class Kind(enum.Enum):
-    """What a source is; only sources of one family can be compared."""
+    """The kind of a source; only sources of one family can be compared."""
 
     LOG = "record log"
     DUMP = "dump"
@@ -133,8 +133,8 @@ _BITS = np.dtype(
 
 
 def same_bits(actual: Block, ours: np.ndarray, reference: Block, theirs: np.ndarray) -> np.ndarray:
-    """Which of the pairs are equal to the bit by their records: checksum, counts, extremes, and
-    shape where it is known. (A CRC32 takes longer to compute.)
+    """A boolean array of the pairs: True where they are equal to the bit by their records:
+    checksum, counts, extremes, and shape where it is known. (A CRC32 takes longer to compute.)
     """
     left, right = actual.records[ours], reference.records[theirs]
     same: np.ndarray = left.view(_BITS)["before"] == right.view(_BITS)["before"]

@@ -71,7 +71,7 @@ _PARTS = 6
 
 
 def notes_of(tally: Tally, actual: Source, reference: Source) -> list[str]:
-    """What belongs into a report beside its answers."""
+    """The notes that a report has beside its answers."""
     found = []
     if tally.reordered:
         found.append(
@@ -181,8 +181,8 @@ class Comparison(Result):
         return render_comparison(self)
 
     def _repr_html_(self) -> str:
-        """For notebooks: the verdict, the answers, and the first rows that differ. Reads nothing;
-        never raises.
+        """HTML for notebooks: the verdict, the answers, and the first rows that differ. Reads
+        nothing; never raises.
         """
         return guarded_html(self, lambda: _comparison_html(self))
 
@@ -419,8 +419,8 @@ def _open_csv(path: str, actual: Any, reference: Any) -> CsvRows:
 
 
 def _check_place(what: str, path: str, actual: Any, reference: Any) -> None:
-    """Never a file that is compared, which may be mapped at that. A page may lie in a log, under a
-    name that no log has.
+    """Raises ConfigError for a file that is compared, which may be mapped at that. A page may lie
+    in a log, under a name that no log has.
     """
     for side in (actual, reference):
         if isinstance(side, (str, os.PathLike)) and _belongs_to(path, os.fspath(side)):

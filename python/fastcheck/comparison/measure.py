@@ -21,7 +21,7 @@ _TINY = np.finfo(np.float64).tiny
 
 
 class State(enum.IntEnum):
-    """What became of a pair, or of a tensor without a partner."""
+    """The outcome for a pair, or of a tensor without a partner."""
 
     SAME = 0  #: equal to the bit
     CLOSE = 1  #: within the thresholds
@@ -33,7 +33,7 @@ class State(enum.IntEnum):
 
 
 class Measured(NamedTuple):
-    """By pair. ``reasons`` indexes REASONS."""
+    """The states and errors of pairs. ``reasons`` indexes REASONS."""
 
     states: np.ndarray
     errors: np.ndarray
@@ -232,7 +232,9 @@ class Updates(NamedTuple):
 
 
 def judge_updates(before: Parameters, after: Parameters, float32: int) -> Updates:
-    """Of each of ``after``. ``float32``: the code of that dtype."""
+    """Compares the updates of the parameters of ``after`` on the two sides. ``float32``: the code
+    of that dtype.
+    """
     count = len(after.names)
     order = np.argsort(before.names, kind="stable")
     places = np.searchsorted(before.names[order], after.names)

@@ -100,7 +100,9 @@ class Renaming:
 
     @classmethod
     def of(cls, rename: str | Mapping[str, str] | None) -> Renaming:
-        """What ``compare(rename=)`` takes: a mapping, the name of a built-in one, or None."""
+        """Makes a renaming of what ``compare(rename=)`` takes: a mapping, the name of a built-in
+        one, or None.
+        """
         if rename is None:
             return cls({})
         if isinstance(rename, str):
@@ -120,7 +122,7 @@ class Renaming:
         return cls(rename)
 
     def of_reference(self) -> Renaming:
-        """What happens to the names of the reference."""
+        """The renaming of the names of the reference."""
         return Renaming(self._rules_of_reference, self._last_parts)
 
     def __call__(self, path: str) -> str:
@@ -152,8 +154,8 @@ class Renaming:
 
 
 def _fitted(rule: str, path: str) -> tuple[list[str], str] | None:
-    """What each * of a rule stands for in ``path``, and what ``path`` has below the rule; None
-    where the rule is not about it.
+    """The text that each * of a rule stands for in ``path``, and what ``path`` has below the rule;
+    None where the rule is not about it.
     """
     left, parts = rule.split("."), path.split(".")
     stars: list[str] = []
@@ -167,8 +169,9 @@ def _fitted(rule: str, path: str) -> tuple[list[str], str] | None:
 
 
 def _stars(rule: str, part: str) -> list[str] | None:
-    """What each * of one part of a rule stands for: the first for as much as it can. From the right
-    each text between two * is looked for once; a regular expression goes back to try others.
+    """The text that each * of one part of a rule stands for: the first for as much as it can. From
+    the right each text between two * is looked for once; a regular expression goes back to try
+    others.
     """
     first, *texts = rule.split("*")
     if not (texts and part.startswith(first)):

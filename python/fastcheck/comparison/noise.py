@@ -33,7 +33,7 @@ _PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "convolution", "attention", "linea
 
 
 class Drift:
-    """Of one rank, over its steps."""
+    """Follows the parameters that rounding noise moves, over the steps of one rank."""
 
     def __init__(self, actual: Source, reference: Source) -> None:
         groups = [
@@ -101,8 +101,9 @@ def _groups(value: Any, kind: str = "") -> Iterator[tuple[float, str]]:
 
 
 class Cancellation:
-    """Of one step of one rank. ``names``: by pair; ``formats``: the codes of the dtypes whose
-    rounding the pairs carry; ``errors``: of those that are close.
+    """Explains the differences of gradients whose terms cancel, in one step of one rank. ``names``:
+    by pair; ``formats``: the codes of the dtypes whose rounding the pairs carry; ``errors``: of
+    those that are close.
     """
 
     def __init__(
@@ -211,13 +212,13 @@ class Cancellation:
         return found
 
     def _gradients_of_outputs(self, module: str) -> list[int]:
-        """Of the module, or of the nearest around it that has some."""
+        """The gradients of the outputs of the module, or of the nearest around it that has some."""
         while module and module not in self._outputs:
             module = module.rpartition(".")[0]
         return self._outputs.get(module, [])
 
     def _forward_norm(self, name: Name) -> float:
-        """Of the tensor that the gradient is of."""
+        """The norm of the tensor that the gradient is of."""
         role = {"grad_output": "output", "grad_input": "input"}.get(name.role, "")
         places = self._places.get((name.module, name.op, role, name.label), [])
         if not places and role == "output":
@@ -257,9 +258,9 @@ def _extent(record: np.void) -> float:
 
 @dataclass(frozen=True)
 class Measures:
-    """By pair, of one step of one rank; ``states``, ``errors`` and ``reasons`` are written to.
-    ``distances``: ``||a - b||`` of pairs whose values are there. ``formats``: the codes of the
-    dtypes whose rounding the pairs carry.
+    """The measures of all pairs of one step of one rank; ``states``, ``errors`` and ``reasons`` are
+    written to. ``distances``: ``||a - b||`` of pairs whose values are there. ``formats``: the codes
+    of the dtypes whose rounding the pairs carry.
     """
 
     table: NameTable
@@ -347,7 +348,7 @@ def excuse(step: int, pairs: Measures, drift: Drift, computed: Sequence[Phase]) 
 
 
 def _gradients_to_follow(pairs: Measures, drift: Drift) -> np.ndarray:
-    """Those with other last bits of which the optimizer may make more."""
+    """A boolean array: the gradients with other last bits of which the optimizer may make more."""
     found: np.ndarray = pairs.states != State.SAME
     if not drift.normalises:
         return np.zeros(len(found), bool)

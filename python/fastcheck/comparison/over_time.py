@@ -32,7 +32,9 @@ Schedules = Mapping[str, Sequence[tuple[int, float]]]
 
 
 def schedules_of(lines: Sequence[Mapping[str, Any]], optimizers: Any) -> Schedules:
-    """Of a log's lines, and its description of the optimizers, which has their first values."""
+    """The schedules of a log's lines, and of its description of the optimizers, which has their
+    first values.
+    """
     found: dict[str, list[tuple[int, float]]] = {}
     for line in lines:
         step, name, value = (line.get(key) for key in ("step", "name", "value"))
@@ -83,7 +85,7 @@ def described_at(optimizers: Any, schedules: Schedules, step: int) -> Any:
 
 
 def shifted(schedules: Schedules, start: int, apart: int) -> Schedules:
-    """From a step on, with ``apart`` added to the numbers of the steps."""
+    """The schedules from step ``start`` on, with ``apart`` added to the numbers of the steps."""
     found = {}
     for name, schedule in schedules.items():
         value = _value(schedule, start)
@@ -155,7 +157,9 @@ def drift_start(losses: Iterable[Loss], allowed: float) -> Optional[int]:
 
 
 def shown_losses(losses: list[Loss], start: Optional[int]) -> list[Loss]:
-    """At most a dozen: the first that differs, where the drift starts, and a regular rest."""
+    """The losses to show, at most a dozen: the first that differs, where the drift starts, and a
+    regular rest.
+    """
     if len(losses) <= _SHOWN:
         return losses
     chosen = {round(place * (len(losses) - 1) / (_SHOWN - 3)) for place in range(_SHOWN - 2)}
@@ -331,7 +335,7 @@ class _Side:
         self.steps = [step for step, rank in source.places() if rank == self.rank]
 
     def read(self, step: int) -> tuple[frozenset[int], frozenset[int]]:
-        """Those of the weights, and of the batch."""
+        """The checksums of the weights, and of the batch."""
         block = self._source.block(step, self.rank, self._names, self._renaming, step == 0)
         numbers = np.unique(block.names).tolist()
         parameters = [n for n in numbers if self._names[n].role == "param"]
@@ -345,7 +349,9 @@ def _checksums(block: Block, which: np.ndarray) -> frozenset[int]:
 
 
 def find_shift(actual: Source, reference: Source) -> Optional[Shift]:
-    """None where steps of one number belong together, or nothing tells which do."""
+    """The shift of the steps of one side; None where steps of one number belong together, or
+    nothing tells which do.
+    """
     if actual.kind is not Kind.LOG or reference.kind is not Kind.LOG:
         return None
     ours, theirs = _Side(actual), _Side(reference)

@@ -220,7 +220,7 @@ class Questions:
         return f"within the thresholds (largest error {error:.2g})"
 
     def _until(self, first: Found, phase: Phase) -> str:
-        """Up to which step the answer is yes, and how exactly."""
+        """Text on the step up to which the answer is yes, and how exactly."""
         step, culprit = first.key[0], first.key[1]
         last = step if phase < culprit else step - 1
         if last < 0:

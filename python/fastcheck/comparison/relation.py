@@ -1,5 +1,5 @@
-"""How two tensors that differ belong together: transposed, rows in another order, cast, quantised,
-a part of the other. Each is proved by the elements.
+"""Relations of two tensors that differ: transposed, rows in another order, cast, quantised, a part
+of the other. Each is proved by the elements.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ Scales = Mapping[str, torch.Tensor]
 
 
 def relation_of(mine: torch.Tensor, other: torch.Tensor, scales: Optional[Scales] = None) -> str:
-    """What ``mine`` is of ``other``; "" where nothing is proved. ``scales``: float tensors beside
-    ``mine``, by name.
+    """The relation of ``mine`` to ``other``, in words; "" where nothing is proved. ``scales``:
+    float tensors beside ``mine``, by name.
     """
     if not 1 < mine.numel() <= _MOST or other.numel() > _MOST:
         return ""
@@ -85,7 +85,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """As integers of the same size, so that NaN equals itself."""
+    """The elements as integers of the same size, so that NaN equals itself."""
     size = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     return tensor.contiguous().view(size[tensor.dtype.itemsize])
 
@@ -205,7 +205,7 @@ def _part_text(mine: torch.Tensor, other: torch.Tensor) -> str:
 
 
 def part_of(small: torch.Tensor, large: torch.Tensor) -> str:
-    """Which rows or columns of ``large`` are ``small``; "" where none are."""
+    """The rows or columns of ``large`` that are ``small``, in words; "" where none are."""
     if small.dim() != large.dim() or small.dtype != large.dtype or not small.numel():
         return ""
     if small.is_complex():

@@ -45,7 +45,7 @@ class Compared(NamedTuple):
 
 @dataclass(frozen=True)
 class Result:
-    """What was found when two things were compared.
+    """The result of a comparison.
 
     ``verdict``: ``identical`` (equal to the bit, nothing missing), ``equal`` (within the
     thresholds; or nothing but what accept= names differs) or ``different``.

@@ -43,7 +43,7 @@ class Row:
         return ": ".join(filter(None, [self.reason, self.relation]))
 
     def to_dict(self) -> dict[str, Any]:
-        """By column (COLUMNS); None where a column doesn't apply."""
+        """The row by column (COLUMNS); None where a column doesn't apply."""
         made: dict[str, Any] = {
             "step": self.step,
             "rank": self.rank,

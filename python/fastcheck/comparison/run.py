@@ -46,7 +46,7 @@ from .tally import COMPUTED, KEPT_STEPS, Found, Key, Tally
 def inherited_formats(
     codes: np.ndarray, is_exact: np.ndarray, before: Optional[int]
 ) -> tuple[np.ndarray, Optional[int]]:
-    """By pair, the code of the coarsest dtype among itself and what was computed before it with
+    """The code, by pair, of the coarsest dtype among itself and what was computed before it with
     other last bits: a float32 that is made of bfloat16 carries the rounding of bfloat16.
 
     ``before`` is that of the steps before; the second result is the same for the steps after.
@@ -159,8 +159,8 @@ class Runner:
         self._last_step[rank] = other
 
     def _carried(self, source: Source, block: Block, other: Block, renaming: Renaming) -> Block:
-        """With buffers as the step before has left them, where ``other`` has them once more: a log
-        begins with its buffers, and has them after each step.
+        """The block with buffers as the step before has left them, where ``other`` has them once
+        more: a log begins with its buffers, and has them after each step.
         """
         if source.kind is not Kind.LOG:
             return block
@@ -199,7 +199,7 @@ class Runner:
         return whole_of(blocks, [self.loss_of(one) for one in blocks], self.names)
 
     def loss_of(self, block: Block) -> Optional[float]:
-        """As the step table has it; None where it was not read by itself."""
+        """The loss of a step, as the step table has it; None where it was not read by itself."""
         parts: dict[str, list[int]] = {"": [], GIVEN_LOSS: [], GRAD_LOSS: []}
         for index in np.flatnonzero(block.phases == Phase.LOSS).tolist():
             name = self.names[int(block.names[index])]
@@ -212,7 +212,7 @@ class Runner:
         return loss_of_step(plain, given, grad, scale)
 
     def drift_of(self, rank: int) -> Drift:
-        """What updates by noise have moved on this rank until now."""
+        """The drift of this rank: what updates by noise have moved on it until now."""
         if rank not in self._drifts:
             self._drifts[rank] = Drift(self._actual, self._reference)
         return self._drifts[rank]
@@ -328,8 +328,8 @@ class _Step:
         )
 
     def _key(self, phase: int, index: int) -> Key:
-        """When a pair was computed. What an API reads of a parameter comes after the optimizer's
-        own calls, in the step before.
+        """The place of a pair in the order of computation. What an API reads of a parameter comes
+        after the optimizer's own calls, in the step before.
         """
         name = self._names_of(index)
         place = index + (_LATER if name.op and name.role == "param" else 0)
@@ -365,7 +365,7 @@ class _Step:
         self._relate(which[self._states[which] == State.DIFFERENT])
 
     def _relate(self, which: np.ndarray) -> None:
-        """How pairs that differ belong together, where their values are there."""
+        """Finds the relation of pairs that differ, where their values are there."""
         tally = self._run.tally
         if self._ours.extras is None or self._theirs.extras is None:
             return
@@ -408,7 +408,7 @@ class _Step:
         return found
 
     def _measure_more(self, index: int) -> None:
-        """By shape, by CRC32, by the elements themselves, where they are there."""
+        """Compares a pair by shape, by CRC32, by the elements themselves, where they are there."""
         mine = self._ours.extra(int(self._pairs.ours[index]))
         other = self._theirs.extra(int(self._pairs.theirs[index]))
         if mine.shape is not None and other.shape is not None and mine.shape != other.shape:
@@ -478,7 +478,7 @@ class _Step:
         self._reasons[given & (self._reasons == 0)] = GIVEN
 
     def _judge_updates(self) -> None:
-        """Of parameters that are within the thresholds of their own size."""
+        """Compares the updates of parameters that are within the thresholds of their own size."""
         run, rank = self._run, self._theirs.rank
         stored = np.flatnonzero(np.isin(self._phases, [int(Phase.WEIGHTS), int(Phase.UPDATE)]))
         numbers = self._theirs.names[self._pairs.theirs]
@@ -506,7 +506,9 @@ class _Step:
                 self._set(int(where[place]), State.DIFFERENT, ratio, reason)
 
     def _excuse(self) -> None:
-        """What isn't comparable, and what rounding noise explains, up to the first difference."""
+        """Excuses what isn't comparable, and what rounding noise explains, up to the first
+        difference.
+        """
         run = self._run
         first = run.tally.first(run.tally.different, COMPUTED)
         if not run._given or (first is not None and first.key[0] < self._theirs.step):

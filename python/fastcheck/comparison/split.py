@@ -32,7 +32,9 @@ class Split:
 def find_split(
     actual: Source, reference: Source, starts: tuple[int, int], renaming: Renaming
 ) -> Optional[Split]:
-    """By the first step; None where the inputs come in as many parts, or have other sizes."""
+    """The split that the first step shows; None where the inputs come in as many parts, or have
+    other sizes.
+    """
     if actual.kind is not Kind.LOG or reference.kind is not Kind.LOG:
         return None
     names = NameTable()
@@ -75,8 +77,8 @@ def _inputs(blocks: Sequence[Block]) -> dict[int, np.ndarray]:
 
 
 def whole_of(blocks: Sequence[Block], losses: Sequence[Optional[float]], names: NameTable) -> Block:
-    """What does not depend on the split, of the first of these ranks, and the batch and the loss of
-    all ranks. ``losses``: of each.
+    """A block of what does not depend on the split, of the first of these ranks, and the batch and
+    the loss of all ranks. ``losses``: of each.
     """
     block = blocks[0]
     added = [
@@ -102,7 +104,9 @@ def whole_of(blocks: Sequence[Block], losses: Sequence[Optional[float]], names: 
 
 
 def _whole_places(block: Block, names: NameTable) -> np.ndarray:
-    """Of a gradient the last that was read, which is the sum of all parts."""
+    """The places of what a split leaves as it is: of a gradient the last that was read, which is
+    the sum of all parts.
+    """
     roles = {n: names[n].role for n in np.unique(block.names).tolist() if not names[n].op}
     wanted = [number for number, role in roles.items() if role in _WHOLE]
     sums = [number for number, role in roles.items() if role == "param_grad"]

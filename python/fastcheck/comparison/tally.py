@@ -98,7 +98,7 @@ class Tally:
 
     @property
     def room(self) -> int:
-        """How many more rows are kept; those beyond are counted."""
+        """The number of rows that can still be kept; those beyond are counted."""
         return KEPT_ROWS - len(self.rows)
 
     def keep(self, row: Row) -> None:

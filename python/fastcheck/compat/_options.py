@@ -46,8 +46,8 @@ class Dumps:
         return bool(self._open)
 
     def open(self, step: int, models: Sequence[Any]) -> None:
-        """From now on calls are dumped, as ``step``. Another part of a step that was dumped
-        already goes to ``part2`` and so on.
+        """Starts to dump calls, as ``step``. Another part of a step that was dumped already goes to
+        ``part2`` and so on.
         """
         self.close()
         part = self._parts[step] = self._parts.get(step, 0) + 1

@@ -113,7 +113,9 @@ class ProbeConfig:
         return plans
 
     def _belongs(self, name: str, level: str) -> bool:
-        """With mix, names of modules are for the one dump and those of APIs for the other."""
+        """Whether a name is for the dump of this level: with mix, modules are for the one dump and
+        APIs for the other.
+        """
         if self.level != "mix":
             return True
         return name.startswith(("Module.", "Cell.")) == (level == "module")
@@ -254,7 +256,9 @@ def _texts(name: str, given: Any) -> tuple[str, ...]:
 
 
 def _record_option(task: str, part: Mapping[str, Any]) -> str:
-    """What is computed of each tensor: a checksum only where the config names it."""
+    """The statistics of each tensor that are computed: a checksum only where the config names
+    it.
+    """
     mode = part.get("summary_mode", "md5" if task == "md5" else "statistics")
     if isinstance(mode, list):
         check_names("entry of summary_mode", mode, _STATISTICS)
@@ -332,8 +336,8 @@ class PrecisionDebugger:
     def start(
         self, model: Models = None, token_range: Any = None, rank_id: Optional[int] = None
     ) -> None:
-        """From here on calls are seen; with ``rank_id`` those of this rank alone. The models are
-        wanted once, for task overflow_check.
+        """Starts to read calls; with ``rank_id`` those of this rank alone. The models are needed
+        once, for task overflow_check.
         """
         if token_range is not None:
             warn_once("token_range= is not used: every pass of the step is read")
@@ -369,7 +373,7 @@ class PrecisionDebugger:
         )
 
     def stop(self) -> None:
-        """Up to here: what runs before the next start() is not seen.
+        """Stops to read calls: what runs before the next start() is not seen.
 
         Raises OverflowDetected like a hook does.
         """

@@ -211,7 +211,9 @@ class _Session:
         self.follow_optimizers()
 
     def close(self) -> None:
-        """What was dumped since the last optimizer's step is kept if a module has run in it."""
+        """Ends the dump. Keeps what was dumped since the last optimizer's step if a module has run
+        in it.
+        """
         if self.dumps is not None:
             self.dumps.close(keeps=self.has_begun)
 
@@ -295,7 +297,7 @@ def _underscored(name: str) -> str:
 
 
 def set_dump_path(fpath: Optional[Path] = None, dump_tag: str = "") -> None:
-    """Where dumps and record files go: ``fpath/dump_tag``. Call it before register_hook().
+    """Sets the place of dumps and record files: ``fpath/dump_tag``. Call it before register_hook().
 
     An ``fpath`` that ends with ``.pkl`` stands for the directory of that name without it.
     """
@@ -487,8 +489,8 @@ class PrecisionDebugger:
         overflow_nums: int = 1,
         need_replicate: bool = False,
     ) -> None:
-        """What is dumped, as of set_dump_switch(), or how many overflows end the run. Call it
-        before start().
+        """Sets what is dumped, as set_dump_switch() does, or how many overflows end the run. Call
+        it before start().
         """
         choice("summary_mode=", summary_mode, ("all", "summary", "md5"))
         if acl_config or backward_input or need_replicate:
@@ -509,7 +511,7 @@ class PrecisionDebugger:
 
     @classmethod
     def start(cls) -> None:
-        """From here on calls are seen."""
+        """Starts to read calls."""
         one = cls._one()
         is_wanted = one._steps is None or one._step in one._steps
         if not one._is_mine or not is_wanted:
@@ -533,7 +535,7 @@ class PrecisionDebugger:
 
     @classmethod
     def stop(cls) -> None:
-        """Up to here: what runs before the next start() is not seen."""
+        """Stops to read calls: what runs before the next start() is not seen."""
         one = cls._one()
         if one._dumps is not None:
             one._dumps.close()

@@ -259,19 +259,21 @@ class Dumper:
 
     @property
     def problem(self) -> str:
-        """Why the dump stopped before its end; empty when it did not."""
+        """The reason why the dump stopped before its end; empty when it did not."""
         return "" if self._session is None else self._session.problem
 
     @property
     def differences(self) -> list[dict[str, Any]]:
-        """With ``reference=``: the outputs that are beyond the thresholds, in the order of calls;
+        """The outputs that are beyond the thresholds, with ``reference=``, in the order of calls;
         at most 1000.
         """
         return [] if self._session is None else list(self._session.differences)
 
     @property
     def left_out(self) -> dict[tuple[str, str], int]:
-        """How often which (op, reason) was not dumped, or not compared with the reference."""
+        """The number of calls, by (op, reason), that were not dumped, or not compared with the
+        reference.
+        """
         return {} if self._session is None else dict(self._session.left_out)
 
     def __enter__(self) -> Dumper:

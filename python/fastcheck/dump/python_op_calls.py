@@ -80,7 +80,7 @@ def _storage_of(tensor: torch.Tensor) -> Any:
 
 
 class OpCalls(Listener):
-    """What the two ways to do it share."""
+    """A dump of calls of operators: what the recorder in C++ and the way in Python share."""
 
     def __init__(self, session: DumpSession, selection: Selection) -> None:
         self.session = session

@@ -23,7 +23,7 @@ from .python_op_calls import OpCalls
 
 
 class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has it untyped
-    """Whose __torch_dispatch__ is the recorder's dispatch()."""
+    """A dispatch mode whose __torch_dispatch__ is the recorder's dispatch()."""
 
     supports_higher_order_operators = True
 
@@ -36,11 +36,11 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has it
 
 
 class RecordedOpCalls(OpCalls):
-    """For a selection that is all there is. ``make()`` gives one."""
+    """Dumps all calls of operators, by the recorder in C++. ``make()`` gives one."""
 
     @classmethod
     def make(cls, session: DumpSession, selection: Selection) -> Optional[RecordedOpCalls]:
-        """None: this dump is for Python."""
+        """A recorder of this dump; None where only Python can do it."""
         if not selection.is_all:
             return None
         fallback = _PythonFallback(session)
@@ -71,7 +71,7 @@ class RecordedOpCalls(OpCalls):
 
 
 class _PythonFallback:
-    """What the recorder leaves to Python (csrc/torch/dump/module.h)."""
+    """The calls that the recorder leaves to Python (csrc/torch/dump/module.h)."""
 
     def __init__(self, session: DumpSession) -> None:
         self.session = session

@@ -241,7 +241,7 @@ def _compute_elsewhere(
 
 
 def _why_not_again(info: OpInfo, made: Sequence[torch.Tensor]) -> str:
-    """Why the op can't run again; empty where it can."""
+    """The reason why the op can't run again; empty where it can."""
     if info.is_in_place:
         return "in place: its inputs are gone"
     if not made:

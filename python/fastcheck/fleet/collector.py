@@ -115,8 +115,8 @@ _MOST_ROWS = 1 << 22
 
 @dataclass(frozen=True)
 class Written:
-    """What a call of Collector.take() has written. ``lost_segments`` and ``damaged`` are those of
-    all calls since the run began.
+    """The rows and files that a call of Collector.take() has written. ``lost_segments`` and
+    ``damaged`` are those of all calls since the run began.
     """
 
     rows: int = 0
@@ -201,7 +201,7 @@ class Collector:
 
     @property
     def rows(self) -> int:
-        """How many rows count by now."""
+        """The number of rows that count by now."""
         return self._manifest.rows
 
     def is_behind(self) -> bool:

@@ -59,7 +59,7 @@ def _first_damage(folder: Folder, run: str) -> str:
 
 
 def _damage(folder: Folder, path: str, columns: Mapping[str, str]) -> str:
-    """Why a file is no such table; "": it is one."""
+    """The reason why a file is no such table; "": it is one."""
     parquet, types = need("pyarrow.parquet"), need("pyarrow.types")
     is_kind = {
         "int": types.is_integer,
@@ -87,7 +87,7 @@ def _damage(folder: Folder, path: str, columns: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True)
 class Merged:
-    """What was merged: spans of steps, and the files and bytes before and after."""
+    """The result of a merge: spans of steps, and the files and bytes before and after."""
 
     spans: int = 0
     rows: int = 0

@@ -1,4 +1,4 @@
-"""What answers the questions: DuckDB within the process, or Spark."""
+"""Engines that answer the questions: DuckDB within the process, or Spark."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def _check_options(memory: str, threads: Optional[int]) -> None:
 
 
 def _quoted(value: object) -> str:
-    """As a string of SQL."""
+    """The value as a string of SQL."""
     return "'" + str(value).replace("'", "''") + "'"
 
 

@@ -1,4 +1,4 @@
-"""What was found in a fleet, as data and as text."""
+"""The findings in a fleet, as data and as text."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Cell:
-    """What is unusual of a rank in a step. ``kind``: ``outlying``, by ``z`` robust standard
+    """A rank and a step that are unusual. ``kind``: ``outlying``, by ``z`` robust standard
     deviations, ``replicas`` or ``nonfinite``; ``sites``: at how many sites.
     """
 
@@ -101,7 +101,7 @@ class FleetReport:
 
     @property
     def extent(self) -> str:
-        """What was looked at, in words."""
+        """The extent of the records that were read, in words."""
         hosts = len({one.host for one in self.ranks.values()})
         return (
             f"{len(self.ranks):,} ranks on {hosts:,} hosts, {self.site_count:,} sites, "

@@ -26,7 +26,7 @@ CountedRow = Mapping[str, Any]
 
 
 class Chance:
-    """In how many steps a rank is an outlier at one site by chance, in this fleet."""
+    """The number of steps in which a rank is an outlier at one site by chance, in this fleet."""
 
     def __init__(self, answers: Mapping[str, list[dict[str, Any]]]) -> None:
         found = answers["looked_at"][0]
@@ -88,8 +88,8 @@ def cell_answers(engine: Engine) -> dict[str, list[dict[str, Any]]]:
 
 
 def unusual_cells(answers: Answers) -> tuple[Cell, ...]:
-    """Those of most weight, if there are more than a page can hold; none where the questions of the
-    page were not asked.
+    """The unusual cells, those of most weight if there are more than a page can hold; none where
+    the questions of the page were not asked.
     """
     if "step_list" not in answers:
         return ()

@@ -1,4 +1,5 @@
-"""What has been written to a fleet's folder: a manifest for each node, and for each merged part.
+"""Manifests of what has been written to a fleet's folder: one for each node, and for each merged
+part.
 
 A file of records counts once its name is in a manifest, which is replaced as a whole: what a
 collector or a merge that was killed has left behind counts for nothing, and is written again.
@@ -33,7 +34,8 @@ def plain_name(text: str) -> str:
 
 @dataclass
 class Manifest:
-    """What one node has written: its files with their rows, and how far each rank's log was read.
+    """The manifest of what one node has written: its files with their rows, and how far each rank's
+    log was read.
 
     ``batch`` numbers the writes; a file's name is never used twice."""
 
@@ -98,7 +100,7 @@ def runs_in(folder: Folder) -> list[str]:
 
 
 def record_files(files: Iterable[str]) -> dict[str, str]:
-    """Those of a run's ``files`` that hold records: the folder of their steps, by path."""
+    """The folder of the steps of each of a run's ``files`` that holds records, by path."""
     matches = {path: _RECORD_FILE.fullmatch(path) for path in files}
     return {path: match.group(1) for path, match in matches.items() if match}
 
@@ -155,7 +157,7 @@ def read_merges(
 def write_merge(
     folder: Folder, run: str, steps: str, batch: int, files: list[str], replaced: list[str]
 ) -> None:
-    """From here on ``files`` count in place of ``replaced``."""
+    """Writes the note by which ``files`` count in place of ``replaced``."""
     note = {"format": RECORD_FORMAT, "batch": batch, "files": files, "replaced": replaced}
     folder.write(f"run={run}/{_MERGES}/{steps}.json", json.dumps(note).encode())
 

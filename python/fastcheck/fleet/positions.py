@@ -1,4 +1,4 @@
-"""How far a rank's log has been converted, and the records that follow.
+"""The position up to which a rank's log has been converted, and the records that follow.
 
 A log with a limit deletes its oldest segments, and keeps their events in a file of its own
 (``log/writer.py``). Where a segment was deleted before it was read, its events are taken from that

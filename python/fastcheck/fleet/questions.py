@@ -23,7 +23,7 @@ FEWEST_PEERS = 8
 
 @dataclass(frozen=True)
 class Dialect:
-    """How an engine spells what SQL engines spell differently.
+    """The spelling in an engine of what SQL engines spell differently.
 
     ``quartiles`` and ``median`` are of ``{x}``; ``part`` is one of the three quartiles, ``{i}``
     counting from 0. ``create`` makes the table ``{name}``; ``source`` reads ``{files}``.

@@ -37,7 +37,7 @@ class Folder:
         self.is_local = self._system.type_name == "local"
 
     def url(self, path: str) -> str:
-        """What an engine reads: a path on a disk, a URL elsewhere."""
+        """The place that an engine reads: a path on a disk, a URL elsewhere."""
         if self.is_local:
             return os.path.join(self._root, path) if path else self._root
         return f"{self.place.rstrip('/')}/{path}"
@@ -77,7 +77,7 @@ class Folder:
             return self._system.open_input_file(self._full(path))
 
     def dataset(self, paths: list[str]) -> Any:
-        """These Parquet files as one Arrow dataset."""
+        """Opens these Parquet files as one Arrow dataset."""
         with self._errors("read"):
             full = [self._full(path) for path in paths]
             return need("pyarrow.dataset").dataset(full, filesystem=self._system, format="parquet")

@@ -30,7 +30,7 @@ TAIL_BYTES = 24 << 20
 
 @dataclass
 class Growth:
-    """What one rank's files have got since they were read before. ``records``: valid ones, in
+    """The growth of one rank's files since they were read before. ``records``: valid ones, in
     order. ``sites``: new ones by number. ``events``, ``watch``: new lines. ``meta``: the meta file,
     if it changed. ``missed_bytes``: of segments that were removed unread, ``damaged``: records that
     no fastcheck can have written. ``total_bytes``: of all segments now; ``changed``: when the
@@ -63,7 +63,7 @@ class LogFollower:
         self._ranks: dict[int, _RankFollower] = {}
 
     def poll(self) -> list[Growth]:
-        """What is new, by rank; nothing as long as there is no log.
+        """Reads what is new, by rank; nothing as long as there is no log.
 
         Raises:
             LogError: the log can't be read, or a newer fastcheck writes it.
@@ -205,7 +205,7 @@ def _objects(lines: list[bytes]) -> Iterator[dict[str, Any]]:
 
 
 def _start(paths: list[str], tail_bytes: int) -> tuple[Optional[str], int]:
-    """Where the last ``tail_bytes`` of the segments begin."""
+    """The place where the last ``tail_bytes`` of the segments begin."""
     left = tail_bytes
     for path in reversed(paths):
         size = _size_of(path) // RECORD_BYTES * RECORD_BYTES
@@ -216,7 +216,7 @@ def _start(paths: list[str], tail_bytes: int) -> tuple[Optional[str], int]:
 
 
 def _place(paths: list[str], segment: Optional[str]) -> int:
-    """Of ``segment`` in ``paths`` or, if it was removed, of the one after it."""
+    """The place of ``segment`` in ``paths`` or, if it was removed, of the one after it."""
     if segment is None:
         return 0
     # Numbers are padded with zeros; one that has more digits is larger.

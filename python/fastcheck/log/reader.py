@@ -108,8 +108,8 @@ def read_schedule(directory: str, rank: int) -> list[dict[str, Any]]:
 
 
 def read_batches(directory: str, rank: int) -> dict[int, int | str]:
-    """What the steps of a rank were trained on, where the training loop named it: from its lines,
-    or from the meta file of a log that was written by a stop.
+    """Reads the batches that the steps of a rank were trained on, where the training loop named
+    them: from its lines, or from the meta file of a log that was written by a stop.
     """
     written = read_meta(os.path.join(directory, f"meta-rank{rank}.json")).get("batches")
     lines = written if isinstance(written, list) else []

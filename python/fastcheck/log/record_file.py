@@ -28,7 +28,7 @@ class Piece(NamedTuple):
 
 
 def count_records(path: str) -> int:
-    """How many whole records a file has room for.
+    """The number of whole records that a file has room for.
 
     Raises:
         OSError: there is no regular file at ``path``.

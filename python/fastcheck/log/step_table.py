@@ -91,7 +91,7 @@ class StepTable:
 
     @property
     def rows(self) -> list[StepRow]:
-        """Those of the steps that are over, oldest first; the youngest 100,000."""
+        """The rows of the steps that are over, oldest first; the youngest 100,000."""
         self.settle()
         found = []
         for kept in self._kept[max(0, self._count - _MOST) : self._count]:
@@ -221,7 +221,7 @@ class RecentSteps:
         self._held = [held[-_MOST_HELD:]]
 
     def rows(self) -> list[StepRow]:
-        """By step."""
+        """The rows, in the order of the steps."""
         open_rows = {row.step: row for row in _rows(self._held, self._codes, self._rank)}
         rows = {**self._rows, **open_rows}
         return [rows[step] for step in sorted(rows)[-self._most :]]
@@ -275,7 +275,7 @@ def _rows(chunks: Iterable[np.ndarray], codes: np.ndarray, rank: int) -> list[St
 
 
 def _overflowed(flags: np.ndarray) -> np.ndarray:
-    """Which records are of something that was scaled and is not finite."""
+    """A boolean array of the records: True for something that was scaled and is not finite."""
     if not flags.any():
         return np.zeros(len(flags), np.bool_)
     by_verdict: np.ndarray = ((flags >> 8) & 0xFF) == int(Verdict.SCALED)
@@ -355,7 +355,7 @@ def _value(record: np.void) -> Optional[float]:
 
 
 def _norm(gradients: np.ndarray) -> Optional[float]:
-    """Over all of these records."""
+    """The norm over all of these records; None where one has no statistics."""
     # What was read twice, before and after a change: as the optimizer uses it.
     last = {site: at for at, site in enumerate(gradients["site"].tolist())}
     if len(last) < len(gradients):

@@ -37,8 +37,8 @@ class LogView:
 
 
 def first_event(events: Iterable[Event]) -> Event | None:
-    """Where it began: the first counted event (of any verdict, when none is counted) by step, then
-    device order, then rank.
+    """The first counted event (of any verdict, when none is counted) by step, then device order,
+    then rank.
 
     Of two ranks whose events are of the same step, the one whose device had done less of it comes
     first: ranks do the same work in the same order.
@@ -51,7 +51,7 @@ def first_event(events: Iterable[Event]) -> Event | None:
 
 @dataclass
 class RankLog:
-    """What the files of one rank hold. ``events`` are the lines of its events file."""
+    """The contents of the files of one rank. ``events`` are the lines of its events file."""
 
     rank: int
     records: np.ndarray

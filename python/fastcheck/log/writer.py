@@ -51,20 +51,20 @@ _SEGMENTS_IN_LIMIT = 8
 
 
 class Sites(Protocol):
-    """What the log needs of a SiteTable."""
+    """The part of a SiteTable that the log needs."""
 
     def to_dicts(self, first: int) -> list[dict[str, Any]]: ...
 
 
 def default_directory() -> str:
-    """Where a stop writes when no log_dir was given: ``fastcheck_log/<time>-<pid>`` under the
-    working directory.
+    """The directory that a stop writes to when no log_dir was given: ``fastcheck_log/<time>-<pid>``
+    under the working directory.
     """
     return os.path.join("fastcheck_log", f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
 
 
 def working_directory() -> str:
-    """That of now; an empty one where it was deleted."""
+    """The current working directory; an empty string where it was deleted."""
     try:
         return os.getcwd()
     except OSError:
@@ -277,7 +277,9 @@ class RecordLog:
         self._bytes += len(data)
 
     def _has_room(self, size: int) -> bool:
-        """For an event's line or record. The first events are kept: later ones follow from them."""
+        """Whether there is room for an event's line or record. The first events are kept: later
+        ones follow from them.
+        """
         return self._event_limit is None or self._event_bytes + size <= self._event_limit
 
     def _write_event(self, path: str, data: bytes | memoryview) -> None:
@@ -400,7 +402,9 @@ def _fields_of(event: Event) -> dict[str, Any]:
 
 
 def is_kept(records: np.ndarray) -> np.ndarray:
-    """Which records outlive their segment: events, and whatever was given a verdict."""
+    """A boolean array of the records that outlive their segment: events, and whatever was given a
+    verdict.
+    """
     flags = records["flags"]
     kept: np.ndarray = ((flags & int(Flag.EVENT)) != 0) | ((flags & VERDICT_MASK) != 0)
     return kept

@@ -90,7 +90,7 @@ def running_call(call: Optional[Call]) -> Optional[RunningCall]:
 
 
 def bad_element(call: Optional[Call], label: str, passes: Sequence[Pass]) -> Optional[MadeBy]:
-    """Where in the batch its first NaN or Inf is, of the argument with this label; None where the
+    """The place of the first NaN or Inf in the batch's argument with this label; None where the
     call is neither on this thread's stack nor among ``passes``.
     """
     # A later call of the module may run by now.
@@ -240,7 +240,7 @@ def _is_on_cpu(running: RunningCall) -> bool:
 
 
 def _why_not(running: RunningCall, session: Session) -> str:
-    """Why the call is not run again; empty if it can be."""
+    """The reason why the call is not run again; empty if it can be."""
     module = running.module
     size = sum(t.numel() * t.element_size() for t in (*module.parameters(), *module.buffers()))
     if size > _MOST_BYTES:
@@ -272,7 +272,7 @@ def _elsewhere(function: Callable[[], _T]) -> _T:
 
 
 class _Known:
-    """What the records tell of a call that is over."""
+    """A call that is over, as its records tell it."""
 
     def __init__(self, held: Pass, session: Session, search: Search) -> None:
         self.kind = search.kind
@@ -286,7 +286,7 @@ class _Known:
 
     @contextlib.contextmanager
     def modes(self) -> Iterator[None]:
-        """Those of autograd and autocast that the call ran in."""
+        """Sets the modes of autograd and autocast that the call ran in."""
         kind, dtype = self._autocast
         with torch.enable_grad(), torch.autocast(kind, dtype, enabled=dtype is not None):
             yield
@@ -378,7 +378,9 @@ def _observed(
     generator: Optional[torch.Tensor],
     known: Optional[_Known] = None,
 ) -> Optional[_Found]:
-    """Where the numbers of a second run begin; None: nowhere, or it is not ``known`` again."""
+    """The place where the numbers of a second run begin; None: nowhere, or it is not ``known``
+    again.
+    """
     module = running.module
     config = Config(
         overflow_nums=-1,
@@ -464,7 +466,7 @@ class _Copies:
 
     @contextlib.contextmanager
     def of_modules(self, outermost: torch.nn.Module) -> Iterator[None]:
-        """Within it the modules hold copies of their tensors and containers."""
+        """Gives the modules copies of their tensors and containers within a ``with`` statement."""
         held = [(module, dict(vars(module))) for module in outermost.modules()]
         own = [g for _, values in held for g in values.values() if isinstance(g, torch.Generator)]
         states = [generator.get_state() for generator in own]

@@ -51,9 +51,9 @@ from .watching import Watching
 
 @dataclass(frozen=True)
 class Models:
-    """What is observed. ``named``: all modules by path; ``nodes``: those with hooks;
-    ``is_selected``: whether a module with this path is to be observed; ``has_excluded``: some are
-    not.
+    """The models and modules that are observed. ``named``: all modules by path; ``nodes``: those
+    with hooks; ``is_selected``: whether a module with this path is to be observed;
+    ``has_excluded``: some are not.
     """
 
     models: tuple[torch.nn.Module, ...]
@@ -259,7 +259,7 @@ def build(
 
 
 def _replica_check(models: Models) -> Optional[ReplicaCheck]:
-    """Of the first model that is data parallel."""
+    """The check of the first model that is data parallel."""
     nodes = models.nodes
 
     def calls_of(module: torch.nn.Module) -> int:
@@ -276,7 +276,7 @@ def _stop_dumper(
     together: int,
     captures: Optional[OpCaptures],
 ) -> Optional[StoppedCallDumper]:
-    """None without Stop(dump=)."""
+    """The dumper of a stop; None without Stop(dump=)."""
     if config.stop.dump is None:
         return None
     why = "the step is not known: run it by monitor.run(step, batch)"

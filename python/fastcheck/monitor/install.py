@@ -287,7 +287,9 @@ def _is_selected(path: str, config: Config) -> bool:
 
 
 def _mark_roots(nodes: list[ModuleNode], models: tuple[torch.nn.Module, ...]) -> None:
-    """What a model returns leaves it; of a container that is never called its parts are models."""
+    """Marks the modules whose results leave the model; of a container that is never called the
+    parts are models.
+    """
     ids = set(map(id, models))
     by_path = {node.path: node for node in nodes}
     for node in nodes:

@@ -278,7 +278,7 @@ def _name(node: Any) -> str:
 
 
 def _line(node: Any) -> str:
-    """Its line, which anomaly mode has the graph keep."""
+    """The line of Python of a node, which anomaly mode has the graph keep."""
     kept = node.metadata.get("traceback_") or ()
     pattern = re.compile(r'File "(.+)", line (\d+), in (.+)')
     for text in reversed(kept):
@@ -289,9 +289,9 @@ def _line(node: Any) -> str:
 
 
 def _saved_by(node: Any) -> dict[str, torch.Tensor]:
-    """What the node holds of the tensors that its operator has read and made, by name. Empty where
-    hooks have packed one, where one was changed or freed since, and with versions of torch that do
-    not tell of hooks.
+    """The tensors that the node holds, of those that its operator has read and made, by name. Empty
+    where hooks have packed one, where one was changed or freed since, and with versions of torch
+    that do not tell of hooks.
     """
     found: dict[str, torch.Tensor] = {}
     try:
@@ -318,7 +318,9 @@ def _each(value: Any) -> tuple[Any, ...]:
 
 
 def _record(tensor: torch.Tensor) -> Optional[np.void]:
-    """None for what is not read: integers hold nothing that is not finite."""
+    """The record of a tensor; None for what is not read: integers hold nothing that is not
+    finite.
+    """
     if not can_hold_nonfinite(tensor) or not can_read(tensor):
         return None
     return stats(tensor.detach()).record
@@ -328,7 +330,7 @@ def _record(tensor: torch.Tensor) -> Optional[np.void]:
 
 
 def _again(function: Callable[[torch.Tensor], torch.Tensor]) -> _Maker:
-    """Of one operand: it is computed again."""
+    """A maker for an operator of one operand, which is computed again."""
 
     def makes(saved: Mapping[str, torch.Tensor], node: Any) -> Any:
         read = saved["self"]
@@ -425,8 +427,8 @@ class _Variable(NamedTuple):
         return f"{where}: {source[:_MOST_SOURCE]}" if source else where
 
     def first_cause(self) -> Optional[_Variable]:
-        """What it was assigned from that is not finite itself, or what that was assigned from, and
-        so on.
+        """The variable it was assigned from that is not finite itself, or what that was assigned
+        from, and so on.
         """
         found, assigned = self, _assignments(self.frame)
         while found.line:
@@ -474,7 +476,7 @@ def _later_variable(is_of: Callable[[Any], bool], is_later: Callable[[torch.Tens
 
 
 def _locals() -> Iterator[tuple[FrameType, str, torch.Tensor]]:
-    """Those that hold a tensor."""
+    """The local variables that hold a tensor."""
     for frame in _user_frames():
         for name, value in list(frame.f_locals.items())[:_MOST_LOCALS]:
             if isinstance(value, torch.Tensor):
@@ -492,7 +494,7 @@ def _user_frames() -> Iterator[FrameType]:
 
 
 def _assignments(frame: FrameType) -> dict[str, list[tuple[int, tuple[str, ...]]]]:
-    """By variable, the lines of a function that have assigned it until now, with the variables that
+    """The lines of a function that have assigned each variable until now, with the variables that
     each has read.
     """
     found: dict[str, list[tuple[int, tuple[str, ...]]]] = {}

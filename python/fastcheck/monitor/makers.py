@@ -28,8 +28,8 @@ _GRADIENTS = frozenset(("grad_input", "grad_output", "param_grad"))
 
 
 class Makers:
-    """Of one session, to which it has a weak reference. Called outside all locks, in the thread
-    that is about to raise the stop.
+    """Finds the operator that made the numbers of a stop. Holds a weak reference to its session.
+    Called outside all locks, in the thread that is about to raise the stop.
     """
 
     def __init__(self, session: Session, install: Install) -> None:
@@ -37,7 +37,7 @@ class Makers:
         self._install = install
 
     def __call__(self, culprit: Finding, step: Step) -> Optional[MadeBy]:
-        """None where nothing that could tell is left."""
+        """Returns the operator, or None where nothing that could tell is left."""
         session = self._session()
         if session is None or session.tape is not None:
             return None
@@ -58,7 +58,7 @@ class Makers:
         return self._again(culprit, step, session)
 
     def _of_gradient(self, culprit: Finding, step: Step, session: Session) -> Optional[MadeBy]:
-        """Of a gradient, or of a buffer that its module has made non-finite."""
+        """The operator behind a gradient, or behind a buffer that its module made non-finite."""
         is_gradient = culprit.role in _GRADIENTS
         if culprit.verdict is not Verdict.ORIGIN or not (is_gradient or culprit.role == "buffer"):
             return None
@@ -73,7 +73,7 @@ class Makers:
     def _pass_again(
         self, culprit: Finding, site: Site, search: Search, session: Session
     ) -> Optional[MadeBy]:
-        """From calls that are over. What was in the way, if nothing is found."""
+        """Runs calls that are over again. Returns what was in the way, if nothing is found."""
         said: Optional[MadeBy] = None
         if group_size(None) > 1 or not _may_run_again(session):
             return None
@@ -120,7 +120,7 @@ def _may_block(session: Session) -> bool:
 
 
 def _passes_of(finding: Finding, site: Site, session: Session) -> Iterator[Pass]:
-    """Those in which it may have been made, the oldest first."""
+    """The passes in which the finding may have been made, the oldest first."""
     call, held = finding.call, session.passes.held
     if call is None:  # of what is stored
         for one in held:

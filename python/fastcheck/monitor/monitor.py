@@ -126,7 +126,7 @@ class Monitor(Pictures, PrecisionResults):
         return self._core.replayer.replay(step, args, kwargs)
 
     def records(self) -> np.ndarray:
-        """What is held, oldest first: a structured array of ``RECORD_DTYPE``.
+        """The records that are held, oldest first: a structured array of ``RECORD_DTYPE``.
 
         In memory that is the last ``Log(history=)`` steps and the open one; with a log, all that it
         holds. ``records["site"]`` indexes ``monitor.sites``; ``min`` and ``max`` are in the type
@@ -192,7 +192,7 @@ class Monitor(Pictures, PrecisionResults):
             self._core.stops()
 
     def check_replicas(self, every: int = 100, *, gradients: bool = False) -> None:
-        """From now on compares, at every so many step boundaries, the checksums of the parameters
+        """Compares from now on, at every so many step boundaries, the checksums of the parameters
         on all ranks of the process group, which data parallelism keeps equal to the bit.
 
         What differs is named in a FastcheckWarning, in summary() and in replica_mismatches: the
@@ -215,7 +215,7 @@ class Monitor(Pictures, PrecisionResults):
 
     @property
     def replica_mismatches(self) -> tuple[ReplicaMismatch, ...]:
-        """What check_replicas() has found, oldest first."""
+        """The mismatches that check_replicas() has found, oldest first."""
         return tuple(self._boundary.mismatches)
 
     def remove(self) -> None:
@@ -259,12 +259,12 @@ class Monitor(Pictures, PrecisionResults):
 
     @property
     def event_count(self) -> int:
-        """How many events were counted against ``overflow_nums``."""
+        """The number of events that were counted against ``overflow_nums``."""
         return self._event_store.counter.total
 
     @property
     def watch(self) -> Watching:
-        """What the watch found, and callbacks for it; ConfigError with ``watch=False``."""
+        """The findings of the watch, and callbacks for it; ConfigError with ``watch=False``."""
         return connected(self._core.watching)
 
     @property

@@ -76,7 +76,7 @@ def _defined(read: _Read) -> torch.library.Library:
 
 
 def _number_of(gradients: list[NamedGradient]) -> torch.Tensor:
-    """By which the gradient will find them; -1: none is waited for."""
+    """The number by which the gradient will find them; -1: none is waited for."""
     global _next_number
     number = -1
     if gradients:
@@ -287,8 +287,8 @@ class NamedTensors:
 
 
 class NamedGradient:
-    """What the autograd graph of a named tensor holds; does nothing once the monitor is gone or
-    removed.
+    """A hook that the autograd graph of a named tensor holds; does nothing once the monitor is gone
+    or removed.
     """
 
     __slots__ = ("_reader", "call", "site", "token")
@@ -466,7 +466,7 @@ def reader_for(observer: ModuleObserver) -> NamedTensors:
 
 
 def connect(reader: NamedTensors) -> None:
-    """From now on observe() reads with this reader too, until disconnect() or until it is freed."""
+    """Lets observe() read with this reader too, until disconnect() or until it is freed."""
     _readers.connect(reader)
     last_pass.observer = reader.observer.own_ref
 

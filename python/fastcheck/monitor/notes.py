@@ -74,7 +74,7 @@ def _story(session: Session, meta: RunMeta, style: str, width: int) -> list[tupl
 
 
 def monitor_notes(session: Session, nodes: Sequence[ModuleNode]) -> list[str]:
-    """What was switched off in the run, and the modules that never ran."""
+    """Notes on what was switched off in the run, and on the modules that never ran."""
     notes = list(session.faults.notes)
     silent = [node.name for node in nodes if node.is_callable and not node.total_calls]
     if silent:

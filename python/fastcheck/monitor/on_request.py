@@ -225,7 +225,9 @@ class _EndBeforeStop(Listener):
 
 
 class Requests:
-    """Of one monitor, from begin() to close(). Nothing in here raises into the training."""
+    """Observes or dumps steps of one monitor on request, from begin() to close(). Nothing in here
+    raises into the training.
+    """
 
     def __init__(
         self,
@@ -253,9 +255,7 @@ class Requests:
         self._listener = NoOptimizerListener()
 
     def begin(self) -> None:
-        """From now on requests are looked for. Raises ConfigError for a signal that can't be
-        handled.
-        """
+        """Starts to look for requests. Raises ConfigError for a signal that can't be handled."""
         options = self._options
         if options.path is not None:
             self._asks.append(TouchedFile(options.path))

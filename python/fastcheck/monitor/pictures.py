@@ -1,4 +1,4 @@
-"""What a Monitor shows of itself: HTML in a notebook, and a page."""
+"""Pictures of a Monitor: HTML in a notebook, and a page."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ class Pictures:
         write_report(self._session, self._core.meta, path, self._log_is_whole, style)
 
     def _repr_html_(self) -> str:
-        """For notebooks: the state of the run, its events, and the twenty tensors of the last step
-        with the least headroom. Waits for no device: what it has not finished is not shown yet.
-        Takes the records in that have arrived, as summary() does. Never raises.
+        """HTML for notebooks: the state of the run, its events, and the twenty tensors of the last
+        step with the least headroom. Waits for no device: what it has not finished is not shown
+        yet. Takes the records in that have arrived, as summary() does. Never raises.
         """
         return guarded_html(
             self, lambda: _monitor_html(self._session, repr(self), self._watched_lines())

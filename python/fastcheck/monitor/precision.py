@@ -44,7 +44,9 @@ class _Total:
 
 
 class ExponentReadings:
-    """Not thread-safe: the caller holds the session's lock."""
+    """Counts the exponents of tensors, and adds them up by site. Not thread-safe: the caller holds
+    the session's lock.
+    """
 
     def __init__(self, sites: SiteTable) -> None:
         self._sites = sites
@@ -119,7 +121,7 @@ class ExponentReadings:
         self._in_flight = left
 
     def advice(self, tolerance: float, formats: Sequence[str]) -> list[PrecisionAdvice]:
-        """Of each site that has a reading."""
+        """The advice for each site that has a reading."""
         return [
             advise(
                 total.exponents,
@@ -135,8 +137,8 @@ class ExponentReadings:
         ]
 
     def lines(self) -> Iterator[dict[str, Any]]:
-        """Of each site with readings that are not in the log yet, a line for it: all of its
-        readings added up, words that are 0 left out.
+        """Lines for the log, one of each site with readings that are not in it yet: all readings of
+        the site added up, words that are 0 left out.
         """
         for number, total in self._totals.items():
             if total.exponents is None or total.logged == total.readings:
@@ -265,8 +267,8 @@ class RangeLevel(ModuleLevel):
             self._switch_off(error)
 
     def advice(self, tolerance: float, formats: Sequence[str]) -> list[PrecisionAdvice]:
-        """Of each tensor that was counted, in the order in which they were first read. Waits for
-        the copies of counts from devices.
+        """The advice for each tensor that was counted, in the order in which they were first read.
+        Waits for the copies of counts from devices.
         """
         self._take_in(waits=True)
         return self.exponents.advice(tolerance, formats)
@@ -290,7 +292,7 @@ def level_for(config: Config) -> type[ModuleLevel]:
 def advice_of(
     session: Optional[Session], tolerance: float, formats: Optional[Sequence[str]]
 ) -> list[PrecisionAdvice]:
-    """As monitor.advice(). Takes the session's lock."""
+    """The result of monitor.advice(). Takes the session's lock."""
     check_tolerance(tolerance)
     names = candidates(formats)
     level = None if session is None else session.level
@@ -303,16 +305,16 @@ def advice_of(
 
 
 class PrecisionResults:
-    """What a Monitor of ``install(record="range")`` adds."""
+    """The results that ``install(record="range")`` adds to a Monitor."""
 
     _session: Session
 
     def advice(
         self, tolerance: float = 0.001, formats: Optional[Sequence[str]] = None
     ) -> list[PrecisionAdvice]:
-        """Of each tensor, the narrowest of float8, MXFP8, float16 and bfloat16 in which at most
-        ``tolerance`` of its elements become zero and none overflows, the scale for that, or why it
-        has to stay as it is (docs/precision.md). From the steps that were counted until now.
+        """The advice for each tensor: the narrowest of float8, MXFP8, float16 and bfloat16 in which
+        at most ``tolerance`` of its elements become zero and none overflows, the scale for that, or
+        why it has to stay as it is (docs/precision.md). From the steps that were counted until now.
 
         ``formats``: other formats to try, among float8_e4m3fn, float8_e5m2, mxfp8_e4m3,
         mxfp8_e5m2, mxfp4, nvfp4, float16 and bfloat16, the most wanted first.

@@ -25,7 +25,7 @@ from fastcheck.utils.torch.versions import GradScaler
 
 
 class Replay(ReplayOutcome):
-    """What came of running a step again. ``str()`` of it is the whole report."""
+    """The outcome of running a step again. ``str()`` of it is the whole report."""
 
     @property
     def stop(self) -> Optional[OverflowDetected]:
@@ -43,7 +43,7 @@ class Replay(ReplayOutcome):
 
 @dataclass
 class _Capture:
-    """What a step began with."""
+    """The state that a step began with."""
 
     generators: Generators
     buffers: SavedTensors
@@ -53,7 +53,9 @@ class _Capture:
 
 
 class Replayer:
-    """Of one monitor. ``install`` is called with the models and options to observe them anew."""
+    """Runs a step of a monitor again. ``install`` is called with the models and options to observe
+    them anew.
+    """
 
     def __init__(
         self,
@@ -71,8 +73,8 @@ class Replayer:
     def run(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """``function(*args, **kwargs)``, kept so that it can be run again; a stop within it comes
-        with its replay.
+        """Returns ``function(*args, **kwargs)``, kept so that it can be run again; a stop within it
+        comes with its replay.
         """
         self._capture = _Capture(
             Generators(),
@@ -153,8 +155,8 @@ class Replayer:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Optional[Dumped]:
-        """What the replay has dumped of an operator; where it could not, a module's call, in one
-        more run.
+        """The dump of the operator that the replay has made; where it could not, of a module's
+        call, in one more run.
         """
         done = None if found is None else found.report.dump
         dumper, blamed = self._dumper, found or stop
@@ -177,8 +179,8 @@ class Replayer:
 
     @contextmanager
     def _as_it_began(self) -> Iterator[None]:
-        """Within it all is as at the beginning of the step, as far as that is known; after it all
-        is as before.
+        """Puts all back to the beginning of the step within a ``with`` statement, as far as that is
+        known; after it all is as before.
         """
         session, capture = self._session, self._capture
         own = (
@@ -209,7 +211,7 @@ class Replayer:
         return ""
 
     def _differences(self, stop: Optional[OverflowDetected]) -> Iterator[str]:
-        """What is known not to be as it was when the step began."""
+        """Sentences on what is known not to be as it was when the step began."""
         session, capture = self._session, self._capture
         step = session.step
         intact = not step.update.is_partial and (step.update.count == 0 or are_skipped(step))
@@ -236,7 +238,7 @@ class Replayer:
 
     @contextmanager
     def _aside(self) -> Iterator[None]:
-        """Within it the monitor sees and counts nothing."""
+        """Sets the monitor aside within a ``with`` statement: it reads and counts nothing."""
         session = self._session
         was = session.removed
         try:
@@ -250,7 +252,7 @@ class Replayer:
 
 
 def _passing(events: Sequence[Event]) -> Iterator[str]:
-    """Of a step without a stop: what was not finite in it."""
+    """A line on a step without a stop: what was not finite in it."""
     first = min(events, key=lambda event: int(event.record["seq"]), default=None)
     if first is not None:
         line = f" ({first.line})" if first.line else ""
@@ -261,6 +263,6 @@ def _passing(events: Sequence[Event]) -> Iterator[str]:
 
 
 def _versions(batch: Any) -> dict[str, int]:
-    """Of each tensor, by its label."""
+    """The version of each tensor, by its label."""
     tensors = flatten(batch, "batch")
     return {label: tensor._version for label, tensor in tensors if not tensor.is_inference()}

@@ -94,7 +94,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Rerun:
-    """What fastcheck.rerun() found; ``str()`` of it is a report.
+    """The result of fastcheck.rerun(); ``str()`` of it is a report.
 
     ``runs``: how often this rank ran the step. ``tensors``: how many tensors of the first run were
     compared. ``differences``: those of this rank, first ones first, of the runs that are not the
@@ -164,7 +164,7 @@ def render_rerun(rerun: Rerun) -> str:
 
 
 class Trace:
-    """What one run left. ``error``: what it raised."""
+    """The trace of one run: the records of what it left. ``error``: what it raised."""
 
     def __init__(self) -> None:
         self.error = ""
@@ -176,14 +176,14 @@ class Trace:
         return len(self._rows)
 
     def add_records(self, records: np.ndarray, sites: SiteTable) -> None:
-        """Those of the monitor that observed the run."""
+        """Adds the records of the monitor that observed the run."""
         again = (records["flags"] & int(Flag.RECOMPUTE)) != 0
         for record in records[(records["depth"] >= Depth.FULL) & ~again]:
             site = sites[int(record["site"])]
             self._add(site, int(record["call"]), record, site.direction)
 
     def add_tensors(self, named: Iterable[tuple[Site, torch.Tensor]]) -> None:
-        """Those that the run has left behind. Waits for their devices."""
+        """Adds the tensors that the run has left behind. Waits for their devices."""
         by_device: dict[torch.device, list[tuple[Site, torch.Tensor]]] = {}
         for site, tensor in named:
             by_device.setdefault(tensor.device, []).append((site, tensor))
@@ -205,7 +205,7 @@ class Trace:
 
     @property
     def content(self) -> dict[_Key, tuple[int, int, int]]:
-        """What has to be the same in two runs."""
+        """The content that has to be the same in two runs."""
         return {key: _bits(record) for key, record in self._rows.items()}
 
     def difference(self, key: _Key, place: int, other: Trace, run: int) -> Difference:
@@ -234,8 +234,8 @@ def stored_tensors(
     optimizers: Sequence[torch.optim.Optimizer],
     returned: object,
 ) -> list[tuple[Site, torch.Tensor]]:
-    """What a step leaves: what it returned, gradients, the state of the optimizers, weights and
-    buffers.
+    """The tensors that a step leaves: what it returned, gradients, the state of the optimizers,
+    weights and buffers.
     """
     found: list[tuple[Site, torch.Tensor]] = []
 
@@ -460,7 +460,9 @@ _UNKNOWN = (
 
 @contextlib.contextmanager
 def set_aside(models: Sequence[torch.nn.Module], own: Optional[Session] = None) -> Iterator[None]:
-    """Within it the monitors of these models, and ``own``, see and count nothing."""
+    """Sets the monitors of these models, and ``own``, aside within a ``with`` statement: they read
+    and count nothing.
+    """
     owned = {id(parameter) for model in models for parameter in model.parameters()}
     sessions = [
         watcher.session
@@ -504,7 +506,7 @@ def _equal(first: Trace, other: Trace) -> bool:
 
 
 def _kinds(traces: Sequence[Trace]) -> list[int]:
-    """Of each run the number of the first that is equal to it."""
+    """The number, for each run, of the first that is equal to it."""
     return [next(n for n, one in enumerate(traces) if _equal(one, trace)) for trace in traces]
 
 

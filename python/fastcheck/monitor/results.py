@@ -17,7 +17,9 @@ from fastcheck.report.page.write import write_page
 
 
 def held_records(session: Session, log_is_whole: bool) -> np.ndarray:
-    """For Monitor.records(). ``log_is_whole``: the log was closed after all was written to it."""
+    """The records of Monitor.records(). ``log_is_whole``: the log was closed after all was written
+    to it.
+    """
     event_store = session.event_store
     with session.lock, event_store.lock:
         session.collect()
@@ -36,7 +38,7 @@ def write_report(
     log_is_whole: bool,
     style: str,
 ) -> None:
-    """For Monitor.report(). ``log_is_whole``: as in held_records()."""
+    """Writes the page of Monitor.report(). ``log_is_whole``: as in held_records()."""
     event_store = session.event_store
     with session.lock, event_store.lock:
         session.collect()

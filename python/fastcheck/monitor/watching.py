@@ -30,7 +30,7 @@ _SECONDS = 1.0
 
 
 def watch_options(watch: object, record: str) -> Optional[Watch]:
-    """What ``install(watch=)`` was given, as options; None: nothing is to be watched, or by default
+    """The options that ``install(watch=)`` was given; None: nothing is to be watched, or by default
     there are no numbers to watch.
 
     Raises:
@@ -67,7 +67,7 @@ def connected(watching: Optional[Watching]) -> Watching:
 
 
 class Watching(Listener):
-    """What is unusual in the records of a monitor: ``monitor.watch``.
+    """Finds what is unusual in the records of a monitor: ``monitor.watch``.
 
     Steps are judged when they are over, sixteen of them or those of a second together (with a
     callback or ``skip_above`` each by itself): on the CPU by the training thread, where the next
@@ -122,12 +122,12 @@ class Watching(Listener):
     def advice(
         self, tolerance: float = 0.001, formats: Optional[Sequence[str]] = None
     ) -> list[PrecisionAdvice]:
-        """As ``monitor.advice()``: needs ``install(record="range")``."""
+        """The result of ``monitor.advice()``: needs ``install(record="range")``."""
         return advice_of(self._session(), tolerance, formats)
 
     @property
     def warning_count(self) -> int:
-        """How many events have warned."""
+        """The number of events that have warned."""
         with self._lock:
             self._judge()
             return self._warnings
@@ -164,7 +164,7 @@ class Watching(Listener):
         return f"<fastcheck watch: {self._watcher.count} events>"
 
     def step_ended(self, step: Step, rows: Sequence[StepRow], chunks: Sequence[np.ndarray]) -> None:
-        """For Listener."""
+        """Takes in a step that is over, and judges when it is time."""
         if self._is_off:
             return
         self._waiting.append((rows, list(chunks)))
@@ -173,7 +173,7 @@ class Watching(Listener):
             self._judge()
 
     def run_ended(self) -> None:
-        """For Listener."""
+        """Judges the steps that are left."""
         self._judge()
 
     def _judge(self) -> None:
@@ -189,18 +189,18 @@ class Watching(Listener):
             self._switch_off(error)
 
     def setting_changed(self, name: str, before: Optional[float], after: float) -> None:
-        """For Listener."""
+        """Takes in a changed number of the optimizer or of clipping."""
         if not name.endswith(".lr"):  # the rows of the steps have that
             self._judge()  # it was not so in these
         self._watcher.setting(name, before, after)
 
     def noticed(self, step: int, name: str, value: float, about: str) -> None:
-        """For Listener."""
+        """Takes in a fact of the training loop."""
         if not self._is_off:
             self._watcher.noticed(step, name, value, about)
 
     def replicas_differ(self, step: int, text: str) -> None:
-        """What check_replicas() has found, and warned of: it explains a spike near it."""
+        """Takes in what check_replicas() has found, and warned of: it explains a spike near it."""
         with self._lock:
             self._watcher.replicas_differ(step)
 

@@ -58,7 +58,7 @@ class Watch:
 
 
 class ParameterDetails(NamedTuple):
-    """Of each parameter, by the number of its site."""
+    """Details of each parameter; ``parameters`` holds the numbers of their sites."""
 
     parameters: list[int]
     #: Trained, and at a learning rate that is not 0.
@@ -142,7 +142,7 @@ class UpdateWatcher:
         return look.is_certain and self._looks % UPDATES == 0
 
     def unowned_parameters(self, parameters: Sequence[StoredTensor]) -> list[StoredTensor]:
-        """Those with a gradient that no optimizer holds which has stepped or was given."""
+        """The parameters with a gradient that no optimizer holds which has stepped or was given."""
         optimizers = (*self._watches, *self._given)
         held = {key for optimizer in optimizers for key in parameter_ids(optimizer)}
         return [
@@ -456,7 +456,7 @@ class StalledWeights:
         return records[[of[number] for number in numbers if number in of]]
 
     def _is_unchanged(self, watch: Watch, gradients: np.ndarray) -> None:
-        """Most updates are like the last that was looked at closely. Is this one?"""
+        """Marks an update that is not like the last that was looked at closely, as most are."""
         counts = gradients["zero_count"]
         if len(counts) != len(watch.all_zero) or (counts >= watch.all_zero).tobytes() != watch.zero:
             watch.is_close = True
@@ -483,7 +483,9 @@ class StalledWeights:
                 table["weight"][number] = self._parameter_of.get((site.module, "weight"), -1)
 
     def _weigh_parameters(self, look: UpdateInfo, records: np.ndarray) -> None:
-        """Which have moved since the last close look."""
+        """Finds the parameters that have moved since the last close look, and warns about those
+        that stay.
+        """
         table = self._table
         chosen = np.flatnonzero(table["is_parameter"][records["site"]])
         sites, sums = records["site"][chosen], records["checksum"][chosen]
@@ -506,8 +508,8 @@ class StalledWeights:
     def _weigh_gradients(
         self, look: UpdateInfo, close: ParameterDetails, gradients: np.ndarray
     ) -> bool:
-        """Which parameters are due to move, and which lack a gradient. Whether the next update has
-        to be looked at as closely.
+        """Finds the parameters that are due to move, and those that lack a gradient. Returns
+        whether the next update has to be looked at as closely.
         """
         table = self._table
         held = np.array(close.parameters, np.int64)

@@ -23,7 +23,7 @@ def _names(case: Case, modules: Sequence[torch.nn.Module]) -> str:
 
 
 def _shared_by_rows(case: Case) -> str:
-    """What lets one row reach another on purpose, as far as modules tell."""
+    """The part that lets one row reach another on purpose, as far as modules tell."""
     if case.learned.batch_norms:
         return f"depends on the batch by design: {_names(case, case.learned.batch_norms)}"
     for module in case.model.modules():
@@ -132,7 +132,7 @@ class MicroBatches(_Rows):
 
 
 def joined(parts: Sequence[Computed], weights: Sequence[float]) -> Computed:
-    """What some parts of the rows came to, as one: rows beside each other, and weighted sums."""
+    """The results of some parts of the rows, as one: rows beside each other, and weighted sums."""
     tensors = {}
     for key, first in parts[0].tensors.items():
         held = [part.tensors[key] for part in parts if key in part.tensors]
@@ -280,7 +280,7 @@ class Packed(_Rows):
         return case.compute(batch, sites=sites)
 
     def _as_packed(self, case: Case, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """In rows still, with the targets and the segments that it has when packed."""
+        """A tensor in rows still, with the targets and the segments that it has when packed."""
         given = case.given
         if name == given.named(_SEGMENTS):
             numbers = torch.arange(1, given.rows + 1).to(tensor)[:, None].expand_as(tensor)

@@ -22,7 +22,9 @@ from .torch_calls import Calls, seen_checkpoints, within, without_dropout_of_rec
 
 
 class Layout:
-    """Where a tensor has the rows of the batch: the dimension, and how many entries each has."""
+    """The place where a tensor has the rows of the batch: the dimension, and how many entries each
+    has.
+    """
 
     def __init__(self, shapes: tuple[torch.Size, torch.Size], counts: tuple[int, int]) -> None:
         full, fewer = shapes
@@ -47,8 +49,8 @@ class Layout:
 
 @dataclass
 class Settings:
-    """How a computation is made. ``noise``: which perturbation of the weights is in force, 0 for
-    none, and ``ulps`` its size. ``dropout``: whether dropout is left in. ``seed``: of the
+    """The settings of a computation. ``noise``: which perturbation of the weights is in force, 0
+    for none, and ``ulps`` its size. ``dropout``: whether dropout is left in. ``seed``: of the
     generators, in place of their kept state. ``reads_late``: gradients are read before the update,
     or after the step: those of ranks are reduced after they were accumulated. ``learns``: what the
     step calls is noted.
@@ -113,7 +115,7 @@ class Case:
         self.settings, self.learned.checkpoints = Settings(), len(calls)
 
     def find_layouts(self, sites: bool = False) -> None:
-        """Where the rows are in each tensor: by a computation with one row less."""
+        """Finds where the rows are in each tensor, by a computation with one row less."""
         if self.given.rows < 2:
             return
         self.layouts = {}
@@ -254,7 +256,7 @@ class Case:
 
 
 def _drawn() -> tuple[Any, ...]:
-    """What changes where a random number is drawn on the host."""
+    """The state that changes where a random number is drawn on the host."""
     kept = Generators().to_dict()
     own = [kept["torch"], *(state for states in kept["devices"].values() for state in states)]
     return [bytes(state.numpy()) for state in own], kept["numpy"][2], kept["python"]

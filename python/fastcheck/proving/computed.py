@@ -24,7 +24,7 @@ def is_site(key: Key) -> bool:
 
 @dataclass
 class Computed:
-    """What one computation of the step came to.
+    """The results of one computation of the step.
 
     ``tensors`` in the order of the computation. ``rows``: which of them have the rows of the batch
     in their first dimension.
@@ -34,8 +34,8 @@ class Computed:
     rows: set[Key] = field(default_factory=set)
 
     def map_rows(self, change: Callable[[torch.Tensor], Optional[torch.Tensor]]) -> Computed:
-        """With ``change`` made of each tensor that has rows, and without those for which it returns
-        None, or whose rows are not known.
+        """The results with ``change`` made of each tensor that has rows, and without those for
+        which it returns None, or whose rows are not known.
         """
         changed = {k: change(t) if k in self.rows else t for k, t in self.tensors.items()}
         kept = [k for k in changed if k in self.rows or not is_of_rows(k)]

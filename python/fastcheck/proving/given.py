@@ -44,7 +44,9 @@ class Given:
 
     @staticmethod
     def real_value(mask: torch.Tensor) -> Optional[int]:
-        """What stands for a real token: a row's first or last token is one in every row."""
+        """The value that stands for a real token: a row's first or last token is one in every
+        row.
+        """
         first, last = (set(mask[:, i].int().tolist()) for i in (0, -1))
         if len(first) == len(last) == 1 and first != last:
             return 1

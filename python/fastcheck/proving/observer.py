@@ -25,8 +25,8 @@ _COARSE = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 @dataclass
 class Learned:
-    """What a step calls. ``call``: the last call of the model itself. ``batch_norms``: those that
-    normalise by the batch. ``dtype``: the coarsest format that a module returned.
+    """A summary of what a step calls. ``call``: the last call of the model itself. ``batch_norms``:
+    those that normalise by the batch. ``dtype``: the coarsest format that a module returned.
     """
 
     dtype: torch.dtype = torch.float32
@@ -103,7 +103,7 @@ class Observer:
                 handle.remove()
 
     def called(self, function: Any, args: tuple[Any, ...], returned: Any) -> None:
-        """What a function returned within the module that is looked into."""
+        """Takes in what a function returned within the module that is looked into."""
         looked_into = self._looked_into
         if looked_into is None or not self._inside or self._inside[-1] != looked_into.path:
             return
@@ -179,13 +179,15 @@ class Observer:
 
 
 def _whole(tensor: Any) -> torch.Tensor:
-    """Its values; those of a DTensor, from all ranks."""
+    """The values of a tensor; those of a DTensor, from all ranks."""
     gather = getattr(tensor, "full_tensor", None)
     return (tensor if gather is None else gather()).detach()  # type: ignore[no-any-return]
 
 
 def _line() -> str:
-    """Where the program called: the innermost frame that is neither torch's nor fastcheck's."""
+    """The line where the program called: the innermost frame that is neither torch's nor
+    fastcheck's.
+    """
     frame = sys._getframe(1)
     while frame.f_back is not None:
         package = str(frame.f_globals.get("__name__")).partition(".")[0]

@@ -58,8 +58,8 @@ class Relation:
         return case.map_batch(lambda _, tensor: tensor.detach().clone())
 
     def back(self, case: Case, computed: Computed) -> Computed:
-        """What was computed, in the form of the step as it is. The tensors whose keys are in
-        ``computed.rows`` have the rows of the batch in their first dimension.
+        """The results of the computation in the form of the step as it is. The tensors whose keys
+        are in ``computed.rows`` have the rows of the batch in their first dimension.
         """
         return computed
 
@@ -68,7 +68,7 @@ class Relation:
         return base
 
     def note(self, case: Case) -> str:
-        """What was seen beside the score."""
+        """A note on what was seen beside the score."""
         return ""
 
     def run(self, case: Case, base: Computed, sites: bool = False) -> Computed:

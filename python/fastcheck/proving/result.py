@@ -70,7 +70,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Proof:
-    """What fastcheck.prove() found; ``str()`` of it is a table, and it is true when no relation
+    """The result of fastcheck.prove(); ``str()`` of it is a table, and it is true when no relation
     differs.
 
     ``outcomes``: one for each relation. ``subject``: model, batch and format. ``seconds``: of all.

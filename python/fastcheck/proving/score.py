@@ -75,7 +75,7 @@ class Floor:
         return distance / floor if floor > 0.0 else float("inf")
 
     def scores(self, other: Computed, base: Computed, kinds: tuple[str, ...]) -> dict[Key, float]:
-        """Of every tensor of these kinds that both computations have."""
+        """The score of every tensor of these kinds that both computations have."""
         found = {}
         for key in {**base.tensors, **other.tensors}:
             ours, theirs = base.tensors.get(key), other.tensors.get(key)
@@ -110,7 +110,7 @@ class Floor:
 
 
 def ulps_of(case: Case, relation: Relation) -> float:
-    """By how many ulps the weights move for the noise of this relation."""
+    """The number of ulps by which the weights move for the noise of this relation."""
     return 4 * case.far if relation.is_exact else 1.0
 
 

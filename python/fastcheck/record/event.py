@@ -36,7 +36,7 @@ class Event:
     inputs: tuple[tuple[str, int], ...] = ()
 
     def _repr_html_(self) -> str:
-        """For notebooks: the place, the numbers of the record, and the reason. Never raises."""
+        """HTML for notebooks: the place, the record's numbers, and the reason. Never raises."""
         return guarded_html(self, lambda: _event_html(self))
 
 

@@ -50,7 +50,7 @@ class Share(NamedTuple):
 
 
 class Exponents:
-    """How the magnitudes of a tensor are spread over binades; ``+`` adds those of another reading.
+    """The distribution of a tensor's magnitudes over binades; ``+`` adds those of another reading.
 
     The histograms are NumPy arrays of 64 counts (int64). Bin j of ``elements`` counts magnitudes
     in ``(2**(top - j - 1), 2**(top - j)]``; the last bin all that are smaller. Complex tensors are
@@ -111,14 +111,14 @@ class Exponents:
         return self._bins(_ELEMENTS)
 
     def maxima(self, block: int = 32) -> np.ndarray:
-        """How many blocks (of 32 or 16) have their largest magnitude in ``[2**(block_top - j),
-        2**(block_top - j + 1))``, by j; blocks of zeros are left out.
+        """The number of blocks (of 32 or 16) that have their largest magnitude in ``[2**(block_top
+        - j), 2**(block_top - j + 1))``, by j; blocks of zeros are left out.
         """
         return self._bins(_MAXIMA[_checked_block(block)])
 
     def below(self, block: int = 32) -> np.ndarray:
-        """How many elements are so many binades below the maximum of their block: with ``m`` the
-        largest power of two up to it, in ``(m * 2**-j, m * 2**(1 - j)]``.
+        """The number of elements that are so many binades below the maximum of their block: with
+        ``m`` the largest power of two up to it, in ``(m * 2**-j, m * 2**(1 - j)]``.
         """
         return self._bins(_BELOW[_checked_block(block)])
 
@@ -207,7 +207,7 @@ class Exponents:
         return self._share(max(small[0] - lost[1], 0), small[1] - lost[0])
 
     def _up_to(self, limit: float) -> tuple[int, int]:
-        """How many magnitudes are at most ``limit``: at least, and at most."""
+        """The number of magnitudes of at most ``limit``: at least, and at most."""
         lower, upper = self._limits()
         least, most = self.elements[upper <= limit].sum(), self.elements[lower < limit].sum()
         return int(least), int(most)
@@ -232,7 +232,7 @@ class Exponents:
         return self._share(lost, lost + tiny * found.block)
 
     def _limits(self) -> tuple[np.ndarray, np.ndarray]:
-        """Of the elements' bins: what all are above, and up to where they go."""
+        """The limits of the elements' bins: what all are above, and up to where they go."""
         with np.errstate(over="ignore", under="ignore"):
             upper = np.ldexp(1.0, self.top - np.arange(EXPONENT_BINS))
             lower = upper / 2

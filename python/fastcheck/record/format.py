@@ -90,7 +90,9 @@ def offset_of(field: str) -> int:
 
 
 class Depth(enum.IntEnum):
-    """How much of a record is computed; a field that the depth does not cover is zero bytes."""
+    """The part of a record that is computed; a field that the depth does not cover is zero
+    bytes.
+    """
 
     HEALTH = 1  #: the eight counts
     STATS = 2  #: and min, max, sum, abs_sum, sum_sq
@@ -113,7 +115,7 @@ ORDERS = {order.name.lower(): order for order in Order}
 
 
 class DeviceMode(enum.IntEnum):
-    """How the device stores a result that is out of the format's range."""
+    """The way in which the device stores a result that is out of the format's range."""
 
     IEEE = 0
     SATURATING = 1
@@ -192,7 +194,7 @@ def extremes(record: np.void) -> tuple[float, float]:
 
 
 def nonfinite(records: np.ndarray) -> np.ndarray:
-    """Which of these records hold a NaN or an infinity, as a boolean array."""
+    """A boolean array of the records that hold a NaN or an infinity."""
     counts = records["nan_count"] + records["posinf_count"] + records["neginf_count"]
     found: np.ndarray = counts != 0
     return found
@@ -204,8 +206,8 @@ def is_nonfinite(record: np.void) -> bool:
 
 
 def overflowed(records: np.ndarray) -> np.ndarray:
-    """Which of these records show an overflow: nonfinite() or, of a device that saturates, holding
-    its dtype's largest finite magnitude. A boolean array.
+    """A boolean array of the records that show an overflow: nonfinite() or, of a device that
+    saturates, holding its dtype's largest finite magnitude.
     """
     saturating = records["device_mode"] == int(DeviceMode.SATURATING)
     found: np.ndarray = nonfinite(records) | (saturating & (records["saturated_count"] != 0))

@@ -1,4 +1,4 @@
-"""Which format a tensor may be stored in, from the exponents of its readings."""
+"""Advice on the format that a tensor may be stored in, from the exponents of its readings."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _BITS = {
 
 @dataclass(frozen=True)
 class PrecisionAdvice:
-    """What the readings of one tensor allow. Its range alone: rounding is not judged.
+    """The formats that the readings of one tensor allow. Only its range is judged, not rounding.
 
     ``format`` is the narrowest format that loses at most the tolerated share, ``dtype`` itself
     where there is none. ``scale``: the power of two to multiply by before rounding; 1 for bfloat16
@@ -87,8 +87,8 @@ class PrecisionAdvice:
 def advice_from_lines(
     lines: Iterable[Mapping[str, Any]], tolerance: float = 0.001
 ) -> list[PrecisionAdvice]:
-    """Of the lines of a log, each with its Site; a site of several ranks is added up. What is no
-    such line is left out.
+    """The advice from the lines of a log, each with its Site; a site of several ranks is added up.
+    Anything that is no such line is left out.
     """
     found: dict[Site, PrecisionAdvice] = {}
     for line in lines:

@@ -413,7 +413,7 @@ def words_of(raw: bytes) -> list[int]:
 
 
 def chain_term(identity: int, chain: list[int]) -> dict[str, int]:
-    """What one chain adds to either half."""
+    """The terms that one chain adds to either half."""
     state = {}
     for half, k in HALVES.items():
         h = (k["S"] + (identity & MASK32) * k["P"] + (identity >> 32) * k["Q"]) & MASK32

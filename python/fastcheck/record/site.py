@@ -188,7 +188,7 @@ _COMPONENTS = np.array([info.components for info in DTYPES])
 
 
 def is_valid(records: np.ndarray) -> np.ndarray:
-    """Which of these records can have been written by this version, as a boolean array.
+    """A boolean array of the records that can have been written by this version.
 
     Checked are the fields that index or size something, and that the counts fit each other. A
     flipped bit of a value or a checksum can't be told from another value.

@@ -178,7 +178,7 @@ _IS_UNSIGNED = np.array([info.kind == "u8" for info in DTYPES])
 
 
 def component_counts(records: np.ndarray) -> np.ndarray:
-    """Of each record, how many counted components its tensor has: two per complex element."""
+    """The number of counted components of each record's tensor: two per complex element."""
     counts: np.ndarray = records["numel"] * _COMPONENTS[records["dtype"]]
     return counts
 

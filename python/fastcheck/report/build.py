@@ -79,7 +79,7 @@ def with_maker(report: StopReport, made: Optional[MadeBy]) -> StopReport:
 def argument_records(
     records: Records, culprit: Event, sites: Union[SiteTable, Mapping[int, Site]]
 ) -> Evidence:
-    """What the culprit's operator read, under the names of its arguments."""
+    """The records of what the culprit's operator read, under the names of its arguments."""
     found: Evidence = []
     for name, seq in culprit.inputs:
         record = records.find(seq)

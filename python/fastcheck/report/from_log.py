@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def report_from_log(view: LogView, event: Optional[Event], style: str) -> Optional[StopReport]:
-    """None without a counted event."""
+    """The report of a stop from its log; None without a counted event."""
     if event is None or not event.counted:
         return None
     records = _LogRecords(view.records[view.ranks == event.rank])

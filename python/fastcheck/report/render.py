@@ -246,7 +246,7 @@ def render(
 
 
 def headline(report: StopReport) -> str:
-    """What was found, where and at which step, in one sentence."""
+    """One sentence on what was found, where and at which step."""
     return printable(_headline(report, statistics_of(report.culprit.record)))
 
 

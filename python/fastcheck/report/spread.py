@@ -51,7 +51,7 @@ def harmless(events: Sequence[Event], style: str, width: int) -> list[str]:
 
 
 def pending_lines(events: Sequence[Event], style: str, width: int) -> list[str]:
-    """What was not decided: the place, what is not finite, and why it would count."""
+    """Lines on what was not decided: the place, what is not finite, and why it would count."""
     lines: list[str] = []
     for event in events[:_PLACES]:
         place = tensor_place(event.site, int(event.record["call"]), style)

@@ -98,7 +98,7 @@ def summary(
 
 
 def count_warnings(count: int) -> str:
-    """In words."""
+    """The number of warnings in words."""
     return f"{count:,} warning{'' if count == 1 else 's'} of the watch"
 
 
@@ -145,7 +145,7 @@ _SHOWN = 10
 
 
 def unread_lines(rows: Sequence[UnreadOp], width: int) -> list[str]:
-    """As lines for a person; none for no rows."""
+    """The rows as lines for a person; none for no rows."""
     lines = []
     for row in rows[:_SHOWN]:
         times = "1 call" if row.calls == 1 else f"{row.calls:,} calls"

@@ -43,7 +43,7 @@ class Trend:
 
     @property
     def growth(self) -> float | None:
-        """How many times larger abs max was at the last healthy record than at the first."""
+        """The ratio of abs max at the last healthy record to that at the first."""
         first, last = self.first_abs_max, self.last_abs_max
         if first is None or last is None or first <= 0 or len(self.healthy) < 2:
             return None
@@ -55,7 +55,7 @@ class Trend:
 
     @property
     def has_exploded(self) -> bool:
-        """It grew beyond what a healthy run does in the steps that are held."""
+        """Whether it grew beyond what a healthy run does in the steps that are held."""
         return self.growth is not None and self.growth >= EXPLODED
 
     @property
@@ -126,7 +126,9 @@ class Trend:
         return [float(r.zero_count) for r in self.readings]
 
     def picks(self, rows: int) -> list[int]:
-        """Which readings the table shows: the first, some between, and the last few."""
+        """The indices of the readings that the table shows: the first, some between, and the last
+        few.
+        """
         count = len(self.readings)
         if count <= rows:
             return list(range(count))

@@ -105,9 +105,9 @@ _NO_NUMBERS = (
 
 
 def environment() -> dict[str, Any]:
-    """What could explain a difference between two runs: versions, hardware, torch's switches (TF32,
-    deterministic algorithms, attention backends, reduced precision), threads, and the environment
-    variables that kernels and libraries read.
+    """Everything that could explain a difference between two runs: versions, hardware, torch's
+    switches (TF32, deterministic algorithms, attention backends, reduced precision), threads, and
+    the environment variables that kernels and libraries read.
 
     Returns plain dictionaries, ready for ``json.dump``; compare() takes two of them, or their
     files. ``where`` holds the machine, the time and torch's seed; it is never compared.
@@ -287,7 +287,7 @@ def _variables() -> dict[str, str]:
 
 
 def _ask(read: Optional[Callable[[], Any]]) -> Any:
-    """None where this torch, or this machine, has no such thing."""
+    """The answer of ``read``; None where this torch, or this machine, has no such thing."""
     try:
         return None if read is None else read()
     except Exception:  # a missing attribute, a failing driver, a new rule of torch's

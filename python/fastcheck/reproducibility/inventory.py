@@ -70,7 +70,7 @@ def inventory(model: torch.nn.Module, optimizer: Optimizers = None) -> dict[str,
 def describe_optimizer(
     optimizer: torch.optim.Optimizer, names: Mapping[int, str]
 ) -> dict[str, Any]:
-    """Its type and groups. ``names``: of parameters, by ``id()``."""
+    """The type and the groups of an optimizer. ``names``: of parameters, by ``id()``."""
     groups = []
     for group in optimizer.param_groups:
         described = {key: _plain(value) for key, value in group.items() if key != "params"}

@@ -50,7 +50,7 @@ def placement(modules: Iterable[torch.nn.Module]) -> dict[str, Any]:
 
 
 def _attempt(function: Any, *arguments: Any) -> Any:
-    """What it returns; None where it raises, as other libraries' functions may."""
+    """Returns what a function returns; None where it raises, as other libraries' functions may."""
     try:
         return function(*arguments)
     except Exception:

@@ -75,7 +75,7 @@ class Segment:
 
     @property
     def used(self) -> int:
-        """How many rows are copied."""
+        """The number of rows that are copied."""
         return self.cursor.slot
 
     def use_on(self, stream: Any) -> None:
@@ -267,7 +267,9 @@ class Rows(NamedTuple):
 
 
 class DeviceRing:
-    """Not thread-safe but for take(): the caller holds the session's lock."""
+    """Segments of records in a device's memory, and their copies to the host. Not thread-safe but
+    for take(): the caller holds the session's lock.
+    """
 
     def __init__(
         self,
@@ -394,7 +396,7 @@ class DeviceRing:
         ]
 
     def new_graph_slots(self) -> GraphSlots:
-        """For a graph whose capture has begun."""
+        """Slots for a graph whose capture has begun."""
         return GraphSlots(self._streams, self.backend, self._depth)
 
     @property
@@ -621,7 +623,7 @@ class GraphSlots:
 
 
 class GraphCopy(Segment):
-    """What the slots of a graph hold after one of its replays, and the mirror of that."""
+    """A copy of what the slots of a graph hold after one of its replays, and the mirror of that."""
 
     def __init__(self, slots: GraphSlots, pool: deque[Segment]) -> None:
         super().__init__(slots.streams, 1 + len(slots.identities))

@@ -181,7 +181,9 @@ def identity_of(code: int) -> tuple[int, int]:
 
 
 class HookReader(Protocol):
-    """Not thread-safe: the caller holds the session's lock."""
+    """Reads tensors in hooks into the slots of a ring. Not thread-safe: the caller holds the
+    session's lock.
+    """
 
     def read(
         self,
@@ -201,8 +203,8 @@ class HookReader(Protocol):
         """
 
     def add_device(self, tensor: torch.Tensor, /) -> None:
-        """Tensors on this tensor's type of device can be read from now on. The CPU needs no
-        call.
+        """Lets tensors on this tensor's type of device be read from now on. Not needed for the
+        CPU.
         """
 
 

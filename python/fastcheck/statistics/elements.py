@@ -26,7 +26,8 @@ for _name in ("float8_e4m3fn", "float8_e5m2"):
 
 @dataclass(frozen=True)
 class Elements:
-    """Over the elements that are finite on both sides, ``a`` the actual ones, ``b`` the reference:
+    """Measures over the elements that are finite on both sides, ``a`` the actual ones, ``b`` the
+    reference:
 
     cosine          a.b / (||a|| ||b||); 1 for two tensors of zeros
     max_abs         max |a - b|

@@ -249,7 +249,7 @@ def found_nonfinite(tensors: Union[torch.Tensor, Iterable[torch.Tensor]]) -> tor
 
 
 def exponents(x: torch.Tensor, *, order: str = "storage") -> Exponents:
-    """How many elements of a tensor are in each binade, read where the tensor lies: which share of
+    """Counts the elements of a tensor in each binade, read where the tensor lies: which share of
     them a narrower format would lose, at any scale.
 
     The same counts on every device. Where a kernel is compiled for the device it reads the tensor

@@ -226,7 +226,7 @@ class Stats:
         return ", ".join(parts) + ")"
 
     def _repr_html_(self) -> str:
-        """For notebooks: every field. Fetches the record, as repr() does; never raises."""
+        """HTML for notebooks: every field. Fetches the record, as repr() does; never raises."""
         return guarded_html(self, lambda: _stats_html(self))
 
     @property
@@ -280,7 +280,7 @@ class StatsList(Sequence[Stats]):
         return "[" + ",\n ".join(map(repr, self)) + "]"
 
     def _repr_html_(self) -> str:
-        """For notebooks: a row for each of the first tensors. One fetch; never raises."""
+        """HTML for notebooks: a row for each of the first tensors. One fetch; never raises."""
         return guarded_html(self, lambda: _list_html(self))
 
 

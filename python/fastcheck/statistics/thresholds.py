@@ -55,8 +55,8 @@ _NAMES = [info.name for info in DTYPES]
 
 
 def make_thresholds(given: Optional[Mapping[str, float]] = None) -> list[Threshold]:
-    """By dtype code. ``given`` sets the ``error`` of some dtypes; ``largest`` follows in
-    proportion.
+    """The thresholds by dtype code. ``given`` sets the ``error`` of some dtypes; ``largest``
+    follows in proportion.
 
     Raises ConfigError for an unknown dtype or a number below 0.
     """
@@ -91,5 +91,5 @@ BY_COARSENESS = np.array([_ERRORS.index(error) for error in _ORDERED])
 
 
 def coarser_of(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """By pair, the dtype code with the larger threshold: it applies to a pair of such tensors."""
+    """The dtype code, by pair, with the larger threshold: it applies to a pair of such tensors."""
     return np.where(COARSENESS[left] >= COARSENESS[right], left, right)

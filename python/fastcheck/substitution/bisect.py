@@ -31,7 +31,7 @@ _BY: dict[str, Callable[[CallName], str]] = {
 
 @dataclass(frozen=True)
 class Bisection:
-    """What bisect() has found.
+    """The result of bisect().
 
     ``culprits``: the names which have to be computed elsewhere, all of them and no others; empty
     where computing everything elsewhere does not help. ``before``: the metric of the run as it is;

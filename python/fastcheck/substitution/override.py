@@ -90,8 +90,8 @@ def override(
 
 
 class Override:
-    """What override() returns, and what bisect() hands to its ``run``. May be entered again, once
-    it was left; counts go on.
+    """A section in which operators are computed elsewhere: override() returns one, and bisect()
+    hands one to its ``run``. May be entered again, once it was left; counts go on.
     """
 
     def __init__(

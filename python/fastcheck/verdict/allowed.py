@@ -17,7 +17,7 @@ _NEVER = frozenset(("param", "param_grad", "optimizer_state", "loss", "grad_norm
 
 
 class Allowance:
-    """What allow_nonfinite() returns: in effect until remove(), or for a ``with`` block."""
+    """An allowance of allow_nonfinite(): in effect until remove(), or for a ``with`` block."""
 
     def __init__(self, module: str, tensor: str, reason: str) -> None:
         self.module = module
@@ -54,7 +54,7 @@ class Told(Protocol):
     """A session at work."""
 
     def allow(self, allowances: list[Allowance]) -> None:
-        """These hold from now on; what was observed until now was under others."""
+        """Lets these allowances hold from now on; what was observed until now was under others."""
 
 
 _allowances: list[Allowance] = []
@@ -62,12 +62,12 @@ _sessions: weakref.WeakSet[Told] = weakref.WeakSet()
 
 
 def allowances() -> list[Allowance]:
-    """Those that hold now."""
+    """The allowances that hold now."""
     return list(_allowances)
 
 
 def tell_allowances(session: Told) -> None:
-    """From now on its ``allow`` is called when an allowance comes or goes."""
+    """Calls the session's ``allow``, from now on, when an allowance comes or goes."""
     _sessions.add(session)
 
 
@@ -77,8 +77,8 @@ def _tell() -> None:
 
 
 def allow_nonfinite(module: str = "", tensor: str = "*", *, reason: str) -> Allowance:
-    """From now on NaNs and infinities in these tensors are no events: missing labels, a batch whose
-    gaps the model fills in, the inside of a module that imputes, a metric of an empty class.
+    """Lets NaNs and infinities in these tensors be no events from now on: missing labels, a batch
+    whose gaps the model fills in, the inside of a module that imputes, a metric of an empty class.
 
     Where they get out of what is covered, or into the loss or a gradient of a parameter, is an
     event as ever. At op level the tensors are those that operators make; benign() is for an
@@ -113,6 +113,6 @@ def allow_nonfinite(module: str = "", tensor: str = "*", *, reason: str) -> Allo
 
 
 def why_allowed(site: Site, among: Iterable[Allowance]) -> Optional[str]:
-    """Why tensors of this site may be non-finite; None: they may not."""
+    """The reason why tensors of this site may be non-finite; None: they may not."""
     found = next((one for one in among if one.covers(site)), None)
     return None if found is None else f"allowed by allow_nonfinite(): {found.reason}"

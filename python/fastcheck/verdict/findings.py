@@ -1,4 +1,4 @@
-"""What is known of each non-finite record of a step while its verdict is open: a Finding, with one
+"""The findings of a step: a Finding for each non-finite record while its verdict is open, with one
 State, which Findings alone changes.
 
     NEW ---> FINAL                   decided at once
@@ -53,7 +53,9 @@ _GRADIENTS = frozenset({"grad_input", "grad_output", "param_grad", "grad_norm"})
 
 
 class State(enum.Enum):
-    """How far a finding is decided; see the diagram above. With each the verdict meanwhile."""
+    """The state of decision of a finding; see the diagram above. With each the verdict
+    meanwhile.
+    """
 
     NEW = 0, Verdict.NONE
     DOUBTFUL = 1, Verdict.UNRESOLVED
@@ -81,7 +83,7 @@ CONFIRMED = frozenset({Verdict.ORIGIN, Verdict.ARRIVED, Verdict.PROPAGATED})
 
 
 class Outcome(NamedTuple):
-    """What an undecided finding becomes if it turns out to matter."""
+    """The outcome of an undecided finding if it turns out to matter."""
 
     verdict: Verdict
     reason: str
@@ -117,7 +119,7 @@ def tensors_of(entry: Any, bad: Records) -> list[tuple[int, str]]:
 
 
 class Uses:
-    """What has made a finding, and what has read it: operators, at op level, and modules."""
+    """The operators, at op level, and modules that have made a finding, or read it."""
 
     def __init__(self) -> None:
         # A module read it and returned finite values: it did no harm there.
@@ -142,8 +144,8 @@ class Uses:
 
 
 class Blame(NamedTuple):
-    """Where a finding is said to be. ``call``: whose inputs and parameters explain it; None where
-    nothing observed was read to make it.
+    """The place where a finding is said to be. ``call``: whose inputs and parameters explain it;
+    None where nothing observed was read to make it.
     """
 
     site: int
@@ -247,7 +249,7 @@ class Finding:
 
     @property
     def mask_reason(self) -> str:
-        """Why a finding with only_neginf is no event yet."""
+        """The reason why a finding with only_neginf is no event yet."""
         if self.is_saturated:
             return "all that saturated is negative, as in a mask"
         return "its only non-finite values are -Inf"
@@ -260,14 +262,14 @@ class Finding:
     # The state
 
     def stand(self, state: State, verdict: Verdict) -> None:
-        """For Findings: it is in this state now, and meanwhile has this verdict."""
+        """Sets the state, and the verdict that it has meanwhile. For Findings alone."""
         is_concluded = state is State.FINAL and self.state.by_consequence
         self.state = State.CONCLUDED if is_concluded else state
         self.verdict = verdict
 
     @property
     def is_tentative(self) -> bool:
-        """It may be a mask, or nothing was made of it yet."""
+        """Whether it may be a mask, or nothing was made of it yet."""
         return self.verdict is Verdict.UNRESOLVED and not self.is_gradient
 
     @property
@@ -290,7 +292,9 @@ class Finding:
         return finding
 
     def detach(self) -> None:
-        """Its step has ended: of what it follows from only the root stays in memory."""
+        """Lets go of what is held when its step has ended: of what it follows from only the root
+        stays in memory.
+        """
         root = self.root
         self.cause = None if root is self else root
         # A weight is read in every step: what is made of it would never go.
@@ -347,12 +351,12 @@ class Findings:
 
     @staticmethod
     def roots_of(findings: list[Finding]) -> list[Finding]:
-        """Where these began, each once, earliest first."""
+        """The roots of these findings, where they began, each once, earliest first."""
         roots = {id(root): root for root in (finding.root for finding in findings)}
         return sorted(roots.values(), key=lambda finding: finding.position)
 
     def pending_from(self, root: Finding) -> list[Finding]:
-        """What is pending and follows from ``root``."""
+        """The findings that are pending and follow from ``root``."""
         return [f for f in self.all if f.state.is_pending and f is not root and f.root is root]
 
     @property
@@ -405,7 +409,9 @@ class Findings:
         self.hold(finding, State.SCALED, reason, then, cause)
 
     def release(self, finding: Finding, clause: str = "") -> None:
-        """It matters: ``then`` comes true, where it was not decided. ``clause`` ends the reason."""
+        """Decides a finding that matters: ``then`` comes true, where it was not decided. ``clause``
+        ends the reason.
+        """
         verdict, reason = finding.verdict, finding.reason
         if finding.then is not None and (finding.state.is_undecided or finding.state.is_pending):
             verdict, reason = finding.then

@@ -54,13 +54,13 @@ _BETWEEN = ("grad_input", "grad_output")
 
 
 def was_finite(role: str, step: int) -> str:
-    """Why a stored tensor, last seen finite in ``step``, is an event."""
+    """The reason why a stored tensor, last seen finite in ``step``, is an event."""
     when = "when it was read in" if role == "buffer" else "just before the update of"
     return f"it was finite {when} step {step}, and is not any more"
 
 
 def harm(findings: Findings, root: Finding, harmed: Finding) -> str:
-    """How ``harmed`` shows that an undecided finding did harm."""
+    """A clause on how ``harmed`` shows that an undecided finding did harm."""
     site = findings.sites[harmed.site]
     where = site.tensor_name if site.role == "loss" else str(site)
     what = "its -Inf" if root.only_neginf else "it"
@@ -143,7 +143,7 @@ class ModuleRules:
         self._judge_forward(finding, related, None, parent.node, Outcome(verdict, reason))
 
     def _recomputed(self, finding: Finding, entry: Recomputed) -> None:
-        """Its first run was judged."""
+        """Judges a finding of a recomputed call, whose first run was judged."""
         reason = (
             f"{entry.call.node.name} was recomputed in backward (activation checkpointing): its "
             "first run counts"
@@ -159,7 +159,7 @@ class ModuleRules:
             self.findings.decide(finding, *then)
 
     def _named(self, finding: Finding, entry: Named) -> None:
-        """It is judged like the input of a module, in the place where it was named."""
+        """Judges a named tensor like the input of a module, in the place where it was named."""
         seq, call = entry.seq, entry.call
         finding.blamed = Blame(finding.site, call.parent)
         if call.is_recompute:
@@ -278,7 +278,7 @@ class ModuleRules:
             self._reach(unread, "what the model returned was not read")
 
     def _loss(self, finding: Finding, entry: Loss) -> None:
-        """In a loss, -Inf is no mask."""
+        """Judges a loss, in which -Inf is no mask."""
         confirmed = self.findings.first_confirmed
         tentative = self._pending_gradient() or self._promotable(self.findings.all[:-1])
         if confirmed is not None:
@@ -302,8 +302,8 @@ class ModuleRules:
     # Parameters and buffers
 
     def _first_stored(self, node: ModuleNode, triggered_by: Finding) -> Optional[Finding]:
-        """In the middle of a verdict: the first non-finite thing that a module and its submodules
-        store, if there is one.
+        """The first non-finite thing that a module and its submodules store, if there is one, in
+        the middle of a verdict.
         """
         first: Optional[Finding] = None
         for record, role in self._step.read_stored(node):
@@ -477,7 +477,7 @@ class ModuleRules:
             self.findings.decide(finding, *then, earlier)
 
     def _earlier(self) -> Optional[Finding]:
-        """What a gradient follows from."""
+        """The finding that a gradient follows from."""
         return self.findings.first_confirmed or self.findings.first_scaled
 
     def _blame(self, finding: Finding, token: int) -> tuple[Optional[Call], str]:
@@ -553,8 +553,9 @@ class ModuleRules:
         return Outcome(Verdict.ORIGIN, reason)
 
     def _harmful_to(self, finding: Finding) -> Optional[Finding]:
-        """What was read in this step and did no harm until it became a part of this gradient of a
-        parameter: something in the batch, or a -Inf that its module has read (times 0 it is NaN).
+        """The finding that was read in this step and did no harm until it became a part of this
+        gradient of a parameter: something in the batch, or a -Inf that its module has read (times 0
+        it is NaN).
         """
         tentative = [f for f in self.findings.all if f.is_tentative]
         held = next((f for f in tentative if self._is_held(f)), None)
@@ -589,7 +590,9 @@ class ModuleRules:
         return [f for f in self._read_by(call) + made if f is not besides]
 
     def _met_by(self, call: Call) -> list[Finding]:
-        """What was made in the call, and what is pending among what it read."""
+        """The findings that were made in the call, and those that are pending among what it
+        read.
+        """
         made = [f for f in self.findings.all if f.call and call in (f.call, f.call.parent)]
         return made + [f for f in self._read_by(call) if f.state.is_pending]
 
@@ -601,7 +604,7 @@ class ModuleRules:
     def _promotable(
         self, candidates: Iterable[Finding], made_by: Optional[Call] = None
     ) -> Optional[Finding]:
-        """Where the first unresolved -Inf that may have done harm began; not one that is a mask or
+        """The root of the first unresolved -Inf that may have done harm; not one that is a mask or
         was absorbed.
 
         The backward of the very module that made a -Inf is harmed by it even if later modules
@@ -620,7 +623,7 @@ class ModuleRules:
         return None
 
     def _promote(self, tentative: Finding, by: Finding) -> None:
-        """It did harm to ``by``."""
+        """Decides a tentative finding that did harm to ``by``."""
         stored = None if tentative.state.by_consequence else self._stored_cause(tentative)
         if tentative.state.by_consequence:
             self._reach([tentative], self._it_reached(by))
@@ -650,11 +653,11 @@ class ModuleRules:
         return not self._is_strict and not finding.is_saturated
 
     def _pend(self, finding: Finding, then: Outcome, cause: Optional[Finding] = None) -> None:
-        """Its consequences decide, or those of ``cause``, which it follows from."""
+        """Leaves a finding to its consequences, or to those of ``cause``, which it follows from."""
         self.findings.hold(finding, State.PENDING, _WAITS, then, cause)
 
     def _suspects(self, among: Iterable[Finding]) -> list[Finding]:
-        """Where what is pending among these began, earliest first, but for what is at a site at
+        """The roots of what is pending among these, earliest first, but for what is at a site at
         which it came to nothing in an earlier step.
         """
         known = self.findings.memory.harmless
@@ -664,8 +667,8 @@ class ModuleRules:
     def _pending_cause(
         self, related: Sequence[Finding], read: Sequence[Finding]
     ) -> Optional[Finding]:
-        """Which of these a finding follows from. ``read``: what its module read; ``related``: that,
-        and what was made within the module.
+        """The one of these that a finding follows from. ``read``: what its module read;
+        ``related``: that, and what was made within the module.
         """
         direct = next((f for f in read if f.state.is_pending or self._is_held(f)), None)
         if direct is not None:
@@ -675,7 +678,7 @@ class ModuleRules:
         return suspects[0] if suspects else None
 
     def _pending_gradient(self) -> Optional[Finding]:
-        """Where the first pending gradient began."""
+        """The root of the first pending gradient."""
         known = self.findings.memory.harmless
         for finding in self.findings.all:
             if finding.is_gradient and finding.state.is_pending and finding.site not in known:
@@ -706,7 +709,7 @@ class ModuleRules:
             self._reach_by_gradients(finding)
 
     def _reach_by_gradients(self, finding: Finding) -> None:
-        """Of pending gradients the first counts: the later ones are taken to follow."""
+        """Counts the first of the pending gradients: the later ones are taken to follow."""
         root = self._pending_gradient()
         if root is None:
             return
@@ -727,7 +730,7 @@ class ModuleRules:
     # The end of an update, of a step, or of a run
 
     def settle_scaled(self, skipped: bool) -> Optional[Finding]:
-        """Of scaled gradients an update uses those of parameters: the others are pending."""
+        """Settles scaled gradients: an update uses those of parameters, the others are pending."""
         if not skipped and not self._is_strict:
             held = [f for f in self.findings.all if f.state is State.SCALED]
             for finding in held:
@@ -768,7 +771,9 @@ class ModuleRules:
             self._reach([root], clause)
 
     def undecided(self) -> list[Finding]:
-        """What is pending and was not removed: of what follows from one another the first."""
+        """The findings that are pending and were not removed: of what follows from one another the
+        first.
+        """
         found: dict[int, Finding] = {}
         for finding in self.findings.all:
             if finding.state is State.PENDING and not finding.uses.is_absorbed:

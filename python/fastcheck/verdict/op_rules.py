@@ -226,8 +226,8 @@ class OpRules:
         intended: Sequence[Finding],
         is_optimizer: bool,
     ) -> None:
-        """Without its consequences: a NaN, or saturated values that are no mask. An infinity waits
-        for its consumers.
+        """Judges a finding without its consequences: a NaN, or saturated values that are no mask.
+        An infinity waits for its consumers.
         """
         op = finding.uses.op
         if _is_certain(finding) and waiting is not None:
@@ -262,7 +262,9 @@ class OpRules:
         self.findings.decide(root, verdict, f"{reason}; {clause}")
 
     def _why(self, finding: Finding, intended: Sequence[Finding]) -> str:
-        """Why what an operator made is an event. ``intended``: the infinities that it read."""
+        """The reason why what an operator made is an event. ``intended``: the infinities that it
+        read.
+        """
         if not intended:
             return "everything that it read was finite"
         root = intended[0].root
@@ -276,7 +278,7 @@ class OpRules:
         )
 
     def _writer(self, finding: Finding) -> str:
-        """Where it was made: the site, and the line where that is known."""
+        """The place where a finding was made: the site, and the line where that is known."""
         line = f", {finding.uses.line}" if finding.uses.line else ""
         return f"{self.findings.sites[finding.site]}{line}"
 
@@ -293,7 +295,9 @@ class OpRules:
         )
 
     def _first_run(self, finding: Finding) -> Optional[Finding]:
-        """What activation checkpointing computes again in backward, where it ran first."""
+        """The finding of the first run of what activation checkpointing computes again in
+        backward.
+        """
         runs = [f for f in self.findings.all if f.site == finding.site and f is not finding]
         first = [one for one in runs if not one.is_recompute]
         again = len(runs) - len(first)
@@ -485,14 +489,16 @@ class OpRules:
         return found
 
     def _stand_for(self, seq: int, findings: list[Finding]) -> None:
-        """What reads the record ``seq`` reads these."""
+        """Lets these findings stand for the record ``seq``: what reads it reads them."""
         parts = self._memory.parts
         parts[seq] = findings
         while len(parts) > _MAX_EARLIER_FINDINGS:
             del parts[next(iter(parts))]
 
     def _fitting(self, record: Optional[np.void], findings: list[Finding]) -> list[Finding]:
-        """Those of which something may be in ``record``: a NaN, or an infinity of its sign."""
+        """The findings of which something may be in ``record``: a NaN, or an infinity of its
+        sign.
+        """
         if record is None or len(findings) < 2:
             return findings
         kinds = _kinds(Finding(record, "input"))
@@ -506,7 +512,9 @@ class OpRules:
             del earlier[next(iter(earlier))]
 
     def _adopt(self, finding: Finding) -> None:
-        """It is of an earlier step, or was made between two steps, and counts in this one."""
+        """Adopts a finding of an earlier step, or one that was made between two steps: it counts in
+        this one.
+        """
         if finding.seq not in self.findings.by_seq:
             self.findings.all.insert(0, finding)
             self.findings.by_seq[finding.seq] = finding
@@ -535,7 +543,7 @@ class OpRules:
             self._hold(finding, then, parents)
 
     def _hold(self, finding: Finding, then: Outcome, parents: Sequence[Finding]) -> None:
-        """Its consequences decide."""
+        """Leaves a finding to its consequences."""
         reason = "what becomes of it decides whether it counts"
         self.findings.hold(finding, State.PENDING, reason, then)
         self._trace(finding, parents)
@@ -547,7 +555,7 @@ class OpRules:
             self._trace(finding, inputs)
 
     def _wait(self, finding: Finding, then: Outcome, cause: Optional[Finding]) -> None:
-        """Its consumers decide, or its consequences."""
+        """Leaves a finding to its consumers, or to its consequences."""
         if self._decides_at_once(finding):
             reason = "an infinity; what is made of it decides"
             self.findings.hold(finding, State.DOUBTFUL, reason, then, cause)
@@ -570,7 +578,7 @@ class OpRules:
     # Consequences
 
     def _reached(self, finding: Finding, place: Place) -> None:
-        """What this finding describes has reached a place where it counts."""
+        """Judges a finding that has reached a place where it counts."""
         if self._is_strict:
             return
         root = finding.root
@@ -592,7 +600,7 @@ class OpRules:
         self._count(finding, place.clause)
 
     def _count(self, finding: Finding, clause: str) -> None:
-        """Where the finding began is an event, and what lies between follows from it."""
+        """Makes an event of the place where a finding began; what lies between follows from it."""
         path, causes = _ancestors(finding)
         roots = [one for one in path if not one.uses.parents]
         suspects = [one for one in roots if one.site not in self.findings.memory.harmless]
@@ -691,7 +699,7 @@ class OpRules:
         self.settle()
 
     def count_cut_off(self) -> None:
-        """What an exception keeps from its consequences has none."""
+        """Does nothing: a finding that an exception keeps from its consequences has none."""
 
     def undecided(self) -> list[Finding]:
         return []
@@ -799,7 +807,7 @@ def _ancestors(finding: Finding) -> tuple[list[Finding], list[Finding]]:
 
 
 def _harm(root: Finding, path: list[Finding]) -> str:
-    """Which op made a NaN of an infinity."""
+    """A clause that names the op that made a NaN of an infinity."""
     if root.has_nan:
         return ""
     made = [one for one in path if one.has_nan and one is not root]
@@ -820,8 +828,8 @@ def _is_written(finding: Finding, incident: Incident) -> bool:
 
 
 def _new_infinities(finding: Finding, sources: list[Finding], incident: Incident) -> int:
-    """How many infinities an op has made of finite values beside those that it read, at least: each
-    of these is in as many results as its tensor was broadcast to. 0: that is not known.
+    """The number of infinities that an op has made of finite values beside those that it read, at
+    least: each of these is in as many results as its tensor was broadcast to. 0: that is not known.
     """
     if finding.has_nan or finding.is_saturated or not sources or incident.op not in ELEMENTWISE:
         return 0

@@ -26,7 +26,7 @@ def nothing_stored(node: ModuleNode) -> Iterable[tuple[np.void, str]]:
 
 
 class Decision(enum.Enum):
-    """What follows from an event."""
+    """The consequence of an event."""
 
     WARN = "warn"  # the action is carried out, the run goes on
     STOP = "stop"  # the run is stopped
@@ -46,7 +46,7 @@ class Rules(Protocol):
         """An optimizer is about to use the gradients of these records."""
 
     def settle_scaled(self, skipped: bool) -> Optional[Finding]:
-        """As Findings.settle_scaled()."""
+        """Settles scaled gradients, as Findings.settle_scaled() does."""
 
     def ensure_event(self) -> None:
         """An update is due: what is non-finite until now must not be silent."""
@@ -64,7 +64,7 @@ class Rules(Protocol):
         """The run ends: what an exception kept from its consequences counts."""
 
     def undecided(self) -> list[Finding]:
-        """What is pending: of what follows from one another the first."""
+        """The findings that are pending: of what follows from one another the first."""
 
     def let_go(self) -> None:
         """The step is over: what is only needed within it may go."""
@@ -80,7 +80,9 @@ class GivenParameters:
 
 
 class Update:
-    """What the training loop does with the gradients of a step, and with the weights."""
+    """The update of a step: what the training loop does with its gradients, and with the
+    weights.
+    """
 
     def __init__(self) -> None:
         self.scaler: Optional[weakref.ref[GradScaler]] = None
@@ -103,8 +105,8 @@ class Update:
 
 
 class Step:
-    """What is known of one step. Filled in by the hooks, under the session's lock; ``rules`` and
-    ``logged`` belong to the ledger.
+    """A step, and what is known of it. Filled in by the hooks, under the session's lock; ``rules``
+    and ``logged`` belong to the ledger.
     """
 
     def __init__(

@@ -49,7 +49,7 @@ class Bands:
 
     @property
     def median(self) -> np.ndarray:
-        """By number; NaN: there are too few values yet."""
+        """The median of each signal, by number; NaN: there are too few values yet."""
         return self._of["median"]
 
     @property
@@ -58,9 +58,9 @@ class Bands:
         return self._of["highest"]
 
     def scores(self, numbers: np.ndarray, values: np.ndarray) -> np.ndarray:
-        """By how many spreads each value is above (below: negative) the median of its signal; NaN:
-        not known yet, or the value is NaN. ``numbers`` has the shape of ``values``, or one that
-        broadcasts to it.
+        """The number of spreads by which each value is above (below: negative) the median of its
+        signal; NaN: not known yet, or the value is NaN. ``numbers`` has the shape of ``values``, or
+        one that broadcasts to it.
         """
         with np.errstate(invalid="ignore"):
             found: np.ndarray = (values - self.median[numbers]) / self._of["spread"][numbers]

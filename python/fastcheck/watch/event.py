@@ -54,13 +54,13 @@ class WatchWarning(FastcheckWarning):
 
 
 class SpikeWarning(WatchWarning):
-    """Of ``loss_spike`` and ``explosion``."""
+    """The warning of ``loss_spike`` and ``explosion``."""
 
     __module__ = "fastcheck"
 
 
 class PrecisionWarning(WatchWarning):
-    """What a dtype does not hold: of ``headroom``, ``precision`` and ``loss_scale``."""
+    """The warning of ``headroom``, ``precision`` and ``loss_scale``: what a dtype does not hold."""
 
     __module__ = "fastcheck"
 
@@ -116,7 +116,7 @@ class WatchEvent:
 
     @property
     def first_mover(self) -> Optional[Mover]:
-        """What left its range first."""
+        """The mover that left its range first."""
         return self.movers[0] if self.movers else None
 
     def is_of(self, kind: str) -> bool:
@@ -127,14 +127,14 @@ class WatchEvent:
 
     @property
     def warning_class(self) -> type[WatchWarning]:
-        """Of the warning that it gives, if it warns."""
+        """The class of the warning that it gives, if it warns."""
         return _WARNINGS.get(self.kind, WatchWarning)
 
     def __str__(self) -> str:
         return self.text
 
     def _repr_html_(self) -> str:
-        """For notebooks: the text, the numbers, and what moved. Never raises."""
+        """HTML for notebooks: the text, the numbers, and what moved. Never raises."""
         return guarded_html(self, lambda: _watch_event_html(self))
 
     def to_dict(self) -> dict[str, Any]:

@@ -76,7 +76,7 @@ def counter_will_stop(view: View) -> np.ndarray:
 
 
 def position_is_rounded(view: View) -> np.ndarray:
-    """What the model is given are whole numbers, of which the format has only every second."""
+    """Whether the model is given whole numbers, of which the format has only every second."""
     now, limit = view.now, _WHOLE[view.now.codes]
     found: np.ndarray = (now.phases == INPUT) & now.is_count & (limit > 0) & (now.abs_max > limit)
     return found

@@ -23,7 +23,7 @@ NEVER = -(2**40)
 
 
 class Movers:
-    """Since when each signal is outside of its range. One row for each of NAMES."""
+    """Remembers since when each signal is outside of its range. One row for each of NAMES."""
 
     def __init__(self, sites: SiteTable) -> None:
         self._sites = sites
@@ -61,8 +61,9 @@ class Movers:
             of["last"][row, out] = self._now
 
     def first(self, loss: Optional[Mover]) -> tuple[Mover, ...]:
-        """What is outside of its range, or was a moment ago, and left it last within PAST steps:
-        the first mover first, each module once. ``loss``: since when the loss is outside.
+        """The movers that are outside of their range, or were a moment ago, and left it last within
+        PAST steps: the first mover first, each module once. ``loss``: since when the loss is
+        outside.
         """
         of, now = self._of, self._now
         rows, sites = np.nonzero((of["last"] >= now - GAP) & (of["since"] >= now - PAST))
@@ -89,7 +90,7 @@ class Movers:
         return tuple(found[:_MOST])
 
     def order_of(self, mover: Mover) -> tuple[int, int]:
-        """What its tensor is, and its place in the order of a step."""
+        """The phase of the mover's tensor, and its place in the order of a step."""
         if mover.site is None:
             return GRADIENT, -1  # the loss comes before all gradients
         return self.order_of_site(self._sites.intern(mover.site))

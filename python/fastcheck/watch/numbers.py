@@ -84,7 +84,7 @@ class LossScale:
 
 
 class Numbers:
-    """Of one rank."""
+    """The ranges of the numbers of a step of one rank."""
 
     def __init__(self, threshold: float, window: int, warm_up: int) -> None:
         self._threshold = threshold
@@ -208,8 +208,8 @@ class Numbers:
         return [self._look("update_size", math.sqrt(moved / squares) / rate)]
 
     def _growth(self, now: Signals, k: int, at: np.ndarray) -> list[Number]:
-        """How many times as large the weights are as some steps before: the median parameter, each
-        with the weight of its elements.
+        """The ratio of the size of the weights to that some steps before: of the median parameter,
+        each with the weight of its elements.
         """
         sites, level, numel = now.sites[at], now.levels[RMS, k, at], now.numel[k, at]
         past = self._of["rms"][:, sites]
@@ -238,7 +238,9 @@ def _jumps_early(before: Sequence[float], value: float) -> bool:
 
 
 def gradient_rms(now: Signals, k: int) -> float:
-    """Of what is not 0 of the gradients of all parameters, in step ``k``; 0: there is nothing."""
+    """The rms of what is not 0 of the gradients of all parameters, in step ``k``; 0: there is
+    nothing.
+    """
     at = np.flatnonzero(now.is_of_parameter & now.is_read[k])
     elements = float((now.numel[k, at] * (1 - now.zero_share[k, at])).sum())
     return math.sqrt(float(now.squares[k, at].sum()) / elements) if elements else 0.0

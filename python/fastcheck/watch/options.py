@@ -15,7 +15,7 @@ _LONGEST = 1 << 16
 
 @dataclass(frozen=True)
 class Watch:
-    """What counts as unusual: ``install(model, watch=fastcheck.Watch(threshold=8))``.
+    """Options of the watch: ``install(model, watch=fastcheck.Watch(threshold=8))``.
 
     Args:
         threshold: how many robust standard deviations (1.4826 times the median absolute deviation)

@@ -113,52 +113,56 @@ def _is_small(loss: Number) -> bool:
 
 
 def loss_spikes(loss: Number) -> bool:
-    """Far above its range, or many times what it was."""
+    """Whether the loss is far above its range, or many times what it was."""
     is_jump = loss.value >= _JUMP * loss.recent > 0 and not _is_small(loss)
     return is_jump or _loss_is_high(loss, loss.threshold)
 
 
 def loss_rises(loss: Number) -> bool:
-    """Above its range, a little less far."""
+    """Whether the loss is above its range, a little less far than in a spike."""
     return loss_spikes(loss) or _loss_is_high(loss, _RISE_SCORE)
 
 
 def clips_scaled(threshold: Number) -> bool:
-    """Beside its scale the threshold is no multiple of it, as where a program scales it too."""
+    """Whether gradients that carry the scale are clipped: the threshold is no multiple of it, as
+    where a program scales it too.
+    """
     return threshold.usual >= _LEAST_SCALE and threshold.value**2 <= threshold.usual
 
 
 def loss_is_worth_a_look(loss: Number) -> bool:
-    """One batch that a converged model gets wrong is not."""
+    """Whether a loss is worth a look: one batch that a converged model gets wrong is not."""
     return loss.value - loss.usual >= _LEAST_OF_PROGRESS * (loss.first - loss.usual)
 
 
 def norm_spikes(norm: Number) -> bool:
-    """Above the range of the norms."""
+    """Whether the norm is above the range of the norms."""
     return norm.score >= norm.threshold and norm.value >= _NORM_FACTOR * norm.usual
 
 
 def update_is_unusual(size: Number) -> bool:
-    """Much larger or smaller than updates are, for this learning rate."""
+    """Whether an update is much larger or smaller than updates are, for this learning rate."""
     if not abs(size.score) >= _UPDATE_SCORE:
         return False
     return max(size.value / size.usual, size.usual / size.value) >= _UPDATE_FACTOR
 
 
 def weights_grow(growth: Number) -> bool:
-    """Updates are large beside what they update."""
+    """Whether updates are large beside what they update."""
     return growth.value >= _GROWTH
 
 
 def scale_falls(scale: Number) -> bool:
-    """It goes down and down, or skips too often: after the search in a scaler's first steps."""
+    """Whether the loss scale goes down and down, or skips too often: after the search in a scaler's
+    first steps.
+    """
     is_stuck = scale.value <= 1 and scale.is_skipped
     is_falling = scale.run >= _HALVINGS or scale.share >= _MOST_SKIPPED
     return is_stuck or (is_falling and scale.steps > _SCALE_PAST)
 
 
 def scale_is_well(scale: Number) -> bool:
-    """It is over."""
+    """Whether the fall of the scale is over."""
     return scale.share <= _MOST_SKIPPED / 2 and scale.run < _HALVINGS
 
 
@@ -168,28 +172,32 @@ def _ratio(number: Number) -> float:
 
 
 def average_changed(beta: Number) -> bool:
-    """How far back an average goes."""
+    """Whether an average goes back at least twice as far as before, or at most half as far."""
     least, most = sorted((1 - beta.value, 1 - beta.usual))
     return least <= 0 or most / least >= _AVERAGE_FACTOR
 
 
 def factor_changed(number: Number) -> bool:
-    """By orders of magnitude."""
+    """Whether a number has changed by orders of magnitude."""
     return _ratio(number) >= _FACTOR
 
 
 def rate_rose(rate: Number) -> bool:
-    """From one step to the next: schedules do not do that, but for a restart from 0."""
+    """Whether the learning rate rose from one step to the next: schedules do not do that, but for a
+    restart from 0.
+    """
     return rate.value >= _RATE_FACTOR * rate.usual > 0
 
 
 def beta2_is_too_small(beta2: Number) -> bool:
-    """Below the bound of Adam's convergence, beta1^4."""
+    """Whether beta2 is below the bound of Adam's convergence, beta1^4."""
     return beta2.value <= beta2.usual
 
 
 def epsilon_is_large(rms: Number) -> bool:
-    """With an rms of half of eps, at most a quarter of the elements is above it (Markov)."""
+    """Whether eps is large beside the gradients: with an rms of half of eps, at most a quarter of
+    the elements is above it (Markov).
+    """
     return rms.value < _BELOW_EPSILON * rms.usual
 
 
@@ -230,7 +238,9 @@ def _is_low(view: View) -> np.ndarray:
 
 
 def underflows(view: View) -> np.ndarray:
-    """Most is zero, and of the rest most subnormal: beside zeros that are exact it is not."""
+    """A boolean array of the tensors that underflow: most is zero, and of the rest most subnormal:
+    beside zeros that are exact it is not.
+    """
     found = _is_low(view)
     least = np.maximum(_UNDERFLOW, view.zero_at_first + _RISE)
     return found & (view.now.zero_share >= least)

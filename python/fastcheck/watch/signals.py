@@ -167,7 +167,7 @@ class SignalReader:
         self._is_rate = np.append(self._is_rate, [s.role == "learning_rate" for s in new])
 
     def _gradients_of(self, sites: np.ndarray) -> np.ndarray:
-        """Where among these the gradient of each is, if it is a weight; or -1."""
+        """The place among these of the gradient of each that is a weight; or -1."""
         known = [self._sites[number] for number in sites.tolist()]
         places = {
             (site.module, site.label.removesuffix(".main_grad")): at
@@ -203,15 +203,15 @@ def phase_of(site: Site) -> int:
 
 
 def _number(row: Optional[StepRow], chunks: Sequence[np.ndarray]) -> int:
-    """Of a step; -1: it has neither a row nor records."""
+    """The number of a step; -1: it has neither a row nor records."""
     if row is not None:
         return row.step
     return next((int(chunk["step"][-1]) for chunk in chunks if len(chunk)), -1)
 
 
 class _Plan:
-    """Which of the records that were read in this order belong together. Most steps have the order
-    of the step before.
+    """A plan of which records that were read in this order belong together. Most steps have the
+    order of the step before.
     """
 
     def __init__(self, keys: np.ndarray, steps: int) -> None:
@@ -244,7 +244,7 @@ class _Plan:
         return found
 
     def spread(self, column: np.ndarray) -> np.ndarray:
-        """As an array of (..., steps, tensors)."""
+        """The column as an array of (..., steps, tensors)."""
         if self._at is None:
             return column.reshape(*column.shape[:-1], *self._shape)
         empty = np.nan if column.dtype.kind == "f" else 0

@@ -45,8 +45,8 @@ class Forecasts:
         self._of.grow(count)
 
     def add(self, now: Signals) -> tuple[np.ndarray, np.ndarray]:
-        """In how many steps each tensor reaches the end of its dtype's range, at the earliest and
-        at the latest, as of each step; inf: nothing points to it within the horizon.
+        """The number of steps in which each tensor reaches the end of its dtype's range, at the
+        earliest and at the latest, as of each step; inf: nothing points to it within the horizon.
         """
         near = np.full(now.abs_max.shape, np.inf)
         far = near.copy()
@@ -82,8 +82,8 @@ class Forecasts:
 
 
 def _interval(logs: np.ndarray, headroom: float) -> tuple[float, float] | None:
-    """In how many steps the limit is reached, at the earliest and at the latest; None: no growth.
-    ``logs``: log2 of the last magnitudes, oldest first.
+    """The number of steps in which the limit is reached, at the earliest and at the latest; None:
+    no growth. ``logs``: log2 of the last magnitudes, oldest first.
     """
     logs = logs[np.isfinite(logs)]
     parts = [logs[-count:] for count in (_SHORT, _LONG) if len(logs) >= count]
@@ -126,8 +126,8 @@ _ADAPTS = 0.1
 
 
 class Standing:
-    """In how many updates in a row a weight has kept every bit, that were due to move it: its
-    gradient and the learning rate are at least half as large as in updates that did.
+    """Counts the updates in a row in which a weight has kept every bit, though they were due to
+    move it: its gradient and the learning rate are at least half as large as in updates that did.
     """
 
     def __init__(self) -> None:
@@ -146,7 +146,7 @@ class Standing:
         self._of.grow(count)
 
     def add(self, now: Signals) -> np.ndarray:
-        """As of each step, by tensor."""
+        """The count of such updates as of each step, by tensor."""
         found = np.zeros(now.is_read.shape, np.int64)
         at = np.flatnonzero(now.gradient_at >= 0)
         sites, gradients, of = now.sites[at], now.gradient_at[at], self._of
@@ -192,7 +192,9 @@ class Standing:
 
 
 def _is_bounded(now: Signals, k: int, at: np.ndarray) -> np.ndarray:
-    """Few elements, or all at the bounds that something clamps them to, perhaps."""
+    """A boolean array of the tensors with few elements, or with all at the bounds that something
+    clamps them to, perhaps.
+    """
     levels = now.levels[:, k, at]
     is_few = now.is_equal[k, at] | (now.numel[k, at] < LEAST_ELEMENTS)
     found: np.ndarray = is_few | now.is_whole[k, at] | (levels[ABS_MAX] - levels[RMS] < 0.01)
@@ -259,7 +261,7 @@ class View:
 
 
 class Past:
-    """Of all tensors of one rank."""
+    """The signals of all tensors of one rank in the steps until now."""
 
     def __init__(self, threshold: float, window: int, warm_up: int, horizon: int) -> None:
         self._threshold = threshold
@@ -280,7 +282,7 @@ class Past:
         )
 
     def median_of(self, row: int) -> np.ndarray:
-        """Of one of NAMES, by number of the site."""
+        """The median of one of NAMES, by number of the site."""
         found: np.ndarray = self._bands.median[row :: len(NAMES)]
         return found
 

@@ -58,7 +58,9 @@ CAUSES = {
 
 
 class Origin(NamedTuple):
-    """What left its range first, the cause that it points to, and the sentence for that."""
+    """The movers that left their range first, the cause that they point to, and the sentence for
+    that.
+    """
 
     movers: tuple[Mover, ...] = ()
     cause: str = ""
@@ -86,7 +88,7 @@ def _no_name(step: int) -> None:
 
 
 class Causes:
-    """Of one rank, whose sites are found in ``sites`` by number."""
+    """Finds the causes of the events of one rank, whose sites are found in ``sites`` by number."""
 
     def __init__(self, sites: SiteTable, movers: Movers, batch_of: BatchOf) -> None:
         self._sites = sites
@@ -151,11 +153,11 @@ class Causes:
         self._fault = step
 
     def note_lost(self, step: int, sites: Sequence[int], since: int) -> None:
-        """These tensors have lost precision since a step."""
+        """Notes that these tensors have lost precision since a step."""
         self._lost.extend((self._now, since, site) for site in sites)
 
     def origin(self, step: int, kind: str) -> Origin:
-        """What an event of this kind comes from."""
+        """The origin of an event of this kind."""
         movers = self.movers.first(self.loss)
         cause, why = self._cause(movers)
         if kind not in _SPIKES:
@@ -204,7 +206,7 @@ class Causes:
         return CAUSES[self.movers.order_of(first)[0]]
 
     def _blamed_batch(self, step: int, kind: str) -> str:
-        """Why it is the batch: it came with a spike when it came last. Or ""."""
+        """The reason why the batch is blamed: it came with a spike when it came last. Or ""."""
         name = self._batch_of(step)
         earlier = None if name is None else self._spiked.get(name)
         if kind not in _OF_BATCH or earlier is None or name == self._batch_before:
@@ -308,7 +310,9 @@ class _Shown(float):
 
 
 class Program:
-    """What the program does that is in no record: numbers of the optimizer, by name, and facts."""
+    """The facts of the program that are in no record: numbers of the optimizer, by name, and what
+    was noticed.
+    """
 
     def __init__(self) -> None:
         self._settings: dict[str, float] = {}
@@ -317,7 +321,7 @@ class Program:
         self._noticed: list[tuple[int, Number]] = []
 
     def setting(self, name: str, before: Optional[float], value: float) -> None:
-        """As Watcher.setting()."""
+        """Takes in a setting, as Watcher.setting() does."""
         self._settings[name] = value
         option = name.rpartition(".")[2].partition("[")[0]
         if name == "clipping.scaled":
@@ -336,7 +340,7 @@ class Program:
         return changes
 
     def take_noticed(self, step: int) -> list[Number]:
-        """Those of this step, and of earlier ones."""
+        """The facts of this step, and of earlier ones."""
         found = [number for noticed, number in self._noticed if noticed <= step]
         self._noticed = [one for one in self._noticed if one[0] > step]
         return found
@@ -348,8 +352,8 @@ class Program:
 
 
 class Pauses:
-    """When events of each kind came last, by whether they warned; of what warned also how far it
-    was from what is usual.
+    """The steps in which events of each kind came last, by whether they warned; of what warned also
+    how far it was from what is usual.
     """
 
     def __init__(self) -> None:
@@ -357,7 +361,9 @@ class Pauses:
         self._farthest: dict[str, float] = {}
 
     def warns_again(self, step: int, rule: NumberRule, rise: float, window: int) -> bool:
-        """Within a window of a warning the next one is of a spike that is so many times as far."""
+        """Whether a rule may warn again: a window after its last warning, or sooner for a spike
+        that is so many times as far.
+        """
         is_late = step - self._last_of.get((rule.kind, True), -window) >= window
         is_farther = rise >= rule.again * self._farthest.get(rule.kind, math.inf)
         if is_late or is_farther:
@@ -377,7 +383,7 @@ class Pauses:
 
 
 class Invariants:
-    """What invariants take of each step."""
+    """The numbers that invariants take of each step."""
 
     def __init__(self, sites: SiteTable) -> None:
         self.clipping = Clipping()
@@ -393,8 +399,8 @@ class Invariants:
 
 
 class Watcher:
-    """Of one rank, whose sites are found in ``sites`` by number. ``is_whole``: all modules are
-    observed. Not thread-safe.
+    """Judges the steps of one rank by the rules, and makes the events. The rank's sites are found
+    in ``sites`` by number. ``is_whole``: all modules are observed. Not thread-safe.
 
     The work is a few operations on arrays over all tensors of the steps that are given together: no
     tensor is read, and no device is waited for.
@@ -452,8 +458,8 @@ class Watcher:
 
     @property
     def norm_limit(self) -> Optional[float]:
-        """What Watch(skip_above=) makes of the usual norm of all gradients: of the last one that
-        was known, while the range is learned anew. None: no limit yet.
+        """The limit that Watch(skip_above=) makes of the usual norm of all gradients: of the last
+        one that was known, while the range is learned anew. None: no limit yet.
         """
         usual, factor = self._numbers.usual_norm, self._options.skip_above
         if usual is not None and factor is not None:
@@ -487,7 +493,7 @@ class Watcher:
         self._held.grow(count)
 
     def _fired(self, view: View) -> list[list[_Fired]]:
-        """By step, the rules of tensors that have held for long enough."""
+        """The rules of tensors that have held for long enough, by step."""
         now, sites = view.now, view.now.sites
         found: list[list[_Fired]] = [[] for _ in now.steps]
         for number, rule in enumerate(TENSOR_RULES):

@@ -58,7 +58,7 @@ def rows_of(words: int, width: int) -> int:
 
 
 def length_terms(size_bytes: int) -> tuple[int, int]:
-    """What the length adds to either half."""
+    """The terms that the length adds to either half."""
     terms = []
     for s, p, q in zip(_S, PLACES, _Q):
         h = s ^ (((size_bytes & _MASK32) * q + (size_bytes >> 32) * p + 1) & _MASK32)

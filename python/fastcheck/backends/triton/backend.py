@@ -56,7 +56,7 @@ def triton_mode() -> str:
 
 
 def triton_problem(device_type: str) -> Optional[str]:
-    """Why tensors of this type of device are not read by Triton; None where they are.
+    """The reason why tensors of this type of device are not read by Triton; None where they are.
 
     Raises:
         ConfigError: see :func:`triton_mode`.

@@ -30,7 +30,9 @@ _KEPT = 64
 
 @dataclass(frozen=True)
 class _Plan:
-    """On the device, int32: ``owners`` of each program, ``shapes`` (n, SHAPE_FIELDS)."""
+    """The arguments of a launch, int32 on the device: ``owners`` of each program, ``shapes`` (n,
+    SHAPE_FIELDS).
+    """
 
     owners: torch.Tensor
     shapes: torch.Tensor

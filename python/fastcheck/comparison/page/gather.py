@@ -56,7 +56,7 @@ class PairRows:
             self._columns[name] = np.zeros(0)
 
     def columns(self) -> dict[str, np.ndarray]:
-        """By name, of length ``count``."""
+        """The columns by name, of length ``count``."""
         return {name: column[: self.count] for name, column in self._columns.items()}
 
     def number(self, found: Compared) -> np.ndarray:

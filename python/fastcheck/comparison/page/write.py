@@ -38,8 +38,9 @@ _PAGE_TITLES = {
 def parted_signals(
     actual: Sequence[StepRow], reference: Sequence[StepRow], allowed: float = LOSS_DRIFT
 ) -> list[dict[str, Any]]:
-    """Of each number that differs anywhere: the first step where it is not equal, with both values,
-    and the first where it differs by more than ``allowed`` of the reference. On the lowest rank.
+    """The numbers that differ anywhere on the lowest rank: of each the first step where it is not
+    equal, with both values, and the first where it differs by more than ``allowed`` of the
+    reference.
     """
     ranks = {row.rank for row in actual} & {row.rank for row in reference}
     if not ranks:
@@ -204,7 +205,7 @@ def _first_row(
 
 
 def _parted_questions(columns: dict[str, np.ndarray]) -> list[dict[str, Any]]:
-    """Of each question with a difference: its first steps, and the first row of the earliest."""
+    """The questions with a difference: the first steps of each, and the earliest's first row."""
     found = []
     for phase, text in _QUESTIONS.items():
         mine = columns["phase"] == phase

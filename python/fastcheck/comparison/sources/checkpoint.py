@@ -92,7 +92,7 @@ class MemorySource:
 
     @property
     def tensors(self) -> Mapping[str, Loader]:
-        """What loads each tensor, by name."""
+        """The loader of each tensor, by name."""
         return self._tensors
 
     def unwrap(self, side: str, prefix: str) -> None:

@@ -46,7 +46,7 @@ Ints = tuple[int, ...]
 
 
 class _Stored(NamedTuple):
-    """Where the part of a tensor is that begins at ``offsets`` and has the shape ``sizes``."""
+    """The place of the part of a tensor that begins at ``offsets`` and has the shape ``sizes``."""
 
     offsets: Ints
     sizes: Ints
@@ -62,7 +62,8 @@ def is_distributed_checkpoint(directory: str) -> bool:
 
 
 def shard_loaders(directory: str, trust: bool) -> dict[str, Loader]:
-    """What loads each tensor, put together from its shards, by name. Other values are left out.
+    """The loader of each tensor, which puts it together from its shards, by name. Other values are
+    left out.
 
     Raises:
         CompareError: the metadata can't be read. UntrustedError: it names what DCP does not.
@@ -151,7 +152,7 @@ def _dtype(properties: Any) -> torch.dtype:
 
 
 class _Held:
-    """What a pickle says of an object: what it was made of, and its state.
+    """The content of a pickle for an object: what it was made of, and its state.
 
     A class of the pickle is a subclass that only this pickle has; its state can't be set, because
     __setstate__() is then called without an object.

@@ -44,7 +44,7 @@ class UntrustedError(CompareError):
 
 
 def loaders_of(path: str, trust: bool) -> tuple[dict[str, Loader], dict[str, Any]]:
-    """What loads each tensor of a file, by name, and its other values.
+    """The loader of each tensor of a file, by name, and its other values.
 
     Raises:
         CompareError: the file can't be read. UntrustedError: not without running it.

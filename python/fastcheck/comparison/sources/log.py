@@ -197,7 +197,7 @@ def _is_early(records: np.ndarray) -> np.ndarray:
 
 
 class SiteLookup:
-    """What is known of each site, as arrays that a block's ``site`` column indexes."""
+    """A table of what is known of each site, as arrays that a block's ``site`` column indexes."""
 
     def __init__(self, sites: dict[int, Site], names: NameTable, renaming: Renaming) -> None:
         self._sites, self._names, self._renaming = sites, names, renaming
@@ -210,7 +210,9 @@ class SiteLookup:
         self.is_op = np.zeros(size, bool)
 
     def phases_of(self, records: np.ndarray, is_first: bool) -> np.ndarray:
-        """Of each record; ``is_first``: what is stored are initial weights."""
+        """The phase of each record. ``is_first``: parameters and buffers that are stored are
+        initial weights.
+        """
         numbers = records["site"]
         self.cover(np.unique(numbers))
         phases: np.ndarray = self.phases[numbers]
@@ -254,7 +256,9 @@ def _site_name(site: Site, renaming: Renaming) -> Name:
 
 
 def _phase(site: Site) -> Phase:
-    """Before the first step is told apart: parameters count as the outcome of an update."""
+    """The phase of a site, before the first step is told apart: parameters count as the outcome of
+    an update.
+    """
     is_root = site.module == "" or re.fullmatch(
         re.escape(site.module_type) + r"(_\d+)?", site.module
     )
@@ -271,5 +275,7 @@ def _phase(site: Site) -> Phase:
 
 
 def _is_loss(site: Site) -> bool:
-    """What the criterion returns, and what a model returns under that name."""
+    """Whether a site is a loss: what the criterion returns, or what a model returns under that
+    name.
+    """
     return site.module != "" or site.label in ("output.loss", "output['loss']")

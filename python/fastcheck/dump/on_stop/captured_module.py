@@ -65,8 +65,8 @@ class CapturedModule:
 
 
 class ModuleWatch:
-    """Within a ``with`` statement, on one module: ``found`` is the first of its calls that is
-    non-finite, in what it read or made in forward, or in a gradient in backward.
+    """Watches the calls of a module within a ``with`` statement: ``found`` is the first of them
+    that is non-finite, in what it read or made in forward, or in a gradient in backward.
     """
 
     def __init__(self, module: torch.nn.Module, direction: str) -> None:

@@ -81,7 +81,7 @@ class OpCaptures:
         self._bytes = 0
 
     def begin(self, func: Any, args: Any, kwargs: Any) -> Optional[CapturedOp]:
-        """Before a call runs."""
+        """Captures the arguments of a call before it runs; None where it can't be captured."""
         if not isinstance(func, torch._ops.OpOverload):
             return None
         try:
@@ -95,7 +95,7 @@ class OpCaptures:
             return None
 
     def end(self, call: Optional[CapturedOp], result: Any) -> None:
-        """After a call with something non-finite; the verdict follows."""
+        """Keeps a call that has something non-finite, after it has run; the verdict follows."""
         self._current = None
         if call is None:
             return

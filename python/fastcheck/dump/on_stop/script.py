@@ -146,7 +146,7 @@ def _script_text(
 
 
 def _quoted(title: str) -> str:
-    """Within a docstring."""
+    """The title as it can stand within a docstring."""
     return printable(title).replace("\\", "\\\\").replace('"', "'")
 
 

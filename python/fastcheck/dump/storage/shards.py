@@ -51,7 +51,7 @@ _COMPLEX = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 
 
 class Slot(NamedTuple):
-    """Where a tensor will be: the file's name, and its key there."""
+    """The place of a tensor: the file's name, and its key there."""
 
     file: str
     key: str

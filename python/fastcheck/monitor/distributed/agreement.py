@@ -43,10 +43,10 @@ from .channel import Agreed, Channel, Lost, Pending, decode, encode
 
 
 class Watched(Protocol):
-    """Whose poll() the thread calls."""
+    """An object whose poll() the thread calls."""
 
     def poll(self) -> float:
-        """Never raises, never waits long; returns the seconds until the next call."""
+        """Returns the seconds until the next call. Never raises, never waits long."""
         ...
 
 
@@ -125,7 +125,9 @@ _NOTHING = (2**63 - 1, 2**63 - 1)
 
 
 class Proposals:
-    """What a rank wants to stop for: the messages by step and priority. Any thread may add one."""
+    """The proposals of a rank to stop: the messages by step and priority. Any thread may add
+    one.
+    """
 
     def __init__(self) -> None:
         self.messages: dict[tuple[int, int], bytes] = {}
@@ -175,8 +177,8 @@ class Reductions:
 
 
 class Presence:
-    """When a rank was at a boundary last, and when others waited for it; ``is_away``: it is in a
-    section in which the proxy thread joins for it at once.
+    """The times when a rank was at a boundary last, and when others waited for it; ``is_away``: it
+    is in a section in which the proxy thread joins for it at once.
     """
 
     def __init__(self) -> None:
@@ -186,7 +188,7 @@ class Presence:
 
     @property
     def idle_in(self) -> float:
-        """In how many seconds the rank is taken to be busy elsewhere."""
+        """The seconds until the rank is taken to be busy elsewhere."""
         return 0.0 if self.is_away else self.seen_at + _IDLE_SECONDS - time.monotonic()
 
 
@@ -246,7 +248,7 @@ class RankAgreement:
         return self._is_closed
 
     def propose(self, step: int, message: bytes = b"", priority: int = 0) -> None:
-        """This rank wants all to stop, because of an event of ``step``.
+        """Proposes that all ranks stop, because of an event of ``step``.
 
         The earliest step holds; among events of one step, on whatever rank, the lowest ``priority``
         (any int64 of at least 0), then the lowest rank.
@@ -272,7 +274,7 @@ class RankAgreement:
         return agreed
 
     def close(self) -> None:
-        """This rank takes part no more; the others go on without waiting for it. Idempotent."""
+        """Ends the part of this rank; the others go on without waiting for it. Idempotent."""
         with self._lock:
             if self._is_closed:
                 return
@@ -361,8 +363,7 @@ class RankAgreement:
         self._reductions.read(self._channel, self.timeout_seconds)
 
     def _settle(self) -> Optional[Agreed]:
-        """After a reduction that brought an event: what every rank has started by then is read
-        too.
+        """Reads what every rank has started by the time of a reduction that brought an event.
 
         A rank that reads reduction n at a boundary has started n+lag and no more; one that reads it
         in finish() starts what is missing. So all have read the same ones, and nothing is left
@@ -462,7 +463,7 @@ class RankAgreement:
 
     @contextlib.contextmanager
     def absent(self, ranks: Optional[Sequence[int]] = None) -> Iterator[None]:
-        """Within it the proxy thread joins for this rank at once.
+        """A section in which the proxy thread joins for this rank at once.
 
         ``ranks``: who else is in such a section, and leaves it at the same time. When these are all
         ranks, they wait for each other at its end, and go on with the same number.

@@ -88,13 +88,13 @@ class Pending:
 
     @property
     def is_complete(self) -> bool:
-        """It has ended, well or not; only waiting for it tells which."""
+        """Whether the work has ended, well or not; only waiting for it tells which."""
         return bool(self.work.is_completed())
 
 
 class Channel:
-    """This rank's end. ``ranks`` are the group's ranks by their number in the world, ``index`` is
-    this rank's position among them.
+    """The end of this rank of a channel among the ranks of a group. ``ranks`` are the group's ranks
+    by their number in the world, ``index`` is this rank's position among them.
 
     The constructor uses the store once and does not wait; connect() waits. Every method but
     the constructor raises Lost, or whatever torch raises, when the others can't be reached.
@@ -138,7 +138,9 @@ class Channel:
         return missing
 
     def difference(self) -> str:
-        """In what the ranks that are there differ, in one line; empty where they don't."""
+        """The options in which the ranks that are there differ, in one line; empty where they
+        don't.
+        """
         given = {
             rank: _options(self._store.get(key))
             for rank, key in zip(self.ranks, self._keys)
@@ -273,7 +275,7 @@ class Channel:
             self._store.set(f"post/{self._posts_seen}", f"{step} {rank} {message.hex()}")
 
     def posted(self, timeout_seconds: float = 0.0) -> Optional[Agreed]:
-        """What was posted since the last one seen, if anything.
+        """The message that was posted since the last one seen, if any.
 
         Raises:
             ValueError: it is no message of a rank.
@@ -323,7 +325,7 @@ class Channel:
 
 
 def _options(text: bytes) -> dict[str, str]:
-    """What a rank has written of itself.
+    """The options that a rank has written of itself.
 
     Raises:
         ValueError, RecursionError: something else.

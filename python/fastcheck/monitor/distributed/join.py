@@ -90,7 +90,7 @@ _original: Optional[Callable[..., Any]] = None
 
 
 def follow(agreement: RankAgreement, deliver: Callable[[], None] = lambda: None) -> None:
-    """From now on ``agreement`` follows each Join of the process, as long as it exists.
+    """Lets ``agreement`` follow each Join of the process from now on, as long as it exists.
 
     ``deliver`` is called when the ranks have stopped meanwhile: in place of the error of the Join,
     whose collectives the others have left. It may raise.

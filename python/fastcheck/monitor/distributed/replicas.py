@@ -153,8 +153,8 @@ class ReplicaCheck:
             self._switch_off(error)
 
     def boundary(self, step: int) -> Optional[ReplicaMismatch]:
-        """At each step boundary; ``step`` is the one that ends. Returns what an earlier check
-        found, once.
+        """Checks at each step boundary; ``step`` is the one that ends. Returns what an earlier
+        check found, once.
 
         Does not wait for the device, and for the other ranks only at the first check, or where they
         are a whole ``every`` behind; at most ``timeout_seconds``, and then the check switches

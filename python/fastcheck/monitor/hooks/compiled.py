@@ -42,7 +42,7 @@ _next_number = 1
 
 
 class Connection:
-    """What compiled code finds of one observer by its number."""
+    """The connection of one observer, which compiled code finds by its number."""
 
     def __init__(
         self,
@@ -294,7 +294,7 @@ def _no_gradient(*args: Any) -> None:
 
 
 def _configure() -> None:
-    """From the first connection to the end of the last one."""
+    """Sets the options of torch.compile, from the first connection to the end of the last one."""
     dynamo: Any = torch._dynamo.config
     inductor: Any = torch._inductor.config
     for config, name in (

@@ -137,7 +137,7 @@ class _Chain:
 def _gradients_of(
     optimizer: torch.optim.Optimizer,
 ) -> Iterator[tuple[tuple[int, int], torch.Tensor]]:
-    """With the group and the place in it of each one's parameter."""
+    """The gradients, each with the group of its parameter and the place in it."""
     for number, group in enumerate(optimizer.param_groups):
         for place, parameter in enumerate(group["params"]):
             if parameter.grad is not None:
@@ -152,7 +152,9 @@ def _holds_nan(gradient: Optional[torch.Tensor]) -> bool:
 
 
 class Facts:
-    """Of one session. Every method expects the session's lock to be held."""
+    """Notices facts of a session's training loop. Every method expects the session's lock to be
+    held.
+    """
 
     def __init__(
         self, session: Session, state: StateReader, nodes: Sequence[ModuleNode], *, is_on: bool
@@ -193,7 +195,7 @@ class Facts:
         self._is_unscaled |= any(one.is_of(root) for one in self._unscaled for root in roots)
 
     def backward_ended(self) -> None:
-        """It has made gradients."""
+        """Backward has made gradients."""
         for chain in self._chains.values():
             chain.backward_ended()
             if "nan_kept" not in self._told and chain.keeps_nan():
@@ -204,7 +206,7 @@ class Facts:
         self._unscaled.extend(MemoryRef(tensor) for _, tensor in flatten(outputs, ""))
 
     def clipping(self, gradients: Sequence[torch.Tensor]) -> None:
-        """These are about to be clipped."""
+        """Gradients are about to be clipped."""
         for chain in self._chains.values():
             gradient = chain.gradient
             if gradient is None:
@@ -216,7 +218,7 @@ class Facts:
                 self._count("clipped_none", not gradients, chain.parameter)
 
     def clipped(self, norm: Optional[torch.Tensor], threshold: object) -> None:
-        """They were, to ``threshold``; ``norm``: None where each element was."""
+        """Gradients were clipped, to ``threshold``; ``norm``: None where each element was."""
         for chain in self._chains.values():
             chain.leave()
         if norm is not None and isinstance(threshold, (int, float)):
@@ -225,7 +227,7 @@ class Facts:
             self._threshold = threshold
 
     def before_update(self, optimizer: torch.optim.Optimizer, is_scaled: bool) -> None:
-        """It is about to step. ``is_scaled``: a GradScaler has divided its gradients."""
+        """The optimizer is about to step. ``is_scaled``: a GradScaler has divided its gradients."""
         chain = self._chains.get(optimizer)
         if chain is None:
             self._look_at_moments(optimizer)
@@ -250,7 +252,7 @@ class Facts:
             self._look_at_ties()
 
     def after_update(self, optimizer: torch.optim.Optimizer) -> None:
-        """It has stepped."""
+        """The optimizer has stepped."""
         chain = self._chains.get(optimizer)
         if chain is None:
             chain = self._chains[optimizer] = _Chain(optimizer)
@@ -283,8 +285,8 @@ class Facts:
             calls[0] = 0
 
     def _look_at_moments(self, optimizer: torch.optim.Optimizer) -> None:
-        """Of an optimizer that is about to step for the first time here, and has before: as a rule
-        reads the first of them alone, and waits for a device then.
+        """Reads the moments of an optimizer that is about to step for the first time here, and has
+        before: as a rule reads the first of them alone, and waits for a device then.
         """
         updates = _updates_of(optimizer)
         # A first update without gradients is how some loaders make the state that they fill.
@@ -380,7 +382,9 @@ def _names(parameters: Sequence[StoredTensor]) -> str:
 
 
 def _updates_of(optimizer: torch.optim.Optimizer) -> int:
-    """How many it says that it has made; 0: it does not count, or on a device."""
+    """The number of updates that an optimizer says it has made; 0: it does not count, or on a
+    device.
+    """
     for state in optimizer.state.values():
         count = state.get("step") if isinstance(state, dict) else None
         if isinstance(count, torch.Tensor):

@@ -41,7 +41,7 @@ class FlatOptimizer:
         self._watcher.guarded("optimizer steps", self._before)
 
     def after(self, skipped: bool) -> None:
-        """It was made, or loss scaling has ``skipped`` it."""
+        """The update was made, or loss scaling has ``skipped`` it."""
         self._watcher.guarded("optimizer steps", self._after, skipped)
 
     def _before(self, watcher: StepWatcher) -> bool:

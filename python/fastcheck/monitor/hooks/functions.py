@@ -125,7 +125,9 @@ def _run_named(began: Began, ended: Ended, left: Ended, original: Callable[..., 
 
 
 def _given_gradients(caller: FrameType) -> tuple[Any, ...]:
-    """Those that torch's function was called with: it has put ones in the place of all others."""
+    """The gradients that torch's function was called with: it has put ones in the place of all
+    others.
+    """
     name = {"backward": "grad_tensors", "grad": "grad_outputs"}.get(caller.f_code.co_name, "")
     given = _as_tuple(caller.f_locals.get(name)) if name else ()
     return given if any(gradient is not None for gradient in given) else ()

@@ -52,7 +52,7 @@ class ModuleTree:
         _trees.connect(self)
 
     def close(self) -> None:
-        """From now on nothing is found."""
+        """Ends the search: nothing is found from now on."""
         self.may_differ = False
         _trees.disconnect(self)
 
@@ -66,7 +66,7 @@ class ModuleTree:
                     node.has_new_parts = True
 
     def take_news(self) -> str:
-        """What is new since the last call, in one sentence; empty where nothing is."""
+        """One sentence on what is new since the last call; empty where nothing is."""
         if not self.may_differ:
             return ""
         self.may_differ = False
@@ -124,7 +124,7 @@ _has_warned = False
 
 
 def follow_forks(session: Session, nodes: list[ModuleNode]) -> None:
-    """In a forked child the session ends: its hooks do nothing, and its parent's log is left
+    """Ends the session in a forked child: its hooks do nothing, and its parent's log is left
     alone.
     """
     global _is_registered

@@ -62,7 +62,7 @@ class _Running(threading.local):
 
 
 class LossReader:
-    """Of one session. Every method expects the session's lock to be held."""
+    """Reads the losses of a session. Every method expects the session's lock to be held."""
 
     def __init__(self, session: Session, state: StateReader) -> None:
         self._session = session
@@ -196,7 +196,9 @@ class LossReader:
     # monitor.step()
 
     def given(self, loss: Any) -> None:
-        """What monitor.step(loss=) was given: a tensor, a number, or a structure of tensors."""
+        """Reads what monitor.step(loss=) was given: a tensor, a number, or a structure of
+        tensors.
+        """
         if isinstance(loss, (float, int)):
             loss = torch.tensor(float(loss), dtype=torch.float64, device="cpu")
         last, self._last = self._last, []
@@ -277,7 +279,7 @@ def _leaves(root: torch.Tensor, most: int) -> Iterator[torch.Tensor]:
 
 
 def _times(loss: torch.Tensor, gradient: Optional[torch.Tensor]) -> torch.Tensor:
-    """What backward(gradient=) makes of a loss, without a graph."""
+    """The product that backward(gradient=) makes of a loss, without a graph."""
     loss = _without_graph(loss)
     if gradient is None or not can_read(gradient):
         return loss

@@ -46,7 +46,9 @@ _NOT_GIVEN = object()
 
 
 class _ModuleHook:
-    """What a module holds. A copy of the module (deepcopy, pickle) holds one that does nothing."""
+    """A hook that a module holds. A copy of the module (deepcopy, pickle) holds one that does
+    nothing.
+    """
 
     __slots__ = (
         "_node",
@@ -213,14 +215,14 @@ def _pass(
 
 
 def _values_of(label: str, tensor: torch.Tensor) -> tuple[str, torch.Tensor]:
-    """What a sparse tensor holds; any other as it is."""
+    """The values that a sparse tensor holds; any other as it is."""
     values = values_of(tensor)
     return (label, tensor) if values is None else (f"{label}.values", values)
 
 
 class GradientHook:
-    """What the autograd graph of an observed tensor holds; does nothing once the monitor is gone or
-    removed.
+    """A hook that the autograd graph of an observed tensor holds; does nothing once the monitor is
+    gone or removed.
     """
 
     __slots__ = ("_observer", "call", "role", "site", "token")

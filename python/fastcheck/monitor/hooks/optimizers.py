@@ -79,7 +79,7 @@ def _tell(what: str, method: Callable[..., bool], *args: Any) -> None:
 
 
 def _before_update(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
-    """Its arguments, where they are others from now on."""
+    """The arguments of an optimizer's step, where they are others from now on."""
     has_closure = closure_of(args, kwargs) is not None
     _tell("optimizer steps", StepWatcher.before_update, optimizer, has_closure)
     if not has_closure:
@@ -129,8 +129,8 @@ def _after_clipping(
 
 
 def _wrap_scaler() -> None:
-    """Those of torch and, of the classes made from it until now, those that replace a method, with
-    or without asking torch's (FSDP's sharded one and torch_npu's do not).
+    """Wraps the methods of torch's scaler and, of the classes made from it until now, those that
+    replace a method, with or without asking torch's (FSDP's sharded one and torch_npu's do not).
     """
     for kind in _kinds(GradScaler):
         for name, wrap in (("scale", _scale), ("step", _step), ("update", _update)):
@@ -238,7 +238,7 @@ def _update(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _found_inf(scaler: Any, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """What the scaler found, one word per device; empty when torch no longer has them."""
+    """The findings of the scaler, one word per device; empty when torch no longer has them."""
     state: Optional[dict[str, Any]] = getattr(scaler, "_per_optimizer_states", {}).get(
         id(optimizer)
     )

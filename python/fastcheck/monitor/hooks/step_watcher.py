@@ -77,8 +77,8 @@ def _has_unscaled(scaler: GradScaler) -> bool:
 
 
 class Scaling:
-    """What a GradScaler has done with the optimizers of a session since its last update().
-    ``given``: the only one that is followed, if it is one.
+    """Remembers what a GradScaler has done with the optimizers of a session since its last
+    update(). ``given``: the only one that is followed, if it is one.
     """
 
     def __init__(self, given: object) -> None:
@@ -126,8 +126,8 @@ class Parts:
 
 
 class StepWatcher:
-    """Its methods are called (by ``optimizers.py``) for every optimizer and scaler of the process;
-    it acts on those of the observed model.
+    """Follows the steps of the observed model. The methods are called (by ``optimizers.py``) for
+    every optimizer and scaler of the process; it acts on those of this model.
 
     A method returns whether the call was about this model: only then may a stop that is due be
     raised there, because another model may train on another thread.
@@ -245,8 +245,8 @@ class StepWatcher:
         return True
 
     def _end_update(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
-        """These have stepped, or a GradScaler has skipped that: the step is over if no other's turn
-        comes.
+        """Optimizers have stepped, or a GradScaler has skipped that: the step is over if no other's
+        turn comes.
         """
         session = self.session
         if session.is_explicit:
@@ -355,7 +355,7 @@ class StepWatcher:
     def after_clipping(
         self, gradients: Sequence[torch.Tensor], norm: Optional[torch.Tensor], threshold: object
     ) -> bool:
-        """They were, to ``threshold``; ``norm``: their total norm before."""
+        """Gradients were clipped, to ``threshold``; ``norm``: their total norm before."""
         is_ours = self._apart("gradient clipping", self._gradients.after_clipping, gradients, norm)
         if is_ours:
             self._notice(self._facts.clipped, norm, threshold)
@@ -482,7 +482,7 @@ class StepWatcher:
         return True
 
     def emit_warnings(self) -> None:
-        """Outside of all locks."""
+        """Emits the warnings that are due, outside of all locks."""
         meta, notes = self._meta, self.session.faults.notes
         warn_of_step(self._state, meta, self.protection, self.ends.endless, self._tree, notes)
         for listener in self.session.event_store.listeners:

@@ -28,8 +28,8 @@ _Found = tuple[int, str, torch.Tensor, int]  # position, label, tensor, bits
 
 
 class Traced(NamedTuple):
-    """What tracing knew of the tensors of a call, in their order. Compiled code runs without
-    autograd: none of its tensors requires a gradient there, and gradient mode is off.
+    """The facts that tracing knew of the tensors of a call, in their order. Compiled code runs
+    without autograd: none of its tensors requires a gradient there, and gradient mode is off.
     """
 
     positions: Sequence[int]
@@ -152,8 +152,8 @@ def _gradient_hook(
 
 
 def scope() -> int:
-    """Where Dynamo stands. It calls this as it is, while it traces, and takes what it returns for a
-    constant (monitor/hooks/compiled.py sees to that).
+    """The place where Dynamo stands. It calls this as it is, while it traces, and takes what it
+    returns for a constant (monitor/hooks/compiled.py sees to that).
     """
     from torch._dynamo.symbolic_convert import InstructionTranslator
     from torch._higher_order_ops.wrap import TagActivationCheckpoint

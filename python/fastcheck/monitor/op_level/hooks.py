@@ -67,7 +67,7 @@ class OpModuleObserver(ModuleObserver):
 
     @property
     def modules(self) -> list[ModuleNode]:
-        """Those that are running in this thread, outermost first."""
+        """The modules that are running in this thread, outermost first."""
         return self._stack.nodes
 
     def attach(self, node: ModuleNode) -> tuple[ForwardPreHook, ForwardHook]:
@@ -141,7 +141,9 @@ class OpModuleObserver(ModuleObserver):
     def _read_compiled(
         self, node: ModuleNode, tensors: list[tuple[str, torch.Tensor]], role: str, traced: Traced
     ) -> Optional[Call]:
-        """What a module takes or returns within compiled code, where few operators are called."""
+        """Reads what a module takes or returns within compiled code, where few operators are
+        called.
+        """
         session = self.session
         if not node.is_selected:
             return None
@@ -165,7 +167,7 @@ class OpModuleObserver(ModuleObserver):
         """Compiled modules are known by their own hooks alone."""
 
     def gradient(self, hook: Any, gradient: torch.Tensor) -> None:
-        """Of compiled code; elsewhere gradients are what ops of backward make."""
+        """Reads a gradient of compiled code; elsewhere gradients are what ops of backward make."""
         with self.session.lock:
             if self.session.is_active and not self.session.removed:
                 self.level.read_compiled(gradient, hook.call.node, hook.site, hook.role)

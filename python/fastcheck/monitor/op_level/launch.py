@@ -25,7 +25,9 @@ Launch = tuple[torch.Tensor, int, int, int, int, int, bool]
 
 
 def why_not(device: torch.device) -> str:
-    """Why op level can't read a device without making the host wait; empty when it can."""
+    """The reason why op level can't read a device without making the host wait; empty when it
+    can.
+    """
     if streams_of(device) is None:
         return f"torch.{device.type} has no streams and events"
     return ""
@@ -77,8 +79,8 @@ class Launcher:
                     )
 
     def _open(self, level: Launching, ring: DeviceRing) -> None:
-        """What is read next on this stream needs no call of Python, as long as there are rows and
-        no site is left out.
+        """Lets what is read next on this stream need no call of Python, as long as there are rows
+        and no site is left out.
         """
         direct, rows = ring.backend.direct_observe, ring.next_rows()
         if direct is not None and rows is not None and not level.session.faults.off_sites:
@@ -86,8 +88,8 @@ class Launcher:
 
 
 def where() -> str:
-    """Where Python is, outside of torch and of fastcheck: ``train.py:12 in forward``; empty where
-    it is nowhere else.
+    """The line where Python is, outside of torch and of fastcheck: ``train.py:12 in forward``;
+    empty where it is nowhere else.
     """
     frame: Optional[FrameType] = sys._getframe()
     while frame is not None:

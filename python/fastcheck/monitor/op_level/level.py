@@ -94,7 +94,7 @@ class OpPart(Part):
         return self._without_status(records, is_status) if is_status.any() else records
 
     def _without_status(self, records: np.ndarray, is_status: np.ndarray) -> np.ndarray:
-        """Without the status words behind operators that report nothing new."""
+        """The records without the status words behind operators that report nothing new."""
         bad = records["seq"][overflowed(records) & ~is_status]
         hits = self._overflow.arrived(records[is_status], bad)
         for hit in reversed(hits):
@@ -169,7 +169,9 @@ class OpSites:
         self._is_status = np.concatenate([self._is_status[:first], is_status])
 
     def are_status(self, records: np.ndarray) -> np.ndarray:
-        """Which of these are words of a device's, read behind an op. Before translate()."""
+        """A boolean array of the records that are status words of a device, read behind an op.
+        Called before translate().
+        """
         numbers = records["site"]
         found = numbers >= 0
         found[found] = self._is_status[numbers[found]]
@@ -283,7 +285,7 @@ class Reach:
         self._session.reach("output", (("the model returned it", tensor) for _, tensor in outputs))
 
     def host(self, tensor: torch.Tensor) -> None:
-        """Its values leave torch: as an array, as numbers, or into a file."""
+        """The values of a tensor leave torch: as an array, as numbers, or into a file."""
         self._session.reach(HOST.kind, ((HOST.clause, tensor),))
 
     def loss(self, loss: Any) -> None:
@@ -362,7 +364,9 @@ _IN_COMPILED = "compiled code calls no operators: what it takes and returns is r
 
 
 def unread_ops(observer: Any, compiled: dict[str, int]) -> list[UnreadOp]:
-    """Most calls first. ``compiled``: how often modules were called within compiled code."""
+    """The operators that passed unread, most calls first. ``compiled``: how often modules were
+    called within compiled code.
+    """
     rows = [
         UnreadOp(op, reason, calls)
         for op, reason, calls, has_no_values in observer.unread()
@@ -407,8 +411,8 @@ _leaving: Listeners[Leaving] = Listeners(_wrap_leaving, _methods.restore)
 
 
 class Leaving:
-    """What is told of the tensors of one session whose values leave torch. ``stops``: does what is
-    due then.
+    """A listener to tensors of one session whose values leave torch. ``stops``: does what is due
+    then.
     """
 
     def __init__(self, level: OpLevel, stops: Callable[[], None]) -> None:
@@ -416,7 +420,7 @@ class Leaving:
         self._stops = stops
 
     def leaves(self, tensor: torch.Tensor) -> None:
-        """They leave on this thread, which holds no lock."""
+        """The tensor's values leave torch on this thread, which holds no lock."""
         session, level = self._level.session, self._level
         if not level.is_running or not session.is_active:
             return
@@ -469,7 +473,7 @@ class OpLevel(Level):
     # From the first hook to the last
 
     def begin(self, nodes: Sequence[ModuleNode], stops: Callable[[], None]) -> None:
-        """From now on every op is read. ``stops``: does what is due in the middle of a pass."""
+        """Starts to read every op. ``stops``: does what is due in the middle of a pass."""
         self._sites = OpSites(self.session.sites, nodes)
         self.consequences = Reach(self, nodes)
         config = self.session.config
@@ -496,7 +500,9 @@ class OpLevel(Level):
         weakref.finalize(self.session, self.launches.clear_rows)
 
     def _learn_modes(self, nodes: Sequence[ModuleNode]) -> None:
-        """Of the devices that the models lie on: copies are read as if they still were there."""
+        """Passes on the modes of the devices that the models lie on: copies are read as if they
+        still were there.
+        """
         modules = filter(None, (node.module() for node in nodes))
         tensors = (p for module in modules for p in module.parameters(recurse=False))
         for device in dict.fromkeys(tensor.device for tensor in tensors):
@@ -584,7 +590,7 @@ class OpLevel(Level):
             self.session.note(self.session.event_store.archive.note_unread, rows)
 
     def unread_ops(self) -> list[UnreadOp]:
-        """What passed unread, why, and in how many calls; most calls first."""
+        """The operators that passed unread, why, and in how many calls; most calls first."""
         if self.is_running:
             self._unread_ops = unread_ops(self._ops, self.compiled)
         return self._unread_ops
@@ -611,8 +617,8 @@ class OpLevel(Level):
     # Consequences
 
     def reach(self, kind: str, tensors: Named) -> None:
-        """These tensors have reached a place of this kind; each comes with the clause that a reason
-        ends in. Judged at once on the CPU.
+        """Notes that these tensors have reached a place of this kind; each comes with the clause
+        that a reason ends in. Judged at once on the CPU.
         """
         if not self.is_running or not self.session.is_active or self.session.config.is_strict:
             return
@@ -695,7 +701,7 @@ class OpLevel(Level):
             self.read_number(norm, site)
 
     def read_number(self, number: torch.Tensor, site: int, flags: int = 0) -> int:
-        """Of a copy: what is known of the tensor itself has another name."""
+        """Reads a copy of a number: what is known of the tensor itself has another name."""
         with unobserved():
             copy = number.detach().clone()
         return self.observe(copy, site, 0, flags)[0]
@@ -714,8 +720,8 @@ class OpLevel(Level):
             self.saw(OpStored(seq, role), is_bad)
 
     def read_argument(self, tensor: torch.Tensor, site: int) -> None:
-        """What enters the model. It is read even where an observed op has made it: what has been
-        written since without torch (through ``x.numpy()``) is seen here.
+        """Reads a tensor that enters the model, even where an observed op has made it: what has
+        been written since without torch (through ``x.numpy()``) is seen here.
         """
         if self.is_running and can_hold_nonfinite(tensor) and self._is_readable(tensor):
             seq, is_bad, is_collective, sources = self._ops.take_over(tensor, site)
@@ -735,7 +741,7 @@ class OpLevel(Level):
         return read
 
     def read_compiled(self, tensor: torch.Tensor, node: ModuleNode, site: int, role: str) -> None:
-        """What a module takes, returns or is given back within compiled code."""
+        """Reads what a module takes, returns or is given back within compiled code."""
         roles = self.session.config.filter.roles
         if roles and role not in roles:
             return
@@ -815,7 +821,7 @@ class OpLevel(Level):
         return rings.ring_of(device)
 
     def gather(self) -> None:
-        """What the observer has seen until now becomes an entry of the journal."""
+        """Makes what the observer has seen until now an entry of the journal."""
         if self._sites is None or not self.is_running:
             return
         stop = self.next_seq
@@ -847,7 +853,9 @@ class OpLevel(Level):
         )
 
     def judge_now(self) -> bool:
-        """In the middle of a forward or backward. Whether anything is due, and may be done here."""
+        """Judges in the middle of a forward or backward. Returns whether anything is due, and may
+        be done here.
+        """
         if self.session.lock._is_owned():
             return False  # an op of fastcheck itself: nothing may be raised in the middle of a hook
         with self.session.lock:

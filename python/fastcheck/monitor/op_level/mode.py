@@ -21,7 +21,7 @@ class Judging(Protocol):
 
 
 class Captures(Protocol):
-    """What keeps calls for a dump (``dump.captured``)."""
+    """Keeps calls for a dump (``dump.captured``)."""
 
     def begin(self, func: Any, args: Any, kwargs: Any) -> Any: ...
 
@@ -31,9 +31,9 @@ class Captures(Protocol):
 
 
 class CallMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has it untyped
-    """On the stack of the thread that called install(), and of those that run its backward, until
-    the monitor is removed. The observer reads the operators as this mode calls them; what it finds
-    is judged before they return.
+    """A dispatch mode on the stack of the thread that called install(), and of those that run its
+    backward, until the monitor is removed. The observer reads the operators as this mode calls
+    them; what it finds is judged before they return.
     """
 
     def __init__(

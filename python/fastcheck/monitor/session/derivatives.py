@@ -31,7 +31,7 @@ _LEAF = "AccumulateGrad"
 
 
 def _attributes(kind: type) -> Optional[_Attributes]:
-    """None: a leaf. Empty: nothing is read of it."""
+    """The attributes to read of a kind of node. None: a leaf. Empty: nothing is read of it."""
     found: Optional[_Attributes] = None
     if kind.__name__ != _LEAF:
         factors = DERIVATIVES.get(kind.__name__)
@@ -47,7 +47,7 @@ def _attributes(kind: type) -> Optional[_Attributes]:
 
 
 class SavedByNode(NamedTuple):
-    """What a node has saved: tensors and numbers by name. ``order``: its sequence number;
+    """The tensors and numbers that a node has saved, by name. ``order``: its sequence number;
     ``needs_gradient``: by operand.
     """
 
@@ -205,7 +205,9 @@ def _last_nodes(roots: Sequence[torch.Tensor]) -> list[tuple[Any, _Attributes]]:
 
 
 class Derivatives:
-    """Of one step. Every method expects the session's lock to be held."""
+    """The graphs of the backward passes of a step. Every method expects the session's lock to be
+    held.
+    """
 
     def __init__(self) -> None:
         self._graphs: list[list[SavedByNode]] = []
@@ -213,7 +215,9 @@ class Derivatives:
 
     @property
     def graphs(self) -> Sequence[Sequence[SavedByNode]]:
-        """In the order of the calls of backward(); the nodes in that in which backward runs."""
+        """The graphs in the order of the calls of backward(); the nodes in that in which backward
+        runs.
+        """
         return self._graphs
 
     def clear(self) -> None:

@@ -86,7 +86,7 @@ class Faults:
             warn_of_fault(f"{note}. Training is not affected.")
 
     def look(self) -> None:
-        """At exit: whether a device is lost, of which nothing was in flight."""
+        """Looks, at exit, whether a device is lost of which nothing was in flight."""
         session = self._session()
         if session is None:
             return
@@ -133,7 +133,7 @@ class Faults:
 
 
 def _first(store: EventStore, step: int) -> Optional[Event]:
-    """Where the numbers of the last steps went wrong first."""
+    """The event where the numbers of the last steps went wrong first."""
     found = [event for event in store.events if event.step >= step - 2]
     begun = [event for event in found if event.verdict in (Verdict.ORIGIN, Verdict.ARRIVED)]
     return min(begun or found, key=lambda event: int(event.record["seq"]), default=None)
@@ -172,7 +172,7 @@ class Part:
             self._has_come(segment, Segment.wait)
 
     def _has_come(self, segment: Segment, look: Callable[[Segment], Optional[bool]]) -> bool:
-        """What ``look`` returns; True for one that will never come, because its device is lost."""
+        """The result of ``look``; True for one that will never come, because its device is lost."""
         if id(segment) in self._lost:
             return True
         try:
@@ -264,7 +264,7 @@ class Drain:
         return len({id(part.step) for part in list(self._parts) if part.closes_step})
 
     def finish(self, seconds: float) -> None:
-        """At exit: waits up to ``seconds`` for pending copies, and judges what has come."""
+        """Waits, at exit, up to ``seconds`` for pending copies, and judges what has come."""
         deadline = time.monotonic() + seconds
         while self.process() and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)

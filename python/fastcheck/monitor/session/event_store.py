@@ -117,7 +117,9 @@ class Archive:
         self.events = deque(kept, maxlen=_MAX_EVENTS)
 
     def tallies(self, findings: list[Finding]) -> tuple[Tally[Verdict], Tally[int]]:
-        """With those of the open step: of each verdict, and counted ones at each blamed site."""
+        """The tallies with those of the open step: of each verdict, and counted ones at each blamed
+        site.
+        """
         verdicts, sites = Tally(self.verdicts), Tally(self._sites)
         _tally(findings, verdicts, sites)
         return verdicts, sites
@@ -140,8 +142,8 @@ def _tally(findings: list[Finding], verdicts: Tally[Verdict], places: Tally[int]
 
 
 class Ranks(NamedTuple):
-    """This process among the others. ``together``: how many stop together; ``in_group``: over how
-    many gradients may be reduced before the optimizer uses them.
+    """The place of this process among the others. ``together``: how many stop together;
+    ``in_group``: over how many gradients may be reduced before the optimizer uses them.
     """
 
     own: int
@@ -205,8 +207,8 @@ class EventStore:
         )
 
     def renew(self, step: Step) -> None:
-        """Between two passes of a step that never closes: lets go of what it has found, if that is
-        much.
+        """Lets go of what was found, if that is much, between two passes of a step that never
+        closes.
         """
         if len(step.findings.all) > _MAX_FINDINGS:
             step.rules.renew()
@@ -264,7 +266,7 @@ class EventStore:
         self._take_changes(step)
 
     def settle(self, step: Step) -> None:
-        """What was made until now has met all that reads it, as a rule."""
+        """Settles what was made until now: it has met all that reads it, as a rule."""
         step.rules.settle()
         self._take_changes(step)
 
@@ -312,7 +314,7 @@ class EventStore:
         return bool(self._allowances)
 
     def allow(self, allowances: list[Allowance]) -> None:
-        """What is judged from now on may be non-finite where one of these covers it."""
+        """Lets what is judged from now on be non-finite where one of these covers it."""
         self._allowances[:] = allowances
 
     # Records and findings
@@ -398,7 +400,9 @@ class EventStore:
 
     @property
     def pending(self) -> list[Event]:
-        """What is undecided in the open step, with the reason for which it would count."""
+        """The events that are undecided in the open step, with the reason for which each would
+        count.
+        """
         found = [] if self._current is None else self._current.rules.undecided()
         return [replace(self.event(f), reason=_why_pending(f)) for f in found]
 
@@ -408,7 +412,7 @@ class EventStore:
         return (*self.archive.events, *map(self.event, self._findings))
 
     def tallies(self) -> tuple[Tally[Verdict], Tally[int]]:
-        """How many events there were of each verdict, and counted ones at each blamed site."""
+        """The number of events of each verdict, and of counted ones at each blamed site."""
         return self.archive.tallies(self._findings)
 
     @property

@@ -19,7 +19,7 @@ from fastcheck.utils.torch.versions import GradScaler
 
 @dataclass(frozen=True)
 class OnRequest:
-    """How a run that is under way is asked to observe its next steps more closely:
+    """Options by which a run that is under way is asked to observe its next steps more closely:
     ``install(model, on_request=fastcheck.OnRequest(file="more", steps=3))``, and ``touch more``.
 
     Args:
@@ -105,7 +105,7 @@ _ACTIONS = ("raise", "warn")
 
 @dataclass(frozen=True)
 class Stop:
-    """Which events stop a run, when the stop may happen, and what it leaves behind:
+    """Options of a stop: which events stop a run, when that may happen, and what it leaves behind:
     ``install(model, stop=fastcheck.Stop(within=100))``.
 
     Args:
@@ -186,8 +186,8 @@ class Stop:
 
 @dataclass(frozen=True)
 class Log:
-    """Where the records of a run are written, and how many of them are held in memory:
-    ``install(model, log=fastcheck.Log("runs/new", limit="10GB"))``.
+    """Options of the log: where the records of a run are written, and how many of them are held in
+    memory: ``install(model, log=fastcheck.Log("runs/new", limit="10GB"))``.
 
     Args:
         dir: the directory that all records are written to. None: only a stop writes, to
@@ -218,8 +218,8 @@ class Log:
 
 @dataclass(frozen=True)
 class Filter:
-    """Which operators, tensors and steps are observed:
-    ``install(model, level="op", filter=fastcheck.Filter(ops=["aten._softmax", "!aten.mul*"]))``.
+    """Options of what is observed, by operators, tensors and steps: ``install(model, level="op",
+    filter=fastcheck.Filter(ops=["aten._softmax", "!aten.mul*"]))``.
 
     Args:
         ops: at op level, names of operators or patterns: ``"aten._softmax"``, ``"mm"``,

@@ -32,7 +32,7 @@ _NOTHING = np.zeros(0, np.int64)
 
 
 class StatusOwner(Protocol):
-    """What the reader of status words needs of the session."""
+    """The part of the session that the reader of status words needs."""
 
     config: Config
     rings: DeviceRings
@@ -120,7 +120,7 @@ class StatusReader:
                 self._give_up(entry, error)
 
     def read(self) -> None:
-        """At a step boundary: starts to read what has overflowed since the one before."""
+        """Starts to read, at a step boundary, what has overflowed since the one before."""
         session = self._session
         for entry in self._devices.values():
             observe = functools.partial(
@@ -158,7 +158,7 @@ class StatusReader:
     # Behind operators
 
     def follow_ops(self, device: torch.device) -> bool:
-        """From now on read_after_op() is called for this device; False: there is nothing to
+        """Lets read_after_op() be called for this device from now on; False: there is nothing to
         read.
         """
         entry = self._devices.get(device)
@@ -168,7 +168,9 @@ class StatusReader:
         return True
 
     def read_after_op(self, ring: DeviceRing, device: torch.device, identity: Any) -> None:
-        """Behind what an operator has made on this device. ``identity``: seq, step, call, site."""
+        """Reads the status behind what an operator has made on this device. ``identity``: seq,
+        step, call, site.
+        """
 
         def observe(word: torch.Tensor) -> None:
             ring.observe(word, (*identity, 0, *dtype_and_order(word)))
@@ -243,7 +245,7 @@ class StatusReader:
         return self._session.sites[int(word["site"])].op is None
 
     def _moment(self, word: np.void) -> str:
-        """What had just been done when the word was read."""
+        """The work that had just been done when the word was read."""
         site = self._session.sites[int(word["site"])]
         if site.op is None:
             return f"the boundary of step {int(word['step']):,}"

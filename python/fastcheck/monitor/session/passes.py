@@ -35,7 +35,9 @@ class Pass(NamedTuple):
 
 
 class Passes:
-    """Of one session. Every method expects its lock to be held."""
+    """The forward passes of a session that may be run again. Every method expects its lock to be
+    held.
+    """
 
     def __init__(self) -> None:
         #: torch's generator of the host, as the last pass has begun with it.
@@ -46,7 +48,7 @@ class Passes:
 
     @property
     def held(self) -> Sequence[Pass]:
-        """The oldest first."""
+        """The passes that are held, the oldest first."""
         return self._held
 
     def began(self) -> None:

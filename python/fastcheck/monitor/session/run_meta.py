@@ -37,7 +37,8 @@ _MOST_SHOWN = 4
 
 
 class BatchIds(Listener):
-    """Of one monitor; for any thread. Empty, and without a cost, until the first name is given.
+    """The names of the batches of a monitor's steps; for any thread. Empty, and without a cost,
+    until the first name is given.
 
     A name is given before the forward pass, when the step that it opens has not begun yet, or with
     ``monitor.step()``. Of several names of a step (micro-batches) all are kept.
@@ -69,7 +70,7 @@ class BatchIds(Listener):
         self._write(step)
 
     def step_ended(self, step: Step, rows: Sequence[StepRow], chunks: Sequence[np.ndarray]) -> None:
-        """What was named after the last tensor of the step is the next one's."""
+        """Gives the next step what was named after the last tensor of this one."""
         index, last_seq = step.index, int(chunks[-1]["seq"].max())
         with self._lock:
             names = self._names.get(index, [])
@@ -91,7 +92,7 @@ class BatchIds(Listener):
         return ", ".join(map(str, names))
 
     def lines(self) -> list[dict[str, Any]]:
-        """As in the log: a step and its batch each, oldest first."""
+        """Lines as in the log: a step and its batch each, oldest first."""
         with self._lock:
             steps = list(self._names)
         return [{"step": step, "batch": self.of(step)} for step in steps]
@@ -147,7 +148,9 @@ class Schedule:
         self.broken: Optional[tuple[str, float]] = None
 
     def take_warning(self) -> str:
-        """That no learning rate is other than 0, once; empty where there is nothing to tell."""
+        """The warning that no learning rate is other than 0, once; empty where there is nothing to
+        tell.
+        """
         warning, self._rates.warning = self._rates.warning, ""
         return warning
 
@@ -321,8 +324,8 @@ class RunMeta:
         return tuple(found)
 
     def learning_rates(self) -> tuple[tuple[str, float], ...]:
-        """Of each group of the optimizers that have stepped, by class; no number on a device. One
-        that is not finite, alone, if there was one.
+        """The learning rate of each group of the optimizers that have stepped, by class; no number
+        on a device. If one was not finite, that one alone.
         """
         if self.schedule.broken is not None:
             return (self.schedule.broken,)

@@ -99,7 +99,7 @@ class Backwards:
         self.derivatives = Derivatives()
 
     def called(self, step: int) -> None:
-        """This thread calls a model, in the step of this index."""
+        """Notes that this thread calls a model, in the step of this index."""
         if step != self._called_in:
             self._called_in = step
             self._callers.clear()
@@ -121,13 +121,13 @@ class Backwards:
 
     @property
     def roots(self) -> Sequence[torch.Tensor]:
-        """What this thread's is called on; empty where none is under way."""
+        """The tensors that this thread's backward is called on; empty where none is under way."""
         backward = self._under_way.get(current_thread())
         return () if backward is None else backward.roots
 
     def began(self, is_ours: bool, roots: Sequence[torch.Tensor]) -> bool:
-        """This thread begins one on ``roots``. ``is_ours``: its graph leads to parameters of the
-        models. Whether it may be about them.
+        """Notes that this thread begins a backward on ``roots``. ``is_ours``: its graph leads to
+        parameters of the models. Returns whether it may be about them.
         """
         thread = current_thread()
         self._under_way.pop(thread, None)
@@ -140,12 +140,16 @@ class Backwards:
         return True
 
     def ended(self) -> Optional[Backward]:
-        """This thread's is over, by an exception or not. None: it was about other models."""
+        """Takes off the backward of this thread, which is over, by an exception or not. None: it
+        was about other models.
+        """
         return self._under_way.pop(current_thread(), None)
 
 
 class StepNumbers:
-    """Of one session. Methods expect its lock to be held, and a step that is observed."""
+    """Reads the numbers of a session's steps: loss scale, learning rates, skipped updates. Methods
+    expect the session's lock to be held, and a step that is observed.
+    """
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -160,7 +164,9 @@ class StepNumbers:
         self._read(scale, Site("", "", "optimizer", "loss_scale", 0, "loss scale"))
 
     def found_inf(self, word: torch.Tensor) -> int:
-        """What a GradScaler has found in the gradients of one device; the number of its record."""
+        """Reads what a GradScaler has found in the gradients of one device; returns the number of
+        its record.
+        """
         site = Site("", "GradScaler", "optimizer", "found_inf", 0, "found_inf")
         return self._session.level.read_number(word, self._session.sites.intern(site))
 
@@ -172,7 +178,7 @@ class StepNumbers:
         self._session.level.read_number(word, self._session.sites.intern(site))
 
     def learning_rates(self, optimizer: torch.optim.Optimizer) -> None:
-        """Those of the groups, as the optimizer is about to use them."""
+        """Reads the learning rates of the groups, as the optimizer is about to use them."""
         kind = type(optimizer).__name__
         rates: list[Any] = [group.get("lr") for group in optimizer.param_groups]
         site = Site("", kind, "optimizer", "learning_rate", 0, "lr")
@@ -225,7 +231,7 @@ _MAX_SEEN = 65536
 
 
 class Removal(enum.IntEnum):
-    """Why a session is over; 0: it is not."""
+    """The reason why a session is over; 0: it is not."""
 
     NO = 0
     DONE = 1
@@ -234,8 +240,8 @@ class Removal(enum.IntEnum):
 
 
 class Level:
-    """How tensors become records, and records findings: each tensor where a hook sees it
-    (ModuleLevel), or where an operator reads or makes it. Expects the session's lock to be held.
+    """The way in which tensors become records, and records findings: each tensor where a hook sees
+    it (ModuleLevel), or where an operator reads or makes it. Expects the session's lock to be held.
     What is not overridden does nothing.
     """
 
@@ -296,11 +302,11 @@ class Level:
         """
 
     def saw(self, entry: Seen, is_bad: Optional[bool]) -> None:
-        """What was just read is judged if it is non-finite: now, or when its record arrives."""
+        """Judges what was just read if it is non-finite: now, or when its record arrives."""
 
     def read_stored(self, node: ModuleNode) -> Iterable[tuple[np.void, str]]:
-        """In the middle of a verdict: the records that are non-finite, and the roles, of what a
-        module and its submodules store.
+        """The records that are non-finite, and the roles, of what a module and its submodules
+        store, in the middle of a verdict.
         """
         return ()
 
@@ -315,7 +321,7 @@ class Level:
         """Reads a loss. ``flags``: SCALED, if it carries a scale of the user's own, and ANEW."""
 
     def forget(self) -> None:
-        """What was read until now is not remembered, and what the host has read is dropped."""
+        """Forgets what was read until now, and drops what the host has read."""
 
     def open_recorder(self) -> None:
         """The step is open, and what the model stores was read: until something else is to be done
@@ -378,7 +384,7 @@ class Level:
         """``torch.autograd.backward`` is called on these."""
 
     def backward_ended(self) -> None:
-        """It, or ``torch.autograd.grad``, is over."""
+        """Backward, or ``torch.autograd.grad``, is over."""
 
     def loss_given(self, loss: Any) -> None:
         """``monitor.step(loss=)`` was called with these tensors."""
@@ -460,7 +466,9 @@ class ModuleLevel(Level):
         return True
 
     def observe_for(self, site: int) -> Optional[Observe]:
-        """What reads a tensor of this site in the place of its backend's observe(); None: that."""
+        """The function that reads a tensor of this site in the place of its backend's observe();
+        None: that.
+        """
         return None
 
     def on_unreadable(self, tensor: torch.Tensor, site: int, error: Exception) -> None:
@@ -668,7 +676,7 @@ class Rings:
         return ring
 
     def cut(self) -> tuple[list[np.ndarray], list[tuple[DeviceRing, Segment]]]:
-        """What was read until now: the records that are here, and those in flight."""
+        """Cuts off what was read until now: the records that are here, and those in flight."""
         records: list[np.ndarray] = []
         segments = []
         for ring in self.of.values():
@@ -681,7 +689,7 @@ class Rings:
 def _by_device(
     tensors: Sequence[torch.Tensor], sites: Sequence[int], roles: Sequence[str]
 ) -> Iterator[tuple[torch.device, Sequence[torch.Tensor], Sequence[int], Sequence[str]]]:
-    """Those of one device after the other."""
+    """The tensors, sites and roles of one device after the other."""
     if tensors and are_on_host(tensors):
         yield tensors[0].device, tensors, sites, roles
         return
@@ -747,7 +755,9 @@ class Session:
     # What the hooks saw
 
     def call_ended(self, call: Call, is_complete: bool, ended_by: str = "") -> None:
-        """As Returned has it. Nothing has to be done while nothing was found."""
+        """Notes that a call has ended, as Returned has it. Nothing has to be done while nothing was
+        found.
+        """
         returned = Returned(call, is_complete, ended_by)
         if self.rings.is_deferred:
             self.step.journal.entries.append(returned)
@@ -830,7 +840,7 @@ class Session:
     # Steps
 
     def allow(self, allowances: list[Allowance]) -> None:
-        """What is observed from now on may be non-finite where one of these covers it. Takes the
+        """Lets what is observed from now on be non-finite where one of these covers it. Takes the
         lock itself.
         """
         with self.lock:

@@ -204,7 +204,7 @@ def _has_bad_gradient(step: Step) -> bool:
 
 
 def _loss_scale(session: Session, step: Step) -> Optional[float]:
-    """That of the step, where it is known; reads a device value."""
+    """The loss scale of the step, where it is known; reads a device value."""
     if step.update.scale is not None:
         return float(step.update.scale)
     given = session.step.update.scaler
@@ -334,7 +334,7 @@ class StopHandler:
         _live.add(self)
 
     def __call__(self) -> None:
-        """What is due is done now, but for stops where several ranks have to agree first."""
+        """Does what is due now, but for stops where several ranks have to agree first."""
         event_store = self._session.event_store
         with event_store.lock:
             due = list(event_store.due)
@@ -349,7 +349,7 @@ class StopHandler:
                 self._held, self._held_maker = item, self._made_by(item)
 
     def at_step_boundary(self, is_last: bool = False) -> None:
-        """At a step boundary: proposes a due stop to the other ranks, and stops if they agree.
+        """Proposes a due stop to the other ranks at a step boundary, and stops if they agree.
 
         ``is_last``: there will be no further one, and what the last ones agree on is waited for.
         """
@@ -379,7 +379,7 @@ class StopHandler:
             print(f"{type(stop).__module__}.{type(stop).__name__}: {stop}", file=sys.stderr)
 
     def report_at_exit(self) -> None:
-        """At exit: raises pending stops without agreement, and tells what is undecided where an
+        """Raises pending stops at exit, without agreement, and tells what is undecided where an
         exception ends the process.
         """
         session, event_store = self._session, self._session.event_store
@@ -530,8 +530,9 @@ class StopHandler:
         return None if log is None or log.failed else log.directory
 
     def _default(self, path: Optional[str] = None) -> str:
-        """Where a stop writes without log_dir=: below what was the working directory of install(),
-        with the name that ``path`` of another rank has, if that is a default's.
+        """The directory that a stop writes to without log_dir=: below what was the working
+        directory of install(), with the name that ``path`` of another rank has, if that is a
+        default's.
         """
         given = os.path.join(*Path(path).parts[-2:]) if path else ""
         return found_at(given if is_default(given) else default_directory(), self._start)
@@ -561,7 +562,7 @@ def _culprit(due: Due) -> Finding:
 
 
 def _priority(culprit: Finding, step: Step) -> int:
-    """For RankAgreement.propose()."""
+    """The priority for RankAgreement.propose()."""
     grade = _FOLLOWED
     if culprit.verdict is Verdict.ORIGIN or culprit.is_data:
         grade = _BEGAN
@@ -571,7 +572,7 @@ def _priority(culprit: Finding, step: Step) -> int:
 
 
 def _lost_report(agreed: Agreed) -> StopReport:
-    """For a stop whose report was lost with the rank that had it."""
+    """The report of a stop whose own was lost with the rank that had it."""
     record = np.zeros(1, RECORD_DTYPE)[0]
     record["step"] = agreed.step
     event = Event(

@@ -33,7 +33,7 @@ _CLOSE_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Entry:
-    """What is to be written of one step; ``alert``: a title and a text."""
+    """The numbers and texts of one step that are to be written; ``alert``: a title and a text."""
 
     step: int
     scalars: dict[str, float] = field(default_factory=dict)
@@ -209,8 +209,9 @@ def step_scalars(facts: StepFacts) -> tuple[dict[str, float], Optional[int]]:
 
 
 def _headroom(records: np.ndarray) -> np.ndarray:
-    """How many times each tensor could be doubled before it overflows; inf: not known. A tensor
-    that holds the largest number itself is left out as a mask, unless its device saturates.
+    """The headroom of each tensor: how many times it could be doubled before it overflows; inf: not
+    known. A tensor that holds the largest number itself is left out as a mask, unless its device
+    saturates.
     """
     largest = LARGEST_FINITE[records["dtype"]]
     with np.errstate(all="ignore"):  # of integers min and max are other types' bits
@@ -226,14 +227,15 @@ _SITE = "fastcheck/least_headroom"
 
 
 class Watched(Protocol):
-    """What is needed of monitor.watch."""
+    """The part of monitor.watch that sinks need."""
 
     def scalars(self) -> Mapping[str, float]: ...
 
 
 class SinkConnection(Listener):
-    """From install() to remove(). The thread that ended the step (on a device the drain's) computes
-    what it passes on; the rest is computed and written by the writer's thread.
+    """Connects a session with its sinks, from install() to remove(). The thread that ended the step
+    (on a device the drain's) computes what it passes on; the rest is computed and written by the
+    writer's thread.
     """
 
     def __init__(

@@ -12,7 +12,7 @@ from .libraries import LIBRARIES, TensorBoard, Wandb, sink_of
 
 
 class ScalarSink(Protocol):
-    """Where scalars go. Only ``log`` is needed of an object that a user gives."""
+    """A place that scalars go to. Only ``log`` is needed of an object that a user gives."""
 
     def log(self, scalars: Mapping[str, float], step: int, /) -> object:
         """Writes the numbers of one step."""

@@ -76,7 +76,7 @@ def out_of_range(case: Case) -> Iterator[Advice]:
 
 
 def _upstream(case: Case) -> Iterator[Advice]:
-    """Where an input was already close to the end of the dtype's range, the growth is upstream."""
+    """Advice to look upstream, where an input was already close to the end of the dtype's range."""
     for site, reading in case.read_inputs:
         used = reading.range_used
         if reading.float_format is None or not reading.float_format.is_narrow or used is None:
@@ -208,7 +208,7 @@ def _ignored_labels(case: Case) -> Iterator[Advice]:
 
 
 def _sum_of_products(case: Case) -> Advice:
-    """Of what is known not to divide: what it multiplies is named."""
+    """Advice on an operator that is known not to divide: what it multiplies is named."""
     name = case.op_name or f"A {case.site.module_type}"
     named = [(s.key if s.role == "param" else s.label, r) for s, r in case.inputs]
     # Those of the operator, where it is known, rather than of its module.

@@ -134,7 +134,7 @@ class Case:
 
     @property
     def has_domain(self) -> bool:
-        """What made it may divide, or take logarithms or roots: as far as is known."""
+        """Whether what made it may divide, or take logarithms or roots, as far as is known."""
         if self.op_name:
             return bool(_DOMAINS.fullmatch(self.op_name))
         return not self.is_sum_of_products and not _SAFE.fullmatch(self.site.module_type)

@@ -272,7 +272,7 @@ _OPERATOR_OF = {
 
 
 def advise(report: StopReport) -> list[Advice]:
-    """At most four things to try, the most likely to help first. Never empty."""
+    """Chooses at most four things to try, the most likely to help first. Never empty."""
     case = _case(report)
     found: list[Advice] = [*_saturating(case), *_broken_weight(case)]
     known = [] if found or case.verdict is Verdict.PROPAGATED else by_operator(case)

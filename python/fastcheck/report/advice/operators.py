@@ -309,7 +309,9 @@ def _product(case: Case, made: Operation) -> Iterator[Advice]:
 
 
 def _bad_number(made: Operation, use: str) -> Iterator[Advice]:
-    """Of finite numbers that are multiplied or added none becomes NaN."""
+    """Advice on a number that is NaN or Inf: of finite numbers that are multiplied or added none
+    becomes NaN.
+    """
     finite = [(label, r) for label, r in made.inputs if not r.nonfinite_count]
     is_real = all(reading.components == reading.numel for _, reading in finite)
     # A node of the graph need not keep all that its operator has read.

@@ -18,7 +18,7 @@ from .state import SORTS, LiveState, RankState, SiteRow
 
 
 def cell_count(text: str) -> int:
-    """How many cells ``text`` takes."""
+    """The number of cells that ``text`` takes."""
     return len(text) if text.isascii() else sum(map(_cells, text))
 
 
@@ -69,7 +69,7 @@ _NUMBERS = (
 
 @dataclass
 class View:
-    """What the user has chosen. ``typing``: the filter is being typed; ``has_keys``: keys are read,
+    """The choices of the user. ``typing``: the filter is being typed; ``has_keys``: keys are read,
     and so the last line names them.
     """
 
@@ -119,7 +119,7 @@ class Picture:
     sites: int
 
     def text(self, ascii_only: bool = False) -> str:
-        """Without styles."""
+        """The lines without styles."""
         lines = ["".join(text for text, _ in line).rstrip() for line in self.lines]
         return "\n".join(map(to_ascii, lines) if ascii_only else lines)
 
@@ -221,7 +221,7 @@ def _ranks(state: LiveState) -> list[Line]:
 
 
 def _cost(state: LiveState) -> list[Line]:
-    """What the log costs: its size, and how fast it grows."""
+    """The cost of the log: its size, and how fast it grows."""
     if state.step < 0:
         return []
     pace = state.pace()

@@ -54,7 +54,7 @@ class RankEvents:
     def add(
         self, records: list[np.ndarray], lines: list[dict[str, Any]], watch: list[dict[str, Any]]
     ) -> None:
-        """What is new of the rank's records, of its events and of the watch's events."""
+        """Adds what is new of the rank's records, of its events and of the watch's events."""
         for some in records:
             bad = some[overflowed(some)]
             if len(bad):
@@ -145,7 +145,7 @@ class SiteRow(NamedTuple):
 
 
 class Pace(NamedTuple):
-    """Over the last polls; None where nothing is known yet."""
+    """The speed over the last polls; None where nothing is known yet."""
 
     steps_per_second: Optional[float]
     bytes_per_second: Optional[float]
@@ -153,7 +153,7 @@ class Pace(NamedTuple):
 
 @dataclass
 class RankState:
-    """What is held of one rank."""
+    """The state of one rank."""
 
     rank: int
     trends: SiteTrends = field(default_factory=SiteTrends)
@@ -229,7 +229,9 @@ class LiveState:
         self._paces: deque[tuple[float, int, int]] = deque()
 
     def take(self, grown: Iterable[Growth], now: float) -> None:
-        """What a poll has brought; ``now``: of a clock that never goes back, in seconds."""
+        """Takes in what a poll has brought; ``now``: of a clock that never goes back, in
+        seconds.
+        """
         for growth in grown:
             self.ranks.setdefault(growth.rank, RankState(growth.rank)).take(growth)
         if self.ranks:
@@ -244,11 +246,11 @@ class LiveState:
 
     @property
     def total_bytes(self) -> int:
-        """Of all records that the log holds."""
+        """The size of all records that the log holds."""
         return sum(one.total_bytes for one in self.ranks.values())
 
     def pace(self) -> Pace:
-        """How fast the log grows."""
+        """The speed at which the log grows."""
         if len(self._paces) < 2:
             return Pace(None, None)
         (start, first, small), (end, last, large) = self._paces[0], self._paces[-1]
@@ -306,14 +308,14 @@ class LiveState:
         return found, len(places)
 
     def least_headroom(self, rank: int) -> float:
-        """Of all sites of the rank in their last step; NaN where none has one."""
+        """The least headroom of the rank's sites, each in its last step; NaN where none has one."""
         one = self.ranks[rank]
         bits = one.trends.headroom()[one.shown_sites()]
         bits = bits[~np.isnan(bits)]
         return float(bits.min()) if len(bits) else float("nan")
 
     def event_counts(self) -> dict[str, int]:
-        """How many events there were, by kind."""
+        """The number of events, by kind."""
         ranks = self.ranks.values()
         return {
             kind: sum(one.events.counts[kind] for one in ranks)

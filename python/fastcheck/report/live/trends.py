@@ -46,8 +46,8 @@ class SiteTrends:
         self._bad.reshape(-1)[cells[bad]] = True
 
     def headroom(self) -> np.ndarray:
-        """Of each site in its last step: bits between abs max and the largest number of its dtype;
-        -inf where it overflowed, NaN where there is no such number.
+        """The headroom of each site in its last step: bits between abs max and the largest number
+        of its dtype; -inf where it overflowed, NaN where there is no such number.
         """
         with np.errstate(all="ignore"):
             bits = np.log2(LARGEST_FINITE[self.last["dtype"]] / self.level)

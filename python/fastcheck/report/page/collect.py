@@ -227,7 +227,7 @@ def _span(directory: str, segments: Mapping[int, list[str]]) -> tuple[int, int]:
 
 
 def _has_place(records: np.ndarray) -> np.ndarray:
-    """Which records are of a step that a run can have reached."""
+    """A boolean array of the records of a step that a run can have reached."""
     found: np.ndarray = (records["step"] > -_MOST_STEPS) & (records["step"] < _MOST_STEPS)
     return found
 

@@ -1,4 +1,4 @@
-"""What every page is made of: one HTML file with its script, its style and its data, which is a
+"""The container of every page: one HTML file with its script, its style and its data, which is a
 JSON header and arrays, each deflated and in base64.
 
 The arrays lie one after the other at the offsets that the header gives.
@@ -119,7 +119,9 @@ def _asset(name: str) -> str:
 
 
 def _digest(text: str) -> str:
-    """For the page's policy: W3C Content Security Policy Level 3, section 2.3.1."""
+    """The digest of a script or style for the page's policy: W3C Content Security Policy Level 3,
+    section 2.3.1.
+    """
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
@@ -204,7 +206,7 @@ def _packed(parts: Sequence[bytes], strategy: int) -> str:
 
 
 def _last_known(missing: np.ndarray) -> np.ndarray:
-    """Of each cell the column of the last known value up to it; its first where there is none."""
+    """The column, for each cell, of the last known value up to it; the first if there is none."""
     columns = np.where(missing, 0, np.arange(missing.shape[1]))
     found: np.ndarray = np.maximum.accumulate(columns, axis=1)
     return found

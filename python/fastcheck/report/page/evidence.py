@@ -71,7 +71,7 @@ class Evidence:
     def view(
         self, directory: str, sites: Mapping[int, dict[int, Site]], meta: Mapping[int, Any]
     ) -> LogView:
-        """What is held, as a log of its own: events with their records, and what came before the
+        """The evidence as a log of its own: events with their records, and what came before the
         first one on its rank. ``sites``, ``meta``: by rank.
         """
         parts = []
@@ -102,7 +102,7 @@ def event_of(view: LogView) -> Optional[Event]:
 
 
 def _important(lines: EventLines) -> EventLines:
-    """Those with a place, counted ones first where there are too many."""
+    """The events with a place, counted ones first where there are too many."""
     whole = [
         line
         for line in lines
@@ -127,7 +127,7 @@ def _first(lines: Mapping[int, EventLines]) -> Optional[Finding]:
 
 
 def _in_order(records: np.ndarray) -> np.ndarray:
-    """By step and sequence number, each record once."""
+    """The records in the order of step and sequence number, each once."""
     ordered = records[np.lexsort((records["seq"], records["step"]))]
     if len(ordered) < 2:
         return ordered

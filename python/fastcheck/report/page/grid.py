@@ -34,7 +34,7 @@ class Axis(NamedTuple):
 
     @classmethod
     def spanning(cls, first: int, last: int, sites: int) -> Axis:
-        """Of the steps ``first`` to ``last``, for so many sites."""
+        """The axis of the steps ``first`` to ``last``, for so many sites."""
         steps = last - first + 1
         most = max(_WHOLE_CELLS // max(sites, 1), _USUAL_BUCKETS)
         most = max(min(most, _MOST_CELLS // max(sites, 1), _MOST_BUCKETS), _FEWEST_BUCKETS)
@@ -72,7 +72,7 @@ class Grid:
         self.seen = np.zeros((rows, axis.buckets), bool)
 
     def axis_of(self, name: str) -> Axis:
-        """That of this statistic."""
+        """The axis of this statistic."""
         return self.axis if name in _FINE else self.coarse
 
     def add(self, rows: np.ndarray, steps: np.ndarray, values: dict[str, np.ndarray]) -> None:

@@ -35,7 +35,7 @@ def _dtype(name: str) -> dict[str, Any]:
 
 
 def json_numbers(column: np.ndarray) -> list[Any]:
-    """For JSON: null for NaN, text for an infinity."""
+    """The numbers of a column for JSON: null for NaN, text for an infinity."""
     if column.dtype.kind != "f" or np.isfinite(column).all():
         return list(column.tolist())
     return [None if value != value else to_json(value) for value in column.tolist()]

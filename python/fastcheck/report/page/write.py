@@ -113,7 +113,7 @@ def _interval(step: int, interval: Any) -> Optional[list[float]]:
 
 
 def _number(value: Any) -> Any:
-    """For JSON: text for what is not finite, None for what is no number."""
+    """A number for JSON: text for what is not finite, None for what is no number."""
     if isinstance(value, str):
         return value if value in ("nan", "inf", "-inf") else None
     if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -150,7 +150,7 @@ def verdict_html(report: StopReport) -> str:
 
 
 def healthy_html(found: Collected, harmless: int) -> str:
-    """Of a log without a counted event."""
+    """The verdict on a log without a counted event."""
     bad = len(found.bad)
     warnings = [line for line in read_watch(found.directory) if line.get("is_warning") is True]
     if warnings:
@@ -332,7 +332,7 @@ def _row_of(found: Collected, rank: int, site: Site) -> int:
 
 
 def _options(meta: dict[str, Any]) -> dict[str, Any]:
-    """Without the rows of steps, which the page has already."""
+    """The options of a run, without the rows of steps, which the page has already."""
     left_out = {name for name in ("steps", "scaling") if isinstance(meta.get(name), list)}
     return {name: value for name, value in meta.items() if name not in left_out}
 

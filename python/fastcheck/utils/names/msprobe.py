@@ -100,7 +100,7 @@ class TensorName:
 
     @property
     def path(self) -> str:
-        """Of a module, without its type; empty for the model itself."""
+        """The path of a module, without its type; empty for the model itself."""
         return self.name.rpartition(".")[0]
 
     def matches(self, site: Site, call: int) -> bool:

@@ -180,8 +180,9 @@ def _split(name: str) -> tuple[str, bool, str]:
 
 
 def op_patterns(name: str) -> list[str]:
-    """What an entry of ``Filter(ops=)`` stands for: the pattern itself, or the operators that have
-    this name in msprobe's style. ConfigError for the name of a module or of one call.
+    """The patterns that an entry of ``Filter(ops=)`` stands for: the pattern itself, or the
+    operators that have this name in msprobe's style. ConfigError for the name of a module or of one
+    call.
     """
     if not is_name(name):
         return [name]

@@ -18,10 +18,10 @@ def check_style(style: object) -> str:
 
 
 def tensor_place(site: Site, call: int, style: str, api: str = "") -> str:
-    """In a sentence: ``output[0] of layers.3.attn (Attention)``, at op level ``output of aten.mm #3
-    in layers.3.attn (Attention)``; or ``Module.layers.3.attn.Attention.forward.0.output.0``.
-    ``api``: the call of torch's API that it belongs to, where that is known:
-    ``Functional.linear.145``.
+    """The name of a tensor within a sentence: ``output[0] of layers.3.attn (Attention)``, at op
+    level ``output of aten.mm #3 in layers.3.attn (Attention)``; or
+    ``Module.layers.3.attn.Attention.forward.0.output.0``. ``api``: the call of torch's API that it
+    belongs to, where that is known: ``Functional.linear.145``.
     """
     if style == "msprobe":
         name = name_of(site, call) if api else None
@@ -33,8 +33,8 @@ def tensor_place(site: Site, call: int, style: str, api: str = "") -> str:
 
 
 def row_name(site: Site, call: Optional[int], style: str) -> str:
-    """In a table: ``layers.3.attn output[0]``, ``parameter layers.3.attn.weight``; at op level with
-    the operator's name and call.
+    """The name of a tensor in a table: ``layers.3.attn output[0]``, ``parameter
+    layers.3.attn.weight``; at op level with the operator's name and call.
     """
     if style == "msprobe":
         return msprobe_name(site, call or 0)

@@ -73,9 +73,7 @@ def paint(text: str, style: str, color: bool) -> str:
 
 
 def line_width(default: int) -> int:
-    """How wide lines are to be: ``default``, or what the environment's COLUMNS asks for (50 at
-    least).
-    """
+    """The width of lines: ``default``, or what the environment's COLUMNS asks for (50 at least)."""
     asked = os.environ.get("COLUMNS", "")
     return max(50, int(asked)) if asked.isdecimal() and int(asked) else default
 

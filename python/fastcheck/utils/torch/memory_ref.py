@@ -17,7 +17,9 @@ _COMPRESSED = frozenset((torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, t
 
 
 def values_of(tensor: torch.Tensor) -> Optional[torch.Tensor]:
-    """Its values, on the memory of ``tensor`` and without a graph; None where it is not sparse."""
+    """The values of a sparse tensor, on its memory and without a graph; None where it is not
+    sparse.
+    """
     is_coo = tensor.layout is torch.sparse_coo
     if not is_coo and tensor.layout not in _COMPRESSED:
         return None

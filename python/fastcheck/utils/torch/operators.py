@@ -89,7 +89,7 @@ class OpInfo:
         return self.is_random and given != 0.0
 
     def why_once(self, args: Any, kwargs: Any) -> str:
-        """Why a second run of this call would show nothing; empty where it would."""
+        """The reason why a second run of this call would show nothing; empty where it would."""
         if self.is_view:
             return "a view: it computes nothing"
         if self.is_allocation:

@@ -40,7 +40,9 @@ def of_all_ranks(value: Any, group: Any = None) -> list[Any]:
 
 
 def _device_of(group: Any) -> torch.device:
-    """Where the tensors of the group's collectives lie; the CPU where it has a choice."""
+    """The device on which the tensors of the group's collectives lie; the CPU where it has a
+    choice.
+    """
     group = torch.distributed.group.WORLD if group is None else group
     devices = {device.type: device for device in getattr(group, "_device_types", ())}
     return devices.get("cpu") or next(iter(devices.values()), torch.device("cpu"))
@@ -55,7 +57,9 @@ def own_rank() -> int:
 
 
 def group_size(group: Any = None) -> int:
-    """How many ranks ``group`` (None: the default group) has; 1 without one, or outside of it."""
+    """The number of ranks of ``group`` (None: the default group); 1 without one, or outside of
+    it.
+    """
     if not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return 1
     return max(1, torch.distributed.get_world_size(group))

@@ -75,8 +75,8 @@ def is_materialised(tensor: torch.Tensor) -> bool:
 
 
 def unreadable_reason(tensor: torch.Tensor) -> Optional[str]:
-    """Why no kernel reads ``tensor``: what was expected, what it got, a hint. None when it can be
-    read. Same texts as ``csrc/torch/read/tensor_view.cpp``, which checks CPU tensors.
+    """The reason why no kernel reads ``tensor``: what was expected, what it got, a hint. None when
+    it can be read. Same texts as ``csrc/torch/read/tensor_view.cpp``, which checks CPU tensors.
     """
     if not is_materialised(tensor):
         return (
@@ -108,7 +108,9 @@ def unreadable_reason(tensor: torch.Tensor) -> Optional[str]:
 
 
 def freed_reason(tensor: torch.Tensor) -> Optional[str]:
-    """Why a strided tensor's storage does not hold all of its elements; None when it does."""
+    """The reason why a strided tensor's storage does not hold all of its elements; None when it
+    does.
+    """
     held = tensor.untyped_storage().nbytes()
     if not tensor.numel() or held >= (needed := _bytes_reached(tensor)):
         return None
@@ -120,7 +122,9 @@ def freed_reason(tensor: torch.Tensor) -> Optional[str]:
 
 
 def without_bytes(tensor: torch.Tensor) -> Optional[str]:
-    """Why ``tensor`` has no bytes of its own in row-major order; None when it has them."""
+    """The reason why ``tensor`` has no bytes of its own in row-major order; None when it has
+    them.
+    """
     if not is_materialised(tensor):
         return "a parameter or buffer of a lazy module; run the module once"
     if tensor.is_nested:
@@ -140,7 +144,7 @@ def without_bytes(tensor: torch.Tensor) -> Optional[str]:
 
 
 def _bytes_reached(tensor: torch.Tensor) -> int:
-    """From the start of the storage to the end of the last element."""
+    """The bytes from the start of the storage to the end of the last element."""
     strides = zip(tensor.shape, tensor.stride())
     last = tensor.storage_offset() + sum((size - 1) * stride for size, stride in strides)
     return (int(last) + 1) * tensor.element_size()
@@ -200,8 +204,8 @@ def check_devices(tensors: Sequence[object]) -> None:
 
 
 def first_bad(name: str, tensor: torch.Tensor) -> str:
-    """Where the first NaN or Inf of a tensor is, as a sentence with a blank before it; empty where
-    it has none, or one element only.
+    """The place of the first NaN or Inf of a tensor, as a sentence with a blank before it; empty
+    where it has none, or one element only.
     """
     with unobserved(), torch.no_grad():
         bad = (~torch.isfinite(tensor.detach())).nonzero()

@@ -36,8 +36,8 @@ class Elsewhere:
         self.draws = draws
 
     def run(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, str]:
-        """What ``func`` returns, and why it is what the operator itself has made of its arguments;
-        empty where it is not. Raises what the operator itself raises.
+        """Returns what ``func`` returns, and why it is what the operator itself has made of its
+        arguments; empty where it is not. Raises what the operator itself raises.
         """
         info = op_info(func)
         reason = self._reason(info, args, kwargs)
@@ -92,7 +92,7 @@ class Elsewhere:
         return ""
 
     def _dropout(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, str]:
-        """With the mask that was drawn here."""
+        """Runs dropout with the mask that was drawn here."""
         result = func(*args, **kwargs)
         x, p = args[0], float(args[1])
         with unobserved(), no_grad():
@@ -102,7 +102,7 @@ class Elsewhere:
         return result, ""
 
     def _reason(self, info: OpInfo, args: Any, kwargs: Any) -> str:
-        """Why it is left as it is; empty where it isn't."""
+        """The reason why an operator is left as it is; empty where it isn't."""
         # Of dropout the mask that it draws is used there.
         is_drawn = info.name == "aten.native_dropout" or self._may_draw(info, args, kwargs)
         reason = "" if is_drawn else info.why_once(args, kwargs)
@@ -176,8 +176,8 @@ def compute(
     *,
     may_draw: bool = False,
 ) -> tuple[list[torch.Tensor], str]:
-    """What an operator makes of arguments that were moved, or why it can't. What random numbers it
-    may draw all the same are given back, unless it ``may_draw``.
+    """The tensors that an operator makes of arguments that were moved, or why it can't. Random
+    numbers that it may draw all the same are given back, unless it ``may_draw``.
     """
     state = torch.get_rng_state()
     try:

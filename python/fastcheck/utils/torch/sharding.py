@@ -27,8 +27,8 @@ class Part(NamedTuple):
 
 
 def kept_part(tensor: Any) -> Optional[torch.Tensor]:
-    """What this rank keeps of a parameter that is not gathered now, flat; None of any other tensor.
-    No communication.
+    """The part that this rank keeps of a parameter that is not gathered now, flat; None of any
+    other tensor. No communication.
     """
     kept = getattr(tensor, "ds_tensor", None)
     if not isinstance(kept, torch.Tensor) or tensor.numel() == tensor.ds_numel:
@@ -37,8 +37,8 @@ def kept_part(tensor: Any) -> Optional[torch.Tensor]:
 
 
 def without_padding(parameter: Any, flat: torch.Tensor) -> torch.Tensor:
-    """This rank's part ``flat`` of a parameter, or of its gradient, without what DeepSpeed adds
-    behind the last element to make all parts equally long, which is never written.
+    """The part ``flat`` that this rank has of a parameter, or of its gradient, without what
+    DeepSpeed adds behind the last element to make all parts equally long, which is never written.
     """
     rank = 0
     if torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -58,7 +58,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def part_of(tensor: torch.Tensor) -> Optional[Part]:
-    """This rank's part of a DTensor; None of any other tensor, and of partial sums. No
+    """The part of a DTensor that this rank has; None of any other tensor, and of partial sums. No
     communication.
     """
     chunks = getattr(tensor, "__create_chunk_list__", None)  # as DCP asks for them

@@ -173,7 +173,7 @@ class TrainingState:
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        """Those that were given, and those that have stepped."""
+        """The optimizers that were given, and those that have stepped."""
         return [one.optimizer for one in self._optimizers.values()]
 
     def __enter__(self) -> TrainingState:

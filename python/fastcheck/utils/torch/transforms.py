@@ -39,7 +39,7 @@ innermost_transform: Callable[[], Any] = _functorch.peek_interpreter_stack
 
 
 def untransformed() -> contextlib.AbstractContextManager[None]:
-    """Within it operators are not transformed; what they are given has to be unwrapped."""
+    """A section in which operators are not transformed; what they are given has to be unwrapped."""
     disabled: contextlib.AbstractContextManager[None] = torch._C._DisableFuncTorch()
     return disabled
 

@@ -86,8 +86,9 @@ class Turns:
 def other_optimizers(
     optimizer: Optimizer, parameters: Iterable[torch.Tensor]
 ) -> Iterator[Optimizer]:
-    """Those of this process that update others of ``parameters``, and none that ``optimizer`` or
-    another one of them updates. Looks for them only where a trained parameter is left.
+    """The optimizers of this process that update others of ``parameters``, and none that
+    ``optimizer`` or another one of them updates. Looks for them only where a trained parameter is
+    left.
     """
     left = {id(p) for p in parameters if p.requires_grad} - parameter_ids(optimizer)
     taken = parameter_ids(optimizer)
@@ -115,7 +116,7 @@ _MOST_PASSES = 1000
 
 
 class EndlessSteps:
-    """Of one session. Counts the backward passes of its open step."""
+    """Counts the backward passes of a session's open step."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -145,7 +146,7 @@ class EndlessSteps:
         return True
 
     def take_warning(self) -> str:
-        """What is to be warned of, once; empty as a rule."""
+        """The text to warn with, once; empty as a rule."""
         warning, self._warning = self._warning, ""
         return warning
 
@@ -160,7 +161,8 @@ _MOST_FRUITLESS = 64
 
 
 class UnfinishedSteps:
-    """Of one session. Every method expects its lock to be held.
+    """Finds the steps of a session whose update was left out. Every method expects the session's
+    lock to be held.
 
     That gradients were cleared is no proof: a step may have several backward passes, and clear them
     in between. So it counts only where something shows why the update was left out: a gradient that
@@ -215,7 +217,7 @@ class UnfinishedSteps:
 def _probes(
     parameters: Iterable[tuple[ModuleNode, str, Optional[torch.Tensor]]],
 ) -> list[_Probe]:
-    """Of those that have a gradient its version."""
+    """The versions of the gradients of those parameters that have one."""
     return [
         (node, name, local(parameter.grad)._version)
         for node, name, parameter in parameters
@@ -243,8 +245,8 @@ def _is_cleared(node: ModuleNode, name: str, version: int) -> bool:
 
 
 class StepEnds:
-    """Where the steps of one session end. ``given``: the optimizers that are to be followed, if the
-    user has said so.
+    """Finds where the steps of one session end. ``given``: the optimizers that are to be followed,
+    if the user has said so.
     """
 
     def __init__(

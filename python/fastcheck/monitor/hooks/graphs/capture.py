@@ -86,7 +86,7 @@ class CapturedJournal:
         session.level.seen.clear()
 
     def slots(self, ring: DeviceRing) -> Optional[GraphSlots]:
-        """Those of the stretch under way; None when what is read is no part of the graph."""
+        """The slots of the stretch under way; None when what is read is no part of the graph."""
         if self.problem is None and not ring.is_capturing:
             self.problem = "something was read meanwhile on a stream that was not captured"
         if self.problem is not None:
@@ -476,7 +476,7 @@ def _tell(what: Callable[..., bool], told: Sequence[GraphFollower], *args: Any) 
 
 
 def _end(graph: Any, is_whole: bool) -> None:
-    """Also of those that are off since the capture began."""
+    """Ends the capture of all followers, also of those that are off since it began."""
     for follower in followers:
         session = follower.watcher.session
         with session.lock:

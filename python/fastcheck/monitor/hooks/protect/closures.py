@@ -17,7 +17,8 @@ from .protection import WeightProtection
 
 
 class Evaluations:
-    """Those of the closures of steps under way. Every method expects the session's lock to be held.
+    """The evaluations of the closures of steps under way. Every method expects the session's lock
+    to be held.
 
     ``read_gradients``: reads what the optimizer uses next; called with it and ``scaled=``.
     """
@@ -51,7 +52,9 @@ class Evaluations:
         return False
 
     def ended(self, optimizer: Optimizer) -> int:
-        """It has made the gradients, which the optimizer uses next. How many there were."""
+        """The closure has made the gradients, which the optimizer uses next. Returns the number of
+        evaluations.
+        """
         session = self._session
         is_scaled = UpdateGuard.scaler_found_inf(optimizer) is not None
         if session.is_active:

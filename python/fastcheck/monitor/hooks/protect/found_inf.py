@@ -260,7 +260,9 @@ def _let_go(key: int) -> None:
 
 
 def _why_not(optimizer: Optimizer) -> Optional[str]:
-    """What keeps the optimizer, or this step of it, from being guarded, whatever its devices."""
+    """The reason that keeps the optimizer, or this step of it, from being guarded, whatever its
+    devices.
+    """
     if is_compiling():
         return 'its step is being compiled; use sync="step"'
     name = type(optimizer).__name__
@@ -282,7 +284,9 @@ def _not_fused(name: str, index: int, what: str) -> str:
 
 
 def _contract_problem(optimizer: Optimizer, name: str) -> Optional[str]:
-    """For a step() that is not one of torch's: does it declare that it reads found_inf?"""
+    """The reason why a step() that is not one of torch's can't be guarded: it does not declare that
+    it reads found_inf, or takes a grad_scaler. None if it can.
+    """
     # Of the class itself where it inherits from a fused one: their __init__ sets it for torch's
     # step(), which this class has replaced.
     inherits = isinstance(optimizer, _FUSED_CLASSES)

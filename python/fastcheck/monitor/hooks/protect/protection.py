@@ -163,7 +163,7 @@ class WeightProtection:
                 )
 
     def before_clipping(self, gradients: Sequence[torch.Tensor]) -> None:
-        """These gradients are about to be clipped, in whatever way."""
+        """Notes that these gradients are about to be clipped, in whatever way."""
         strided = [one for one in gradients if one.layout is torch.strided]
         if self._norm_limit is None or self._norm_limit() is None or not strided:
             return
@@ -186,7 +186,7 @@ class WeightProtection:
         )
 
     def after_update(self, optimizer: torch.optim.Optimizer) -> None:
-        """It has stepped, or its closure is called again."""
+        """The optimizer has stepped, or its closure is called again."""
         self._guard.after_update(optimizer)
         self._host_guard.after_update(optimizer)
         if self._clipped:
@@ -195,7 +195,7 @@ class WeightProtection:
             self._clipped = [(ids - used, norm) for ids, norm in self._clipped]
 
     def take_warnings(self) -> list[str]:
-        """What is to be warned of since the last time."""
+        """The texts to warn with since the last time."""
         warnings, self._warnings = self._warnings, []
         return warnings
 
@@ -236,7 +236,9 @@ class WeightProtection:
         return word
 
     def _norms_before_clipping(self, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """After clipping no norm is large: what counts is the norm of what was clipped."""
+        """The norms of these gradients before they were clipped, which count: after clipping no
+        norm is large.
+        """
         if self._clipped_in != self._session.step.index:
             return []
         ids = set(map(id, gradients))
@@ -249,7 +251,7 @@ class WeightProtection:
 
 
 def _norm(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Of all of them together, 0-dim float32 on the device of the first."""
+    """The norm of all tensors together, 0-dim float32 on the device of the first."""
     norms = [torch.linalg.vector_norm(one, dtype=_wide(one)).float() for one in tensors]
     there = [one.to(norms[0].device, non_blocking=True) for one in norms]
     norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(there))
@@ -257,7 +259,7 @@ def _norm(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def _wide(tensor: torch.Tensor) -> torch.dtype:
-    """In which the squares of a gradient are added: those of float16 leave its range."""
+    """The dtype in which the squares of a gradient are added: those of float16 leave its range."""
     if tensor.is_complex():
         return torch.complex64 if tensor.dtype is not torch.complex128 else tensor.dtype
     return tensor.dtype if tensor.dtype is torch.float64 else torch.float32

@@ -19,8 +19,8 @@ from .state_reader import StateReader
 
 
 class GradientWatcher:
-    """Of one session. Every method expects the session's lock to be held; those that return a bool
-    return whether they were about this model.
+    """Reads the gradients of parameters of a session's model. Every method expects the session's
+    lock to be held; those that return a bool return whether they were about this model.
 
     ``optimizers``: the only ones whose parameters are read; None: all.
     """
@@ -40,7 +40,7 @@ class GradientWatcher:
         self.evaluating: Optional[torch.optim.Optimizer] = None
 
     def before_clipping(self, gradients: Sequence[torch.Tensor]) -> bool:
-        """These gradients, or some of them, are about to be changed."""
+        """Gradients, or some of them, are about to be changed."""
         session = self._session
         if not self._is_open:
             return False
@@ -56,7 +56,7 @@ class GradientWatcher:
     def after_clipping(
         self, gradients: Sequence[torch.Tensor], norm: Optional[torch.Tensor]
     ) -> bool:
-        """They were clipped; ``norm``: their total norm before."""
+        """Gradients were clipped; ``norm``: their total norm before."""
         session = self._session
         if not self._is_open or not self._state.were_clipped(gradients):
             return False
@@ -83,8 +83,8 @@ class GradientWatcher:
                 self._protection.changed_by_loop()
 
     def _may_be_changed(self) -> bool:
-        """Not what a GradScaler unscales, and skips; nor in a graph that is being captured, whose
-        replays run none of this.
+        """Whether gradients may be changed: not what a GradScaler unscales, and skips; nor in a
+        graph that is being captured, whose replays run none of this.
         """
         return self._session.step.update.scaler is None and self._session.tape is None
 

@@ -44,7 +44,7 @@ class _Probe(NamedTuple):
 
 
 def _probe(gradient: torch.Tensor) -> Union[GradientProbe, _Probe]:
-    """In C++ where it is an ordinary float32 gradient on the CPU."""
+    """A probe of a gradient: in C++ where it is an ordinary float32 gradient on the CPU."""
     found = None if status.module is None else status.module.gradient_probe(gradient, _ELEMENTS)
     return found or _Probe(MemoryRef(gradient), local(gradient)._version, _first(gradient))
 

@@ -161,7 +161,7 @@ class StateReader:
         gradients: bool = True,
         scaled: bool = False,
     ) -> None:
-        """What ``optimizer`` is about to use (None: all of the model), and the buffers.
+        """Reads what ``optimizer`` is about to use (None: all of the model), and the buffers.
 
         ``scaled``: the gradients still carry the loss scale, or their update is skipped.
         """
@@ -241,8 +241,8 @@ class StateReader:
     def read_before_clipping(
         self, gradients: Sequence[torch.Tensor], owned: Optional[set[int]], *, scaled: bool
     ) -> bool:
-        """Those of ``gradients`` that belong to parameters of the model (``owned``: only to these).
-        False: none does. ``scaled``: loss scaling decides what becomes of them.
+        """Reads those of ``gradients`` that belong to parameters of the model (``owned``: only to
+        these). False: none does. ``scaled``: loss scaling decides what becomes of them.
         """
         if not self._session.backwards.owns_gradients:
             return False
@@ -347,8 +347,8 @@ class StateReader:
                 self._session.step.given.by_gradient[site] = given[id(parameter)]
 
     def _compare(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Of each gradient the record from the end of backward() and that from before the update:
-        the loop changes gradients where two differ.
+        """Compares the record of each gradient from the end of backward() with that from before the
+        update: the loop changes gradients where two differ.
         """
         for before, after in pairs:
             if before != FINITE:
@@ -377,8 +377,8 @@ class StateReader:
         """A norm has just run: its running statistics are read with the other buffers."""
 
     def read_optimizer_state(self, optimizer: torch.optim.Optimizer) -> None:
-        """After an update: what the optimizer keeps of parameters whose gradients it can't square,
-        and nothing else.
+        """Reads, after an update, what the optimizer keeps of parameters whose gradients it can't
+        square, and nothing else.
         """
         sites = self._large_squares.take()
         if not sites:
@@ -414,7 +414,9 @@ class StateReader:
 
 
 def _gradient_site(node: ModuleNode, name: str, tensor: torch.Tensor) -> int:
-    """Of the gradient of a parameter. ``tensor``: either of the two, which are sharded alike."""
+    """The site of the gradient of a parameter. ``tensor``: either of the two, which are sharded
+    alike.
+    """
     return _of_gradient(node, name, is_part(tensor))
 
 
@@ -425,7 +427,7 @@ def _of_gradient(node: ModuleNode, name: str, is_shard: bool) -> int:
 
 
 def _as_read(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """Their places in the order of observe_list(): one device after the other."""
+    """The places of tensors in the order of observe_list(): one device after the other."""
     if are_on_host(tensors):
         return list(range(len(tensors)))
     devices = dict.fromkeys(tensor.device for tensor in tensors)
