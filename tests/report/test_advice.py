@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -395,6 +396,12 @@ def of(low: float = 0.1, high: float = 1.0, numel: int = 8, **fields: Any) -> An
 
 ZERO = of(0.0, 1.0, zero_count=2)
 OPERATORS = {
+    "norm of 1e30": (
+        operator_report(
+            "aten.linalg_vector_norm", {"self": of(high=1e30)}, numel=1, posinf_count=1
+        ),
+        "self reaches 1.00e+30, whose square is beyond float32's 3.40e+38: the norm is Inf",
+    ),
     "softmax of +Inf": (
         operator_report("aten._softmax", {"self": of(posinf_count=4)}, nan_count=4),
         "self holds 4 +Inf, and softmax subtracts the largest: Inf - Inf is NaN",
@@ -605,7 +612,10 @@ def test_an_operator_from_the_graph_of_the_loss_is_as_good() -> None:
     assert "For the line run it again" in advice_of(report)
     assert "run it again" not in advice_of(replace(report, made_by=replace(made, line="a.py:1")))
     outside = MadeBy("", "found", variable="w, assigned at a.py:3 in step: w = a / a.sum()")
+    grown = np.stack([build.record(numel=1, high=10.0**n, step=n) for n in range(5)])
+    report = replace(report, trend=np.append(grown, report.culprit.record))
     assert "it divides, and 0/0 is NaN" in advise(replace(report, made_by=outside))[0].text
+    assert "Stop the growth" in advice_of(report)
 
 
 def test_what_is_new_against_the_last_healthy_step_comes_first() -> None:

@@ -554,15 +554,19 @@ def _batch_lines(report: StopReport, width: int) -> list[str]:
 
 
 def _advice_lines(report: StopReport, width: int, most: int | None = None) -> list[str]:
-    """``most``: lines; what does not fit into them is left out, but the first item is not."""
+    """``most``: lines; what does not fit into them is left out, but of the first item its code
+    alone.
+    """
     lines: list[str] = []
     number = 1
     items = advise(report)
     for item in items:
         shown = wrap(item.text, width, f"{number}. ", "   ")
-        shown += [f"     {line}" for line in item.code.splitlines()]
+        code = [f"     {line}" for line in item.code.splitlines()]
         later = items[items.index(item) + 1 :]
         kept = sum(len(wrap(one.text, width - 3)) for one in later if one.is_kept)
+        if most is None or lines or len(shown) + len(code) + kept <= most:
+            shown += code
         if most is None or not lines or len(lines) + len(shown) + kept <= most:
             lines += shown
             number += 1

@@ -34,6 +34,24 @@ def test_a_nan_five_steps_after_a_healthy_mask_is_named() -> None:
     assert stop.step == 5
 
 
+@pytest.mark.parametrize("scale", [1e30, 1.0])
+def test_a_norm_that_overflows_is_named_where_gradients_are_clipped_by_it(scale: float) -> None:
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    with fastcheck.install(model, level="op") as monitor:
+        try:
+            for _ in range(2):
+                optimizer.zero_grad()
+                (model(torch.ones(3, 4)).sum() * scale).backward()
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+        except fastcheck.OverflowDetected as stop:
+            assert scale > 1 and "norm" in str(stop.culprit.site.op)
+            assert "it reached the norm by which gradients were clipped" in stop.culprit.reason
+        else:
+            assert scale == 1.0 and not monitor.events
+
+
 def test_a_row_that_is_masked_entirely() -> None:
     model = Attention()
     model.mask = lambda scores: scores.masked_fill(torch.ones_like(scores).bool(), -INF)

@@ -359,7 +359,8 @@ class StepWatcher:
         is_ours = self._apart("gradient clipping", self._gradients.after_clipping, gradients, norm)
         if is_ours:
             self._notice(self._facts.clipped, norm, threshold)
-        if is_ours:
+            if norm is not None:
+                self._apart("gradient clipping", self.session.level.gradients_clipped, norm)
             self._meta.schedule.clipped(self.session.step.index, threshold)
             known = self.session.step.update.scaler
             scaler = None if known is None else known()

@@ -293,6 +293,11 @@ class Reach:
         tensors = (tensor for _, tensor in flatten(loss, "loss") if tensor.numel() == 1)
         self._session.reach("loss", (("it reached the loss", tensor) for tensor in tensors))
 
+    def norm(self, norm: torch.Tensor) -> None:
+        """Gradients were clipped by it."""
+        clause = "it reached the norm by which gradients were clipped"
+        self._session.reach("norm", ((clause, norm),))
+
     def gradients(self) -> None:
         """A backward pass is over."""
         named = ((name, p.grad) for name, p in self._parameters() if p.grad is not None)
@@ -636,6 +641,10 @@ class OpLevel(Level):
                 self._ops.reach([tensor for _, tensor in found], numbers)
         if not self.session.rings.is_deferred:
             self.collect()
+
+    def gradients_clipped(self, norm: torch.Tensor) -> None:
+        if not self.session.is_scaled:
+            self.consequences.norm(norm)
 
     def backward_began(self, roots: Sequence[torch.Tensor]) -> None:
         self.consequences.loss(roots)

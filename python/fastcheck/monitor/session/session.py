@@ -380,6 +380,9 @@ class Level:
     def update_uses(self, optimizer: torch.optim.Optimizer) -> None:
         """The optimizer is about to use its gradients, which carry no loss scale."""
 
+    def gradients_clipped(self, norm: torch.Tensor) -> None:
+        """The gradients were clipped by this norm of theirs."""
+
     def backward_began(self, roots: Sequence[torch.Tensor]) -> None:
         """``torch.autograd.backward`` is called on these."""
 

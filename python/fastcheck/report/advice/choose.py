@@ -134,8 +134,6 @@ _IN_SOURCE = (
 
 
 def loss(case: Case) -> Iterator[Advice]:
-    # What the records show comes before what is common.
-    yield from growth(case) if case.trend.has_grown else ()
     hints = [hint for pattern, hint in _IN_SOURCE if re.search(pattern, case.source)]
     if hints:
         yield Advice(f"Look at the line that assigns it: {'; '.join(hints[:2])}.")
@@ -148,6 +146,8 @@ def loss(case: Case) -> Iterator[Advice]:
             f"assert torch.isfinite({case.outside}).all()",
         )
         return
+    # What the records show comes before what is common.
+    yield from growth(case) if case.trend.has_grown else ()
     if case.has_nan:
         yield Advice(
             "The loss's own code made it, or what that read beside the model (targets, weights): "
@@ -274,8 +274,9 @@ _OPERATOR_OF = {
 def advise(report: StopReport) -> list[Advice]:
     """Chooses at most four things to try, the most likely to help first. Never empty."""
     case = _case(report)
-    found: list[Advice] = [*_saturating(case), *_broken_weight(case)]
+    found = list(_saturating(case))
     known = [] if found or case.verdict is Verdict.PROPAGATED else by_operator(case)
+    found += _broken_weight(case)
     if case.site.direction == "optimizer" and case.site.op:
         rates = case.learning_rates
         known = [broken_rate(n, r) for n, r in rates if not math.isfinite(r)] or known

@@ -231,6 +231,19 @@ def _weight_norm(case: Case, made: Operation) -> Iterator[Advice]:
         )
 
 
+def _norm(case: Case, made: Operation) -> Iterator[Advice]:
+    for label, reading in made.inputs if made.may_be_inf else ():
+        form, peak = reading.float_format, reading.abs_max
+        if form is not None and peak is not None and peak > math.sqrt(form.max):
+            yield Advice(
+                f"{label} reaches {format_number(peak)}, whose square is beyond {reading.dtype}'s "
+                f"{format_number(form.max)}: the norm is Inf. Divide the loss, or look for the "
+                "term that is so large: clipping by an infinite norm sets every gradient to 0, or "
+                "to NaN.",
+            )
+            return
+
+
 def _constant(case: Case, made: Operation) -> Iterator[Advice]:
     if made.is_nan:
         yield Advice(
@@ -494,6 +507,7 @@ _FORWARD: tuple[tuple[str, _Rule], ...] = (
     (r"to_copy", _cast),
     (r"weight_norm(?:_interface)?", _weight_norm),
     (r"scalar_tensor", _constant),
+    (r"(?:foreach_|linalg_vector_)?norm", _norm),
     (r"(?:log_)?softmax", _softmax),
     (r"ctc_loss", _ctc),
     (r"nll_loss(?:2d|_nd)?|cross_entropy(?:_loss)?", _likelihood),
