@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from .prove_model import (
+from accuracy.prove_model import (
     HEADS,
     WIDTH,
     WORDS,

@@ -10,10 +10,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from accuracy.prove_model import ROWS, WIDTH, Batch, Mix, Model, Program, batch, loss_of
+from accuracy.prove_programs import REDUCTION, Fault
 from fastcheck import Ranks
-
-from .prove_model import ROWS, WIDTH, Batch, Mix, Model, Program, batch, loss_of
-from .prove_programs import REDUCTION, Fault
 
 RANK_FAULTS: list[Fault] = []
 Reducing = Callable[[nn.Module], None]

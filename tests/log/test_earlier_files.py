@@ -31,6 +31,7 @@ def test_show_prints_the_same(
     now = printed(capsys, "show", "log")
     assert now.pop("damaged_records") == 0  # of a later version
     assert [row["step"] for row in now.pop("steps")] == [0, 1, 2]  # of a later version too
+    assert (now.pop("fastcheck"), now.pop("format")) == ("show", 1)  # these too
     assert now == json.loads((HERE / "show.json").read_text())
 
 
