@@ -39,7 +39,7 @@ from fastcheck.utils.torch.sharding import Part, part_of
 FORMATS = (1, 2)
 _NAME = "fastcheck.json"
 
-# Of each key what a seal keeps of it.
+# What a seal keeps of each key.
 Entries = dict[str, dict[str, Any]]
 
 
@@ -383,7 +383,7 @@ def verify(
             differing[key] = difference
         else:
             equal.add(key)
-    # Of tied weights, one that is there stands for the others.
+    # A tied weight that is there stands for the others.
     held = {sealed[key].get("tied_to", key) for key in equal}
     missing = tuple(
         key

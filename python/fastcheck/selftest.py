@@ -442,7 +442,7 @@ def check_install(device: torch.device) -> str:
     raise Fault(f"a NaN in step {healthy} did not stop the run by step {step}")
 
 
-#: By name, in the order in which they run.
+#: The checks by name, in the order in which they run.
 CHECKS: dict[str, Callable[[torch.device], str]] = {
     "values": check_values,
     "no-wait": check_no_wait,

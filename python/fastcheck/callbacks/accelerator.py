@@ -62,7 +62,7 @@ def accelerate(
         def before_saving(models: list[Any], weights: list[Any], folder: str) -> None:
             seals.check(inner, folder, "load the checkpoint before it")
             if accelerator.is_main_process:
-                # Of FSDP and DeepSpeed no weights are given; their files are written already.
+                # FSDP and DeepSpeed give no weights; their files are written already.
                 seals.write(folder, weights[0] if weights else inner, monitor.step_index)
 
         handle = accelerator.register_save_state_pre_hook(before_saving)

@@ -85,9 +85,9 @@ class ModuleNode:
         self.is_root = is_primary
         # Nearly all softmax modules of models in the wild carry the word in their class name.
         self.is_softmax_like = "softmax" in self.type_name.lower()
-        # Its forward writes running statistics.
+        # The module's forward writes running statistics.
         self.has_statistics = isinstance(module, _NormBase)
-        # Its forward takes in what other ranks compute.
+        # The module's forward takes in what other ranks compute.
         self.is_collective = isinstance(module, torch.nn.SyncBatchNorm)
         self.has_excluded_parts = False
         # Something in it was put in later, and has no hooks.

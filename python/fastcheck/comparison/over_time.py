@@ -27,7 +27,7 @@ Steps = Union[str, Iterable[tuple[int, int]], None]
 LOSS_DRIFT = 0.01
 _SHOWN = 12
 
-#: By name: (step, value from there on), in the order of the steps.
+#: (step, value from there on) by name, in the order of the steps.
 Schedules = Mapping[str, Sequence[tuple[int, float]]]
 
 
@@ -313,7 +313,7 @@ def _parsed(wanted: Steps) -> list[tuple[int, int]]:
 
 
 # ---- a run that continues another ---------------------------------------------------------------
-# Its steps are paired from the one whose weights, or batch, it begins with.
+# The steps of a run are paired from the one whose weights, or batch, it begins with.
 
 #: The part of the weights that has to be equal to the bit: one tensor may not have been restored.
 _ENOUGH = 0.5

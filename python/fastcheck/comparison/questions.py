@@ -103,7 +103,7 @@ class Questions:
         different = tally.first(tally.different, COMPUTED)
         nonfinite = tally.first(tally.nonfinite, COMPUTED)
         if self._is_partial and nonfinite is not None:
-            # Of chosen operators the first is not the cause of the others: what overflows leads.
+            # The first of chosen operators is not the cause of the others: what overflows leads.
             return nonfinite
         origin = self.origin
         if (

@@ -21,7 +21,8 @@ from .tally import Found, Growth, Missing
 
 
 class Compared(NamedTuple):
-    """Arrays have one element a pair, in the order of the reference.
+    """The pairs of one step of one rank. Arrays have one element a pair, in the order of the
+    reference.
 
     ``step``: the reference's; ``before``: the step whose update the parameters of this one show;
     ``names``: numbers of the Runner's NameTable; ``phases``, ``states``: values of Phase and State;

@@ -123,10 +123,10 @@ class Runner:
         #: Called with each step that was compared.
         self.observer: Optional[Callable[[Compared], None]] = None
         self._last_step: dict[int, int] = {}
-        # By rank: the coarsest dtype of what was not equal to the bit in the steps before.
+        # The coarsest dtype, by rank, of what was not equal to the bit in the steps before.
         self.coarsest: dict[int, Optional[int]] = {}
         self._drifts: dict[int, Drift] = {}
-        # By rank: the largest error of what the step before computed, and whether it was exact.
+        # The largest error, by rank, of what the step before computed, and whether it was exact.
         self.last_computed: dict[int, tuple[float, bool]] = {}
         #: Where the batch is split in another way.
         self.split: Optional[Split] = None

@@ -76,7 +76,7 @@ class Tally:
         self.reordered = 0
         self.moved = 0
         self.lookalikes: dict[str, str] = {}
-        #: Of tensors of one side alone: what they are of those of the other.
+        #: What tensors of one side alone are of those of the other.
         self.parts_of: list[str] = []
         #: How many pairs were looked at for how they belong together.
         self.related = 0
@@ -87,7 +87,7 @@ class Tally:
         self.keeps_unchanged = False
         self.unchanged: dict[str, bool] = {}
         self.losses: dict[int, Loss] = {}
-        #: By question about what was given: pairs of the same numbers in another order.
+        #: Pairs of the same numbers in another order, by question about what was given.
         self.given_reordered: Counter[Phase] = Counter()
         self.has_bits = True  # whether all pairs could be compared to the bit
 

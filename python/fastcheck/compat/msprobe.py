@@ -73,7 +73,7 @@ _DATA_MODES = ("all", "forward", "backward", "input", "output")
 
 @dataclass(frozen=True)
 class ProbeConfig:
-    """``ranks`` and ``steps``: None for all of them."""
+    """The options of a dump or an overflow check. ``ranks`` and ``steps``: None for all of them."""
 
     task: str
     dump_path: str

@@ -47,7 +47,7 @@ class DumpSession:
         #: Why it was switched off, in one sentence; empty while it works.
         self.problem = ""
         self.call_count = 0
-        #: Of how many records the memory was not read again.
+        #: The number of records whose memory was not read again.
         self.reused_count = 0
         self.left_out: dict[tuple[str, str], int] = {}
         self.differences: list[dict[str, Any]] = []

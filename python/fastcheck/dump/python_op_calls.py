@@ -179,7 +179,7 @@ class PythonOpCalls(OpCalls):
             if call.name.direction == "forward":
                 self._namer.register(named, self._selection.is_within)
             if not is_wanted:
-                # Its writes to uninitialised memory count all the same.
+                # The call's writes to uninitialised memory count all the same.
                 call.is_wanted = False
                 return call if info.is_allocation or info.written else None
             self._read_inputs(call, args, kwargs)

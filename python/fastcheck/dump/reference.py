@@ -114,7 +114,7 @@ class _Moved(Elsewhere):
 
     def __init__(self, seed: Optional[int]) -> None:
         super().__init__(torch.device("cpu"), torch.float64)
-        # Its own: the program's generators are not touched.
+        # A generator of its own: the program's are not touched.
         self._draw = None if seed is None else torch.Generator().manual_seed(seed)
 
     def _moved(self, value: Any, known: dict[int, torch.Tensor], written: frozenset[int]) -> Any:

@@ -24,7 +24,7 @@ from .record_file import check_version, read_span
 # At once: 12 MiB of records, and of lines.
 _RECORDS = 1 << 16
 _LINE_BYTES = 4 << 20
-#: Of each rank's records that are new, how much is read: the end of them.
+#: How much of each rank's new records is read: the end of them.
 TAIL_BYTES = 24 << 20
 
 

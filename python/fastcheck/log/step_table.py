@@ -198,7 +198,7 @@ class RecentSteps:
         self._most = most
         self._codes = np.zeros(0, np.int8)
         self._rows: dict[int, StepRow] = {}
-        # Of the last step, which may go on.
+        # The records of the last step, which may go on.
         self._held: list[np.ndarray] = []
 
     def name(self, sites: Mapping[int, Site]) -> None:

@@ -37,7 +37,7 @@ _AUTO: dict[str, type[Relation]] = {
     "saved": models.SavedAndLoaded,
     "evaluated": models.EvaluatedTwice,
 }
-#: Those that are asked by name alone: they take longer.
+#: Relations that are asked by name alone: they take longer.
 _BY_NAME: dict[str, Callable[[], Relation]] = {**_AUTO, "ddp": under_ddp, "fsdp": under_fsdp}
 _CONFIRMED_AT = (101, 102)
 

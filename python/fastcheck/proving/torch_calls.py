@@ -55,7 +55,7 @@ class Calls(TorchFunctionMode):
         elif not self._dropout and func in _DROPOUTS:
             return args[0] if args else kwargs["input"]
         elif func is F.multi_head_attention_forward:
-            # Its own calls are not seen here.
+            # The function's own calls are not seen here.
             self.attention += 1
             if not self._dropout:
                 bound = inspect.signature(func).bind(*args, **kwargs)

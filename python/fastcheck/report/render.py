@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 _TREND_ROWS = 8
 _INPUT_ROWS = 10
-#: Of the text of a stop.
+#: Most lines of the text of a stop.
 _MOST_LINES = 25
 _OPERAND_ROWS = 4
 

@@ -508,7 +508,7 @@ class DeviceRing:
 # Slots of a captured graph
 
 BLOCK_SLOTS = 1024
-# Of one graph's copies in flight.
+# Most bytes of one graph's copies in flight.
 _MAX_BYTES = 12 * 2**20
 # As many as a host that is max_lag=2 steps ahead needs, and one.
 _FIRST_SNAPSHOTS = 4

@@ -23,7 +23,7 @@ from fastcheck.record.format import (
 )
 from fastcheck.record.statistics import RecordStatistics, statistics_of
 
-# Of a list, in a notebook.
+# Rows of a list in a notebook.
 _SHOWN = 20
 
 

@@ -84,9 +84,9 @@ def rounding_unit(code: int) -> float:
 
 _ERRORS = [THRESHOLDS.get(name, EXACT).error for name in _NAMES]
 _ORDERED = sorted(set(_ERRORS))
-#: By dtype code: 0 for what holds no rounding, more the coarser the dtype.
+#: Coarseness by dtype code: 0 for what holds no rounding, more the coarser the dtype.
 COARSENESS = np.array([_ORDERED.index(error) for error in _ERRORS])
-#: By that number, a dtype code.
+#: A dtype code by its coarseness.
 BY_COARSENESS = np.array([_ERRORS.index(error) for error in _ORDERED])
 
 

@@ -77,8 +77,9 @@ def _tell() -> None:
 
 
 def allow_nonfinite(module: str = "", tensor: str = "*", *, reason: str) -> Allowance:
-    """Lets NaNs and infinities in these tensors be no events from now on: missing labels, a batch
-    whose gaps the model fills in, the inside of a module that imputes, a metric of an empty class.
+    """Declares NaNs and infinities in these tensors to be no events from now on: missing labels, a
+    batch whose gaps the model fills in, the inside of a module that imputes, a metric of an empty
+    class.
 
     Where they get out of what is covered, or into the loss or a gradient of a parameter, is an
     event as ever. At op level the tensors are those that operators make; benign() is for an

@@ -47,7 +47,7 @@ _RULES: list[BenignRule] = [
 
 
 def benign(pattern: str, output: Optional[int] = None, *, reason: str) -> None:
-    """Lets non-finite outputs of these ops be no events from now on.
+    """Declares non-finite outputs of these ops to be no events from now on.
 
     Args:
         pattern: as of fnmatch, on names such as ``aten.logsumexp``.

@@ -74,7 +74,7 @@ class State(enum.Enum):
         self.is_undecided = 1 <= number <= 4
         #: The finding counts as soon as something that it led to lasts or leaves.
         self.is_pending = number in (2, 5)
-        #: Its consequences decide, or have decided.
+        #: The finding's consequences decide, or have decided.
         self.by_consequence = number in (2, 5, 8)
 
 

@@ -410,7 +410,7 @@ class OpRules:
     def _compiled(self, finding: Finding, entry: Compiled) -> None:
         earlier = self.findings.first_confirmed
         reason = f"it was made within compiled code, of which {entry.name} is the first to show it"
-        # Its consumers are not observed either.
+        # The consumers of the finding are not observed either.
         finding.uses.unseen_count += 1
         if earlier is not None:
             self.findings.propagate(finding, earlier)
@@ -594,7 +594,7 @@ class OpRules:
             return
         if place.may_be_infinite and not finding.has_nan:
             return
-        # Of scaled gradients an update uses only those that the scaler let through.
+        # An update uses only those scaled gradients that the scaler let through.
         if finding.verdict is Verdict.SCALED and place.kind not in ("update", "state"):
             return
         self._count(finding, place.clause)
@@ -652,7 +652,7 @@ class OpRules:
 
     def ensure_event(self) -> None:
         self._settle_infinities()
-        # Of a NaN that went where nothing is observed the consequences are not known.
+        # The consequences of a NaN that went where nothing is observed are not known.
         for finding in list(self.findings.all):
             is_unknown = finding.is_unresolved and finding.has_nan and finding.uses.unseen_count
             if is_unknown and _is_open(finding):

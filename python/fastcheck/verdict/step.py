@@ -75,7 +75,7 @@ class GivenParameters:
 
     def __init__(self) -> None:
         self.by_id: dict[int, int] = {}
-        # By the site of the gradient.
+        # Numbers by the site of the gradient.
         self.by_gradient: dict[int, int] = {}
 
 

@@ -21,8 +21,9 @@ _TURNS = 16
 
 
 class Bands:
-    """One signal for each number from 0 on. ``least_spread``: what the spread is at least, so that
-    noise around a constant is not measured in millionths of it; of each, or of all.
+    """The robust ranges of signals: one signal for each number from 0 on. ``least_spread``: what
+    the spread is at least, so that noise around a constant is not measured in millionths of it; of
+    each, or of all.
     """
 
     def __init__(self, window: int, warm_up: int, least_spread: Union[float, np.ndarray]) -> None:

@@ -373,7 +373,7 @@ class Clipping:
     """The norm of all gradients beside what they are clipped to."""
 
     def __init__(self) -> None:
-        #: Of clip_grad_norm_(); None: it was not called.
+        #: The threshold of clip_grad_norm_(); None: it was not called.
         self.threshold: Optional[float] = None
 
     def of_step(self, norm: Optional[Number], row: Optional[StepRow]) -> Iterator[Number]:

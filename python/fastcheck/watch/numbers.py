@@ -88,7 +88,7 @@ class Numbers:
 
     def __init__(self, threshold: float, window: int, warm_up: int) -> None:
         self._threshold = threshold
-        # Of each of _RANGES two signals: as it is, and as log2.
+        # Two signals of each of _RANGES: as it is, and as log2.
         self._bands = Bands(window, warm_up, np.array(list(_RANGES.values())).ravel())
         self._bands.grow(len(_NUMBERS))
         self._new: dict[int, float] = {}

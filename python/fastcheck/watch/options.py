@@ -9,7 +9,7 @@ from typing import Optional
 
 from fastcheck.errors import ConfigError
 
-# Of window=, warm_up= and horizon=, in steps: a window takes four bytes of each signal and step.
+# Most steps of window=, warm_up= and horizon=: a window takes 4 bytes of each signal and step.
 _LONGEST = 1 << 16
 
 

@@ -25,7 +25,7 @@ _BEYOND = 1.5
 _LEAST_OF_FIRST = 0.2
 # A loss that is so many times the largest of the last steps is a spike, whatever its noise.
 _JUMP = 8.0
-# Of its range at the beginning of a rise that lasts.
+# The score of the loss at the beginning of a rise that lasts.
 _RISE_SCORE = 4.0
 # It warns if it takes back at least so much of what the loss has come down until then.
 _LEAST_OF_PROGRESS = 0.1
@@ -49,7 +49,7 @@ _LEAST_SCALE = 64.0
 
 @dataclass(frozen=True)
 class Rule:
-    """One row.
+    """One row of the table.
 
     ``kind``: of its events. ``signal``: what the condition looks at, in words. ``steps``: in how
     many steps in a row the condition holds. ``warns``: always or never, or a condition itself.

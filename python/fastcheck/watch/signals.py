@@ -34,7 +34,7 @@ _PHASES = {
 
 #: In the place of log2(0): less than any format holds.
 NOTHING = -1100.0
-#: By code of the dtype.
+#: Whether a dtype is a float, by its code.
 IS_FLOAT = np.array([one.name.startswith(("float", "bfloat")) for one in DTYPES])
 #: Functions that are flat at both ends, by the class of their module.
 FUNCTIONS = {"Tanh": 1, "Sigmoid": 2}
@@ -98,7 +98,7 @@ class SignalReader:
     def __init__(self, sites: SiteTable, is_whole: bool = True) -> None:
         self._sites = sites
         self._is_whole = is_whole
-        # By number of the site.
+        # The phase of each site, by its number.
         self._phases = np.zeros(0, np.int8)
         self._functions = np.zeros(0, np.int8)
         self._is_limit = np.zeros(0, bool)

@@ -34,7 +34,7 @@ _NOISE = 2.0
 
 
 class Forecasts:
-    """One tensor for each number from 0 on."""
+    """Forecasts of when tensors leave their range, one tensor for each number from 0 on."""
 
     def __init__(self, horizon: int) -> None:
         self._horizon = horizon
@@ -334,7 +334,7 @@ class Past:
         median = self._bands.median[numbers][:, None]
         highest = self._bands.highest[numbers][:, None]
         with np.errstate(invalid="ignore"):
-            # Of a weight that is 0, or the same everywhere, nothing is known: training changes it.
+            # Nothing is known of a weight that is 0, or the same everywhere: training changes it.
             levels = np.where(is_weight & (levels == NOTHING), np.nan, levels)
             scores = self._bands.scores(numbers[:, None], levels)
             # What was always nothing has no range: its first use is no surprise.

@@ -39,7 +39,7 @@ from .view import Past, View
 _OF_BATCH = ("loss_spike", "gradient_spike")
 #: Kinds whose text says what was changed before, and which a fault of the machine explains.
 _SPIKES = (*_OF_BATCH, "explosion")
-# Of a number that was changed, from one step to the next.
+# A changed number matters from this ratio on, from one step to the next.
 _FACTOR = 2.0
 # A batch has one size if it had that in so many steps.
 _STEADY = 16
@@ -47,7 +47,7 @@ _STEADY = 16
 _NEAR = 1.0
 
 _OF_LAYER = ("layer", "the output of a layer left its range first")
-#: By phase of the first mover: the cause, and the sentence for it.
+#: The cause, and the sentence for it, by phase of the first mover.
 CAUSES = {
     INPUT: ("data", "what the step trains on left its range first"),
     WEIGHT: ("optimizer", "a parameter left its range first: an update was too large"),
@@ -288,7 +288,7 @@ def parameter_table(
 # After an event of a kind there is none of the same kind for so many steps, but that a warning may
 # come after what did not warn.
 _PAUSE = 32
-# Of what left its range, and of tensors with the same event, so many are in the text.
+# So many movers, and tensors with the same event, are in the text.
 _NAMED = 3
 _MOST_EVENTS = 4096
 #: Numbers that don't enter their range where this holds.
@@ -423,7 +423,7 @@ class Watcher:
         self._numbers = Numbers(options.threshold, window, warm_up)
         #: What the events come from.
         self.causes = Causes(sites, Movers(sites), batch_of)
-        # Of each of TENSOR_RULES: in how many steps in a row it has held, and if it was reported.
+        # In how many steps in a row each of TENSOR_RULES has held, and if it was reported.
         nothing = np.zeros((len(TENSOR_RULES), 1), np.int64)
         self._held = Columns(run=nothing, is_reported=nothing.astype(bool))
         # The same of NUMBER_RULES.

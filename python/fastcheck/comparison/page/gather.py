@@ -40,7 +40,8 @@ _REST = ("reason", "first_bad_step", "last_step")
 
 
 class PairRows:
-    """One row for each name of each rank, numbered in the order in which they are met.
+    """The rows of the page: one for each name of each rank, numbered in the order in which they are
+    met.
 
     ``excess``: the error over its limit. It is at most 1 where the pair is equal within the
     thresholds, and above 1 where it differs, whatever the reason.

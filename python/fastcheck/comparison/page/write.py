@@ -96,7 +96,7 @@ _QUESTIONS = {
     Phase.GRADIENTS: "gradients",
     Phase.UPDATE: "update",
 }
-#: Of signals that part at one step: causes before effects.
+#: The order of signals that part at one step: causes before effects.
 _ORDER = (
     "learning rate",
     "tensors: batches",

@@ -24,7 +24,7 @@ from .files import Loader, UntrustedError, load_restricted
 
 _METADATA = ".metadata"
 _DCP = "torch.distributed.checkpoint"
-# By module; Megatron Core keeps the plans of its ranks in the metadata.
+# Known names by module; Megatron Core keeps the plans of its ranks in the metadata.
 _KNOWN = {
     f"{_DCP}.filesystem": {"_StorageInfo", "_StoragePrefix"},
     f"{_DCP}.metadata": {

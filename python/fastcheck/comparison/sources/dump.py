@@ -59,7 +59,7 @@ class DumpSource:
                 self.is_partial |= any(options.get(name) for name in _LISTS)
             _, meta = read_sites_and_meta(place, rank)
             environments.setdefault(rank, meta.get("environment"))
-            # Of the first step in which an optimizer stepped.
+            # The optimizers of the first step in which one stepped.
             if meta.get("optimizers") is not None:
                 optimizers.setdefault(rank, meta["optimizers"])
         described = by_rank(optimizers)

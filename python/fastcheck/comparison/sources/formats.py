@@ -8,7 +8,7 @@ from typing import Optional
 
 from fastcheck.utils.reading import open_regular
 
-#: Of checkpoint files. Others are recognised by their content too.
+#: Suffixes of checkpoint files. Others are recognised by their content too.
 SUFFIXES = (
     ".pt",
     ".pth",

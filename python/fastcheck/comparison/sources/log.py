@@ -62,7 +62,7 @@ class LogSource:
         if damaged:
             self.notes.append(f"{side}: {damaged:,} damaged records of the log are left out")
         first = min(self._ranks)
-        #: Of the first rank: what it changed by plan.
+        #: What the first rank changed by plan.
         self.schedules: Schedules = schedules_of(
             read_schedule(self.title, first), optimizers.get(first)
         )
@@ -124,7 +124,7 @@ class _RankLog:
         oldest = re.search(r"-(\d+)\.bin$", segments[0])
         self.is_evicted = oldest is not None and int(oldest.group(1)) > 0
         if self.is_evicted and len(runs) > 1:
-            # Its beginning may have been in the segment that is gone.
+            # The first step's beginning may have been in the segment that is gone.
             del runs[min(runs)]
         self.places = dict(runs)
         self.first_whole = min(runs, default=0)

@@ -21,7 +21,7 @@ from fastcheck.utils.torch.sharding import local
 from fastcheck.utils.torch.training_state import Generators
 from fastcheck.utils.torch.versions import autocast_dtype
 
-# Of calls whose backward is still to come.
+# Most calls whose backward is still to come.
 _WAITING = 16
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -46,7 +46,7 @@ class CapturedModule:
         self.stored = self._copied(self._held)
         self.outputs: Labelled = []
         self.grad_outputs: dict[int, torch.Tensor] = {}
-        #: Of the inputs, by position, and of the parameters, by name.
+        #: Gradients of the inputs, by position, and of the parameters, by name.
         self.grad_inputs: dict[int, torch.Tensor] = {}
         self.grad_params: dict[str, torch.Tensor] = {}
         kind = next((t.device.type for _, t in (*self.inputs, *self.stored)), "cpu")

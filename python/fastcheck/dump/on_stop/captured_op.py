@@ -12,7 +12,7 @@ from fastcheck.utils.torch.operators import OpInfo, inputs_of, op_info, outputs_
 from fastcheck.utils.torch.own_operators import unread
 from fastcheck.utils.torch.training_state import Generators
 
-#: Of copies that wait for a verdict. The call that is judged at once is kept without a copy.
+#: Most bytes of copies that wait for a verdict. A call that is judged at once is not copied.
 _KEPT_BYTES = 256 * 1024 * 1024
 
 

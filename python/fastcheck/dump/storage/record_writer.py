@@ -101,7 +101,7 @@ class RecordWriter:
         index = self.used
         try:
             if host.is_cpu and not self._is_logical:
-                # Of the two observers only the portable backend is made of operators.
+                # Only the portable backend, of the two observers, is made of operators.
                 with _NOTHING if status.module is not None else unobserved():
                     self._observe(
                         host, self._slots, index, self._depth, site, call, self._step, seq, flags

@@ -26,7 +26,7 @@ MEMORY_BYTES = 256 * 1024 * 1024
 _LARGE_BYTES = 64 * 1024 * 1024
 _SHARD_BYTES = 512 * 1024 * 1024
 _HEADER_BYTES = 64 * 1024
-# Of an entry: its key, words and offsets, and each dimension.
+# Bytes of an entry: its key, words and offsets, and each dimension.
 _ENTRY_BYTES = 120
 _DIMENSION_BYTES = 21
 

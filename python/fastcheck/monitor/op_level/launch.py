@@ -44,8 +44,8 @@ class Launching(Protocol):
 
 
 class Launcher:
-    """Called in the middle of an operator, on any thread. It has a weak reference to op
-    level, and raises nothing into the operator.
+    """Launches the readings of operators on devices. Called in the middle of an operator, on any
+    thread. Has a weak reference to op level, and raises nothing into the operator.
     """
 
     def __init__(self, level: Launching) -> None:

@@ -444,7 +444,9 @@ _UNREAD = 2**62
 
 
 class OpLevel(Level):
-    """One at a time in a process: the observer sees the ops of all threads and models."""
+    """The level at which operators are read; one at a time in a process: the observer sees the ops
+    of all threads and models.
+    """
 
     reads_captured_graphs = False
     seen = NothingSeen()

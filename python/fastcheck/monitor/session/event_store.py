@@ -152,8 +152,8 @@ class Ranks(NamedTuple):
 
 
 class EventStore:
-    """Every method expects ``lock`` to be held. Whoever needs the session's lock too takes that
-    first.
+    """Judges what is read, and holds the events. Every method expects ``lock`` to be held. Whoever
+    needs the session's lock too takes that first.
     """
 
     def __init__(

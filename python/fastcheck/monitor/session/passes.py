@@ -35,8 +35,8 @@ class Pass(NamedTuple):
 
 
 class Passes:
-    """The forward passes of a session that may be run again. Every method expects its lock to be
-    held.
+    """The calls of a session's models from outside, held until their step is over. Every method
+    expects its lock to be held.
     """
 
     def __init__(self) -> None:

@@ -85,8 +85,9 @@ class Backward:
 
 
 class Backwards:
-    """Every method expects the session's lock to be held. A backward() that begins on another
-    thread waits for it, so what is answered holds as long as the lock is held.
+    """Tracks the backward passes under way, by thread. Every method expects the session's lock to
+    be held. A backward() that begins on another thread waits for it, so what is answered holds as
+    long as the lock is held.
     """
 
     def __init__(self) -> None:

@@ -85,7 +85,9 @@ class RaisingSink:
 
 
 class StepBoundary:
-    """Called outside the session's lock, by the thread that closed the step."""
+    """Does what is due at the end of a step. Called outside the session's lock, by the thread that
+    closed the step.
+    """
 
     def __init__(self, session: Session, stop_handler: StopHandler) -> None:
         self.check: Optional[ReplicaCheck] = None
@@ -301,8 +303,8 @@ class StopDumper(Protocol):
 
 
 class StopHandler:
-    """Called outside the session's lock and outside every guard: what a sink raises reaches the
-    training loop.
+    """Carries out what is due: stops, or the action of events that stop nothing. Called outside the
+    session's lock and outside every guard: what a sink raises reaches the training loop.
 
     ``agreement``: that of the ranks, None where this one decides alone. ``dumper``: of Stop(dump=).
     ``find_maker``: finds the operator that made a finding. ``broken_weights``: returns the names of

@@ -211,7 +211,7 @@ def _sum_of_products(case: Case) -> Advice:
     """Advice on an operator that is known not to divide: what it multiplies is named."""
     name = case.op_name or f"A {case.site.module_type}"
     named = [(s.key if s.role == "param" else s.label, r) for s, r in case.inputs]
-    # Those of the operator, where it is known, rather than of its module.
+    # The inputs of the operator, where it is known, rather than of its module.
     if not case.site.op and case.operation is not None and case.operation.inputs:
         named = list(case.operation.inputs)
     read = [(label, r) for label, r in named if r.abs_max is not None and r.float_format]

@@ -100,7 +100,7 @@ class Case:
     inputs: tuple[tuple[Site, RecordStatistics], ...]
     scale: float | None
     log_path: str | None
-    #: Of what the module read, as it was in an earlier step; None where it is not held.
+    #: What the module read, as it was in an earlier step; None where it is not held.
     inputs_before: tuple[RecordStatistics | None, ...] = ()
     learning_rates: tuple[tuple[str, float], ...] = ()
     left_out_by: tuple[str, ...] = ()

@@ -119,7 +119,7 @@ def _quotient_of_update(case: Case) -> Iterator[Advice]:
     )
 
 
-#: Of the line of Python that assigned a bad value: what it may do.
+#: What the line of Python that assigned a bad value may do.
 _IN_SOURCE = (
     (r"\.(?:std|var)\(", "a std or var of one element is 0/0"),
     (r"\.log\w*\(|log\(", "log(0) is -Inf, and log of a negative number is NaN: clamp before"),

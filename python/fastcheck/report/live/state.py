@@ -119,7 +119,7 @@ class RankEvents:
 
 def _text(event: Event, world_size: int) -> str:
     text = headline(StopReport(event, event.step, rank=event.rank, world_size=world_size))
-    # Its record was read before, or is gone: only the verdict is known.
+    # The event's record was read before, or is gone: only the verdict is known.
     return text.replace("no NaN or Inf", "NaN or Inf", 1) if not event.record["numel"] else text
 
 
@@ -127,7 +127,7 @@ def _kind(line: dict[str, Any]) -> str:
     return "counted" if line.get("counted") else "other"
 
 
-#: By what the sites can be sorted.
+#: The columns by which the sites can be sorted.
 SORTS = ("headroom", "abs max", "name")
 # Shown above the sites.
 _NUMBERS = ("loss_scale", "learning_rate", "found_inf", *NUMBER_ROLES)
@@ -257,7 +257,7 @@ class LiveState:
         seconds = end - start
         if seconds <= 0:
             return Pace(None, None)
-        # Of a log with a limit, old segments are removed: the size says little then.
+        # Old segments of a log with a limit are removed: the size says little then.
         size = (large - small) / seconds if large >= small else None
         return Pace((last - first) / seconds, size)
 

@@ -25,7 +25,7 @@ class SiteTrends:
         self.seen = np.zeros(0, bool)
         #: The youngest step; -1 without records.
         self.step = -1
-        # By step modulo STEPS.
+        # Abs max by step modulo STEPS.
         self._abs_max = np.zeros((0, STEPS))
         self._bad = np.zeros((0, STEPS), bool)
 
@@ -75,7 +75,7 @@ class SiteTrends:
         of = sites[at]
         np.fmax.at(self.level, of, abs_max[at])
         self.is_bad[of[bad[at]]] = True
-        # Of several records of a site the last one stays.
+        # The last of several records of a site stays.
         self.last[of] = records[at]
         self.seen[of] = True
 

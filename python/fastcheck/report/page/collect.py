@@ -87,7 +87,7 @@ class SiteRows:
             return
         mine = self._columns
         mine["records"][: self.count] += np.bincount(rows, minlength=self.count)
-        # Of several assignments to one place the last one stays.
+        # The last of several assignments to one place stays.
         for name in ("dtype", "numel"):
             mine[name][rows] = records[name]
         mine["last_step"][rows] = records["step"]

@@ -10,7 +10,7 @@ from fastcheck.report.stop_report import StopReport
 
 from .write import write_page
 
-#: Its name in the directory of the log.
+#: The page's name in the directory of the log.
 PAGE = "report.html"
 # About a second of work. `fastcheck report` makes the page of a larger log.
 _MOST_BYTES = 128 << 20
@@ -26,7 +26,7 @@ def with_page(report: StopReport) -> StopReport:
     log = report.log_path
     if log is None or report.is_lost:
         return report
-    # Of several ranks that hold their records in memory none has written any yet.
+    # No rank of several that hold their records in memory has written any yet.
     parts = log_parts(log) if os.path.isdir(log) else {}
     if sum(os.path.getsize(path) for paths in parts.values() for path in paths) > _MOST_BYTES:
         return report

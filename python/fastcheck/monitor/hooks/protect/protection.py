@@ -85,8 +85,9 @@ class HostGuard:
 
 
 class WeightProtection:
-    """Every method expects the session's lock to be held. ``norm_limit``: the largest norm of all
-    gradients, without a loss scale, that an update may have; None, or what it returns: any.
+    """Protects the weights from a bad update. Every method expects the session's lock to be held.
+    ``norm_limit``: the largest norm of all gradients, without a loss scale, that an update may
+    have; None, or what it returns: any.
     """
 
     def __init__(
