@@ -55,7 +55,7 @@ class Composer(Callback):  # type: ignore[misc]  # its base is Any where compose
         if self._seals:
             self._restore()
             make = functools.partial(_sealing, weakref.ref(state), self._seals)
-            # Of the module: the trainer and its CheckpointSaver look it up there at each call.
+            # Replaced in the module, where the trainer and its CheckpointSaver look it up.
             self._restore = replace(checkpoint, "save_checkpoint", make)
 
     def fit_start(self, state: State, logger: Logger) -> None:

@@ -91,7 +91,7 @@ class TensorBatch:
     def __init__(self) -> None:
         #: What is added is used by the host right after it was read, so that it has arrived.
         self.is_used_now = False
-        #: As they were added; ``tensors`` has what is read of them.
+        #: The tensors as they were added; ``tensors`` has what is read of them.
         self.given: list[torch.Tensor] = []
         self.tensors: list[torch.Tensor] = []
         self.sites: list[int] = []

@@ -253,7 +253,7 @@ def judge_updates(before: Parameters, after: Parameters, float32: int) -> Update
         size = np.fmax(np.abs(mine).max(0), np.abs(other).max(0))
         apart = np.abs(mine - other).max(0)
         norm = np.sqrt(after.right["sum_sq"])
-        # Of bfloat16's rounding, Adam turns round many an element.
+        # The rounding of bfloat16 makes Adam turn many an element round.
         fine = COARSENESS[after.formats] <= COARSENESS[float32]
         fine &= COARSENESS[after.right["dtype"]] > 0
         still = (moved[0] != moved[1]) & (fine | (size > _VISIBLE * norm))

@@ -117,11 +117,11 @@ class Cancellation:
         self._names = names
         self._left, self._right, self._formats = left, right, formats
         self._errors = errors
-        # Of the larger side: one may have cancelled further than the other.
+        # The norms of the larger side: one may have cancelled further than the other.
         self._norms = np.sqrt(
             np.maximum(np.nan_to_num(left["sum_sq"]), np.nan_to_num(right["sum_sq"]))
         )
-        # Of statistics that have none, the most that the norm allows.
+        # The most that the norm allows, for statistics without a sum of magnitudes.
         most = self._norms * np.sqrt(np.maximum(right["numel"], 1))
         magnitudes = np.maximum(left["abs_sum"], right["abs_sum"])
         self._magnitudes = np.where(np.isnan(magnitudes), most, magnitudes)
@@ -206,7 +206,7 @@ class Cancellation:
             weights = self._places.get((name.module, "", "param", label), [])
             weight = max((float(self._norms[place]) for place in weights), default=0.0)
             made = self._forward_norm(self._names[source])
-            # Of the input's norm a part shows in the output's.
+            # A part of the input's norm shows in the output's.
             gain = _INPUT * made / weight if made and weight else 1.0
             found.append((source, float(self._norms[source]) * gain))
         return found

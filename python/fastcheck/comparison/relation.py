@@ -36,7 +36,7 @@ def relation_of(mine: torch.Tensor, other: torch.Tensor, scales: Optional[Scales
 def _of_same_dtype(mine: torch.Tensor, other: torch.Tensor) -> str:
     if mine.numel() != other.numel():
         return _part_text(mine, other)
-    # Those of a permutation are equal, and cost one pass.
+    # The extremes of a permutation are equal, and cost one pass.
     if all(map(torch.equal, _bits(mine).aminmax(), _bits(other).aminmax())):
         if mine.shape != other.shape and _equal(mine.flatten(), other.flatten()):
             return "the same elements in another shape"

@@ -130,7 +130,7 @@ class Runner:
         self.last_computed: dict[int, tuple[float, bool]] = {}
         #: Where the batch is split in another way.
         self.split: Optional[Split] = None
-        # By rank: the parameters of the step before.
+        # The parameters of the step before, by rank.
         self.parameters: dict[int, Parameters] = {}
 
     def compare(self, step: int, other: int, rank: int) -> None:

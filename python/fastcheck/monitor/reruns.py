@@ -329,7 +329,7 @@ class Runner:
 
             def go() -> Trace:
                 state.put_back()
-                # Of the first run the error is the step's own.
+                # The error of the first run is the step's own.
                 return self._trace(step, args, state, is_first=not traces)
 
             with _deterministic(self.deterministic):
@@ -363,7 +363,7 @@ class Runner:
             )
             if is_identical:
                 return result
-            # Of all ranks the same, so that they decide the same.
+            # The same for all ranks, so that they decide the same.
             _, odd, each_time = next(of for of in firsts if of[0] == found)
             result = replace(result, odd_runs=odd, is_each_time=each_time)
             cause, why = self._cause(result, go)

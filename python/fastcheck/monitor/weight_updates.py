@@ -176,7 +176,7 @@ class UpdateWatcher:
         look.close = ParameterDetails([], [], [], [])
         still = _still(optimizer) if any(rates) and optimizer is not None else ()
         for node, name, parameter in parameters:
-            # Of a copy in few bits the optimizer may hold the original, which moves unseen.
+            # The optimizer may hold the original of a copy in few bits, which moves unseen.
             is_copy = optimizer is None and parameter.dtype.itemsize < 4
             look.close.parameters.append(node.site("param", name, 0))
             # Under FSDP1 a parameter that is all on other ranks has no elements here.

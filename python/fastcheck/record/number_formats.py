@@ -60,7 +60,7 @@ _E4M3 = NumberFormat("float8_e4m3fn", 8, 3, -6, 448.0, 464.0, False)
 _BFLOAT16 = (2 - 2.0**-7) * 2.0**127, (2 - 2.0**-8) * 2.0**127
 _E5M2 = NumberFormat("float8_e5m2", 8, 2, -14, 57344.0, 61440.0, True)
 
-#: By name.
+#: The formats by name.
 NUMBER_FORMATS: Mapping[str, NumberFormat] = {
     one.name: one
     for one in (

@@ -312,7 +312,7 @@ class OpRules:
     def _entered(self, finding: Finding, entry: Entered) -> None:
         known = [f for seq in entry.sources for f in self._known(seq) if f is not finding]
         sources = self._fitting(finding.record, known)
-        # By an operator: what was read before by name, or by another module, was not written there.
+        # An operator wrote it, unless it was read before by name or by another module.
         is_written = any(one.uses.op for one in sources)
         is_written &= all(map(self._is_from_outside, sources))
         if sources and (finding.only_neginf or not is_written):

@@ -131,7 +131,7 @@ class ModuleWatch:
         for position, (_, tensor) in enumerate(made):
             self._hook_output(call, tensor, position)
         for name, parameter in self._module.named_parameters():
-            # Of all calls, one after the other.
+            # A hook for all calls, one after the other.
             if self._waiting == 1:
                 self._hook(parameter, partial(self._note_parameter, name))
 

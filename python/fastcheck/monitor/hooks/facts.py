@@ -60,7 +60,7 @@ class _Chain:
         # Calls of backward() that have added to the gradient since the last update; the most before
         # an update.
         self.added = self.most_added = 0
-        # Of each scheduler of the optimizer the calls since the last update, and all.
+        # The calls of each scheduler of the optimizer since the last update, and all.
         self.schedulers: weakref.WeakKeyDictionary[Any, list[int]] = weakref.WeakKeyDictionary()
 
     @property
@@ -168,7 +168,7 @@ class Facts:
         self._chains: weakref.WeakKeyDictionary[torch.optim.Optimizer, _Chain] = (
             weakref.WeakKeyDictionary()
         )
-        # By fact and what it is of: in how many updates in a row it has held.
+        # In how many updates in a row a fact has held, by the fact and what it is of.
         self._runs: dict[tuple[str, int], int] = {}
         self._told: set[str] = set()
         self._updates = 0

@@ -72,7 +72,7 @@ class LossReader:
         self._fruitless = 0
         #: Set by StepWatcher: a step whose forward pass is among the records of the step before.
         self.forward_step: Optional[Step] = None
-        # By the id() of what a scaler returned: its memory, and the loss that it was made from.
+        # What a scaler returned, by its id(): its memory, and the loss that it was made from.
         self._scaled: dict[int, tuple[MemoryRef, torch.Tensor]] = {}
         # Of the loss of the open step: the step's number, and a parameter that the first of the
         # parts since the last update has given a gradient.
@@ -173,7 +173,7 @@ class LossReader:
     def scaled(self, outputs: Any, results: Any) -> None:
         """A GradScaler has made ``results`` of ``outputs``."""
         for loss, result in zip(_tensors(outputs), _tensors(results)):
-            # Its graph is that of the result.
+            # The graph of the loss is that of the result.
             self._scaled[id(result)] = MemoryRef(result), _without_graph(loss)
 
     def _read_roots(self, backward: _Backward) -> None:

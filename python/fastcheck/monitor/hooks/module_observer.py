@@ -547,7 +547,7 @@ class ModuleObserver:
         self, tensor: torch.Tensor, call: Call, role: str, label: str, position: int, token: int
     ) -> None:
         if isinstance(tensor, torch.nn.Parameter):
-            # Its gradient is read before the optimizer uses it.
+            # The parameter's gradient is read before the optimizer uses it.
             self.session.step.given.by_id[id(tensor)] = token
             return
         site = call.node.site(role, label, position)

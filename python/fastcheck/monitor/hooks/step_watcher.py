@@ -175,7 +175,7 @@ class StepWatcher:
             return False
         self._scaling.update_reached = True
         if has_closure and self._evaluations.updated_in.get(optimizer) == self.session.step.index:
-            # Its closure will run the forward of the next step, which begins here.
+            # The optimizer's closure will run the forward of the next step, which begins here.
             self.session.begin_step_if_closed()
         self._gradients.evaluating = optimizer if has_closure else None
         self._meta.at_step_boundary(optimizer, self.session.step.index)
@@ -280,7 +280,7 @@ class StepWatcher:
                 self._notice(self._facts.backward_began, roots)
             self._apart("consequences", session.level.backward_began, roots)
             if may_be_ours and self.ended_before():
-                # Its loss is that of the next step, whose forward is read already.
+                # The loss is that of the next step, whose forward is read already.
                 session.close_step()
                 session.begin_step_if_closed()
                 self._losses.forward_step = session.step

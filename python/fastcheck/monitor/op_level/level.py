@@ -652,7 +652,7 @@ class OpLevel(Level):
         self.consequences.loss(roots)
 
     def backward_ended(self) -> None:
-        # Of scaled gradients the scaler decides.
+        # The scaler decides about scaled gradients.
         if not self.session.is_scaled and self.session.backwards.owns_gradients:
             self.consequences.gradients()
 

@@ -144,7 +144,7 @@ class SiteRows:
 
 # Cells with non-finite values whose counts the page has.
 _MOST_BAD = 20_000
-# Of either sign. Beyond it a page's numbers, which are float64, are not exact.
+# Steps of either sign are below it: beyond, a page's numbers, which are float64, are not exact.
 _MOST_STEPS = 1 << 53
 
 

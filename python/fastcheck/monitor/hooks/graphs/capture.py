@@ -236,7 +236,7 @@ class _Rebased:
         again.first, again.stop = self.value(look.first), self.value(look.stop)
         again.first_gradient = self.value(look.first_gradient)
         again.first_stray = self.value(look.first_stray)
-        # Its modules were called again, whose count stands still.
+        # The graph's modules were called again, whose count stands still.
         offset = self.value(FIRST_SEQ)
         again.calls = [count % FIRST_SEQ + offset for count in look.calls]
         return again
@@ -289,7 +289,7 @@ class GraphFollower:
         """The current stream of the device is about to be captured."""
         session = self._session
         if not session.level.reads_captured_graphs:
-            # Its readings wait.
+            # The readings of the session wait.
             self._was_paused = session.passes.are_paused
             session.pause(True)
             self._note('with level="op" nothing that is captured in a graph is read')

@@ -101,7 +101,7 @@ class WeightProtection:
         self._host_guard = HostGuard(self._is_bad, combine)
         # What the gradients of the update that begins are multiplied by.
         self._scale: Optional[torch.Tensor] = None
-        # Of what was clipped in the open step: the ids of the gradients, and their norm before.
+        # What was clipped in the open step: the ids of the gradients, and their norm before.
         self._clipped: list[tuple[frozenset[int], torch.Tensor]] = []
         self._clipped_in = -1
         self._is_loop_known = False
@@ -122,7 +122,7 @@ class WeightProtection:
             join_reduction(optimizer)
             return
         self._has_combined = False
-        # Of a GradScaler that leaves it to the fused kernel to divide by it.
+        # The scale of a GradScaler that leaves it to the fused kernel to divide by it.
         self._scale = getattr(optimizer, "grad_scale", None)
         try:
             word = self._guard.before_update(optimizer)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fastcheck._C import GradientProbe
 
 _PROBES = 3
-# Of a loop that never updates anything no more backward passes are looked at.
+# No more backward passes than these are looked at of a loop that never updates anything.
 _MOST_PASSES = 64
 # A change through .data leaves the version as it was: on the CPU so many elements are compared.
 _ELEMENTS = 64
@@ -62,13 +62,13 @@ class HandChanges:
         #: No update was seen yet.
         self.is_first = True
         self.was_seen = False
-        # Of each optimizer some of its parameters.
+        # Some parameters of each optimizer.
         self._parameters: weakref.WeakKeyDictionary[object, list[tuple[ModuleNode, str]]] = (
             weakref.WeakKeyDictionary()
         )
         self._probes: dict[tuple[ModuleNode, str], Union[GradientProbe, _Probe]] = {}
         self._passes = 0
-        # Of each optimizer: how many backward passes there were before its last update.
+        # How many backward passes there were before the last update of each optimizer.
         self._passes_before: weakref.WeakKeyDictionary[object, int] = weakref.WeakKeyDictionary()
 
     @property

@@ -43,7 +43,7 @@ class EarlyGradients:
 
     def __init__(self) -> None:
         self._step = -1
-        # By the gradient's id(): its memory, its version, and the number of its record.
+        # The memory, the version and the record's number of each gradient, by its id().
         self._read: dict[int, tuple[MemoryRef, int, int]] = {}
         #: Of those that wait for what becomes of the gradient the numbers of their records, by
         #: site; FINITE: it has none, because it was finite.
@@ -88,7 +88,7 @@ class EarlyGradients:
         return bool(self._read)
 
 
-# By the number of a dtype: the square root of its largest number. Integers have no gradients.
+# The square root of a dtype's largest number, by its code. Integers have no gradients.
 _LIMITS = np.array(
     [FLOAT_FORMATS[row.name].max ** 0.5 if row.kind == "f8" else np.inf for row in DTYPES]
 )
