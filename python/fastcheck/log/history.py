@@ -9,7 +9,7 @@ from typing import Optional
 
 import numpy as np
 
-from fastcheck.record.format import RECORD_DTYPE, Flag, joined
+from fastcheck.record.format import BYTES_DTYPE, RECORD_DTYPE, Flag
 
 # 48 MiB: a hundred steps of some thousand records, fewer of larger steps.
 MAX_RECORDS = 262144
@@ -183,6 +183,14 @@ class History:
         if self._open:
             return joined(self._open)
         return self._closed[-1].copy() if self._closed else joined([])
+
+
+def joined(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """``np.concatenate(parts)`` of records, also of none."""
+    if not parts:
+        return np.zeros(0, RECORD_DTYPE)
+    whole: np.ndarray = np.concatenate([part.view(BYTES_DTYPE) for part in parts])
+    return whole.view(RECORD_DTYPE)
 
 
 def _find(chunks: Iterator[np.ndarray], seq: int) -> Optional[tuple[np.ndarray, int]]:

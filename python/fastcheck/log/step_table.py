@@ -9,9 +9,10 @@ from typing import Any, Optional
 
 import numpy as np
 
-from fastcheck.record.format import Depth, Flag, Verdict, joined
+from fastcheck.record.format import Depth, Flag, Verdict
 from fastcheck.record.site import GIVEN_LOSS, GRAD_LOSS, Site, SiteTable
 
+from .history import joined
 from .view import LogView
 
 _SCALED_NONFINITE = int(Flag.SCALED) | int(Flag.NONFINITE)

@@ -22,8 +22,8 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from fastcheck.calls.module_calls import ModuleNode
 from fastcheck.calls.stored import StoredTensor, parameter_ids
-from fastcheck.log.history import History
-from fastcheck.record.format import DTYPES, Flag, joined
+from fastcheck.log.history import History, joined
+from fastcheck.record.format import DTYPES, Flag
 from fastcheck.record.site import Site, SiteTable
 from fastcheck.utils.text.layout import listed
 from fastcheck.utils.torch.readable import has_memory, is_materialised

@@ -7,7 +7,6 @@ that a log can be read anywhere.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -53,23 +52,8 @@ RECORD_DTYPE = np.dtype(
 )
 assert RECORD_DTYPE.itemsize == RECORD_BYTES
 
-# NumPy copies such records field by field, in several times the time of their bytes.
-_BYTES = np.dtype(f"V{RECORD_BYTES}")
-
-
-def copied(records: np.ndarray) -> np.ndarray:
-    """``records.copy()``."""
-    copy: np.ndarray = records.view(_BYTES).copy().view(RECORD_DTYPE)
-    return copy
-
-
-def joined(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """``np.concatenate(parts)``, also of none."""
-    if not parts:
-        return np.zeros(0, RECORD_DTYPE)
-    whole: np.ndarray = np.concatenate([part.view(_BYTES) for part in parts]).view(RECORD_DTYPE)
-    return whole
-
+#: A record as one field: NumPy copies RECORD_DTYPE field by field, in several times the time.
+BYTES_DTYPE = np.dtype(f"V{RECORD_BYTES}")
 
 #: A row of a device's black box (csrc/cuda/launch.h): a record, the device address of the slot that
 #: it was written to, and the number of its stretch of launches; 0: the row is empty.

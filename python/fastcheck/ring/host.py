@@ -20,7 +20,7 @@ from fastcheck.backends.backend import Observe
 from fastcheck.backends.complete_records import host_observers, observe_on_host
 from fastcheck.backends.portable.traversal import dtype_and_order
 from fastcheck.extension import compiled
-from fastcheck.record.format import RECORD_DTYPE, copied, nonfinite
+from fastcheck.record.format import BYTES_DTYPE, RECORD_DTYPE, nonfinite
 from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read
 from fastcheck.utils.torch.seen_tensors import SeenTensors
 
@@ -158,8 +158,9 @@ class HostRing:
 
     def take(self) -> np.ndarray:
         """A copy of every record in the ring, oldest first; the ring is empty afterwards."""
-        records = copied(self._records[: self.used])
+        copy = self._records[: self.used].view(BYTES_DTYPE).copy()
         self.used = 0
+        records: np.ndarray = copy.view(RECORD_DTYPE)
         return records
 
 

@@ -8,8 +8,9 @@ from typing import Any, Optional
 
 import numpy as np
 
+from fastcheck.log.history import joined
 from fastcheck.log.step_table import StepRow
-from fastcheck.record.format import DTYPES, NONFINITE_COUNTS, Depth, Flag, joined
+from fastcheck.record.format import DTYPES, NONFINITE_COUNTS, Depth, Flag
 from fastcheck.record.site import MAX_SITES, Site, SiteTable
 from fastcheck.record.statistics import LARGEST_FINITE, component_counts, extreme_values
 

@@ -19,9 +19,10 @@ import numpy as np
 import torch
 
 from fastcheck.errors import first_line, warn_of_fault
+from fastcheck.log.history import joined
 from fastcheck.log.unobserved import lost_to_meta
 from fastcheck.record.event import Event
-from fastcheck.record.format import Verdict, joined
+from fastcheck.record.format import Verdict
 from fastcheck.ring.device import DeviceRing, Segment
 from fastcheck.utils.torch.lost_device import is_lost
 from fastcheck.verdict.entries import Journal
