@@ -48,6 +48,10 @@ _PATIENCE_SECONDS = 60.0
 _SCHEMES = ("file:", "data:", "blob:", "about:", "chrome:")
 
 
+class EndedError(RuntimeError):
+    """The browser has exited."""
+
+
 class Tab:
     """One page. What it logs, what goes wrong in it and what it asks of a network is collected."""
 
@@ -148,7 +152,7 @@ class Tab:
                 raise TimeoutError("the browser does not answer")
             data = os.read(self._in, 1 << 20)
             if not data:
-                raise RuntimeError("the browser has exited")
+                raise EndedError("the browser has exited")
             self._rest += data
         message, _, self._rest = self._rest.partition(b"\0")
         answer: dict[str, Any] = json.loads(message)
@@ -171,6 +175,16 @@ class Tab:
 @contextlib.contextmanager
 def browser() -> Iterator[Tab]:
     """A browser of its own, with a profile of its own, that ends with the block."""
+    with contextlib.ExitStack() as started:
+        try:
+            tab = started.enter_context(_browser())
+        except (EndedError, BrokenPipeError):  # at its start: seen under load
+            tab = started.enter_context(_browser())
+        yield tab
+
+
+@contextlib.contextmanager
+def _browser() -> Iterator[Tab]:
     assert PROGRAM is not None
     profile = tempfile.mkdtemp(prefix="fastcheck-browser-")
     to_browser, from_browser = os.pipe(), os.pipe()
