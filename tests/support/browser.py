@@ -48,10 +48,6 @@ _PATIENCE_SECONDS = 60.0
 _SCHEMES = ("file:", "data:", "blob:", "about:", "chrome:")
 
 
-class EndedError(RuntimeError):
-    """The browser has exited."""
-
-
 class Tab:
     """One page. What it logs, what goes wrong in it and what it asks of a network is collected."""
 
@@ -152,7 +148,7 @@ class Tab:
                 raise TimeoutError("the browser does not answer")
             data = os.read(self._in, 1 << 20)
             if not data:
-                raise EndedError("the browser has exited")
+                raise RuntimeError("the browser has exited")
             self._rest += data
         message, _, self._rest = self._rest.partition(b"\0")
         answer: dict[str, Any] = json.loads(message)
@@ -175,18 +171,9 @@ class Tab:
 @contextlib.contextmanager
 def browser() -> Iterator[Tab]:
     """A browser of its own, with a profile of its own, that ends with the block."""
-    with contextlib.ExitStack() as started:
-        try:
-            tab = started.enter_context(_browser())
-        except (EndedError, BrokenPipeError):  # at its start: seen under load
-            tab = started.enter_context(_browser())
-        yield tab
-
-
-@contextlib.contextmanager
-def _browser() -> Iterator[Tab]:
     assert PROGRAM is not None
-    profile = tempfile.mkdtemp(prefix="fastcheck-browser-")
+    # Its socket is in TMPDIR; the path of a socket has at most 107 bytes.
+    profile = tempfile.mkdtemp(prefix="fastcheck-browser-", dir="/tmp")
     to_browser, from_browser = os.pipe(), os.pipe()
 
     ends = to_browser[0], from_browser[1]
@@ -194,6 +181,7 @@ def _browser() -> Iterator[Tab]:
     process = subprocess.Popen(
         [sys.executable, "-S", "-c", _START, *map(str, ends), PROGRAM, *flags, "about:blank"],
         pass_fds=ends,
+        env={**os.environ, "TMPDIR": "/tmp"},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
