@@ -159,6 +159,7 @@ SLOW = (
     "monitor/hooks/protect/test_protect_optimizers.py::test_a_compiled_step_runs_as_ever",
     "monitor/hooks/test_compile.py",
     "monitor/hooks/test_compile_again.py",
+    "monitor/hooks/test_facts.py",
     "monitor/hooks/test_modules.py::TestModes::test_a_compiled_model_still_runs",
     "monitor/hooks/test_observe_compiled.py",
     "monitor/hooks/test_loss_scaling.py::TestGradScaler",
