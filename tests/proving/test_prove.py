@@ -427,3 +427,20 @@ def test_what_cannot_be_used_is_refused(options: dict[str, Any], named: str) -> 
     given: dict[str, Any] = {"model": nn.Linear(1, 1), **options}
     with pytest.raises(fastcheck.ConfigError, match=rf"prove\({named}=\)"):
         fastcheck.prove(lambda x: x, torch.ones(1), **given)
+
+
+def test_a_relation_may_be_named_as_the_table_does() -> None:
+    model = nn.Linear(2, 2)
+    proof = fastcheck.prove(
+        lambda x: model(x).square().mean(),
+        torch.ones(2, 2),
+        model=model,
+        relations=["rows in another order", "again"],
+    )
+    assert [one.relation for one in proof.outcomes] == ["rows in another order", "the same again"]
+
+
+@pytest.mark.parametrize("given", [(3,), (nn.Identity(), 1)])
+def test_ranks_of_what_is_none_are_refused(given: tuple[Any, ...]) -> None:
+    with pytest.raises(fastcheck.ConfigError, match="2 ranks or more"):
+        fastcheck.Ranks(*given)

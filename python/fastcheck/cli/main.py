@@ -42,8 +42,8 @@ first steps:
 exit codes:
   0  done
   1  done, and the answer is no: nothing matches the filters, doctor found something missing or
-     a device that fails a check, the two sides of compare differ,
-     or a relation of prove does
+     a device that fails a check, the two sides of compare differ, a relation of prove does,
+     a checkpoint is not as it was sealed, a rank is faulty
   2  wrong usage, or a path that can't be read as what it should be
   130  interrupted"""
 

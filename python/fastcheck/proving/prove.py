@@ -223,9 +223,10 @@ def _asked(relations: _Relations) -> list[Relation]:
     if isinstance(relations, str):
         relations = list(_AUTO) if relations == "auto" else [relations]
     found = []
+    titles = {made.name: made for made in _AUTO.values()}
     for one in relations:
-        if isinstance(one, str) and one in _BY_NAME:
-            found.append(_BY_NAME[one]())
+        if isinstance(one, str) and (made := _BY_NAME.get(one) or titles.get(one)):
+            found.append(made())
         elif isinstance(one, Relation):
             found.append(one)
         else:
@@ -235,5 +236,4 @@ def _asked(relations: _Relations) -> list[Relation]:
 
 def _refused(name: str, expected: str, got: object) -> ConfigError:
     hint = "fastcheck.prove(step, batch, model=model, optimizer=optimizer)"
-    what = f"prove({name}=) can't be used"
-    return ConfigError(what, expected=expected, got=repr(got), hint=hint)
+    return ConfigError(f"prove({name}=) can't be used", expected=expected, got=repr(got), hint=hint)

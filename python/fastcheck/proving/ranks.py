@@ -11,6 +11,8 @@ from typing import Any, Callable
 import torch
 import torch.distributed as dist
 
+from fastcheck.errors import ConfigError
+
 from .batches import joined
 from .case import Case
 from .computed import Computed
@@ -40,6 +42,9 @@ class Ranks(Relation):
     reduces = True
 
     def __init__(self, wrap: _Wrap, count: int = 2, *, shares_rows: bool = True) -> None:
+        if not callable(wrap) or count < 2:
+            got, expected = f"Ranks({wrap!r}, {count})", "a function of the model, 2 ranks or more"
+            raise ConfigError("no ranks", expected=expected, got=got)
         self.name = f"{count} ranks of {getattr(wrap, '__name__', 'a function')}"
         self._wrap, self._count, self._shares_rows = wrap, count, shares_rows
         self._found = Computed()
@@ -78,8 +83,7 @@ class Ranks(Relation):
                 found.tensors[key] = max(held, key=lambda one: float((one - tensor).norm()))
         # A rank may hold other parameters, as a share of one.
         kept = {k: t for k, t in wanted.tensors.items() if k[0] not in _SUMS or k in found.tensors}
-        tensors = {key: tensor for key, tensor in found.tensors.items() if key in kept}
-        self._found = Computed(tensors, found.rows)
+        self._found = Computed({k: t for k, t in found.tensors.items() if k in kept}, found.rows)
         return Computed(kept, wanted.rows)
 
     def run(self, case: Case, base: Computed, sites: bool = False) -> Computed:
@@ -112,7 +116,7 @@ class Ranks(Relation):
         try:
             found = torch.load(os.path.join(folder, str(rank)), weights_only=False)
         except OSError:
-            found = f"no answer within {_SECONDS} s"
+            found = f"no answer: it crashed, or took more than {_SECONDS} s"
         if isinstance(found, str):
             raise RuntimeError(f"rank {rank}: {found}")
         return Computed(*found)
@@ -128,8 +132,7 @@ class Ranks(Relation):
             computed = case.compute(batch, sites=sites, put_back=False)
             for name, parameter in case.parameters.items():
                 if parameter.requires_grad:  # one without a gradient
-                    zeros = torch.zeros(parameter.shape)
-                    computed.tensors.setdefault(("gradient", name), zeros)
+                    computed.tensors.setdefault(("gradient", name), torch.zeros(parameter.shape))
             found = computed.tensors, computed.rows
         except Exception:
             found = traceback.format_exc().strip().splitlines()[-1]
@@ -142,14 +145,11 @@ class Ranks(Relation):
 
 def under_ddp() -> Ranks:
     """Two ranks under DistributedDataParallel."""
-    from torch.nn.parallel import DistributedDataParallel
-
-    return Ranks(DistributedDataParallel)
+    return Ranks(torch.nn.parallel.DistributedDataParallel)
 
 
 def under_fsdp() -> Ranks:
     """Two ranks, the whole model in one group of fully_shard()."""
-
     from torch.distributed.fsdp import fully_shard
 
     return Ranks(fully_shard)
@@ -157,6 +157,5 @@ def under_fsdp() -> Ranks:
 
 def _agree(part: Computed, rank: Computed) -> bool:
     """Whether their losses do, or there is none."""
-    losses = [one.tensors.get(("loss", "")) for one in (part, rank)]
-    a, b = (0.0 if loss is None else float(loss) for loss in losses)
+    a, b = (float(one.tensors.get(("loss", ""), 0.0)) for one in (part, rank))
     return abs(a - b) <= 1e-2 * abs(a)

@@ -13,7 +13,7 @@ import functools
 import io
 import os
 import pickle
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import torch
 
@@ -43,16 +43,6 @@ _KNOWN = {
 _PATHS = {"PosixPath", "PurePosixPath", "PureWindowsPath", "WindowsPath"}
 
 Ints = tuple[int, ...]
-
-
-class _Stored(NamedTuple):
-    """The place of the part of a tensor that begins at ``offsets`` and has the shape ``sizes``."""
-
-    offsets: Ints
-    sizes: Ints
-    file: str
-    start: int
-    length: int
 
 
 def is_distributed_checkpoint(directory: str) -> bool:
