@@ -61,7 +61,9 @@ demo: $(if $(wildcard $(VENV)/.built),$(VENV)/.built,$(VENV)/.demo)
 	$(PY) -m fastcheck demo
 
 # Without TESTS= in processes that take one file after the other, each with one thread; where files are named, in one.
-PYTEST = $(PY) -m pytest $(if $(filter-out tests,$(TESTS)),,-n $(WORKERS) --dist loadfile --no-loadscope-reorder)
+# A process that ends in a test has no successor: it would run the file again, and wait again where a test waits for ever.
+IN_PROCESSES = --dist loadfile --no-loadscope-reorder --max-worker-restart=0
+PYTEST = $(PY) -m pytest $(if $(filter-out tests,$(TESTS)),,-n $(WORKERS) $(IN_PROCESSES))
 test test-quick: export OMP_NUM_THREADS ?= 1
 
 test: $(VENV)/.built $(VENV)/.tools

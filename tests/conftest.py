@@ -186,6 +186,7 @@ SLOW = (
     "monitor/weight_updates/test_movement.py",
     "package/test_benches.py::test_they_run_in_small",
     "package/test_exported_members.py::test_import_loads_nothing_heavy",
+    "package/test_hanging.py",
     "package/test_markers.py",
     "package/test_rooms.py::test_the_last_paragraph",
     "package/test_sampling.py::test_time_of_forked",

@@ -102,6 +102,11 @@ def changed_in_place(x: torch.Tensor) -> torch.Tensor:
     return x.mul_(2)
 
 
+def changed_behind_those(x: torch.Tensor) -> torch.Tensor:
+    x[99:].mul_(2)
+    return x
+
+
 def changed_past_the_version(x: torch.Tensor) -> torch.Tensor:
     x.data[3] = 7
     return x
@@ -120,6 +125,7 @@ def with_nan(x: torch.Tensor) -> torch.Tensor:
 CHANGES: dict[Callable[[torch.Tensor], torch.Tensor], bool] = {
     torch.Tensor.detach: False,
     changed_in_place: True,
+    changed_behind_those: True,
     changed_past_the_version: True,
     changed_where_nobody_looks: False,
     with_nan: False,
