@@ -140,7 +140,7 @@ def test_a_gradient_that_was_changed_by_hand(
     change: Callable[[torch.Tensor], torch.Tensor], is_seen: bool, dtype: torch.dtype
 ) -> None:
     """float32 is compared in C++."""
-    from fastcheck.monitor.hooks.stored.hand_changes import _Probe, _probe
+    from fastcheck.monitor.hooks.hand_changes import _Probe, _probe
 
     gradient = torch.arange(100, dtype=dtype)
     probe = _probe(gradient)
@@ -150,7 +150,7 @@ def test_a_gradient_that_was_changed_by_hand(
 
 
 def test_a_nan_among_the_elements_that_are_compared_differs_from_itself() -> None:
-    from fastcheck.monitor.hooks.stored.hand_changes import _probe
+    from fastcheck.monitor.hooks.hand_changes import _probe
 
     gradient = torch.tensor([0.0, torch.nan])
     assert _probe(gradient).is_changed(gradient)

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.fake_accelerator, has_graphs, pytest.mark.usefixtures(
 @pytest.fixture(autouse=True)
 def unobserved_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     """A monitor that another test has left would bring in its records before a capture begins."""
-    monkeypatch.setattr("fastcheck.monitor.hooks.graphs.capture._all", list)
+    monkeypatch.setattr("fastcheck.monitor.hooks.graphs._all", list)
 
 
 def captured(work: Callable[[], object], **options: Any) -> Any:

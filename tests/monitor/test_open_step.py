@@ -28,7 +28,7 @@ ENDS = r"monitor\.step\(\)"
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """20 backward passes in the place of 1,000."""
-    monkeypatch.setattr("fastcheck.monitor.hooks.boundaries.unfinished._MOST_PASSES", 20)
+    monkeypatch.setattr("fastcheck.monitor.hooks.step_ends._MOST_PASSES", 20)
 
 
 def new_model() -> nn.Module:
@@ -106,7 +106,7 @@ def test_1000_backward_passes() -> None:
 @LEVELS
 @pytest.mark.parametrize("is_bad", [False, True])
 def test_nothing_grows(level: str, is_bad: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fastcheck.monitor.hooks.boundaries.unfinished._MOST_PASSES", 5)
+    monkeypatch.setattr("fastcheck.monitor.hooks.step_ends._MOST_PASSES", 5)
     model = new_model()
     monitor = fastcheck.install(model, level=level, overflow_nums=-1)
     if is_bad:

@@ -156,7 +156,7 @@ class TestOwnFailures:
             "fastcheck.monitor.hooks.module_observer.ModuleObserver._watch",
             "fastcheck.log.history.History.add",
             "fastcheck.monitor.session.session.Session.close_step",
-            "fastcheck.monitor.hooks.stored.state_reader.StateReader.read_for_update",
+            "fastcheck.monitor.hooks.state_reader.StateReader.read_for_update",
             "fastcheck.ring.host.HostRing.take",
         ],
     )

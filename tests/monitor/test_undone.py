@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 import fastcheck
-from fastcheck.monitor.hooks import optimizers
-from fastcheck.monitor.hooks.graphs import capture as graphs
+from fastcheck.monitor.hooks import graphs, optimizers
 from fastcheck.monitor.monitor import Monitor
 
 pytestmark = [

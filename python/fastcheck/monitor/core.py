@@ -23,11 +23,11 @@ from fastcheck.monitor.distributed.replicas import ReplicaCheck, automatic_check
 from fastcheck.monitor.hooks import optimizers
 from fastcheck.monitor.hooks.compiled import Connection, connect, disconnect, set_hook_id
 from fastcheck.monitor.hooks.facts import Facts
-from fastcheck.monitor.hooks.graphs.capture import GraphFollower, followers
+from fastcheck.monitor.hooks.graphs import GraphFollower, followers
 from fastcheck.monitor.hooks.hook_support import ModuleTree, follow_forks
 from fastcheck.monitor.hooks.module_observer import ModuleObserver
+from fastcheck.monitor.hooks.state_reader import StateReader
 from fastcheck.monitor.hooks.step_watcher import StepWatcher
-from fastcheck.monitor.hooks.stored.state_reader import StateReader
 from fastcheck.monitor.on_request import Install, Requests
 from fastcheck.monitor.op_level.hooks import OpModuleObserver
 from fastcheck.monitor.op_level.level import OpLevel, check_alone

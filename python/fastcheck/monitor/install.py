@@ -14,6 +14,7 @@ import torch
 from fastcheck.backends.table import prepare
 from fastcheck.calls.module_calls import ModuleNode
 from fastcheck.errors import ConfigError, did_you_mean, warn
+from fastcheck.monitor.hooks.found_inf import UpdateGuard
 from fastcheck.monitor.hooks.hook_support import (
     check_built,
     check_hookable,
@@ -21,7 +22,6 @@ from fastcheck.monitor.hooks.hook_support import (
     unhookable_note,
 )
 from fastcheck.monitor.hooks.module_observer import ForwardPreHook
-from fastcheck.monitor.hooks.protect.found_inf import UpdateGuard
 from fastcheck.monitor.op_level.launch import why_not
 from fastcheck.monitor.op_level.level import check_ops
 from fastcheck.monitor.precision import check_level

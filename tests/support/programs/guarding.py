@@ -14,8 +14,8 @@ from torch.optim.optimizer import (
 )
 
 import fastcheck
-from fastcheck.monitor.hooks.protect import found_inf as protect
-from fastcheck.monitor.hooks.protect.found_inf import UpdateGuard
+from fastcheck.monitor.hooks import found_inf as protect
+from fastcheck.monitor.hooks.found_inf import UpdateGuard
 
 #: Every fused optimizer of torch, in the variants whose kernels take different paths.
 FUSED: dict[str, tuple[Callable[..., torch.optim.Optimizer], dict[str, Any]]] = {

@@ -29,7 +29,7 @@ from fastcheck.utils.torch.own_operators import no_grad, unobserved
 from fastcheck.utils.torch.rank import group_size
 from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read, has_memory, is_materialised
 
-from .stored.state_reader import StateReader
+from .state_reader import StateReader
 
 #: Updates in a row in which a fact has to hold.
 UPDATES = 10

@@ -25,7 +25,7 @@ from fastcheck.calls.module_calls import Call, ModuleNode, ModuleRecorder, new_c
 from fastcheck.calls.recorder import make_module_recorder
 from fastcheck.errors import FastcheckError
 from fastcheck.extension import status
-from fastcheck.monitor.hooks.stored.state_reader import StateReader
+from fastcheck.monitor.hooks.state_reader import StateReader
 from fastcheck.monitor.session.config import Config
 from fastcheck.monitor.session.session import Session
 from fastcheck.record.format import Flag

@@ -25,7 +25,6 @@ from fastcheck.utils.torch.patching import Listeners, WrappedMethods
 from fastcheck.utils.torch.versions import GradScaler
 
 from .functions import wrap_backward, wrap_clipping
-from .protect.closures import closure_of, with_watched_closure
 from .step_watcher import StepWatcher
 
 _handles: list[Any] = []
@@ -80,11 +79,44 @@ def _tell(what: str, method: Callable[..., bool], *args: Any) -> None:
 
 def _before_update(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
     """The arguments of an optimizer's step, where they are others from now on."""
-    has_closure = closure_of(args, kwargs) is not None
+    has_closure = _closure_of(args, kwargs) is not None
     _tell("optimizer steps", StepWatcher.before_update, optimizer, has_closure)
     if not has_closure:
         return None
-    return with_watched_closure(optimizer, args, kwargs, *_at_evaluations)
+    return _with_watched_closure(optimizer, args, kwargs, *_at_evaluations)
+
+
+def _closure_of(args: Any, kwargs: Any) -> Optional[Callable[..., Any]]:
+    """The closure among the arguments of an optimizer's step; ``args[0]`` is the optimizer."""
+    closure = args[1] if len(args) > 1 else kwargs.get("closure")
+    return closure if callable(closure) else None
+
+
+def _with_watched_closure(
+    optimizer: torch.optim.Optimizer,
+    args: Any,
+    kwargs: Any,
+    began: Callable[[torch.optim.Optimizer], None],
+    ended: Callable[[torch.optim.Optimizer], None],
+) -> Any:
+    """The arguments of its step with a closure that calls ``began`` before each evaluation and
+    ``ended`` after it, unless it raised. None: there is no closure, or it is such a one already.
+    """
+    closure = _closure_of(args, kwargs)
+    if closure is None or getattr(closure, "_fastcheck_optimizer", None) == id(optimizer):
+        return None
+
+    @functools.wraps(closure)
+    def evaluate(*given: Any, **named: Any) -> Any:
+        began(optimizer)
+        result = closure(*given, **named)
+        ended(optimizer)
+        return result
+
+    evaluate._fastcheck_optimizer = id(optimizer)  # type: ignore[attr-defined]  # not twice
+    if len(args) > 1:
+        return (args[0], evaluate, *args[2:]), kwargs
+    return args, {**kwargs, "closure": evaluate}
 
 
 def _evaluation_began(optimizer: torch.optim.Optimizer) -> None:
@@ -96,7 +128,7 @@ def _evaluation_ended(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _after_update(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    has_closure = closure_of(args, kwargs) is not None
+    has_closure = _closure_of(args, kwargs) is not None
     _tell("optimizer steps", StepWatcher.after_update, optimizer, has_closure)
     tell_step_end()
 

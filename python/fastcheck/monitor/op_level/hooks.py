@@ -18,8 +18,8 @@ from fastcheck.monitor.hooks.module_observer import (
     ModuleObserver,
     last_pass,
 )
+from fastcheck.monitor.hooks.state_reader import StateReader
 from fastcheck.monitor.hooks.step_watcher import StepWatcher
-from fastcheck.monitor.hooks.stored.state_reader import StateReader
 from fastcheck.monitor.hooks.traced import Traced
 from fastcheck.monitor.session.session import Session
 

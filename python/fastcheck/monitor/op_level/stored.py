@@ -8,7 +8,7 @@ from typing import Optional
 import torch
 
 from fastcheck.calls.module_calls import ModuleNode
-from fastcheck.monitor.hooks.stored.state_reader import StateReader, stored_in
+from fastcheck.monitor.hooks.state_reader import StateReader, stored_in
 from fastcheck.utils.torch.readable import can_hold_nonfinite
 from fastcheck.verdict.entries import OpStored
 

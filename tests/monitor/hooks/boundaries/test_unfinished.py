@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import fastcheck
-from fastcheck.monitor.hooks.boundaries.unfinished import UnfinishedSteps
+from fastcheck.monitor.hooks.step_ends import UnfinishedSteps
 from support.programs.training import Net, batches, stopped
 
 pytestmark = pytest.mark.usefixtures("fresh_start")

@@ -16,7 +16,7 @@ from torch import nn
 import fastcheck
 from fastcheck.backends import table
 from fastcheck.backends.portable.backend import portable_backend
-from fastcheck.monitor.hooks.graphs import capture as graphs_module
+from fastcheck.monitor.hooks import graphs as graphs_module
 from fastcheck.ring import device
 from support.devices import graphs_on_fake
 from support.devices.graphs_on_fake import NAME, data, fake

@@ -10,7 +10,7 @@ from torch import nn
 
 import fastcheck
 from fastcheck.backends.table import backend_for
-from fastcheck.monitor.hooks.protect.protection import HostGuard
+from fastcheck.monitor.hooks.protection import HostGuard
 from support.programs.guarding import give_gradients, parameters, same_bits, state_of
 
 NAN = float("nan")

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastcheck.monitor.hooks.protect.found_inf import UpdateGuard
+from fastcheck.monitor.hooks.found_inf import UpdateGuard
 from support.programs.guarding import (
     FUSED,
     a_guard,

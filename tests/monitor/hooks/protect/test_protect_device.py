@@ -13,8 +13,8 @@ from torch import Tensor, nn
 import fastcheck
 from fakes import fake_device
 from fastcheck.backends.table import backend_for
-from fastcheck.monitor.hooks.protect import found_inf as protect
-from fastcheck.monitor.hooks.protect.found_inf import UpdateGuard
+from fastcheck.monitor.hooks import found_inf as protect
+from fastcheck.monitor.hooks.found_inf import UpdateGuard
 from support.programs.guarding import (
     FUSED,
     all_finite,
@@ -178,7 +178,7 @@ def test_the_cpu_and_an_accelerator_in_one_optimizer_are_unguarded() -> None:
 
 
 def test_an_unknown_device_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fastcheck.monitor.hooks.protect.found_inf._tried", {})
+    monkeypatch.setattr("fastcheck.monitor.hooks.found_inf._tried", {})
     optimizers = [fused(name, parameters(device=NAME)) for name in FUSED]
     assert {why_unguarded(optimizer) for optimizer in optimizers} == {None}
     before = fake.counters()
@@ -187,7 +187,7 @@ def test_an_unknown_device_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_what_was_learnt_beforehand_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fastcheck.monitor.hooks.protect.found_inf._tried", {})
+    monkeypatch.setattr("fastcheck.monitor.hooks.found_inf._tried", {})
     optimizers = [fused(name, parameters(device=NAME)) for name in FUSED]
     UpdateGuard.learn([torch.device("cpu"), torch.device(NAME, 1), torch.device(NAME, 0)])
     assert {device for _, device in protect._tried} == {NAME}  # of the CPU it is known
@@ -197,7 +197,7 @@ def test_what_was_learnt_beforehand_is_not_tried_again(monkeypatch: pytest.Monke
 
 
 def test_a_kernel_that_ignores_found_inf_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fastcheck.monitor.hooks.protect.found_inf._tried", {})
+    monkeypatch.setattr("fastcheck.monitor.hooks.found_inf._tried", {})
     kernel = torch._fused_adamw_
     monkeypatch.setattr(
         torch, "_fused_adamw_", lambda *args, **kw: kernel(*args, **{**kw, "found_inf": None})

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import fastcheck
-from fastcheck.monitor.hooks.protect.found_inf import UpdateGuard
+from fastcheck.monitor.hooks.found_inf import UpdateGuard
 from support.programs.guarding import (
     a_guard,
     attributes,

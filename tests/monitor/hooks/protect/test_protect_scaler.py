@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from fastcheck.monitor.hooks.protect.found_inf import UpdateGuard
+from fastcheck.monitor.hooks.found_inf import UpdateGuard
 from support.programs.guarding import (
     FUSED,
     a_guard,

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import fastcheck
-from fastcheck.monitor.hooks.stored.state_reader import StateReader
+from fastcheck.monitor.hooks.state_reader import StateReader
 from support.programs.training import Net, batches, stopped, where
 
 from .test_clipping import CLIPS as CLIPS_OF_TORCH
