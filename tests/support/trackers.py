@@ -19,6 +19,7 @@ class Kept:
         self.rows: list[tuple[int, dict[str, float]]] = []
         self.texts: list[tuple[str, str, int]] = []
         self.alerts: list[tuple[str, str, int]] = []
+        self.warnings: list[tuple[str, str, int]] = []
         self.threads: set[str] = set()
 
     def log(self, scalars: dict[str, float], step: int) -> None:
@@ -30,6 +31,9 @@ class Kept:
 
     def alert(self, title: str, text: str, step: int) -> None:
         self.alerts.append((title, text, step))
+
+    def warning(self, title: str, text: str, step: int) -> None:
+        self.warnings.append((title, text, step))
 
     def column(self, name: str) -> list[Optional[float]]:
         return [scalars.get(f"fastcheck/{name}") for _, scalars in self.rows]

@@ -28,6 +28,12 @@ exit codes: those of the program. A stop is an uncaught OverflowDetected: 1, wit
 on standard error."""
 
 
+_OPTIONS = (
+    *("overflow_nums", "level", "sync", "record", "every", "include", "exclude", "log_dir"),
+    "sinks",
+)
+
+
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "run",
@@ -45,6 +51,10 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--exclude", action="append", metavar="PATTERN", help="modules not to")
     parser.add_argument("--log-dir", metavar="DIR", help="write all records there")
     parser.add_argument(
+        "--sinks", action="append", metavar="SINK", help="write scalars, stops and warnings there"
+    )
+    parser.add_argument("--no-watch", action="store_true", help="warn of no spikes and invariants")
+    parser.add_argument(
         "--summary", action="store_true", help="print each monitor's summary at the end"
     )
     parser.add_argument("-m", dest="module", action="store_true", help="PROGRAM is a module")
@@ -55,8 +65,8 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Runs a program under fastcheck. Lets through what the program raises, SystemExit included."""
-    names = ("overflow_nums", "level", "sync", "record", "every", "include", "exclude", "log_dir")
-    given = {name: getattr(options, name) for name in names}
+    given = {name: getattr(options, name) for name in _OPTIONS}
+    given["watch"] = False if options.no_watch else None
     if not options.module and not os.path.isfile(options.program):
         raise ConfigError(
             "there is no such program",

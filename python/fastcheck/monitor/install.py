@@ -27,7 +27,7 @@ from fastcheck.monitor.op_level.level import check_ops
 from fastcheck.monitor.precision import check_level
 from fastcheck.monitor.session.config import Config, unknown_option
 from fastcheck.monitor.session.options import Filter, Log, OnRequest, Patterns, Stop, Training
-from fastcheck.monitor.sinks.sink import ScalarSink, Sinks, open_sinks
+from fastcheck.monitor.sinks.sink import ScalarSink, Sinks, open_sinks, sinks_of_environment
 from fastcheck.record.site import SiteTable
 from fastcheck.utils.names.patterns import matches_module
 from fastcheck.utils.torch.versions import unwrap_compiled
@@ -92,9 +92,10 @@ def install(
         filter: a fastcheck.Filter: which operators, tensors and steps are observed.
         training: a fastcheck.Training: optimizer, loss scale and ranks, where they can't be found.
         sinks: where some scalars of each step are written to, and the stop report: names of
-            ``"tensorboard"``, ``"wandb"``, ``"mlflow"``, ``"trackio"``, ``"aim"``, or objects with
-            ``log(dict, step)``, one or several. Written by a thread of its own
-            (docs/trainers.md).
+            ``"tensorboard"``, ``"wandb"``, ``"mlflow"``, ``"trackio"``, ``"aim"``,
+            ``"prometheus"``, ``"opentelemetry"``, ``"webhook:URL"``, ``"slack:URL"``, or objects
+            with ``log(dict, step)``, one or several; and those that the environment's
+            FASTCHECK_SINKS names. Written by a thread of its own (docs/trainers.md).
         on_request: a fastcheck.OnRequest: a file or a signal by which the run, while it is under
             way, is asked to observe its next steps at op level, or to dump them.
         watch: warn when the loss spikes, a layer leaves its usual range or a tensor is about to
@@ -134,7 +135,8 @@ def install(
         training=Training() if training is None else training,
         on_request=on_request,
     )
-    return _install(config, (model, *more), open_sinks(sinks), watch_options(watch, record))
+    targets = (*open_sinks(sinks), *sinks_of_environment())
+    return _install(config, (model, *more), targets, watch_options(watch, record))
 
 
 def _install(

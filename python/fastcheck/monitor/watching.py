@@ -208,10 +208,14 @@ class Watching(Listener):
         self._pending.extend(found)
         self._warnings += sum(event.is_warning for event in found)
         session = self._session()
-        log = None if session is None else session.event_store.archive.log
+        if session is None:
+            return
         for event in found:
-            if log is not None:
-                log.append_line("watch", event.to_dict())
+            if session.event_store.archive.log is not None:
+                session.event_store.archive.log.append_line("watch", event.to_dict())
+            if event.is_warning:
+                for listener in session.event_store.listeners:
+                    listener.warned(event.step, event.kind, event.text)
 
     def _switch_off(self, error: Exception) -> None:
         self._is_off = True

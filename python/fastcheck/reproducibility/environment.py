@@ -99,6 +99,7 @@ _NO_NUMBERS = (
     "_PATH",
     "_PORT",
     "_RUN_ID",
+    "_SINKS",
     "_TOOLKIT",
     "_VISIBLE_DEVICES",
 )

@@ -69,6 +69,9 @@ class Listener:
     def noticed(self, step: int, name: str, value: float, about: str) -> None:
         """A fact of the training loop that is in no record (``monitor/hooks/facts.py``)."""
 
+    def warned(self, step: int, kind: str, text: str) -> None:
+        """The watch has found what calls for a look."""
+
     # By the thread of training, outside of all locks.
 
     def stopping(self, report: StopReport) -> None:

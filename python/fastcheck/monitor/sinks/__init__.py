@@ -1,4 +1,5 @@
-"""Scalars of each step for experiment trackers: one file per library, and a thread that writes.
+"""Scalars of each step for experiment trackers, stops and warnings for those who operate runs, and
+a thread that writes.
 
 Imports ``log``, ``monitor.session``, ``record``, ``report``, ``utils`` and ``verdict``.
 """

@@ -33,12 +33,14 @@ _CLOSE_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Entry:
-    """The numbers and texts of one step that are to be written; ``alert``: a title and a text."""
+    """The numbers and texts of one step that are to be written; ``alert``: the method of a sink
+    that takes it, a title and a text.
+    """
 
     step: int
     scalars: dict[str, float] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
-    alert: Optional[tuple[str, str]] = None
+    alert: Optional[tuple[str, str, str]] = None
 
 
 class SinkWriter:
@@ -128,8 +130,9 @@ def _write_to(sink: Any, make: Callable[[], Entry], made: list[Entry]) -> None:
     if hasattr(sink, "text"):
         for name, text in entry.texts.items():
             sink.text(name, text, entry.step)
-    if entry.alert is not None and hasattr(sink, "alert"):
-        sink.alert(*entry.alert, entry.step)
+    if entry.alert is not None:
+        method, *texts = entry.alert
+        getattr(sink, method, lambda *_: None)(*texts, entry.step)
 
 
 def _attempt(
@@ -284,9 +287,19 @@ class SinkConnection(Listener):
 
         def entry() -> Entry:
             site, text = printable(str(report.culprit.site)), str(OverflowDetected(report))
-            return Entry(report.step, alert=(f"fastcheck: {site}, step {report.step:,}", text))
+            title = f"fastcheck: {site}, step {report.step:,}"
+            return Entry(report.step, alert=("alert", title, text))
 
         self._writer.put(entry, may_drop=False)
+
+    def warned(self, step: int, kind: str, text: str) -> None:
+        """The text is a warning of each sink that takes them."""
+        entry = Entry(step, alert=("warning", f"fastcheck: {kind}, step {step:,}", text))
+        self._writer.put(lambda: entry, may_drop=False)
+
+    def replicas_differ(self, step: int, text: str) -> None:
+        """The text is a warning too."""
+        self.warned(step, "replicas differ", text)
 
     def close(self) -> None:
         """The monitor is removed: all is written. To be called outside the session's lock."""

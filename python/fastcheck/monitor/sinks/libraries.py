@@ -12,6 +12,8 @@ from typing import Any, Callable, NamedTuple, Optional
 
 from fastcheck.errors import ConfigError
 
+from .services import OpenTelemetry, Prometheus, Slack, Webhook
+
 
 class TensorBoard:
     """``writer``: a SummaryWriter, which stays open. ``directory``: that of an event file, which is
@@ -145,13 +147,16 @@ class Aim:
 
 class _Library(NamedTuple):
     """``active_run``: the run to write to, of the imported ``module``; None of one that makes its
-    own. ``call``: makes a run active.
+    own. ``call``: makes a run active. ``package``: where it is not the name of the sink.
+    ``target``: what may stand behind the name and a colon; with a "!", what has to.
     """
 
     module: str
     sink: Callable[..., Any]
     active_run: Optional[Callable[[Any], Any]] = None
     call: str = ""
+    package: str = ""
+    target: str = ""
 
 
 LIBRARIES = {
@@ -162,25 +167,42 @@ LIBRARIES = {
         "trackio", Trackio, lambda m: m.context_vars.current_run.get(), "trackio.init()"
     ),
     "aim": _Library("aim", Aim),
+    "prometheus": _Library(
+        "prometheus_client",
+        Prometheus,
+        package="prometheus-client",
+        target="a file that ends in .prom, a port, or address:port",
+    ),
+    "opentelemetry": _Library(
+        "opentelemetry.exporter.otlp.proto.http.metric_exporter",
+        OpenTelemetry,
+        package="opentelemetry-exporter-otlp-proto-http",
+    ),
+    "webhook": _Library("urllib.request", Webhook, target="https://...!"),
+    "slack": _Library("urllib.request", Slack, target="https://...!"),
 }
 
 
-def sink_of(name: str) -> Any:
-    """A sink that writes with this library, to its active run on this thread.
+def sink_of(name: str, target: str = "") -> Any:
+    """A sink that writes with this library, to its active run on this thread or to ``target``.
 
     Raises:
-        ConfigError: the library is not installed, or has no active run.
+        ConfigError: the library is not installed, has no active run, or can't write to ``target``.
     """
     library = LIBRARIES[name]
+    if bool(target) > bool(library.target) or bool(target) < library.target.endswith("!"):
+        form = f"{name}:{library.target.rstrip('!')}" if library.target else name
+        raise ConfigError(f"sink {name!r} can't write there", expected=repr(form), got=repr(name))
     try:
         module = importlib.import_module(library.module)
     except ImportError as error:
+        package = library.package or name
         raise ConfigError(
-            f"sink {name!r} needs the package {name}, which can't be imported ({error}); "
-            f"pip install {name}"
+            f"sink {name!r} needs the package {package}, which can't be imported ({error}); "
+            f"pip install {package}"
         ) from error
     if library.active_run is None:
-        return library.sink()
+        return library.sink(*([target] if target else []))
     run = library.active_run(module)
     if run is None:
         raise ConfigError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Callable, Optional, Protocol, Union
 
@@ -36,17 +37,28 @@ def open_sinks(given: Any) -> tuple[ScalarSink, ...]:
     return tuple(sink for sink in found if sink is not None)
 
 
+def sinks_of_environment() -> tuple[ScalarSink, ...]:
+    """The sinks that the variable FASTCHECK_SINKS names, with commas between them.
+
+    Raises:
+        ConfigError: as open_sinks().
+    """
+    names = [name.strip() for name in os.environ.get("FASTCHECK_SINKS", "").split(",")]
+    return open_sinks([name for name in names if name])
+
+
 def _open(given: Any) -> Optional[ScalarSink]:
     made: Optional[ScalarSink]
     if isinstance(given, str):
-        if given not in LIBRARIES:
+        name, _, target = given.partition(":")
+        if name not in LIBRARIES:
             raise ConfigError(
-                f"unknown sink {given!r}",
+                f"unknown sink {name!r}",
                 expected=", ".join(map(repr, LIBRARIES)) + ", or an object with log(dict, step)",
-                got=repr(given),
-                hint=did_you_mean(given, LIBRARIES),
+                got=repr(name),
+                hint=did_you_mean(name, LIBRARIES),
             )
-        made = sink_of(given) if own_rank() == 0 else None
+        made = sink_of(name, target) if own_rank() == 0 else None
         return made
     package = type(given).__module__.rpartition(".")[0]
     if package == __package__:  # made by an adapter for a trainer
@@ -82,12 +94,14 @@ def _method(given: object) -> Optional[Callable[..., object]]:
 
 
 class _Given:
-    """An object of the user's; ``text`` and ``alert`` are passed on to it where it has them."""
+    """An object of the user's; ``text``, ``alert`` and ``warning`` are passed on to it where it has
+    them.
+    """
 
     def __init__(self, owner: object, method: Callable[..., object]) -> None:
         self._method = method
         self.name = type(owner).__name__
-        for name in ("text", "alert"):
+        for name in ("text", "alert", "warning"):
             if callable(getattr(owner, name, None)):
                 setattr(self, name, getattr(owner, name))
 
