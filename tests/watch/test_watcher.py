@@ -302,6 +302,15 @@ class TestTensors:
         (event,) = run.step({SECOND: 1e6})
         assert (event.kind, event.site.module, event.cause) == ("explosion", "second", "layer")
         assert event.is_warning
+        assert "left its range first" not in event.text, "there are no ranges yet"
+
+    def test_the_loss_is_first_of_nothing_while_tensors_have_no_ranges(self) -> None:
+        run = Run()
+        run.steps(40)
+        run.step(loss=300.0)
+        exploded = [e for e in run.step({SECOND: 1e6}, loss=1e4) if e.kind == "explosion"]
+        assert [event.movers for event in exploded] == [()]
+        assert "First out of its range" not in exploded[0].text
 
     def test_one_element_is_enough(self) -> None:
         (event,) = warmed_up().step({FIRST: {"max": 1e5}})

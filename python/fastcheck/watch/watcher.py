@@ -555,7 +555,8 @@ class Watcher:
         is_outside = _OUTSIDE[number.name](number) if number.name in _OUTSIDE else False
         if is_outside:
             self._numbers.is_outside(number.name)
-        if number.name == "loss":
+        # While the loss has no range of its own, no tensor has one that it could be compared with.
+        if number.name == "loss" and not math.isnan(number.usual):
             since = self.causes.loss or Mover(step, None, "loss", number.score)
             self.causes.loss = since if is_outside else None
         for at, rule in enumerate(NUMBER_RULES):
@@ -623,8 +624,8 @@ class Watcher:
         origin = Origin((), rule.cause)
         if not rule.cause:
             origin = self.causes.origin(step, rule.kind)
-            if not origin.cause:
-                origin = Origin(origin.movers, *CAUSES[phase])
+            if not origin.cause:  # the tensors have no ranges yet, or none has left its own
+                origin = origin._replace(cause=CAUSES[phase][0])
         return self._event(
             rule, step, warns, f"{sites[0]}: {text}", origin, site=sites[0], value=value,
             reference=usual, score=math.nan, interval=(near, far) if near < math.inf else None,
