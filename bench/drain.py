@@ -31,7 +31,7 @@ from fastcheck.calls.module_calls import ModuleNode, new_call
 from fastcheck.monitor.session.drain import Part
 from fastcheck.monitor.session.session import Session
 from fastcheck.record.format import RECORD_BYTES
-from fastcheck.verdict.entries import Journal, Note, Stored
+from fastcheck.verdict.entries import Journal, Moment, Stored
 
 RECORDS = 4096  # a step
 STEPS = harness.size(25, 2)  # a round
@@ -79,8 +79,8 @@ class Steps:
             elif k % LIST_LENGTH == 0:
                 roles = ["param"] * min(LIST_LENGTH, RECORDS - k)
                 journal.entries.append(Stored(seq, roles, 0))
-        journal.add_due(Note(session.event_store.close, step))
-        journal.add_due(Note(session.event_store.end, step))
+        journal.add_due(Moment.CLOSED)
+        journal.add_due(Moment.ENDED)
         records, segments = self.ring.cut()
         part = Part(step, journal, records, [(self.ring, s) for s in segments], True)
         part.wait()

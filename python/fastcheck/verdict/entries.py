@@ -12,6 +12,7 @@ makes InnerInput, Output and Gradient too.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Callable, NamedTuple, Union
 
@@ -23,6 +24,7 @@ from .incident import Incident
 
 #: Records that show an overflow, by sequence number.
 Records = Mapping[int, np.void]
+NO_RECORDS: Records = {}
 
 # ---- At module level: the tensors of modules -----------------------------------------------------
 
@@ -225,6 +227,44 @@ class NamedResult(NamedTuple):
     is_scaled: bool
 
 
+# ---- What the training loop does -----------------------------------------------------------------
+
+
+class Moment(enum.Enum):
+    """A moment of a step at which findings are settled."""
+
+    #: The step is over. May come again for the same step, after more records.
+    CLOSED = enum.auto()
+    #: Nothing will be added to the step any more.
+    ENDED = enum.auto()
+    #: An update is due: what is non-finite until now must not be silent.
+    UPDATE_DUE = enum.auto()
+    #: The optimizer uses gradients that loss scaling might have skipped.
+    SCALED_USED = enum.auto()
+    #: The training loop has left an update out, as loss scaling does.
+    UPDATE_LEFT_OUT = enum.auto()
+    #: An update under loss scaling of the user's own. Gradients that were not finite at the update
+    #: have been judged there: what is still held belongs to an iteration that was skipped.
+    OWN_SCALE_UPDATED = enum.auto()
+    #: What was made until now has met all that reads it, as a rule.
+    ALL_READ = enum.auto()
+
+
+class ScaleDecided(NamedTuple):
+    """Loss scaling has decided whether the update is skipped. ``words``: the records of the
+    scaler's own found_inf, where it lives on a device.
+    """
+
+    skipped: bool
+    words: Sequence[int] = ()
+
+
+class GradientsUsed(NamedTuple):
+    """The optimizer uses gradients that were read, as these records, when backward() had ended."""
+
+    seqs: Sequence[int]
+
+
 # ---- The journal ---------------------------------------------------------------------------------
 
 
@@ -254,10 +294,23 @@ class Note(Task):
 #: What rules judge: one of the tuples above.
 Seen = Union[
     Union[Batch, InnerInput, Output, Recomputed, Named, Gradient, Returned, Loss, LossKnown],
-    Union[GradientNorm, Stored, UsedGradients, UnusedGradients, OptimizerState],
+    Union[GradientNorm, Stored, UsedGradients, UnusedGradients, OptimizerState, GradientsUsed],
     Union[Operator, Entered, ArgumentKnown, OpStored, Compiled, NamedResult],
 ]
-Entry = Union[Seen, Task]
+Entry = Union[Seen, Moment, ScaleDecided, Task]
+
+
+class Replay:
+    """One replay of a captured graph, in the place of the entries of the capture."""
+
+    __slots__ = ()
+
+    def entries(self, bad: Records) -> Iterator[Entry]:
+        """Gives them the records of the replay. ``bad``: of the part of the step that it is in."""
+        raise NotImplementedError
+
+
+Written = Union[Entry, Call, Replay]
 
 
 class Journal:
@@ -266,18 +319,21 @@ class Journal:
     __slots__ = ("due", "entries")
 
     def __init__(self) -> None:
-        self.entries: list[Union[Entry, Call]] = []
+        self.entries: list[Written] = []
         # The entries that matter even where no record is non-finite.
-        self.due: list[Entry] = []
+        self.due: list[Union[Entry, Replay]] = []
 
-    def add_due(self, entry: Entry) -> None:
+    def add_due(self, entry: Union[Entry, Replay]) -> None:
         self.entries.append(entry)
         self.due.append(entry)
 
 
-def expanded(written: Union[Entry, Call]) -> Iterator[Entry]:
+def expanded(written: Written, bad: Records = NO_RECORDS) -> Iterator[Entry]:
     """The entries that stand for what is written in a journal."""
-    if isinstance(written, (tuple, Task)):
+    if isinstance(written, Replay):
+        yield from written.entries(bad)
+        return
+    if isinstance(written, (tuple, Moment, Task)):
         yield written
         return
     for seq in written.outputs:

@@ -26,6 +26,7 @@ from .entries import (
     Batch,
     Gradient,
     GradientNorm,
+    GradientsUsed,
     InnerInput,
     Loss,
     LossKnown,
@@ -91,6 +92,8 @@ class ModuleRules:
             self._returned(entry)
         elif isinstance(entry, LossKnown):
             self._loss_known(entry)
+        elif isinstance(entry, GradientsUsed):
+            self._use_gradients(entry.seqs)
         else:
             for finding in self.findings.new(entry, bad):
                 if not self.findings.allow(finding):
@@ -408,7 +411,7 @@ class ModuleRules:
         if not is_scaled:
             # The optimizer is about to use it: what was held back as scaled is real.
             self.settle_scaled(skipped=False)
-        self.use_gradients(before.values())
+        self._use_gradients(before.values())
         if not is_scaled and finding.site not in before:
             self._reach_by(finding)
         earlier = self._earlier()
@@ -437,7 +440,7 @@ class ModuleRules:
             reason = "no optimizer has used this gradient"
             self.findings.hold(finding, State.UNUSED, reason, then)
 
-    def use_gradients(self, seqs: Collection[int]) -> None:
+    def _use_gradients(self, seqs: Collection[int]) -> None:
         """An optimizer is about to use these, which were read when backward() had ended."""
         unused = [f for f in self.findings.all if f.state is State.UNUSED and f.seq in seqs]
         for finding in unused:

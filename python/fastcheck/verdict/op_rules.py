@@ -15,7 +15,7 @@ values are negative, as in a mask.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Callable, Optional
 
 import numpy as np
@@ -631,9 +631,6 @@ class OpRules:
         self.findings.decide(root, then.verdict, f"{then.reason}; {clause}")
 
     # The end of an update, and of the step
-
-    def use_gradients(self, seqs: Collection[int]) -> None:
-        """No gradient is read as that of a parameter."""
 
     def settle_scaled(self, skipped: bool) -> Optional[Finding]:
         """A scaled gradient may overflow, NaNs included, where a mask keeps it from every

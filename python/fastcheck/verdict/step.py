@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import weakref
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from typing import Any, Callable, Optional, Protocol
 
 import numpy as np
@@ -13,7 +13,7 @@ from fastcheck.calls.module_calls import CallLog, ModuleNode
 from fastcheck.record.format import Verdict
 from fastcheck.utils.torch.versions import GradScaler
 
-from .entries import Entry, Journal, Records, Seen, Task
+from .entries import Journal, Records, Seen
 from .findings import Finding, Findings
 
 #: Reads what a module and its submodules store now: the non-finite records, with their roles.
@@ -41,9 +41,6 @@ class Rules(Protocol):
 
     def apply(self, entry: Seen, bad: Records) -> None:
         """Judges what the entry has read. ``bad``: the records that show an overflow."""
-
-    def use_gradients(self, seqs: Collection[int]) -> None:
-        """An optimizer is about to use the gradients of these records."""
 
     def settle_scaled(self, skipped: bool) -> Optional[Finding]:
         """Settles scaled gradients, as Findings.settle_scaled() does."""
@@ -134,13 +131,6 @@ class Step:
         """Begins anew with these rules, and their findings."""
         self.rules, self.findings = rules, rules.findings
         self.logged.clear()
-
-    def apply(self, entry: Entry, bad: Records) -> None:
-        """Judges an entry, or does what it stands for."""
-        if isinstance(entry, Task):
-            entry.run(bad)
-        else:
-            self.rules.apply(entry, bad)
 
 
 class Tape(Protocol):

@@ -237,7 +237,7 @@ class TestValues:
             step = monitor._event_store.new_step(9)
             for seq, verdict in ((0, Verdict.INTENDED), (1, Verdict.ARRIVED)):
                 record["seq"] = seq
-                step.apply(Entered(seq, is_collective=seq == 1), {seq: record.copy()})
+                step.rules.apply(Entered(seq, is_collective=seq == 1), {seq: record.copy()})
                 assert step.findings.by_seq[seq].verdict is verdict
 
 

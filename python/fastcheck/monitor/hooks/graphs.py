@@ -10,7 +10,7 @@ import copy
 import functools
 import itertools
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Callable, Optional
 
 import torch
@@ -22,7 +22,16 @@ from fastcheck.ring.device import DeviceRing, GraphSlots
 from fastcheck.ring.host import NO_TOKEN
 from fastcheck.utils.torch.patching import Listeners, WrappedMethods
 from fastcheck.utils.torch.streams import DeviceStreams, streams_of
-from fastcheck.verdict.entries import Entry, Journal, Note, Records, Task, expanded
+from fastcheck.verdict.entries import (
+    Entry,
+    Journal,
+    Moment,
+    Note,
+    Records,
+    Replay,
+    Written,
+    expanded,
+)
 from fastcheck.verdict.step import Step
 
 if TYPE_CHECKING:
@@ -50,12 +59,10 @@ class GraphSegment:
         #: Updates of weights that each replay applies.
         self.update_count = 0
         self.entries: list[Entry] = []
+        #: Those of them that matter even where no record is non-finite.
+        self.due: list[Entry] = []
         self.calls: list[Call] = []
         self.slots: dict[DeviceRing, GraphSlots] = {}
-
-    @property
-    def tasks(self) -> list[Task]:
-        return [entry for entry in self.entries if isinstance(entry, Task)]
 
     @property
     def is_empty(self) -> bool:
@@ -69,7 +76,6 @@ class CapturedJournal:
         self.stretches: list[GraphSegment] = []
         #: Why replays can't be followed; None: they can.
         self.problem: Optional[str] = None
-        self._event_store = session.event_store
         self._session = session
         self._stretch = GraphSegment(FIRST_SEQ)
         # As it was before, to be put back.
@@ -98,18 +104,13 @@ class CapturedJournal:
 
     def take(self, step: Step, journal: Journal, closes_step: bool) -> None:
         """A part of the journal, which would have been the drain's."""
-        stretch, event_store = self._stretch, self._event_store
-        has_ended = False
-        for entry in itertools.chain.from_iterable(map(expanded, journal.entries)):
-            # The boundaries of steps are found again at each replay.
-            if isinstance(entry, Note) and entry.function in (event_store.close, event_store.end):
-                has_ended = has_ended or entry.function == event_store.end
-            else:
-                stretch.entries.append(entry)
+        stretch = self._stretch
+        stretch.entries += _without_ends(journal.entries)
+        stretch.due += _without_ends(journal.due)
         if closes_step:
             stretch.closes = True
             stretch.is_explicit = self._session.is_explicit
-        if has_ended:
+        if Moment.ENDED in journal.due:
             self._cut(step)
 
     def _cut(self, step: Step) -> None:
@@ -156,8 +157,14 @@ class CapturedJournal:
                 slots.start()
 
 
-class Replayed(Task):
-    """One replay of a stretch: its entries and notes with the records of the replay."""
+def _without_ends(written: Iterable[Written]) -> list[Entry]:
+    """The entries but for the boundaries of steps, which are found again at each replay."""
+    entries = itertools.chain.from_iterable(map(expanded, written))
+    return [entry for entry in entries if entry not in (Moment.CLOSED, Moment.ENDED)]
+
+
+class Replayed(Replay):
+    """One replay of a stretch."""
 
     __slots__ = ("_shift", "_step", "_stretch")
 
@@ -166,21 +173,19 @@ class Replayed(Task):
         self._shift = shift
         self._step = step
 
-    def run(self, bad: Records) -> None:
+    def entries(self, bad: Records) -> Iterator[Entry]:
         stretch, step, shift = self._stretch, self._step, self._shift
         first, stop = stretch.first_seq + shift, stretch.stop_seq + shift
         rebased = _Rebased(stretch, shift, step)
         if not step.findings.all and not any(first <= seq < stop for seq in bad):
-            for task in stretch.tasks:
-                step.apply(rebased.entry(task), bad)
+            yield from map(rebased.entry, stretch.due)
             return
         assert stretch.step is not None
         for call in stretch.calls:
             step.calls.add(rebased.call(call))
         gradients = stretch.step.gradients.items()
         step.gradients.update((rebased.value(k), rebased.value(v)) for k, v in gradients)
-        for entry in stretch.entries:
-            step.apply(rebased.entry(entry), bad)
+        yield from map(rebased.entry, stretch.entries)
 
 
 class _Rebased:
@@ -193,6 +198,8 @@ class _Rebased:
         self._calls: dict[int, Call] = {}
 
     def entry(self, entry: Any) -> Entry:
+        if isinstance(entry, Moment):
+            return entry
         if isinstance(entry, Note):
             return Note(entry.function, *map(self.value, entry.args))
         # A thread has a large number, too.

@@ -30,7 +30,15 @@ from fastcheck.utils.torch.own_operators import no_grad, unobserved
 from fastcheck.utils.torch.readable import are_on_host, can_read, has_memory
 from fastcheck.utils.torch.sharding import is_part, local
 from fastcheck.utils.torch.transforms import unwrapped
-from fastcheck.verdict.entries import OptimizerState, Seen, Stored, UnusedGradients, UsedGradients
+from fastcheck.verdict.entries import (
+    GradientsUsed,
+    Moment,
+    OptimizerState,
+    Seen,
+    Stored,
+    UnusedGradients,
+    UsedGradients,
+)
 
 from .hand_changes import HandChanges
 
@@ -202,7 +210,7 @@ class StateReader:
             session.note(stalled_weights.settle, look)
         if not scaled:
             # Now, while the update can still be prevented.
-            session.note(session.event_store.ensure_event, session.step)
+            session.due(Moment.UPDATE_DUE)
         session.step.update.state_read = True
 
     def _read_strays(self) -> None:
@@ -323,10 +331,10 @@ class StateReader:
         before = early.take_waiting(batch.sites)
         used = early.take_waiting(sites)
         if used:
-            session.note(session.event_store.use_gradients, session.step, list(used.values()))
+            session.due(GradientsUsed(list(used.values())))
         if known and not scaled and not is_early:
             # The optimizer is about to use them: what was held back as scaled is real.
-            session.note(session.event_store.release_scaled, session.step)
+            session.due(Moment.SCALED_USED)
         first = session.next_seq
         flags = int(Flag.SCALED) if scaled and not is_early else 0
         self._read(batch, flags, UsedGradients, scaled, before)

@@ -19,6 +19,7 @@ from fastcheck.monitor.session.session import Session
 from fastcheck.utils.torch.own_operators import no_grad, unobserved
 from fastcheck.utils.torch.readable import can_read, has_memory
 from fastcheck.utils.torch.sharding import local
+from fastcheck.verdict.entries import Moment
 
 
 class Turns:
@@ -210,7 +211,7 @@ class UnfinishedSteps:
             return False
         self._step = -1
         self.has_skipped = True
-        session.note(session.event_store.settle_unfinished, step)
+        session.due(Moment.UPDATE_LEFT_OUT)
         return True
 
 

@@ -31,6 +31,7 @@ from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read
 from fastcheck.utils.torch.sharding import is_part
 from fastcheck.utils.torch.streams import streams_of
 from fastcheck.utils.torch.versions import GradScaler
+from fastcheck.verdict.entries import Moment, ScaleDecided
 from fastcheck.verdict.step import Step
 
 from .facts import Facts
@@ -245,7 +246,7 @@ class StepWatcher:
         may_be_scaled = session.config.training.has_own_scaling or self.ends.unfinished.has_skipped
         self.ends.unfinished.has_skipped = False
         if may_be_scaled and session.is_active:
-            session.note(session.event_store.settle_own_scaling, session.step)
+            session.due(Moment.OWN_SCALE_UPDATED)
         self._end_update([optimizer])
         return True
 
@@ -466,7 +467,7 @@ class StepWatcher:
         scaling.stepped.clear()
         if session.is_active:
             words, scaling.words = scaling.words, []
-            session.note(session.event_store.settle_scaled, session.step, skipped, words)
+            session.due(ScaleDecided(bool(skipped), words))
         self._end_update(stepped)
         return True
 
@@ -483,7 +484,7 @@ class StepWatcher:
                 # No optimizer of torch.optim: the training loop updates the weights by itself.
                 self._state.read_for_update(None, scaled=session.is_scaled)
             if session.config.training.has_own_scaling:
-                session.note(session.event_store.settle_own_scaling, session.step)
+                session.due(Moment.OWN_SCALE_UPDATED)
         self.close_step()
         return True
 
@@ -967,7 +968,7 @@ class Evaluations:
                 session.level.update_uses(optimizer)
             self._read_gradients(optimizer, scaled=is_scaled)
             if not is_scaled:
-                session.note(session.event_store.ensure_event, session.step)
+                session.due(Moment.UPDATE_DUE)
             session.settle_update()
         self._counts[optimizer] = self.count(optimizer) + 1
         session.level.update_began()
@@ -1028,6 +1029,6 @@ class FlatOptimizer:
         session = watcher.session
         session.step.update.count += not skipped
         if session.is_active:
-            session.note(session.event_store.settle_scaled, session.step, skipped)
+            session.due(ScaleDecided(skipped))
         watcher.close_step()
         return True

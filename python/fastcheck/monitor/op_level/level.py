@@ -45,6 +45,7 @@ from fastcheck.verdict.entries import (
     Journal,
     Loss,
     LossKnown,
+    Moment,
     Note,
     Operator,
     OpStored,
@@ -522,7 +523,7 @@ class OpLevel(Level):
         """Judges what still waits. Idempotent."""
         store = self.session.event_store
         with store.lock:
-            store.settle(self.session.step)
+            store.judge(self.session.step, Moment.ALL_READ)
             store.archive.note_unread(self.unread_ops())
         self._last_seq = self.next_seq
         self._at_end.close()
@@ -562,7 +563,7 @@ class OpLevel(Level):
         self._entered.add(self.entering)
         if session.rings.is_deferred:
             if begins_again:
-                session.note(store.settle, session.step)
+                session.due(Moment.ALL_READ)
             if not len(session.drain):
                 session.submit()
             return
@@ -572,7 +573,7 @@ class OpLevel(Level):
             store.renew(session.step)
         if begins_again and any(finding.is_tentative for finding in session.step.findings.all):
             # What waits since an earlier pass of this step has met all its consumers, as a rule.
-            session.note(store.settle, session.step)
+            session.due(Moment.ALL_READ)
 
     def step_began(self) -> None:
         self._entered.clear()

@@ -10,7 +10,7 @@ import torch
 from fastcheck.calls.module_calls import ModuleNode
 from fastcheck.monitor.hooks.state_reader import StateReader, stored_in
 from fastcheck.utils.torch.readable import can_hold_nonfinite
-from fastcheck.verdict.entries import OpStored
+from fastcheck.verdict.entries import Moment, OpStored
 
 
 class OpState(StateReader):
@@ -38,7 +38,7 @@ class OpState(StateReader):
         if not scaled and optimizer is not None and gradients:
             session.level.update_uses(optimizer)
         if not scaled:
-            session.note(session.event_store.ensure_event, session.step)
+            session.due(Moment.UPDATE_DUE)
         session.step.update.state_read = True
 
     def read_statistics(self, node: ModuleNode) -> None:

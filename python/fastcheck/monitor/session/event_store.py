@@ -9,9 +9,9 @@ from __future__ import annotations
 import threading
 from collections import Counter as Tally
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple, Optional
+from typing import Callable, NamedTuple, Optional
 
 import numpy as np
 
@@ -24,7 +24,16 @@ from fastcheck.record.format import Flag, Verdict, overflowed
 from fastcheck.record.site import OUTSIDE, SiteTable
 from fastcheck.report.stop_report import StopReport
 from fastcheck.verdict.allowed import Allowance, allowances
-from fastcheck.verdict.entries import Entry, Journal, Records, Task, expanded
+from fastcheck.verdict.entries import (
+    NO_RECORDS,
+    Entry,
+    Journal,
+    Moment,
+    Records,
+    ScaleDecided,
+    Task,
+    expanded,
+)
 from fastcheck.verdict.findings import Counter, Finding, Findings, SiteMemory
 from fastcheck.verdict.module_rules import ModuleRules
 from fastcheck.verdict.op_rules import OpMemory, OpRules
@@ -40,8 +49,6 @@ _MAX_EVENTS = 16384
 
 #: An event for which something is to be done, what, and the step that it belongs to.
 Due = tuple[Finding, Decision, Step]
-
-NO_RECORDS: Records = {}
 
 
 class Listener:
@@ -226,18 +233,15 @@ class EventStore:
             self.store(step)
             self.archive.history.drop_oldest()
 
-    def close(self, step: Step) -> None:
-        """Settles the step and writes it down. May come again for the same step, after more
-        records.
-        """
+    def _close(self, step: Step) -> None:
+        """Settles the step and writes it down."""
         step.rules.settle()
         self._take_changes(step)
         self.store(step)
 
-    def end(self, step: Step) -> None:
-        """Nothing will be added to this step any more."""
+    def _end(self, step: Step) -> None:
         if step.findings.has_held_gradients:
-            self.settle_scaled(step, skipped=step.update.count == 0)
+            self._settle_scaled(step, skipped=step.update.count == 0)
         # What was made since it was closed: at op level the next step may use it.
         step.rules.settle_open()
         self._take_changes(step)
@@ -263,22 +267,7 @@ class EventStore:
             for listener in self.listeners:
                 listener.step_ended(step, rows, self.archive.history.open_chunks)
 
-    def ensure_event(self, step: Step) -> None:
-        """An update is due: what is non-finite until now must not be silent."""
-        step.rules.ensure_event()
-        self._take_changes(step)
-
-    def settle(self, step: Step) -> None:
-        """Settles what was made until now: it has met all that reads it, as a rule."""
-        step.rules.settle()
-        self._take_changes(step)
-
-    def settle_scaled(self, step: Step, skipped: bool, words: Sequence[int] = ()) -> None:
-        """Loss scaling has decided whether the update is skipped.
-
-        ``words``: the records of the scaler's own found_inf, where it lives on a device.
-        """
-        skipped = skipped or any(map(self._is_set, words))
+    def _settle_scaled(self, step: Step, skipped: bool) -> None:
         first = step.rules.settle_scaled(skipped)
         self._skipped_steps = self._skipped_steps + 1 if skipped else 0
         if first is not None and self._skipped_steps >= self.config.stop.max_skipped:
@@ -286,26 +275,12 @@ class EventStore:
             self._skipped_steps = 0
         self._take_changes(step)
 
-    def release_scaled(self, step: Step) -> None:
-        """The optimizer uses gradients that loss scaling might have skipped."""
-        step.rules.settle_scaled(skipped=False)
-        self._take_changes(step)
-
-    def use_gradients(self, step: Step, tokens: Sequence[int]) -> None:
-        """The optimizer uses gradients that were read, as these records, when backward() ended."""
-        step.rules.use_gradients(tokens)
-        self._take_changes(step)
-
-    def settle_unfinished(self, step: Step) -> None:
-        """The training loop has left an update out, as loss scaling does."""
+    def _settle_left_out(self, step: Step) -> None:
         step.findings.skip_unused()
-        self.settle_scaled(step, skipped=True)
+        self._settle_scaled(step, skipped=True)
 
-    def settle_own_scaling(self, step: Step) -> None:
-        """An update under loss scaling of the user's own. Gradients that were not finite at the
-        update have been judged there: what is still held belongs to an iteration that was skipped.
-        """
-        self.settle_scaled(step, skipped=step.findings.has_held_gradients)
+    def _settle_own_scale(self, step: Step) -> None:
+        self._settle_scaled(step, skipped=step.findings.has_held_gradients)
 
     def _is_set(self, seq: int) -> bool:
         record = self.archive.history.find(seq)
@@ -323,10 +298,14 @@ class EventStore:
     # Records and findings
 
     def judge(self, step: Step, entry: Entry, bad: Records = NO_RECORDS) -> None:
-        """Judges one entry, whose records are on the host."""
+        """Judges one entry, whose records are on the host, or does what is due at that moment."""
         self._current = step
         if isinstance(entry, Task):
             entry.run(bad)
+        elif isinstance(entry, Moment):
+            _AT[entry](self, step)
+        elif isinstance(entry, ScaleDecided):
+            self._settle_scaled(step, entry.skipped or any(map(self._is_set, entry.words)))
         else:
             step.rules.apply(entry, bad)
         self._take_changes(step)
@@ -339,7 +318,7 @@ class EventStore:
         # In a healthy part it does not matter what was read.
         is_healthy = not bad and not step.findings.all
         for written in journal.due if is_healthy else journal.entries:
-            for entry in expanded(written):
+            for entry in expanded(written, bad):
                 self.judge(step, entry, bad)
 
     def _take_changes(self, step: Step) -> None:
@@ -442,6 +421,17 @@ class EventStore:
         if changed:  # some again: the later line holds
             step.logged.update((f.seq, f.verdict) for f in changed)
             self.archive.log.append_event(*map(self.event, changed))
+
+
+_AT: Mapping[Moment, Callable[[EventStore, Step], object]] = {
+    Moment.CLOSED: EventStore._close,
+    Moment.ENDED: EventStore._end,
+    Moment.UPDATE_DUE: lambda _, step: step.rules.ensure_event(),
+    Moment.SCALED_USED: lambda _, step: step.rules.settle_scaled(skipped=False),
+    Moment.UPDATE_LEFT_OUT: EventStore._settle_left_out,
+    Moment.OWN_SCALE_UPDATED: EventStore._settle_own_scale,
+    Moment.ALL_READ: lambda _, step: step.rules.settle(),
+}
 
 
 def _flags(finding: Finding) -> int:

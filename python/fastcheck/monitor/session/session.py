@@ -58,6 +58,7 @@ from fastcheck.verdict.entries import (
     Journal,
     Loss,
     LossKnown,
+    Moment,
     Note,
     Returned,
     Seen,
@@ -770,11 +771,11 @@ class Session:
                 self.event_store.judge(self.step, returned)
 
     def note(self, function: Callable[..., Any], *args: Any) -> None:
-        """``function(*args)`` of the event store is due when all that was read so far is judged."""
+        """``function(*args)`` is due when all that was read so far is judged."""
         self.due(Note(function, *args))
 
     def due(self, entry: Entry) -> None:
-        """An entry that matters even where nothing that was read is non-finite."""
+        """Notes an entry that matters even where nothing that was read is non-finite."""
         if self.rings.is_deferred:
             self.level.gather()
             self.step.journal.add_due(entry)
@@ -891,7 +892,7 @@ class Session:
         if not self.is_closed:
             return
         step = self.step
-        self.note(self.event_store.end, step)
+        self.due(Moment.ENDED)
         if self.rings.is_deferred:
             self.submit()
         for handle in step.leaf_handles:
@@ -939,7 +940,7 @@ class Session:
         is_wanted = is_wanted and not is_dry_run()
         if self.is_active and not is_wanted:
             # What it would have decided stays as it is.
-            self.note(self.event_store.close, self.step)
+            self.due(Moment.CLOSED)
         self.is_active = is_wanted
         self.level.set_active(is_wanted)
 
@@ -957,7 +958,7 @@ class Session:
         if not self.is_active:
             return
         self.rings.overflow.read()
-        self.note(self.event_store.close, self.step)
+        self.due(Moment.CLOSED)
         if self.rings.is_deferred:
             self.submit(closes_step=True)
             if self.config.sync == "never":
