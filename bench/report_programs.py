@@ -2327,3 +2327,596 @@ def temperature_of_zero(fixed: bool) -> Made:
         return update(optimizer, F.cross_entropy(model(data(i, 8, 6)), whole(i, 0, 5, 8)))
 
     return [model], step
+
+
+# Programs written after all of the above were answered, nothing having been tuned on them.
+
+
+@program(
+    "raoyongming/DynamicViT#6",
+    "a policy that keeps no token: the mean over kept tokens is 0/0",
+    place=r"\bpredictor\b|Predictor",
+    operator=r"\bdiv\b|DivBackward",
+    kind=ZERO_DIVISION,
+    advice=EPS,
+    never=(NO_RATE,),
+)
+def policy_that_keeps_no_token(fixed: bool) -> Made:
+    class Predictor(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8), nn.GELU())
+            self.out = nn.Linear(16, 2)
+
+        def forward(self, x: Tensor, policy: Tensor) -> Tensor:
+            x = self.inner(x)
+            kept = policy.sum(dim=1, keepdim=True)
+            whole_picture = (x * policy).sum(dim=1, keepdim=True) / (  # FAULT
+                kept + 1e-6 if fixed else kept
+            )
+            return self.out(torch.cat([x, whole_picture.expand_as(x)], dim=-1))
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.predictor = nn.Linear(6, 8), Predictor()
+
+        def forward(self, x: Tensor, policy: Tensor) -> dict[str, Tensor]:
+            return {"scores": self.predictor(self.embed(x), policy)}
+
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        policy = (data(i + 50, 3, 5, 1) > -1).float()
+        if i == BAD:
+            policy[1] = 0
+        scores = model(data(i, 3, 5, 6), policy)["scores"]
+        return update(optimizer, F.cross_entropy(scores.flatten(0, 1), whole(i, 0, 2, 15)))
+
+    return [model], step
+
+
+@program(
+    "JJBOY/BMN-Boundary-Matching-Network#23",
+    "a ratio of all to positives in a batch without positives: inf / inf weighs the loss",
+    place=LOSS,
+    operator=r"\bdiv\b|DivBackward|reciprocal",
+    kind=ZERO_DIVISION + r"|inf ?/ ?inf|Inf ?/ ?Inf",
+    advice=r"clamp|max\(|eps|skip",
+    never=(NO_RATE, r"the loss itself overflowed"),
+)
+def ratio_without_positives(fixed: bool) -> Made:
+    model = nn.Sequential(nn.Conv1d(4, 8, 3, padding=1), nn.ReLU(), nn.Conv1d(8, 1, 1))
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+
+    def balanced(score: Tensor, overlap: Tensor) -> Tensor:
+        positive = (overlap > 0.9).float()
+        count = positive.sum()
+        if fixed:
+            count = count.clamp(min=1)
+        ratio = positive.numel() / count  # FAULT
+        light, heavy = 0.5 * ratio / (ratio - 1), 0.5 * ratio  # FAULT
+        logs = heavy * positive * (score + 1e-6).log()
+        return -(logs + light * (1 - positive) * (1 - score + 1e-6).log()).mean()
+
+    def step(i: int) -> Tensor:
+        overlap = torch.rand(2, 1, 16, generator=torch.Generator().manual_seed(i))
+        overlap = overlap * 0.5 if i == BAD else overlap
+        return update(optimizer, balanced(model(data(i, 2, 4, 16)).sigmoid(), overlap))
+
+    return [model], step
+
+
+@program(
+    "ray-project/ray#14878",
+    "SAC: the action of a saturated policy is 1, and atanh(1) is inf",
+    place=LOSS,
+    operator=r"atanh|Atanh",
+    kind=r"atanh[^.]{0,60}\b1\b|Inf at",
+    advice=r"[Cc]lamp|eps",
+    never=(NO_RATE,),
+)
+def squashed_action_at_its_bound(fixed: bool) -> Made:
+    class Actor(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.mean, self.log_std = (
+                nn.Linear(5, 16),
+                nn.Linear(16, 2),
+                nn.Linear(16, 2),
+            )
+
+        def forward(self, seen: Tensor) -> tuple[Tensor, Tensor]:
+            hidden = self.body(seen).relu()
+            return self.mean(hidden), self.log_std(hidden).clamp(-5, 2)
+
+    actor = Actor()
+    optimizer = torch.optim.Adam(actor.parameters(), 3e-4)
+
+    def step(i: int) -> Tensor:
+        mean, log_std = actor(data(i, 8, 5) * (60 if i == BAD else 1))
+        action = (mean + log_std.exp() * data(i + 7, 8, 2)).tanh()
+        edge = 1 - 1e-4
+        raw = torch.atanh(action.clamp(-edge, edge) if fixed else action)  # FAULT
+        log_prob = -0.5 * ((raw - mean) / log_std.exp()).square() - log_std
+        log_prob = log_prob.clamp(-100, 100) - (1 - action.square() + 1e-6).log()
+        return update(optimizer, log_prob.sum(-1).mean())
+
+    return [actor], step
+
+
+@program(
+    "facebookresearch/pytext#1698",
+    "label smoothing over logits of which one is masked with -inf: the loss is inf",
+    place=LOSS,
+    operator=r"cross_entropy|log_softmax|LogSoftmax|\bmul\b|MulBackward|\bsum\b|SumBackward",
+    kind=r"label.smoothing|smooth",
+    advice=r"smooth|finite|finfo|-1e",
+    never=(NO_RATE, r"the loss itself overflowed"),
+)
+def smoothing_of_masked_logits(fixed: bool) -> Made:
+    model = mlp(6, 16, 5)
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+
+    def step(i: int) -> Tensor:
+        banned = torch.zeros(8, 5, dtype=torch.bool)
+        if i == BAD:
+            banned[2, 4] = True
+        logits = model(data(i, 8, 6)).masked_fill(banned, -1e4 if fixed else -math.inf)
+        return update(
+            optimizer,
+            F.cross_entropy(logits, whole(i, 0, 4, 8), label_smoothing=0.1),  # FAULT
+        )
+
+    return [model], step
+
+
+@program(
+    "SeanNaren/deepspeech.pytorch#272",
+    "log of the spectrum of a clip of silence is -inf before the model reads it",
+    place=r"\binput\b|input\[0\]|batch",
+    operator=r"\blog\b|batch|input\[0\]",
+    kind=BAD_DATA + "|" + LOG_OF_ZERO,
+    advice=r"data|log of zero|eps|clamp",
+    never=(NO_RATE,),
+)
+def spectrum_of_silence(fixed: bool) -> Made:
+    model = nn.Sequential(nn.Conv1d(33, 16, 3), nn.BatchNorm1d(16), nn.ReLU(), nn.Conv1d(16, 4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+    window = torch.hann_window(64)
+
+    def features(sound: Tensor) -> Tensor:
+        power = torch.stft(sound, 64, window=window, return_complex=True).abs().square()
+        return (power + 1e-6 if fixed else power).log()  # FAULT
+
+    def step(i: int) -> Tensor:
+        sound = data(i, 3, 640)
+        if i == BAD:
+            sound[1] = 0
+        return update(
+            optimizer, F.cross_entropy(model(features(sound)).mean(-1), whole(i, 0, 4, 3))
+        )
+
+    return [model], step
+
+
+@program(
+    "open-mmlab/mmdetection#1606",
+    "FCOS: exp of a distance that is predicted without bounds is above 3.4e38",
+    place=r"\bscale\b|Scale|\bhead\b|Head",
+    operator=r"\bexp\b|ExpBackward",
+    kind=OVERFLOW + r"|exp of",
+    advice=r"clamp|softplus|relu",
+    never=(r"input\[0\] was non-finite",),
+)
+def distance_without_bounds(fixed: bool) -> Made:
+    class Head(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tower = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU())
+            self.classes, self.boxes = nn.Conv2d(8, 2, 1), nn.Conv2d(8, 4, 1)
+            self.scale = nn.Parameter(torch.ones(()))
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            seen = self.tower(x)
+            raw = self.scale * self.boxes(seen)
+            boxes = raw.clamp(max=10).exp() if fixed else raw.exp()  # FAULT
+            return self.classes(seen), boxes
+
+    model = nn.ModuleDict({"head": Head()})
+    optimizer = torch.optim.SGD(model.parameters(), 1e-5)
+
+    def step(i: int) -> Tensor:
+        scores, boxes = model["head"](data(i, 2, 3, 6, 6) * (400 if i == BAD else 1))
+        target = data(i + 30, 2, 4, 6, 6).abs() + 1
+        shared = torch.min(boxes, target).prod(1)
+        union = boxes.prod(1) + target.prod(1) - shared
+        box = -(shared / union).clamp_min(1e-6).log().mean()
+        return update(optimizer, box + F.cross_entropy(scores, whole(i, 0, 2, 2, 6, 6)))
+
+    return [model], step
+
+
+@program(
+    "jorge-pessoa/pytorch-msssim#2",
+    "MS-SSIM: a negative contrast term to a fractional power is NaN",
+    place=LOSS,
+    operator=r"\bpow\b|PowBackward",
+    kind=r"negative",
+    advice=r"clamp|relu|negative|normali",
+    never=(NO_RATE, r"the loss itself overflowed"),
+)
+def contrast_term_is_negative(fixed: bool) -> Made:
+    model = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 1, 3, padding=1))
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    weights = (0.3, 0.3, 0.4)
+
+    def contrast(a: Tensor, b: Tensor) -> Tensor:
+        mean_a, mean_b = F.avg_pool2d(a, 3, 1), F.avg_pool2d(b, 3, 1)
+        var_a = F.avg_pool2d(a * a, 3, 1) - mean_a**2
+        var_b = F.avg_pool2d(b * b, 3, 1) - mean_b**2
+        both = F.avg_pool2d(a * b, 3, 1) - mean_a * mean_b
+        return ((2 * both + 9e-4) / (var_a + var_b + 9e-4)).mean()
+
+    def step(i: int) -> Tensor:
+        target = torch.rand(2, 1, 16, 16, generator=torch.Generator().manual_seed(i))
+        given = 1 - target if i == BAD else target
+        made, result = model(given) * 0.1 + given, torch.ones(())
+        for weight in weights:
+            term = contrast(made, target)
+            result = result * (term.relu() + 1e-4 if fixed else term) ** weight  # FAULT
+            made, target = F.avg_pool2d(made, 2), F.avg_pool2d(target, 2)
+        return update(optimizer, 1 - result)
+
+    return [model], step
+
+
+@program(
+    "microsoft/dion#24",
+    "NorMuon: the ratio of norms of an update that is all zeros is 0/0, and breaks the weight",
+    place=r"\bup\b|\bout\b",
+    operator=r"\bdiv\b|out\.weight|optimizer|NorMuon",
+    kind=ZERO_DIVISION + r"|0/0",
+    advice=r"eps|clamp|where|guard|optimizer",
+    never=(NO_RATE, r"entered from outside the model"),
+)
+def ratio_of_zero_updates(fixed: bool) -> Made:
+    class NorMuon(torch.optim.Optimizer):
+        def __init__(self, params: Any, lr: float) -> None:
+            super().__init__(params, {"lr": lr})
+
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> None:
+            for group in self.param_groups:
+                for p in group["params"]:
+                    if p.grad is None or p.dim() < 2:
+                        continue
+                    update = p.grad / (p.grad.norm() + 1e-7)
+                    before = update.norm()
+                    update = update / (update.square().mean(1, keepdim=True).sqrt() + 1e-8)
+                    after = update.norm()
+                    ratio = before / (after.clamp(min=1e-8) if fixed else after)  # FAULT
+                    p.add_(update * ratio, alpha=-group["lr"])
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.out = nn.Linear(6, 12, bias=False), nn.Linear(12, 6, bias=False)
+            nn.init.zeros_(self.out.weight)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.out(self.up(x).relu())
+
+    model = nn.Sequential(Block(), nn.Linear(6, 3, bias=False))
+    optimizer = NorMuon(model.parameters(), 1e-2)
+
+    def step(i: int) -> Tensor:
+        return update(optimizer, F.cross_entropy(model(data(i, 8, 6)), whole(i, 0, 3, 8)))
+
+    return [model], step
+
+
+@program(
+    "pytorch/pytorch#32137",
+    "F.normalize in float16: its eps of 1e-12 is 0, and a row of zeros is 0/0",
+    place=r"\bproject\b|Project",
+    operator=r"\bdiv\b|DivBackward|normalize",
+    kind=ZERO_DIVISION,
+    advice=r"eps|float32",
+    never=(NO_RATE,),
+)
+def normalised_in_float16(fixed: bool) -> Made:
+    class Project(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(6, 8, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.linear(x).relu()
+            return F.normalize(y, dim=-1, eps=1e-4 if fixed else 1e-12)  # FAULT
+
+    model = nn.Sequential()
+    model.add_module("project", Project())
+    model.add_module("head", nn.Linear(8, 3))
+    model.half()
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        x = data(i, 4, 6).half()
+        if i == BAD:
+            x[2] = 0
+        return update(optimizer, F.cross_entropy(model(x).float(), whole(i, 0, 3, 4)))
+
+    return [model], step
+
+
+@program(
+    "pytorch/pytorch#98276",
+    "the derivative of angle divides by the square of a magnitude of 1e-23, which is 0 in float32",
+    place=LOSS + r"|gradient",
+    operator=r"angle|Angle",
+    kind=r"(?:derivative|gradient)[^.]{0,80}\b0\b|derivative[^.]{0,80}not finite|" + ZERO_DIVISION,
+    advice=r"eps|where|mask|clamp",
+    never=(NO_RATE,),
+)
+def phase_of_silent_bin(fixed: bool) -> Made:
+    model = nn.Sequential(nn.Linear(8, 16, bias=False), nn.ReLU(), nn.Linear(16, 8, bias=False))
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+
+    def phase(bins: Tensor) -> Tensor:
+        if fixed:
+            bins = torch.where(bins.abs() < 1e-8, torch.ones((), dtype=bins.dtype), bins)
+        return bins.angle()  # FAULT
+
+    def step(i: int) -> Tensor:
+        x = data(i, 5, 8)
+        if i == BAD:
+            x[3] *= 1e-22
+        real, imaginary = model(x).chunk(2, -1)
+        turned = phase(torch.complex(real, imaginary)) - data(i + 20, 5, 4)
+        return update(optimizer, (1 - turned.cos()).mean())
+
+    return [model], step
+
+
+@program(
+    "yenchenlin/nerf-pytorch#28",
+    "a ray that hits nothing: its disparity is 1 / max(1e-10, 0/0)",
+    place=LOSS + r"|\brender|\bfield\b",
+    operator=r"\bdiv\b|DivBackward|reciprocal",
+    kind=ZERO_DIVISION,
+    advice=EPS,
+    never=(NO_RATE, r"the loss itself overflowed"),
+)
+def disparity_of_empty_ray(fixed: bool) -> Made:
+    model = nn.ModuleDict({"field": mlp(3, 16, 4)})
+    optimizer = torch.optim.Adam(model.parameters(), 5e-4)
+    with torch.no_grad():
+        model["field"][2].bias[3] = 1.0
+        model["field"][0].weight.abs_()
+        model["field"][0].bias.abs_()
+        model["field"][2].weight[3].abs_()
+        model["field"][0].weight[::2].neg_()
+        model["field"][2].weight[3, ::2].neg_()
+
+    def render(points: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+        raw = model["field"](points)
+        alpha = 1 - (-F.relu(raw[..., 3])).exp()
+        clear = torch.cat([torch.ones(len(z), 1), 1 - alpha[:, :-1] + 1e-10], -1).cumprod(-1)
+        weights = alpha * clear
+        colour = (weights[..., None] * raw[..., :3].sigmoid()).sum(-2)
+        depth, hit = (weights * z).sum(-1), weights.sum(-1)
+        far = depth / (hit + 1e-10 if fixed else hit)  # FAULT
+        return colour, 1 / torch.maximum(torch.tensor(1e-10 if not fixed else 1e-2), far)
+
+    def step(i: int) -> Tensor:
+        points, z = data(i, 6, 4, 3), torch.linspace(2, 6, 4).expand(6, 4)
+        colour, disparity = render(points - (1000 if i == BAD else 0), z)
+        near = F.l1_loss(disparity, torch.full((6,), 0.25))
+        return update(optimizer, F.mse_loss(colour, torch.full((6, 3), 0.5)) + 0.1 * near)
+
+    return [model], step
+
+
+@program(
+    "stepfun-ai/Step1X-Edit#53",
+    "a decoder in float16 overflows, and the picture that is made of its NaN is black",
+    place=r"\bmid\b",
+    operator=r"\bmul\b|conv",
+    kind=OVERFLOW,
+    advice=r"float32|bfloat16|clamp",
+    never=(NO_RATE,),
+    is_finite=True,
+)
+def black_picture(fixed: bool) -> Made:
+    class Mid(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(8, 8, 1, bias=False), nn.GroupNorm(2, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            if fixed:
+                y = F.conv2d(x.float(), self.conv.weight.float())
+                y = F.group_norm(y, 2, self.norm.weight.float(), self.norm.bias.float())
+                return y.half()
+            return self.norm(self.conv(x * 50) * 10)  # FAULT
+
+    class Up(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(8, 3, 3, padding=1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.conv(F.interpolate(x, scale_factor=2.0))
+
+    model = nn.Sequential()
+    model.add_module("first", nn.Conv2d(4, 8, 1))
+    model.add_module("mid", Mid())
+    model.add_module("up", Up())
+    model.half().eval()
+
+    def step(i: int) -> None:
+        latent = data(i, 1, 4, 4, 4).half() * (160 if i == BAD else 1)
+        with torch.no_grad():
+            picture = (model(latent).float() / 2 + 0.5).clamp(0, 1)
+        (picture * 255).round().to(torch.uint8).permute(0, 2, 3, 1).numpy()
+
+    return [model], step
+
+
+@program(
+    "SofieneKammoun/SE-NAC-CODE#3",
+    "a schedule multiplies the learning rate by 60 when its warmup ends: the loss jumps",
+    place=LOSS,
+    operator=r"learning rate",
+    kind=r"learning rate (?:was|went|had|rose|changed|grew|is)|changed [^.]{0,40}learning rate"
+    r"|learning rate[^.]{0,60}\bfrom\b",
+    advice=r"learning rate",
+    is_finite=True,
+    steps=60,
+)
+def schedule_after_warmup(fixed: bool) -> Made:
+    model = mlp(8, 32, 32, 1, activation=nn.Tanh)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
+
+    def rate(epoch: int) -> float:
+        if epoch < 40:
+            return (epoch + 1) / 40
+        return 1.0 if fixed else 60.0
+
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
+
+    def step(i: int) -> Tensor:
+        x = data(i, 32, 8)
+        loss = update(optimizer, F.mse_loss(model(x), x.sum(1, keepdim=True).tanh()))
+        scheduler.step()
+        return loss
+
+    return [model], step
+
+
+@program(
+    "microsoft/nni#4521",
+    "a head is replaced after the optimizer was made, which goes on with the old one",
+    place=r"\bhead\b|head\.weight",
+    operator=r"optimizer",
+    kind=r"no optimizer|not (?:in|held by|given to) (?:any|the|an) optimizer|holds? it\b",
+    advice=r"optimizer",
+    is_finite=True,
+    steps=60,
+)
+def head_replaced_too_late(fixed: bool) -> Made:
+    model = nn.Sequential()
+    model.add_module("body", mlp(6, 16, 16))
+    model.add_module("head", nn.Linear(16, 10))
+    if fixed:
+        model.head = nn.Linear(16, 3)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    model.head = model.head if fixed else nn.Linear(16, 3)
+
+    def step(i: int) -> Tensor:
+        x = data(i, 16, 6)
+        return update(optimizer, F.cross_entropy(model(x), x[:, :3].argmax(1)))
+
+    return [model], step
+
+
+@program(
+    "NVIDIA/apex#43",
+    "a static loss scale in float16: gradients overflow, and nothing skips the update",
+    place=r"\bbody\b|\bhead\b|gradient",
+    operator=r"gradient|grad",
+    kind=OVERFLOW + r"|loss scale|scale",
+    advice=r"GradScaler|scale",
+    never=(NO_RATE,),
+)
+def static_loss_scale(fixed: bool) -> Made:
+    model = nn.Sequential()
+    model.add_module("body", nn.Sequential(nn.Linear(6, 32), nn.ReLU()))
+    model.add_module("head", nn.Linear(32, 1))
+    model.half()
+    masters = [p.detach().clone().float() for p in model.parameters()]
+    optimizer = torch.optim.SGD(masters, 1e-3)
+    scale = 64.0 if fixed else 32768.0
+
+    def step(i: int) -> Tensor:
+        x = data(i, 16, 6)
+        loss = F.mse_loss(
+            model(x.half()).float(), x.sum(1, keepdim=True) * (4 if i == BAD else 0.1)
+        )
+        model.zero_grad()
+        (loss * scale).backward()
+        with torch.no_grad():
+            for master, p in zip(masters, model.parameters()):
+                master.grad = p.grad.float() / scale
+            optimizer.step()
+            for master, p in zip(masters, model.parameters()):
+                p.copy_(master)
+        return loss
+
+    return [model], step
+
+
+@program(
+    "tensorflow/tensorflow#36359",
+    "the mean of the items of a user who has none is 0/0; the embedding's gradient is sparse",
+    place=r"\busers?\b|Users",
+    operator=r"\bdiv\b|DivBackward",
+    kind=ZERO_DIVISION,
+    advice=EPS,
+    never=(NO_RATE, r"the optimizer made"),
+)
+def user_without_items(fixed: bool) -> Made:
+    class Users(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.items = nn.Embedding(50, 8, padding_idx=0, sparse=True)
+
+        def forward(self, history: Tensor) -> Tensor:
+            count = (history > 0).sum(1, keepdim=True)
+            if fixed:
+                count = count.clamp(min=1)
+            return self.items(history).sum(1) / count  # FAULT
+
+    model = nn.ModuleDict({"users": Users(), "goods": nn.Embedding(50, 8, sparse=True)})
+    optimizer = torch.optim.SparseAdam(list(model.parameters()), 1e-3)
+
+    def step(i: int) -> Tensor:
+        history = whole(i, 1, 50, 6, 4)
+        if i == BAD:
+            history[2] = 0
+        scores = (model["users"](history) * model["goods"](whole(i + 9, 1, 50, 6))).sum(-1)
+        return update(optimizer, F.binary_cross_entropy_with_logits(scores, torch.ones(6)))
+
+    return [model], step
+
+
+@program(
+    "pytorch/pytorch#5953",
+    "LBFGS without a line search: the second step is far out, and its exponential overflows",
+    place=LOSS + r"|\brate\b",
+    operator=r"\bexp\b|ExpBackward",
+    kind=OVERFLOW + r"|exp of|abs max grew",
+    advice=r"line.search|learning rate|clamp",
+)
+def lbfgs_without_line_search(fixed: bool) -> Made:
+    model = nn.ModuleDict({"rate": nn.Linear(4, 1)})
+    search = "strong_wolfe" if fixed else None
+    optimizer = torch.optim.LBFGS(
+        model.parameters(), 1.0 if fixed else 40.0, max_iter=4, line_search_fn=search
+    )
+    x = data(0, 32, 4)
+    count = torch.poisson(x.sum(1).exp(), generator=torch.Generator().manual_seed(0))
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        log_rate = model["rate"](x)[:, 0]
+        loss = (log_rate.exp() - count * log_rate).mean()  # FAULT
+        loss.backward()
+        return loss
+
+    def step(i: int) -> Tensor:
+        return optimizer.step(closure)
+
+    return [model], step

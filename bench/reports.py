@@ -65,7 +65,7 @@ def run_bare(program: Program, fixed: bool) -> bool:
             return False
     held = [t for m in modules for t in (*m.parameters(), *m.buffers())]
     grads = [p.grad for m in modules for p in m.parameters() if p.grad is not None]
-    return all(bool(torch.isfinite(t).all()) for t in (*held, *grads))
+    return all(bool(torch.isfinite(t.to_dense()).all()) for t in (*held, *grads))
 
 
 def run(program: Program, fixed: bool, options: dict[str, Any]) -> Ran:

@@ -310,12 +310,43 @@ def test_the_operator_whose_derivative_is_not_finite(name: str) -> None:
     assert advice in " ".join(str(stop).split())
 
 
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("Atanh", lambda y: (y * 0 + 1).atanh()),
+        ("Div", lambda y: y.detach() / (y * 0)),
+        ("Reciprocal", lambda y: 1 / (y * 0)),
+        ("Log", lambda y: (y * 0).log()),
+        ("Pow", lambda y: (y * 0) ** -0.5),
+    ],
+)
+def test_what_forward_made_infinite_comes_before_the_derivative(name: str, make: Loss) -> None:
+    """The loss is clamped, and backward multiplies the infinity by 0."""
+    stop = stop_of(lambda y: (make(y) - y.detach()).square().clamp(0, 9).mean())
+    made = stop.report.made_by
+    assert stop.culprit.site.direction == "backward"
+    assert made is not None and made.operator == f"{name}Backward0" and not made.is_backward
+    assert "in 32 of 32 elements, as many as PowBackward0 has read" in made.how
+
+
+def test_what_a_masked_class_adds_to_the_loss() -> None:
+    def smoothed(y: torch.Tensor) -> torch.Tensor:
+        logits = y.masked_fill(torch.arange(8) == 7, -torch.inf)
+        target = torch.zeros(len(y), dtype=torch.long)
+        return nn.functional.cross_entropy(logits, target, label_smoothing=0.1)
+
+    for options in ({}, {"level": "op"}):
+        text = " ".join(str(stop_of(smoothed, **options)).split())
+        assert "4 -Inf: a class that is masked with -Inf has a log-probability of -Inf" in text
+
+
 def test_derivatives_are_those_of_torch() -> None:
     """Where the table says infinite, torch's own gradient is not finite, and nowhere else."""
     functions: list[Callable[..., torch.Tensor]] = [
         *(torch.acos, torch.acosh, torch.asin, torch.atanh, torch.div, torch.erfinv, torch.exp),
         *(torch.exp2, torch.expm1, torch.hypot, torch.log, torch.log10, torch.log1p, torch.log2),
         *(torch.logit, torch.mul, torch.reciprocal, torch.rsqrt, torch.sqrt),
+        lambda x: torch.complex(x.float() * 1e-25, x.float() * 1e-25).angle().half(),
         lambda x: x**0.5,
         lambda x: x**2,
         lambda x, y: x**y,

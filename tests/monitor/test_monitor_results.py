@@ -91,6 +91,19 @@ class TestMonitor:
         assert stop.report.weights_intact
         assert "1 (Linear)" in str(stop)
 
+    @pytest.mark.parametrize("updates", [False, True])
+    def test_nothing_is_said_of_weights_that_a_loop_may_write(self, updates: bool) -> None:
+        """An optimizer of copies, as of float32 masters, is not that of the model."""
+        model = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters() if updates else [torch.zeros(1)], lr=0.1)
+        with fastcheck.install(model), pytest.raises(fastcheck.OverflowDetected) as stop:
+            for step in range(4):
+                optimizer.zero_grad()
+                (model(torch.ones(3, 4)).mean() * (float("nan") if step == 3 else 1)).backward()
+                optimizer.step()
+        assert stop.value.report.weights_intact is (True if updates else None)
+        assert ("No weight has been updated" in str(stop.value)) is updates
+
     def test_the_report_of_a_gradient_shows_what_came_back(self) -> None:
         from support.programs.training import nan_gradient
 

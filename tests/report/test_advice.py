@@ -402,6 +402,18 @@ OPERATORS = {
         ),
         "self reaches 1.00e+30, whose square is beyond float32's 3.40e+38: the norm is Inf",
     ),
+    "a division by a count": (
+        operator_report("aten.div.Tensor", {"self": of()}, nan_count=8),
+        "divides by a number, or by a tensor of whole numbers, that is 0 or NaN: 0/0 is NaN",
+    ),
+    "a division by 0.0": (
+        operator_report("aten.div.Scalar", {"self": of()}, posinf_count=8),
+        "divides by a number, or by a tensor of whole numbers, that is 0: x/0 is Inf",
+    ),
+    "a class that is masked": (
+        operator_report("aten.neg", {"self": of(neginf_count=2)}, posinf_count=2),
+        "self holds 2 -Inf: a class that is masked with -Inf has a log-probability of -Inf",
+    ),
     "softmax of +Inf": (
         operator_report("aten._softmax", {"self": of(posinf_count=4)}, nan_count=4),
         "self holds 4 +Inf, and softmax subtracts the largest: Inf - Inf is NaN",

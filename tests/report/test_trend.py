@@ -23,6 +23,13 @@ def test_a_tensor_that_became_zero() -> None:
     assert trend.sentence() == "abs max fell to 0 in 2 steps, from 2 (step 0) to 0 (step 2)."
 
 
+def test_growth_within_a_step_counts_readings() -> None:
+    """A closure is evaluated several times."""
+    records = [build.record(high=value, step=3, seq=n) for n, value in enumerate((2.0, 4.0, 80.0))]
+    text = "abs max grew 40 times in 3 readings, from 2 (step 3) to 80 (step 3)."
+    assert Trend.of(build.records(*records)).sentence() == text
+
+
 def test_a_tensor_that_was_zero() -> None:
     assert Trend.of(build.records(*course(0.0, 3.0))).sentence() == "abs max was 3 at step 1."
 

@@ -101,6 +101,15 @@ class TestWhatWasChanged:
         assert (text in event.text) is is_named
         assert event.cause == ("optimizer" if is_named else "layer")
 
+    def test_of_the_steps_of_a_warm_up_the_largest_is_named(self) -> None:
+        run = run_of(lambda step: None)
+        for rate in (0.002, 0.2, 0.5):
+            run.step(learning_rate=rate)
+        events = run.step({FIRST: 8.0}, loss=9.0, learning_rate=0.5)
+        (event,) = (one for one in events if one.kind == "loss_spike")
+        assert event.text.count("the learning rate was changed") == 1
+        assert "the learning rate was changed from 0.002 to 0.2 at step 101" in event.text
+
     def test_one_that_drops_is_named_and_is_no_cause(self) -> None:
         run = run_of(lambda step: None)
         assert run.steps(3, learning_rate=0.0001) == []

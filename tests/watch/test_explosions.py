@@ -34,6 +34,13 @@ def test_what_has_a_past_explodes(place: int, name: str, cause: str, fields: Any
     assert name in event.text and event.is_warning and event.cause == cause
 
 
+def test_one_of_a_run_that_goes_on_to_explode_warns() -> None:
+    run = Run()
+    run.steps(30)
+    found = [*explosions(run, {FIRST: 1e6}), *explosions(run, {SECOND: 1e6})]
+    assert [event.is_warning for event in found] == [True, False]
+
+
 @pytest.mark.parametrize("place", [FIRST, GRADIENT, FIRST_WEIGHT])
 @pytest.mark.parametrize("steps", [15, 16])
 def test_sixteen_steps_are_a_past(place: int, steps: int) -> None:

@@ -112,7 +112,7 @@ void OpObserver::stop(std::uint64_t run) {
 
 void OpObserver::begin_step(std::int64_t step) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  step_ = step;
+  if (step_.exchange(step) == step) return;
   for (auto& calls : calls_) calls.assign(calls.size(), 0);
   forward_ops_.begin_step();
   lines_left_ = kLinesPerStep;

@@ -68,12 +68,56 @@ def search_derivatives(graphs: Sequence[Sequence[SavedByNode]]) -> Optional[Made
             factors = saved.factors()
             bad = max((int((~f.isfinite()).sum()) for f in factors), default=0)
             if bad:
-                return _steep(saved, bad, max(f.numel() for f in factors))
+                return _source(saved, known) or _steep(saved, bad, max(f.numel() for f in factors))
     return None
 
 
+def _source(steep: SavedByNode, known: Sequence[SavedByNode]) -> Optional[MadeBy]:
+    """The operator that made in forward what this node has read, where that was not finite."""
+    read = [v for name, v in _tensors(steep) if not _MADE.match(name)]
+    counts = [(v.shape, int((~v.isfinite()).sum())) for v in read]
+    for saved in sorted(known, key=lambda one: one.order):
+        bad = _made_by_node(saved) if saved.order < steep.order else None
+        if bad is None or not bad.any() or (bad.shape, int(bad.sum())) not in counts:
+            continue
+        return _made_in_forward(saved, steep, bad)
+    return None
+
+
+def _made_in_forward(saved: SavedByNode, steep: SavedByNode, bad: torch.Tensor) -> MadeBy:
+    return MadeBy(
+        saved.name,
+        f"{saved.name}, in the graph of the loss: in the forward pass its operator made of finite "
+        f"numbers what is not finite, in {int(bad.sum()):,} of {bad.numel():,} elements, as many "
+        f"as {steep.name} has read, the first node of backward whose derivative is not finite.",
+        inputs=tuple((n, r) for n, v in _tensors(saved) if (r := _record(v)) is not None),
+        variable=_later_variable(saved.is_node, lambda one: _leads_to(one.grad_fn, saved)),
+    )
+
+
+def _made_by_node(saved: SavedByNode) -> Optional[torch.Tensor]:
+    """The elements that the operator of the node made not finite, of finite ones; None: they are
+    not known.
+    """
+    values, name = saved.values, _kind(saved.name)
+    read, other, result = map(values.get, ("self", "other", "result"))
+    if name in _AGAIN and read is not None:
+        result = _AGAIN[name](read)
+    elif name == "Div" and torch.is_tensor(other):
+        return other == 0
+    elif name == "Pow" and read is not None and "exponent" in values:
+        result = read.pow(values["exponent"])
+    if result is None:
+        return None
+    found: torch.Tensor = ~result.isfinite()
+    return found if read is None else found & read.isfinite()
+
+
+def _tensors(saved: SavedByNode) -> list[tuple[str, torch.Tensor]]:
+    return [(name, v) for name, v in saved.values.items() if torch.is_tensor(v)]
+
+
 def _steep(saved: SavedByNode, bad: int, numel: int) -> MadeBy:
-    tensors = [(n, v) for n, v in saved.values.items() if torch.is_tensor(v)]
     where = f"{bad:,} of {numel:,} elements" if numel > 1 else "its one element"
     which = " (where its vectors are used)" if saved.name in DECOMPOSITIONS else ""
     return MadeBy(
@@ -81,7 +125,7 @@ def _steep(saved: SavedByNode, bad: int, numel: int) -> MadeBy:
         f"{saved.name}, in the graph of the loss: the derivative of its operator{which} is not "
         f"finite at what it read or made, in {where}. It is the first such one in backward, of "
         "those whose values are still held.",
-        inputs=tuple((n, r) for n, v in tensors if (r := _record(v)) is not None),
+        inputs=tuple((n, r) for n, v in _tensors(saved) if (r := _record(v)) is not None),
         variable=_later_variable(saved.is_node, lambda one: _leads_to(one.grad_fn, saved)),
         is_backward=True,
     )
@@ -227,6 +271,7 @@ class _Search:
             known = "whose result is not finite, while what it read was"
         else:
             known = "whose result is known not to be finite"
+            inputs = [*inputs, *self._masked(node)]
         later = self._users(node)
         variable = _later_variable(
             lambda one: one is node, lambda one: one.grad_fn in later and _is_bad_local(one)
@@ -239,6 +284,16 @@ class _Search:
             result,
             variable,
         )
+
+    def _masked(self, node: Any) -> list[tuple[str, np.void]]:
+        """The result of a log_softmax, of those that were made before this node, that holds -Inf
+        alone.
+        """
+        for (made, _), record in self._known.items():
+            is_before = made in self._saved and _order(made) < _order(node)
+            if is_before and _kind(_name(made)) == "LogSoftmax" and is_nonfinite(record):
+                return [("log_softmax", record)]
+        return []
 
     def _users(self, node: Any) -> set[Any]:
         """The nodes that were computed from the result of this one."""
@@ -275,6 +330,11 @@ def _order(node: Any) -> int:
 
 def _name(node: Any) -> str:
     return str(node.name())
+
+
+def _kind(name: str) -> str:
+    """``Div`` of ``DivBackward0``."""
+    return re.sub(r"Backward\d*$", "", name)
 
 
 def _line(node: Any) -> str:
@@ -329,6 +389,24 @@ def _record(tensor: torch.Tensor) -> Optional[np.void]:
 # Of operators whose result nobody may have kept: whether what they read makes it non-finite.
 
 
+#: Of one operand.
+_AGAIN: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "Acos": torch.acos,
+    "Acosh": torch.acosh,
+    "Asin": torch.asin,
+    "Atanh": torch.atanh,
+    "Cosh": torch.cosh,
+    "Digamma": torch.digamma,
+    "Erfinv": torch.erfinv,
+    "Lgamma": torch.lgamma,
+    "Log": torch.log,
+    "Log2": torch.log2,
+    "Log10": torch.log10,
+    "Log1P": torch.log1p,
+    "Sinh": torch.sinh,
+}
+
+
 def _again(function: Callable[[torch.Tensor], torch.Tensor]) -> _Maker:
     """A maker for an operator of one operand, which is computed again."""
 
@@ -368,32 +446,20 @@ def _likelihood(saved: Mapping[str, torch.Tensor], node: Any) -> Any:
 
 
 _MAKERS: dict[str, _Maker] = {
-    "Acos": _again(torch.acos),
-    "Acosh": _again(torch.acosh),
-    "Asin": _again(torch.asin),
-    "Atanh": _again(torch.atanh),
-    "Cosh": _again(torch.cosh),
-    "Digamma": _again(torch.digamma),
+    **{name: _again(function) for name, function in _AGAIN.items()},
     "Div": lambda saved, node: (saved["other"] == 0).any(),
-    "Erfinv": _again(torch.erfinv),
-    "Lgamma": _again(torch.lgamma),
-    "Log": _again(torch.log),
-    "Log2": _again(torch.log2),
-    "Log10": _again(torch.log10),
-    "Log1P": _again(torch.log1p),
     "Mean": lambda saved, node: node._saved_self_sym_numel == 0,
     "Mul": lambda saved, node: not (saved["self"] * saved["other"]).isfinite().all(),
     "NllLoss": _likelihood,
     "NllLoss2D": _likelihood,
     "Pow": _power,
-    "Sinh": _again(torch.sinh),
     "Var": _variance,
     "VarMean": _variance,
 }
 
 
 def _makes_nonfinite(node: Any, saved: Mapping[str, torch.Tensor]) -> bool:
-    maker = _MAKERS.get(re.sub(r"Backward\d*$", "", _name(node)))
+    maker = _MAKERS.get(_kind(_name(node)))
     try:
         return maker is not None and bool(maker(saved, node))
     except (KeyError, AttributeError, RuntimeError):  # an operand that is not kept

@@ -88,16 +88,17 @@ class Trend:
         if used is not None and form is not None and used >= 0.01:
             share = f", {format_share(used, 1)} of what {healthy[-1].dtype} holds"
         start, end = healthy[0].step, healthy[-1].step
+        during = f"in {end - start:,} steps" if end > start else f"in {len(healthy):,} readings"
         span = f"from {format_number(first)} (step {start:,}) to {format_number(last)} "
         span += f"(step {end:,}){share}"
         if growth is None:
             return f"abs max was {format_number(last)} at step {end:,}{share}."
         if growth >= GROWN:
-            return f"abs max grew {format_factor(growth)} in {end - start:,} steps, {span}."
+            return f"abs max grew {format_factor(growth)} {during}, {span}."
         if growth == 0:
-            return f"abs max fell to 0 in {end - start:,} steps, {span}."
+            return f"abs max fell to 0 {during}, {span}."
         if growth <= 1 / GROWN:
-            return f"abs max shrank {format_factor(1 / growth)} in {end - start:,} steps, {span}."
+            return f"abs max shrank {format_factor(1 / growth)} {during}, {span}."
         return f"abs max was steady: {span}."
 
     @property

@@ -94,6 +94,9 @@ class Update:
         self.guarded_count = 0
         # Why one that was applied could not be skipped.
         self.why_applied = ""
+        # The backward passes that are over, and the next sequence number when the first one was.
+        self.passes = 0
+        self.first_pass_end = 0
         # The closure of an optimizer's step was called again: what the evaluations before it made
         # was applied.
         self.is_partial = False

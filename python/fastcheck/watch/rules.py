@@ -410,7 +410,8 @@ NUMBER_RULES: tuple[NumberRule, ...] = (
 
 TENSOR_RULES: tuple[TensorRule, ...] = (
     TensorRule(
-        kind="explosion", signal="abs max", condition=explodes, steps=1, pause="",
+        kind="explosion", signal="abs max", condition=explodes, steps=1,
+        pause="warning",
         value=_level(ABS_MAX), usual=lambda view: np.exp2(view.peak),
         text="its abs max is {value}, and was {usual} at most before", advice="",
         source="msprobe's monitor",

@@ -73,6 +73,12 @@ class _Change(NamedTuple):
     before: float
     after: float
 
+    @property
+    def size(self) -> float:
+        """The ratio of the larger number to the other."""
+        least, most = sorted((self.before, self.after))
+        return most / least if least > 0 else math.inf
+
     def __str__(self) -> str:
         return (
             f"{self.name} was changed from {self.before:g} to {self.after:g} at step {self.step:,}"
@@ -140,8 +146,7 @@ class Causes:
 
     def note_change(self, change: _Change) -> None:
         """A number was changed; by a schedule's small step nothing is explained."""
-        least, most = sorted((change.before, change.after))
-        if not least > 0 or most / least >= _FACTOR:
+        if change.size >= _FACTOR:
             self._changes.append((self._now, change))
 
     def setting_changed(self, step: int, name: str, before: float, after: float) -> None:
@@ -162,11 +167,11 @@ class Causes:
         cause, why = self._cause(movers)
         if kind not in _SPIKES:
             return Origin(movers, cause, why)
-        changes = [c for now, c in self._changes if now >= self._now - PAST and c.step <= step]
+        changes = self.changes_before(step)
         raised = [c for c in changes if c.after > c.before and c.name in _RAISES]
         if raised and (not movers or raised[-1].step <= movers[0].step):
             cause, why = "optimizer", ""
-        why = "; ".join([*([why] if why else []), *map(str, changes[-3:])])
+        why = "; ".join([*([why] if why else []), *map(str, changes)])
         blamed = self._blamed_batch(step, kind)
         if blamed:
             cause, why = "data", blamed
@@ -174,6 +179,16 @@ class Causes:
         if self._fault is not None and abs(step - self._fault) <= PAST:
             cause, why = "hardware", f"the ranks had different weights at step {self._fault:,}"
         return Origin(movers, cause, why)
+
+    def changes_before(self, step: int) -> list[_Change]:
+        """The last changes up to this step, of each number the largest: a schedule makes many."""
+        found: dict[str, _Change] = {}
+        for now, change in self._changes:
+            if now >= self._now - PAST and change.step <= step:
+                known = found.get(change.name)
+                if known is None or change.size >= known.size:
+                    found[change.name] = change
+        return sorted(found.values(), key=lambda change: change.step)[-3:]
 
     def batch(self, step: int, origin: Origin) -> Union[int, str, None]:
         """The name of the batch that the event is about."""
@@ -585,7 +600,9 @@ class Watcher:
             share=f"{number.share:.0%}",
         )
         origin = Origin((), rule.cause)
-        if not (rule.cause or number.is_early_jump):
+        if number.is_early_jump:
+            origin = Origin(why="; ".join(map(str, self.causes.changes_before(step))))
+        elif not rule.cause:
             origin = self.causes.origin(step, rule.kind)
         return self._event(
             rule, step, warns, text, origin, value=number.value, reference=number.usual,
@@ -597,14 +614,14 @@ class Watcher:
     ) -> Optional[WatchEvent]:
         now, first = view.now, int(at[0])
         step, phase = int(now.steps[k]), int(now.phases[first])
-        warns = rule.warns
+        # The gradients of a loss that is a thousand times as high are so too.
+        follows = rule.kind == "explosion" and phase == GRADIENT and loss_warns
+        warns = rule.warns and not follows
         if rule.pause:
             is_recent = self._pauses.is_recent(step, rule.kind, warns)
             if is_recent and rule.pause == "event":
                 return None
             warns = warns and not is_recent
-        elif phase == GRADIENT and loss_warns:
-            warns = False  # the gradients of a loss that is a thousand times as high are so too
         with np.errstate(all="ignore"):
             value = float(rule.value(view)[k, first])
             usual = float(np.broadcast_to(rule.usual(view), now.is_read.shape)[k, first])

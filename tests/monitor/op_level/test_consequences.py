@@ -169,6 +169,42 @@ def test_whether_it_is_a_nan_is_a_finite_answer() -> None:
 # ---- Origins -------------------------------------------------------------------------------------
 
 
+def test_a_target_that_is_made_before_the_forward_is_of_that_step() -> None:
+    model = model_with(lambda x: x)
+    watch(model)
+
+    def run() -> None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(4):
+            target = torch.ones(2, 4)
+            if step == 2:
+                target = root(target)
+            optimizer.zero_grad()
+            F.mse_loss(model(torch.ones(2, 8)), target).backward()
+            optimizer.step()
+
+    stop = stopped(run)
+    assert is_its_line(stop) and stop.step == 2
+    assert stop.culprit.record["call"] == 0  # of the operator, in this step
+    assert "No weight has been updated in this step" in str(stop)
+
+
+def test_an_optimizer_that_nobody_expected_is_of_the_same_step() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    monitor = watch(model, overflow_nums=-1)
+    optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
+    for _ in range(3):
+        model(torch.ones(2, 8)).mean().backward()
+        optimizer.step()
+        torch.optim.SGD(model[1].parameters(), lr=0.1).step()
+    steps = [
+        int(record["step"])
+        for record in monitor.records()
+        if monitor.sites[int(record["site"])].direction == "optimizer"
+    ]
+    assert steps.count(0) and steps.count(1) == steps.count(2) > 0 and not steps.count(3)
+
+
 def test_a_value_of_an_earlier_step_is_named_there() -> None:
     """Absorbed at the end of its step, and used in a later one."""
     model = model_with(lambda x: x)
@@ -189,7 +225,7 @@ def test_a_value_of_an_earlier_step_is_named_there() -> None:
     stop = stopped(run)
     assert culprit(stop)[1:] == ("aten.sqrt", "forward", "origin")
     assert is_its_line(stop)
-    assert stop.step == 1  # the model was not called yet in the next one
+    assert stop.step == 2  # after the update of step 1
     assert "the model returned it in step 4" in stop.culprit.reason
     events = [event for event in monitor.events if event.site.op == "aten.sqrt"]
     assert [event.verdict for event in events] == [Verdict.ORIGIN]

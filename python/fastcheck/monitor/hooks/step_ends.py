@@ -121,8 +121,6 @@ class EndlessSteps:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._step = -1
-        self._passes = 0
         self._warning = ""
         self._has_warned = False
 
@@ -130,13 +128,13 @@ class EndlessSteps:
         """A backward pass is over; the session's lock is held. Whether the step is to be closed:
         nothing has done so for 1,000 of them.
         """
-        index = self._session.step.index
-        if index != self._step:
-            self._step, self._passes = index, 0
-        self._passes += 1
-        if self._passes < _MOST_PASSES or self._session.is_closed:
+        session, update = self._session, self._session.step.update
+        index = session.step.index
+        if not update.passes:
+            update.first_pass_end = session.next_seq
+        update.passes += 1
+        if update.passes < _MOST_PASSES or session.is_closed:
             return False
-        self._passes = 0
         if not self._has_warned:
             self._has_warned = True
             self._warning = (

@@ -183,6 +183,8 @@ class StepWatcher:
         if has_closure and self._evaluations.updated_in.get(optimizer) == self.session.step.index:
             # The optimizer's closure will run the forward of the next step, which begins here.
             self.session.begin_step_if_closed()
+        if self.session.is_closed:
+            self.session.level.step_goes_on()
         self._gradients.evaluating = optimizer if has_closure else None
         self._meta.at_step_boundary(optimizer, self.session.step.index)
         if not has_closure:

@@ -592,6 +592,10 @@ class OpLevel(Level):
             self._ops.set_active(is_active)
 
     def step_closed(self) -> None:
+        following = self.session.step.index + 1
+        if self.is_running and self.session.config.observes(following):
+            # A batch that is made after an update is that of the next step.
+            self._ops.begin_step(following)
         before, rows = self._unread_ops, self.unread_ops()
         # Once for each operator and reason: the file is written anew each time.
         if len(rows) != len(before):
@@ -602,6 +606,10 @@ class OpLevel(Level):
         if self.is_running:
             self._unread_ops = unread_ops(self._ops, self.compiled)
         return self._unread_ops
+
+    def step_goes_on(self) -> None:
+        if self.is_running:
+            self._ops.begin_step(self.session.step.index)
 
     def update_began(self) -> None:
         self._ops.set_optimizer(self.is_running)

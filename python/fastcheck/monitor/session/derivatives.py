@@ -138,6 +138,12 @@ def _logsumexp(saved: SavedByNode) -> list[Any]:
     return [(x - y).exp()]
 
 
+def _of_angle(x: Any) -> Any:
+    """The derivative of the angle: 0 of a real number, and of 0."""
+    flat = torch.ones_like(x, dtype=torch.bool) if not x.is_complex() else x == 0
+    return (x / x.abs().square()).masked_fill(flat, 0)
+
+
 def _product(saved: SavedByNode) -> list[Any]:
     return [value for value in saved.values.values() if torch.is_tensor(value)]
 
@@ -151,6 +157,7 @@ DERIVATIVES: Mapping[str, Factors] = {
     "AcosBackward0": _of("self", lambda x: (1 - x * x).rsqrt()),
     "AcoshBackward0": _of("self", lambda x: (x * x - 1).rsqrt()),
     "AddcdivBackward0": _of_both(lambda x, y: x / y / y, ("tensor1", "tensor2")),
+    "AngleBackward0": _of("self", _of_angle),
     "AsinBackward0": _of("self", lambda x: (1 - x * x).rsqrt()),
     "AtanhBackward0": _of("self", lambda x: 1 / (1 - x * x)),
     "DivBackward0": Factors(("self", "other"), _quotient),

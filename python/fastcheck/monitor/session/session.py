@@ -370,6 +370,9 @@ class Level:
 
     # What the training loop does
 
+    def step_goes_on(self) -> None:
+        """Another optimizer is about to step, after the step was closed."""
+
     def update_began(self) -> None:
         """An optimizer steps, in this thread, until update_ended() or until it raises."""
 

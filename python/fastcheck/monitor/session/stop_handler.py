@@ -165,19 +165,22 @@ def _update(session: Session, finding: Finding, step: Step) -> dict[str, Any]:
     of_now = session.step.update
     if of_now.count > of_now.guarded_count and session.step.index >= began:
         since.append(session.step.index)
-    return {"updated_since": tuple(since), **_update_in_step(session, began, step)}
+    return {"updated_since": tuple(since), **_update_in_step(session, finding, step)}
 
 
-def _update_in_step(session: Session, began: int, step: Step) -> dict[str, Any]:
+def _update_in_step(session: Session, finding: Finding, step: Step) -> dict[str, Any]:
+    began = int(finding.record["step"])
+    if began > step.index:  # it was made after the update of the step that is open
+        return {"weights_intact": True}
     if began < step.index:  # what came of it was seen in a later step
         if began not in session.event_store.archive.updated_steps:
             return {}
         why = f"what came of it was seen in step {step.index}"
         return {"weights_intact": False, "why_updated": why}
     update, is_open = step.update, step is session.step
-    is_by_hand = session.is_explicit and not session.event_store.archive.updated_steps
-    if is_by_hand and not update.count:
-        return {}  # the loop may update weights without an optimizer
+    is_later = session.is_explicit or (update.passes and finding.seq >= update.first_pass_end)
+    if is_later and not update.count and not session.event_store.archive.updated_steps:
+        return {}  # the loop may update weights without an optimizer, or from copies
     if update.is_partial:
         return {"weights_intact": False, "why_updated": "its closure was evaluated several times"}
     if not update.count and (is_open or not update.guarded_count):

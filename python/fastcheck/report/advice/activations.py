@@ -101,10 +101,12 @@ def growth(case: Case) -> Iterator[Advice]:
                 f"{case.silent_norms[0]} was never seen running, though the module that holds it "
                 "was: is it left out of forward()?"
             )
+        is_searching = any(name == "LBFGS" for name, _ in case.learning_rates)
+        search = " Give LBFGS line_search_fn='strong_wolfe'." if is_searching else ""
         yield Advice(
             f"Stop the growth ({format_factor(trend.growth)} over the steps shown): lower the "
             f"learning rate{case.rates} or warm up for longer, clip gradients, or put a LayerNorm "
-            "or RMSNorm before this module.",
+            f"or RMSNorm before this module.{search}",
             "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
         )
     elif trend.has_jumped:

@@ -72,8 +72,13 @@ def _mean(case: Case, made: Operation) -> Iterator[Advice]:
 def _division(case: Case, made: Operation) -> Iterator[Advice]:
     label, divisor = made.operand(0 if made.name == "reciprocal" else 1)
     if divisor is None:
-        if made.is_nan and len(made.inputs) == 1:
-            yield Advice(f"{made.shown} divides by a number that is 0 or NaN: 0/0 is NaN.")
+        if made.is_op and len(made.inputs) == 1 and made.result is not None:
+            zero = "0 or NaN: 0/0 is NaN" if made.is_nan else "0: x/0 is Inf"
+            yield Advice(
+                f"{made.shown} divides by a number, or by a tensor of whole numbers, that is "
+                f"{zero}. Where it is a count, nothing was counted: clamp it.",
+                "x / count.clamp_min(1)  # or x / max(number, eps)",
+            )
         elif made.name == "reciprocal" and made.may_be_inf:
             yield Advice(
                 "1/x divides by 0, or by a number so small that its inverse is out of range. Add "
@@ -336,6 +341,24 @@ def _bad_number(made: Operation, use: str) -> Iterator[Advice]:
         )
 
 
+def _masked_classes(case: Case, made: Operation) -> Iterator[Advice]:
+    """Operators that pass on the log-probabilities of classes that are masked with -Inf."""
+    result = made.result
+    if result is None or not result.inf_count or result.nan_count:
+        return
+    for label, reading in made.inputs:
+        is_of_classes = made.is_op or "log_softmax" in label
+        if is_of_classes and reading.neginf_count == reading.nonfinite_count > 0:
+            yield Advice(
+                f"{label} holds {reading.neginf_count:,} -Inf: a class that is masked with -Inf "
+                "has a log-probability of -Inf. Where the target is another class that is left "
+                "out, but label smoothing, soft targets and a sum or mean over classes take it "
+                "in. Mask with a finite number, or leave such classes out of the sum.",
+                "logits.masked_fill(mask, -1e4)",
+            )
+            return
+
+
 def _sum(case: Case, made: Operation) -> Iterator[Advice]:
     _, reading = made.operand(0)
     result = made.result
@@ -467,6 +490,15 @@ def _product_backward(case: Case, made: Operation) -> Iterator[Advice]:
         )
 
 
+def _angle_backward(case: Case, made: Operation) -> Iterator[Advice]:
+    yield Advice(
+        "The derivative of angle divides by the square of the magnitude of a complex number: below "
+        "1e-19 that is 0 in float32, and x/0 is Inf. Put another number where it is so small, "
+        "before angle: torch.where after it does not stop it.",
+        "torch.where(z.abs() < 1e-8, 1.0, z).angle()",
+    )
+
+
 def _logsumexp_backward(case: Case, made: Operation) -> Iterator[Advice]:
     if any(reading.neginf_count for _, reading in made.inputs):
         yield Advice(
@@ -513,6 +545,7 @@ _FORWARD: tuple[tuple[str, _Rule], ...] = (
     (r"nll_loss(?:2d|_nd)?|cross_entropy(?:_loss)?", _likelihood),
     (r"mul|addcmul|xlogy", _product),
     (r"sum|cumsum|nansum", _sum),
+    (r"neg|mean|sum|mul|div|add|sub|rsub", _masked_classes),
     (r"add|sub|rsub", _mask_by_addition),
     (r"acos|asin|atanh|erfinv|acosh", _domain),
 )
@@ -521,6 +554,7 @@ _BACKWARD: tuple[tuple[str, _Rule], ...] = (
     (r"div|reciprocal", _quotient_backward),
     (r"log(?:2|10|1p)?|xlogy", _logarithm_backward),
     (r"acosh?|asin|atanh", _domain),
+    (r"angle", _angle_backward),
     (r"(?:linalg_)?(?:svd|eigh|eig|symeig)", _decomposition),
     (r"(?:log_)?softmax", _softmax),
     (r"logsumexp", _logsumexp_backward),
