@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from fastcheck.comparison.over_time import Loss, loss_of
-from fastcheck.log.step_table import loss_of_step
+from fastcheck.log.step_table import loss_of_step, numbers_in
 from fastcheck.record.format import DTYPES, Depth
 from fastcheck.record.site import GIVEN_LOSS, GRAD_LOSS
 from fastcheck.statistics.elements import Elements, compare_elements
@@ -208,7 +208,7 @@ class Runner:
                 parts[kind].append(index)
         scales = block.records[block.names == self.names.number(_SCALE)]
         scale = float(scales["max"][-1]) if len(scales) else None
-        plain, given, grad = (block.records[indices] for indices in parts.values())
+        plain, given, grad = (numbers_in(block.records[indices]) for indices in parts.values())
         return loss_of_step(plain, given, grad, scale)
 
     def drift_of(self, rank: int) -> Drift:

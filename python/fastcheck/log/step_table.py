@@ -15,7 +15,10 @@ from fastcheck.record.site import GIVEN_LOSS, GRAD_LOSS, Site, SiteTable
 from .history import joined
 from .view import LogView
 
-_SCALED_NONFINITE = int(Flag.SCALED) | int(Flag.NONFINITE)
+_SCALED, _ANEW = int(Flag.SCALED), int(Flag.ANEW)
+_SCALED_NONFINITE = _SCALED | int(Flag.NONFINITE)
+_VERDICT_SCALED = int(Verdict.SCALED)
+_NONFINITE = (("neginf_count", -math.inf), ("posinf_count", math.inf), ("nan_count", math.nan))
 _NUMBERS = ("loss", "scale", "learning_rate", "gradient_norm")
 _KEPT = np.dtype(
     [("step", "<i8"), ("overflow", "?"), ("known", "u1"), *((name, "<f8") for name in _NUMBERS)]
@@ -25,8 +28,11 @@ _MOST = 100_000
 _MOST_HELD = 1 << 16
 _MOST_LATE = 16
 _ROLES = ("loss", "loss_scale", "found_inf", "learning_rate", "param_grad", "grad_norm")
+_LOSS, _SCALE, _FOUND_INF, _RATE, _GRADIENT, _NORM = range(1, len(_ROLES) + 1)
 # Behind these: a shard of a gradient, the loss that monitor.step() and autograd.grad() were given.
 _SHARD, _GIVEN, _GRAD = range(len(_ROLES) + 1, len(_ROLES) + 4)
+#: A number that was read by itself (None: the record does not hold it), and the record's flags.
+Reading = tuple[Optional[float], int]
 
 
 @dataclass(frozen=True)
@@ -117,10 +123,10 @@ class StepTable:
     def settle(self) -> None:
         """Makes the rows of all steps that are over."""
         late, self._late = self._late, []
-        for rows in late:
-            rows.made = self.rows_of(rows.chunks)
-            self._keep(rows.made)
-            rows.chunks = ()
+        made = self._rows_of([rows.chunks for rows in late]) if late else []
+        for rows, found in zip(late, made):
+            rows.made, rows.chunks = found, ()
+            self._keep(found)
 
     def _keep(self, rows: Sequence[StepRow]) -> None:
         for row in rows:
@@ -128,19 +134,24 @@ class StepTable:
                 youngest = self._kept[-_MOST:]
                 self._count = len(youngest)
                 self._kept = np.concatenate([youngest, np.zeros(self._count, _KEPT)])
-            values = [getattr(row, name) for name in _NUMBERS]
-            known = sum((value is not None) << bit for bit, value in enumerate(values))
-            numbers = (0.0 if value is None else value for value in values)
+            values = row.loss, row.scale, row.learning_rate, row.gradient_norm
+            known, numbers = 0, []
+            for bit, value in enumerate(values):
+                known |= (value is not None) << bit
+                numbers.append(0.0 if value is None else value)
             self._kept[self._count] = (row.step, row.overflow, known, *numbers)
             self._count += 1
 
     def rows_of(self, chunks: Iterable[np.ndarray]) -> list[StepRow]:
         """One row for each step of these records."""
+        return self._rows_of([list(chunks)])[0]
+
+    def _rows_of(self, parts: Sequence[Sequence[np.ndarray]]) -> list[list[StepRow]]:
         known = len(self._codes)
         if known < len(self._sites):
             new = [_code(self._sites[number]) for number in range(known, len(self._sites))]
             self._codes = np.concatenate([self._codes, np.array(new, np.int8)])
-        return _rows(chunks, self._codes, self._rank)
+        return _rows(parts, self._codes, self._rank)
 
 
 def step_rows(view: LogView) -> list[StepRow]:
@@ -188,7 +199,7 @@ class StepStream:
         return [self._rows[step] for step in sorted(self._rows)]
 
     def _take(self, *chunks: np.ndarray) -> None:
-        self._rows.update({row.step: row for row in _rows(chunks, self._codes, self._rank)})
+        self._rows.update({row.step: row for row in _rows([chunks], self._codes, self._rank)[0]})
 
 
 class RecentSteps:
@@ -223,12 +234,12 @@ class RecentSteps:
 
     def rows(self) -> list[StepRow]:
         """The rows, in the order of the steps."""
-        open_rows = {row.step: row for row in _rows(self._held, self._codes, self._rank)}
+        open_rows = {row.step: row for row in _rows([self._held], self._codes, self._rank)[0]}
         rows = {**self._rows, **open_rows}
         return [rows[step] for step in sorted(rows)[-self._most :]]
 
     def _take(self, *chunks: np.ndarray) -> None:
-        self._rows.update({row.step: row for row in _rows(chunks, self._codes, self._rank)})
+        self._rows.update({row.step: row for row in _rows([chunks], self._codes, self._rank)[0]})
         if len(self._rows) > self._most:
             self._rows = {step: self._rows[step] for step in sorted(self._rows)[-self._most :]}
 
@@ -258,28 +269,37 @@ def _written(meta: Mapping[str, Any], rank: int) -> Iterator[StepRow]:
                 continue
 
 
-def _rows(chunks: Iterable[np.ndarray], codes: np.ndarray, rank: int) -> list[StepRow]:
-    records = joined(list(chunks))
+def _rows(
+    parts: Sequence[Sequence[np.ndarray]], codes: np.ndarray, rank: int
+) -> list[list[StepRow]]:
+    """The rows of each of these parts, which are chunks of records: one for each step in them."""
+    records = joined([chunk for chunks in parts for chunk in chunks])
+    part_of = np.repeat(np.arange(len(parts)), [sum(map(len, chunks)) for chunks in parts])
+    kinds, overflowed = _kinds(records, codes), _overflowed(records["flags"])
+    is_used = (kinds != 0) | overflowed
     # A mask as an index copies records field by field, in several times the time.
-    records = records.compress((_kinds(records, codes) != 0) | _overflowed(records["flags"]))
-    if not len(records):
-        return []
-    steps = records["step"]
-    if (steps == steps[0]).all():
-        return [_row(records, _kinds(records, codes), rank)]
-    records = records[np.argsort(steps, kind="stable")]
-    starts = np.flatnonzero(np.diff(records["step"], prepend=records["step"][:1] - 1))
-    return [
-        _row(part, _kinds(part, codes), rank)
-        for part in np.split(records, starts[1:])[: len(starts)]
-    ]
+    columns = [a.compress(is_used) for a in (records, part_of, kinds, overflowed)]
+    found: list[list[StepRow]] = [[] for _ in parts]
+    if not len(columns[0]):
+        return found
+    steps, part_of = columns[0]["step"], columns[1]
+    is_other_part = part_of[1:] != part_of[:-1]
+    if ((steps[1:] < steps[:-1]) & ~is_other_part).any():
+        order = np.lexsort((steps, part_of))
+        columns = [column[order] for column in columns]
+        steps = columns[0]["step"]
+    starts = np.flatnonzero(np.append(True, (steps[1:] != steps[:-1]) | is_other_part))
+    records, part_of, kinds, overflowed = columns
+    for part, row in zip(part_of[starts].tolist(), _made(starts, records, kinds, overflowed, rank)):
+        found[part].append(row)
+    return found
 
 
 def _overflowed(flags: np.ndarray) -> np.ndarray:
     """A boolean array of the records: True for something that was scaled and is not finite."""
     if not flags.any():
         return np.zeros(len(flags), np.bool_)
-    by_verdict: np.ndarray = ((flags >> 8) & 0xFF) == int(Verdict.SCALED)
+    by_verdict: np.ndarray = ((flags >> 8) & 0xFF) == _VERDICT_SCALED
     by_flag: np.ndarray = (flags & _SCALED_NONFINITE) == _SCALED_NONFINITE
     either: np.ndarray = by_verdict | by_flag
     return either
@@ -299,72 +319,95 @@ def _kinds(records: np.ndarray, codes: np.ndarray) -> np.ndarray:
     return np.where(inside, codes[np.where(inside, sites, 0)], 0)
 
 
-def _row(records: np.ndarray, kinds: np.ndarray, rank: int) -> StepRow:
-    counts = np.bincount(kinds, minlength=_GRAD + 1)
-    loss, scale, found, rate, gradients, norm, shards, given, grad = (
-        records.compress(kinds == number) if counts[number] else records[:0]
-        for number in range(1, _GRAD + 1)
+def _made(
+    starts: np.ndarray, records: np.ndarray, kinds: np.ndarray, overflowed: np.ndarray, rank: int
+) -> Iterator[StepRow]:
+    """The rows of the steps whose records begin at these places."""
+    is_gradient, is_shard = kinds == _GRADIENT, kinds == _SHARD
+    at = np.flatnonzero(~(is_gradient | is_shard) & (kinds != 0))
+    numbers = records[at]
+    columns = kinds[at].tolist(), numbers_in(numbers), (numbers["zero_count"] == 0).tolist()
+    ends = np.searchsorted(at, [*starts[1:].tolist(), len(records)]).tolist()
+    have_shards, have_overflowed = (
+        np.logical_or.reduceat(one, starts).tolist() for one in (is_shard, overflowed)
     )
-    overflow = bool((found["zero_count"] == 0).any())
-    overflow |= bool(_overflowed(records["flags"]).any())
-    of_step = _last_value(scale)
-    gradient_norm = _norm(gradients) if len(gradients) else _last_value(norm)
-    rates = [v for v in map(_value, rate) if v is not None]
-    return StepRow(
-        rank=rank,
-        step=int(records["step"][0]),
-        loss=loss_of_step(loss, given, grad, of_step),
-        overflow=overflow,
-        scale=of_step,
-        learning_rate=max(rates, default=None),
-        gradient_norm=None if len(shards) else gradient_norm,
-    )
+    counts = np.add.reduceat(is_gradient, starts, dtype=np.int64).tolist()
+    norms = _norms(records.compress(is_gradient), counts)
+    end = 0
+    for at_step, step in enumerate(records["step"][starts].tolist()):
+        begin, end = end, ends[at_step]
+        of: list[list[Reading]] = [[] for _ in range(_GRAD + 1)]
+        overflow = have_overflowed[at_step]
+        for kind, number, is_set in zip(*(column[begin:end] for column in columns)):
+            of[kind].append(number)
+            overflow = overflow or (kind == _FOUND_INF and is_set)
+        scale = _last_value(of[_SCALE])
+        rates = [value for value, _ in of[_RATE] if value is not None]
+        norm = norms[at_step] if counts[at_step] else _last_value(of[_NORM])
+        yield StepRow(
+            rank=rank,
+            step=step,
+            loss=loss_of_step(of[_LOSS], of[_GIVEN], of[_GRAD], scale),
+            overflow=overflow,
+            scale=scale,
+            learning_rate=max(rates, default=None),
+            gradient_norm=None if have_shards[at_step] else norm,
+        )
+
+
+def numbers_in(records: np.ndarray) -> list[Reading]:
+    """The largest element of each tensor, and the flags of its record."""
+    values, is_known = records["max"].copy(), records["depth"] >= Depth.STATS
+    for name, value in _NONFINITE:  # NaN is the last
+        is_in = records[name] > 0
+        values[is_in] = value
+        is_known |= is_in
+    known = (v if k else None for v, k in zip(values.tolist(), is_known.tolist()))
+    return list(zip(known, records["flags"].tolist()))
 
 
 def loss_of_step(
-    parts: np.ndarray, given: np.ndarray, grad: np.ndarray, scale: Optional[float]
+    parts: Sequence[Reading],
+    given: Sequence[Reading],
+    grad: Sequence[Reading],
+    scale: Optional[float],
 ) -> Optional[float]:
-    """The loss of a step, of the records of what its calls of backward() began at, of what
-    monitor.step() was given and of what autograd.grad() began at, each in their order. ``scale``:
-    of those that carry one of the user's own.
+    """The loss of a step, of what its calls of backward() began at, of what monitor.step() was
+    given and of what autograd.grad() began at, each in their order. ``scale``: of those that carry
+    one of the user's own.
     """
-    if len(given) or not len(parts):
-        return _last_value(given if len(given) else grad)
-    begins = np.flatnonzero(parts["flags"] & int(Flag.ANEW))
+    if given or not parts:
+        return _last_value(given or grad)
+    begins = [at for at, (_, flags) in enumerate(parts) if flags & _ANEW]
     total = 0.0
-    for part in parts[begins[-1] if len(begins) else 0 :]:
-        value = _value(part)
+    for value, flags in parts[begins[-1] if begins else 0 :]:
         if value is None:
             return None
-        total += value / scale if scale and int(part["flags"]) & int(Flag.SCALED) else value
+        total += value / scale if scale and flags & _SCALED else value
     return total
 
 
-def _last_value(records: np.ndarray) -> Optional[float]:
-    return _value(records[-1]) if len(records) else None
+def _last_value(numbers: Sequence[Reading]) -> Optional[float]:
+    return numbers[-1][0] if numbers else None
 
 
-def _value(record: np.void) -> Optional[float]:
-    """The largest element."""
-    if record["nan_count"]:
-        return math.nan
-    if record["posinf_count"]:
-        return math.inf
-    if record["neginf_count"]:
-        return -math.inf
-    return float(record["max"]) if record["depth"] >= Depth.STATS else None
-
-
-def _norm(gradients: np.ndarray) -> Optional[float]:
-    """The norm over all of these records; None where one has no statistics."""
-    # What was read twice, before and after a change: as the optimizer uses it.
-    last = {site: at for at, site in enumerate(gradients["site"].tolist())}
-    if len(last) < len(gradients):
-        gradients = gradients[sorted(last.values())]
-    if gradients["nan_count"].any():
-        return math.nan
-    if gradients["posinf_count"].any() or gradients["neginf_count"].any():
-        return math.inf
-    if (gradients["depth"] < Depth.STATS).any():
-        return None
-    return math.sqrt(float(gradients["sum_sq"].sum()))
+def _norms(gradients: np.ndarray, counts: Sequence[int]) -> list[Optional[float]]:
+    """The norm over so many of these records, step after step; None where one has no
+    statistics.
+    """
+    squares, is_unknown = gradients["sum_sq"].copy(), gradients["depth"] < Depth.STATS
+    for name, value in _NONFINITE:
+        squares[gradients[name] > 0] = abs(value)
+    sites, has_unknown = gradients["site"].tolist(), bool(is_unknown.any())
+    norms: list[Optional[float]] = []
+    end = 0
+    for count in counts:
+        begin, end = end, end + count
+        used: Any = slice(begin, end)
+        # What was read twice, before and after a change: as the optimizer uses it.
+        if len(set(sites[used])) < count:
+            used = sorted({site: at for at, site in enumerate(sites[used], begin)}.values())
+        norm = math.sqrt(float(np.add.reduce(squares[used])))
+        is_known = not math.isfinite(norm) or not has_unknown or not is_unknown[used].any()
+        norms.append(norm if is_known else None)
+    return norms

@@ -54,6 +54,11 @@ class Bands:
         return self._of["median"]
 
     @property
+    def spread(self) -> np.ndarray:
+        """The spread of each signal, by number; NaN as the median."""
+        return self._of["spread"]
+
+    @property
     def highest(self) -> np.ndarray:
         """The largest value of the past, by number."""
         return self._of["highest"]
@@ -64,12 +69,8 @@ class Bands:
         one that broadcasts to it.
         """
         with np.errstate(invalid="ignore"):
-            found: np.ndarray = (values - self.median[numbers]) / self._of["spread"][numbers]
+            found: np.ndarray = (values - self.median[numbers]) / self.spread[numbers]
         return found
-
-    def score(self, number: int, value: float) -> float:
-        """The same of one signal."""
-        return (value - float(self.median[number])) / float(self._of["spread"][number])
 
     def add(self, numbers: np.ndarray, values: np.ndarray, is_outside: np.ndarray) -> None:
         """Adds the values of some steps, which are rows, to each signal; not those outside, unless

@@ -8,7 +8,7 @@ that no record holds come from ``monitor/hooks/facts.py``, which counts updates 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Callable, Optional
 
 import numpy as np
@@ -301,13 +301,11 @@ class Batches:
         self._run = 0
         self._steps = 0
 
-    def of_step(self, now: Signals, k: int) -> Iterator[Number]:
-        """Step ``k``."""
-        at = np.flatnonzero((now.phases == INPUT) & now.is_read[k])
-        checksums = now.checksums[k, at]
-        if not checksums.any():
+    def of_step(self, checksums: Sequence[int]) -> Iterator[Number]:
+        """A step with these of what it was given."""
+        if not any(checksums):
             return
-        value = hash(tuple(checksums.tolist()))
+        value = hash(tuple(checksums))
         before = self._last[-1] if self._last else None
         self._last.append(value)
         self._steps += 1
@@ -347,11 +345,12 @@ class Siblings:
         self._sites = sites
         self._steps = 0
 
-    def of_step(self, now: Signals, k: int) -> Iterator[Number]:
+    def of_step(self, now: Signals, k: int) -> Iterable[Number]:
         """Step ``k``."""
         self._steps += 1
-        if self._steps != _SETTLED:
-            return
+        return self._compared(now, k) if self._steps == _SETTLED else ()
+
+    def _compared(self, now: Signals, k: int) -> Iterator[Number]:
         kinds: dict[str, dict[str, list[str]]] = {}
         for at in np.flatnonzero((now.phases == ACTIVATION) & now.is_read[k]).tolist():
             site = self._sites[int(now.sites[at])]
@@ -376,8 +375,8 @@ class Clipping:
         #: The threshold of clip_grad_norm_(); None: it was not called.
         self.threshold: Optional[float] = None
 
-    def of_step(self, norm: Optional[Number], row: Optional[StepRow]) -> Iterator[Number]:
+    def of_step(self, norm: Optional[Number], row: Optional[StepRow]) -> Sequence[Number]:
         """``norm``: of all gradients, without the loss scale."""
-        is_used = row is not None and not row.overflow and self.threshold
-        if norm is not None and is_used and self.threshold:
-            yield Number("clip_ratio", norm.value / self.threshold, self.threshold)
+        if norm is None or row is None or row.overflow or not self.threshold:
+            return ()
+        return (Number("clip_ratio", norm.value / self.threshold, self.threshold),)

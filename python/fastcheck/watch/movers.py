@@ -45,12 +45,21 @@ class Movers:
         """Makes room for the sites with numbers below ``count``."""
         self._of.grow(count)
 
-    def add(self, signals: Signals, k: int, scores: np.ndarray, outside: np.ndarray) -> None:
-        """Step ``k`` of the signals. ``scores`` and ``outside``: of their levels."""
+    def begin(self, signals: Signals) -> None:
+        """Takes in the steps that come next."""
         of, sites = self._of, signals.sites
-        self._now += 1
         of["place"][sites] = np.arange(len(sites))
         of["phase"][sites] = signals.phases
+
+    def step_began(self) -> None:
+        """The next of these steps is judged."""
+        self._now += 1
+
+    def add(self, signals: Signals, k: int, scores: np.ndarray, outside: np.ndarray) -> None:
+        """Notes what is outside in step ``k`` of the signals, which has begun. ``scores`` and
+        ``outside``: of their levels.
+        """
+        of, sites = self._of, signals.sites
         for row in np.flatnonzero(outside[:, k].any(axis=1)).tolist():
             out = sites[outside[row, k]]
             has_come_back = of["last"][row, out] < self._now - GAP

@@ -7,9 +7,8 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Optional
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, Optional
 
 import numpy as np
 
@@ -34,8 +33,7 @@ _RANGES = {"loss": (1e-12, 0.01), "gradient_norm": (1e-12, 0.05), "update_size":
 _NUMBERS = np.arange(2 * len(_RANGES))
 
 
-@dataclass(frozen=True)
-class Number:
+class Number(NamedTuple):
     """One number of a step. ``usual``: the median of its range, or what else it is compared with;
     ``score``: by how many spreads it is above that, as a logarithm (of the loss: as it is too,
     whichever says less). ``most``: the largest of half a window, ``recent`` of 32 steps (inf: too
@@ -83,6 +81,87 @@ class LossScale:
         )  # fmt: skip
 
 
+class Weights:
+    """The parameters of some steps: how far updates have moved them, and their growth."""
+
+    def __init__(self) -> None:
+        # Of each parameter the sum before the last update, the number of elements, and the rms in
+        # the last steps, in log2; of one that was zero NOTHING: it may grow as it likes.
+        self._of = Columns(
+            sum=np.zeros(1), numel=np.zeros(1), rms=np.full((_GROWTH_STEPS, 1), np.nan)
+        )
+        #: By step, how far the update before has moved the weights, and their norm, as squares.
+        self.moved: list[tuple[float, float]] = []
+        #: The ratio of the size of the weights to that some steps before: of the median parameter,
+        #: each with the weight of its elements. None: it is not known.
+        self.grown: list[Optional[float]] = []
+
+    def begin(self, now: Signals, steps: Sequence[int]) -> None:
+        """Takes in the steps that come next, of which ``steps`` have a row."""
+        at = np.flatnonzero(now.phases == WEIGHT)
+        sites = now.sites[at]
+        self._of.grow(int(sites.max(initial=-1)) + 1)
+        self.moved, self.grown = [(0.0, 0.0)] * len(now.steps), [None] * len(now.steps)
+        if len(steps) and len(at):
+            chosen = np.ix_(np.array(steps), at)
+            is_read = now.is_read[chosen]
+            moved = self._moved(now, chosen, sites, is_read)
+            for k, of_step, grown in zip(steps, moved, self._grown(now, chosen, sites, is_read)):
+                self.moved[k], self.grown[k] = of_step, grown
+
+    def _moved(
+        self, now: Signals, chosen: tuple[np.ndarray, ...], sites: np.ndarray, is_read: np.ndarray
+    ) -> Iterable[tuple[float, float]]:
+        sums, numel = now.sums[chosen], now.numel[chosen]
+        place = np.arange(1, len(sums) + 1)[:, None]
+        # In which of these steps each was read last; 0: before them.
+        last = np.maximum.accumulate(np.where(is_read, place, 0), axis=0)
+        before_last = np.concatenate([np.zeros_like(last[:1]), last[:-1]])
+        all_sums, all_numel = (
+            np.concatenate([self._of[name][None, sites], values])
+            for name, values in (("sum", sums), ("numel", numel))
+        )
+        is_known = np.take_along_axis(all_numel, before_last, 0) == numel
+        is_known &= is_read & np.isfinite(sums)
+        distance = np.abs(sums - np.take_along_axis(all_sums, before_last, 0))
+        floor = _ROUNDING * now.abs_sums[chosen]
+        changes = np.where(is_known, np.maximum(distance, floor), 0.0)
+        for name, values in (("sum", all_sums), ("numel", all_numel)):
+            self._of[name][sites] = np.take_along_axis(values, last[-1:], 0)[0]
+        squares = now.squares[chosen]
+        are_read, are_known = (
+            np.logical_and.reduce(one, 1).tolist() for one in (is_read, is_known)
+        )
+        for k, (moved, square) in enumerate(zip(changes, squares)):
+            moved = moved if are_read[k] else moved[is_read[k]]
+            square = square if are_known[k] else square[is_known[k]]
+            yield float(np.dot(moved, moved)), float(np.add.reduce(square))
+
+    def _grown(
+        self, now: Signals, chosen: tuple[np.ndarray, ...], sites: np.ndarray, is_read: np.ndarray
+    ) -> Iterable[Optional[float]]:
+        past, steps = self._of["rms"][:, sites], len(is_read)
+        at, column = np.cumsum(is_read, axis=0) - 1, np.arange(len(sites))
+        levels = np.concatenate([past, np.full((steps, len(sites)), np.nan)])
+        read_at, read = np.nonzero(is_read)
+        levels[_GROWTH_STEPS + at[read_at, read], read] = now.levels[RMS][chosen][read_at, read]
+        # One that was zero may grow as it likes from then on.
+        since = levels[_GROWTH_STEPS - 1 :]
+        since[np.logical_or.accumulate(since == NOTHING, axis=0)] = NOTHING
+        ends = np.arange(_GROWTH_STEPS)[:, None] + at[-1] + 1
+        self._of["rms"][:, sites] = levels[ends, column]
+        level, before = levels[_GROWTH_STEPS + at, column], levels[at, column]
+        is_known = is_read & (level > NOTHING) & np.isfinite(before)
+        growth = np.where(is_known, level - np.where(is_known, before, 0.0), np.inf)
+        order = np.argsort(growth, axis=1)
+        numel = np.where(is_known, now.numel[chosen], 0.0)
+        elements = np.cumsum(np.take_along_axis(numel, order, 1), axis=1)
+        middle = (elements < elements[:, -1:] / 2).sum(axis=1)
+        rows = np.arange(steps)
+        found = growth[rows, order[rows, middle]]
+        return [2.0**one if one < np.inf else None for one in found.tolist()]
+
+
 class Numbers:
     """The ranges of the numbers of a step of one rank."""
 
@@ -97,12 +176,11 @@ class Numbers:
         # The last values that were inside, and the first.
         self._inside: tuple[deque[float], ...] = tuple(deque(maxlen=window // 2) for _ in _RANGES)
         self._first: tuple[list[float], ...] = tuple([] for _ in _RANGES)
+        self._median_first: dict[int, float] = {}
         self._recent = min(_RECENT, window // 2)
-        # Of each parameter the sum before the last update, the number of elements, and the rms in
-        # the last steps, in log2; of one that was zero NOTHING: it may grow as it likes.
-        self._of = Columns(
-            sum=np.zeros(1), numel=np.zeros(1), rms=np.full((_GROWTH_STEPS, 1), np.nan)
-        )
+        self._weights = Weights()
+        # The range of each number, the same for all of these steps.
+        self._range: list[tuple[float, float]] = []
         self._was_skipped = False
         self._rate: Optional[float] = None
         self._loss_scale = LossScale()
@@ -133,6 +211,11 @@ class Numbers:
         self._new.clear()
         self._is_outside.clear()
 
+    def begin(self, now: Signals, steps: Sequence[int]) -> None:
+        """Takes in the steps that come next, of which ``steps`` have a row."""
+        self._weights.begin(now, steps)
+        self._range = list(zip(self._bands.median.tolist(), self._bands.spread.tolist()))
+
     def add_ended(self) -> None:
         """Adds the steps that have ended to the ranges."""
         if not self._ended:
@@ -155,8 +238,10 @@ class Numbers:
         if is_whole and norm is not None and 0 < norm < math.inf:
             norm /= row.scale if row.scale and has_scaled else 1.0
             found.append(self._look("gradient_norm", norm))
-        at = np.flatnonzero((now.phases == WEIGHT) & now.is_read[k])
-        found += [*self._update(row, now, k, at), *self._growth(now, k, at)]
+        found += self._update(row, now, k)
+        grown = self._weights.grown[k]
+        if grown is not None:
+            found.append(Number("weight_growth", grown))
         if row.scale is not None:
             found.append(self._loss_scale.of_step(row.scale, row.overflow))
         return found
@@ -167,8 +252,11 @@ class Numbers:
         inside, first = self._inside[at], self._first[at]
         if len(first) < _FIRST:
             first.append(value)
-        raw, median = self._bands.score(2 * at, value), float(self._bands.median[2 * at])
-        logarithm = self._bands.score(2 * at + 1, math.log2(value)) if value > 0 else raw
+        median, spread = self._range[2 * at]
+        raw = logarithm = (value - median) / spread
+        if value > 0:
+            log_median, log_spread = self._range[2 * at + 1]
+            logarithm = (math.log2(value) - log_median) / log_spread
         recent = list(inside)[-self._recent :]
         return Number(
             name=name,
@@ -178,50 +266,33 @@ class Numbers:
             score=min(raw, logarithm, key=abs) if name == "loss" else logarithm,
             most=max(inside, default=-math.inf),
             recent=max(recent) if len(recent) == self._recent else math.inf,
-            first=statistics.median(first),
+            first=self._median_of_first(at),
             threshold=self._threshold,
             is_early_jump=name == "loss" and math.isnan(median) and _jumps_early(inside, value),
         )
 
-    def _update(self, row: StepRow, now: Signals, k: int, at: np.ndarray) -> list[Number]:
-        """The size of the update of the step before, from the sums of the parameters around it,
-        which are ``at`` these places.
+    def _median_of_first(self, at: int) -> float:
+        first = self._first[at]
+        if len(first) < _FIRST:
+            return statistics.median(first)
+        if at not in self._median_first:
+            self._median_first[at] = statistics.median(first)
+        return self._median_first[at]
+
+    def _update(self, row: StepRow, now: Signals, k: int) -> list[Number]:
+        """The size of the update of the step before, from the sums of the parameters around it.
 
         An update changes the sum of a parameter by the sum of its elements' changes. If these have
         no common sign, its square is on average the square of the norm of the update; that of all
         parameters, divided by the norm of these, follows how far an update moves the weights,
         without reading anything a second time.
         """
-        sites, sums, numel = now.sites[at], now.sums[k, at], now.numel[k, at]
-        self._of.grow(int(sites.max(initial=-1)) + 1)
-        before, count = self._of["sum"][sites], self._of["numel"][sites]
-        is_known = (count == numel) & np.isfinite(sums)
-        floor = _ROUNDING * now.abs_sums[k, at]
-        changes = np.where(is_known, np.maximum(np.abs(sums - before), floor), 0.0)
-        self._of["sum"][sites], self._of["numel"][sites] = sums, numel
-        squares = float(now.squares[k, at][is_known].sum())
-        moved, rate, was_skipped = float(np.dot(changes, changes)), self._rate, self._was_skipped
+        (moved, squares), rate, was_skipped = self._weights.moved[k], self._rate, self._was_skipped
         self._rate, self._was_skipped = row.learning_rate, bool(now.is_skipped[k])
         if was_skipped or not rate or not moved > 0 or not squares > 0:
             return []
         # A schedule changes nothing of what is divided by the learning rate.
         return [self._look("update_size", math.sqrt(moved / squares) / rate)]
-
-    def _growth(self, now: Signals, k: int, at: np.ndarray) -> list[Number]:
-        """The ratio of the size of the weights to that some steps before: of the median parameter,
-        each with the weight of its elements.
-        """
-        sites, level, numel = now.sites[at], now.levels[RMS, k, at], now.numel[k, at]
-        past = self._of["rms"][:, sites]
-        level = np.where((level == NOTHING) | (past[-1] == NOTHING), NOTHING, level)
-        self._of["rms"][:-1, sites], self._of["rms"][-1, sites] = past[1:], level
-        is_known = (level > NOTHING) & np.isfinite(past[0])
-        order = np.argsort((level - past[0])[is_known])
-        elements = np.cumsum(numel[is_known][order])
-        if not len(elements):
-            return []
-        middle = order[np.searchsorted(elements, elements[-1] / 2)]
-        return [Number("weight_growth", 2.0 ** float((level - past[0])[is_known][middle]))]
 
 
 def _jumps_early(before: Sequence[float], value: float) -> bool:
@@ -237,10 +308,16 @@ def _jumps_early(before: Sequence[float], value: float) -> bool:
     return has_fallen and is_sudden and value >= _ABOVE_ALL * max(values)
 
 
-def gradient_rms(now: Signals, k: int) -> float:
-    """The rms of what is not 0 of the gradients of all parameters, in step ``k``; 0: there is
-    nothing.
-    """
-    at = np.flatnonzero(now.is_of_parameter & now.is_read[k])
-    elements = float((now.numel[k, at] * (1 - now.zero_share[k, at])).sum())
-    return math.sqrt(float(now.squares[k, at].sum()) / elements) if elements else 0.0
+def gradient_rms(now: Signals) -> list[float]:
+    """The rms of what is not 0 of the gradients of all parameters, by step; 0: there is nothing."""
+    at = np.flatnonzero(now.is_of_parameter)
+    is_read, squares = now.is_read[:, at], now.squares[:, at]
+    elements = now.numel[:, at] * (1 - now.zero_share[:, at])
+    found = []
+    for k, are_read in enumerate(np.logical_and.reduce(is_read, 1).tolist()):
+        of_step = (elements[k], squares[k])
+        if not are_read:
+            of_step = elements[k, is_read[k]], squares[k, is_read[k]]
+        count, square = map(float, map(np.add.reduce, of_step))
+        found.append(math.sqrt(square / count) if count else 0.0)
+    return found

@@ -88,6 +88,16 @@ class Signals:
     is_scaled: np.ndarray
 
 
+def inputs_by_step(now: Signals) -> list[list[tuple[float, int]]]:
+    """The number of elements and the checksum of each tensor that a step was given, by step."""
+    at = np.flatnonzero(now.phases == INPUT)
+    columns = (column[:, at].tolist() for column in (now.is_read, now.numel, now.checksums))
+    return [
+        [(numel, checksum) for is_read, numel, checksum in zip(*of_step) if is_read]
+        for of_step in zip(*columns)
+    ]
+
+
 class SignalReader:
     """Makes signals of the records of one rank, whose sites are found in ``sites`` by number.
 
@@ -105,6 +115,7 @@ class SignalReader:
         self._is_limit = np.zeros(0, bool)
         self._is_of_parameter = np.zeros(0, bool)
         self._is_rate = np.zeros(0, bool)
+        self._is_input = np.zeros(0, bool)
         self._plan: Optional[_Plan] = None
         self._gradient_at = np.zeros(0, np.int64)
 
@@ -133,9 +144,10 @@ class SignalReader:
             return None
         keys = step_of * MAX_SITES + records["site"]
         if self._plan is None or not np.array_equal(keys, self._plan.keys):
-            self._plan = _Plan(keys, len(steps))
+            before, self._plan = self._plan, _Plan(keys, len(steps))
             self._find_batch(records, self._plan)
-            self._gradient_at = self._gradients_of(self._plan.sites)
+            if before is None or not np.array_equal(before.sites, self._plan.sites):
+                self._gradient_at = self._gradients_of(self._plan.sites)
         rows = [row for row, _ in steps]
         scales = np.array([1.0 if r is None or not r.scale else r.scale for r in rows])
         is_skipped = limited | np.array([row is not None and row.overflow for row in rows])
@@ -166,6 +178,7 @@ class SignalReader:
         of_parameters = [s.role == "param_grad" for s in new]
         self._is_of_parameter = np.append(self._is_of_parameter, of_parameters)
         self._is_rate = np.append(self._is_rate, [s.role == "learning_rate" for s in new])
+        self._is_input = np.append(self._is_input, [s.role == "input" for s in new])
 
     def _gradients_of(self, sites: np.ndarray) -> np.ndarray:
         """The place among these of the gradient of each that is a weight; or -1."""
@@ -179,7 +192,7 @@ class SignalReader:
         return np.array(found, np.int64)
 
     def _find_batch(self, records: np.ndarray, plan: _Plan) -> None:
-        inputs = [n for n in plan.sites.tolist() if self._sites[n].role == "input"]
+        inputs = plan.sites[self._is_input[plan.sites]].tolist()
         if inputs and self._is_whole and not (self._phases == INPUT).any():
             first = self._sites[inputs[0]].module
             self._phases[[n for n in inputs if self._sites[n].module == first]] = INPUT

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Optional
 
@@ -49,36 +48,30 @@ class Forecasts:
         earliest and at the latest, as of each step; inf: nothing points to it within the horizon.
         """
         near = np.full(now.abs_max.shape, np.inf)
-        far = near.copy()
-        for k in range(len(near)):
-            at = np.flatnonzero(now.is_read[k])
-            for tensor, interval in self._add(
-                now.sites[at], now.abs_max[k, at], now.headroom[k, at]
-            ):
-                near[k, at[tensor]], far[k, at[tensor]] = interval
-        return near, far
-
-    def _add(
-        self, numbers: np.ndarray, abs_max: np.ndarray, headroom: np.ndarray
-    ) -> Iterator[tuple[int, tuple[float, float]]]:
+        far, is_read, sites = near.copy(), now.is_read, now.sites
         past, count = self._of["past"], self._of["count"]
         with np.errstate(all="ignore"):
-            logs = np.log2(abs_max)
-        place = count[numbers] % _LONG
-        oldest = past[place, numbers]
-        past[place, numbers] = logs
-        count[numbers] += 1
+            logs = np.log2(now.abs_max)
+        # What was read of each tensor, oldest first: the last so many times, and in these steps.
+        oldest = (count[sites] + np.arange(_LONG)[:, None]) % _LONG
+        series = np.concatenate([past[oldest, sites], np.full_like(logs, np.nan)])
+        step, at = np.nonzero(is_read)
+        times = np.cumsum(is_read, axis=0)
+        place = (_LONG + times - 1)[step, at]
+        logs = series[place, at] = logs[step, at]
+        past[(count[sites][at] + place) % _LONG, sites[at]] = logs
+        headroom, seen = now.headroom[step, at], (count[sites] + times)[step, at]
+        count[sites] += times[-1]
         with np.errstate(all="ignore"):
-            earlier = past[(place - _SHORT) % _LONG, numbers]
-            rise = np.fmax((logs - earlier) / _SHORT, (logs - oldest) / _LONG)
+            of_short, of_long = (series[place - steps, at] for steps in (_SHORT, _LONG))
+            rise = np.fmax((logs - of_short) / _SHORT, (logs - of_long) / _LONG)
             is_candidate = (headroom < _MOST_BITS) & (headroom < 4 * self._horizon * rise)
-        is_candidate &= count[numbers] > _SHORT
-        for at in np.flatnonzero(is_candidate).tolist():
-            number = int(numbers[at])
-            ordered = np.roll(past[:, number], -(int(count[number]) % _LONG))
-            interval = _interval(ordered, float(headroom[at]))
+        for one in np.flatnonzero(is_candidate & (seen > _SHORT)).tolist():
+            ordered = series[place[one] - _LONG + 1 : place[one] + 1, at[one]]
+            interval = _interval(ordered, float(headroom[one]))
             if interval is not None:
-                yield at, interval
+                near[step[one], at[one]], far[step[one], at[one]] = interval
+        return near, far
 
 
 def _interval(logs: np.ndarray, headroom: float) -> tuple[float, float] | None:
@@ -359,14 +352,14 @@ class Past:
         sites, levels = now.sites, now.levels[ABS_MAX]
         peak, past = np.empty_like(levels), np.empty(levels.shape, np.int64)
         highest, count = self._of["peak"][sites], self._of["past"][sites]
-        for k, level in enumerate(levels):
-            peak[k], past[k] = highest, count
-            with np.errstate(invalid="ignore"):
+        with np.errstate(invalid="ignore"):
+            for k, level in enumerate(levels):
+                peak[k], past[k] = highest, count
                 is_usual = level > np.fmax(highest - BITS, NOTHING)
                 # What came before such a rise was no past of what came after.
                 starts = (level - highest >= BITS) & (count < FIRST)
-            count = np.where(starts, 1, count + is_usual)
-            highest = np.fmax(highest, level)
+                count = np.where(starts, 1, count + is_usual)
+                highest = np.fmax(highest, level)
         self._of["peak"][sites], self._of["past"][sites] = highest, count
         return peak, past
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple, Optional, Union
 
 import numpy as np
@@ -32,6 +32,7 @@ from .signals import (
     SignalReader,
     Signals,
     StepOver,
+    inputs_by_step,
 )
 from .view import Past, View
 
@@ -120,10 +121,29 @@ class Causes:
             step=np.zeros(1, np.int64),
             has_had_room=np.zeros(1, bool),
         )
+        # Of the steps that are taken together: what is near the end, and what is not. None:
+        # nothing is near.
+        self._room: Optional[tuple[np.ndarray, np.ndarray]] = None
         self._lost: deque[tuple[int, int, int]] = deque(maxlen=PAST)
 
-    def note_step(self, now: Signals, k: int, row: Optional[StepRow]) -> Optional[_Change]:
-        """Step ``k`` begins. The change of its learning rate, if there is one."""
+    def begin(self, now: Signals) -> None:
+        """Takes in the steps that come next."""
+        self.movers.begin(now)
+        self._of.grow(int(now.sites.max()) + 1)
+        with np.errstate(invalid="ignore"):
+            # A loss scale is raised until scaled gradients reach the end, where a scaler skips.
+            is_near = (now.headroom < _NEAR) & IS_FLOAT[now.codes] & ~now.is_scaled
+            has_room = (now.headroom >= _NEAR) | (now.abs_max == 0)
+        self._room = (is_near, has_room) if is_near.any() else None
+        if self._room is None:
+            self._of["has_had_room"][now.sites] |= has_room.any(axis=0)
+
+    def note_step(
+        self, now: Signals, k: int, row: Optional[StepRow], sizes: Sequence[float]
+    ) -> Optional[_Change]:
+        """Step ``k`` begins. The change of its learning rate, if there is one. ``sizes``: the
+        numbers of elements of what it was given.
+        """
         self._now += 1
         step, rate = int(now.steps[k]), None if row is None else row.learning_rate
         before, self._rate = self._rate, rate or self._rate
@@ -131,9 +151,8 @@ class Causes:
         if rate and before and rate != before:
             change = _Change(step, "the learning rate", before, rate)
             self.note_change(change)
-        inputs = np.flatnonzero((now.phases == INPUT) & now.is_read[k])
-        if len(inputs):
-            size = float(now.numel[k, inputs[0]])
+        if sizes:
+            size = sizes[0]
             if size == self._size:
                 self._steady += 1
             elif self._steady >= _STEADY:
@@ -141,7 +160,8 @@ class Causes:
                 self.note_change(_Change(step, name, self._size, size))
             self._steady = self._steady if size == self._size else 1
             self._size = size
-        self._note_near(now, k)
+        if self._room is not None:
+            self._note_near(now, k, *(of_steps[k] for of_steps in self._room))
         return change
 
     def note_change(self, change: _Change) -> None:
@@ -228,13 +248,8 @@ class Causes:
             return ""
         return f"the batch came with the {earlier[1]} of step {earlier[0]:,} too"
 
-    def _note_near(self, now: Signals, k: int) -> None:
+    def _note_near(self, now: Signals, k: int, is_near: np.ndarray, has_room: np.ndarray) -> None:
         of, sites = self._of, now.sites
-        of.grow(int(sites.max()) + 1)
-        with np.errstate(invalid="ignore"):
-            # A loss scale is raised until scaled gradients reach the end, where a scaler skips.
-            is_near = (now.headroom[k] < _NEAR) & IS_FLOAT[now.codes] & ~now.is_scaled[k]
-            has_room = (now.headroom[k] >= _NEAR) | (now.abs_max[k] == 0)
         if is_near.any():
             near = sites[is_near]
             # One that was always near the end, such as a mask, shows nothing.
@@ -310,11 +325,34 @@ _MOST_EVENTS = 4096
 _OUTSIDE = {"loss": loss_rises, "gradient_norm": norm_spikes, "update_size": update_is_unusual}
 
 
+#: The rules of each number, with their places in NUMBER_RULES.
+_RULES_OF: dict[str, list[tuple[int, NumberRule]]] = {}
+for _at, _rule in enumerate(NUMBER_RULES):
+    for _name in _rule.names:
+        _RULES_OF.setdefault(_name, []).append((_at, _rule))
+
+
 class _Fired(NamedTuple):
     """A rule whose condition has held long enough, and the places of the tensors of which."""
 
     rule: TensorRule
     at: np.ndarray
+
+
+class _Block(NamedTuple):
+    """Some steps that are judged together, and what is made of all of them at once: by step,
+    ``fired``, the rules of tensors that have held for long enough, ``inputs`` (inputs_by_step()),
+    ``below_epsilon`` (Program.below_epsilon()), ``have_scaled``, whether gradients of parameters
+    were read with the loss scale on them (those that GradScaler has unscaled before were not,
+    though all between modules are scaled), and ``have_left``, whether a tensor is out of its range.
+    """
+
+    view: View
+    fired: Sequence[Sequence[_Fired]]
+    inputs: Sequence[Sequence[tuple[float, int]]]
+    below_epsilon: Sequence[Sequence[Number]]
+    have_scaled: Sequence[bool]
+    have_left: Sequence[bool]
 
 
 class _Shown(float):
@@ -356,14 +394,17 @@ class Program:
 
     def take_noticed(self, step: int) -> list[Number]:
         """The facts of this step, and of earlier ones."""
+        if not self._noticed:
+            return []
         found = [number for noticed, number in self._noticed if noticed <= step]
         self._noticed = [one for one in self._noticed if one[0] > step]
         return found
 
-    def below_epsilon(self, now: Signals, k: int) -> list[Number]:
+    def below_epsilon(self, now: Signals) -> list[list[Number]]:
+        """The size of the gradients beside the smallest eps, by step."""
         eps = [v for name, v in self._settings.items() if name.endswith(".eps")]
-        rms = gradient_rms(now, k) if eps else 0.0
-        return [Number("gradient_rms", rms, min(eps))] if rms > 0 else []
+        sizes = gradient_rms(now) if eps else [0.0] * len(now.steps)
+        return [[Number("gradient_rms", rms, min(eps))] if rms > 0 else [] for rms in sizes]
 
 
 class Pauses:
@@ -406,9 +447,14 @@ class Invariants:
         self._siblings = Siblings(sites)
 
     def of_step(
-        self, norm: Optional[Number], row: Optional[StepRow], now: Signals, k: int
+        self,
+        norm: Optional[Number],
+        row: Optional[StepRow],
+        now: Signals,
+        k: int,
+        checksums: Sequence[int],
     ) -> list[Number]:
-        found = [*self.clipping.of_step(norm, row), *self._batches.of_step(now, k)]
+        found = [*self.clipping.of_step(norm, row), *self._batches.of_step(checksums)]
         found += self._siblings.of_step(now, k)
         return found
 
@@ -461,11 +507,18 @@ class Watcher:
             return []
         self._grow(int(now.sites.max()) + 1)
         view = self._past.take(now)
-        fired = self._fired(view)
-        found: list[WatchEvent] = []
-        for k in range(len(now.steps)):
-            if now.is_read[k].any():
-                found += self._step(view, k, fired[k])
+        observed = np.flatnonzero(now.is_read.any(axis=1)).tolist()
+        self.causes.begin(now)
+        self._numbers.begin(now, [k for k in observed if now.rows[k] is not None])
+        block = _Block(
+            view,
+            self._fired(view),
+            inputs=inputs_by_step(now),
+            below_epsilon=self._program.below_epsilon(now),
+            have_scaled=(now.is_scaled & now.is_of_parameter).any(axis=1).tolist(),
+            have_left=np.logical_or.reduce(view.outside, (0, 2)).tolist(),
+        )
+        found = [event for k in observed for event in self._step(block, k)]
         self._numbers.add_ended()
         self.events.extend(found)
         self.count += len(found)
@@ -531,9 +584,9 @@ class Watcher:
             run[sites], is_reported[sites] = count, was_reported
         return found
 
-    def _step(self, view: View, k: int, fired: Sequence[_Fired]) -> list[WatchEvent]:
-        now, row = view.now, view.now.rows[k]
-        step = int(now.steps[k])
+    def _step(self, block: _Block, k: int) -> list[WatchEvent]:
+        view, fired, now = block.view, block.fired[k], block.view.now
+        row, step = now.rows[k], int(now.steps[k])
         changes = self._program.take_changes()
         for change in changes:
             if change.full_name:
@@ -541,49 +594,60 @@ class Watcher:
             elif change.name == "clipped_scaled" and row is not None and row.scale:
                 changes.append(Number("scaled_threshold", change.value, row.scale))
         changes += self._program.take_noticed(step)
-        rate = self.causes.note_step(now, k, row)
+        sizes, checksums = zip(*block.inputs[k]) if block.inputs[k] else ((), ())
+        rate = self.causes.note_step(now, k, row, sizes)
         if rate is not None:
             changes.append(Number("lr", rate.after, rate.before, full_name=rate.name))
-        self.causes.movers.add(now, k, view.scores, view.outside)
-        numbers = (
-            [] if row is None else self._numbers.of_step(row, now, k, self._has_scaled(now, k))
-        )
-        norm = next((one for one in numbers if one.name == "gradient_norm"), None)
-        numbers += self._invariants.of_step(norm, row, now, k)
-        numbers += self._program.below_epsilon(now, k)
+        self.causes.movers.step_began()
+        if block.have_left[k]:
+            self.causes.movers.add(now, k, view.scores, view.outside)
+        numbers: list[Number] = []
+        if row is not None:
+            numbers = self._numbers.of_step(row, now, k, block.have_scaled[k])
+        norm = None
+        for number in numbers:
+            norm = number if number.name == "gradient_norm" else norm
+        numbers += self._invariants.of_step(norm, row, now, k, checksums)
+        numbers += block.below_epsilon[k]
         if now.is_limited[k]:
             numbers.append(self._skipped(row))
-        self._note_precision(view, k, fired)
-        due = [pair for number in (*changes, *numbers) for pair in self._due(step, number)]
+        if fired:
+            self._note_precision(view, k, fired)
+        due = self._due(step, [*changes, *numbers])
         events = [event for rule, number in due if (event := self._of_number(step, rule, number))]
-        loss_warns = any(e.kind == "loss_spike" and e.is_warning for e in events)
-        for rule, at in fired:
-            event = self._of_tensors(view, k, rule, at, loss_warns)
-            if event is not None:
-                events.append(event)
+        if fired:
+            loss_warns = any(e.kind == "loss_spike" and e.is_warning for e in events)
+            for rule, at in fired:
+                event = self._of_tensors(view, k, rule, at, loss_warns)
+                if event is not None:
+                    events.append(event)
         self._numbers.step_ended()
         self.causes.step_ended(step, events)
         return events
 
-    def _due(self, step: int, number: Number) -> Iterator[tuple[NumberRule, Number]]:
-        """The rules that have held for long enough of this number."""
-        is_outside = _OUTSIDE[number.name](number) if number.name in _OUTSIDE else False
-        if is_outside:
-            self._numbers.is_outside(number.name)
-        # While the loss has no range of its own, no tensor has one that it could be compared with.
-        if number.name == "loss" and not math.isnan(number.usual):
-            since = self.causes.loss or Mover(step, None, "loss", number.score)
-            self.causes.loss = since if is_outside else None
-        for at, rule in enumerate(NUMBER_RULES):
-            if number.name not in rule.names:
-                continue
-            holds, (run, is_reported) = rule.condition(number), self._numbers_held[at]
-            run = run + 1 if holds else 0
-            is_over = not holds if rule.is_over is None else rule.is_over(number)
-            is_due = run >= rule.steps and (is_over or not is_reported)
-            self._numbers_held[at] = run, is_due or (is_reported and not is_over)
-            if is_due:
-                yield rule, number
+    def _due(self, step: int, numbers: Sequence[Number]) -> list[tuple[NumberRule, Number]]:
+        """The rules that have held for long enough of these numbers."""
+        due: list[tuple[NumberRule, Number]] = []
+        for number in numbers:
+            is_outside = _OUTSIDE[number.name](number) if number.name in _OUTSIDE else False
+            if is_outside:
+                self._numbers.is_outside(number.name)
+            # While the loss has no range of its own, no tensor has one that it could be compared
+            # with.
+            if number.name == "loss" and not math.isnan(number.usual):
+                since = self.causes.loss
+                if is_outside and since is None:
+                    since = Mover(step, None, "loss", number.score)
+                self.causes.loss = since if is_outside else None
+            for at, rule in _RULES_OF.get(number.name, ()):
+                holds, (run, is_reported) = rule.condition(number), self._numbers_held[at]
+                run = run + 1 if holds else 0
+                is_over = not holds if rule.is_over is None else rule.is_over(number)
+                is_due = run >= rule.steps and (is_over or not is_reported)
+                self._numbers_held[at] = run, is_due or (is_reported and not is_over)
+                if is_due:
+                    due.append((rule, number))
+        return due
 
     def _of_number(self, step: int, rule: NumberRule, number: Number) -> Optional[WatchEvent]:
         warns = rule.warns if isinstance(rule.warns, bool) else rule.warns(number)
@@ -691,10 +755,3 @@ class Watcher:
             why = "a gradient is not finite, or the norm of those of one optimizer is too large"
         known = math.nan if norm is None else norm, math.nan if limit is None else limit
         return Number("skipped", *known, full_name=why)
-
-    @staticmethod
-    def _has_scaled(now: Signals, k: int) -> bool:
-        """Whether the gradients of parameters were read with the loss scale on them: not those that
-        GradScaler has unscaled before, though all between modules are scaled.
-        """
-        return bool((now.is_scaled[k] & now.is_of_parameter).any())
