@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from types import FrameType, GeneratorType
 from typing import Any, Callable, Optional, Protocol
 
 import torch
+from torch.nn.utils import clip_grad
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
@@ -22,9 +26,8 @@ from torch.optim.optimizer import (
 
 from fastcheck.utils.torch.own_operators import unread
 from fastcheck.utils.torch.patching import Listeners, WrappedMethods
-from fastcheck.utils.torch.versions import GradScaler
+from fastcheck.utils.torch.versions import GradScaler, is_compiling
 
-from .functions import wrap_backward, wrap_clipping
 from .step_watcher import StepWatcher
 
 _handles: list[Any] = []
@@ -42,8 +45,8 @@ def _begin() -> None:
     _wrap_scaler()
     for kind in _kinds(LRScheduler):
         _methods.wrap(kind, "step", _schedule)
-    wrap_backward(_methods, _backward_began, _backward_ended, _backward_left)
-    wrap_clipping(_methods, _before_clipping, _after_clipping)
+    _wrap_backward()
+    _wrap_clipping()
 
 
 def _end() -> None:
@@ -133,33 +136,6 @@ def _after_update(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> N
     tell_step_end()
 
 
-def _backward_began(
-    roots: Sequence[torch.Tensor],
-    gradients: Sequence[Optional[torch.Tensor]],
-    inputs: Optional[Sequence[torch.Tensor]],
-) -> None:
-    _tell("the loss", StepWatcher.backward_began, roots, gradients, inputs)
-
-
-def _backward_ended() -> None:
-    _tell("the loss", StepWatcher.backward_ended)
-
-
-def _backward_left() -> None:
-    for watcher in watchers:
-        watcher.backward_left()
-
-
-def _before_clipping(gradients: Sequence[torch.Tensor]) -> None:
-    _tell("gradient clipping", StepWatcher.before_clipping, gradients)
-
-
-def _after_clipping(
-    gradients: Sequence[torch.Tensor], norm: Optional[torch.Tensor], threshold: object
-) -> None:
-    _tell("gradient clipping", StepWatcher.after_clipping, gradients, norm, threshold)
-
-
 def _wrap_scaler() -> None:
     """Wraps the methods of torch's scaler and, of the classes made from it until now, those that
     replace a method, with or without asking torch's (FSDP's sharded one and torch_npu's do not).
@@ -176,11 +152,13 @@ def _kinds(kind: Any) -> Iterator[Any]:
 
 
 class _Running(threading.local):
-    """The calls of scalers' methods that this thread has passed on: scaler and name."""
+    """The wrapped functions that this thread runs."""
 
     def __init__(self) -> None:
+        # The calls of scalers' methods that were passed on: scaler and name.
         self.calls: set[tuple[int, str]] = set()
         self.is_scheduling = False
+        self.is_clipping = False
 
 
 _running = _Running()
@@ -275,3 +253,163 @@ def _found_inf(scaler: Any, optimizer: torch.optim.Optimizer) -> list[torch.Tens
         id(optimizer)
     )
     return list((state or {}).get("found_inf_per_device", {}).values())
+
+
+# ---- Backward and clipping -----------------------------------------------------------------------
+#
+# A training script may have imported these functions by name before install(). So what torch's own
+# functions look up in their module is wrapped too. Compiled code is left alone.
+
+_CLIPPING = (
+    "clip_grad_norm_",
+    "clip_grad_value_",
+    # Since torch 2.6: the second half of clip_grad_norm_, and its public name.
+    "_clip_grads_with_norm_",
+    "clip_grads_with_norm_",
+)
+
+
+def _wrap_clipping() -> None:
+    """Wraps the functions that clip gradients."""
+    for module in (torch.nn.utils, clip_grad):
+        for name in _CLIPPING:
+            _methods.wrap(module, name, _clip)
+    # Only where it was imported: otherwise no model is one.
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    sharded = getattr(fsdp, "FullyShardedDataParallel", None)
+    if sharded is not None:
+        _methods.wrap(sharded, "clip_grad_norm_", _clip)
+    # Called by each of them with the gradients, before anything is changed.
+    _methods.wrap(clip_grad, "_group_tensors_by_device_and_dtype", _group)
+
+
+def _wrap_backward() -> None:
+    """Wraps Tensor.backward(), autograd.backward() and autograd.grad(). A backward within a
+    backward is not told of.
+    """
+    autograd: Any = torch.autograd
+    if hasattr(autograd, "_engine_run_backward"):
+        _methods.wrap(autograd, "_engine_run_backward", _run)
+        return
+    for name in ("backward", "grad"):  # before torch 2.3
+        _methods.wrap(autograd, name, _run_named)
+
+
+def _tell_backward(
+    run: Callable[[], Any],
+    roots: Sequence[torch.Tensor],
+    gradients: Sequence[Optional[torch.Tensor]],
+    inputs: Optional[Sequence[torch.Tensor]],
+) -> Any:
+    """Tells of a backward from ``roots``. ``gradients``: those of the roots that the program has
+    given; ``inputs``: of autograd.grad().
+    """
+    _tell("the loss", StepWatcher.backward_began, roots, gradients, inputs)
+    try:
+        result = run()
+    except BaseException:
+        for watcher in watchers:
+            watcher.backward_left()
+        raise
+    _tell("the loss", StepWatcher.backward_ended)
+    return result
+
+
+def _run(original: Callable[..., Any]) -> Any:
+    @functools.wraps(original)
+    def run(roots: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_compiling() or torch._C._current_graph_task_id() != -1:
+            return original(roots, *args, **kwargs)
+        # Behind the roots: their gradients, retain_graph, create_graph, inputs.
+        inputs = None if kwargs.get("accumulate_grad", True) else args[3]
+        given = _given_gradients(sys._getframe(1))
+        return _tell_backward(partial(original, roots, *args, **kwargs), roots, given, inputs)
+
+    return run
+
+
+def _run_named(original: Callable[..., Any]) -> Any:
+    @functools.wraps(original)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if torch._C._current_graph_task_id() != -1:
+            return original(*args, **kwargs)
+        of_grad = original.__name__ == "grad"
+        roots = args[0] if args else kwargs.get("outputs" if of_grad else "tensors")
+        inputs = (args[1] if len(args) > 1 else kwargs.get("inputs")) if of_grad else None
+        gradients = kwargs.get("grad_outputs" if of_grad else "grad_tensors")
+        if gradients is None:
+            gradients = (*args, None)[1 + of_grad : 2 + of_grad]
+        asked = _as_tuple(inputs) if of_grad else None
+        run = partial(original, *args, **kwargs)
+        return _tell_backward(run, _as_tuple(roots), _as_tuple(gradients), asked)
+
+    return run
+
+
+def _given_gradients(caller: FrameType) -> tuple[Any, ...]:
+    """The gradients that torch's function was called with: it has put ones in the place of all
+    others.
+    """
+    name = {"backward": "grad_tensors", "grad": "grad_outputs"}.get(caller.f_code.co_name, "")
+    given = _as_tuple(caller.f_locals.get(name)) if name else ()
+    return given if any(gradient is not None for gradient in given) else ()
+
+
+def _as_tuple(value: Any) -> tuple[Any, ...]:
+    if isinstance(value, torch.Tensor):
+        return (value,)
+    return tuple(value) if isinstance(value, Iterable) else ()
+
+
+def _clip(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_compiling() or _running.is_clipping:
+            return original(parameters, *args, **kwargs)
+        parameters, gradients = _gradients_of(parameters)
+        _running.is_clipping = True
+        try:
+            _tell("gradient clipping", StepWatcher.before_clipping, gradients)
+            result = original(parameters, *args, **kwargs)
+        finally:
+            _running.is_clipping = False
+        norm = result if result is not None else kwargs.get("total_norm", (*args, None, None)[1])
+        given = {"max_norm": None, "clip_value": None, **kwargs}
+        threshold = args[0] if args else given["max_norm"] or given["clip_value"]
+        norm = norm if isinstance(norm, torch.Tensor) else None
+        _tell("gradient clipping", StepWatcher.after_clipping, gradients, norm, threshold)
+        return result
+
+    return clip
+
+
+def _group(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def group(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        if not (is_compiling() or _running.is_clipping):
+            gradients = [one for part in tensors for one in part if one is not None]
+            _tell("gradient clipping", StepWatcher.before_clipping, gradients)
+        return original(tensors, *args, **kwargs)
+
+    return group
+
+
+def _gradients_of(parameters: Any) -> tuple[Any, list[torch.Tensor]]:
+    """The argument, which can be read once more, and the gradients of what it holds."""
+    if isinstance(parameters, torch.Tensor):
+        return parameters, _present([parameters])
+    if isinstance(parameters, torch.nn.Module):  # of which the function is a method
+        return parameters, _present(parameters.parameters())
+    if not isinstance(parameters, Iterable):
+        return parameters, []  # torch raises
+    held = list(parameters)
+    # A generator again: torch warns of one that is empty.
+    return _again(held) if isinstance(parameters, GeneratorType) else held, _present(held)
+
+
+def _again(held: list[Any]) -> Iterator[Any]:
+    yield from held
+
+
+def _present(parameters: Iterable[Any]) -> list[torch.Tensor]:
+    return [p.grad for p in parameters if isinstance(p, torch.Tensor) and p.grad is not None]
