@@ -2,12 +2,11 @@
 
 Its rooms, from the bottom: ``weight_updates`` and ``distributed``; ``session`` (one monitor at
 work); ``precision`` (exponent counts); ``sinks`` (scalars for trackers); ``hooks`` (hooks on
-torch); ``op_level``;
-``named_tensors`` (``observe()``); ``on_request`` (op level or a dump for some steps of a running
-program); ``reruns`` (the same step several times). Above them ``watching`` (``monitor.watch``),
-``replay``, ``makers`` with ``loss_graph`` and ``call_again`` (the operator that made the numbers of
-a stop); ``core``, which makes all parts; ``pictures`` (what a Monitor shows), ``monitor``,
-``install``, ``rerun`` and ``auto_install``.
+torch); ``op_level``; ``named_tensors`` (``observe()``); ``on_request`` (op level or a dump for some
+steps of a running program); ``reruns`` (the same step several times). Above them ``watching``
+(``monitor.watch``), ``replay``, ``makers`` with ``loss_graph`` and ``call_again`` (the operator
+that made the numbers of a stop); ``core``, which makes all parts; ``showing`` (what a Monitor
+shows), ``monitor``, ``install``, ``rerun`` and ``auto_install``.
 
 Imports ``backends``, ``calls``, ``dump``, ``log``, ``record``, ``report``,
 ``reproducibility``, ``ring``, ``statistics``, ``utils``, ``verdict`` and ``watch``.

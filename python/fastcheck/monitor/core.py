@@ -213,12 +213,10 @@ def build(
     dumper = _stop_dumper(config, nodes, rank, together, captures)
     makers, broken_weights = Makers(session, install_alone), state.broken_weights
     stops = StopHandler(session, run_meta, agreement, dumper, makers, broken_weights)
-    boundary = StepBoundary(session, stops)
+    is_checked = agreement is not None and watched is not None
+    boundary = StepBoundary(session, stops, _replica_check(models) if is_checked else None)
     if agreement is not None:
         follow(agreement, stops.at_step_boundary)
-
-    if agreement is not None and watched is not None:
-        boundary.check = _replica_check(models)
 
     tree = ModuleTree(models.models, models.named, nodes, models.is_selected)
     limits = watched is not None and watched.skip_above is not None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Optional, Union
 
 import numpy as np
 
@@ -14,23 +16,23 @@ from fastcheck.monitor.distributed.replicas import ReplicaMismatch, replica_chec
 from fastcheck.monitor.hooks import optimizers
 from fastcheck.monitor.hooks.step_watcher import StepWatcher
 from fastcheck.monitor.op_level.level import OpLevel
-from fastcheck.monitor.precision import PrecisionResults
+from fastcheck.monitor.precision import advice_of
 from fastcheck.monitor.session.run_meta import BatchId, batch_name
 from fastcheck.monitor.session.session import Removal
+from fastcheck.notebook import guarded_html
 from fastcheck.record.event import Event
+from fastcheck.record.precision import PrecisionAdvice
 from fastcheck.record.site import SiteTable
 from fastcheck.report.error import OverflowDetected
 from fastcheck.utils.names.style import check_style
 
 from .core import Core
-from .notes import compiled_notes, device_notes, lost_notes, monitor_notes, summary_of
-from .pictures import Pictures
 from .replay import Replay
-from .results import held_records
+from .showing import held_records, html_of, summary_of, write_report
 from .watching import Watching, connected
 
 
-class Monitor(Pictures, PrecisionResults):
+class Monitor:
     """Observes the modules given to install(), until remove(). May be used in a ``with``
     statement.
 
@@ -154,8 +156,32 @@ class Monitor(Pictures, PrecisionResults):
         style = session.config.stop.style if style is None else check_style(style)
         with session.lock, self._event_store.lock:
             session.collect()
-            watching = self._core.watching
-            return summary_of(session, self._core.meta, self._notes(), watching, style)
+            return summary_of(self._core, style)
+
+    def report(self, path: Union[str, os.PathLike[str]], style: Optional[str] = None) -> None:
+        """Writes the run until now as one HTML page to ``path``, as ``fastcheck report`` writes a
+        log: what the log holds or, without one, what is held in memory. Waits for nothing.
+
+        ``style``: as in summary(). Raises LogError when the log can't be read or ``path`` written.
+        """
+        style = self._session.config.stop.style if style is None else check_style(style)
+        write_report(self._session, self._core.meta, path, self._log_is_whole, style)
+
+    def advice(
+        self, tolerance: float = 0.001, formats: Optional[Sequence[str]] = None
+    ) -> list[PrecisionAdvice]:
+        """The advice for each tensor: the narrowest of float8, MXFP8, float16 and bfloat16 in which
+        at most ``tolerance`` of its elements become zero and none overflows, the scale for that, or
+        why it has to stay as it is (docs/precision.md). From the steps that were counted until now.
+
+        ``formats``: other formats to try, among float8_e4m3fn, float8_e5m2, mxfp8_e4m3,
+        mxfp8_e5m2, mxfp4, nvfp4, float16 and bfloat16, the most wanted first.
+
+        Waits for the copies of counts from devices. Raises ConfigError without
+        ``install(record="range")``, or if ``tolerance`` is not from 0 to below 1, or a format is
+        unknown.
+        """
+        return advice_of(self._session, tolerance, formats)
 
     def step_table(self) -> list[StepRow]:
         """One row for each step of the run, oldest first: loss, overflow, loss scale, learning rate
@@ -298,18 +324,9 @@ class Monitor(Pictures, PrecisionResults):
         state = "removed" if self._session.removed else f"{len(self._core.nodes)} modules"
         return f"<fastcheck.Monitor: {state}, step {self.step_index}, {self.event_count} events>"
 
-    def _watched_lines(self) -> list[str]:
-        watching = self._core.watching
-        return [] if watching is None else watching.lines()
-
-    def _notes(self) -> list[str]:
-        core, stalled = self._core, self._core.state.stalled_weights
-        return [
-            *monitor_notes(core.session, core.nodes),
-            *compiled_notes(core.hooks.compiled_modules),
-            *map(str, core.boundary.mismatches),
-            *([] if stalled is None else stalled.notes),
-            *device_notes(core.session),
-            *core.hooks.graphs.remarks(),
-            *lost_notes(core.session),
-        ]
+    def _repr_html_(self) -> str:
+        """HTML for notebooks: the state of the run, its events, and the twenty tensors of the last
+        step with the least headroom. Waits for no device: what it has not finished is not shown
+        yet. Takes the records in that have arrived, as summary() does. Never raises.
+        """
+        return guarded_html(self, lambda: html_of(self._core, repr(self)))

@@ -302,25 +302,3 @@ def advice_of(
         )
     with session.lock:
         return level.advice(tolerance, names)
-
-
-class PrecisionResults:
-    """The results that ``install(record="range")`` adds to a Monitor."""
-
-    _session: Session
-
-    def advice(
-        self, tolerance: float = 0.001, formats: Optional[Sequence[str]] = None
-    ) -> list[PrecisionAdvice]:
-        """The advice for each tensor: the narrowest of float8, MXFP8, float16 and bfloat16 in which
-        at most ``tolerance`` of its elements become zero and none overflows, the scale for that, or
-        why it has to stay as it is (docs/precision.md). From the steps that were counted until now.
-
-        ``formats``: other formats to try, among float8_e4m3fn, float8_e5m2, mxfp8_e4m3,
-        mxfp8_e5m2, mxfp4, nvfp4, float16 and bfloat16, the most wanted first.
-
-        Waits for the copies of counts from devices. Raises ConfigError without
-        ``install(record="range")``, or if ``tolerance`` is not from 0 to below 1, or a format is
-        unknown.
-        """
-        return advice_of(self._session, tolerance, formats)

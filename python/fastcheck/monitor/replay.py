@@ -14,7 +14,7 @@ from fastcheck.dump.on_stop.captured_module import ModuleWatch
 from fastcheck.dump.on_stop.stop_dumper import StoppedCallDumper
 from fastcheck.errors import FastcheckError
 from fastcheck.monitor.session.options import Stop, Training
-from fastcheck.monitor.session.session import Removal, Session
+from fastcheck.monitor.session.session import Session
 from fastcheck.monitor.session.stop_handler import are_skipped
 from fastcheck.record.event import Event
 from fastcheck.report.error import OverflowDetected
@@ -189,7 +189,7 @@ class Replayer:
             else session.config.training.scaler
         )
         scaler = own if isinstance(own, GradScaler) else None
-        with TrainingState(self.alive(), scaler), self._aside():
+        with TrainingState(self.alive(), scaler), self._session.aside():
             if capture is not None:
                 capture.buffers.put_back()
                 capture.generators.put_back()
@@ -235,20 +235,6 @@ class Replayer:
             versions.get(label, version) != version for label, version in capture.versions.items()
         ):
             yield "the batch of the step is gone: it was written in place"
-
-    @contextmanager
-    def _aside(self) -> Iterator[None]:
-        """Sets the monitor aside within a ``with`` statement: it reads and counts nothing."""
-        session = self._session
-        was = session.removed
-        try:
-            with session.lock:
-                session.removed = Removal.DONE
-                session.recorder.close()
-            yield
-        finally:
-            with session.lock:
-                session.removed = was
 
 
 def _passing(events: Sequence[Event]) -> Iterator[str]:

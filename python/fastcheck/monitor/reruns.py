@@ -19,7 +19,7 @@ from fastcheck.monitor.hooks import optimizers as optimizer_hooks
 from fastcheck.monitor.session.config import Config
 from fastcheck.monitor.session.event_store import Listener
 from fastcheck.monitor.session.options import Filter, Log, Stop, Training
-from fastcheck.monitor.session.session import Removal, Session
+from fastcheck.monitor.session.session import Session
 from fastcheck.record.format import Depth, Flag, nonfinite
 from fastcheck.record.site import Site, SiteTable
 from fastcheck.record.statistics import extreme_values
@@ -469,17 +469,10 @@ def set_aside(models: Sequence[torch.nn.Module], own: Optional[Session] = None) 
         for watcher in optimizer_hooks.watchers
         if watcher.session is own or any(id(p) in owned for p in watcher.parameters())
     ]
-    were = [session.removed for session in sessions]
-    try:
+    with contextlib.ExitStack() as stack:
         for session in sessions:
-            with session.lock:
-                session.removed = Removal.DONE
-                session.recorder.close()
+            stack.enter_context(session.aside())
         yield
-    finally:
-        for session, was in zip(sessions, were):
-            with session.lock:
-                session.removed = was
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ other belong to one step.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import sys
 import threading
@@ -910,6 +911,21 @@ class Session:
         self.passes.drop_before(self.step.index - 3 * self.rings.is_deferred)
         self.is_active = self.config.observes(self.step.index)
         self.level.step_began()
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Sets the monitor aside within a ``with`` statement: it reads and counts nothing. Takes
+        the lock itself.
+        """
+        was = self.removed
+        try:
+            with self.lock:
+                self.removed = Removal.DONE
+                self.recorder.close()
+            yield
+        finally:
+            with self.lock:
+                self.removed = was
 
     def let_go(self) -> None:
         """No stop will ask any more for what is held of calls and of graphs."""

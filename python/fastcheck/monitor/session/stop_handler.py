@@ -89,8 +89,11 @@ class StepBoundary:
     closed the step.
     """
 
-    def __init__(self, session: Session, stop_handler: StopHandler) -> None:
-        self.check: Optional[ReplicaCheck] = None
+    def __init__(
+        self, session: Session, stop_handler: StopHandler, check: Optional[ReplicaCheck]
+    ) -> None:
+        #: Of replicas; check_replicas() replaces it.
+        self.check = check
         self.mismatches: list[ReplicaMismatch] = []
         # Closed after the last stop was delivered; install() adds to it.
         self.at_end = contextlib.ExitStack()
