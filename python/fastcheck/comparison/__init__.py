@@ -2,7 +2,8 @@
 
 In the order of the data flow: ``sources`` read either side into the Blocks of ``block``, with the
 same ``names`` for the same tensors; ``over_time`` pairs the steps, also those of a run that
-continues another, and ``split`` is about batches in other parts; ``align`` matches the tensors of
+continues another, ``split`` is about batches in other parts, and ``layout`` puts together what one
+side has in parts, on ranks or in modules; ``align`` matches the tensors of
 two Blocks; ``measure`` computes how far each pair is apart, and updates of parameters, and
 ``noise`` finds differences that rounding explains; ``run`` does so block by block, and ``tally``
 collects the outcome. ``relation`` proves by the elements how two tensors belong together.

@@ -11,6 +11,8 @@ from .origin import Cause, Origin
 from .questions import Answer, Questions
 from .tally import COMPUTED, Tally
 
+#: The relative difference of two losses of the same weights and batch, in two layouts.
+_SAME_LOSS = 1e-5
 _ELEMENTS = (
     "Where a checksum differs, a log has norms, sums and extremes to compare, which a tensor has "
     "in any order of its elements. --exact demands equal bits; a Dumper(tensors=True) of that "
@@ -37,10 +39,31 @@ def advice_of(questions: Questions, tally: Tally, answers: tuple[Answer, ...]) -
             "memory layout (channels_last), or of rows in another order. If that is meant: "
             "--accept order"
         )
+    if tally.elsewhere and all(tally.elsewhere.values()):
+        yield from _of_names(tally)
     if origin is not None and not given and questions.expects_bits:
         yield from _of_origin(questions, origin)
     if any(answer.answer == "partly" for answer in answers) and questions.first is None:
         yield "If tensors of one side alone are meant (fused or split modules): --accept missing"
+
+
+def _of_names(tally: Tally) -> Iterator[str]:
+    """Each weight that differs is another of the reference."""
+    name, other = next(iter(tally.elsewhere.items()))
+    held = f"{name} is what {other} is in reference"
+    first = tally.losses[min(tally.losses)] if tally.losses else None
+    if first is None:
+        yield f"weights stand in each other's place, or the names do (rename=): {held}"
+    elif first.error <= _SAME_LOSS:
+        yield (
+            f"the names are wrong, not the weights: {held}, and the loss of step {first.step:,} "
+            "agrees. Another rename= (--rename) pairs them"
+        )
+    else:
+        yield (
+            f"weights stand in each other's place: {held}, and the loss of step {first.step:,} "
+            "differs too, which names alone do not change"
+        )
 
 
 def _of_origin(questions: Questions, origin: Origin) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Callable, Optional, TextIO, Union
 
 from fastcheck.comparison.over_time import (
@@ -37,6 +37,7 @@ from fastcheck.utils.text.numbers import format_shape, format_steps
 
 from .advice import advice_of
 from .block import Kind, Phase, Source
+from .layout import Layout, find_layout
 from .measure import State
 from .names import Renaming
 from .nested_diff import (
@@ -50,7 +51,7 @@ from .render import render_comparison
 from .result import Result
 from .row import COLUMNS, Row
 from .run import Runner
-from .split import Split, find_split
+from .split import find_split
 from .tally import COMPUTED, Found, Tally
 
 
@@ -79,6 +80,19 @@ def notes_of(tally: Tally, actual: Source, reference: Source) -> list[str]:
         )
     if tally.moved:
         found.append(f"{tally.moved:,} inputs were read by another module first, equal to the bit")
+    if tally.merged:
+        found.append(
+            f"{tally.merged:,} tensors that one side has in parts are compared by their counts, "
+            "sums and extremes, which do not tell the order of the elements; a "
+            "Dumper(tensors=True) of both sides does"
+        )
+    if tally.grouped:
+        more = len(tally.grouped) - 1
+        found.append(next(iter(tally.grouped)) + (f", as {more:,} others" if more else ""))
+    if tally.absent:
+        found.append(
+            f"{tally.absent:,} tensors between modules are read in one layout alone: not compared"
+        )
     if tally.lookalikes:
         mine, other = next(iter(tally.lookalikes.items()))
         found.append(
@@ -215,7 +229,7 @@ def _place(row: Row) -> str:
     return f"{row.name}, step {row.step:,}, error {row.error:.3g}"
 
 
-Rename = Union[str, os.PathLike[str], Mapping[str, str], None]
+Rename = Union[str, os.PathLike[str], Mapping[str, Union[str, Sequence[str]]], None]
 Accept = Union[str, Iterable[str]]
 Progress = Callable[[int, int], None]
 
@@ -247,7 +261,9 @@ def compare(
             in memory: a tensor, a state_dict, a module, or what those two return.
         rename: names of ``actual`` and what they are called in ``reference``: a mapping, the path
             of a JSON file with one, or ``"mindspore"`` (gamma, beta, moving_mean,
-            moving_variance). A rule is about a path and all below it; ``*`` stands for one part.
+            moving_variance), ``"megatron"`` or ``"vllm"`` (against Hugging Face's names). A rule is
+            about a path and all below it; ``*`` stands for one part, ``**`` at the beginning for
+            any. A list has the parts of a fused module: ``{"**.qkv": ["**.q", "**.k", "**.v"]}``.
         accept: what may differ: ``"environment"``, ``"hyper-parameters"``, ``"batches"``,
             ``"weights"``, ``"dtype"``, ``"order"`` (only a checksum differs), ``"missing"``.
         exact: everything has to be equal to the bit, as far as both sides have checksums or
@@ -294,7 +310,10 @@ def compare(
     if rename is None:
         renaming = unwrapped(*sides)
     pairing = pair_steps(*sides, steps)
-    settings = _settings(*sides, renaming, pairing)
+    layout = None
+    if pairing.places and not pairing.is_shifted:
+        layout = find_layout(*sides, pairing.starts, (renaming, renaming.of_reference()))
+    settings = _settings(*sides, renaming, pairing, layout)
     rows = None if csv is None else _open_csv(os.fspath(csv), actual, reference)
     if html is not None:
         _check_place("page", os.fspath(html), actual, reference)
@@ -304,7 +323,10 @@ def compare(
         if not pairing.is_shifted and pairing.places:
             runner.split = find_split(*sides, pairing.starts, renaming)
         if runner.split is not None:
-            pairing = without_other_ranks(pairing, runner.split)
+            pairing = without_other_ranks(pairing, _SPLIT.format(runner.split.text))
+        if layout is not None:
+            runner.layout = layout
+            pairing = without_other_ranks(pairing, _TOGETHER.format(layout.text))
         gathered = None if html is None else Gathered(pairing, sides)
         runner.observer = None if gathered is None else gathered.take
         _compare_blocks(runner, pairing, progress)
@@ -315,7 +337,8 @@ def compare(
     _check_common(runner, sides)
     renaming.check_used()
     kind = sides[1].kind if sides[0].kind is sides[1].kind else Kind.LOG
-    is_bitwise = runner.split is None and expects_bits(*sides, settings)
+    is_alike = runner.split is None and layout is None
+    is_bitwise = is_alike and expects_bits(*sides, settings)
     is_partial = any(side.is_partial for side in sides)
     ask_all = ask_all or pairing.is_shifted
     questions = Questions(
@@ -378,7 +401,7 @@ def _accepted(accept: Accept) -> frozenset[str]:
     return frozenset(named)
 
 
-def _mapping(rename: Rename) -> Union[str, Mapping[str, str], None]:
+def _mapping(rename: Rename) -> Union[str, Mapping[str, Union[str, Sequence[str]]], None]:
     """Reads the mapping file, if it is one: JSON, {"name in actual": "name in reference"}."""
     if rename is None or isinstance(rename, Mapping):
         return rename
@@ -452,7 +475,11 @@ def _check_kinds(actual: Source, reference: Source) -> None:
 
 
 def _settings(
-    actual: Source, reference: Source, renaming: Renaming, pairing: Pairing
+    actual: Source,
+    reference: Source,
+    renaming: Renaming,
+    pairing: Pairing,
+    layout: Optional[Layout],
 ) -> dict[Phase, Optional[list[Setting]]]:
     found: dict[Phase, Optional[list[Setting]]] = {}
     for phase in (Phase.ENVIRONMENT, Phase.HYPERPARAMETERS):
@@ -460,9 +487,13 @@ def _settings(
             _setting_at(side, phase, start)
             for side, start in zip((actual, reference), pairing.starts)
         )
+        own = renaming
+        if layout is not None and phase is Phase.HYPERPARAMETERS:
+            mine, other = layout.settings(0, mine), layout.settings(1, other)
+            own = Renaming({})
         mine, other = alike_ranks(mine, other)
         if mine is not None and other is not None:
-            found[phase] = differing_settings(phase, mine, other, renaming)
+            found[phase] = differing_settings(phase, mine, other, own)
             if phase is Phase.HYPERPARAMETERS and actual.kind.family == "run":
                 found[phase], ways = without_implementations(found[phase] or [])
                 reference.notes += ways
@@ -503,14 +534,17 @@ def _parted_schedules(actual: Source, reference: Source, pairing: Pairing) -> li
     return parted(schedules[0], schedules[1], (bases[0], bases[1]), last)
 
 
-def without_other_ranks(pairing: Pairing, split: Split) -> Pairing:
-    """The lowest rank alone: the others have the same parameters, and other parts of the batch."""
+_SPLIT = (
+    "the batch is split in another way: {}. What follows its parts (outputs of modules, their "
+    "gradients, buffers) is not compared; parameters, their gradients, updates and the loss of the "
+    "whole step are"
+)
+_TOGETHER = "{} are put together"
+
+
+def without_other_ranks(pairing: Pairing, note: str) -> Pairing:
+    """The lowest rank alone, under which the others are too. ``note``: how."""
     lowest = min(rank for _, _, rank in pairing.places)
-    note = (
-        f"the batch is split in another way: {split.text}. What follows its parts (outputs of "
-        "modules, their gradients, buffers) is not compared; parameters, their gradients, updates "
-        "and the loss of the whole step are"
-    )
     places = [place for place in pairing.places if place[2] == lowest]
     return Pairing(places, False, [*pairing.notes, note])
 

@@ -62,10 +62,11 @@ REASONS = (
     "the whole gradient on one side, a module's part of it on the other",
     "it was updated on one side alone",
     "the updates differ: the error is relative to the size of the update",
+    "each rank has a part of a sum that is equal: it is not reduced before it is read",
 )
 NUMEL, NONFINITE, NORM, ABS_SUM, SUM, MIN, MAX, COUNTS, ORDER = range(1, 10)
 GIVEN, ELEMENTS, SHAPE, LARGEST, DTYPE, UNREADABLE, CANCELLED, DRIFTED, PART = range(10, 19)
-STILL, UPDATED = 19, 20
+STILL, UPDATED, UNREDUCED = 19, 20, 21
 #: What rounding can be the cause of.
 MEASURED = (NORM, ABS_SUM, SUM, MIN, MAX, COUNTS, ELEMENTS, LARGEST, STILL, UPDATED)
 

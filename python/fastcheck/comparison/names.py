@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+import copy
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple, Union
 
 from fastcheck.errors import ConfigError, did_you_mean
 
@@ -17,6 +19,67 @@ _BUILT_IN: Mapping[str, Mapping[str, str]] = {
         "embedding_table": "weight",
     }
 }
+#: Names of other programs, and what they are made of in those of Hugging Face, one below the other.
+#: The names on the right of one on the left are of several models.
+_FUSED: Mapping[str, Sequence[tuple[str, Sequence[str]]]] = {
+    "vllm": (
+        ("**.qkv_proj", ("**.q_proj", "**.k_proj", "**.v_proj")),
+        ("**.gate_up_proj", ("**.gate_proj", "**.up_proj")),
+        ("**.experts.w13_weight", ("**.experts.*.w1.weight", "**.experts.*.w3.weight")),
+        ("**.experts.w13_weight", ("**.experts.*.gate_proj.weight", "**.experts.*.up_proj.weight")),
+        ("**.experts.w13_weight", ("**.experts.gate_up_proj",)),
+        ("**.experts.w2_weight", ("**.experts.*.w2.weight",)),
+        ("**.experts.w2_weight", ("**.experts.*.down_proj.weight",)),
+        ("**.experts.w2_weight", ("**.experts.down_proj",)),
+    ),
+    "megatron": (
+        ("embedding.word_embeddings", ("model.embed_tokens",)),
+        ("decoder.layers.*.input_layernorm", ("model.layers.*.input_layernorm",)),
+        (
+            "decoder.layers.*.self_attention.linear_qkv",
+            tuple(f"model.layers.*.self_attn.{kind}_proj" for kind in "qkv"),
+        ),
+        ("decoder.layers.*.self_attention.q_layernorm", ("model.layers.*.self_attn.q_norm",)),
+        ("decoder.layers.*.self_attention.k_layernorm", ("model.layers.*.self_attn.k_norm",)),
+        ("decoder.layers.*.self_attention.linear_proj", ("model.layers.*.self_attn.o_proj",)),
+        ("decoder.layers.*.self_attention", ("model.layers.*.self_attn",)),
+        ("decoder.layers.*.pre_mlp_layernorm", ("model.layers.*.post_attention_layernorm",)),
+        (
+            "decoder.layers.*.mlp.linear_fc1",
+            ("model.layers.*.mlp.gate_proj", "model.layers.*.mlp.up_proj"),
+        ),
+        ("decoder.layers.*.mlp.linear_fc2", ("model.layers.*.mlp.down_proj",)),
+        ("decoder.layers.*.mlp.router", ("model.layers.*.block_sparse_moe.gate",)),
+        ("decoder.layers.*.mlp.router", ("model.layers.*.mlp.gate",)),
+        (
+            "decoder.layers.*.mlp.experts.local_experts.*.linear_fc1",
+            tuple(f"model.layers.*.block_sparse_moe.experts.*.{kind}" for kind in ("w1", "w3")),
+        ),
+        (
+            "decoder.layers.*.mlp.experts.local_experts.*.linear_fc1",
+            tuple(f"model.layers.*.mlp.experts.*.{kind}_proj" for kind in ("gate", "up")),
+        ),
+        (
+            "decoder.layers.*.mlp.experts.local_experts.*.linear_fc2",
+            ("model.layers.*.block_sparse_moe.experts.*.w2",),
+        ),
+        (
+            "decoder.layers.*.mlp.experts.local_experts.*.linear_fc2",
+            ("model.layers.*.mlp.experts.*.down_proj",),
+        ),
+        ("decoder.layers.*.mlp", ("model.layers.*.mlp",)),
+        ("decoder.layers.*.mlp", ("model.layers.*.block_sparse_moe",)),
+        ("decoder", ("model",)),
+        ("decoder.final_layernorm", ("model.norm",)),
+        ("output_layer", ("lm_head",)),
+    ),
+}
+#: Names of Transformer Engine's modules in Megatron-Core, and those of its own.
+_MEGATRON_OWN = (
+    (r"self_attention\.linear_qkv\.layer_norm_", "input_layernorm."),
+    (r"mlp\.linear_fc1\.layer_norm_", "pre_mlp_layernorm."),
+    (r"experts\.linear_fc([12])\.weight(\d+)$", r"experts.local_experts.\2.linear_fc\1.weight"),
+)
 
 
 class Name(NamedTuple):
@@ -29,6 +92,8 @@ class Name(NamedTuple):
     role: str
     label: str
     op: str = ""
+    #: Where it stands in a tensor that is one of several parts.
+    part: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         if self.role in ("", "loss"):
@@ -72,50 +137,88 @@ class NameTable:
         return len(self._names)
 
 
+Rename = Union[str, Mapping[str, Union[str, Sequence[str]]], None]
+
+
+class _Rule(NamedTuple):
+    """``key``: the rule as it was given."""
+
+    left: str
+    right: str
+    part: int
+    key: str
+
+
 class Renaming:
     """Turns names of ``actual`` into those of ``reference``.
 
     A rule is a path on either side: it is about that path and all that is below it. ``*`` on the
-    left stands for anything within one part of a path, and the ``*`` on the right for what it was.
-    The longest rule that fits is used, once. A built-in map is about the last part of a name, and
-    for both sides.
+    left stands for anything within one part of a path, ``**`` at the beginning for any parts, also
+    none, and those on the right for what they were. The longest rule that fits is used, once. A
+    list on the right has the parts of what is on the left, one below the other: on both sides they
+    get the name on the left. A built-in map is for both sides.
     """
 
     def __init__(
         self,
-        rules: Mapping[str, str],
+        rules: Mapping[str, str | Sequence[str]],
         last_parts: Mapping[str, str] | None = None,
         of_reference: Mapping[str, str] | None = None,
+        fused: Sequence[tuple[str, Sequence[str]]] = (),
     ) -> None:
-        self._rules = sorted(rules.items(), key=lambda rule: (-rule[0].count("."), -len(rule[0])))
         self._last_parts = dict(last_parts or {})
         self._rules_of_reference = dict(of_reference or {})
         self._used: set[str] = set()
         self._seen: dict[str, None] = {}
-        for left, right in rules.items():
+        self._layers = ("", 0)
+        self._given = list(rules)
+        plain = {left: right for left, right in rules.items() if isinstance(right, str)}
+        self._parted = [(k, v) for k, v in rules.items() if not isinstance(v, str)]
+        found = [_Rule(left, right, -1, left) for left, right in plain.items()]
+        for left, right in plain.items():
             if right.count("*") > left.count("*"):
                 raise ConfigError(
                     f"a renaming has more * on the right than on the left: {left!r}: {right!r}"
                 )
+        for left, parts in self._parted:
+            # Parts that have more * than the whole are in the order of what these stand for.
+            if not parts or any(part.count("*") < left.count("*") for part in parts):
+                raise ConfigError(
+                    "a renaming's parts need each * of the whole",
+                    expected='"layers.*.qkv": ["layers.*.q", "layers.*.k", "layers.*.v"]',
+                    got=f"{left!r}: {list(parts)!r}",
+                )
+        self._fused = fused
+        for left, parts in (*self._parted, *fused):
+            found.append(_Rule(left, left, -1, ""))
+            for place, part in enumerate(parts):
+                is_part = len(parts) > 1 or part.count("*") > left.count("*")
+                found.append(_Rule(part, left, place if is_part else -1, left))
+        self._rules = sorted(found, key=lambda rule: (-rule.left.count("."), -len(rule.left)))
 
     @classmethod
-    def of(cls, rename: str | Mapping[str, str] | None) -> Renaming:
+    def of(cls, rename: Rename) -> Renaming:
         """Makes a renaming of what ``compare(rename=)`` takes: a mapping, the name of a built-in
         one, or None.
         """
         if rename is None:
             return cls({})
         if isinstance(rename, str):
+            if rename in _FUSED:
+                return cls({}, fused=_FUSED[rename])
             if rename not in _BUILT_IN:
+                known = [*_BUILT_IN, *_FUSED]
                 raise ConfigError(
                     "unknown rename",
-                    expected='"mindspore", a mapping, or the path of a JSON file with one',
+                    expected=f"{', '.join(known)}, a mapping, or the path of a JSON file with one",
                     got=repr(rename),
-                    hint=did_you_mean(rename, _BUILT_IN),
+                    hint=did_you_mean(rename, known),
                 )
             return cls({}, _BUILT_IN[rename])
         for left, right in rename.items():
-            if not (isinstance(left, str) and isinstance(right, str) and left):
+            rights = [right] if isinstance(right, str) else right
+            is_text = isinstance(left, str) and all(isinstance(part, str) for part in rights)
+            if not is_text or not left or not isinstance(rights, Sequence):
                 raise ConfigError(
                     f"a renaming must be a pair of names as text, got {left!r}: {right!r}"
                 )
@@ -123,41 +226,98 @@ class Renaming:
 
     def of_reference(self) -> Renaming:
         """The renaming of the names of the reference."""
-        return Renaming(self._rules_of_reference, self._last_parts)
+        rules = {**self._rules_of_reference, **dict(self._parted)}
+        found = Renaming(rules, self._last_parts, None, self._fused)
+        found._used = self._used
+        return found
+
+    def of_stage(self, layers: str, first: int) -> Renaming:
+        """The renaming of a pipeline stage whose ``<layers>.0`` is number ``first`` of the model;
+        ``layers`` as it is renamed.
+        """
+        found = copy.copy(self)
+        found._layers = (layers, first)
+        return found
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether several names may become one."""
+        return any(rule.part >= 0 for rule in self._rules)
 
     def __call__(self, path: str) -> str:
         """The name that ``path`` has on the side of the reference."""
-        if not self._rules and not self._last_parts:
-            return path
+        return self.place(path)[0]
+
+    def place(self, path: str) -> tuple[str, tuple[int, ...]]:
+        """The name that ``path`` has on the side of the reference, and where it stands among the
+        parts that have this name; empty where it has it alone.
+        """
+        if not self._rules and not self._last_parts and not self._layers[1]:
+            return path, ()
         self._seen.setdefault(path)
-        for left, right in self._rules:
-            found = _fitted(left, path)
+        name, part = self._renamed(path)
+        return self._of_model(name), part
+
+    def _renamed(self, path: str) -> tuple[str, tuple[int, ...]]:
+        for old, new in _MEGATRON_OWN if self._fused is _FUSED["megatron"] else ():
+            path = re.sub(old, new, path)
+        for rule in self._rules:
+            found = _fitted(rule.left, path)
             if found is not None:
-                self._used.add(left)
-                parts = iter(found[0])
-                start = "".join(next(parts) if part == "*" else part for part in right)
-                return start + found[1] if start else found[1].lstrip(".")
+                self._used.add(rule.key)
+                return _renamed(rule, *found)
         head, dot, last = path.rpartition(".")
-        return head + dot + self._last_parts.get(last, last)
+        return head + dot + self._last_parts.get(last, last), ()
+
+    def _of_model(self, path: str) -> str:
+        layers, first = self._layers
+        found = re.match(rf"{re.escape(layers)}\.(\d+)(?=\.|$)", path) if first else None
+        if found is None:
+            return path
+        return f"{layers}.{int(found.group(1)) + first}{path[found.end() :]}"
 
     def check_used(self) -> None:
         """Raises ConfigError for a rule that matched no name, probably a typing error."""
-        for left, right in self._rules:
-            if left not in self._used:
+        for left in self._given:
+            # A longer rule may be about all that is below it.
+            if left not in self._used and not any(_fitted(left, path) for path in self._seen):
                 raise ConfigError(
                     "a renaming matches no name of the actual side",
                     expected="a name of the actual side on the left, its name in the "
                     "reference on the right",
-                    got=f"{left!r}: {right!r}",
+                    got=f"{left!r}: {dict(self._parted).get(left, self._text_of(left))!r}",
                     hint=did_you_mean(left, _with_parents(self._seen)),
                 )
+
+    def _text_of(self, left: str) -> str:
+        return next(rule.right for rule in self._rules if rule.key == left)
+
+
+def _renamed(rule: _Rule, stars: list[str], rest: str) -> tuple[str, tuple[int, ...]]:
+    filled = iter(stars)
+    text = re.sub(r"\*\*|\*", lambda _: next(filled), rule.right).lstrip(".") if rule.right else ""
+    name = text + rest if text else rest.lstrip(".")
+    if rule.part < 0:
+        return name, ()
+    return name, (*(int(star) for star in filled if star.isdecimal()), rule.part)
 
 
 def _fitted(rule: str, path: str) -> tuple[list[str], str] | None:
     """The text that each * of a rule stands for in ``path``, and what ``path`` has below the rule;
     None where the rule is not about it.
     """
-    left, parts = rule.split("."), path.split(".")
+    parts = path.split(".")
+    if not rule.startswith("**."):
+        return _fitted_parts(rule.split("."), parts)
+    left = rule.split(".")[1:]
+    for start in range(len(parts) - len(left) + 1):
+        found = _fitted_parts(left, parts[start:])
+        if found is not None:
+            return [".".join(parts[:start]), *found[0]], found[1]
+    return None
+
+
+def _fitted_parts(left: list[str], parts: list[str]) -> tuple[list[str], str] | None:
     stars: list[str] = []
     for one, part in zip(left, parts):
         found = _stars(one, part)

@@ -18,6 +18,7 @@ from fastcheck.statistics.thresholds import BY_COARSENESS, COARSENESS, Threshold
 
 from .align import Alignment, align
 from .block import Block, Kind, Phase, Source
+from .layout import Layout, gather
 from .measure import (
     DTYPE,
     ELEMENTS,
@@ -27,6 +28,7 @@ from .measure import (
     SHAPE,
     STILL,
     UNREADABLE,
+    UNREDUCED,
     UPDATED,
     Parameters,
     State,
@@ -39,7 +41,7 @@ from .origin import Origin, is_permuted, rounding_limit
 from .relation import find_parts, relation_of
 from .result import Compared
 from .row import Row, make_row
-from .split import Split, whole_of
+from .split import Split, wholes_of
 from .tally import COMPUTED, KEPT_STEPS, Found, Key, Tally
 
 
@@ -98,6 +100,10 @@ _SCALE = Name("", "optimizer", "loss_scale", "loss scale")
 RowSink = Callable[[Row], None]
 
 
+def _path(name: Name) -> str:
+    return f"{name.module}.{name.label}" if name.role == "param" and name.module else str(name)
+
+
 class Runner:
     """Compares the blocks of two sources into a Tally."""
 
@@ -130,6 +136,8 @@ class Runner:
         self.last_computed: dict[int, tuple[float, bool]] = {}
         #: Where the batch is split in another way.
         self.split: Optional[Split] = None
+        #: Where tensors are in other parts, on ranks or in modules.
+        self.layout: Optional[Layout] = None
         # The parameters of the step before, by rank.
         self.parameters: dict[int, Parameters] = {}
 
@@ -144,9 +152,13 @@ class Runner:
                 self._carried(self._actual, ours, theirs, self._renaming),
                 self._carried(self._reference, theirs, ours, self._of_reference),
             )
-        if self.split is not None:
-            ours = self._whole(self._actual, ours, self.split.ranks[0], self._renaming)
-            theirs = self._whole(self._reference, theirs, self.split.ranks[1], self._of_reference)
+        sums: frozenset[int] = frozenset()
+        if self.layout is not None:
+            ours, theirs, sums = self._together(self.layout, step, other)
+        elif self.split is not None:
+            own = self.split.ranks
+            ours = self._whole(self._actual, ours, own[0], self._renaming, self.split)
+            theirs = self._whole(self._reference, theirs, own[1], self._of_reference, self.split)
         pairs = align(ours, theirs, names)
         self.tally.reordered += pairs.reordered
         self.tally.moved += pairs.moved
@@ -154,7 +166,7 @@ class Runner:
             self.tally.lookalikes[str(names[int(ours.names[mine])])] = str(
                 names[int(theirs.names[other])]
             )
-        _Step(self, ours, theirs, pairs, self._last_step.get(rank, other)).take()
+        _Step(self, ours, theirs, pairs, self._last_step.get(rank, other), sums).take()
         self._note_missing(ours, theirs, pairs)
         self._last_step[rank] = other
 
@@ -189,14 +201,44 @@ class Runner:
         return block
 
     def _whole(
-        self, source: Source, block: Block, ranks: Sequence[int], renaming: Renaming
+        self,
+        source: Source,
+        block: Block,
+        ranks: Sequence[int],
+        renaming: Renaming,
+        split: Split,
     ) -> Block:
         blocks = [block] + [
             source.block(block.step, rank, self.names, renaming, False)
             for rank in ranks
             if rank != block.rank and (block.step, rank) in source.places()
         ]
-        return whole_of(blocks, [self.loss_of(one) for one in blocks], self.names)
+        return wholes_of(split, blocks, [self.loss_of(one) for one in blocks], self.names)[0]
+
+    def _together(
+        self, layout: Layout, step: int, other: int
+    ) -> tuple[Block, Block, frozenset[int]]:
+        """The tensors of all ranks, those of one name together."""
+        is_first = not self._last_step
+        sides = []
+        for source, at, renamings in zip(
+            (self._actual, self._reference), (step, other), layout.renamings
+        ):
+            there = set(source.places())
+            blocks = [
+                source.block(at, rank, self.names, renaming, is_first)
+                for rank, renaming in renamings.items()
+                if (at, rank) in there
+            ]
+            if self.split is not None:
+                losses = [self.loss_of(block) for block in blocks]
+                blocks = wholes_of(self.split, blocks, losses, self.names)
+            sides.append(blocks)
+        found = gather(layout, sides[0], sides[1], self.names)
+        self.tally.absent += found.absent
+        self.tally.merged += found.merged
+        self.tally.grouped.update(dict.fromkeys(found.notes))
+        return found.ours, found.theirs, found.sums
 
     def loss_of(self, block: Block) -> Optional[float]:
         """The loss of a step, as the step table has it; None where it was not read by itself."""
@@ -252,9 +294,16 @@ class _Step:
     """One aligned pair of blocks."""
 
     def __init__(
-        self, run: Runner, ours: Block, theirs: Block, pairs: Alignment, before: int
+        self,
+        run: Runner,
+        ours: Block,
+        theirs: Block,
+        pairs: Alignment,
+        before: int,
+        sums: frozenset[int],
     ) -> None:
         self._run, self._ours, self._theirs, self._pairs = run, ours, theirs, pairs
+        self._sums = sums
         self._before = before  # the step whose update this step's parameters show
         count = len(pairs.ours)
         self._states = np.where(pairs.same, np.uint8(State.SAME), np.uint8(State.CLOSE))
@@ -285,6 +334,7 @@ class _Step:
         if len(open_pairs):
             self._measure(open_pairs)
         self._settle_arrived()
+        self._judge_sums()
         self._judge_given()
         self._judge_updates()
         self._excuse()
@@ -365,25 +415,34 @@ class _Step:
         self._relate(which[self._states[which] == State.DIFFERENT])
 
     def _relate(self, which: np.ndarray) -> None:
-        """Finds the relation of pairs that differ, where their values are there."""
+        """Finds the relation of pairs that differ: by their values, where these are there; of
+        weights by their checksums.
+        """
         tally = self._run.tally
-        if self._ours.extras is None or self._theirs.extras is None:
-            return
+        has_values = self._ours.extras is not None and self._theirs.extras is not None
+        if not has_values:
+            which = which[self._phases[which] == Phase.WEIGHTS]
         held = {
             int(record["checksum"]): place
-            for place, record in enumerate(self._theirs.records)
+            for place, record in enumerate(self._theirs.records if len(which) else ())
             if record["depth"] == Depth.FULL and record["numel"] > 1
         }
         for index in which.tolist():
+            place = held.get(int(self._left["checksum"][index]))
+            is_elsewhere = place is not None and self._names_of(index) != (
+                name := self._run.names[int(self._theirs.names[place])]
+            )
+            if is_elsewhere:
+                self._relations[index] = f"it is what {_path(name)} is in reference"
+            if self._phases[index] == Phase.WEIGHTS:
+                own = _path(self._names_of(index))
+                tally.elsewhere[own] = _path(name) if is_elsewhere else ""
             mine = self._ours.extra(int(self._pairs.ours[index]))
             other = self._theirs.extra(int(self._pairs.theirs[index]))
             if mine.load is None or other.load is None or tally.related >= _RELATED:
                 continue
             tally.related += 1
-            place = held.get(int(self._left["checksum"][index]))
-            if place is not None and place != int(self._pairs.theirs[index]):
-                name = self._run.names[int(self._theirs.names[place])]
-                self._relations[index] = f"it is what {name} is in reference"
+            if is_elsewhere:
                 continue
             scales = self._scales_of(index) if self._left["dtype"][index] != _FLOAT32 else {}
             self._relations[index] = relation_of(mine.load().cpu(), other.load().cpu(), scales)
@@ -461,6 +520,17 @@ class _Step:
         first_bad = int(bad[0]) if len(bad) else len(self._phases)
         self._phases[arrived[arrived < first_bad]] = Phase.BATCHES
         self._phases[arrived[arrived > first_bad]] = Phase.FORWARD
+
+    def _judge_sums(self) -> None:
+        """A sum of which each rank has a part is at fault where what is computed next differs."""
+        numbers = self._theirs.names[self._pairs.theirs]
+        is_sum = np.isin(numbers, list(self._sums))
+        for phase in (Phase.FORWARD, Phase.GRADIENTS) if is_sum.any() else ():
+            here = np.flatnonzero(self._phases == phase)
+            for index in here[is_sum[here]].tolist():
+                after = here[(here > index) & ~is_sum[here]]
+                if len(after) and self._states[after[0]] == State.DIFFERENT:
+                    self._set(index, State.DIFFERENT, float(self._errors[after[0]]), UNREDUCED)
 
     def _judge_given(self) -> None:
         given = np.isin(self._phases, self._run._given)

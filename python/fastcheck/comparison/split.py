@@ -13,7 +13,7 @@ import numpy as np
 
 from fastcheck.comparison.block import Block, Kind, Phase, Source
 from fastcheck.comparison.names import Name, NameTable, Renaming
-from fastcheck.record.format import COUNTS, RECORD_DTYPE, Depth
+from fastcheck.record.format import COUNTS, DTYPES, RECORD_DTYPE, Depth
 from fastcheck.statistics.thresholds import BY_COARSENESS, COARSENESS
 
 #: What does not depend on how a batch is split.
@@ -23,9 +23,12 @@ _LOSS = Name("", "forward", "loss", "loss of the step, of all its parts")
 
 @dataclass(frozen=True)
 class Split:
-    """``ranks``: those of actual and of reference. ``text``: how the two are split."""
+    """``ranks``: those of actual and of reference. ``distinct``: whether ranks of a side that have
+    the same part of the batch count once. ``text``: how the two are split.
+    """
 
     ranks: tuple[Sequence[int], Sequence[int]]
+    distinct: bool
     text: str
 
 
@@ -38,14 +41,18 @@ def find_split(
     if actual.kind is not Kind.LOG or reference.kind is not Kind.LOG:
         return None
     names = NameTable()
-    ranks, inputs = [], []
+    ranks, sides = [], []
     for source, start, own in zip((actual, reference), starts, (renaming, renaming.of_reference())):
         present = [rank for step, rank in source.places() if step == start]
         blocks = [source.block(start, rank, names, own, True) for rank in present]
         ranks.append(present)
-        inputs.append(_inputs(blocks))
-    sizes = [{name: int(r["numel"].sum()) for name, r in side.items()} for side in inputs]
-    if not sizes[0] or sizes[0] != sizes[1]:
+        sides.append(blocks)
+    for distinct in (False, True):
+        inputs = [_inputs(blocks, distinct) for blocks in sides]
+        sizes = [{name: int(r["numel"].sum()) for name, r in side.items()} for side in inputs]
+        if sizes[0] and sizes[0] == sizes[1]:
+            break
+    else:
         return None
     for name in sizes[0]:
         parts = [len(side[name]) for side in inputs]
@@ -56,7 +63,7 @@ def find_split(
                 for side, own in zip(inputs, ranks)
             ]
             text = f"{texts[0]} in actual and {texts[1]} in reference"
-            return Split((ranks[0], ranks[1]), text)
+            return Split((ranks[0], ranks[1]), distinct, text)
     return None
 
 
@@ -66,41 +73,57 @@ def _sizes_text(sizes: np.ndarray) -> str:
     return f"{len(sizes):,} of {span} elements"
 
 
-def _inputs(blocks: Sequence[Block]) -> dict[int, np.ndarray]:
-    """Records of the batch, by number of the name."""
+def _inputs(blocks: Sequence[Block], distinct: bool) -> dict[int, np.ndarray]:
+    """Records of the batch, by number of the name. ``distinct``: of ranks that have the same, as in
+    tensor parallel, the first alone.
+    """
     found = defaultdict(list)
+    known = []
     for block in blocks:
         given = block.phases == Phase.BATCHES
+        contents = block.records["checksum"][given].tolist()
+        if distinct and contents in known:
+            continue
+        known.append(contents)
         for number in np.unique(block.names[given]).tolist():
             found[number].append(block.records[given & (block.names == number)])
     return {number: np.concatenate(parts) for number, parts in found.items()}
 
 
-def whole_of(blocks: Sequence[Block], losses: Sequence[Optional[float]], names: NameTable) -> Block:
-    """A block of what does not depend on the split, of the first of these ranks, and the batch and
-    the loss of all ranks. ``losses``: of each.
+def wholes_of(
+    split: Split, blocks: Sequence[Block], losses: Sequence[Optional[float]], names: NameTable
+) -> list[Block]:
+    """A block of each rank, of what does not depend on the split; the first has the batch and the
+    loss of all ranks. ``losses``: of each.
     """
-    block = blocks[0]
+    first = blocks[0]
     added = [
-        (names.number(_all_parts(names[number])), Phase.BATCHES, _merged(records))
-        for number, records in _inputs(blocks).items()
+        (names.number(_all_parts(names[number])), Phase.BATCHES, merged(records))
+        for number, records in _inputs(blocks, split.distinct).items()
     ]
+    # A pipeline stage may have none.
+    with_loss = [(b.phases == Phase.LOSS).any() for b in blocks]
     known = [loss for loss in losses if loss is not None]
-    if known and len(known) == len(losses):
-        coarsest = int(COARSENESS[block.records["dtype"]].max())
-        record = _number(sum(known) / len(known), coarsest, block.records[0])
+    if known and len(known) == sum(with_loss):
+        coarsest = int(COARSENESS[first.records["dtype"]].max())
+        record = _number(sum(known) / len(known), coarsest, first.records[0])
         added.append((names.number(_LOSS), Phase.LOSS, record))
-    kept = _whole_places(block, names)
-    numbers = np.array([number for number, _, _ in added], block.names.dtype)
-    phases = np.array([phase for _, phase, _ in added], block.phases.dtype)
+    wholes = [_only(block, _whole_places(block, names)) for block in blocks]
+    numbers = np.array([number for number, _, _ in added], first.names.dtype)
+    phases = np.array([phase for _, phase, _ in added], first.phases.dtype)
     records = np.array([record for _, _, record in added], RECORD_DTYPE)
-    return Block(
-        block.step,
-        block.rank,
-        np.concatenate([numbers, block.names[kept]]),
-        np.concatenate([phases, block.phases[kept]]),
-        np.concatenate([records, block.records[kept]]),
+    wholes[0] = Block(
+        first.step,
+        first.rank,
+        np.concatenate([numbers, wholes[0].names]),
+        np.concatenate([phases, wholes[0].phases]),
+        np.concatenate([records, wholes[0].records]),
     )
+    return wholes
+
+
+def _only(block: Block, kept: np.ndarray) -> Block:
+    return Block(block.step, block.rank, block.names[kept], block.phases[kept], block.records[kept])
 
 
 def _whole_places(block: Block, names: NameTable) -> np.ndarray:
@@ -122,12 +145,14 @@ def _all_parts(name: Name) -> Name:
     return name._replace(label=f"{name.label}, all parts")
 
 
-def _merged(records: np.ndarray) -> np.void:
+def merged(records: np.ndarray) -> np.void:
     """The record of the parts taken together, without a checksum."""
     found = records[:1].copy()
     for field in (*COUNTS, "sum", "abs_sum", "sum_sq"):
         found[field] = records[field].sum()
-    found["min"], found["max"] = records["min"].min(), records["max"].max()
+    kind = DTYPES[int(records["dtype"][0])].kind
+    found["min"].view(kind)[0] = records["min"].copy().view(kind).min()
+    found["max"].view(kind)[0] = records["max"].copy().view(kind).max()
     found["depth"], found["checksum"] = min(Depth.STATS, records["depth"].min()), 0
     made: np.void = found[0]
     return made

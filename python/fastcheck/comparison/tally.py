@@ -75,7 +75,15 @@ class Tally:
         self.parts = 0
         self.reordered = 0
         self.moved = 0
+        #: Activations that one layout does not have.
+        self.absent = 0
+        #: Tensors in parts that are compared by sums of records.
+        self.merged = 0
+        #: Notes on fused tensors whose parts are divided into groups.
+        self.grouped: dict[str, None] = {}
         self.lookalikes: dict[str, str] = {}
+        #: Of weights that differ, what they are in reference; "" where none is equal.
+        self.elsewhere: dict[str, str] = {}
         #: What tensors of one side alone are of those of the other.
         self.parts_of: list[str] = []
         #: How many pairs were looked at for how they belong together.

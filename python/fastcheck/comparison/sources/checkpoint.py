@@ -120,7 +120,8 @@ class MemorySource:
         numbers, phases, extras = [], [], []
         records = np.zeros(len(self._tensors), RECORD_DTYPE)
         for index, (name, load) in enumerate(self._tensors.items()):
-            numbers.append(names.number(Name("", "", "", renaming(name))))
+            path, part = renaming.place(name)
+            numbers.append(names.number(Name("", "", "", path, "", part)))
             phases.append(Phase.UPDATE if _is_state(name) else Phase.WEIGHTS)
             record, extra = record_of(load)
             records[index] = record

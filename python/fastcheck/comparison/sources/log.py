@@ -41,6 +41,8 @@ class LogSource:
         self.title = find_logs(path)[-1]
         self.notes: list[str] = []
         self._ranks: dict[int, _RankLog] = {}
+        #: Of each rank, those that install() has found: ``{"tp": 1}``.
+        self.coordinates: dict[int, dict[str, Any]] = {}
         environments, optimizers = {}, {}
         self.compiled_modules = 0
         for rank, segments in log_parts(self.title).items():
@@ -48,6 +50,9 @@ class LogSource:
             if segments:
                 self._ranks[rank] = _RankLog(rank, segments, sites)
             environments[rank] = meta.get("environment")
+            placed = meta.get("placement")
+            coordinates = placed.get("coordinates") if isinstance(placed, dict) else None
+            self.coordinates[rank] = coordinates if isinstance(coordinates, dict) else {}
             optimizers[rank] = meta.get("optimizers")
             compiled = meta.get("compiled_modules")
             if isinstance(compiled, int):
@@ -249,10 +254,11 @@ def _site_name(site: Site, renaming: Renaming) -> Name:
         # Renamed with its module: a map may be about the parameter itself.
         label, dot, inner = label.partition(".")  # weight.main_grad
         path = f"{site.module}.{label}" if site.module else label
-        module, _, label = renaming(path).rpartition(".")
-        return Name(module, site.direction, site.role, label + dot + inner, site.op or "")
-    module = renaming(site.module) if site.module else ""
-    return Name(module, site.direction, site.role, label, site.op or "")
+        path, part = renaming.place(path)
+        module, _, label = path.rpartition(".")
+        return Name(module, site.direction, site.role, label + dot + inner, site.op or "", part)
+    module, part = renaming.place(site.module) if site.module else ("", ())
+    return Name(module, site.direction, site.role, label, site.op or "", part)
 
 
 def _phase(site: Site) -> Phase:
