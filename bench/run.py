@@ -88,6 +88,7 @@ BENCHES = (
     ),
     Bench("portable.py", "The portable backend", needs=(COMPILER,), has_fake_device=True),
     Bench("host_time.py", "Host time for a tensor", needs=(COMPILER,), has_fake_device=True),
+    Bench("launches.py", "Launches of a step", needs=(COMPILER,), has_fake_device=True),
     Bench("drain.py", "The drain", needs=(COMPILER,), has_fake_device=True),
     Bench(
         "gpu.py", "CUDA kernels", needs=(GPU,), smoke_test="tests/backends/cuda/test_gpu_bench.py"

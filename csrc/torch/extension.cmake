@@ -24,6 +24,7 @@ pybind11_add_module(_C MODULE NO_EXTRAS
   ${CMAKE_CURRENT_LIST_DIR}/hooks/reader.cpp
   ${CMAKE_CURRENT_LIST_DIR}/hooks/recorder.cpp
   ${CMAKE_CURRENT_LIST_DIR}/hooks/stored.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/hooks/waiting.cpp
   ${CMAKE_CURRENT_LIST_DIR}/kernels/imported.cpp
   ${CMAKE_CURRENT_LIST_DIR}/op_level/arrivals.cpp
   ${CMAKE_CURRENT_LIST_DIR}/op_level/device_launches.cpp

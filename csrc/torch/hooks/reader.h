@@ -29,6 +29,9 @@ constexpr std::int64_t kNewStream = 16;     // another than that of the last ten
 constexpr int kDTypeShift = 5;              // 5 bits: the dtype code of a record kElsewhere,
 constexpr int kOrderShift = 10;             // 1 bit: and its order
 constexpr int kTokenShift = 11;             // the number under which the tensor is remembered
+
+constexpr std::int64_t dtype_of(std::int64_t found) { return (found >> kDTypeShift) & 31; }
+constexpr std::int64_t order_of(std::int64_t found) { return (found >> kOrderShift) & 1; }
 }  // namespace code
 
 // The interpreter's lock guards it, and the session's: reading a large tensor lets the former go.
@@ -46,6 +49,8 @@ class HookReader {
 
   Depth depth() const { return depth_; }
   std::int64_t capacity() const { return capacity_; }
+  // That of the last tensor kElsewhere.
+  const c10::Stream& stream() const { return *last_stream_; }
 
  private:
   static std::size_t type_index(const at::Tensor& tensor) {

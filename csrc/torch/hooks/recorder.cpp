@@ -1,8 +1,15 @@
 #include "torch/hooks/recorder.h"
 
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <pybind11/stl.h>
+
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <string>
+
+#include "torch/python/tensors.h"
 
 namespace py = pybind11;
 
@@ -14,11 +21,11 @@ void HookRecorder::refuse(PyObject* tensor, std::int64_t site) const {
   level().attr("on_unreadable")(py::handle(tensor), site, error.value());
 }
 
-bool HookRecorder::read_elsewhere(PyObject* tensor, std::int64_t found, std::int64_t site,
-                                  long long call, std::uint32_t flags) {
+bool HookRecorder::read_now(PyObject* tensor, std::int64_t found, const Identity& identity) {
   if (!rows.has_room() || (found & code::kNewStream) != 0) {
     return level()
-        .attr("read_elsewhere")(py::handle(tensor), found, site, call, flags)
+        .attr("read_elsewhere")(py::handle(tensor), found, identity.site, identity.call,
+                                identity.flags)
         .cast<bool>();
   }
   const py::object at_row = owned(PyLong_FromLongLong(rows.next()));
@@ -27,14 +34,46 @@ bool HookRecorder::read_elsewhere(PyObject* tensor, std::int64_t found, std::int
   PyObject* const done =
       PyObject_Vectorcall(observe.ptr(), arguments.data(), arguments.size(), nullptr);
   if (done == nullptr) {
-    refuse(tensor, site);
+    refuse(tensor, identity.site);
     return false;
   }
   Py_DECREF(done);
-  rows.put(
-      {cursor->seq, step, static_cast<std::int32_t>(call), static_cast<std::int32_t>(site), flags},
-      (found >> code::kDTypeShift) & 31, (found >> code::kOrderShift) & 1);
+  rows.put(identity, code::dtype_of(found), code::order_of(found));
   return true;
+}
+
+bool HookRecorder::read_elsewhere(PyObject* object, std::int64_t found, std::int64_t site,
+                                  long long call, std::uint32_t flags) {
+  Identity identity{cursor->seq, step, static_cast<std::int32_t>(call),
+                    static_cast<std::int32_t>(site), flags};
+  const at::Tensor& tensor = unpack(object);
+  const bool may_wait = (found & code::kNewStream) == 0;
+  const Waiting::Turn turn = may_wait ? waiting.turn_of(tensor, site, step) : Waiting::Turn::kNow;
+  if (turn != Waiting::Turn::kLater && !read_now(object, found, identity)) return false;
+  if (turn == Waiting::Turn::kNow) return true;
+  if (turn == Waiting::Turn::kNowAndAgain) identity.flags |= Waiting::kAgain;
+  waiting.add(tensor, identity, code::dtype_of(found), code::order_of(found), reader->stream());
+  if (waiting.is_full()) read_waiting();
+  return true;
+}
+
+void HookRecorder::read_waiting() {
+  if (waiting.is_empty()) return;
+  Waiting::Due due = waiting.take();
+  py::list tensors, identities;
+  for (const Waiting::Item& item : due.items) {
+    const Identity& of = item.identity;
+    tensors.append(wrap(item.tensor));
+    identities.append(
+        py::make_tuple(of.seq, of.step, of.call, of.site, of.flags, item.dtype, item.order));
+  }
+  const c10::StreamGuard on_stream(due.stream);
+  level().attr("read_waiting")(tensors, identities, due.changed);
+  // The memory of another stream's tensor is not that one's before the reading is over.
+  const c10::impl::VirtualGuardImpl device(due.stream.device_type());
+  for (const Waiting::Item& item : due.items) {
+    device.recordDataPtrOnStream(item.tensor.storage().data_ptr(), due.stream);
+  }
 }
 
 std::int64_t HookRecorder::read(PyObject* tensor, std::int64_t site, long long call,
@@ -185,6 +224,32 @@ PyObject* clear_target(PyObject* self, PyObject*) {
   Py_RETURN_NONE;
 }
 
+PyObject* let_wait(PyObject* self, PyObject* type) {
+  return translated([&] {
+    std::optional<c10::DeviceType> allowed;
+    if (type != Py_None) allowed = c10::Device(py::cast<std::string>(type)).type();
+    hook_recorder_of(self).waiting.allow(allowed);
+    Py_RETURN_NONE;
+  });
+}
+
+PyObject* read_waiting(PyObject* self, PyObject*) {
+  return translated([&] {
+    hook_recorder_of(self).read_waiting();
+    Py_RETURN_NONE;
+  });
+}
+
+PyObject* compared(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
+  if (count != 2) return PyErr_Format(PyExc_TypeError, "expected a site and a bool");
+  const long long site = PyLong_AsLongLong(arguments[0]);
+  if (site == -1 && PyErr_Occurred() != nullptr) return nullptr;
+  return translated([&] {
+    hook_recorder_of(self).waiting.compared(site, arguments[1] == Py_True);
+    Py_RETURN_NONE;
+  });
+}
+
 PyMethodDef kRecorderMethods[] = {
     {"attach", as_method(&attach), METH_FASTCALL,
      "attach(self, observer, local, due, inner_input, output, gradient) -> None"},
@@ -197,6 +262,9 @@ PyMethodDef kRecorderMethods[] = {
     {"set_target", &set_target, METH_VARARGS,
      "set_target(self, observe, slots, identities, cursor) -> None"},
     {"clear_target", &clear_target, METH_NOARGS, "clear_target(self) -> None"},
+    {"let_wait", &let_wait, METH_O, "let_wait(self, device_type) -> None"},
+    {"read_waiting", &read_waiting, METH_NOARGS, "read_waiting(self) -> None"},
+    {"compared", as_method(&compared), METH_FASTCALL, "compared(self, site, are_same) -> None"},
     {nullptr, nullptr, 0, nullptr},
 };
 

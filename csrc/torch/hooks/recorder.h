@@ -9,6 +9,7 @@
 
 #include "torch/hooks/call.h"
 #include "torch/hooks/reader.h"
+#include "torch/hooks/waiting.h"
 #include "torch/python/cursor.h"
 #include "torch/python/lock.h"
 #include "torch/python/rows.h"
@@ -44,6 +45,7 @@ struct HookRecorder {
   // Where records from elsewhere go.
   pybind11::object observe = pybind11::none();
   RingRows rows{};
+  Waiting waiting{};
 
   bool is_deferred() const { return !entries.is_none(); }
 
@@ -54,6 +56,8 @@ struct HookRecorder {
 
   // ModuleLevel.read().
   std::int64_t read(PyObject* tensor, std::int64_t site, long long call, std::uint32_t flags);
+  // Has what waits read, on its stream.
+  void read_waiting();
   // An entry of the journal, of what read() has found: judged when its record arrives or, on the
   // CPU, now if it is bad.
   template <class... Fields>
@@ -105,6 +109,7 @@ struct HookRecorder {
   // The record of a tensor that the reader found elsewhere. False: it could not be read.
   bool read_elsewhere(PyObject* tensor, std::int64_t found, std::int64_t site, long long call,
                       std::uint32_t flags);
+  bool read_now(PyObject* tensor, std::int64_t found, const Identity& identity);
 };
 
 // Taking the lock may let other threads run.

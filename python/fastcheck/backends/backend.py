@@ -111,6 +111,9 @@ class Backend:
     #: Sets which calls of this thread end another thread's graph capture in failure (2: a query of
     #: an event does not), and returns what it was; negative where it failed.
     exchange_capture_mode: Optional[Callable[[int], int]] = None
+    #: observe_list of up to 32 small tensors takes a launch for each of their dtypes, so that they
+    #: may wait for each other.
+    reads_lists_in_one_launch: bool = False
     #: ``observe`` for C++: a capsule with a DirectObserve (csrc/torch/read/direct.h). None where it
     #: is Python's.
     direct_observe: Optional[object] = None

@@ -319,6 +319,7 @@ def backend_of(launches: Any) -> Backend:
         exponents=launches.cuda_exponents,
         observe_and_count=launches.cuda_observe_and_count,
         is_capturable=True,
+        reads_lists_in_one_launch=True,
         black_box=None
         if box is None
         else BlackBox(begin=launches.cuda_begin_stretch, contents=box),

@@ -75,6 +75,17 @@ class HookRecorder(Protocol):
     def clear_target(self) -> None:
         """The rows are no longer the recorder's."""
 
+    def let_wait(self, device_type: Optional[str], /) -> None:
+        """Lets small tensors of such devices wait for each other (csrc/torch/hooks/waiting.h).
+        None: no tensor waits any longer.
+        """
+
+    def read_waiting(self) -> None:
+        """Has what waits read: ``ModuleLevel.read_waiting()`` is called if there is anything."""
+
+    def compared(self, site: int, are_same: bool, /) -> None:
+        """A tensor of this site was read a second time, and has the same record or not."""
+
 
 class NoRecorder:
     """A recorder that never records."""
@@ -101,6 +112,15 @@ class NoRecorder:
         pass
 
     def clear_target(self) -> None:
+        pass
+
+    def let_wait(self, device_type: Optional[str], /) -> None:
+        pass
+
+    def read_waiting(self) -> None:
+        pass
+
+    def compared(self, site: int, are_same: bool, /) -> None:
         pass
 
 

@@ -162,6 +162,12 @@ def _lost_notes(session: Session) -> list[str]:
             f"{lost:,} tensors found no slot in a full ring and left no record, but for the "
             "first non-finite ones: the host was too far ahead, give a smaller Stop(max_lag=)"
         )
+    unread = session.faults.unread_count
+    if unread:
+        notes.append(
+            f"small tensors that left no record: {unread:,}, overwritten before "
+            "their turn to be read. Tensors of the same sites are read at once since then"
+        )
     if session.drain.wait_count:
         notes.append(
             f"the host waited {session.drain.wait_count:,} times because it was "

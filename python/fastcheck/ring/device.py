@@ -352,12 +352,16 @@ class DeviceRing:
         flags: int,
     ) -> None:
         """Reads many tensors in one call, or in several when they don't fit a segment."""
+        self.observe_each(tensors, self._identities(tensors, sites, step, first_seq, flags))
+
+    def observe_each(
+        self, tensors: Sequence[torch.Tensor], identities: Sequence[tuple[int, ...]]
+    ) -> None:
+        """observe_list() of tensors with any identities."""
         if self.captured is not None:
             slots = self.captured(self)
             if slots is not None:
-                slots.observe_list(
-                    tensors, self._identities(tensors, sites, step, first_seq, flags)
-                )
+                slots.observe_list(tensors, identities)
             return
         done = 0
         while done < len(tensors):
@@ -367,9 +371,9 @@ class DeviceRing:
             else:
                 first = segment.used
                 part = tensors[done : done + self._segment_slots - first]
-            identities = self._identities(part, sites[done:], step, first_seq + done, flags)
+            numbers = identities[done : done + len(part)]
             if segment is None:
-                for tensor, identity in zip(part, identities):
+                for tensor, identity in zip(part, numbers):
                     self.observe(tensor, identity)
                 return
             segment.use_on(self._streams.current())
@@ -377,7 +381,7 @@ class DeviceRing:
                 self.backend.observe_list(part, segment.slots, first, self._depth)
             stop = first + len(part)
             segment.identities[first:stop] = np.fromiter(
-                itertools.chain.from_iterable(identities), np.int64
+                itertools.chain.from_iterable(numbers), np.int64
             ).reshape(len(part), -1)
             segment.cursor.slot = stop
             done += len(part)

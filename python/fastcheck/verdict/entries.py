@@ -316,12 +316,14 @@ Written = Union[Entry, Call, Replay]
 class Journal:
     """A part of one step's journal. A call stands for its outputs and its return."""
 
-    __slots__ = ("due", "entries")
+    __slots__ = ("due", "entries", "unread")
 
     def __init__(self) -> None:
         self.entries: list[Written] = []
         # The entries that matter even where no record is non-finite.
         self.due: list[Union[Entry, Replay]] = []
+        # Numbers of tensors that are in the entries, and have no record.
+        self.unread: list[int] = []
 
     def add_due(self, entry: Union[Entry, Replay]) -> None:
         self.entries.append(entry)

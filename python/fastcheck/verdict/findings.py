@@ -311,6 +311,14 @@ class SiteMemory:
         self.harmless: set[int] = set()
 
 
+def unread_clause(count: int) -> str:
+    """The end of a reason that tells what was finite; empty where all was read."""
+    if count == 0:
+        return ""
+    tensors = "a small tensor" if count == 1 else f"{count:,} small tensors"
+    return f"; {tensors} of this step had been overwritten before being read"
+
+
 class Findings:
     """The findings of one step. Each whose verdict was decided or changed is put in ``changed`` for
     the caller to take. ``allowances``: what may be non-finite among what is judged now.
@@ -323,6 +331,8 @@ class Findings:
         self.all: list[Finding] = []
         self.changed: list[Finding] = []
         self.by_seq: dict[int, Finding] = {}
+        # Tensors that were overwritten before their turn to be read came.
+        self.unread_count = 0
 
     def new(self, entry: Any, bad: Records) -> Iterator[Finding]:
         """Adds the non-finite tensors of an entry (module level) that have no finding yet."""
@@ -426,6 +436,9 @@ class Findings:
 
     def _enter(self, finding: Finding, state: State, verdict: Verdict, reason: str) -> None:
         finding.stand(state, verdict)
+        clause = unread_clause(self.unread_count)
+        if verdict in (Verdict.ORIGIN, Verdict.ARRIVED) and clause not in reason:
+            reason += clause
         finding.reason = reason
         self.changed.append(finding)
 

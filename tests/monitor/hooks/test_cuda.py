@@ -76,7 +76,7 @@ def test_install_waits_for_nothing() -> None:
     fake.synchronize()
     done, names = spent(train)
     assert done.synchronisations == done["blocking_copy"] == 0
-    assert names.count("fastcheck records") > 6 * 20
+    assert 6 * 4 < names.count("fastcheck records") < 6 * 20  # small tensors wait for each other
     monitor.remove()
 
 

@@ -22,7 +22,7 @@ from fastcheck.errors import first_line, warn_of_fault
 from fastcheck.log.history import joined
 from fastcheck.log.unobserved import lost_to_meta
 from fastcheck.record.event import Event
-from fastcheck.record.format import Verdict
+from fastcheck.record.format import VALUE_BYTES, Verdict
 from fastcheck.ring.device import DeviceRing, Segment
 from fastcheck.utils.torch.lost_device import is_lost
 from fastcheck.verdict.entries import Journal
@@ -64,6 +64,8 @@ class Faults:
         self.notes: dict[str, None] = {}
         #: Sites that could not be read once; they are not tried again.
         self.off_sites: set[int] = set()
+        #: Tensors that were overwritten before their turn to be read came.
+        self.unread_count = 0
         #: Kinds of devices that no backend reads.
         self.unread_devices: dict[str, None] = {}
         # What the device reported, from the first call on that failed.
@@ -154,6 +156,7 @@ class Part:
         records: list[np.ndarray],
         segments: list[tuple[DeviceRing, Segment]],
         closes_step: bool,
+        compared: Optional[Callable[[int, bool], None]] = None,
     ) -> None:
         self.step = step
         self.journal = journal
@@ -162,6 +165,8 @@ class Part:
         self.failure: Optional[Exception] = None
         self._records = records
         self._segments = segments
+        # Told of each site whose tensor was read twice, and whether its records are the same.
+        self._compared = compared
         self._lost: set[int] = set()  # segments, by id()
 
     @property
@@ -191,10 +196,32 @@ class Part:
             parts.append(ring.rescue(segment) if is_lost else ring.take(segment))
         parts = [part for part in parts if len(part)]
         records = parts[0] if len(parts) == 1 else joined(parts)
-        numbers = records["seq"]
-        if (numbers[1:] > numbers[:-1]).all():  # one device, as a rule
-            return records
-        return records[np.argsort(numbers, kind="stable")]
+        return self._each_once(records) if (records["flags"] & AGAIN).any() else in_order(records)
+
+    def _each_once(self, records: np.ndarray) -> np.ndarray:
+        """The records without those of second readings, which are compared with the first ones."""
+        is_again = (records["flags"] & AGAIN) != 0
+        firsts, seconds = in_order(records[~is_again]), records[is_again]
+        places = np.searchsorted(firsts["seq"], seconds["seq"])
+        for second, place in zip(seconds, places):
+            first = firsts[place] if place < len(firsts) else second
+            are_same = first["seq"] == second["seq"] and first is not second
+            are_same = are_same and first.tobytes()[:VALUE_BYTES] == second.tobytes()[:VALUE_BYTES]
+            if self._compared is not None:
+                self._compared(int(second["site"]), bool(are_same))
+        return firsts
+
+
+#: In the flags of an identity (csrc/torch/hooks/waiting.h): the tensor has a record already.
+AGAIN = np.uint32(1 << 31)
+
+
+def in_order(records: np.ndarray) -> np.ndarray:
+    """The records, in the order of their sequence numbers."""
+    numbers = records["seq"]
+    if (numbers[1:] > numbers[:-1]).all():
+        return records
+    return records[np.argsort(numbers, kind="stable")]
 
 
 class Drain:

@@ -314,6 +314,7 @@ class EventStore:
         """Takes in the records of a part of a step and judges its entries, in order."""
         self.archive.history.add(records)
         self.make_room(step)
+        step.findings.unread_count += len(journal.unread)
         bad = {int(record["seq"]): record.copy() for record in records[overflowed(records)]}
         # In a healthy part it does not matter what was read.
         is_healthy = not bad and not step.findings.all

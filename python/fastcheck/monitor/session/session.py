@@ -461,6 +461,8 @@ class ModuleLevel(Level):
         self, tensor: torch.Tensor, code: int, site: int, call: int, flags: int
     ) -> bool:
         """The second half of read(), of a tensor that isn't on the CPU. False: it was refused."""
+        if code & NEW_STREAM:
+            self.recorder.read_waiting()  # on the stream where it was seen
         try:
             seq, step = self.cursor.seq, self.session.step.index
             identity = (seq, step, call, site, flags, *identity_of(code))
@@ -473,6 +475,28 @@ class ModuleLevel(Level):
             self.on_unreadable(tensor, site, error)
             return False
         return True
+
+    def read_waiting(
+        self,
+        tensors: Sequence[torch.Tensor],
+        identities: Sequence[tuple[int, ...]],
+        changed: Sequence[int],
+    ) -> None:
+        """Reads what has waited, all of one device, on the current stream. ``changed``: the numbers
+        of those that were overwritten meanwhile, which have no record.
+        """
+        session = self.session
+        session.leave_unread(changed)
+        if not tensors:
+            return
+        try:
+            session.rings.ring_of(tensors[0].device).observe_each(tensors, identities)
+        except BaseException as error:
+            session.leave_unread([identity[0] for identity in identities])
+            if not isinstance(error, Exception):
+                raise  # an interrupt is the user's
+            self.recorder.let_wait(None)
+            session.report_internal_error("small tensors together", error)
 
     def observe_for(self, site: int) -> Optional[Observe]:
         """The function that reads a tensor of this site in the place of its backend's observe();
@@ -614,6 +638,7 @@ class ModuleLevel(Level):
                 session.event_store.archive.history.add(self.host.take())
 
     def submit(self, closes_step: bool) -> None:
+        self.recorder.read_waiting()
         session, step = self.session, self.session.step
         journal, step.journal = step.journal, Journal()
         if session.tape is not None:
@@ -623,11 +648,15 @@ class ModuleLevel(Level):
         self.recorder.clear_target()
         records = [self.host.take()]
         early, segments = session.rings.cut()
-        session.drain.submit(Part(step, journal, records + early, segments, closes_step))
+        compared = self.recorder.compared
+        session.drain.submit(Part(step, journal, records + early, segments, closes_step, compared))
 
     def forget(self) -> None:
         self.seen.clear()
         self.host.take()
+
+    def backward_ended(self) -> None:
+        self.recorder.read_waiting()
 
     def _make_room(self) -> None:
         session = self.session
@@ -682,6 +711,8 @@ class Rings:
                 if session.config.sync == "call":
                     self.settles_calls = True
                     session.recorder.settle()
+            if ring.backend.reads_lists_in_one_launch and not self.settles_calls:
+                session.recorder.let_wait(device.type)
         return ring
 
     def cut(self) -> tuple[list[np.ndarray], list[tuple[DeviceRing, Segment]]]:
@@ -792,6 +823,11 @@ class Session:
     def follows_gap(self) -> bool:
         """Steps before this one passed unread."""
         return self.config.every > 1 and self.step.index > 0
+
+    def leave_unread(self, seqs: Sequence[int]) -> None:
+        """Tensors with these numbers were noted, and have no record."""
+        self.faults.unread_count += len(seqs)
+        self.step.journal.unread += seqs
 
     # From the rings to the event store
 

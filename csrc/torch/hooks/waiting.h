@@ -1,0 +1,78 @@
+// Waiting: small tensors on a device that are read together, a few hooks after they were seen.
+//
+// A launch for each costs more than reading it. What waits is an alias: it keeps the memory as it
+// was, whatever becomes of the tensor (`x.data = y`, a storage that goes), and has its version. A
+// tensor whose version or memory has changed by its turn is not read, since its record would be
+// that of other contents, and its site is read at once from then on.
+//
+// Not every write raises the version: those through `.data`, of collectives and of some kernels do
+// not. So a site waits only after a trial: all its tensors of one step are read at once, and once
+// more in their turn. Where any two of these records differ, the site is read at once for good.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Stream.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "torch/read/observe.h"
+
+namespace fastcheck {
+
+// The interpreter's lock guards it, and the session's whatever takes from it.
+class Waiting {
+ public:
+  static constexpr std::int64_t kMostBytes = 256 * 1024;  // of a tensor
+  static constexpr std::size_t kMost = 32;                // as many as a launch takes
+  // In the flags of an identity: the tensor has a record, and this one is compared with it
+  // (python/fastcheck/monitor/session/drain.py).
+  static constexpr std::uint32_t kAgain = std::uint32_t{1} << 31;
+
+  enum class Turn : std::uint8_t { kNow, kNowAndAgain, kLater };
+
+  struct Item {
+    at::Tensor tensor;
+    Identity identity;
+    std::int64_t dtype;
+    std::int64_t order;
+    // What they were when it was seen.
+    std::uint32_t version;
+    const void* memory;
+  };
+  struct Due {
+    c10::Stream stream;
+    std::vector<Item> items;            // as they were
+    std::vector<std::int64_t> changed;  // numbers of those that are not, and have no record
+  };
+
+  // Tensors of devices of this type may wait; nullopt: none may.
+  void allow(std::optional<c10::DeviceType> type) { type_ = type; }
+  Turn turn_of(const at::Tensor& tensor, std::int64_t site, std::int64_t step);
+  // `stream`: the current one, that of all that waits.
+  void add(const at::Tensor& tensor, const Identity& identity, std::int64_t dtype,
+           std::int64_t order, const c10::Stream& stream);
+  bool is_empty() const { return items_.empty(); }
+  bool is_full() const { return items_.size() >= kMost; }
+  // Call it when there is something.
+  Due take();
+  // The two records of a trial have arrived.
+  void compared(std::int64_t site, bool are_same);
+
+ private:
+  struct Site {
+    std::int64_t trial = -1;   // the step of its trial
+    std::int64_t pending = 0;  // pairs of records that have not arrived
+    bool is_at_once = false;
+  };
+  Site& site_of(std::int64_t number);
+
+  std::optional<c10::DeviceType> type_;
+  std::optional<c10::Stream> stream_;
+  std::vector<Item> items_;
+  std::vector<Site> sites_;
+};
+
+}  // namespace fastcheck

@@ -1,0 +1,288 @@
+"""Small tensors that wait for each other, on the fake accelerator with the CUDA kernels: records
+are those of tensors that are read at once, whatever writes to a tensor meanwhile.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from typing import Any, Callable, Optional
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fastcheck
+from fakes import cuda_on_fake, fake_device
+from fastcheck.backends import table
+
+pytestmark = [pytest.mark.fake_accelerator, pytest.mark.usefixtures("cuda_on_fake_device")]
+
+fake: Any = fake_device.load()
+NAME = fake.name()
+LIMIT = 256 * 1024 // 4  # elements of float32
+
+
+class Then(nn.Module):
+    """Calls a function of its input, which may write to it."""
+
+    def __init__(self, function: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result = self.function(x)
+        return x if result is None else result
+
+
+def chain(*between: nn.Module, width: int = 8) -> nn.Sequential:
+    torch.manual_seed(0)
+    layers: list[nn.Module] = [nn.Linear(8, width), *between, nn.Tanh()]
+    for _ in range(20):
+        layers += [nn.Linear(width, width) if width == 8 else nn.Identity(), nn.Tanh()]
+    return nn.Sequential(*layers).to(NAME)
+
+
+Pass = Callable[[nn.Module, torch.Tensor], torch.Tensor]
+
+
+class Run:
+    """Some steps of a model; each one's records have arrived before the next one."""
+
+    def __init__(self, model: nn.Module, waits: bool = True, **options: Any) -> None:
+        if not waits:
+            backend = dataclasses.replace(cuda_on_fake.entry(), reads_lists_in_one_launch=False)
+            self._patch = pytest.MonkeyPatch()
+            self._patch.setattr(table, "_of_type", lambda *_: backend)
+        options.setdefault("log", fastcheck.Log(None, history=50))
+        self.model = model
+        self.monitor = fastcheck.install(model, **options)
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        self.launches: list[int] = []
+        self.step()
+        if not waits:
+            self._patch.undo()
+
+    def step(self, call: Optional[Pass] = None) -> None:
+        x = torch.ones(4, 8).to(NAME)
+        with fake.recorded_launches() as names:
+            loss = (call or (lambda model, x: model(x)))(self.model, x).square().mean()
+            loss.backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        self.launches.append(sum("fastcheck records" in name for name in names))
+        self.monitor.flush()
+
+    def steps(self, count: int) -> Run:
+        for _ in range(count):
+            self.step()
+        return self
+
+    def records(self, step: Optional[int] = None) -> np.ndarray:
+        records = self.monitor.records()
+        return records if step is None else records[records["step"] == step]
+
+    def record_of(self, step: int, module: str, role: str = "output") -> np.ndarray:
+        sites = self.monitor._session.sites
+        records = self.records(step)
+        mine = [
+            sites[int(i)].module == module and sites[int(i)].role == role for i in records["site"]
+        ]
+        return records[mine]
+
+
+def check_same(make: Callable[[], nn.Module], steps: int = 6, **options: Any) -> Run:
+    """The records of a model whose tensors wait are those of one whose do not."""
+    waiting = Run(make(), **options).steps(steps)
+    at_once = Run(make(), waits=False, **options).steps(steps)
+    assert waiting.records().tobytes() == at_once.records().tobytes()
+    assert waiting.monitor._session.faults.unread_count == 0
+    assert waiting.launches[-1] < at_once.launches[-1]
+    return waiting
+
+
+@pytest.mark.parametrize("record", ["health", "stats", "full"])
+def test_records_are_the_same_with_fewer_launches(record: str) -> None:
+    run = check_same(chain, record=record)
+    assert len(run.records(5)) > 160
+    assert run.launches[-1] <= 8
+
+
+def test_a_site_is_read_twice_in_one_step() -> None:
+    run = Run(chain()).steps(5)
+    first, trial, after = run.launches[0], run.launches[1], run.launches[-1]
+    assert first < trial < first + 6
+    assert after < first / 10
+    assert len(run.records(1)) == len(run.records(4))
+
+
+@pytest.mark.parametrize("sync", ["never", "step", "call"])
+def test_modes_of_waiting_for_the_device(sync: str) -> None:
+    make = chain
+    runs = [Run(make(), waits, sync=sync).steps(4) for waits in (True, False)]
+    assert runs[0].records().tobytes() == runs[1].records().tobytes()
+
+
+def write_by_version(x: torch.Tensor) -> torch.Tensor:
+    return torch.relu_(x)
+
+
+def write_past_the_version(x: torch.Tensor) -> None:
+    x.data.mul_(3)
+
+
+def replace_the_memory(x: torch.Tensor) -> None:
+    x.data = x.data + 1
+
+
+@pytest.mark.parametrize("write", [write_by_version, write_past_the_version, replace_the_memory])
+def test_tensors_that_are_written_to_in_each_step(write: Callable[[torch.Tensor], Any]) -> None:
+    check_same(lambda: chain(Then(write)))
+
+
+def test_gradients_that_are_written_to_in_each_step() -> None:
+    def hooked(x: torch.Tensor) -> torch.Tensor:
+        watch: Any = x.register_hook  # torch leaves it untyped
+        watch(lambda gradient: gradient.mul_(2))
+        return x * 1
+
+    check_same(lambda: chain(Then(hooked)))
+
+
+def test_a_write_that_begins_later_leaves_no_record_of_other_contents() -> None:
+    place = Then(lambda x: x * 1)
+    run = Run(chain(place)).steps(5)
+    place.function = write_by_version
+    run.step()
+    assert len(run.record_of(5, "0")) == 1
+    assert len(run.record_of(6, "0")) == 0
+    assert "small tensors that left no record: 1, overwritten" in str(run.monitor.summary())
+    run.step()
+    assert len(run.record_of(7, "0")) == 1
+    assert run.record_of(7, "0")["negative_count"][0] > 0
+
+
+def test_a_verdict_says_what_was_not_read() -> None:
+    place = Then(lambda x: x * 1)
+    run = Run(chain(place), stop=fastcheck.Stop(action="warn")).steps(5)
+
+    def erase(x: torch.Tensor) -> torch.Tensor:
+        x.zero_()
+        return x * torch.nan
+
+    place.function = erase
+    with pytest.warns(fastcheck.FastcheckWarning):
+        run.step()
+    (origin,) = (event for event in run.monitor.events if event.verdict.name == "ORIGIN")
+    assert origin.site.module == "1"
+    assert origin.reason.count("had been overwritten before being read") == 1
+
+
+def test_large_tensors_and_those_without_gradients_are_read_at_once() -> None:
+    small, large = (
+        Run(chain(width=width)).steps(5).launches[-1] for width in (LIMIT // 4, LIMIT // 4 + 1)
+    )
+    assert small < 10 < large
+    model = chain()
+    run = Run(model).steps(5)
+    with torch.no_grad(), fake.recorded_launches() as names:
+        model(torch.ones(4, 8).to(NAME))
+    run.monitor.flush()
+    assert sum("fastcheck records" in name for name in names) > 40
+
+
+def test_another_stream_in_the_middle() -> None:
+    kept = []
+
+    def make() -> nn.Module:
+        other = fake.Stream()
+        inner = nn.Sequential(nn.Tanh(), nn.Tanh())
+
+        def aside(x: torch.Tensor) -> torch.Tensor:
+            home = fake.current_stream()
+            other.wait_stream(home)
+            with fake.stream(other):
+                kept.append(inner(x))
+            home.wait_stream(other)
+            return x * 1
+
+        place = Then(aside)
+        place.add_module("inner", inner)
+        return chain(place)
+
+    check_same(make)
+
+
+def test_memory_that_is_handed_on_before_the_reading() -> None:
+    """The allocator may not give it to anybody until the records are there."""
+
+    def hand_on(x: torch.Tensor) -> torch.Tensor:
+        y = x * 1
+        x.data = torch.empty(0, device=NAME)
+        return y + torch.full_like(y, 7.0)
+
+    check_same(lambda: chain(nn.Tanh(), Then(hand_on)))
+
+
+def test_threads_that_share_a_model() -> None:
+    def from_a_thread(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        made: list[torch.Tensor] = []
+        thread = threading.Thread(target=lambda: made.append(model(x)))
+        thread.start()
+        thread.join()
+        return made[0]
+
+    runs = [Run(chain(), waits) for waits in (True, False)]
+    for run in runs:
+        for _ in range(5):
+            run.step(from_a_thread)
+    assert runs[0].records().tobytes() == runs[1].records().tobytes()
+    assert runs[0].launches[-1] < runs[1].launches[-1]
+
+
+def test_what_waits_when_a_forward_fails() -> None:
+    place = Then(lambda x: x * 1)
+    model = chain(place)
+    run = Run(model).steps(5)
+
+    def fail(x: torch.Tensor) -> None:
+        raise ValueError("the model's own")
+
+    place.function = fail
+    for _ in range(2):
+        with pytest.raises(ValueError, match="own"):
+            model(torch.ones(4, 8).to(NAME))
+    run.monitor.remove()
+    assert len(run.record_of(6, "0")) == 2
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_a_list_that_cannot_be_launched(
+    error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(chain()).steps(5)
+    ring = next(iter(run.monitor._session.rings.of.values()))
+
+    read = ring.observe_each
+
+    def refuse(tensors: list[torch.Tensor], identities: list[Any]) -> None:
+        if len(tensors) <= 32:  # not the parameters and gradients
+            raise error("not now")
+        read(tensors, identities)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ring, "observe_each", refuse)
+        if error is RuntimeError:
+            with pytest.warns(fastcheck.FastcheckWarning, match="small tensors together"):
+                run.step()
+        else:
+            with pytest.raises(KeyboardInterrupt):
+                run.model(torch.ones(4, 8).to(NAME))
+    unread = run.monitor._session.faults.unread_count
+    assert 0 < unread <= 32
+    before = len(run.records(5))
+    run.step()
+    run.step()
+    assert len(run.records()[run.records()["step"] == run.records()["step"].max()]) == before
+    assert run.monitor._session.faults.unread_count == unread
