@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import fastcheck
 from fastcheck.monitor.hooks.optimizers import watchers
-from fastcheck.monitor.op_level.mode import CallMode
+from fastcheck.monitor.op_level.level import CallMode
 
 TESTS = Path(__file__).resolve().parent
 

@@ -11,7 +11,7 @@ import torch
 import fastcheck
 from fastcheck.errors import LogError
 from fastcheck.log.reader import read_log
-from fastcheck.report.page import of_stop
+from fastcheck.report.page import write as writing
 from support.page_data import PageData
 from support.programs.training import Net, batches
 
@@ -122,9 +122,9 @@ def test_only_the_rank_of_the_culprit_writes() -> None:
     assert report.page is not None
     page = Path(report.page)
     page.unlink()
-    of_stop.write_stop_page(report, report.rank + 1)
+    writing.write_stop_page(report, report.rank + 1)
     assert not page.exists()
-    of_stop.write_stop_page(report, report.rank)
+    writing.write_stop_page(report, report.rank)
     assert page.exists()
 
 
@@ -139,14 +139,14 @@ def test_a_page_that_fails_does_not_replace_the_stop(monkeypatch: pytest.MonkeyP
     def failing(*args: object, **kwargs: object) -> None:
         raise ValueError("no such luck\nat all")
 
-    monkeypatch.setattr(of_stop, "write_page", failing)
+    monkeypatch.setattr(writing, "write_page", failing)
     with pytest.warns(fastcheck.FastcheckWarning, match="could not be written: no such luck;at"):
         stop = stop_of(Net())
     assert stop.report.page is None and "NaN in input" in str(stop)
 
 
 def test_a_large_log_gets_no_page_at_a_stop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(of_stop, "_MOST_BYTES", 100)
+    monkeypatch.setattr(writing, "_MOST_BYTES", 100)
     assert stop_of(Net()).report.page is None
 
 

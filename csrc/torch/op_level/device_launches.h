@@ -1,7 +1,7 @@
 // DeviceLaunches: has the tensors of an op read on their device, in the middle of that op.
 //
 // Where a backend's kernels are C++ (torch/read/direct.h), nothing of Python runs between the op
-// and the launch: python/fastcheck/monitor/op_level/launch.py is called for the first tensor of a
+// and the launch: python/fastcheck/monitor/op_level/level.py is called for the first tensor of a
 // segment of the ring and of a stream, and for whatever fails here.
 #pragma once
 

@@ -7,7 +7,8 @@ import os
 from typing import Any
 
 from fastcheck.errors import printable
-from fastcheck.report.page.write import newest_log, write_page
+from fastcheck.report.page.collect import newest_log
+from fastcheck.report.page.write import write_page
 from fastcheck.utils.names.style import STYLES
 
 from .console import print_json

@@ -145,7 +145,7 @@ class TestBesideOthers:
 class TestRefused:
     @pytest.fixture(autouse=True)
     def _without_streams(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("fastcheck.monitor.op_level.launch.streams_of", lambda device: None)
+        monkeypatch.setattr("fastcheck.monitor.op_level.level.streams_of", lambda device: None)
 
     def test_a_model_on_a_device_without_streams(self) -> None:
         with pytest.raises(fastcheck.ConfigError, match="no streams and events"):

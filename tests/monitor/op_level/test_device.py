@@ -20,7 +20,7 @@ from torch import nn
 import fastcheck
 from fakes import cuda_on_fake, fake_device
 from fastcheck.backends import table
-from fastcheck.monitor.op_level.launch import Launcher
+from fastcheck.monitor.op_level.level import Launcher
 from fastcheck.record.format import DeviceMode
 from fastcheck.ring.device import DeviceRing
 from support.programs.op_level import culprit, loop, model_with

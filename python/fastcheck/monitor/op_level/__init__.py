@@ -1,5 +1,5 @@
 """``level="op"``: every operator is observed through the dispatcher.
 
-Imports ``backends``, ``calls``, ``log``, ``monitor.hooks``, ``monitor.session``, ``record``,
-``ring``, ``utils`` and ``verdict``.
+Imports ``backends``, ``calls``, ``dump``, ``log``, ``monitor.hooks``, ``monitor.session``,
+``record``, ``ring``, ``utils`` and ``verdict``.
 """

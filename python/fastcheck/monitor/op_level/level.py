@@ -1,5 +1,5 @@
-"""Op level: takes records and incidents from the C++ observer, and passes them to
-the event store: at once on the CPU, through the drain on a device.
+"""Op level: takes records and incidents from the C++ observer, and passes them to the event store:
+at once on the CPU, through the drain on a device. With sync="call" the operator itself raises.
 """
 
 from __future__ import annotations
@@ -10,14 +10,18 @@ import sys
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
+from types import FrameType
 from typing import Any, Callable, Optional, Protocol
 
 import numpy as np
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from fastcheck.backends.portable.traversal import dtype_and_order
 from fastcheck.backends.table import backend_for
 from fastcheck.calls.module_calls import ModuleNode
 from fastcheck.calls.recorder import NoRecorder
+from fastcheck.dump.on_stop.captured_op import OpCaptures
 from fastcheck.errors import ConfigError, did_you_mean
 from fastcheck.extension import extension
 from fastcheck.log.unobserved import UnreadOp
@@ -37,6 +41,7 @@ from fastcheck.utils.torch.own_operators import is_unobserved, unobserved
 from fastcheck.utils.torch.patching import Listeners, WrappedMethods
 from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read
 from fastcheck.utils.torch.streams import streams_of
+from fastcheck.utils.torch.transforms import take_off
 from fastcheck.utils.torch.versions import is_compiling
 from fastcheck.verdict.entries import (
     ArgumentKnown,
@@ -56,9 +61,18 @@ from fastcheck.verdict.entries import (
 from fastcheck.verdict.incident import HOST, Incident, Place
 from fastcheck.verdict.step import Step
 
-from .launch import Launcher, where, why_not
-from .mode import CallMode, Captures
-from .stored import NothingSeen
+
+class NothingSeen:
+    """Remembers nothing: the observer knows what was read."""
+
+    def add(self, tensor: torch.Tensor, token: int) -> int:
+        return -1
+
+    def clear(self) -> None:
+        pass
+
+    def __len__(self) -> int:
+        return 0
 
 
 class LineNumbers(Protocol):
@@ -453,7 +467,9 @@ class OpLevel(Level):
     seen = NothingSeen()
     recorder = NoRecorder()
 
-    def __init__(self, session: Session, has_excluded: bool, captures: Optional[Captures]) -> None:
+    def __init__(
+        self, session: Session, has_excluded: bool, captures: Optional[OpCaptures]
+    ) -> None:
         self._ops = extension.op_observer()
         self.session = session
         self.has_excluded = has_excluded
@@ -887,3 +903,127 @@ class OpLevel(Level):
     def has_incidents(self) -> bool:
         """Whether anything non-finite was met since the last collect()."""
         return bool(self._ops.has_incidents())
+
+
+# ---- On a device ---------------------------------------------------------------------------------
+
+_PACKAGES = ("torch", "fastcheck")
+
+# A tensor to be read, and seq, step, call, site and flags of its record; or, if the last is True,
+# the overflow status of its device.
+Launch = tuple[torch.Tensor, int, int, int, int, int, bool]
+
+
+def why_not(device: torch.device) -> str:
+    """The reason why op level can't read a device without making the host wait; empty when it
+    can.
+    """
+    if streams_of(device) is None:
+        return f"torch.{device.type} has no streams and events"
+    return ""
+
+
+class Launcher:
+    """Launches the readings of operators on devices where the extension's ``DeviceLaunches`` can't:
+    of other backends, and the first of each stream and of each segment of a ring. Called in the
+    middle of an operator, on any thread. Has a weak reference to op level, and raises nothing into
+    the operator.
+    """
+
+    def __init__(self, level: OpLevel) -> None:
+        self._level = weakref.ref(level)
+
+    def __call__(self, launches: Sequence[Launch]) -> None:
+        """Has the tensors read, on the streams of their devices."""
+        level = self._level()
+        if level is None:
+            return
+        session = level.session
+        with session.lock:
+            for tensor, seq, step, call, site, flags, is_status in launches:
+                try:
+                    ring = level.ring_for(tensor, site)
+                    if ring is None:
+                        continue
+                    if is_status:
+                        session.rings.overflow.read_after_op(
+                            ring, tensor.device, (seq, step, call, site)
+                        )
+                    else:
+                        identity = dtype_and_order(tensor)
+                        ring.observe(tensor, (seq, step, call, site, flags, *identity))
+                        self._open(level, ring)
+                except Exception as error:
+                    session.faults.off_sites.add(site)
+                    level.launches.clear_rows()
+                    session.report_internal_error(
+                        f"one operator's tensors on {tensor.device.type}", error
+                    )
+
+    def _open(self, level: OpLevel, ring: DeviceRing) -> None:
+        """Lets what is read next on this stream need no call of Python, as long as there are rows
+        and no site is left out.
+        """
+        direct, rows = ring.backend.direct_observe, ring.next_rows()
+        if direct is not None and rows is not None and not level.session.faults.off_sites:
+            cursor: Any = rows.cursor
+            level.launches.set_rows(direct, rows.slots, rows.identities, cursor)
+
+
+def where() -> str:
+    """The line where Python is, outside of torch and of fastcheck: ``train.py:12 in forward``;
+    empty where it is nowhere else.
+    """
+    frame: Optional[FrameType] = sys._getframe()
+    while frame is not None:
+        package = str(frame.f_globals.get("__name__", "")).split(".", 1)[0]
+        if package not in _PACKAGES and not package.startswith("_pytest"):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
+        frame = frame.f_back
+    return ""
+
+
+# ---- sync="call" ---------------------------------------------------------------------------------
+
+
+class CallMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has it untyped
+    """A dispatch mode on the stack of the thread that called install(), and of those that run its
+    backward, until the monitor is removed. The observer reads the operators as this mode calls
+    them; what it finds is judged before they return.
+    """
+
+    def __init__(
+        self, level: OpLevel, stops: Callable[[], None], captures: Optional[OpCaptures]
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch has it untyped
+        # It may stay on the stack of another thread.
+        self._level: Optional[weakref.ref[OpLevel]] = weakref.ref(level)
+        self._stops = weakref.ref(stops)
+        self._captures = captures
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        captures = self._captures
+        call = None if captures is None else captures.begin(func, args, kwargs)
+        out = func(*args, **kwargs)
+        level = None if self._level is None else self._level()
+        if level is not None and level.has_incidents:
+            if captures is not None:
+                captures.end(call, out)
+            stops = self._stops() if level.judge_now() else None
+            if stops is not None:
+                stops()
+            if captures is not None:
+                captures.keep()
+        return out
+
+    def open(self) -> None:
+        """Puts it on this thread's stack."""
+        self.__enter__()  # type: ignore[no-untyped-call]  # torch has it untyped
+
+    def close(self) -> None:
+        """Takes it off, from under any other; on another thread's stack it stays, and does
+        nothing. Idempotent.
+        """
+        self._level = self._captures = None
+        take_off(self)

@@ -33,7 +33,7 @@ from fastcheck.record.site import Site
 from fastcheck.report.build import Evidence, argument_records, make_report, with_maker
 from fastcheck.report.error import OverflowDetected
 from fastcheck.report.message import packed, unpacked
-from fastcheck.report.page.of_stop import with_page, write_stop_page
+from fastcheck.report.page.write import with_page, write_stop_page
 from fastcheck.report.render import brief
 from fastcheck.report.spread import pending_lines
 from fastcheck.report.stop_report import Dumped, MadeBy, StopReport

@@ -11,7 +11,7 @@ import numpy as np
 
 from fastcheck._version import __version__
 from fastcheck.errors import printable
-from fastcheck.log.reader import read_watch
+from fastcheck.log.reader import log_parts, read_watch
 from fastcheck.record.event import Event
 from fastcheck.record.format import VERDICT_MASK, VERDICT_SHIFT, Verdict
 from fastcheck.record.site import Site
@@ -29,9 +29,10 @@ from .evidence import event_of
 from .grid import values_of
 from .parts import add_grid, dtype_list, json_numbers, step_columns
 
-__all__ = ["newest_log", "page_of_log", "write_page"]
-
-
+#: The page's name in the directory of the log.
+PAGE = "report.html"
+# About a second of work. `fastcheck report` makes the page of a larger log.
+_MOST_BYTES = 128 << 20
 _MOST_WATCHED = 500
 # A forecast beyond it is no place on an axis.
 _MOST_STEPS = 1 << 53
@@ -382,3 +383,34 @@ def write_page(
         LogError: the log can't be read, or the file can't be written.
     """
     return write_html(path, page_of_log(log, style, name, report))
+
+
+# ---- The page that a stop leaves in its log ------------------------------------------------------
+
+
+def with_page(report: StopReport) -> StopReport:
+    """The report with the path that its page is to have: none without a log, or with one of more
+    than 128 MiB. All ranks that stop together name the same one.
+
+    Raises:
+        FastcheckError, OSError: the log can't be read.
+    """
+    log = report.log_path
+    if log is None or report.is_lost:
+        return report
+    # No rank of several that hold their records in memory has written any yet.
+    parts = log_parts(log) if os.path.isdir(log) else {}
+    if sum(os.path.getsize(path) for paths in parts.values() for path in paths) > _MOST_BYTES:
+        return report
+    return replace(report, page=os.path.join(log, PAGE))
+
+
+def write_stop_page(report: StopReport, rank: int) -> None:
+    """Writes the page that the report names, if ``rank``, this one, is that of the culprit: it has
+    the records of the event.
+
+    Raises:
+        FastcheckError, OSError: the log can't be read, or the page can't be written.
+    """
+    if report.page is not None and report.log_path is not None and report.rank == rank:
+        write_page(report.log_path, report.page, report.style, report=report)
