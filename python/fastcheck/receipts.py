@@ -9,13 +9,14 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Optional, Union
+from typing import Any, Union
 
 import torch
 
-from fastcheck.comparison.relation import dtype_name
+from fastcheck.comparison.names import BUILT_IN, Renaming
+from fastcheck.comparison.relation import dtype_name, group_counts
 from fastcheck.comparison.sources.checkpoint import CheckpointSource
 from fastcheck.errors import CompareError, ConfigError, UnsupportedTensorError, choice
 from fastcheck.statistics.functions import stats
@@ -24,14 +25,6 @@ from fastcheck.utils.reading import read_json
 from fastcheck.utils.torch.rank import own_rank
 from fastcheck.utils.torch.readable import unreadable_reason
 
-#: By name in the other model what it is made of in the receipt, one below the other. A ``*`` stands
-#: for anything, those on the right for the same in their order.
-MAPS: Mapping[str, Mapping[str, Sequence[str]]] = {
-    "vllm": {
-        "*qkv_proj.*": ("*q_proj.*", "*k_proj.*", "*v_proj.*"),
-        "*gate_up_proj.*": ("*gate_proj.*", "*up_proj.*"),
-    },
-}
 Map = Union[str, Mapping[str, Union[str, Sequence[str]]], None]
 
 #: Larger tensors are read in so many parts, which tell where one is half written.
@@ -158,9 +151,7 @@ def arrival(
     readable, unread = split_readable(state)
     checks = _Checks(wanted, accept="dtype" in accept)
     unexpected, notes = [], []
-    rules = _rules(map)
-    for name in state:
-        sources = _sources(name, rules, wanted)
+    for name, sources in _sources(map, state, wanted).items():
         if name in unread and sources:
             checks.leave(name, sources, f"can't be read: {unread[name]}")
         elif name in unread:
@@ -210,14 +201,24 @@ class _Checks:
 
     def hold(self, name: str, tensor: torch.Tensor, sources: Sequence[str]) -> None:
         self.seen |= set(sources)
-        pieces = _pieces(tensor, [self._wanted[source]["shape"] for source in sources])
-        if pieces is None:
-            shapes = " + ".join(str(tuple(self._wanted[source]["shape"])) for source in sources)
-            self.differing[name] = f"its shape is {tuple(tensor.shape)}, expected {shapes}"
+        shapes = [self._wanted[source]["shape"] for source in sources]
+        stacked = tensor.dim() - len(shapes[0])
+        if len(shapes) > 1 and stacked > 0:  # one expert below the other
+            tensor = tensor.flatten(0, stacked)
+        if not _fits(tensor, shapes):
+            text = " + ".join(str(tuple(shape)) for shape in shapes)
+            self.differing[name] = f"its shape is {tuple(tensor.shape)}, expected {text}"
             return
+        found: list[str] = []
+        for groups in group_counts([shape[0] for shape in shapes] if len(shapes) > 1 else []):
+            pieces = _pieces(tensor, shapes, groups)
+            tried = [self._problem(p, self._wanted[s], s) for s, p in zip(sources, pieces)]
+            found = found or tried
+            if not any(tried):
+                found = tried
+                break
         problems = []
-        for source, piece in zip(sources, pieces):
-            problem = self._problem(piece, self._wanted[source], source)
+        for source, piece, problem in zip(sources, _pieces(tensor, shapes, 1), found):
             if problem:
                 problems.append(problem if len(sources) == 1 else f"{source} in it: {problem}")
             else:
@@ -371,47 +372,40 @@ def _checksums(slices: Sequence[torch.Tensor]) -> list[str]:
     return found
 
 
+def _fits(tensor: torch.Tensor, shapes: Sequence[Sequence[int]]) -> bool:
+    """Whether the tensor has the rows of each of these shapes, one below the other."""
+    if len(shapes) == 1:
+        return True
+    fits = all(shape and list(shape[1:]) == list(tensor.shape[1:]) for shape in shapes)
+    return fits and tensor.dim() > 0 and sum(shape[0] for shape in shapes) == tensor.shape[0]
+
+
 def _pieces(
-    tensor: torch.Tensor, shapes: Sequence[Sequence[int]]
-) -> Optional[Sequence[torch.Tensor]]:
-    """The tensor in the rows of each of these shapes; None where they don't fit."""
+    tensor: torch.Tensor, shapes: Sequence[Sequence[int]], groups: int
+) -> Sequence[torch.Tensor]:
+    """The tensor in the rows of each of these shapes, which follow each other in each group."""
     if len(shapes) == 1:
         return [tensor]
-    fits = all(shape and list(shape[1:]) == list(tensor.shape[1:]) for shape in shapes)
-    if not fits or not tensor.dim() or sum(shape[0] for shape in shapes) != tensor.shape[0]:
-        return None
-    ends = itertools.accumulate(shape[0] for shape in shapes[:-1])
-    return tensor.tensor_split(list(ends))
+    rows = tensor.reshape(groups, -1, *tensor.shape[1:])
+    ends = itertools.accumulate(shape[0] // groups for shape in shapes[:-1])
+    return [piece.flatten(0, 1) for piece in rows.tensor_split(list(ends), 1)]
 
 
 # ---- names --------------------------------------------------------------------------------------
 
-_Rules = Sequence[tuple["re.Pattern[str]", Sequence[str]]]
 
-
-def _rules(given: Map) -> _Rules:
-    if given is None:
-        return []
+def _sources(
+    given: Map, state: Mapping[str, Any], wanted: Mapping[str, Any]
+) -> dict[str, list[str]]:
+    """The names of the receipt that each tensor is made of; none where the receipt has none."""
     if isinstance(given, str):
-        given = MAPS[choice("map", given, MAPS, "a mapping")]
-    return [
-        (
-            re.compile("(.*)".join(map(re.escape, name.split("*")))),
-            [sources] if isinstance(sources, str) else list(sources),
-        )
-        for name, sources in given.items()
-    ]
-
-
-def _sources(name: str, rules: _Rules, wanted: Mapping[str, Any]) -> list[str]:
-    """The names of the receipt that a tensor is made of; none where the receipt has none."""
-    for pattern, sources in rules:
-        match = pattern.fullmatch(name)
-        if match is not None:
-            named = [_filled(source, iter(match.groups())) for source in sources]
-            if all(one in wanted for one in named):
-                return named
-    return [name] if name in wanted else []
+        choice("map", given, BUILT_IN, "a mapping")
+    renaming = Renaming.of(given)
+    parts: dict[str, list[tuple[tuple[int, ...], str]]] = {}
+    for name in wanted:
+        whole, part = renaming.of_reference().place(name)
+        parts.setdefault(whole, []).append((part, name))
+    return {name: [part for _, part in sorted(parts.get(renaming(name), []))] for name in state}
 
 
 def _other_prefix(names: Sequence[str], wanted: Mapping[str, Any]) -> list[str]:
@@ -423,10 +417,6 @@ def _other_prefix(names: Sequence[str], wanted: Mapping[str, Any]) -> list[str]:
             if 2 * count > len(outer):
                 return [f"the names begin otherwise: map={{{form.format(prefix)}}}"]
     return []
-
-
-def _filled(source: str, stars: Iterator[str]) -> str:
-    return re.sub(r"\*", lambda _: next(stars, "*"), source)
 
 
 def _of(given: object) -> Receipt:

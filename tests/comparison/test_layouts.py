@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+import torch
 
 import fastcheck
+from accuracy.sides_layouts import LAYERS, fused, shard, whole_state
 from fastcheck.comparison.names import Renaming
 
 LAYER = "model.layers.3."
@@ -78,3 +82,122 @@ def test_a_list_of_parts_is_about_both_sides() -> None:
 def test_a_part_needs_each_star_of_the_whole() -> None:
     with pytest.raises(fastcheck.ConfigError, match="need each \\*"):
         Renaming.of({"a.*.qkv": ["b.q", "b.k"]})
+
+
+# ---- checkpoints --------------------------------------------------------------------------------
+
+
+def by_rank(state: dict[str, torch.Tensor], ranks: int) -> list[dict[str, torch.Tensor]]:
+    return [
+        {name: shard(name, value, rank, ranks) for name, value in state.items()}
+        for rank in range(ranks)
+    ]
+
+
+def of_vllm(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The projections of a rank one below the other."""
+    made = dict(state)
+    for number in range(LAYERS):
+        for place, whole, kinds in (
+            ("self_attn", "qkv_proj", ("q_proj", "k_proj", "v_proj")),
+            ("mlp", "gate_up_proj", ("gate_proj", "up_proj")),
+        ):
+            path = f"model.layers.{number}.{place}"
+            parts = [made.pop(f"{path}.{kind}.weight") for kind in kinds]
+            made[f"{path}.{whole}.weight"] = torch.cat(parts)
+    return made
+
+
+def test_shards_are_joined_to_the_bit() -> None:
+    whole = whole_state()
+    for ranks in (2, 4):
+        for sides in ((by_rank(whole, ranks), whole), (whole, by_rank(whole, ranks))):
+            found = fastcheck.compare(*sides)
+            assert found.verdict == "identical"
+            assert found.counts["weights"] == {"same": len(whole)}
+    assert fastcheck.compare(by_rank(whole, 2), by_rank(whole, 4)).verdict == "identical"
+
+
+@pytest.mark.parametrize(
+    ("name", "relation"),
+    [
+        ("model.layers.1.mlp.up_proj.weight", "rows in another order"),
+        ("model.layers.2.self_attn.o_proj.weight", "columns in another order"),
+    ],
+)
+def test_a_shard_on_the_wrong_rank_is_named(name: str, relation: str) -> None:
+    ranks = by_rank(whole_state(), 2)
+    ranks[0][name], ranks[1][name] = ranks[1][name], ranks[0][name]
+    found = fastcheck.compare(ranks, whole_state())
+    assert [(row.name, row.relation) for row in found.rows] == [(name, relation)]
+
+
+def test_a_replica_that_differs_on_one_rank_is_found() -> None:
+    ranks = by_rank(whole_state(), 2)
+    ranks[1]["model.norm.weight"][3] += 0.5
+    found = fastcheck.compare(ranks, whole_state())
+    assert [row.name for row in found.rows] == ["model.norm.weight"]
+    assert "element 3 differs" in found.rows[0].relation
+
+
+def test_fused_weights_of_ranks_against_separate_ones(tmp_path: Path) -> None:
+    whole = whole_state()
+    ranks = [of_vllm(state) for state in by_rank(whole, 2)]
+    found = fastcheck.compare(ranks, whole, rename="vllm")
+    assert found.verdict == "identical"
+    assert any("has its parts in 2 groups" in note for note in found.notes)
+    for rank, state in enumerate(ranks):
+        torch.save(state, tmp_path / f"model-rank-{rank}.pt")
+    assert fastcheck.compare(tmp_path, whole, rename="vllm").verdict == "identical"
+    name = "model.layers.1.self_attn.qkv_proj.weight"
+    q, k, v = ranks[0][name].chunk(3)
+    ranks[0][name] = torch.cat([k, q, v])
+    found = fastcheck.compare(ranks, whole, rename="vllm")
+    assert [(row.name, row.relation) for row in found.rows] == [(name, "rows in another order")]
+
+
+def test_a_wrong_map_of_checkpoints_is_said() -> None:
+    whole = whole_state()
+    wrong = {
+        f"model.layers.*.self_attn.{a}_proj": f"model.layers.*.self_attn.{b}_proj"
+        for a, b in ("qk", "kq")
+    }
+    found = fastcheck.compare(whole, whole, rename=wrong)
+    assert {row.relation for row in found.rows if "0.self_attn.q" in row.name} == {
+        "it is what model.layers.0.self_attn.k_proj.weight is in reference"
+    }
+
+
+def test_experts_are_one_below_the_other() -> None:
+    path = "model.layers.0.block_sparse_moe.experts"
+    torch.manual_seed(0)
+    whole = {
+        f"{path}.{expert}.{kind}.weight": torch.randn(6, 4).T if kind == "w2" else torch.randn(6, 4)
+        for expert in range(12)
+        for kind in ("w1", "w2", "w3")
+    }
+    fused = {
+        f"{path}.w13_weight": torch.stack(
+            [
+                torch.cat([whole[f"{path}.{expert}.{kind}.weight"] for kind in ("w1", "w3")])
+                for expert in range(12)
+            ]
+        ),
+        f"{path}.w2_weight": torch.stack([whole[f"{path}.{n}.w2.weight"] for n in range(12)]),
+    }
+    assert fastcheck.compare(fused, whole, rename="vllm").verdict == "identical"
+    assert fastcheck.verify(fused, fastcheck.receipt(whole), map="vllm").equal == 36
+    fused[f"{path}.w13_weight"][[3, 4]] = fused[f"{path}.w13_weight"][[4, 3]]
+    found = fastcheck.compare(fused, whole, rename="vllm")
+    assert [row.name for row in found.rows] == [f"{path}.w13_weight"]
+    arrived = fastcheck.verify(fused, fastcheck.receipt(whole), map="vllm")
+    assert f"it is {path}.4.w1.weight of the receipt" in arrived.differing[f"{path}.w13_weight"]
+
+
+def test_weights_fused_head_by_head_arrive() -> None:
+    whole = whole_state()
+    made = fastcheck.receipt(whole)
+    found = fastcheck.verify(fused(whole), made, map="megatron")
+    assert found and found.equal == len(whole)
+    found = fastcheck.verify(fused(whole, "q and k swapped"), made, map="megatron")
+    assert list(found.differing) == ["decoder.layers.1.self_attention.linear_qkv.weight"]

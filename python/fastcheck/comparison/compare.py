@@ -258,7 +258,8 @@ def compare(
         actual, reference: each a path: of a record log (``install(log_dir=...)``), of a dump
             (``Dumper``), of a checkpoint (.pt, .pth, .safetensors, .npy, .npz, or a directory of
             them), of an msprobe dump, or of the JSON of ``environment()`` or ``inventory()``. Or
-            in memory: a tensor, a state_dict, a module, or what those two return.
+            in memory: a tensor, a state_dict, a module, or what those two return; or a list of
+            checkpoints, one of each rank.
         rename: names of ``actual`` and what they are called in ``reference``: a mapping, the path
             of a JSON file with one, or ``"mindspore"`` (gamma, beta, moving_mean,
             moving_variance), ``"megatron"`` or ``"vllm"`` (against Hugging Face's names). A rule is

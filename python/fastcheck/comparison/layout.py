@@ -19,6 +19,7 @@ import torch
 
 from fastcheck.comparison.block import Block, Extra, Phase, Source
 from fastcheck.comparison.names import Name, NameTable, Renaming
+from fastcheck.comparison.relation import group_counts
 from fastcheck.comparison.split import merged
 from fastcheck.record.format import RECORD_DTYPE, Depth
 from fastcheck.record.site import NUMBER_ROLES
@@ -209,6 +210,9 @@ def _most(held: Iterable[_Held]) -> dict[str, int]:
 
 
 # ---- putting together ---------------------------------------------------------------------------
+
+
+_Way = tuple[int, list[torch.Tensor]]
 
 
 class _Piece(NamedTuple):
@@ -422,6 +426,7 @@ def _load(wholes: Sequence[_Whole], known: Optional[int], is_weight: bool) -> in
     ways = [_joined(whole.pieces, is_weight) for whole in wholes]
     shape = next((shape for shape in ways[0] if shape in ways[1]), None)
     if shape is None:
+        _stack(wholes, ways)
         return 1
     dims, rows = zip(*(way[shape] for way in ways))
     for groups in [known] if known else _groups(wholes, rows, dims):
@@ -436,7 +441,15 @@ def _load(wholes: Sequence[_Whole], known: Optional[int], is_weight: bool) -> in
     return known or 1
 
 
-_Way = tuple[int, list[torch.Tensor]]
+def _stack(wholes: Sequence[_Whole], ways: Sequence[Mapping[tuple[int, ...], _Way]]) -> None:
+    """Puts values together whose shapes differ by a dimension: one expert below the other."""
+    for mine, (dim, parts) in ways[0].items():
+        for other, (own, rows) in ways[1].items():
+            if math.prod(mine) == math.prod(other) and len(mine) != len(other):
+                shape = max(mine, other, key=len)
+                wholes[0].take(torch.cat(parts, dim).reshape(shape))
+                wholes[1].take(torch.cat(rows, own).reshape(shape))
+                return
 
 
 def _joined(pieces: Sequence[_Piece], is_weight: bool) -> dict[tuple[int, ...], _Way]:
@@ -470,10 +483,8 @@ def _groups(
     if len(in_parts) != 1:
         return [1]
     (place,) = in_parts
-    common = math.gcd(*(part.shape[dims[place]] for part in rows[place]))
-    ranks = len(wholes[1 - place].pieces)
-    found = [n for n in range(1, common + 1) if common % n == 0]
-    return sorted(found, key=lambda n: n not in (1, ranks))
+    sizes = [part.shape[dims[place]] for part in rows[place]]
+    return group_counts(sizes, len(wholes[1 - place].pieces))
 
 
 def _in_groups(parts: list[torch.Tensor], dim: int, groups: int) -> torch.Tensor:

@@ -9,7 +9,7 @@ from typing import NamedTuple, Union
 
 from fastcheck.errors import ConfigError, did_you_mean
 
-_BUILT_IN: Mapping[str, Mapping[str, str]] = {
+_LAST_PARTS: Mapping[str, Mapping[str, str]] = {
     # What MindSpore calls parameters and buffers, and what PyTorch does: last parts of a name.
     "mindspore": {
         "gamma": "weight",
@@ -74,6 +74,8 @@ _FUSED: Mapping[str, Sequence[tuple[str, Sequence[str]]]] = {
         ("output_layer", ("lm_head",)),
     ),
 }
+#: The maps that are built in.
+BUILT_IN = (*_LAST_PARTS, *_FUSED)
 #: Names of Transformer Engine's modules in Megatron-Core, and those of its own.
 _MEGATRON_OWN = (
     (r"self_attention\.linear_qkv\.layer_norm_", "input_layernorm."),
@@ -206,15 +208,14 @@ class Renaming:
         if isinstance(rename, str):
             if rename in _FUSED:
                 return cls({}, fused=_FUSED[rename])
-            if rename not in _BUILT_IN:
-                known = [*_BUILT_IN, *_FUSED]
+            if rename not in _LAST_PARTS:
                 raise ConfigError(
                     "unknown rename",
-                    expected=f"{', '.join(known)}, a mapping, or the path of a JSON file with one",
+                    expected=f"{', '.join(BUILT_IN)}, a mapping, or a JSON file with one",
                     got=repr(rename),
-                    hint=did_you_mean(rename, known),
+                    hint=did_you_mean(rename, BUILT_IN),
                 )
-            return cls({}, _BUILT_IN[rename])
+            return cls({}, _LAST_PARTS[rename])
         for left, right in rename.items():
             rights = [right] if isinstance(right, str) else right
             is_text = isinstance(left, str) and all(isinstance(part, str) for part in rights)

@@ -4,7 +4,8 @@ of the other. Each is proved by the elements.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Callable, Optional
 
 import numpy as np
@@ -202,6 +203,15 @@ def _part_text(mine: torch.Tensor, other: torch.Tensor) -> str:
                 whole = "it is" if of == "reference" else "reference is"
                 return f"{whole} {place} of {of}"
     return ""
+
+
+def group_counts(sizes: Sequence[int], likely: int = 1) -> list[int]:
+    """The numbers of groups in which parts of these sizes may follow each other in a whole: one
+    after the other, within each rank, or each head. ``likely``: to try after 1.
+    """
+    common = math.gcd(*sizes) if sizes else 1
+    found = [count for count in range(1, common + 1) if common % count == 0]
+    return sorted(found, key=lambda count: count not in (1, likely))
 
 
 def part_of(small: torch.Tensor, large: torch.Tensor) -> str:

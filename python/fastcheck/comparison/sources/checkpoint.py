@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -129,6 +130,50 @@ class MemorySource:
         return Block(
             step, rank, np.array(numbers, np.int64), np.array(phases, np.uint8), records, extras
         )
+
+
+class RanksSource:
+    """The checkpoints of several ranks, each with its parts."""
+
+    kind = Kind.CHECKPOINT
+    is_partial = False
+    compiled_modules = 0
+
+    def __init__(self, title: str, ranks: Sequence[MemorySource]) -> None:
+        self.title = title
+        self.notes = [note for source in ranks for note in source.notes]
+        self.settings = ranks[0].settings
+        self._ranks = ranks
+
+    def places(self) -> list[tuple[int, int]]:
+        return [(0, rank) for rank in range(len(self._ranks))]
+
+    def is_cut(self, step: int, rank: int) -> bool:
+        return False
+
+    def block(
+        self, step: int, rank: int, names: NameTable, renaming: Renaming, is_first: bool
+    ) -> Block:
+        return self._ranks[rank].block(step, rank, names, renaming, is_first)
+
+
+_RANK = re.compile(r"rank[_-]?(\d+(?:_\d+)*)")
+
+
+def rank_files(directory: str) -> list[str]:
+    """The checkpoint files of a directory, where each is that of another rank by its name or that
+    of its folder (``mp_rank_00/model.pt``), in the order of the ranks; else none.
+    """
+    if is_distributed_checkpoint(directory):
+        return []
+    numbers: dict[tuple[int, ...], str] = {}
+    names = list(_files(directory))
+    for name in names:
+        found = _RANK.findall(name)
+        if len(found) == 1:
+            numbers[tuple(map(int, found[0].split("_")))] = os.path.join(directory, name)
+    is_by_rank = len(numbers) == len(names) > 1
+    return [path for _, path in sorted(numbers.items())] if is_by_rank else []
 
 
 class CheckpointSource(MemorySource):

@@ -18,7 +18,7 @@ from fastcheck.comparison.names import NameTable, Renaming
 from fastcheck.errors import CompareError, did_you_mean
 from fastcheck.utils.reading import read_json
 
-from .checkpoint import CheckpointSource, MemorySource
+from .checkpoint import CheckpointSource, MemorySource, RanksSource, rank_files
 from .dump import DumpSource, is_dump
 from .files import flatten_checkpoint
 from .formats import format_of
@@ -84,12 +84,18 @@ _TAKEN = (
 
 def open_source(value: Any, side: str, trust: bool = False) -> Source:
     """``value``: a path, or in memory a tensor, a state_dict, or what environment() and inventory()
-    return. ``side``: how messages call it. CompareError when it is none of these.
+    return; a list of checkpoints has one of each rank. ``side``: how messages call it. CompareError
+    when it is none of these.
     """
     if isinstance(value, (str, os.PathLike)):
         return _open_path(os.fspath(value), side, trust)
     if settings_kind(value) is not None:
         return SettingsSource(f"{value['fastcheck']}()", value)
+    if isinstance(value, (list, tuple)) and value:
+        ranks = [open_source(one, side, trust) for one in value]
+        checkpoints = [one for one in ranks if isinstance(one, MemorySource)]
+        if len(checkpoints) == len(ranks):
+            return RanksSource(f"{len(ranks)} ranks: {ranks[0].title}, ...", checkpoints)
     if isinstance(value, torch.nn.Module):
         value = value.state_dict()
     if isinstance(value, torch.Tensor):
@@ -134,6 +140,8 @@ def _open_path(path: str, side: str, trust: bool) -> Source:
         if settings is not None:
             return SettingsSource(path, settings)
     elif os.path.isdir(path):
+        if ranks := rank_files(path):
+            return RanksSource(path, [CheckpointSource(one, trust) for one in ranks])
         source = CheckpointSource(path, trust)
         if source.has_tensors:
             return source
