@@ -2,7 +2,7 @@
 
 A spill or a stack frame is local memory: a second memory stream in a kernel whose time is one
 reading of memory. FASTCHECK_CUDA_ARCHS (space-separated, e.g. "75 90 120") says what is compiled;
-one architecture by default.
+one architecture by default. What takes longest is compiled in whole runs (``make test-release``).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import pytest
 
 from fakes import ptx_on_cpu
 from support.paths import ROOT
+from support.sampling import IS_WHOLE
 
 SOURCES = sorted((ROOT / "csrc" / "cuda").glob("*.cu"))
 ARCHS = os.environ.get("FASTCHECK_CUDA_ARCHS", "90").split()
@@ -30,6 +31,8 @@ KERNELS = {
     "records_floats": 12,
     "records_integers": 18,
 }
+# Half of the time; test_extension_build.py compiles all of them, without optimisation.
+LONG = ("record_and_exponents", "records_integers")
 # Two blocks of 256 threads per multiprocessor; one where exponents are counted beside the record.
 MAX_REGISTERS = 128
 MAX_WITH_EXPONENTS = 255
@@ -42,7 +45,11 @@ def test_every_source_is_compiled() -> None:
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "source",
+    [path for path in SOURCES if IS_WHOLE or path.stem not in LONG],
+    ids=lambda path: path.stem,
+)
 def test_registers_alone(source: Path, arch: str) -> None:
     _, said = ptx_on_cpu.cubin(source.relative_to(ROOT).as_posix(), arch)
     assert len(re.findall(r"Compiling entry function", said)) == KERNELS[source.stem]

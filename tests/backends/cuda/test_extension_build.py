@@ -86,18 +86,32 @@ def run(package: Path, code: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@needs_nvcc
-def test_it_loads_and_reads_the_cpu(package: Path) -> None:
-    code = """
-import fastcheck, torch
+PROGRAM = """
+import fastcheck.cli.main, torch
+from fastcheck import _C
 from fastcheck.backends import cuda, table
 print(fastcheck.__file__)
 print(fastcheck.stats(torch.ones(3)).numel, table.backend_for(torch.device("cpu")).name)
 print(cuda.cuda_problem(), table.backend_for(torch.device("cuda")).name)
+try:
+    _C.cuda_observe(torch.ones(3), torch.zeros(192, dtype=torch.uint8), 0, 3)
+except TypeError as error:
+    print(str(error).splitlines()[0])
+print(_C.cuda_problem(0))
+fastcheck.cli.main.main(["doctor", "--json"])
 """
-    done = run(package, code)
+
+
+@pytest.fixture(scope="module")
+def lines(package: Path) -> list[str]:
+    done = run(package, PROGRAM)
     assert done.returncode == 0, done.stderr
-    where, cpu, cuda = done.stdout.splitlines()
+    return done.stdout.splitlines()
+
+
+@needs_nvcc
+def test_it_loads_and_reads_the_cpu(lines: list[str], package: Path) -> None:
+    where, cpu, cuda = lines[:3]
     assert where == str(package / "__init__.py")
     assert cpu == "3 cpu"
     if not torch.cuda.is_available():
@@ -105,26 +119,15 @@ print(cuda.cuda_problem(), table.backend_for(torch.device("cuda")).name)
 
 
 @needs_nvcc
-def test_doctor_names_the_accelerator(package: Path) -> None:
-    done = run(package, "import fastcheck.cli.main; fastcheck.cli.main.main(['doctor', '--json'])")
-    found: Any = json.loads(done.stdout)
+def test_doctor_names_the_accelerator(lines: list[str]) -> None:
+    found: Any = json.loads("\n".join(lines[5:]))
     assert re.fullmatch(rf"built \(cuda1\d\.\d+ for {ARCH}\)", found["versions"]["cuda"])
     assert {row["name"]: row["reason"] for row in found["backends"]}["cuda"].startswith("built; ")
 
 
 @needs_nvcc
-def test_a_cuda_tensor_is_asked_for(package: Path) -> None:
-    code = """
-import torch
-from fastcheck import _C
-try:
-    _C.cuda_observe(torch.ones(3), torch.zeros(192, dtype=torch.uint8), 0, 3)
-except TypeError as error:
-    print(error)
-print(_C.cuda_problem(0))
-"""
-    done = run(package, code)
-    said, problem = done.stdout.splitlines()
+def test_a_cuda_tensor_is_asked_for(lines: list[str]) -> None:
+    said, problem = lines[3:5]
     assert said.startswith("expected a CUDA tensor, got one on cpu")
     if torch.version.cuda is None:
         assert problem == "this torch was built without CUDA"
@@ -164,7 +167,7 @@ def test_flags(package: Path) -> None:
 
 def test_a_label_that_promises_cuda_is_kept_or_refused(tmp_path: Path) -> None:
     promise = "-DSKBUILD_PROJECT_VERSION_FULL=0.1.0+pt213.cu99"
-    done = configure(tmp_path, "-DFASTCHECK_CUDA=OFF", promise)
+    done = configure(tmp_path, "-DFASTCHECK_CUDA=OFF", "-DFASTCHECK_BINDING=OFF", promise)
     assert done.returncode != 0
     said = " ".join(done.stderr.split())
     assert "the version is 0.1.0+pt213.cu99, but what is built is 'cpu'" in said
@@ -195,6 +198,6 @@ def test_auto_asks_for_no_compiler_beside_a_torch_without_cuda(tmp_path: Path) -
     ],
 )
 def test_a_bad_option_is_an_error(option: str, said: str, tmp_path: Path) -> None:
-    done = configure(tmp_path, "-DFASTCHECK_CUDA=ON", option)
+    done = configure(tmp_path, "-DFASTCHECK_CUDA=ON", "-DFASTCHECK_BINDING=OFF", option)
     assert done.returncode != 0
     assert said in " ".join(done.stderr.split())

@@ -79,7 +79,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return made
 
 
-@pytest.mark.parametrize("dtype", sample(READ, 5))
+@pytest.mark.parametrize("dtype", sample(READ, 3))
 def test_sizes(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = (*SIZES, MANY) if dtype in sample(("bfloat16", "float32", "int64"), 1) else SIZES
     xs = [tensor_of(pattern(kinds(dtype)[0], dtype, n, n), dtype) for n in sizes]

@@ -17,7 +17,6 @@ import shutil
 import struct
 import subprocess
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Optional
 
@@ -41,10 +40,10 @@ SOURCES = (
     "tests/fakes/cuda_on_cpu/fibers.cpp",
     "tests/fakes/cuda_on_cpu/probes.cpp",
 )
-# For tests that compile a changed copy: one dtype, in seconds.
+# For tests that compile a changed copy: one dtype, in seconds. Its specializations come first.
 FLOAT32_SOURCES = (
-    "csrc/cuda/launch.cu",
     "tests/fakes/cuda_on_cpu/float32_alone.cpp",
+    "csrc/cuda/launch.cu",
     "tests/fakes/cuda_on_cpu/device.cpp",
     "tests/fakes/cuda_on_cpu/fibers.cpp",
 )
@@ -77,29 +76,22 @@ def build(root: Path = ROOT, only_float32: bool = False) -> Path:
 def shared_library(
     path: Path, sources: Sequence[str], headers: Sequence[str], flags: Sequence[str], root: Path
 ) -> Path:
-    """A library of C++ sources; ``path`` with the hash of what goes into it as one more folder."""
+    """A library of C++ sources, compiled as one file, which saves half of the time; ``path`` with
+    the hash of what goes into it as one more folder.
+    """
     cxx = compiler()
     assert cxx is not None
     folder = path.parent / fingerprint((cxx, *flags), (*sources, *headers), root)
     library = folder / path.name
     if library.exists():
         return library
-
-    def compile_one(source: str) -> str:
-        target = folder / (Path(source).stem + ".o")
-        run([cxx, "-x", "c++", *flags, "-c", source, "-o", str(target)], root)
-        return str(target)
-
     with locked(folder):
         if library.exists():
             return library
-        with ThreadPoolExecutor(2) as pool:
-            objects = list(pool.map(compile_one, sources))
-        unfinished = folder / "unfinished.so"
-        run([cxx, "-shared", "-o", str(unfinished), *objects], root)
+        whole, unfinished = folder / "whole.cpp", folder / "unfinished.so"
+        whole.write_text("".join(f'#include "{source}"\n' for source in sources))
+        run([cxx, *flags, "-I.", "-shared", str(whole), "-o", str(unfinished)], root)
         unfinished.replace(library)
-        for item in objects:
-            os.unlink(item)
     return library
 
 

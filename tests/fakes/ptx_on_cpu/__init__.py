@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Optional
 
 from fakes.cuda_on_cpu import driver
+from support.sampling import IS_WHOLE
 
 ROOT = driver.ROOT
 BUILD = ROOT / "build" / "ptx_on_cpu"
@@ -27,8 +28,9 @@ KERNELS = (
     "csrc/cuda/records_integers.cu",
     "csrc/cuda/found_nonfinite.cu",
     "csrc/cuda/exponents.cu",
-    "csrc/cuda/record_and_exponents.cu",
 )
+#: nvcc and ptxas take as long for it as for all the others: whole runs alone have it.
+BOTH = ("csrc/cuda/record_and_exponents.cu",)
 FLOAT32_KERNELS = ("tests/fakes/cuda_on_cpu/float32_alone.cpp",)
 FLOAT32_EXPONENTS = ("tests/fakes/ptx_on_cpu/float32_exponents.cu",)
 MACHINE = (
@@ -125,6 +127,7 @@ def count(lib: ctypes.CDLL) -> tuple[int, int]:
 
 @contextlib.contextmanager
 def kernels(arch: str) -> Iterator[None]:
-    """Calls that name no library go to the PTX of all kernels."""
-    with driver.using(load(ptx(KERNELS, arch))):
+    """Calls that name no library go to the PTX of the kernels; of ``BOTH`` in whole runs alone."""
+    paths = [*ptx(KERNELS, arch), *(ptx(BOTH, arch) if IS_WHOLE else [])]
+    with driver.using(load(paths)):
         yield
