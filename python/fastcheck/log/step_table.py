@@ -95,6 +95,8 @@ class StepTable:
         # Steps that are over, whose rows nobody has asked for yet: the rows of many are made in a
         # fraction of the time.
         self._late: list[_LateRows] = []
+        # How many records these hold.
+        self._held = 0
 
     @property
     def rows(self) -> list[StepRow]:
@@ -115,14 +117,14 @@ class StepTable:
         """The steps of these records are over. Their rows."""
         rows = _LateRows(self, list(chunks))
         self._late.append(rows)
-        is_much = sum(len(chunk) for one in self._late for chunk in one.chunks) > _MOST_HELD
-        if is_much or len(self._late) >= _MOST_LATE:
+        self._held += sum(map(len, rows.chunks))
+        if self._held > _MOST_HELD or len(self._late) >= _MOST_LATE:
             self.settle()
         return rows
 
     def settle(self) -> None:
         """Makes the rows of all steps that are over."""
-        late, self._late = self._late, []
+        late, self._late, self._held = self._late, [], 0
         made = self._rows_of([rows.chunks for rows in late]) if late else []
         for rows, found in zip(late, made):
             rows.made, rows.chunks = found, ()

@@ -401,17 +401,18 @@ class StalledWeights:
         self._stray_checksums: dict[int, int] = {}
         self._buffers = ConstantBuffers()
         self._lock = threading.Lock()
-        self._unsaid: list[str] = []
+        #: The warnings that were not given yet.
+        self.unsaid: list[str] = []
         #: All warnings, for summary().
         self.notes: list[str] = []
         self.is_on = True
 
     def take_warnings(self) -> Sequence[str]:
         """The warnings that were not given yet, once."""
-        if not self._unsaid:
+        if not self.unsaid:
             return ()
         with self._lock:
-            texts, self._unsaid = self._unsaid, []
+            texts, self.unsaid = self.unsaid, []
         return texts
 
     def settle(self, look: UpdateInfo) -> None:
@@ -567,7 +568,7 @@ class StalledWeights:
         text = spell(_names([self._sites[site] for site in new]))
         with self._lock:
             self.notes.append(text)
-            self._unsaid.append(text)
+            self.unsaid.append(text)
 
 
 def _names(sites: Sequence[Site]) -> str:

@@ -20,7 +20,7 @@ from fastcheck.backends.backend import Observe
 from fastcheck.backends.complete_records import host_observers, observe_on_host
 from fastcheck.backends.portable.traversal import dtype_and_order
 from fastcheck.extension import compiled
-from fastcheck.record.format import BYTES_DTYPE, RECORD_DTYPE, nonfinite
+from fastcheck.record.format import RECORD_DTYPE, nonfinite
 from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read
 from fastcheck.utils.torch.seen_tensors import SeenTensors
 
@@ -62,6 +62,7 @@ class HostRing:
         slots = torch.zeros(capacity * RECORD_DTYPE.itemsize, dtype=torch.uint8, device="cpu")
         self.slots = slots
         self._records: np.ndarray = slots.numpy().view(RECORD_DTYPE)
+        self._bytes: np.ndarray = slots.numpy()
         self.capacity = capacity
         self._cursor = cursor or new_cursor()
         self.depth = int(depth)
@@ -89,14 +90,15 @@ class HostRing:
         """Reads ``tensor`` into the next slot. True when it holds anything non-finite."""
         is_bad = self.write(tensor, self.next_slot(), site, call, step, seq, flags, observe)
         # After the write: a tensor that the kernel refuses takes no slot.
-        self.used += 1
+        self._cursor.slot += 1
         return is_bad
 
     def next_slot(self) -> int:
         """The number of a free slot; after writing it the caller increments ``used``."""
-        if self.used == self.capacity:
+        cursor = self._cursor
+        if cursor.slot == self.capacity:
             self._when_full()
-        return self.used
+        return cursor.slot
 
     def write(
         self,
@@ -130,23 +132,24 @@ class HostRing:
 
         Yields copies of the records that are non-finite; the caller has to exhaust it.
         """
-        start = 0
+        start, cursor = 0, self._cursor
         while start < len(tensors):
-            if self.used == self.capacity:
+            if cursor.slot == self.capacity:
                 self._when_full()
-            stop = min(len(tensors), start + self.capacity - self.used)
+            first = cursor.slot
+            stop = min(len(tensors), start + self.capacity - first)
             found = self._observe_list(
                 list(tensors[start:stop]),
                 self.slots,
-                self.used,
+                first,
                 self.depth,
                 list(sites[start:stop]),
                 step,
                 first_seq + start,
                 flags,
             )
-            part = self._records[self.used : self.used + stop - start]
-            self.used += stop - start
+            part = self._records[first : first + stop - start]
+            cursor.slot = first + stop - start
             start = stop
             if found:
                 yield part[nonfinite(part)].copy()
@@ -158,9 +161,10 @@ class HostRing:
 
     def take(self) -> np.ndarray:
         """A copy of every record in the ring, oldest first; the ring is empty afterwards."""
-        copy = self._records[: self.used].view(BYTES_DTYPE).copy()
-        self.used = 0
-        records: np.ndarray = copy.view(RECORD_DTYPE)
+        used, self._cursor.slot = self._cursor.slot, 0
+        # As bytes: records are copied field by field.
+        copy = self._bytes[: used * RECORD_DTYPE.itemsize].copy()
+        records: np.ndarray = np.ndarray(used, RECORD_DTYPE, copy)
         return records
 
 

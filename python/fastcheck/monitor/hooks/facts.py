@@ -168,6 +168,8 @@ class Facts:
         self._chains: weakref.WeakKeyDictionary[torch.optim.Optimizer, _Chain] = (
             weakref.WeakKeyDictionary()
         )
+        # The same, without those of optimizers that were gone when the youngest was met.
+        self._of_all: tuple[_Chain, ...] = ()
         # In how many updates in a row a fact has held, by the fact and what it is of.
         self._runs: dict[tuple[str, int], int] = {}
         self._told: set[str] = set()
@@ -190,15 +192,16 @@ class Facts:
     def backward_began(self, roots: Sequence[torch.Tensor]) -> None:
         """backward() is called on these."""
         self._runs.pop(("dropout_on", 0), None)
-        for chain in self._chains.values():
+        for chain in self._of_all:
             chain.backward_began()
-        self._is_unscaled |= any(one.is_of(root) for one in self._unscaled for root in roots)
+        if self._unscaled:
+            self._is_unscaled |= any(one.is_of(root) for one in self._unscaled for root in roots)
 
     def backward_ended(self) -> None:
         """Backward has made gradients."""
-        for chain in self._chains.values():
+        for chain in self._of_all:
             chain.backward_ended()
-            if "nan_kept" not in self._told and chain.keeps_nan():
+            if chain.added and "nan_kept" not in self._told and chain.keeps_nan():
                 self._tell_once("nan_kept", chain.added, chain.parameter)
 
     def scaled(self, outputs: Any) -> None:
@@ -207,7 +210,7 @@ class Facts:
 
     def clipping(self, gradients: Sequence[torch.Tensor]) -> None:
         """Gradients are about to be clipped."""
-        for chain in self._chains.values():
+        for chain in self._of_all:
             gradient = chain.gradient
             if gradient is None:
                 continue
@@ -219,7 +222,7 @@ class Facts:
 
     def clipped(self, norm: Optional[torch.Tensor], threshold: object) -> None:
         """Gradients were clipped, to ``threshold``; ``norm``: None where each element was."""
-        for chain in self._chains.values():
+        for chain in self._of_all:
             chain.leave()
         if norm is not None and isinstance(threshold, (int, float)):
             if threshold != self._threshold and 0 < threshold < math.inf:
@@ -256,9 +259,10 @@ class Facts:
         chain = self._chains.get(optimizer)
         if chain is None:
             chain = self._chains[optimizer] = _Chain(optimizer)
+            self._of_all = tuple(self._chains.values())
         chain.update_ended()
         # Another may hold the same parameters.
-        for other in self._chains.values():
+        for other in self._of_all:
             other.added = 0
 
     def scheduler_stepped(self, scheduler: Any) -> None:

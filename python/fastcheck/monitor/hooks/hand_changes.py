@@ -84,11 +84,11 @@ class HandChanges:
         if self.was_seen:
             return self._passes >= min(self._passes_before.values(), default=1)
         if self.is_first:
-            self._note(_chosen(parameters))
+            self._note(spread(parameters))
             return self._passes <= _MOST_PASSES
-        for places in self._parameters.values():
-            found = ((node, name, parameter_at(node, name)) for node, name in places)
-            self._note([(node, name, one) for node, name, one in found if one is not None])
+        for places in list(self._parameters.values()):
+            for node, name in places:
+                self._note_one(node, name, parameter_at(node, name))
         return False
 
     def seen(self) -> None:
@@ -121,31 +121,31 @@ class HandChanges:
         self._passes_before[owner], self._passes = self._passes, 0
         if self.was_seen:
             return False
-        found = ((node, name, parameter_at(node, name)) for node, name in list(self._probes))
-        if any(
-            self._is_changed((node, name, one))
-            for node, name, one in found
-            if one is not None and (owned is None or id(one) in owned)
-        ):
-            self.seen()
-            return not was_first
+        for place in list(self._probes):
+            one = parameter_at(*place)
+            is_held = one is not None and (owned is None or id(one) in owned)
+            if one is not None and is_held and self._is_changed(place, one):
+                self.seen()
+                return not was_first
         if owner not in self._parameters:
-            self._parameters[owner] = [(node, name) for node, name, _ in _chosen(parameters)]
+            self._parameters[owner] = [(node, name) for node, name, _ in spread(parameters)]
         return False
 
     def _note(self, parameters: Sequence[StoredTensor]) -> None:
         for node, name, parameter in parameters:
-            gradient = parameter.grad
-            if gradient is not None:
-                self._probes[node, name] = _probe(gradient)
+            self._note_one(node, name, parameter)
 
-    def _is_changed(self, stored: StoredTensor) -> bool:
-        node, name, parameter = stored
-        probe, gradient = self._probes.pop((node, name), None), parameter.grad
+    def _note_one(self, node: ModuleNode, name: str, parameter: Optional[torch.Tensor]) -> None:
+        gradient = None if parameter is None else parameter.grad
+        if gradient is not None:
+            self._probes[node, name] = _probe(gradient)
+
+    def _is_changed(self, place: tuple[ModuleNode, str], parameter: torch.Tensor) -> bool:
+        probe, gradient = self._probes.pop(place, None), parameter.grad
         return probe is not None and gradient is not None and probe.is_changed(gradient)
 
 
-def _chosen(parameters: Sequence[StoredTensor]) -> list[StoredTensor]:
+def spread(parameters: Sequence[StoredTensor]) -> list[StoredTensor]:
     """A few of those with a gradient, evenly spread."""
     held = [stored for stored in parameters if stored[2].grad is not None]
     last = len(held) - 1

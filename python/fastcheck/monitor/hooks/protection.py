@@ -107,7 +107,8 @@ class WeightProtection:
         self._is_loop_known = False
         self._cannot_protect = False
         self._has_combined = False
-        self._warnings: list[str] = []
+        #: The texts to warn with.
+        self.warnings: list[str] = []
 
     def before_update(self, optimizer: torch.optim.Optimizer, evaluation: int = 0) -> None:
         """The optimizer is about to use its gradients, unless it is to skip that.
@@ -151,14 +152,14 @@ class WeightProtection:
         if note not in session.faults.notes:
             session.faults.notes[note] = None
             if self._norm_limit is not None:
-                self._warnings.append(
+                self.warnings.append(
                     f"Watch(skip_above=) skips no update of {type(optimizer).__name__}: {reason}"
                 )
             if (
                 session.config.stop.protect_weights is True
                 or session.event_store.ranks.together > 1
             ):
-                self._warnings.append(
+                self.warnings.append(
                     f"{note}. A stop comes one step after the event: by then an update has applied "
                     "what was not finite"
                 )
@@ -180,7 +181,7 @@ class WeightProtection:
         if self._norm_limit is None or self._is_loop_known:
             return
         self._is_loop_known = True
-        self._warnings.append(
+        self.warnings.append(
             "Watch(skip_above=) compares the norm of gradients as the optimizer gets them, and the "
             "training loop changes them after backward(). Where that is clipping, no norm is large "
             "any more: clip with torch.nn.utils.clip_grad_norm_, whose gradients are read before"
@@ -197,7 +198,7 @@ class WeightProtection:
 
     def take_warnings(self) -> list[str]:
         """The texts to warn with since the last time."""
-        warnings, self._warnings = self._warnings, []
+        warnings, self.warnings = self.warnings, []
         return warnings
 
     def release(self) -> None:

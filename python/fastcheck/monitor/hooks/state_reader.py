@@ -100,6 +100,7 @@ class EarlyGradients:
 _LIMITS = np.array(
     [FLOAT_FORMATS[row.name].max ** 0.5 if row.kind == "f8" else np.inf for row in DTYPES]
 )
+_STATS = int(Depth.STATS)
 _SMALLEST_LIMIT = float(_LIMITS.min())
 
 
@@ -115,7 +116,7 @@ class LargeSquares:
     def weigh(self, first: int, stop: int) -> None:
         """The records of an update's gradients have these sequence numbers, and are on the host."""
         records = self._history.between(first, stop)
-        if not len(records) or records["depth"][0] < Depth.STATS:
+        if not len(records) or records["depth"][0] < _STATS:
             return
         module = status.module
         if module is not None and module.largest_magnitude(records) <= _SMALLEST_LIMIT:
@@ -403,13 +404,21 @@ class StateReader:
 
     def owned_by(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether the optimizer updates any parameter of the observed modules."""
-        first = next((one for node in self._nodes for one in _parameters_in(node)), None)
-        if first is not None and _begins_with(optimizer, first):
+        if self._begins_with_first(optimizer):
             return True
         owned = parameter_ids(optimizer)
         return any(
             id(parameter) in owned for node in self._nodes for parameter in _parameters_in(node)
         )
+
+    def _begins_with_first(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether the first parameter of the observed modules is the first that it updates."""
+        held = optimizer.param_groups[0]["params"] if optimizer.param_groups else []
+        for node in self._nodes:
+            for parameter in stored_in(node, "_parameters").values():
+                if parameter is not None:
+                    return bool(held) and held[0] is parameter
+        return False
 
     def _read(
         self, batch: TensorBatch, flags: int = 0, kind: Callable[..., Seen] = Stored, *fields: Any
@@ -440,12 +449,6 @@ def _as_read(tensors: Sequence[torch.Tensor]) -> list[int]:
         return list(range(len(tensors)))
     devices = dict.fromkeys(tensor.device for tensor in tensors)
     return [at for device in devices for at, one in enumerate(tensors) if one.device == device]
-
-
-def _begins_with(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> bool:
-    """Whether it is the first that the optimizer updates."""
-    held = (one for group in optimizer.param_groups for one in group["params"])
-    return next(held, None) is parameter
 
 
 def _parameters_in(node: ModuleNode) -> list[torch.Tensor]:

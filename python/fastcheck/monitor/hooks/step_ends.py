@@ -21,6 +21,8 @@ from fastcheck.utils.torch.readable import can_read, has_memory
 from fastcheck.utils.torch.sharding import local
 from fastcheck.verdict.entries import Moment
 
+from .hand_changes import spread
+
 
 class Turns:
     """An iteration is over when each optimizer has stepped that is expected to.
@@ -121,7 +123,8 @@ class EndlessSteps:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._warning = ""
+        #: The text to warn with; empty as a rule.
+        self.warning = ""
         self._has_warned = False
 
     def after_backward(self) -> bool:
@@ -137,7 +140,7 @@ class EndlessSteps:
             return False
         if not self._has_warned:
             self._has_warned = True
-            self._warning = (
+            self.warning = (
                 f"{_MOST_PASSES:,} backward passes have run in step {index:,} without an update of "
                 f"the weights that ends it: fastcheck ends a step after {_MOST_PASSES:,} of them. "
                 "Call monitor.step() where an iteration of the loop ends"
@@ -145,15 +148,14 @@ class EndlessSteps:
         return True
 
     def take_warning(self) -> str:
-        """The text to warn with, once; empty as a rule."""
-        warning, self._warning = self._warning, ""
+        """The text to warn with, once."""
+        warning, self.warning = self.warning, ""
         return warning
 
 
 #: A module, the name of a parameter in it, and the version of its gradient.
 _Probe = tuple[ModuleNode, str, int]
 
-_PROBES = 3
 # After so many backward passes in a row that left no gradient (of a model that is not trained), the
 # parameters are searched once in so many passes.
 _MOST_FRUITLESS = 64
@@ -182,10 +184,15 @@ class UnfinishedSteps:
     def after_backward(self) -> None:
         """Gradients were made in the open step."""
         session = self._session
-        probes = _probes((node, name, parameter_at(node, name)) for node, name, _ in self._probes)
+        held: list[StoredTensor] = []
+        for node, name, _ in self._probes:
+            parameter = parameter_at(node, name)
+            if parameter is not None:
+                held.append((node, name, parameter))
+        probes = _probes(held)
         if not probes:
             if self._fruitless < _MOST_FRUITLESS or self._fruitless % _MOST_FRUITLESS == 0:
-                probes = _spread(_probes(self._parameters()))
+                probes = _probes(spread(self._parameters()))
             self._fruitless = 0 if probes else self._fruitless + 1
         self._step = session.step.index
         self._probes = probes
@@ -213,21 +220,14 @@ class UnfinishedSteps:
         return True
 
 
-def _probes(
-    parameters: Iterable[tuple[ModuleNode, str, Optional[torch.Tensor]]],
-) -> list[_Probe]:
-    """The versions of the gradients of those parameters that have one."""
-    return [
-        (node, name, local(parameter.grad)._version)
-        for node, name, parameter in parameters
-        if parameter is not None and parameter.grad is not None
-    ]
-
-
-def _spread(probes: Sequence[_Probe]) -> list[_Probe]:
-    last = len(probes) - 1
-    places = {last * number // (_PROBES - 1) for number in range(_PROBES)} if probes else set()
-    return [probes[place] for place in sorted(places)]
+def _probes(parameters: Sequence[StoredTensor]) -> list[_Probe]:
+    """The versions of the gradients of some parameters that have one."""
+    found = []
+    for node, name, parameter in parameters:
+        gradient = parameter.grad
+        if gradient is not None:
+            found.append((node, name, local(gradient)._version))
+    return found
 
 
 def _is_cleared(node: ModuleNode, name: str, version: int) -> bool:

@@ -492,8 +492,11 @@ class StepWatcher:
 
     def emit_warnings(self) -> None:
         """Emits the warnings that are due, outside of all locks."""
-        meta, notes = self._meta, self.session.faults.notes
-        warn_of_step(self._state, meta, self.protection, self.ends.endless, self._tree, notes)
+        schedule, notes = self._meta.schedule, self.session.faults.notes
+        stalled, endless = self._state.stalled_weights, self.ends.endless
+        has_warnings = self.protection.warnings or endless.warning or schedule.rates.warning
+        if has_warnings or self._tree.may_differ or (stalled is not None and stalled.unsaid):
+            warn_of_step(self._state, self._meta, self.protection, endless, self._tree, notes)
         for listener in self.session.event_store.listeners:
             listener.at_boundary()
 

@@ -7,6 +7,7 @@ over. One table says what is read of an operator, and by what its backward multi
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable, NamedTuple, Optional
 
@@ -187,14 +188,16 @@ DERIVATIVES: Mapping[str, Factors] = {
 
 def _last_nodes(roots: Sequence[torch.Tensor]) -> list[tuple[Any, _Attributes]]:
     """The nodes near these that DERIVATIVES has, with what is read of them."""
+    nodes: list[tuple[Any, _Attributes]] = []
     if status.module is not None:
-        named = status.module.last_nodes(roots, DERIVATIVES, _MOST_NODES)
-        kinds = ((node, type(node)) for node in named)
-        known = ((node, _known[k] if k in _known else _attributes(k)) for node, k in kinds)
-        return [(node, attributes) for node, attributes in known if attributes]
+        for node in status.module.last_nodes(roots, DERIVATIVES, _MOST_NODES):
+            kind = type(node)
+            attributes = _known[kind] if kind in _known else _attributes(kind)
+            if attributes:
+                nodes.append((node, attributes))
+        return nodes
     waiting = [root.grad_fn for root in roots if root.grad_fn is not None]
     met = set(waiting)
-    nodes: list[tuple[Any, _Attributes]] = []
     for node in waiting:
         kind = type(node)
         attributes = _known[kind] if kind in _known else _attributes(kind)
@@ -209,6 +212,13 @@ def _last_nodes(roots: Sequence[torch.Tensor]) -> list[tuple[Any, _Attributes]]:
                     met.add(following)
                     waiting.append(following)
     return nodes
+
+
+def _is_needed(following: tuple[Any, int]) -> bool:
+    return following[0] is not None
+
+
+_by_order = operator.attrgetter("order")
 
 
 class Derivatives:
@@ -236,14 +246,15 @@ class Derivatives:
         """backward() begins at these."""
         nodes = _last_nodes(roots)
         if nodes and self._size < _MOST_BYTES:
+            graph: list[SavedByNode] = []
             with unobserved():
-                found = [self._saved_by(node, attributes) for node, attributes in nodes]
-            self._graphs.append(sorted((s for s in found if s.values), key=lambda s: -s.order))
-
-    def _saved_by(self, node: Any, attributes: _Attributes) -> SavedByNode:
-        values = self._saved(node, attributes)
-        needs_gradient = tuple([following is not None for following, _ in node.next_functions])
-        return SavedByNode(node.name(), node._sequence_nr(), needs_gradient, values)
+                for node, attributes in nodes:
+                    values = self._saved(node, attributes)
+                    if values:
+                        needs = tuple(map(_is_needed, node.next_functions))
+                        graph.append(SavedByNode(node.name(), node._sequence_nr(), needs, values))
+            graph.sort(key=_by_order, reverse=True)
+            self._graphs.append(graph)
 
     def _saved(self, node: Any, attributes: _Attributes) -> dict[str, Any]:
         """Empty where it is too much, or where hooks have packed it, whose unpacking may run a

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
+import operator
 import re
 import threading
 import weakref
@@ -143,7 +144,11 @@ class Schedule:
     def __init__(self, event_store: EventStore) -> None:
         self._event_store = event_store
         self._last: dict[str, Any] = {}
-        self._rates = _RateWatch()
+        #: Looks for learning rates that stay 0.
+        self.rates = _RateWatch()
+        # By optimizer and group, the options as they were last (empty: they may change in place),
+        # and the learning rate.
+        self._seen: dict[tuple[int, int], tuple[tuple[Any, ...], list[float]]] = {}
         #: Of an optimizer that has stepped with a learning rate that is not finite: both.
         self.broken: Optional[tuple[str, float]] = None
 
@@ -151,7 +156,7 @@ class Schedule:
         """The warning that no learning rate is other than 0, once; empty where there is nothing to
         tell.
         """
-        warning, self._rates.warning = self._rates.warning, ""
+        warning, self.rates.warning = self.rates.warning, ""
         return warning
 
     def follow(self, step: int, number: int, optimizer: torch.optim.Optimizer) -> None:
@@ -159,20 +164,33 @@ class Schedule:
         meta file.
         """
         rates: list[float] = []
+        for group, options in enumerate(optimizer.param_groups):
+            values = tuple(map(options.get, _OPTIONS))
+            seen = self._seen.get((number, group))
+            if seen is None or not (seen[0] and all(map(operator.is_, seen[0], values))):
+                found = self._follow_group(step, number, group, optimizer)
+                seen = self._seen[number, group] = values if _are_fixed(values) else (), found
+            rates += seen[1]
+
+        # Of a rate that a device has nothing is known.
+        self.rates.follow(step, not any(rates) and len(rates) == len(optimizer.param_groups))
+
+    def _follow_group(
+        self, step: int, number: int, group: int, optimizer: torch.optim.Optimizer
+    ) -> list[float]:
+        """The learning rate of the group, as far as it is known."""
+        rates: list[float] = []
         kind = type(optimizer).__name__.lower()
         # Divides by the root of a mean of squares.
         is_adam = "adam" in kind and kind != "adamax"
-        for group, options in enumerate(optimizer.param_groups):
-            for name, value in _numbers(options):
-                if name == "lr":
-                    rates.append(value)
-                    if not math.isfinite(value):
-                        self.broken = type(optimizer).__name__, value
-                full_name = f"optimizers[{number}].groups[{group}].{name}"
-                self._note(step, full_name, value, False, is_adam)
-
-        # Of a rate that a device has nothing is known.
-        self._rates.follow(step, not any(rates) and len(rates) == len(optimizer.param_groups))
+        for name, value in _numbers(optimizer.param_groups[group]):
+            if name == "lr":
+                rates.append(value)
+                if not math.isfinite(value):
+                    self.broken = type(optimizer).__name__, value
+            full_name = f"optimizers[{number}].groups[{group}].{name}"
+            self._note(step, full_name, value, False, is_adam)
+        return rates
 
     def clipped(self, step: int, threshold: Any) -> None:
         """Gradients were clipped to ``threshold``."""
@@ -210,6 +228,7 @@ class _RateWatch:
     """Counts the steps in a row in which every learning rate is 0."""
 
     def __init__(self) -> None:
+        #: The text to warn with; empty where there is nothing to tell.
         self.warning = ""
         self._is_done = False
         self._moved = self._last = -1
@@ -233,6 +252,15 @@ class _RateWatch:
             self.warning = f"the learning rate of every parameter group {when}"
 
 
+def _are_fixed(values: Sequence[Any]) -> bool:
+    """Whether these are numbers, and groups of them, that are what they are."""
+    for value in values:
+        for part in value if type(value) is tuple else (value,):
+            if not (part is None or (type(part) in (float, int, bool) and part == part)):
+                return False
+    return True
+
+
 def _numbers(options: dict[str, Any]) -> Iterator[tuple[str, float]]:
     for name in _OPTIONS:
         value = options.get(name)
@@ -244,7 +272,8 @@ def _numbers(options: dict[str, Any]) -> Iterator[tuple[str, float]]:
             # Reading a tensor on a device would make the host wait.
             if isinstance(part, torch.Tensor):
                 part = part.item() if part.is_cpu and part.numel() == 1 else None
-            if isinstance(part, numbers.Real) and not isinstance(part, bool):
+            # The ABC's own check is slow.
+            if isinstance(part, (float, numbers.Real)) and not isinstance(part, bool):
                 yield label, float(part)
 
 

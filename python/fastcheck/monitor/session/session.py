@@ -182,11 +182,16 @@ class StepNumbers:
 
     def learning_rates(self, optimizer: torch.optim.Optimizer) -> None:
         """Reads the learning rates of the groups, as the optimizer is about to use them."""
-        kind = type(optimizer).__name__
-        rates: list[Any] = [group.get("lr") for group in optimizer.param_groups]
-        site = Site("", kind, "optimizer", "learning_rate", 0, "lr")
-        elsewhere = [rate for rate in rates if _is_tensor(rate) and not rate.is_cpu]
-        here = [float(r) for r in rates if isinstance(r, Real) or (_is_tensor(r) and r.is_cpu)]
+        site = Site("", type(optimizer).__name__, "optimizer", "learning_rate", 0, "lr")
+        here: list[float] = []
+        elsewhere: list[torch.Tensor] = []
+        for group in optimizer.param_groups:
+            rate = group.get("lr")
+            if isinstance(rate, torch.Tensor):
+                here += [float(rate)] if rate.is_cpu else []
+                elsewhere += [] if rate.is_cpu else [rate]
+            elif isinstance(rate, (float, Real)):  # the ABC's own check is slow
+                here.append(float(rate))
         if here:
             self._read(here, site)
         for rate in elsewhere:
@@ -229,6 +234,7 @@ def is_dry_run() -> bool:
     return False
 
 
+_SCALED = int(Flag.SCALED)
 # A served model never closes a step: what is remembered of it is renewed at this size.
 _MAX_SEEN = 65536
 
@@ -610,7 +616,7 @@ class ModuleLevel(Level):
             step.journal.entries if session.rings.is_deferred else None,
             step.gradients,
             session.follows_gap,
-            int(Flag.SCALED) if session.is_scaled else 0,
+            _SCALED if session.is_scaled else 0,
         )
 
     def read_number(self, number: torch.Tensor, site: int) -> int:
@@ -627,14 +633,15 @@ class ModuleLevel(Level):
             self.session.due(LossKnown(token))
         seq, is_bad = self.observe(loss, site, 0, flags)
         if token < 0:
-            self.saw(Loss(seq, bool(flags & Flag.SCALED), threading.get_ident()), is_bad)
+            self.saw(Loss(seq, bool(flags & _SCALED), threading.get_ident()), is_bad)
 
     def collect(self) -> None:
         session = self.session
-        with session.event_store.lock:
-            if session.rings.is_deferred:
+        if session.rings.is_deferred:
+            with session.event_store.lock:
                 session.drain.process()
-            else:
+        elif self.cursor.slot:
+            with session.event_store.lock:
                 session.event_store.archive.history.add(self.host.take())
 
     def submit(self, closes_step: bool) -> None:

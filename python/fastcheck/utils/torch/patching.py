@@ -24,7 +24,12 @@ class Listeners(Generic[T]):
         self._lock = threading.RLock()
 
     def __iter__(self) -> Iterator[T]:
-        return iter([one for reference in self._alive if (one := reference()) is not None])
+        alive = []
+        for reference in self._alive:
+            listener = reference()
+            if listener is not None:
+                alive.append(listener)
+        return iter(alive)
 
     def connect(self, listener: T) -> None:
         """Adds ``listener`` until disconnect() or until it is freed."""
