@@ -17,6 +17,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from fastcheck.errors import did_you_mean
+
 if TYPE_CHECKING:
     from .accelerator import accelerate
     from .composer import Composer
@@ -51,7 +53,12 @@ _MODULES = {
 }
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        hint = did_you_mean(name, __all__)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}. {hint}".rstrip(". "))
     return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
