@@ -64,7 +64,7 @@ def test_the_command_refuses_what_is_no_step(
 
 
 TESTS = """
-import pytest, torch
+import os, pytest, torch
 from torch import nn
 
 model = nn.Linear(4, 2)
@@ -80,17 +80,56 @@ def test_wrong(fastcheck_prove):
 
 def test_other():
     assert False
+
+SCALE = float(os.environ.get("SCALE", 1))
+
+@pytest.mark.parametrize("width", [3])
+@pytest.mark.fastcheck_golden(also=[])
+def test_golden(fastcheck_golden, width):
+    torch.manual_seed(0)
+    width = width if SCALE else 5
+    model = nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Linear(width, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+
+    def step(x):
+        loss = (model(x) * SCALE).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    fastcheck_golden(step, torch.randn(6, 4), model=model, optimizer=optimizer)
+
+def test_trains():
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(3):
+        optimizer.zero_grad()
+        (model(torch.ones(4, 4)).sum() * float("inf" if step == 2 else 1)).backward()
+        optimizer.step()
 """
 
 
-def test_the_fixture_fails_with_the_table(tmp_path: Path) -> None:
+def test_the_plugin_of_pytest(tmp_path: Path) -> None:
     path = tmp_path / "test_step.py"
     path.write_text(TESTS)
-    command = ("-m", "pytest", "-p", "fastcheck.proving.pytest_plugin", path)
-    command += ("-m", "fastcheck_prove", "--strict-markers")
-    done = run_python(*command, cwd=tmp_path, env={"PYTEST_ADDOPTS": ""})
-    assert "1 failed, 1 passed, 1 deselected" in done.stdout
-    assert re.search("rows in another order +differs", done.stdout)
+    command = ("-m", "pytest", "-p", "fastcheck.proving.pytest_plugin", path, "--strict-markers")
+
+    def run(*options: str, **variables: str) -> str:
+        environment = {"PYTEST_ADDOPTS": "", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", **variables}
+        return run_python(*command, *options, cwd=tmp_path, env=environment).stdout
+
+    shown = run("-m", "fastcheck_prove")
+    assert "1 failed, 1 passed, 3 deselected" in shown
+    assert re.search("rows in another order +differs", shown)
+    only = ("-m", "fastcheck_golden")
+    file = tmp_path / "golden/test_step-test_golden_3_.pt"
+    assert f"there is no {file}: pytest --fastcheck-update writes it" in run(*only)
+    assert "1 passed" in run(*only, "--fastcheck-update") and file.exists()
+    assert "1 passed" in run(*only) and "1 passed" in run(*only, SCALE=str(1 + 2**-23))
+    assert re.search("golden record +differs", run(*only, SCALE="1.001"))
+    assert "the golden record is of another step" in run(*only, SCALE="0")
+    assert "1 passed" in run("-k", "test_trains")
+    assert "OverflowDetected: " in run("-k", "test_trains", "--fastcheck")
 
 
 def test_a_trainer_of_transformers(tmp_path: Path) -> None:
