@@ -14,10 +14,13 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import fastcheck
+from fastcheck.log.reader import read_log
 from fastcheck.monitor.loss_graph import search_derivatives
 from fastcheck.monitor.session.derivatives import DECOMPOSITIONS, DERIVATIVES, Derivatives
 from fastcheck.record.statistics import statistics_of
+from fastcheck.report.from_log import report_from_log
 from fastcheck.report.message import packed, unpacked
+from fastcheck.report.render import headline
 from fastcheck.report.stop_report import MadeBy
 from support.programs.training import batches
 
@@ -291,6 +294,11 @@ GRADIENTS: dict[str, tuple[Loss, str, str]] = {
         "differences of",
     ),
     "a length of nothing": (lambda y: torch.hypot(y * 0, y * 0).sum(), "HypotBackward0", "Inf at"),
+    "logsumexp of a masked row": (
+        lambda y: torch.stack([y, y - torch.inf]).logsumexp(-1).clamp_min(-5).mean(),
+        "LogsumexpBackward0",
+        "A row of nothing but -inf",
+    ),
     "where behind softmax": (
         lambda y: torch.where(y > 1e9, (y - torch.inf).softmax(-1), y).mean(),
         "SoftmaxBackward0",
@@ -966,6 +974,19 @@ def test_a_mask_that_did_no_harm_is_not_blamed(is_whole: bool) -> None:
     assert str(stop.value).startswith("6 -Inf in output of aten.add.Tensor #1 in attend (_Attend)")
     assert "it made infinities beside those of input[1]" in report.culprit.reason
     assert [one.label for one, _ in report.inputs] == ["self", "other"]
+    assert [e.site for e in report.events if e.counted] == [site]
+    # The log, and what reads it, have the same verdict.
+    assert report.log_path is not None
+    log = read_log(report.log_path)
+    (event,) = (one for one in log.events if one.counted)
+    assert (event.site, event.line, event.verdict) == (
+        site,
+        report.culprit.line,
+        fastcheck.Verdict.ORIGIN,
+    )
+    shown = report_from_log(log, event, "fastcheck")
+    assert shown is not None and headline(shown) == headline(report)
+    assert [record["neginf_count"] for _, record in shown.inputs] == [0, 1]
     assert unpacked(packed(report)) is not None
 
 

@@ -414,6 +414,15 @@ OPERATORS = {
         operator_report("aten.neg", {"self": of(neginf_count=2)}, posinf_count=2),
         "self holds 2 -Inf: a class that is masked with -Inf has a log-probability of -Inf",
     ),
+    "masks that are added": (
+        operator_report(
+            "aten.add.Tensor",
+            {"self": of(dtype="float16"), "other": of(-65504.0, dtype="float16", neginf_count=1)},
+            dtype="float16",
+            neginf_count=4,
+        ),
+        "other already holds -65,504, the lowest number of float16: adding to it gives -Inf",
+    ),
     "softmax of +Inf": (
         operator_report("aten._softmax", {"self": of(posinf_count=4)}, nan_count=4),
         "self holds 4 +Inf, and softmax subtracts the largest: Inf - Inf is NaN",

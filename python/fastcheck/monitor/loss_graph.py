@@ -100,17 +100,16 @@ def _made_by_node(saved: SavedByNode) -> Optional[torch.Tensor]:
     not known.
     """
     values, name = saved.values, _kind(saved.name)
-    read, other, result = map(values.get, ("self", "other", "result"))
-    if name in _AGAIN and read is not None:
-        result = _AGAIN[name](read)
-    elif name == "Div" and torch.is_tensor(other):
+    read, other, exponent = map(values.get, ("self", "other", "exponent"))
+    if name in ("Reciprocal", "Rsqrt"):  # of 0 alone
+        found: torch.Tensor = values["result"].isinf()
+        return found
+    if name == "Div" and torch.is_tensor(other):
         return other == 0
-    elif name == "Pow" and read is not None and "exponent" in values:
-        result = read.pow(values["exponent"])
-    if result is None:
+    if read is None or not (name in _AGAIN or (name == "Pow" and exponent is not None)):
         return None
-    found: torch.Tensor = ~result.isfinite()
-    return found if read is None else found & read.isfinite()
+    result = _AGAIN[name](read) if name in _AGAIN else read.pow(exponent)
+    return ~result.isfinite() & read.isfinite()
 
 
 def _tensors(saved: SavedByNode) -> list[tuple[str, torch.Tensor]]:

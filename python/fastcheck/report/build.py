@@ -9,10 +9,9 @@ from typing import Any, Optional, Protocol, Union
 import numpy as np
 
 from fastcheck.record.event import Event
-from fastcheck.record.format import Verdict, is_nonfinite
 from fastcheck.record.site import Site, SiteTable
 
-from .stop_report import MadeBy, StopReport
+from .stop_report import StopReport
 
 #: Tensors that the culprit was computed from, with their records.
 Evidence = list[tuple[Site, np.void]]
@@ -46,33 +45,6 @@ def make_report(
         trend=trend[trend["seq"] <= record["seq"]],
         rank=culprit.rank,
         **fields,
-    )
-
-
-def with_maker(report: StopReport, made: Optional[MadeBy]) -> StopReport:
-    """``made``: the operator that was found after the stop was decided. One that has made more
-    infinities of those that a module was given is to blame, not these.
-    """
-    report = replace(report, made_by=made)
-    culprit, read = report.culprit, () if made is None else made.inputs
-    site = culprit.site
-    if made is None or made.result is None or made.site is None or made.is_backward:
-        return report
-    is_given = site.role == "input" and culprit.verdict is Verdict.ORIGIN
-    has_nan = culprit.record["nan_count"] or made.result["nan_count"]
-    if not is_given or has_nan or not any(is_nonfinite(record) for _, record in read):
-        return report
-    where = made.site
-    inputs = tuple((replace(where, role="input", label=name), record) for name, record in read)
-    follows = culprit.reason.partition("; ")[2]
-    reason = f"it made infinities beside those of {site.label}{'; ' if follows else ''}{follows}"
-    blamed = replace(culprit, site=where, record=made.result, reason=reason, line=made.line)
-    return replace(
-        report,
-        culprit=blamed,
-        inputs=inputs,
-        inputs_before=tuple(None for _ in inputs),
-        trend=np.atleast_1d(made.result),
     )
 
 

@@ -427,6 +427,16 @@ class Findings:
             verdict, reason = finding.then
         self._enter(finding, State.FINAL, verdict, f"{reason}; {clause}" if clause else reason)
 
+    def pass_blame(self, given: Finding, maker: Finding, reason: str) -> None:
+        """Blames ``maker``, for this reason, in place of ``given``, which was counted."""
+        maker.position, maker.counted, given.counted = given.position, True, False
+        self.add(maker)
+        self.decide(maker, Verdict.ORIGIN, reason)
+        self.lapse(given, State.SETTLED, "what came of it was made of other infinities")
+        for finding in self.all:
+            if finding.cause is given:
+                self.propagate(finding, maker)
+
     def lapse(
         self, finding: Finding, state: State, reason: str, cause: Optional[Finding] = None
     ) -> None:

@@ -364,6 +364,22 @@ class EventStore:
             return finding.uses.api, site.direction
         return site.module, site.op, site.direction, int(finding.record["call"])
 
+    def blame_operator(
+        self, step: Step, given: Finding, records: np.ndarray, names: Sequence[str], line: str
+    ) -> Finding:
+        """Returns the finding of an operator that is blamed for ``given``: it has made more
+        infinities beside these. ``records``: of what it read, by these names, and of its result.
+        """
+        self.archive.history.add(records)
+        maker = Finding(records[-1].copy(), "output", given.call, given.thread)
+        maker.uses.line = line
+        maker.uses.inputs = list(zip(names, records["seq"][:-1].tolist()))
+        follows = given.reason.partition("; ")[2]
+        reason = f"it made infinities beside those of {self.sites[given.site].label}"
+        step.findings.pass_blame(given, maker, f"{reason}; {follows}" if follows else reason)
+        self._take_changes(step)
+        return maker
+
     def event(self, finding: Finding) -> Event:
         """The finding as it stands now, as a user sees it."""
         record = finding.record.copy()

@@ -28,9 +28,9 @@ from fastcheck.monitor.distributed.agreement import RankAgreement
 from fastcheck.monitor.distributed.channel import Agreed
 from fastcheck.monitor.distributed.replicas import ReplicaCheck, ReplicaMismatch
 from fastcheck.record.event import Event
-from fastcheck.record.format import RECORD_DTYPE, Verdict
+from fastcheck.record.format import RECORD_DTYPE, Verdict, is_nonfinite
 from fastcheck.record.site import Site
-from fastcheck.report.build import Evidence, argument_records, make_report, with_maker
+from fastcheck.report.build import Evidence, argument_records, make_report
 from fastcheck.report.error import OverflowDetected
 from fastcheck.report.message import packed, unpacked
 from fastcheck.report.page.write import with_page, write_stop_page
@@ -135,7 +135,7 @@ def build_report(
     """Expects both locks to be held, and the records of ``step`` in the history (collect())."""
     event_store = session.event_store
     culprit = event_store.event(finding)
-    if session.config.level == "op":
+    if session.config.level == "op" or finding.uses.inputs:
         inputs = argument_records(event_store.archive.history, culprit, event_store.sites)
     else:
         inputs = _module_inputs(session, finding, step)
@@ -181,8 +181,9 @@ def _update_in_step(session: Session, finding: Finding, step: Step) -> dict[str,
         why = f"what came of it was seen in step {step.index}"
         return {"weights_intact": False, "why_updated": why}
     update, is_open = step.update, step is session.step
-    is_later = session.is_explicit or (update.passes and finding.seq >= update.first_pass_end)
-    if is_later and not update.count and not session.event_store.archive.updated_steps:
+    is_later = update.passes > 0 and finding.seq >= update.first_pass_end
+    is_by_hand = session.is_explicit or (is_later and not update.state_read)
+    if is_by_hand and not (update.count or session.event_store.archive.updated_steps):
         return {}  # the loop may update weights without an optimizer, or from copies
     if update.is_partial:
         return {"weights_intact": False, "why_updated": "its closure was evaluated several times"}
@@ -480,7 +481,10 @@ class StopHandler:
 
     def _report(self, due: Due) -> StopReport:
         session, event_store = self._session, self._session.event_store
-        finding, decision, step = due
+        with session.lock, event_store.lock:
+            session.collect()
+        made = self._held_maker or self._made_by(due)
+        finding, decision, step = due = self._with_blame(due, made)
         with session.lock, event_store.lock:
             try:
                 report = self._whole_report(due)
@@ -490,7 +494,7 @@ class StopHandler:
                 report = StopReport(
                     event_store.event(finding), step=step.index, rank=event_store.ranks.own
                 )
-        report = with_maker(report, self._held_maker or self._made_by(due))
+        report = replace(report, made_by=made)
         if self._dumper is None or (decision is not Decision.STOP and self._has_dumped):
             return report
         self._has_dumped = True
@@ -506,6 +510,28 @@ class StopHandler:
         except Exception as error:
             self._session.report_internal_error("the operator that made its events", error)
             return None
+
+    def _with_blame(self, due: Due, made: Optional[MadeBy]) -> Due:
+        """Returns the same, of an operator that has made more infinities of those that a module was
+        given: it is to blame, not these.
+        """
+        session, given, (_, decision, step) = self._session, _culprit(due), due
+        result = None if made is None else made.result
+        if made is None or made.site is None or result is None or not _has_made_more(made, given):
+            return due
+        rows = [(replace(made.site, role="input", label=name), r) for name, r in made.inputs]
+        rows.append((made.site, result))
+        with session.lock, session.event_store.lock:
+            session.collect()
+            records = np.array([record for _, record in rows], RECORD_DTYPE)
+            records["site"] = [session.sites.intern(site) for site, _ in rows]
+            records["seq"] = np.arange(session.next_seq, session.next_seq + len(rows))
+            records["step"], records["call"] = given.record["step"], records["call"][-1]
+            session.next_seq += len(rows)
+            maker = session.event_store.blame_operator(
+                step, given, records, [name for name, _ in made.inputs], made.line
+            )
+        return maker, decision, step
 
     def _whole_report(self, due: Due) -> StopReport:
         session, event_store = self._session, self._session.event_store
@@ -567,6 +593,13 @@ def _culprit(due: Due) -> Finding:
     finding, _, step = due
     began = [f for f in step.findings.all if f.counted and f.verdict in _BEGINNINGS]
     return min(began, key=lambda f: f.seq, default=finding)
+
+
+def _has_made_more(made: MadeBy, given: Finding) -> bool:
+    if made.result is None or made.is_backward or given.has_nan or made.result["nan_count"]:
+        return False
+    is_given = given.role == "input" and given.verdict is Verdict.ORIGIN
+    return is_given and any(is_nonfinite(record) for _, record in made.inputs)
 
 
 def _priority(culprit: Finding, step: Step) -> int:

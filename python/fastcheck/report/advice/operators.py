@@ -347,7 +347,7 @@ def _masked_classes(case: Case, made: Operation) -> Iterator[Advice]:
     if result is None or not result.inf_count or result.nan_count:
         return
     for label, reading in made.inputs:
-        is_of_classes = made.is_op or "log_softmax" in label
+        is_of_classes = "log_softmax" in label or made.name == "neg"
         if is_of_classes and reading.neginf_count == reading.nonfinite_count > 0:
             yield Advice(
                 f"{label} holds {reading.neginf_count:,} -Inf: a class that is masked with -Inf "
