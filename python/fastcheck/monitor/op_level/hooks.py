@@ -139,7 +139,7 @@ class OpModuleObserver(ModuleObserver):
             call = self._read_compiled(node, outputs, "output", traced)
         if not stack and node.is_root and torch._C._current_graph_task_id() == -1:
             with session.lock:
-                self.level.consequences.output(outputs)
+                self.level.returned(outputs)
         return call
 
     def _read_compiled(

@@ -282,82 +282,43 @@ def check_ops(patterns: Iterable[str]) -> None:
 Named = Iterable[tuple[str, torch.Tensor]]
 
 
-class Reaching(Protocol):
-    """The part of the session that this file uses."""
-
-    def reach(self, kind: str, tensors: Named) -> None: ...
-
-
-class Reach:
-    """The places of one session's models."""
-
-    def __init__(self, session: Reaching, nodes: Sequence[ModuleNode]) -> None:
-        self._session = session
-        self._nodes = nodes
-
-    def output(self, outputs: Named) -> None:
-        """A model returned these."""
-        self._session.reach("output", (("the model returned it", tensor) for _, tensor in outputs))
-
-    def host(self, tensor: torch.Tensor) -> None:
-        """The values of a tensor leave torch: as an array, as numbers, or into a file."""
-        self._session.reach(HOST.kind, ((HOST.clause, tensor),))
-
-    def loss(self, loss: Any) -> None:
-        """backward() is about to be called on this, or it is given to the scaler."""
-        tensors = (tensor for _, tensor in flatten(loss, "loss") if tensor.numel() == 1)
-        self._session.reach("loss", (("it reached the loss", tensor) for tensor in tensors))
-
-    def norm(self, norm: torch.Tensor) -> None:
-        """Gradients were clipped by it."""
-        clause = "it reached the norm by which gradients were clipped"
-        self._session.reach("norm", ((clause, norm),))
-
-    def gradients(self) -> None:
-        """A backward pass is over."""
-        named = ((name, p.grad) for name, p in self._parameters() if p.grad is not None)
-        self._session.reach(
-            "gradient", ((f"it reached the gradient of {name}", grad) for name, grad in named)
-        )
-
-    def update(self, optimizer: torch.optim.Optimizer) -> None:
-        """The optimizer is about to use its gradients."""
-        names = {id(p): name for name, p in self._parameters()}
-        self._session.reach(
-            "update",
-            (
-                (f"it reached the gradient of {names.get(id(p), 'a parameter')}", p.grad)
-                for p in _parameters_of(optimizer)
-                if p.grad is not None
-            ),
-        )
-
-    def state(self, optimizer: torch.optim.Optimizer) -> None:
-        """The optimizer has updated its parameters and its state."""
-        self._session.reach("state", self._state_of(optimizer))
-
-    def _state_of(self, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.Tensor]]:
-        kind = type(optimizer).__name__
-        names = {id(p): name for name, p in self._parameters()}
-        for p in _parameters_of(optimizer):
-            name = names.get(id(p), "a parameter")
-            yield f"{kind} wrote it to {name}", p
-            for label, tensor in flatten(optimizer.state.get(p), ""):
-                yield f"{kind} keeps it in its state{label} of {name}", tensor
-
-    def _parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        for node in self._nodes:
-            module = node.module()
-            for name, p in () if module is None else module._parameters.items():
-                if p is not None:
-                    yield node.name_of(name), p
+def _named_parameters(nodes: Sequence[ModuleNode]) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    for node in nodes:
+        module = node.module()
+        for name, p in () if module is None else module._parameters.items():
+            if p is not None:
+                yield node.name_of(name), p
 
 
-def _parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+def _updated_by(
+    optimizer: torch.optim.Optimizer, nodes: Sequence[ModuleNode]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """The parameters of an optimizer, and their names."""
+    names = {id(p): name for name, p in _named_parameters(nodes)}
     for group in optimizer.param_groups:
         for p in group["params"]:
             if isinstance(p, torch.Tensor):
-                yield p
+                yield names.get(id(p), "a parameter"), p
+
+
+def _state_of(
+    optimizer: torch.optim.Optimizer, nodes: Sequence[ModuleNode]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors that an update has written."""
+    kind = type(optimizer).__name__
+    for name, p in _updated_by(optimizer, nodes):
+        yield f"{kind} wrote it to {name}", p
+        for label, tensor in flatten(optimizer.state.get(p), ""):
+            yield f"{kind} keeps it in its state{label} of {name}", tensor
+
+
+def _reached(
+    named: Iterable[tuple[str, torch.Tensor]],
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """The gradients of these parameters."""
+    for name, p in named:
+        if p.grad is not None:
+            yield f"it reached the gradient of {name}", p.grad
 
 
 def plain_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
@@ -447,7 +408,7 @@ class Leaving:
         try:
             with session.lock:
                 if not session.removed:
-                    level.consequences.host(tensor)
+                    level.reach(HOST.kind, ((HOST.clause, tensor),))
         except Exception as error:
             session.report_internal_error("a tensor that leaves torch", error)
         if session.event_store.due:
@@ -489,8 +450,7 @@ class OpLevel(Level):
         #: Modules that ran compiled: what calls no operators.
         self.compiled: dict[str, int] = {}
         self._unread_ops: list[UnreadOp] = []
-        # Receives the tensors at places where a non-finite value counts.
-        self.consequences = Reach(self, ())
+        self._nodes: Sequence[ModuleNode] = ()
         # For a dump of the stop: keeps what calls have read and made.
         self._captures = captures
 
@@ -499,7 +459,7 @@ class OpLevel(Level):
     def begin(self, nodes: Sequence[ModuleNode], stops: Callable[[], None]) -> None:
         """Starts to read every op. ``stops``: does what is due in the middle of a pass."""
         self._sites = OpSites(self.session.sites, nodes)
-        self.consequences = Reach(self, nodes)
+        self._nodes = nodes
         config = self.session.config
         self._run = self._ops.start(
             int(config.depth),
@@ -632,16 +592,17 @@ class OpLevel(Level):
 
     def update_ended(self, optimizer: torch.optim.Optimizer) -> None:
         self._ops.set_optimizer(False)
-        self.consequences.state(optimizer)
+        self.reach("state", _state_of(optimizer, self._nodes))
 
     def evaluation_began(self) -> None:
         self._ops.set_optimizer(False)
 
     def update_uses(self, optimizer: torch.optim.Optimizer) -> None:
-        self.consequences.update(optimizer)
+        self.reach("update", _reached(_updated_by(optimizer, self._nodes)))
 
     def loss_given(self, loss: Any) -> None:
-        self.consequences.loss(loss)
+        tensors = (tensor for _, tensor in flatten(loss, "loss") if tensor.numel() == 1)
+        self.reach("loss", (("it reached the loss", tensor) for tensor in tensors))
 
     def scaled(self) -> None:
         self._ops.set_backward_flags(int(Flag.SCALED))
@@ -671,15 +632,20 @@ class OpLevel(Level):
 
     def gradients_clipped(self, norm: torch.Tensor) -> None:
         if not self.session.is_scaled:
-            self.consequences.norm(norm)
+            clause = "it reached the norm by which gradients were clipped"
+            self.reach("norm", ((clause, norm),))
 
     def backward_began(self, roots: Sequence[torch.Tensor]) -> None:
-        self.consequences.loss(roots)
+        self.loss_given(roots)
 
     def backward_ended(self) -> None:
         # The scaler decides about scaled gradients.
         if not self.session.is_scaled and self.session.backwards.owns_gradients:
-            self.consequences.gradients()
+            self.reach("gradient", _reached(_named_parameters(self._nodes)))
+
+    def returned(self, outputs: Named) -> None:
+        """A model has returned these."""
+        self.reach("output", (("the model returned it", tensor) for _, tensor in outputs))
 
     # Readings by name
 
