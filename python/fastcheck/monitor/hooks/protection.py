@@ -141,7 +141,7 @@ class WeightProtection:
             return
         if word is not None:
             session.step.update.guarded_count += evaluation <= 1
-            if self._norm_limit is not None and session.is_active and not session.is_closed:
+            if self._norm_limit is not None and session.is_open:
                 session.numbers.skipped(word, optimizer)
             return
         reason = self._guard.why_unguarded

@@ -39,41 +39,7 @@ from .found_inf import UpdateGuard
 from .hook_support import ModuleTree
 from .protection import WeightProtection
 from .state_reader import StateReader
-from .step_ends import EndlessSteps, StepEnds, other_optimizers
-
-
-def warn_of_step(
-    state: StateReader,
-    meta: RunMeta,
-    protection: WeightProtection,
-    endless: EndlessSteps,
-    tree: ModuleTree,
-    notes: dict[str, None],
-) -> None:
-    """Called outside of all locks."""
-    warnings = protection.take_warnings()
-    news = tree.take_news()
-    if news:
-        notes[news] = None
-        warnings.append(news)
-    unended = endless.take_warning()
-    if unended:
-        warnings.append(unended)
-    for text in warnings:
-        warn(text)
-    rates = meta.schedule.take_warning()
-    if rates:
-        warn(rates, LearningRateWarning)
-    stalled_weights = state.stalled_weights
-    for text in () if stalled_weights is None else stalled_weights.take_warnings():
-        warn(text)
-
-
-def warn_in_child() -> None:
-    warn(
-        "this process was forked from the one that called fastcheck.install(), and trains: "
-        "nothing is observed here. Call install() in it"
-    )
+from .step_ends import StepEnds, other_optimizers
 
 
 def _has_unscaled(scaler: GradScaler) -> bool:
@@ -164,7 +130,8 @@ class StepWatcher:
         self.ends = StepEnds(session, state.parameters, self._given)
         self._losses = LossReader(session, state)
         self.protection = WeightProtection(session, norm_limit)
-        self._gradients = GradientWatcher(session, state, self._given, self.protection)
+        # The optimizer whose closure makes the gradients, within its step.
+        self._evaluating: Optional[torch.optim.Optimizer] = None
         self._scaling = Scaling(training.scaler)
         self._evaluations = Evaluations(session, self.protection, state.read_gradients)
         self._apart = Parts(session)
@@ -185,7 +152,7 @@ class StepWatcher:
             self.session.begin_step_if_closed()
         if self.session.is_closed:
             self.session.level.step_goes_on()
-        self._gradients.evaluating = optimizer if has_closure else None
+        self._evaluating = optimizer if has_closure else None
         self._meta.at_step_boundary(optimizer, self.session.step.index)
         if not has_closure:
             self._notice(self._facts.before_update, optimizer, self._scaling.optimizer is optimizer)
@@ -231,7 +198,7 @@ class StepWatcher:
         self.protection.after_update(optimizer)
         if not self._concerns(optimizer):
             return False
-        self._gradients.evaluating = None
+        self._evaluating = None
         if not has_closure:
             self._notice(self._facts.after_update, optimizer)
         session = self.session
@@ -280,8 +247,9 @@ class StepWatcher:
         what autograd.grad() is asked for.
         """
         session = self.session
-        is_known = session.is_active and not session.is_closed
-        is_known = is_known and self._apart("the loss", self._losses.lead_to_model, roots, inputs)
+        is_known = session.is_open and self._apart(
+            "the loss", self._losses.lead_to_model, roots, inputs
+        )
         may_be_ours = session.backwards.began(is_known, roots)
         if inputs is None:
             if may_be_ours:
@@ -310,7 +278,7 @@ class StepWatcher:
         """A forward or backward pass begins: whether the open step ended without an update."""
         if self.session.config.level == "op":
             return False
-        is_within = self._gradients.evaluating is not None
+        is_within = self._evaluating is not None
         is_over = not is_within and self._apart("unfinished steps", self.ends.unfinished.is_over)
         if is_over:
             self._state.hand_changes.skipped()
@@ -324,7 +292,7 @@ class StepWatcher:
         was_alone = backward is not None and backward.is_alone
         is_ours = self._apart("the loss", self._losses.ended, was_alone)
         if is_ours and self.session.backwards.owns_gradients:
-            self._apart("gradients after backward", self._gradients.after_backward)
+            self._apart("gradients after backward", self._read_after_backward)
             self._apart("unfinished steps", self.ends.unfinished.after_backward)
         if backward is not None:
             self._apart("consequences", self.session.level.backward_ended)
@@ -333,7 +301,7 @@ class StepWatcher:
         return is_ours or self._sees_all
 
     def _end_endless(self) -> None:
-        is_within = self._gradients.evaluating is not None or self.session.tape is not None
+        is_within = self._evaluating is not None or self.session.tape is not None
         if not is_within and self.ends.endless.after_backward():
             self.session.close_step()
             self.ends.turns.reset()
@@ -358,13 +326,13 @@ class StepWatcher:
 
     def before_clipping(self, gradients: Sequence[torch.Tensor]) -> bool:
         self._notice(self._facts.clipping, gradients)
-        return self._apart("gradient clipping", self._gradients.before_clipping, gradients)
+        return self._apart("gradient clipping", self._read_before_clipping, gradients)
 
     def after_clipping(
         self, gradients: Sequence[torch.Tensor], norm: Optional[torch.Tensor], threshold: object
     ) -> bool:
         """Gradients were clipped, to ``threshold``; ``norm``: their total norm before."""
-        is_ours = self._apart("gradient clipping", self._gradients.after_clipping, gradients, norm)
+        is_ours = self._apart("gradient clipping", self._read_norm, gradients, norm)
         if is_ours:
             self._notice(self._facts.clipped, norm, threshold)
             if norm is not None:
@@ -375,6 +343,60 @@ class StepWatcher:
             if scaler is not None and not _has_unscaled(scaler):
                 self._scaling.clipped_to = threshold
         return is_ours
+
+    def _read_before_clipping(self, gradients: Sequence[torch.Tensor]) -> bool:
+        """Reads those of gradients that are about to be changed. Whether any is the model's."""
+        session = self.session
+        if not session.is_open:
+            return False
+        self._state.hand_changes.excuse()
+        is_ours = self._state.read_before_clipping(
+            gradients, self._owned_by_given(), scaled=session.is_scaled
+        )
+        self._settle(is_ours)
+        if is_ours:
+            self.protection.before_clipping(gradients)
+        return is_ours
+
+    def _read_norm(self, gradients: Sequence[torch.Tensor], norm: Optional[torch.Tensor]) -> bool:
+        """Reads the norm by which gradients were clipped. Whether any is the model's."""
+        session = self.session
+        if not session.is_open or not self._state.were_clipped(gradients):
+            return False
+        if norm is None or is_part(norm):  # of the shards of this rank
+            return True
+        if can_hold_nonfinite(norm) and can_read(norm):
+            site = Site("", "", "backward", "grad_norm", 0, "total norm of the gradients")
+            session.level.read_norm(norm, session.sites.intern(site))
+            self._settle(True)
+        return True
+
+    def _read_after_backward(self) -> None:
+        """Reads gradients where a closure has called backward(), because they are used at once, and
+        where the training loop changes them by itself, because that comes next: not what a
+        GradScaler unscales, and skips; nor in a graph that is being captured, whose replays run
+        none of this.
+        """
+        session = self.session
+        if not session.is_open:
+            return
+        if self._evaluating is not None:
+            self._state.read_gradients(self._evaluating, scaled=False, is_early=True)
+            self._settle(True)
+        elif session.step.update.scaler is None and session.tape is None:
+            self._settle(self._state.after_backward(self._owned_by_given()))
+            if self._state.hand_changes.was_seen:
+                self.protection.changed_by_loop()
+
+    def _settle(self, is_ours: bool) -> None:
+        if is_ours and self.session.rings.settles_calls:
+            self.session.settle_call()
+
+    def _owned_by_given(self) -> Optional[set[int]]:
+        """The ids of the only parameters whose gradients are read; None: all are."""
+        if self._given is None:
+            return None
+        return {key for optimizer in self._given for key in parameter_ids(optimizer)}
 
     def close_step(self) -> None:
         """The step that is open is over; the ranks meet outside of the lock."""
@@ -492,13 +514,25 @@ class StepWatcher:
 
     def emit_warnings(self) -> None:
         """Emits the warnings that are due, outside of all locks."""
-        schedule, notes = self._meta.schedule, self.session.faults.notes
-        stalled, endless = self._state.stalled_weights, self.ends.endless
-        has_warnings = self.protection.warnings or endless.warning or schedule.rates.warning
+        rates, stalled = self._meta.schedule.rates, self._state.stalled_weights
+        has_warnings = self.protection.warnings or self.ends.endless.warning or rates.warning
         if has_warnings or self._tree.may_differ or (stalled is not None and stalled.unsaid):
-            warn_of_step(self._state, self._meta, self.protection, endless, self._tree, notes)
+            self._warn()
         for listener in self.session.event_store.listeners:
             listener.at_boundary()
+
+    def _warn(self) -> None:
+        news, stalled = self._tree.take_news(), self._state.stalled_weights
+        if news:
+            self.session.faults.notes[news] = None
+        texts = [*self.protection.take_warnings(), news, self.ends.endless.take_warning()]
+        for text in filter(None, texts):
+            warn(text)
+        rates = self._meta.schedule.take_warning()
+        if rates:
+            warn(rates, LearningRateWarning)
+        for text in () if stalled is None else stalled.take_warnings():
+            warn(text)
 
     def release(self) -> None:
         """Takes back what a step that raised has left on its optimizer."""
@@ -538,7 +572,10 @@ class StepWatcher:
             is_step = session.removed is Removal.FORKED and what == "optimizer steps"
             if is_step and self._concerns(*args[:1]):
                 session.removed = Removal.DONE
-                warn_in_child()
+                warn(
+                    "this process was forked from the one that called fastcheck.install(), and "
+                    "trains: nothing is observed here. Call install() in it"
+                )
             return
         is_ours = False
         try:
@@ -657,9 +694,8 @@ class LossReader:
         if not is_ours and session.backwards.is_foreign:
             return False
         scaled, self._scaled = self._scaled, {}
-        is_open = session.is_active and not session.is_closed
         is_new = session.next_seq == session.step.first_seq
-        if not is_open or (is_new and session.step is not self.forward_step):
+        if not session.is_open or (is_new and session.step is not self.forward_step):
             return False
         if inputs is not None and not leads_to_model:
             return False
@@ -833,94 +869,6 @@ def _without_graph(tensor: torch.Tensor) -> torch.Tensor:
 
 def _tensors(value: Any) -> list[torch.Tensor]:
     return [tensor for _, tensor in flatten(value, "")]
-
-
-# ---- Gradients before they are changed -----------------------------------------------------------
-
-
-class GradientWatcher:
-    """Reads the gradients of a session's model before clipping, or the training loop itself,
-    changes them. Every method expects the session's lock to be held; those that return a bool
-    return whether they were about this model.
-
-    ``optimizers``: the only ones whose parameters are read; None: all.
-    """
-
-    def __init__(
-        self,
-        session: Session,
-        state: StateReader,
-        optimizers: Optional[weakref.WeakSet[torch.optim.Optimizer]],
-        protection: WeightProtection,
-    ) -> None:
-        self._session = session
-        self._state = state
-        self._given = optimizers
-        self._protection = protection
-        # The optimizer whose closure makes the gradients, within its step.
-        self.evaluating: Optional[torch.optim.Optimizer] = None
-
-    def before_clipping(self, gradients: Sequence[torch.Tensor]) -> bool:
-        """Gradients, or some of them, are about to be changed."""
-        session = self._session
-        if not self._is_open:
-            return False
-        self._state.hand_changes.excuse()
-        is_ours = self._state.read_before_clipping(
-            gradients, self._owned_by_given(), scaled=session.is_scaled
-        )
-        self._settle(is_ours)
-        if is_ours:
-            self._protection.before_clipping(gradients)
-        return is_ours
-
-    def after_clipping(
-        self, gradients: Sequence[torch.Tensor], norm: Optional[torch.Tensor]
-    ) -> bool:
-        """Gradients were clipped; ``norm``: their total norm before."""
-        session = self._session
-        if not self._is_open or not self._state.were_clipped(gradients):
-            return False
-        if norm is None or is_part(norm):  # of the shards of this rank
-            return True
-        if can_hold_nonfinite(norm) and can_read(norm):
-            site = Site("", "", "backward", "grad_norm", 0, "total norm of the gradients")
-            session.level.read_norm(norm, session.sites.intern(site))
-            self._settle(True)
-        return True
-
-    def after_backward(self) -> None:
-        """A backward is over: where a closure has called it, its gradients are used at once, and
-        where the training loop changes them by itself, that comes next.
-        """
-        if not self._is_open:
-            return
-        if self.evaluating is not None:
-            self._state.read_gradients(self.evaluating, scaled=False, is_early=True)
-            self._settle(True)
-        elif self._may_be_changed():
-            self._settle(self._state.after_backward(self._owned_by_given()))
-            if self._state.hand_changes.was_seen:
-                self._protection.changed_by_loop()
-
-    def _may_be_changed(self) -> bool:
-        """Whether gradients may be changed: not what a GradScaler unscales, and skips; nor in a
-        graph that is being captured, whose replays run none of this.
-        """
-        return self._session.step.update.scaler is None and self._session.tape is None
-
-    @property
-    def _is_open(self) -> bool:
-        return self._session.is_active and not self._session.is_closed
-
-    def _settle(self, is_ours: bool) -> None:
-        if is_ours and self._session.rings.settles_calls:
-            self._session.settle_call()
-
-    def _owned_by_given(self) -> Optional[set[int]]:
-        if self._given is None:
-            return None
-        return {key for optimizer in self._given for key in parameter_ids(optimizer)}
 
 
 # ---- The closure of an optimizer's step ----------------------------------------------------------

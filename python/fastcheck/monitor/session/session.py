@@ -456,7 +456,7 @@ class ModuleLevel(Level):
                 if not self.read_elsewhere(tensor, code, site, call, flags):
                     return UNREAD
             else:
-                host.used += 1
+                self.cursor.slot += 1
         except Exception as error:
             self.on_unreadable(tensor, site, error)
             return UNREAD
@@ -603,7 +603,7 @@ class ModuleLevel(Level):
 
     def open_recorder(self) -> None:
         session, step = self.session, self.session.step
-        if not session.is_active or session.is_closed or session.removed:
+        if not session.is_open or session.removed:
             return
         # It would leave wrapped tensors unread.
         is_transformed = session.tape is not None or innermost_transform() is not None
@@ -825,6 +825,11 @@ class Session:
         with self.event_store.lock:
             self.collect()
             self.event_store.judge(self.step, entry)
+
+    @property
+    def is_open(self) -> bool:
+        """A step is open, and is read."""
+        return self.is_active and not self.is_closed
 
     @property
     def follows_gap(self) -> bool:
