@@ -4,7 +4,7 @@
 
 The CUDA binding and its kernels run there as on a GPU (built on first use, needs g++). A step with
 fastcheck is counted beside the same step without it, after steps in which it finds out what may
-wait (csrc/torch/hooks/waiting.h). Beside the count is a model of it, from the shapes of what
+wait (csrc/torch/read/waiting.h). Beside the count is a model of it, from the shapes of what
 modules take and return: it has to give the same number, and then tells what GPT-2 124M needs at its
 real width, where tensors above 256 KB are read one by one.
 """
@@ -36,7 +36,7 @@ BARS = {
     ("1,000 small tensors", "module"): 60,
 }
 
-#: Of csrc/torch/hooks/waiting.h, and how many tensors a launch takes in its arguments.
+#: Of csrc/torch/read/waiting.h, and how many tensors a launch takes in its arguments.
 WAITING_BYTES, WAITING = 256 * 1024, 32
 SEGMENT = 1024  # records that are copied to the host at once
 
@@ -271,7 +271,7 @@ def main() -> None:
     rows = [count(fake, name, level) for name, level in cases]
     wide = [at_width(*shape) for shape in SHAPES]
     header = ["model", "level", "launches", "from shapes", "one a tensor", "records", "bar"]
-    print(harness.table(header, [list(map(str, map(row.get, KEYS))) for row in rows]))
+    print(harness.table(header, [[str(row[key] or "") for key in KEYS] for row in rows]))
     print("\n" + harness.table(list(wide[0]), [list(map(str, row.values())) for row in wide]))
     missed = [
         f"{row['model']}, {row['level']}: {row['launches']} > {row['bar']}"

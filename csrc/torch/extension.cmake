@@ -24,7 +24,6 @@ pybind11_add_module(_C MODULE NO_EXTRAS
   ${CMAKE_CURRENT_LIST_DIR}/hooks/reader.cpp
   ${CMAKE_CURRENT_LIST_DIR}/hooks/recorder.cpp
   ${CMAKE_CURRENT_LIST_DIR}/hooks/stored.cpp
-  ${CMAKE_CURRENT_LIST_DIR}/hooks/waiting.cpp
   ${CMAKE_CURRENT_LIST_DIR}/kernels/imported.cpp
   ${CMAKE_CURRENT_LIST_DIR}/op_level/arrivals.cpp
   ${CMAKE_CURRENT_LIST_DIR}/op_level/device_launches.cpp
@@ -48,7 +47,8 @@ pybind11_add_module(_C MODULE NO_EXTRAS
   ${CMAKE_CURRENT_LIST_DIR}/read/observe.cpp
   ${CMAKE_CURRENT_LIST_DIR}/read/seen_tensors.cpp
   ${CMAKE_CURRENT_LIST_DIR}/read/slots.cpp
-  ${CMAKE_CURRENT_LIST_DIR}/read/tensor_view.cpp)
+  ${CMAKE_CURRENT_LIST_DIR}/read/tensor_view.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/read/waiting.cpp)
 target_include_directories(_C PRIVATE ${CMAKE_CURRENT_LIST_DIR}/..)
 target_link_libraries(_C PRIVATE ${CMAKE_DL_LIBS})
 target_compile_options(_C PRIVATE ${FASTCHECK_OPTIONS} -O2)

@@ -23,11 +23,13 @@ void observe_one(py::handle tensor, py::handle slots, std::int64_t index, std::i
   observe(readable(tensor, kDeviceType), unpack(slots), index, checked_depth(depth), false);
 }
 
-void observe_directly(const at::Tensor& tensor, const at::Tensor& slots, std::int64_t row,
+void observe_directly(at::ArrayRef<at::Tensor> tensors, const at::Tensor& slots, std::int64_t first,
                       Depth depth) {
-  const std::string reason = unreadable_reason(tensor, kDeviceType);
-  if (!reason.empty()) throw std::invalid_argument(reason);
-  observe(tensor, slots, row, depth, false);
+  for (const at::Tensor& tensor : tensors) {
+    const std::string reason = unreadable_reason(tensor, kDeviceType);
+    if (!reason.empty()) throw std::invalid_argument(reason);
+  }
+  observe(tensors, slots, first, depth, false);
 }
 
 constexpr DirectObserve kDirectObserve{observe_directly};

@@ -2,7 +2,6 @@
 
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
-#include <pybind11/stl.h>
 
 #include <algorithm>
 #include <array>
@@ -67,8 +66,12 @@ void HookRecorder::read_waiting() {
     identities.append(
         py::make_tuple(of.seq, of.step, of.call, of.site, of.flags, item.dtype, item.order));
   }
+  py::list changed;
+  for (const Waiting::Item& item : due.changed) {
+    if ((item.identity.flags & Waiting::kAgain) == 0) changed.append(item.identity.seq);
+  }
   const c10::StreamGuard on_stream(due.stream);
-  level().attr("read_waiting")(tensors, identities, due.changed);
+  level().attr("read_waiting")(tensors, identities, changed);
   // The memory of another stream's tensor is not that one's before the reading is over.
   const c10::impl::VirtualGuardImpl device(due.stream.device_type());
   for (const Waiting::Item& item : due.items) {

@@ -9,11 +9,11 @@
 
 #include "torch/hooks/call.h"
 #include "torch/hooks/reader.h"
-#include "torch/hooks/waiting.h"
 #include "torch/python/cursor.h"
 #include "torch/python/lock.h"
 #include "torch/python/rows.h"
 #include "torch/python/types.h"
+#include "torch/read/waiting.h"
 
 namespace fastcheck {
 

@@ -18,17 +18,14 @@ c10::Stream current_stream_of(c10::Device device) {
   return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
 }
 
-// (tensor, seq, step, call, site, flags, whether the status word of its device is meant) of each
-// launch from `first` on.
-py::list as_list(std::vector<Launch>& launches, std::size_t first) {
-  py::list rows;
-  for (std::size_t i = first; i < launches.size(); ++i) {
-    const Identity& identity = launches[i].identity;
-    rows.append(py::make_tuple(wrap(std::move(launches[i].tensor)), identity.seq, identity.step,
-                               identity.call, identity.site, identity.flags,
-                               launches[i].is_status));
-  }
-  return rows;
+// (tensor, seq, step, call, site, flags, whether the status word of its device is meant), alone in
+// a list.
+py::list as_list(const Launch& launch) {
+  const Identity& identity = launch.identity;
+  py::list row;
+  row.append(py::make_tuple(wrap(launch.tensor), identity.seq, identity.step, identity.call,
+                            identity.site, identity.flags, launch.is_status));
+  return row;
 }
 
 }  // namespace
@@ -83,45 +80,51 @@ std::shared_ptr<DeviceLaunches::Target> DeviceLaunches::target_of(c10::Device de
   return nullptr;
 }
 
-bool DeviceLaunches::read_one(const Launch& launch) {
-  if (launch.is_status) return false;
-  const at::Tensor& tensor = launch.tensor;
-  const std::shared_ptr<Target> target = target_of(tensor.device());
-  const std::optional<DType> dtype = dtype_of(tensor.scalar_type());
-  if (target == nullptr || !dtype.has_value() || !target->rows.has_room() ||
-      !target->knows(current_stream_of(tensor.device()))) {
-    return false;
+// Reads those from `first` on that one launch can take. How many: 0 where Python has to read it.
+std::size_t DeviceLaunches::read(const std::vector<Launch>& launches, std::size_t first) {
+  const c10::Device device = launches[first].tensor.device();
+  const std::shared_ptr<Target> target = target_of(device);
+  if (target == nullptr || !target->knows(current_stream_of(device))) return 0;
+  std::vector<at::Tensor> tensors;
+  for (std::size_t i = first; i < launches.size(); ++i) {
+    const Launch& launch = launches[i];
+    if (launch.is_status || launch.tensor.device() != device ||
+        !dtype_of(launch.tensor.scalar_type()).has_value() ||
+        static_cast<long long>(tensors.size()) == target->rows.room()) {
+      break;
+    }
+    tensors.push_back(launch.tensor);
   }
+  if (tensors.empty()) return 0;
   try {
-    target->direct->observe(tensor, target->slots, target->rows.next(), depth_);
+    target->direct->observe(tensors, target->slots, target->rows.next(), depth_);
   } catch (const std::exception&) {
-    return false;  // Python tries it again, and reports what it meets
+    return 0;  // Python tries the first one again, and reports what it meets
   }
-  target->rows.put(launch.identity, static_cast<std::int64_t>(*dtype),
-                   static_cast<std::int64_t>(order_of(tensor)));
-  return true;
-}
-
-// How many, from the first one on: Python reads the others, so that rows are in order.
-std::size_t DeviceLaunches::read(const std::vector<Launch>& launches) {
-  std::size_t done = 0;
-  while (done < launches.size() && read_one(launches[done])) ++done;
-  return done;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    target->rows.put(launches[first + i].identity,
+                     static_cast<std::int64_t>(*dtype_of(tensors[i].scalar_type())),
+                     static_cast<std::int64_t>(order_of(tensors[i])));
+  }
+  return tensors.size();
 }
 
 void DeviceLaunches::launch(std::vector<Launch> launches) {
   try {
     if (!lock_->acquire()) throw py::error_already_set();
-    std::size_t done = 0;
     try {
       lines_->add(launches);
-      done = read(launches);
+      for (std::size_t done = 0; done < launches.size();) {
+        const std::size_t count = read(launches, done);
+        // In order: Python reads one, and has the rows of the others ready.
+        if (count == 0) otherwise_(as_list(launches[done]));
+        done += std::max<std::size_t>(count, 1);
+      }
     } catch (...) {
       lock_->release();
       throw;
     }
     lock_->release();
-    if (done != launches.size()) otherwise_(as_list(launches, done));
   } catch (py::error_already_set& error) {
     error.discard_as_unraisable("fastcheck");
   } catch (const std::exception& error) {

@@ -44,8 +44,7 @@ class DeviceLaunches {
  private:
   struct Target;
   std::shared_ptr<Target> target_of(c10::Device device) const;
-  std::size_t read(const std::vector<Launch>& launches);
-  bool read_one(const Launch& launch);
+  std::size_t read(const std::vector<Launch>& launches, std::size_t first);
 
   pybind11::object lock_object_;
   SessionLock* lock_;

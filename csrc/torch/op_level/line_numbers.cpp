@@ -8,10 +8,12 @@ constexpr std::size_t kMaxLines = 65536;
 }  // namespace
 
 void LineNumbers::add(const std::vector<Launch>& launches) {
-  const PythonLine line = python_line();
-  if (!line) return;
+  const PythonLine here = python_line();
   if (of_.size() > kMaxLines) of_.clear();
-  for (const Launch& launch : launches) of_[launch.identity.seq] = line;
+  for (const Launch& launch : launches) {
+    const PythonLine line = launch.is_late ? launch.line : here;
+    if (line) of_[launch.identity.seq] = line;
+  }
 }
 
 std::string LineNumbers::of(std::int64_t seq) const {

@@ -152,11 +152,12 @@ py::list as_dicts(const std::vector<Incident>& incidents) {
 }
 
 // Ops whose records are on a device.
-struct Waiting {
+struct WaitingOps {
   std::vector<Incident> ops;
 };
 
-// (records' bytes, incidents, new sites, number of the first new site, Waiting or None)
+// (records' bytes, incidents, new sites, number of the first new site, WaitingOps or None, numbers
+// of what was left unread)
 py::tuple take(OpObserver& observer) {
   Batch batch;
   {
@@ -172,13 +173,14 @@ py::tuple take(OpObserver& observer) {
                                 static_cast<int>(site.direction), static_cast<int>(site.role),
                                 site.index));
   }
-  return py::make_tuple(
-      records, as_dicts(batch.incidents), sites, batch.first_site,
-      batch.waiting.empty() ? py::object(py::none()) : py::cast(Waiting{std::move(batch.waiting)}));
+  return py::make_tuple(records, as_dicts(batch.incidents), sites, batch.first_site,
+                        batch.waiting.empty() ? py::object(py::none())
+                                              : py::cast(WaitingOps{std::move(batch.waiting)}),
+                        batch.unread);
 }
 
 // Takes the ops out of `waiting`.
-py::list settle(OpObserver& observer, Waiting* waiting, const std::vector<std::int64_t>& bad,
+py::list settle(OpObserver& observer, WaitingOps* waiting, const std::vector<std::int64_t>& bad,
                 std::int64_t stop) {
   std::vector<Incident> found;
   std::vector<Incident> ops;
@@ -205,7 +207,7 @@ py::list unread(OpObserver& observer) {
 void bind(py::module_& m) {
   bind_device_launches(m);
   const auto without_lock = py::call_guard<py::gil_scoped_release>();
-  py::class_<Waiting>(m, "WaitingOps");
+  py::class_<WaitingOps>(m, "WaitingOps");
   py::class_<OpObserver, std::unique_ptr<OpObserver, py::nodelete>>(m, "OpObserver")
       .def("start", start, py::arg("depth"), py::arg("line"),
            py::arg("ops") = std::vector<std::string>(),
@@ -247,6 +249,14 @@ void bind(py::module_& m) {
       .def("take", take)
       .def("settle", settle, py::arg("waiting"), py::arg("bad"), py::arg("stop"))
       .def("unread", unread)
+      .def(
+          "let_wait",
+          [](OpObserver& observer, const std::string& device) {
+            observer.let_wait(c10::Device(device).type());
+          },
+          py::arg("device_type"), without_lock)
+      .def("read_waiting", &OpObserver::read_waiting, without_lock)
+      .def("compared", &OpObserver::compared, py::arg("site"), py::arg("are_same"), without_lock)
       .def(
           "set_device_mode",
           [](OpObserver& observer, const std::string& device, int mode) {

@@ -75,7 +75,10 @@ struct OpObserver::Thread {
   bool busy = false;  // within our own code: resolving a view calls ops
   OpTable::Recent recent;
   std::uint64_t ops_begun = 0;
-  std::vector<Launch> launches;  // to be had read when the observer's lock is free
+  // To be had read when the observer's lock is free: now, later, and what has waited.
+  std::vector<Launch> launches;
+  std::vector<Launch> later;
+  std::vector<Due> due;
   // Of the op that a dispatch mode is about to call: autograd's number, which it has only outside.
   const Op* composite = nullptr;
   std::int64_t composite_seq = -1;

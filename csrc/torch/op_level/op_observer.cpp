@@ -58,8 +58,14 @@ void OpObserver::renew(Thread& mine, std::uint64_t run) {
 std::uint64_t OpObserver::start(Options options) {
   ops_.select(options.filter);
   const std::lock_guard<std::mutex> running(running_mutex_);
+  std::vector<Waiting::Item> dropped;  // let go without the lock
   {
     const std::lock_guard<std::mutex> lock(mutex_);
+    dropped = waiting_.clear();
+    waiting_.watch_sums();
+    waiting_.allow(std::nullopt);
+    waiting_lines_.clear();
+    has_waiting_ = false;
     depth_ = options.depth;
     filter_ = std::make_shared<const Filter>(options.filter);
     copies_ = options.copies;
@@ -105,7 +111,11 @@ void OpObserver::stop(std::uint64_t run) {
   const std::lock_guard<std::mutex> running(running_mutex_);
   if (run != run_ || !running_.exchange(false)) return;
   if (active_) at::removeCallback(handle_);
+  std::vector<Waiting::Item> dropped;  // let go without the lock
   const std::lock_guard<std::mutex> lock(mutex_);
+  dropped = waiting_.clear();
+  waiting_lines_.clear();
+  has_waiting_ = false;
   provenance_.clear();
   forward_ops_.clear();
 }
@@ -238,6 +248,7 @@ void OpObserver::begin_op(const at::RecordFunction& fn, Thread& mine) {
     frame.is_open = false;
     return;
   }
+  read_waiting_before(fn, *op, mine);
   if (takes_wrappers(fn)) {
     begin_zero_tensor(fn, *op, mine);
     return;
@@ -284,6 +295,12 @@ void OpObserver::begin_op(const at::RecordFunction& fn, Thread& mine) {
   }
   const std::lock_guard<std::mutex> lock(mutex_);
   frame.clock = next_seq_;
+  // No node runs: autograd adds up what two of them have made.
+  if (is_backward && mine.node() == nullptr && !op->written.empty()) {
+    const auto inputs = fn.inputs();
+    for_each_tensor(inputs[op->written.front()],
+                    [&](const at::Tensor& tensor) { waiting_.added_to(tensor); });
+  }
   auto& calls = calls_[static_cast<std::size_t>(frame.direction)];
   const auto number = static_cast<std::size_t>(op->number);
   if (calls.size() <= number) calls.resize(number + 1, 0);

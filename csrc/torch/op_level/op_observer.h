@@ -34,7 +34,9 @@
 #include "torch/op_level/readability.h"
 #include "torch/operators/filter.h"
 #include "torch/operators/op_table.h"
+#include "torch/python/line.h"
 #include "torch/read/observe.h"
+#include "torch/read/waiting.h"
 
 namespace fastcheck::op_level {
 
@@ -42,6 +44,8 @@ namespace fastcheck::op_level {
 struct Batch {
   std::vector<Record> records;  // site: number of an OpSite, or ~site of a reading by name
   std::vector<Incident> incidents;
+  // Numbers of what was overwritten before its turn to be read came, and has no record.
+  std::vector<std::int64_t> unread;
   // Ops whose records are on a device, in the order in which they ran. Once there is one, all that
   // may be an incident is among these.
   std::vector<Incident> waiting;
@@ -55,6 +59,9 @@ struct Launch {
   Identity identity;  // site: as in Batch
   // Not the tensor, but the status word of its device.
   bool is_status = false;
+  // It has waited: where Python was when it was seen.
+  bool is_late = false;
+  PythonLine line = {};
 };
 
 // How one run of the observer reads.
@@ -136,6 +143,12 @@ class OpObserver {
   void set_device_mode(c10::Device device, DeviceMode mode);
   // Behind what an op has made on this device its status word is to be read, too.
   void watch_status(c10::Device device);
+  // What ops make on devices of this type may wait to be read together (torch/read/waiting.h).
+  void let_wait(c10::DeviceType type);
+  // Has what waits read.
+  void read_waiting();
+  // The two records of a trial have arrived.
+  void compared(std::int64_t site, bool are_same);
   // Tensors on devices of this type pass unread from now on.
   void leave_out(c10::DeviceType type) { is_left_out_[static_cast<std::size_t>(type)] = true; }
   std::vector<Unread::Row> unread();
@@ -152,6 +165,11 @@ class OpObserver {
  private:
   struct Frame;
   struct Thread;
+  // What is to be read together, and where Python was when each was seen, by its number.
+  struct Due {
+    Waiting::Due tensors;
+    std::vector<std::pair<std::int64_t, PythonLine>> lines;
+  };
   static Thread& thread();
   void renew(Thread& mine, std::uint64_t run);
   void connect();
@@ -182,8 +200,14 @@ class OpObserver {
                       Incident& incident);
   void note_output(const at::Tensor& tensor, std::int32_t index, Frame& frame, Thread& mine,
                    Incident& incident, bool is_write, std::int64_t version_before);
+  // `may_wait`: an op of torch's has computed it from another tensor.
   Token record(const at::Tensor& tensor, Thread& mine, std::int32_t site, std::int32_t call,
-               std::uint32_t flags);
+               std::uint32_t flags, bool may_wait = false);
+  static bool may_wait(const Frame& frame);
+  void wait(Thread& mine);
+  void take_waiting(Thread& mine);
+  void read_waiting_before(const at::RecordFunction& fn, const Op& op, Thread& mine);
+  static void launch_due(const Options& options, Due due);
   Token record_here(const at::Tensor& tensor, Thread& mine, const Identity& identity);
   bool read_into(Record& record, const at::Tensor& tensor, Thread& mine, const Identity& identity,
                  Depth depth) const;
@@ -207,6 +231,8 @@ class OpObserver {
   // How often an op was called in this step, by direction.
   std::array<std::vector<std::int32_t>, 3> calls_;
   ForwardOps forward_ops_;
+  Waiting waiting_;
+  std::vector<std::pair<std::int64_t, PythonLine>> waiting_lines_;
 
   // Of the run that goes on; the functions are shared with those who call them without the lock.
   Depth depth_ = Depth::kStats;
@@ -224,6 +250,7 @@ class OpObserver {
   std::atomic<bool> is_deferred_{false};
   std::array<std::atomic<bool>, c10::COMPILE_TIME_MAX_DEVICE_TYPES> is_left_out_{};
   std::atomic<const void*> mode_{nullptr};
+  std::atomic<bool> has_waiting_{false};
   std::atomic<std::int64_t> next_seq_{0};
   std::atomic<std::int64_t> step_{0};
   std::atomic<std::uint32_t> backward_flags_{0};

@@ -1,6 +1,10 @@
 // OpObserver, the reading part: makes records of tensors, and incidents of records.
 #include <ATen/ATen.h>
+#include <c10/core/StreamGuard.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <utility>
 
 #include "torch/op_level/op_frame.h"
 #include "torch/op_level/op_observer.h"
@@ -25,11 +29,16 @@ bool OpObserver::is_read(const at::Tensor& tensor, Frame& frame) const {
 }
 
 Token OpObserver::record(const at::Tensor& tensor, Thread& mine, std::int32_t site,
-                         std::int32_t call, std::uint32_t flags) {
-  const Identity identity{next_seq_++, step_, call, site, flags};
+                         std::int32_t call, std::uint32_t flags, bool may_wait) {
+  Identity identity{next_seq_++, step_, call, site, flags};
   if (tensor.is_cpu() || copies_) return record_here(tensor, mine, identity);
   is_deferred_ = true;
-  mine.launches.push_back({tensor, identity, false});
+  const Waiting::Turn turn = may_wait && with_status_.empty()
+                                 ? waiting_.turn_of(tensor, site, step_)
+                                 : Waiting::Turn::kNow;
+  if (turn != Waiting::Turn::kLater) mine.launches.push_back({tensor, identity});
+  if (turn == Waiting::Turn::kNowAndAgain) identity.flags |= Waiting::kAgain;
+  if (turn != Waiting::Turn::kNow) mine.later.push_back({tensor, identity});
   return {identity.seq, false, true};
 }
 
@@ -113,15 +122,104 @@ void OpObserver::watch_status(c10::Device device) {
 // Without the lock: a reading may wait for Python's, which another thread may hold that waits
 // for ours.
 void OpObserver::launch(Thread& mine) {
-  if (mine.launches.empty()) return;
-  std::vector<Launch> launches;
-  launches.swap(mine.launches);
+  if (mine.launches.empty() && mine.later.empty() && mine.due.empty()) return;
   const std::shared_ptr<const Options> options = this->options();
-  if (!options->launch) return;
   const Busy busy(mine.busy);
   const PlainTorch plain;
   const c10::impl::ExcludeDispatchKeyGuard without_autocast(c10::autocast_dispatch_keyset);
-  options->launch(std::move(launches));
+  std::vector<Launch> launches = std::exchange(mine.launches, {});
+  if (options->launch && !launches.empty()) options->launch(std::move(launches));
+  wait(mine);
+  for (Due& due : std::exchange(mine.due, {})) {
+    if (options->launch) launch_due(*options, std::move(due));
+  }
+}
+
+// Where Python is is found without the observer's lock.
+void OpObserver::wait(Thread& mine) {
+  if (mine.later.empty()) return;
+  const std::vector<Launch> later = std::exchange(mine.later, {});
+  const PythonLine line = python_line();
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (const Launch& launch : later) {
+    const c10::Device device = launch.tensor.device();
+    const c10::Stream stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+    if (!waiting_.is_empty() && !waiting_.is_on(stream)) take_waiting(mine);
+    waiting_.add(launch.tensor, launch.identity, 0, 0, stream);
+    waiting_lines_.emplace_back(launch.identity.seq, line);
+    has_waiting_ = true;
+    if (waiting_.is_full()) take_waiting(mine);
+  }
+}
+
+void OpObserver::take_waiting(Thread& mine) {
+  has_waiting_ = false;
+  if (waiting_.is_empty()) return;
+  mine.due.push_back({waiting_.take(), std::exchange(waiting_lines_, {})});
+  for (const Waiting::Item& item : mine.due.back().tensors.changed) {
+    if ((item.identity.flags & Waiting::kAgain) == 0) batch_.unread.push_back(item.identity.seq);
+  }
+}
+
+void OpObserver::launch_due(const Options& options, Due due) {
+  std::vector<Launch> launches;
+  auto line = due.lines.begin();
+  for (const Waiting::Item& item : due.tensors.items) {
+    while (line->first != item.identity.seq) ++line;
+    launches.push_back({item.tensor, item.identity, false, true, line->second});
+  }
+  if (launches.empty()) return;
+  const c10::StreamGuard on_stream(due.tensors.stream);
+  options.launch(std::move(launches));
+  // The memory of another stream's tensor is not that one's before the reading is over.
+  const c10::impl::VirtualGuardImpl device(due.tensors.stream.device_type());
+  for (const Waiting::Item& item : due.tensors.items) {
+    device.recordDataPtrOnStream(item.tensor.storage().data_ptr(), due.tensors.stream);
+  }
+}
+
+// An op of torch's that has computed it from another tensor. What is made of nothing is mostly
+// there to be written by what is no op.
+bool OpObserver::may_wait(const Frame& frame) {
+  const bool has_read = !frame.inputs.empty() || !frame.untold.empty() || !frame.fed.empty();
+  return frame.op->is_plain && has_read && !frame.op->ignores_values;
+}
+
+// What the op may write is read before it. Ops of others may write what they don't declare.
+void OpObserver::read_waiting_before(const at::RecordFunction& fn, const Op& op, Thread& mine) {
+  if (!has_waiting_.load(std::memory_order_relaxed)) return;
+  if (op.is_plain && op.written.empty() && op.written_in_training.empty()) return;
+  const auto inputs = fn.inputs();
+  const std::lock_guard<std::mutex> lock(mutex_);
+  bool reaches = !op.is_plain;
+  for (const auto* const places : {&op.written, &op.written_in_training}) {
+    for (const std::uint8_t at : *places) {
+      if (at >= inputs.size()) break;
+      for_each_tensor(inputs[at], [&](const at::Tensor& tensor) {
+        reaches = reaches || (tensor.defined() && waiting_.reaches(tensor));
+      });
+    }
+  }
+  if (reaches) take_waiting(mine);
+}
+
+void OpObserver::let_wait(c10::DeviceType type) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  waiting_.allow(type);
+}
+
+void OpObserver::read_waiting() {
+  Thread& mine = thread();
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    take_waiting(mine);
+  }
+  launch(mine);
+}
+
+void OpObserver::compared(std::int64_t site, bool are_same) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  waiting_.compared(site, are_same);
 }
 
 std::shared_ptr<const Options> OpObserver::options() {

@@ -236,8 +236,8 @@ void OpObserver::note_output(const at::Tensor& tensor, std::int32_t index, Frame
   if (frame.forward.op >= 0) {
     if (Frame* const node = mine.node()) index = node->made++;
   }
-  const Token token =
-      record(tensor, mine, site_number(frame, Role::kOutput, index), frame.call, flags);
+  const Token token = record(tensor, mine, site_number(frame, Role::kOutput, index), frame.call,
+                             flags, may_wait(frame));
   if (is_write) {
     provenance_.wrote(tensor, version_before, token);
   } else {

@@ -119,6 +119,7 @@ const Op* OpTable::add(const c10::OperatorName& operator_name) {
   auto op = std::make_unique<Op>();
   op->name = spelt(operator_name);
   op->is_own = starts_with(operator_name.name, "fastcheck::");
+  op->is_plain = starts_with(operator_name.name, "aten::");
   op->is_allocation = is_allocation(operator_name.name);
   // The second looks at its probabilities, and refuses those that are not finite.
   op->is_host_read = operator_name.name == "aten::_local_scalar_dense" ||

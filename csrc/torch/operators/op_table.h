@@ -48,6 +48,8 @@ struct Op {
   bool converts = false;
   // One of fastcheck's.
   bool is_own = false;
+  // One of torch's own, which writes at once, and nothing but what is said above.
+  bool is_plain = false;
   // How the current run's filter classifies its name.
   std::atomic<Choice> choice{Choice::kSelected};
   std::int32_t number = 0;

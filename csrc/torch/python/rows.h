@@ -21,6 +21,7 @@ class RingRows {
   void clear();
 
   bool has_room() const { return count_ != 0 && cursor_->slot != count_; }
+  long long room() const { return count_ == 0 ? 0 : count_ - cursor_->slot; }
   const pybind11::object& slots() const { return slots_; }
   long long next() const { return cursor_->slot; }
   // The next row was written to: who it is of.

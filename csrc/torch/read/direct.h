@@ -12,10 +12,11 @@ namespace fastcheck {
 constexpr const char* kDirectObserveName = "fastcheck.direct_observe";
 
 struct DirectObserve {
-  // Has row `row` of `slots`, a ring's segment on the tensor's device, written from the tensor on
-  // the current stream, in the order of order_of(). Throws a std::exception where it can't. With or
-  // without Python's lock, which it may let go of meanwhile.
-  void (*observe)(const at::Tensor& tensor, const at::Tensor& slots, std::int64_t row, Depth depth);
+  // Has rows of `slots`, a ring's segment on the tensors' device, written from row `first` on, one
+  // from each tensor, on the current stream, in the order of order_of(). Throws a std::exception
+  // where it can't. With or without Python's lock, which it may let go of meanwhile.
+  void (*observe)(at::ArrayRef<at::Tensor> tensors, const at::Tensor& slots, std::int64_t first,
+                  Depth depth);
 };
 
 }  // namespace fastcheck

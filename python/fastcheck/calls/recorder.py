@@ -76,7 +76,7 @@ class HookRecorder(Protocol):
         """The rows are no longer the recorder's."""
 
     def let_wait(self, device_type: Optional[str], /) -> None:
-        """Lets small tensors of such devices wait for each other (csrc/torch/hooks/waiting.h).
+        """Lets small tensors of such devices wait for each other (csrc/torch/read/waiting.h).
         None: no tensor waits any longer.
         """
 

@@ -15,6 +15,7 @@ from torch import nn
 
 import fastcheck
 from fakes import cuda_on_fake, fake_device
+from fastcheck import _C
 from fastcheck.backends import table
 
 pytestmark = [pytest.mark.fake_accelerator, pytest.mark.usefixtures("cuda_on_fake_device")]
@@ -74,6 +75,10 @@ class Run:
         self.launches.append(sum("fastcheck records" in name for name in names))
         self.monitor.flush()
 
+    def end(self) -> Run:
+        self.monitor.remove()
+        return self
+
     def steps(self, count: int) -> Run:
         for _ in range(count):
             self.step()
@@ -82,6 +87,10 @@ class Run:
     def records(self, step: Optional[int] = None) -> np.ndarray:
         records = self.monitor.records()
         return records if step is None else records[records["step"] == step]
+
+    def names(self) -> list[str]:
+        sites = self.monitor._session.sites
+        return [str(sites[int(number)]) for number in self.records()["site"]]
 
     def record_of(self, step: int, module: str, role: str = "output") -> np.ndarray:
         sites = self.monitor._session.sites
@@ -94,9 +103,10 @@ class Run:
 
 def check_same(make: Callable[[], nn.Module], steps: int = 6, **options: Any) -> Run:
     """The records of a model whose tensors wait are those of one whose do not."""
-    waiting = Run(make(), **options).steps(steps)
-    at_once = Run(make(), waits=False, **options).steps(steps)
+    waiting = Run(make(), **options).steps(steps).end()
+    at_once = Run(make(), waits=False, **options).steps(steps).end()
     assert waiting.records().tobytes() == at_once.records().tobytes()
+    assert waiting.names() == at_once.names()
     assert waiting.monitor._session.faults.unread_count == 0
     assert waiting.launches[-1] < at_once.launches[-1]
     return waiting
@@ -136,9 +146,69 @@ def replace_the_memory(x: torch.Tensor) -> None:
     x.data = x.data + 1
 
 
-@pytest.mark.parametrize("write", [write_by_version, write_past_the_version, replace_the_memory])
-def test_tensors_that_are_written_to_in_each_step(write: Callable[[torch.Tensor], Any]) -> None:
-    check_same(lambda: chain(Then(write)))
+def write_by_a_kernel(x: torch.Tensor) -> torch.Tensor:
+    """Writes the result of an operator by what is none."""
+    with _C.Unread():
+        fake.launch(lambda x: x.fill_(5.0), x)
+    return x * 1
+
+
+WRITES = [write_by_version, write_past_the_version, replace_the_memory, write_by_a_kernel]
+
+
+@pytest.mark.parametrize("level", ["module", "op"])
+@pytest.mark.parametrize("write", WRITES)
+def test_tensors_that_are_written_to_in_each_step(
+    write: Callable[[torch.Tensor], Any], level: str
+) -> None:
+    check_same(lambda: chain(Then(write)), level=level)
+
+
+def norm_between() -> nn.Module:
+    return chain(nn.BatchNorm1d(8))
+
+
+def masked_in_place() -> nn.Module:
+    return chain(Then(lambda x: (x * 1).masked_fill_(x > 0, 2.0).add_(1)))
+
+
+def gradients_that_add_up() -> nn.Module:
+    """Autograd adds in place only to what nobody else holds."""
+    return chain(Then(lambda x: torch.tanh(x) + torch.sin(x) * x))
+
+
+MODELS = [chain, norm_between, masked_in_place, gradients_that_add_up]
+
+
+@pytest.mark.parametrize("make", MODELS)
+@pytest.mark.parametrize("record", ["stats", "full"])
+def test_operators_are_read_together(make: Callable[[], nn.Module], record: str) -> None:
+    run = check_same(make, level="op", record=record)
+    assert len(run.records(5)) > 150
+    assert run.launches[-1] < 30
+
+
+def test_operators_write_later_what_waits() -> None:
+    """Nothing is lost: what an operator is about to write is read before it."""
+    place = Then(lambda x: x * 1)
+    run = Run(chain(place), level="op").steps(5)
+    place.function = write_by_version
+    run.steps(2)
+    assert run.end().monitor._session.faults.unread_count == 0
+
+
+def test_events_of_operators_are_the_same() -> None:
+    def events(waits: bool) -> list[Any]:
+        place = Then(lambda x: x * 1)
+        run = Run(chain(place), waits, level="op", overflow_nums=-1).steps(4)
+        place.function = lambda x: torch.log(x - 10) * 2
+        run.step()
+        run.end()
+        return [(str(e.site), e.step, e.verdict, e.reason, e.line) for e in run.monitor.events]
+
+    together, at_once = events(True), events(False)
+    assert together == at_once
+    assert any("test_waiting.py" in line for *_, line in together)
 
 
 def test_gradients_that_are_written_to_in_each_step() -> None:

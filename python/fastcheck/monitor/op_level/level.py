@@ -96,8 +96,9 @@ class OpPart(Part):
         closes_step: bool,
         overflow: StatusReader,
         lines: LineNumbers,
+        compared: Callable[[int, bool], None],
     ) -> None:
-        super().__init__(step, journal, records, segments, closes_step)
+        super().__init__(step, journal, records, segments, closes_step, compared)
         self._sites = sites
         self._overflow = overflow
         self._lines = lines
@@ -565,6 +566,7 @@ class OpLevel(Level):
 
     def set_active(self, is_active: bool) -> None:
         if self.is_running:
+            self._ops.read_waiting()  # what is written while it is not active is not seen
             self._ops.set_active(is_active)
 
     def step_closed(self) -> None:
@@ -639,6 +641,7 @@ class OpLevel(Level):
         self.loss_given(roots)
 
     def backward_ended(self) -> None:
+        self._read_waiting()
         # The scaler decides about scaled gradients.
         if not self.session.is_scaled and self.session.backwards.owns_gradients:
             self.reach("gradient", _reached(_named_parameters(self._nodes)))
@@ -764,7 +767,8 @@ class OpLevel(Level):
         for records of a device.
         """
         assert self._sites is not None
-        rows, incidents, sites, first, waiting = self._ops.take()
+        rows, incidents, sites, first, waiting, unread = self._ops.take()
+        self.session.leave_unread(unread)
         if sites:
             self._sites.add(first, sites)
         records: np.ndarray = np.frombuffer(rows, RECORD_DTYPE)
@@ -842,6 +846,7 @@ class OpLevel(Level):
         if self._sites is None or self.session.tape is not None:  # after the capture
             return
         with unobserved():
+            self._read_waiting()
             self.gather()
             step = self.session.step
             journal, step.journal = step.journal, Journal()
@@ -850,9 +855,15 @@ class OpLevel(Level):
             early, segments = self.session.rings.cut()
             records += early
         overflow, lines = self.session.rings.overflow, self.launches.lines()
-        self.session.drain.submit(
-            OpPart(self._sites, step, journal, records, segments, closes_step, overflow, lines)
-        )
+        rest = closes_step, overflow, lines, self._ops.compared
+        self.session.drain.submit(OpPart(self._sites, step, journal, records, segments, *rest))
+
+    def let_wait(self, device_type: str) -> None:
+        self._ops.let_wait(device_type)
+
+    def _read_waiting(self) -> None:
+        if self.is_running:
+            self._ops.read_waiting()
 
     def judge_now(self) -> bool:
         """Judges in the middle of a forward or backward. Returns whether anything is due, and may

@@ -212,7 +212,7 @@ class Part:
         return firsts
 
 
-#: In the flags of an identity (csrc/torch/hooks/waiting.h): the tensor has a record already.
+#: In the flags of an identity (csrc/torch/read/waiting.h): the tensor has a record already.
 AGAIN = np.uint32(1 << 31)
 
 

@@ -337,6 +337,9 @@ class Level:
         the hooks may go their short way.
         """
 
+    def let_wait(self, device_type: str) -> None:
+        """Lets small tensors of such devices wait for each other (csrc/torch/read/waiting.h)."""
+
     # From the rings to the event store
 
     def collect(self) -> None:
@@ -481,6 +484,9 @@ class ModuleLevel(Level):
             self.on_unreadable(tensor, site, error)
             return False
         return True
+
+    def let_wait(self, device_type: str) -> None:
+        self.recorder.let_wait(device_type)
 
     def read_waiting(
         self,
@@ -719,7 +725,7 @@ class Rings:
                     self.settles_calls = True
                     session.recorder.settle()
             if ring.backend.reads_lists_in_one_launch and not self.settles_calls:
-                session.recorder.let_wait(device.type)
+                session.level.let_wait(device.type)
         return ring
 
     def cut(self) -> tuple[list[np.ndarray], list[tuple[DeviceRing, Segment]]]:

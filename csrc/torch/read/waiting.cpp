@@ -1,9 +1,10 @@
-#include "torch/hooks/waiting.h"
+#include "torch/read/waiting.h"
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/graph_task.h>
 
+#include <algorithm>
 #include <utility>
 
 namespace fastcheck {
@@ -46,6 +47,12 @@ Waiting::Turn Waiting::turn_of(const at::Tensor& tensor, std::int64_t number, st
   }
   Site& site = site_of(number);
   if (site.is_at_once) return Turn::kNow;
+  if (site.first < 0) site.first = step;
+  if (watches_sums_ && site.first == step) {
+    if (std::exchange(watched_in_, step) != step) watched_.clear();
+    watched_[tensor.storage().unsafeGetStorageImpl()] = number;
+    return Turn::kNow;
+  }
   if (site.trial < 0) site.trial = step;
   if (site.trial == step) return Turn::kNowAndAgain;
   return site.pending == 0 ? Turn::kLater : Turn::kNow;
@@ -70,10 +77,30 @@ Waiting::Due Waiting::take() {
       continue;
     }
     site_of(item.identity.site).is_at_once = true;
-    if ((item.identity.flags & kAgain) == 0) due.changed.push_back(item.identity.seq);
+    due.changed.push_back(std::move(item));
   }
   items_.clear();
   return due;
+}
+
+void Waiting::added_to(const at::Tensor& tensor) {
+  if (!tensor.has_storage()) return;
+  const auto found = watched_.find(tensor.storage().unsafeGetStorageImpl());
+  if (found != watched_.end()) site_of(found->second).is_at_once = true;
+}
+
+bool Waiting::reaches(const at::Tensor& tensor) const {
+  if (!tensor.has_storage()) return false;
+  const c10::StorageImpl* const memory = tensor.storage().unsafeGetStorageImpl();
+  return std::any_of(items_.begin(), items_.end(), [&](const Item& item) {
+    return item.tensor.storage().unsafeGetStorageImpl() == memory;
+  });
+}
+
+std::vector<Waiting::Item> Waiting::clear() {
+  sites_.clear();
+  watched_.clear();
+  return std::exchange(items_, {});
 }
 
 void Waiting::compared(std::int64_t number, bool are_same) {

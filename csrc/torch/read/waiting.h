@@ -1,4 +1,5 @@
-// Waiting: small tensors on a device that are read together, a few hooks after they were seen.
+// Waiting: small tensors on a device that are read together, a few hooks or operators after they
+// were seen.
 //
 // A launch for each costs more than reading it. What waits is an alias: it keeps the memory as it
 // was, whatever becomes of the tensor (`x.data = y`, a storage that goes), and has its version. A
@@ -16,13 +17,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <unordered_map>
 #include <vector>
 
 #include "torch/read/observe.h"
 
 namespace fastcheck {
 
-// The interpreter's lock guards it, and the session's whatever takes from it.
+// For one thread at a time.
 class Waiting {
  public:
   static constexpr std::int64_t kMostBytes = 256 * 1024;  // of a tensor
@@ -44,10 +46,16 @@ class Waiting {
   };
   struct Due {
     c10::Stream stream;
-    std::vector<Item> items;            // as they were
-    std::vector<std::int64_t> changed;  // numbers of those that are not, and have no record
+    std::vector<Item> items;    // as they were
+    std::vector<Item> changed;  // are not, and have no record
   };
 
+  // Autograd adds a gradient to another in place only where nobody else holds its memory. With
+  // this, a site is watched for a step before its trial: what autograd has added to is read at
+  // once for good.
+  void watch_sums() { watches_sums_ = true; }
+  // Autograd is about to add something to it.
+  void added_to(const at::Tensor& tensor);
   // Tensors of devices of this type may wait; nullopt: none may.
   void allow(std::optional<c10::DeviceType> type) { type_ = type; }
   Turn turn_of(const at::Tensor& tensor, std::int64_t site, std::int64_t step);
@@ -55,14 +63,20 @@ class Waiting {
   void add(const at::Tensor& tensor, const Identity& identity, std::int64_t dtype,
            std::int64_t order, const c10::Stream& stream);
   bool is_empty() const { return items_.empty(); }
+  bool is_on(const c10::Stream& stream) const { return stream_ == stream; }
+  // Whether anything that waits is in this tensor's memory.
+  bool reaches(const at::Tensor& tensor) const;
   bool is_full() const { return items_.size() >= kMost; }
   // Call it when there is something.
   Due take();
   // The two records of a trial have arrived.
   void compared(std::int64_t site, bool are_same);
+  // What waits is handed out, and nothing is known of sites.
+  std::vector<Item> clear();
 
  private:
   struct Site {
+    std::int64_t first = -1;   // the step in which it was met
     std::int64_t trial = -1;   // the step of its trial
     std::int64_t pending = 0;  // pairs of records that have not arrived
     bool is_at_once = false;
@@ -73,6 +87,10 @@ class Waiting {
   std::optional<c10::Stream> stream_;
   std::vector<Item> items_;
   std::vector<Site> sites_;
+  bool watches_sums_ = false;
+  // The sites of memory in a step in which they are watched; addresses, which may be given anew.
+  std::unordered_map<const c10::StorageImpl*, std::int64_t> watched_;
+  std::int64_t watched_in_ = -1;
 };
 
 }  // namespace fastcheck
