@@ -66,7 +66,7 @@ def summary_of(core: Core, style: str) -> str:
             if session.sites[int(record["site"])].role not in _NUMBERS
         ],
         log_path=None if log is None else log.directory,
-        notes=_notes(core),
+        notes=notes_of(core),
         story=_story(session, core.meta, style, body),
         pending=pending_lines(pending, style, body),
         harmless=harmless(decided, style, body),
@@ -88,7 +88,7 @@ def _story(session: Session, meta: RunMeta, style: str, width: int) -> list[tupl
     return [] if report is None else parts(replace(report, style=style), width)
 
 
-def _notes(core: Core) -> list[str]:
+def notes_of(core: Core) -> list[str]:
     """Notes on what was not observed, and why."""
     stalled = core.state.stalled_weights
     return [

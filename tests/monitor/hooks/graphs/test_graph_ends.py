@@ -17,6 +17,7 @@ import fastcheck
 from fastcheck.backends import table
 from fastcheck.backends.portable.backend import portable_backend
 from fastcheck.monitor.hooks import graphs as graphs_module
+from fastcheck.monitor.showing import notes_of
 from fastcheck.ring import device
 from support.devices import graphs_on_fake
 from support.devices.graphs_on_fake import NAME, data, fake
@@ -176,7 +177,7 @@ def test_a_graph_is_captured_again() -> None:
     counts = np.bincount(of_replays(monitor)["step"])
     assert len(set(counts[1:])) == 1
     assert len(counts) == WARM_UP + 5
-    assert not any("replay" in note for note in monitor._notes())
+    assert not any("replay" in note for note in notes_of(monitor._core))
 
 
 def test_a_stop_is_not_raised_by_the_capture_of_something_else() -> None:

@@ -15,6 +15,7 @@ from torch import nn
 
 import fastcheck
 from fastcheck.monitor.session import drain as drain_module
+from fastcheck.monitor.showing import notes_of
 from fastcheck.ring import device
 from support.devices import graphs_on_fake
 from support.devices.graphs_on_fake import NAME, data, fake
@@ -68,7 +69,7 @@ def test_100_replays_leave_the_records_of_100_steps() -> None:
     ]
     assert {e.step for e in there.events} == {7 + WARM_UP, 8 + WARM_UP, 50 + WARM_UP}
     assert there.event_count == here.event_count == 3
-    assert not any("lost" in note or "replay" in note for note in there._notes())
+    assert not any("lost" in note or "replay" in note for note in notes_of(there._core))
 
 
 def test_replays_leave_the_cpus_records_of_what_they_computed() -> None:
