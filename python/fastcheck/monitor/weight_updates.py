@@ -175,10 +175,14 @@ class UpdateWatcher:
         watch.glances = 0
         look.close = ParameterDetails([], [], [], [])
         still = _still(optimizer) if any(rates) and optimizer is not None else ()
-        for node, name, parameter in parameters:
+        # Their sites are known, unless one could not be read.
+        are_read = len(parameters_read) == len(parameters)
+        look.close.parameters.extend(
+            parameters_read if are_read else [n.site("param", name, 0) for n, name, _ in parameters]
+        )
+        for _, _, parameter in parameters:
             # The optimizer may hold the original of a copy in few bits, which moves unseen.
             is_copy = optimizer is None and parameter.dtype.itemsize < 4
-            look.close.parameters.append(node.site("param", name, 0))
             # Under FSDP1 a parameter that is all on other ranks has no elements here.
             has_elements = is_materialised(parameter) and parameter.numel() > 0
             is_trained = parameter.requires_grad and has_elements

@@ -745,17 +745,21 @@ class ModuleRules:
         return self.findings.settle_scaled(skipped)
 
     def ensure_event(self) -> None:
-        self.findings.ensure_event()
+        if self.findings.all:
+            self.findings.ensure_event()
 
     def settle(self) -> None:
-        self.findings.ensure_event()
-        self.findings.remember_masks()
-        self.settle_open()
+        if self.findings.all:
+            self.findings.ensure_event()
+            self.findings.remember_masks()
+            self.settle_open()
 
     def settle_open(self) -> None:
         """Nothing of this step will be used any more. Something later in the step may still show
         otherwise: another optimizer's update.
         """
+        if not self.findings.all:
+            return
         is_healthy = self.findings.first_confirmed is None
         for finding in self.findings.all:
             if finding.state is State.PENDING:

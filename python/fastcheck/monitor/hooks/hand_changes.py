@@ -66,6 +66,8 @@ class HandChanges:
         self._parameters: weakref.WeakKeyDictionary[object, list[tuple[ModuleNode, str]]] = (
             weakref.WeakKeyDictionary()
         )
+        # The same of all optimizers that were alive when the youngest was met.
+        self._places: list[tuple[ModuleNode, str]] = []
         self._probes: dict[tuple[ModuleNode, str], Union[GradientProbe, _Probe]] = {}
         self._passes = 0
         # How many backward passes there were before the last update of each optimizer.
@@ -86,9 +88,8 @@ class HandChanges:
         if self.is_first:
             self._note(spread(parameters))
             return self._passes <= _MOST_PASSES
-        for places in list(self._parameters.values()):
-            for node, name in places:
-                self._note_one(node, name, parameter_at(node, name))
+        for node, name in self._places:
+            self._note_one(node, name, parameter_at(node, name))
         return False
 
     def seen(self) -> None:
@@ -129,6 +130,7 @@ class HandChanges:
                 return not was_first
         if owner not in self._parameters:
             self._parameters[owner] = [(node, name) for node, name, _ in spread(parameters)]
+            self._places = [one for places in self._parameters.values() for one in places]
         return False
 
     def _note(self, parameters: Sequence[StoredTensor]) -> None:

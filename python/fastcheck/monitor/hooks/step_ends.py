@@ -41,6 +41,8 @@ class Turns:
         self._is_known = False
         self._has_repeated = False
         self._each_ends = False
+        # No other is expected.
+        self._only: Optional[weakref.ref[Optimizer]] = None
 
     def ends(
         self, optimizer: Optimizer, others: Callable[[Optimizer], Iterable[Optimizer]]
@@ -52,8 +54,9 @@ class Turns:
             self._is_begun = True
             self._expected.update(others(optimizer))
             self._expected.add(optimizer)
-        if self._each_ends:
+        if self._each_ends or (self._only is not None and self._only() is optimizer):
             return True
+        self._only = None
         if optimizer in self._stepped:
             return self._repeat()
         is_new = optimizer not in self._expected
@@ -66,6 +69,8 @@ class Turns:
         if not self._expected <= self._stepped:
             return False
         self._is_known = len(self._expected) > 1
+        if not self._is_known:
+            self._only = weakref.ref(optimizer)
         self.reset()
         return True
 

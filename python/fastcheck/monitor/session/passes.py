@@ -63,8 +63,11 @@ class Passes:
         tensors: Sequence[torch.Tensor],
     ) -> None:
         """``call`` has begun, with ``tensors`` among its arguments."""
-        nbytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-        if any(tensor.grad_fn is not None for tensor in tensors):
+        nbytes, are_computed = 0, False
+        for tensor in tensors:
+            nbytes += tensor.numel() * tensor.element_size()
+            are_computed = are_computed or tensor.grad_fn is not None
+        if are_computed:
             if nbytes > _MOST_COMPUTED_BYTES or not all(map(_is_simple, (*args, *kwargs.values()))):
                 return
             args = tuple(map(_without_graph, args))
