@@ -1,11 +1,12 @@
-"""The time and memory of comparing two logs of up to a million records each.
+"""The time and memory of comparing two logs, and two dumps, of up to a million records each.
 
-    python bench/compare_logs.py [--quick]
+    python bench/compare_logs.py [--quick] [--only dump]
 
-The logs are synthetic: 250 modules, 1,000 records a step. Each case runs in a process of its own.
-CPU seconds are reported because other work on the machine changes them less. Memory is the peak of
-the process (ru_maxrss) above its value after importing fastcheck and comparing a log of one step
-with itself. Each verdict is checked.
+The logs are synthetic: 250 modules, 1,000 records a step. The dumps have 100,000 records a step,
+each of a name of its own, in calls of three inputs and an output. Each case runs in a process of
+its own. CPU seconds are reported because other work on the machine changes them less. Memory is the
+peak of the process (ru_maxrss) above its value after importing fastcheck and comparing a log of one
+step with itself. Each verdict is checked.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -26,14 +28,13 @@ from fastcheck.log.writer import RecordLog
 from fastcheck.record.format import RECORD_DTYPE
 from fastcheck.record.site import Site, SiteTable
 
-MODULES = 250
+A_STEP = {"log": 1_000, "dump": 100_000}
 ROLES = (
     ("forward", "output", "output"),
     ("backward", "grad_output", "output"),
     ("optimizer", "param", "weight"),
     ("optimizer", "param_grad", "weight"),
 )
-A_STEP = MODULES * len(ROLES)
 # How the actual side differs from the reference, and the expected verdict of compare().
 CASES = {
     "identical": "identical",
@@ -57,23 +58,23 @@ print(json.dumps({**said, "verdict": found.verdict}))
 """
 
 
-def sites() -> SiteTable:
+def sites(count: int) -> SiteTable:
     table = SiteTable()
     for direction, role, label in ROLES:
-        for module in range(MODULES):
+        for module in range(count // len(ROLES)):
             table.intern(Site(f"layers.{module}", "Layer", direction, role, 0, label))
     return table
 
 
-def records_of(step: int) -> np.ndarray:
+def records_of(step: int, count: int) -> np.ndarray:
     rng = np.random.default_rng(step)
-    made = np.zeros(A_STEP, RECORD_DTYPE)
+    made = np.zeros(count, RECORD_DTYPE)
     made["version"], made["depth"], made["dtype"] = 1, 3, 1
     made["numel"], made["step"] = 4096, step
-    made["site"], made["seq"] = np.arange(A_STEP), np.arange(A_STEP) + step * A_STEP
-    made["sum_sq"], made["abs_sum"] = rng.uniform(1, 2, (2, A_STEP))
+    made["site"], made["seq"] = np.arange(count), np.arange(count) + step * count
+    made["sum_sq"], made["abs_sum"] = rng.uniform(1, 2, (2, count))
     made["sum"], made["min"], made["max"] = 0.1, -made["abs_sum"], made["abs_sum"]
-    made["checksum"] = rng.integers(0, 2**62, A_STEP)
+    made["checksum"] = rng.integers(0, 2**62, count)
     return made
 
 
@@ -83,7 +84,9 @@ def changed(made: np.ndarray, case: str, step: int, steps: int) -> np.ndarray:
         return rng.permutation(made)
     if case == "other last bits everywhere":
         # Initial weights are given, not computed: they have to be equal to the bit.
-        computed = made["site"] // MODULES != 2 if step == 0 else np.ones(A_STEP, bool)
+        computed = (
+            made["site"] // (len(made) // len(ROLES)) != 2 if step == 0 else np.ones(A_STEP, bool)
+        )
         made["checksum"][computed] += 1
         made["max"][computed] *= 1 + 1e-6
         made["sum_sq"][computed] *= 1 + 1e-6
@@ -97,11 +100,31 @@ def changed(made: np.ndarray, case: str, step: int, steps: int) -> np.ndarray:
     return made
 
 
-def write(directory: Path, case: str, steps: int) -> str:
-    log = RecordLog(directory, 0, None, sites(), {"environment": {}, "optimizers": []})
+def write(directory: Path, of: str, case: str, records: int) -> str:
+    size = min(A_STEP[of], records)
+    steps = records // size
+    meta: dict[str, Any] = {"environment": {}, "optimizers": []}
+    if of == "log":
+        log = RecordLog(directory, 0, None, sites(size), meta)
+        for step in range(steps):
+            log.append(changed(records_of(step, size), case, step, steps), step)
+        log.close()
+        return os.fspath(directory)
     for step in range(steps):
-        log.append(changed(records_of(step), case, step, steps), step)
-    log.close()
+        place = directory / f"step{step}" / "rank0"
+        log = RecordLog(place, 0, None, sites(size), meta)
+        made = changed(records_of(step, size), case, step, steps)
+        made["seq"] = np.arange(len(made))
+        log.append(made, step)
+        log.close()
+        entry = {"label": "x", "dtype": "float32", "shape": [64, 64], "requires_grad": True}
+        with open(place / "calls.jsonl", "w") as file:
+            for seq in range(0, len(made), 4):
+                tensors = [{**entry, "seq": seq + one} for one in range(4)]
+                line = {"n": seq // 4, "kind": "op", "in": tensors[:3], "out": tensors[3:]}
+                file.write(json.dumps(line) + "\n")
+        index = {"fastcheck": "dump", "format": 1, "step": step, "is_complete": True}
+        (place / "index.json").write_text(json.dumps(index))
     return os.fspath(directory)
 
 
@@ -127,29 +150,29 @@ def measure(small: str, actual: str, reference: str, want: str, rounds: int) -> 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="up to 50,000 records")
+    parser.add_argument("--only", default="", choices=("", *A_STEP))
     options = parser.parse_args()
     sizes = (10_000, 50_000) if options.quick else (10_000, 100_000, 1_000_000)
     sizes = harness.size(sizes, (4_000,))
     rows = []
-    with tempfile.TemporaryDirectory() as place:
-        small = write(Path(place) / "small", "identical", 1)
-        for size in sizes:
-            steps = size // A_STEP
-            reference = write(Path(place) / f"reference-{size}", "identical", steps)
+    with tempfile.TemporaryDirectory() as temporary:
+        small = write(Path(temporary) / "small", "log", "identical", 1_000)
+        given = [(of, size) for of in A_STEP if options.only in of for size in sizes]
+        for of, size in given:
+            reference = write(Path(temporary) / f"reference-{of}-{size}", of, "identical", size)
             for case, want in harness.few(CASES.items()):
-                actual = write(Path(place) / f"actual-{size}", case, steps)
+                actual = Path(temporary) / f"actual-{of}-{size}"
+                write(actual, of, case, size)
                 rounds = harness.size(1 if size > 100_000 else 3, 1)
-                found = measure(small, actual, reference, want, rounds)
-                rows.append({"case": case, "numel": size, "rounds": rounds, **found})
+                found = measure(small, os.fspath(actual), reference, want, rounds)
+                rows.append({"of": of, "case": case, "numel": size, "rounds": rounds, **found})
                 print(
-                    f"{size:>9,} records  {case:<30} {found['seconds']['median']:7.2f} s"
+                    f"{of} of {size:>9,} records  {case:<30} {found['seconds']['median']:7.2f} s"
                     f" ({found['cpu_seconds']['median']:.2f} of CPU)"
                     f"  {found['peak_mib']['median']:7.1f} MiB",
                     flush=True,
                 )
-                for file in Path(actual).iterdir():
-                    file.unlink()
-                Path(actual).rmdir()
+                shutil.rmtree(actual)
     harness.write_results("compare_logs", rows, records_a_step=A_STEP, record_bytes=192)
 
 

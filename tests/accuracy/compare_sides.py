@@ -24,6 +24,7 @@ import harness
 from accuracy.sides_layers import train_layers
 from accuracy.sides_layouts import train_layout
 from accuracy.sides_programs import train, train_images, train_ranks, train_resumed, train_split
+from accuracy.sides_schedules import dump_schedule
 
 Options = dict[str, Any]
 
@@ -31,7 +32,7 @@ Options = dict[str, Any]
 @dataclass(frozen=True)
 class Pair:
     """``accept``: what the report of the pair has to advise. ``said``: a part of the report.
-    ``rename``: as compare() takes it.
+    ``rename``: as compare() takes it. ``repeat``: the options of a second run of the reference.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Pair:
     said: str = ""
     run: Callable[..., None] = train
     rename: Any = None
+    repeat: Options | None = None
 
 
 def _healthy(name: str, said: str = "rounding: step", **actual: Any) -> Pair:
@@ -396,7 +398,35 @@ LAYOUTS = [
     _layout("pp", rename=SWAPPED, said="the names are wrong, not the weights"),
     _layout("tp", rename=SWAPPED, said="the names are wrong, not the weights", **DUMP),
 ]
-PAIRS += [*RESUMED, *SPLIT, *LAYERS, *LAYOUTS]
+ANOTHER = "another schedule of the same step"
+
+
+def _schedule(is_healthy: bool, name: str, said: str = "") -> Pair:
+    return Pair(name, is_healthy, {"schedule": name}, said=said, run=dump_schedule)
+
+
+def _noise(is_healthy: bool, schedule: str, said: str, repeat: Options | None) -> Pair:
+    name = f"{schedule}, {'a second run' if repeat else 'alone'}"
+    actual, reference = {"schedule": schedule, "seed": 1}, {"schedule": "noise", "seed": 2}
+    return Pair(name, is_healthy, actual, reference, "", said, dump_schedule, None, repeat)
+
+
+SCHEDULES = [
+    _schedule(True, "reversed", ANOTHER),
+    _schedule(True, "rounds otherwise", ANOTHER),
+    _schedule(True, "rounds otherwise, reversed", ANOTHER),
+    _schedule(True, "casts", ANOTHER),
+    _schedule(True, "a view more", ANOTHER),
+    _schedule(True, "recomputed", "identical"),
+    _schedule(False, "recomputed with other dropout", "first.dropout.aten."),
+    _schedule(False, "another weight", "first.aten.mul.Tensor · forward"),
+    _schedule(False, "a branch is left out", "first.aten.sigmoid · forward"),
+    _schedule(False, "bfloat16", "first.aten.mm · forward"),
+    _noise(False, "noise", "forward NO", None),
+    _noise(True, "noise", "are not deterministic, as repeat= shows", {"schedule": "noise"}),
+    _noise(False, "noise and another scale", "forward NO", {"schedule": "noise"}),
+]
+PAIRS += [*RESUMED, *SPLIT, *LAYERS, *LAYOUTS, *SCHEDULES]
 #: A sample, for the tests.
 CHECKED = (
     "SDPA",
@@ -431,13 +461,21 @@ CHECKED = (
     "tp values, shards swapped",
     "pp, layers of stage 0",
     "pp, a wrong map",
+    "rounds otherwise, reversed",
+    "casts",
+    "another weight",
+    "noise, a second run",
+    "noise and another scale, a second run",
 )
 
 
 def judge(pair: Pair, logs: Path) -> dict[str, Any]:
     """What compare() says of it, and whether that is right."""
     sides = [_log(pair.run, options, logs) for options in (pair.actual, pair.reference)]
-    found = fastcheck.compare(*sides, rename=pair.rename)
+    repeat = None
+    if pair.repeat is not None:
+        repeat = _log(pair.run, {**pair.repeat, "seed": 3}, logs)
+    found = fastcheck.compare(*sides, rename=pair.rename, repeat=repeat)
     report = str(found)
     is_right = found.agrees == pair.is_healthy
     if pair.accept:

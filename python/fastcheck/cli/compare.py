@@ -61,7 +61,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--rename",
         metavar="FILE",
-        help='JSON of names in ACTUAL and what they are in REFERENCE; or "mindspore"',
+        help="JSON of names in ACTUAL and what they are in REFERENCE; or mindspore, megatron, vllm",
     )
     parser.add_argument(
         "--accept",
@@ -86,6 +86,11 @@ def add_parser(commands: Any) -> None:
         "--steps",
         metavar="A:B",
         help="step A of ACTUAL with step B of REFERENCE; several: 3:7,4:8; from there on: 6-:0-",
+    )
+    parser.add_argument(
+        "--repeat",
+        metavar="PATH",
+        help="a second run of REFERENCE's program: what is not deterministic is left out",
     )
     parser.add_argument(
         "--loss-drift",
@@ -127,6 +132,7 @@ def run(options: argparse.Namespace) -> int:
             progress=show_progress,
             trust=options.trust,
             steps=options.steps,
+            repeat=options.repeat,
             loss_drift=options.loss_drift,
             html=options.html,
         )

@@ -30,7 +30,7 @@ from fastcheck.errors import (
     printable,
 )
 from fastcheck.notebook import block_html, fields_html, guarded_html, lines_html, table_html
-from fastcheck.statistics.thresholds import make_thresholds
+from fastcheck.statistics.thresholds import Threshold, make_thresholds
 from fastcheck.utils.reading import read_json
 from fastcheck.utils.text.layout import csv_text
 from fastcheck.utils.text.numbers import format_shape, format_steps
@@ -39,7 +39,7 @@ from .advice import advice_of
 from .block import Kind, Phase, Source
 from .layout import Layout, find_layout
 from .measure import State
-from .names import Renaming
+from .names import Name, Renaming
 from .nested_diff import (
     Setting,
     alike_ranks,
@@ -50,7 +50,7 @@ from .questions import ACCEPTABLE, Answer, Questions
 from .render import render_comparison
 from .result import Result
 from .row import COLUMNS, Row
-from .run import Runner
+from .run import Runner, differing_names
 from .split import find_split
 from .tally import COMPUTED, Found, Tally
 
@@ -89,6 +89,16 @@ def notes_of(tally: Tally, actual: Source, reference: Source) -> list[str]:
     if tally.grouped:
         more = len(tally.grouped) - 1
         found.append(next(iter(tally.grouped)) + (f", as {more:,} others" if more else ""))
+    if tally.unsteady:
+        found.append(
+            f"{len(tally.unsteady):,} tensors are not deterministic, as repeat= shows, and are "
+            f"left out: {next(iter(tally.unsteady))} first"
+        )
+    if tally.rescheduled:
+        found.append(
+            f"{tally.rescheduled:,} tensors of operators differ or are on one side alone, and the "
+            "gradients of all parameters agree: another schedule of the same step"
+        )
     if tally.absent:
         found.append(
             f"{tally.absent:,} tensors between modules are read in one layout alone: not compared"
@@ -247,6 +257,7 @@ def compare(
     progress: Optional[Progress] = None,
     trust: bool = False,
     steps: Steps = None,
+    repeat: Any = None,
     loss_drift: float = LOSS_DRIFT,
     html: Union[str, os.PathLike[str], None] = None,
 ) -> Comparison:
@@ -282,6 +293,8 @@ def compare(
             did not change is listed. ``"6-:0-"``: where each side begins, for a run that continues
             another. Left out: equal numbers, or the only step of each side; a run that begins with
             the weights or the batch of a later step of the other is compared from there.
+        repeat: a second run of the program of ``reference``. What differs between these two is not
+            deterministic: it is left out where actual is no more than 4 times as far away.
         loss_drift: two losses of a step have drifted apart where they differ by more than this,
             relative to the reference's.
         html: a file to write the comparison to as a page that loads nothing (docs/report.md): where
@@ -325,6 +338,8 @@ def compare(
             runner.split = find_split(*sides, pairing.starts, renaming)
         if runner.split is not None:
             pairing = without_other_ranks(pairing, _SPLIT.format(runner.split.text))
+        if repeat is not None:
+            runner.unsteady = _unsteady(repeat, sides[1], pairing, limits, trust)
         if layout is not None:
             runner.layout = layout
             pairing = without_other_ranks(pairing, _TOGETHER.format(layout.text))
@@ -339,6 +354,7 @@ def compare(
     renaming.check_used()
     kind = sides[1].kind if sides[0].kind is sides[1].kind else Kind.LOG
     is_alike = runner.split is None and layout is None
+    is_alike &= not runner.unsteady
     is_bitwise = is_alike and expects_bits(*sides, settings)
     is_partial = any(side.is_partial for side in sides)
     ask_all = ask_all or pairing.is_shifted
@@ -550,6 +566,24 @@ def without_other_ranks(pairing: Pairing, note: str) -> Pairing:
     return Pairing(places, False, [*pairing.notes, note])
 
 
+def _unsteady(
+    repeat: Any, reference: Source, pairing: Pairing, limits: Sequence[Threshold], trust: bool
+) -> dict[Name, float]:
+    """The largest error between two runs of the reference's program, by name."""
+    again = open_source(repeat, "repeat", trust)
+    _check_kinds(again, reference)
+    there = set(again.places())
+    places = [(step, step, rank) for _, step, rank in pairing.places if (step, rank) in there]
+    if not places and again.places():
+        raise CompareError(
+            "the second run of the reference's program has none of these steps",
+            expected=format_steps(sorted({step for _, step, _ in pairing.places})),
+            got=format_steps(sorted({step for step, _ in there})),
+        )
+    runner = Runner(again, reference, Renaming({}), limits, frozenset())
+    return differing_names(runner, places)
+
+
 def _compare_blocks(runner: Runner, pairing: Pairing, progress: Optional[Progress]) -> None:
     for done, (mine, other, rank) in enumerate(pairing.places):
         if progress is not None:
@@ -607,5 +641,5 @@ def _overall_verdict(
     all_same = all(
         state is State.SAME for counts in tally.states.values() for state, n in counts.items() if n
     )
-    settled = not any(settings.values())
+    settled = not any(settings.values()) and not tally.missing
     return "identical" if all_same and settled else "equal"

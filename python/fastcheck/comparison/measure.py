@@ -63,10 +63,12 @@ REASONS = (
     "it was updated on one side alone",
     "the updates differ: the error is relative to the size of the update",
     "each rank has a part of a sum that is equal: it is not reduced before it is read",
+    "not deterministic: two runs of the reference's program differ too",
+    "an operator of another schedule: the gradients of all parameters agree",
 )
 NUMEL, NONFINITE, NORM, ABS_SUM, SUM, MIN, MAX, COUNTS, ORDER = range(1, 10)
 GIVEN, ELEMENTS, SHAPE, LARGEST, DTYPE, UNREADABLE, CANCELLED, DRIFTED, PART = range(10, 19)
-STILL, UPDATED, UNREDUCED = 19, 20, 21
+STILL, UPDATED, UNREDUCED, UNSTEADY, SCHEDULE = range(19, 24)
 #: What rounding can be the cause of.
 MEASURED = (NORM, ABS_SUM, SUM, MIN, MAX, COUNTS, ELEMENTS, LARGEST, STILL, UPDATED)
 

@@ -8,6 +8,7 @@ output does (the bias of a convolution before BatchNorm), and a running mean of 
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Optional
@@ -100,6 +101,17 @@ def _groups(value: Any, kind: str = "") -> Iterator[tuple[float, str]]:
             yield from _groups(item, kind)
 
 
+def _distances(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    root = np.sqrt(np.maximum(right["numel"], 1))
+    with np.errstate(all="ignore"):  # of a damaged record anything may be infinite
+        parts = [np.sqrt(left["sum_sq"]) - np.sqrt(right["sum_sq"])]
+        parts += [(left[field] - right[field]) / root for field in ("sum", "abs_sum")]
+        for end in ("min", "max"):
+            parts.append(extreme_values(left, end) - extreme_values(right, end))
+    found: np.ndarray = np.fmax.reduce(np.abs(parts))  # nanmax() warns where all are NaN
+    return found
+
+
 class Cancellation:
     """Explains the differences of gradients whose terms cancel, in one step of one rank. ``names``:
     by pair; ``formats``: the codes of the dtypes whose rounding the pairs carry; ``errors``: of
@@ -138,6 +150,7 @@ class Cancellation:
         for index in self._gradients:
             if self._names[index].role == "grad_output":
                 self._outputs.setdefault(self._names[index].module, []).append(index)
+        self._distances = _distances(left, right)
         #: The relative error of each gradient that was found to be noise.
         self._noise: dict[int, float] = {}
 
@@ -165,15 +178,7 @@ class Cancellation:
 
     def distance(self, index: int) -> float:
         """The least ``||a - b||`` that the statistics allow; NaN where they have no number."""
-        left, right = self._left[index : index + 1], self._right[index : index + 1]
-        root = np.sqrt(max(int(right["numel"][0]), 1))
-        with np.errstate(all="ignore"):  # of a damaged record anything may be infinite
-            parts = [np.sqrt(left["sum_sq"]) - np.sqrt(right["sum_sq"])]
-            parts += [(left[field] - right[field]) / root for field in ("sum", "abs_sum")]
-            for end in ("min", "max"):
-                parts.append(extreme_values(left, end) - extreme_values(right, end))
-        apart = np.abs(np.concatenate(parts))
-        return float(np.fmax.reduce(apart))  # nanmax() without its warning where all are NaN
+        return float(self._distances[index])
 
     def _summed(self, index: int) -> list[tuple[int, float]]:
         """(a gradient before it, the norm of the sums of magnitudes if it was made of that)."""
@@ -184,7 +189,7 @@ class Cancellation:
             return self._summed_for_parameter(index, name)
         found = []
         own = self._forward_norm(name)
-        position = int(np.searchsorted(self._gradients, index))
+        position = bisect.bisect_left(self._gradients, index)
         for source in self._gradients[max(position - _WINDOW, 0) : position]:
             of = self._names[source]
             if of.op or of.role == "param_grad":

@@ -91,6 +91,8 @@ class Questions:
         self._in_order = kind.family == "run"
         self._missing: dict[Phase, list[Missing]] = {}
         for missing in tally.missing.values():
+            if missing.is_explained:
+                continue
             self._missing.setdefault(missing.phase, []).append(missing)
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Callable, Optional
 
 import numpy as np
@@ -25,10 +25,12 @@ from .measure import (
     GIVEN,
     LARGEST,
     NONFINITE,
+    SCHEDULE,
     SHAPE,
     STILL,
     UNREADABLE,
     UNREDUCED,
+    UNSTEADY,
     UPDATED,
     Parameters,
     State,
@@ -94,6 +96,10 @@ _RELATED = 100
 _FLOAT32 = next(code for code, info in enumerate(DTYPES) if info.name == "float32")
 # Statistics that went through text in float32, as msprobe's do.
 _GIVEN_BY_STATISTICS = 1e-5
+#: Two runs of one program are no more than this many times as far apart as two others.
+_REPEATS = 4.0
+#: Sums in another order are this many times as far apart as rounding one number makes them.
+_SUMMED = 10.0
 # What the loss of a step was multiplied by.
 _SCALE = Name("", "optimizer", "loss_scale", "loss scale")
 
@@ -102,6 +108,21 @@ RowSink = Callable[[Row], None]
 
 def _path(name: Name) -> str:
     return f"{name.module}.{name.label}" if name.role == "param" and name.module else str(name)
+
+
+def differing_names(runner: Runner, places: Iterable[tuple[int, int, int]]) -> dict[Name, float]:
+    """The largest error of each name that is not equal to the bit in some of these steps."""
+    found: dict[Name, float] = {}
+
+    def take(compared: Compared) -> None:
+        for index in np.flatnonzero(compared.states != State.SAME).tolist():
+            name = runner.names[int(compared.names[index])]
+            found[name] = max(found.get(name, 0.0), float(compared.errors[index]))
+
+    runner.observer, runner.judges_operators = take, False
+    for step, other, rank in places:
+        runner.compare(step, other, rank)
+    return found
 
 
 class Runner:
@@ -138,6 +159,10 @@ class Runner:
         self.split: Optional[Split] = None
         #: Where tensors are in other parts, on ranks or in modules.
         self.layout: Optional[Layout] = None
+        #: Whether operators of another schedule are left out.
+        self.judges_operators = True
+        #: By name, the largest error between two runs of the reference's program.
+        self.unsteady: dict[Name, float] = {}
         # The parameters of the step before, by rank.
         self.parameters: dict[int, Parameters] = {}
 
@@ -166,8 +191,9 @@ class Runner:
             self.tally.lookalikes[str(names[int(ours.names[mine])])] = str(
                 names[int(theirs.names[other])]
             )
-        _Step(self, ours, theirs, pairs, self._last_step.get(rank, other), sums).take()
-        self._note_missing(ours, theirs, pairs)
+        compared = _Step(self, ours, theirs, pairs, self._last_step.get(rank, other), sums)
+        compared.take()
+        self._note_missing(ours, theirs, pairs, compared.is_rescheduled)
         self._last_step[rank] = other
 
     def _carried(self, source: Source, block: Block, other: Block, renaming: Renaming) -> Block:
@@ -259,13 +285,19 @@ class Runner:
             self._drifts[rank] = Drift(self._actual, self._reference)
         return self._drifts[rank]
 
-    def _note_missing(self, ours: Block, theirs: Block, pairs: Alignment) -> None:
+    def _note_missing(
+        self, ours: Block, theirs: Block, pairs: Alignment, is_rescheduled: bool
+    ) -> None:
         for state, block, index, phase in missing_of(
             (self._actual, self._reference), ours, theirs, pairs
         ):
+            name = self.names[int(block.names[index])]
+            if is_rescheduled and name.op and name.direction != "optimizer":
+                self.tally.rescheduled += 1
+                self.tally.miss(state, str(name), phase, block.step, True)
+                continue
             self.tally.states[phase][state] += 1
-            name = str(self.names[int(block.names[index])])
-            self.tally.miss(state, name, phase, block.step)
+            self.tally.miss(state, str(name), phase, block.step)
             sides = (block, index), None
             left, right = sides if state is State.ONLY_ACTUAL else sides[::-1]
             self._report(make_row(self.names, block.step, phase, state, 0.0, 0, left, right))
@@ -337,6 +369,8 @@ class _Step:
         self._judge_sums()
         self._judge_given()
         self._judge_updates()
+        self.is_rescheduled = self._excuse_operators()
+        self._excuse_unsteady()
         self._excuse()
         inexact = (self._states != State.SAME) & (self._has_bits | (self._errors > 0))
         settled = (self._states == State.SAME) | (self._states == State.UNREADABLE)
@@ -575,6 +609,15 @@ class _Step:
                 ratio = float(found.ratios[place])
                 self._set(int(where[place]), State.DIFFERENT, ratio, reason)
 
+    def _excuse_unsteady(self) -> None:
+        """Leaves out what two runs of the reference's program do not agree in either."""
+        unsteady = self._run.unsteady
+        for index in np.flatnonzero(self._states != State.SAME).tolist() if unsteady else ():
+            name = self._names_of(index)
+            if self._errors[index] <= _REPEATS * unsteady.get(name, -1.0):
+                self._set(index, State.CLOSE, float(self._errors[index]), UNSTEADY)
+                self._run.tally.unsteady.setdefault(str(name))
+
     def _excuse(self) -> None:
         """Excuses what isn't comparable, and what rounding noise explains, up to the first
         difference.
@@ -603,6 +646,25 @@ class _Step:
                 run.tally.cancelled.setdefault(name)
         for name in excuse(self._theirs.step, pairs, drift, COMPUTED):
             run.tally.cancelled.setdefault(name)
+
+    def _excuse_operators(self) -> bool:
+        """Leaves out operators that differ where the gradients of all parameters agree: they come
+        in another order, once more, or between casts. Returns whether these agree.
+        """
+        names = [self._run.names[n] for n in self._theirs.names[self._pairs.theirs].tolist()]
+        grads = np.array([name.role == "param_grad" for name in names], bool)
+        is_judged = self._run.judges_operators and any(name.op for name in names)
+        if not grads.any() or not is_judged:
+            return False
+        codes = coarser_of(self._left["dtype"][grads], self._right["dtype"][grads])
+        limits = [_SUMMED * rounding_limit(int(code)) for code in codes]
+        agree = (self._states[grads] != State.DIFFERENT) & (self._errors[grads] <= limits)
+        differs = (self._states == State.DIFFERENT) | (self._states == State.REORDERED)
+        for index in np.flatnonzero(differs & (self._reasons != NONFINITE)).tolist():
+            if agree.all() and names[index].op and names[index].direction != "optimizer":
+                self._set(index, State.CLOSE, 0.0, SCHEDULE)
+                self._run.tally.rescheduled += 1
+        return bool(agree.all())
 
     # Adding to the tally
 

@@ -47,13 +47,14 @@ class Growth(NamedTuple):
 
 @dataclass(frozen=True)
 class Missing:
-    """A name that one side has fewer of."""
+    """A name that one side has fewer of. ``is_explained``: it makes no difference."""
 
     state: State
     name: str
     phase: Phase
     count: int
     first_step: int
+    is_explained: bool = False
 
 
 class Tally:
@@ -77,6 +78,10 @@ class Tally:
         self.moved = 0
         #: Activations that one layout does not have.
         self.absent = 0
+        #: Tensors of operators that differ, or are on one side alone, where all gradients agree.
+        self.rescheduled = 0
+        #: Names that are not deterministic.
+        self.unsteady: dict[str, None] = {}
         #: Tensors in parts that are compared by sums of records.
         self.merged = 0
         #: Notes on fused tensors whose parts are divided into groups.
@@ -128,11 +133,14 @@ class Tally:
         if before is None or error > before.error:
             self.growth[step] = Growth(step, error, name)
 
-    def miss(self, state: State, name: str, phase: Phase, step: int) -> None:
+    def miss(
+        self, state: State, name: str, phase: Phase, step: int, is_explained: bool = False
+    ) -> None:
         before = self.missing.get((state, name))
         count = 1 if before is None else before.count + 1
         first = step if before is None else before.first_step
-        self.missing[state, name] = Missing(state, name, phase, count, first)
+        is_explained &= before is None or before.is_explained
+        self.missing[state, name] = Missing(state, name, phase, count, first, is_explained)
 
     def first(self, table: dict[Phase, Found], phases: tuple[Phase, ...]) -> Optional[Found]:
         """The earliest of these questions' finds."""

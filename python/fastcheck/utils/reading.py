@@ -63,6 +63,10 @@ def parse_json(text: Union[str, bytes]) -> Any:
         found = json.loads(text)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+    openers = text.count(b"[") if isinstance(text, bytes) else text.count("[")
+    openers += text.count(b"{") if isinstance(text, bytes) else text.count("{")
+    if openers < _MAX_DEPTH:
+        return found
     level = [found] if isinstance(found, (dict, list)) else []
     for _ in range(_MAX_DEPTH):
         if not level:

@@ -13,7 +13,7 @@ from fastcheck.comparison.names import NameTable, Renaming
 from fastcheck.dump.storage.files import places_in
 from fastcheck.dump.storage.reading import StoredValues, read_calls, read_index, value_of
 from fastcheck.errors import CompareError
-from fastcheck.log.reader import log_parts, read_sites_and_meta
+from fastcheck.log.reader import log_parts, read_meta, read_sites_and_meta
 from fastcheck.log.record_file import read_all
 from fastcheck.record.format import RECORD_DTYPE, VALUE_BYTES
 
@@ -57,7 +57,7 @@ class DumpSource:
             options = index.get("options")
             if isinstance(options, dict):
                 self.is_partial |= any(options.get(name) for name in _LISTS)
-            _, meta = read_sites_and_meta(place, rank)
+            meta = read_meta(os.path.join(place, f"meta-rank{rank}.json"))
             environments.setdefault(rank, meta.get("environment"))
             # The optimizers of the first step in which one stepped.
             if meta.get("optimizers") is not None:
