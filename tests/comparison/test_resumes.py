@@ -16,7 +16,7 @@ from accuracy.sides_programs import train_resumed, train_split
 from fastcheck.comparison.block import Block, Kind, Phase
 from fastcheck.comparison.names import Name, NameTable
 from fastcheck.comparison.over_time import pair_steps
-from fastcheck.comparison.split import whole_of
+from fastcheck.comparison.split import Split, wholes_of
 from fastcheck.record.format import RECORD_DTYPE
 from support.programs.compare_runs import answers
 
@@ -118,7 +118,8 @@ def test_of_a_gradient_the_sum_of_all_parts_is_compared() -> None:
     records["sum_sq"] = 1, 4
     number = names.number(Name("", "optimizer", "param_grad", "gradient of weight"))
     block = Block(0, 0, np.array([number] * 2), np.array([Phase.GRADIENTS] * 2), records)
-    assert whole_of([block], [None], names).records["sum_sq"].tolist() == [4]
+    (whole,) = wholes_of(Split(([0], [0]), False, ""), [block], [None], names)
+    assert whole.records["sum_sq"].tolist() == [4]
 
 
 def test_one_batch_alone_pairs_no_steps(tmp_path: Path) -> None:

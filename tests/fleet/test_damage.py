@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Callable
@@ -25,19 +26,25 @@ pytest.importorskip("duckdb")
 RUN = "run=r"
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> Path:
-    """Two nodes of a rank each; the first has two files of the same span."""
-    out = tmp_path / "out"
-    logs = [RecordLog(tmp_path / f"log{rank}", rank, None, site_table()) for rank in range(2)]
+@pytest.fixture(scope="module")
+def undamaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Logs of two nodes of a rank each, and their fleet; the first has two files of a span."""
+    place = tmp_path_factory.mktemp("undamaged")
+    logs = [RecordLog(place / f"log{rank}", rank, None, site_table()) for rank in range(2)]
     for first in (0, 6):
         for rank, log in enumerate(logs):
             for step in range(first, first + 6):
                 assert log.append(build.healthy_records(step, 4, step * 4), step)
             if rank == 0 or first:
-                assert collected(tmp_path, rank) == 0
-    assert main(["fleet", str(out)]) == 0
-    return out
+                assert collected(place, rank) == 0
+    assert main(["fleet", str(place / "out")]) == 0
+    return place
+
+
+@pytest.fixture
+def place(undamaged: Path, tmp_path: Path) -> Path:
+    shutil.copytree(undamaged, tmp_path, dirs_exist_ok=True)
+    return tmp_path / "out"
 
 
 def collected(tmp_path: Path, rank: int) -> int:

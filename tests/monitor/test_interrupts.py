@@ -30,10 +30,14 @@ _TRIED = None if IS_WHOLE else 6
 # Steps differ: what is done for several of them at once is done in one of so many.
 _STEPS = 16
 
+_KINDS = ("plain", "scaled")
+_OPTIONS: list[dict[str, Any]] = [
+    *({}, {"level": "op"}, {"sync": "call"}, {"record": "range"}, {"watch": True})
+]
 _CASES = [
     (kind, options)
-    for kind in ("plain", "scaled")
-    for options in ({}, {"level": "op"}, {"sync": "call"}, {"record": "range"}, {"watch": True})
+    for number, options in enumerate(_OPTIONS)
+    for kind in (_KINDS if IS_WHOLE else [_KINDS[number % 2]])
 ]
 
 

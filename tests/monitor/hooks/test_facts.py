@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import warnings
 from typing import Any, Callable
@@ -13,6 +14,7 @@ from torch import nn
 import fastcheck
 from accuracy.invariants_healthy import HEALTHY
 from accuracy.invariants_programs import FAULTS
+from support.sampling import sample
 
 
 def texts(program: Callable[[nn.Module, Any], None], steps: int = 15, **options: Any) -> list[str]:
@@ -59,8 +61,10 @@ def test_gradients_that_are_cleared_now_and_then(to_none: bool) -> None:
     assert not texts(program, 60)
 
 
-@pytest.mark.parametrize("parts", [1, 4, 20])
-@pytest.mark.parametrize("kind", ["kept", "cleared", "finite", "updated", "put back"])
+@pytest.mark.parametrize(
+    ("parts", "kind"),
+    sample(itertools.product((1, 4, 20), ("kept", "cleared", "finite", "updated", "put back")), 8),
+)
 def test_nan_to_which_backward_only_adds(kind: str, parts: int) -> None:
     """A loop skips an update whose gradients are not finite, and clears them only after one."""
     count = iter(range(100))
