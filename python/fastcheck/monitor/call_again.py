@@ -89,17 +89,27 @@ def running_call(call: Optional[Call]) -> Optional[RunningCall]:
     return None
 
 
-def bad_element(call: Optional[Call], label: str, passes: Sequence[Pass]) -> Optional[MadeBy]:
-    """The place of the first NaN or Inf in the batch's argument with this label; None where the
-    call is neither on this thread's stack nor among ``passes``.
+def argument_of(call: Optional[Call], label: str, passes: Sequence[Pass]) -> Optional[torch.Tensor]:
+    """The argument of the call with this label; None where the call is neither on this thread's
+    stack nor among ``passes``, or where the argument can't be read.
     """
-    # A later call of the module may run by now.
     held = next((one for one in passes if one.call is call), None)
-    running: Union[RunningCall, Pass, None] = held or running_call(call)
-    if running is None:
-        return None
-    batch = dict(flatten_arguments(running.args, running.kwargs)).get(label)
-    said = "" if batch is None or not can_read(batch) else first_bad(label, batch)
+    found = None if held is None else _argument(held.args, held.kwargs, label)
+    running = running_call(call)
+    live = None if running is None else _argument(running.args, running.kwargs, label)
+    # What is held has no graph; what runs may be a later call of the module.
+    is_later = live is None or (found is not None and live.data_ptr() != found.data_ptr())
+    return found if is_later else live
+
+
+def _argument(args: Any, kwargs: Any, label: str) -> Optional[torch.Tensor]:
+    found = dict(flatten_arguments(args, kwargs)).get(label)
+    return None if found is None or not can_read(found) else found
+
+
+def bad_element(label: str, argument: Optional[torch.Tensor]) -> Optional[MadeBy]:
+    """The place of the first NaN or Inf in an argument with this label."""
+    said = "" if argument is None else first_bad(label, argument)
     return MadeBy("", said[1:]) if said else None
 
 
@@ -110,9 +120,7 @@ def bad_argument(site: Site) -> Optional[MadeBy]:
     for frame in reversed(list(_call_frames())):
         values = frame.f_locals
         if type(values["self"]).__name__ == site.module_type:
-            batch = dict(flatten_arguments(values["args"], values["kwargs"])).get(site.label)
-            said = "" if batch is None or not can_read(batch) else first_bad(site.label, batch)
-            return MadeBy("", said[1:]) if said else None
+            return bad_element(site.label, _argument(values["args"], values["kwargs"], site.label))
     return None
 
 

@@ -42,15 +42,15 @@ _Edge = tuple[Any, int]
 _Maker = Callable[[Mapping[str, torch.Tensor], Any], Any]
 
 
-def search_graph(root: torch.Tensor) -> Optional[MadeBy]:
+def search_graph(root: torch.Tensor, name: str = "the loss") -> Optional[MadeBy]:
     """The first operator in the graph of ``root``, which is not finite, whose result is known not
-    to be finite. None: nothing in it is known to be, or nothing is held any more. Makes the host
-    wait for a device.
+    to be finite. ``name``: of ``root``. None: nothing in it is known to be, or nothing is held any
+    more. Makes the host wait for a device.
     """
     with unobserved(), no_grad():
         # A -Inf alone is often on purpose, as a mask or a log-probability of 0.
         for is_bad in (_is_loud, is_nonfinite):
-            found = _Search(root, is_bad).found()
+            found = _Search(root, is_bad, name).found()
             if found is not None:
                 return found
     return None
@@ -101,15 +101,17 @@ def _made_by_node(saved: SavedByNode) -> Optional[torch.Tensor]:
     """
     values, name = saved.values, _kind(saved.name)
     read, other, exponent = map(values.get, ("self", "other", "exponent"))
+    found: torch.Tensor
     if name in ("Reciprocal", "Rsqrt"):  # of 0 alone
-        found: torch.Tensor = values["result"].isinf()
+        found = values["result"].isinf()
         return found
-    if name == "Div" and torch.is_tensor(other):
+    if name == "Div" and isinstance(other, torch.Tensor):
         return other == 0
     if read is None or not (name in _AGAIN or (name == "Pow" and exponent is not None)):
         return None
     result = _AGAIN[name](read) if name in _AGAIN else read.pow(exponent)
-    return ~result.isfinite() & read.isfinite()
+    found = ~result.isfinite() & read.isfinite()
+    return found
 
 
 def _tensors(saved: SavedByNode) -> list[tuple[str, torch.Tensor]]:
@@ -155,8 +157,9 @@ class _Search:
     it.
     """
 
-    def __init__(self, root: torch.Tensor, is_bad: Callable[[np.void], bool]) -> None:
+    def __init__(self, root: torch.Tensor, is_bad: Callable[[np.void], bool], name: str) -> None:
         self._is_bad = is_bad
+        self._graph = f"the graph of {name}"
         self._known: dict[_Edge, np.void] = {}
         self._saved: dict[Any, dict[str, torch.Tensor]] = {}
         self._is_whole = True
@@ -233,7 +236,7 @@ class _Search:
         if tensor.requires_grad:
             return None  # a weight: it has records of its own
         how = (
-            f"{_name(node)} in the graph of the loss read it in a tensor that has no graph "
+            f"{_name(node)} in {self._graph} read it in a tensor that has no graph "
             f"({name}): data, or computed under no_grad() or from detached tensors."
         )
         variable = _variable(lambda one: _is_same(one, tensor))
@@ -259,7 +262,7 @@ class _Search:
             tensor, source = beside
             return MadeBy(
                 "",
-                f"{_name(node)}, the first operator in the graph of the loss whose result is known "
+                f"{_name(node)}, the first operator in {self._graph} whose result is known "
                 f"not to be finite, may have read it in {source.name}, which has no graph: data, "
                 "or computed under no_grad() or from detached tensors."
                 f"{first_bad(source.name, tensor)}",
@@ -277,7 +280,7 @@ class _Search:
         )
         return MadeBy(
             _name(node),
-            f"{_name(node)}: the first operator in the graph of the loss {known}.",
+            f"{_name(node)}: the first operator in {self._graph} {known}.",
             _line(node),
             tuple(inputs),
             result,

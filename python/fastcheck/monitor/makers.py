@@ -18,7 +18,15 @@ from fastcheck.utils.torch.transforms import innermost_transform
 from fastcheck.verdict.findings import Finding
 from fastcheck.verdict.step import Step
 
-from .call_again import Search, bad_argument, bad_element, run_again, run_pass_again, running_call
+from .call_again import (
+    Search,
+    argument_of,
+    bad_argument,
+    bad_element,
+    run_again,
+    run_pass_again,
+    running_call,
+)
 from .hooks.optimizers import watchers
 from .loss_graph import search_derivatives, search_graph
 from .reruns import Install
@@ -50,7 +58,10 @@ class Makers:
         if culprit.role == "input" and culprit.verdict is Verdict.ARRIVED:
             label, held = session.sites[culprit.site].label, session.passes.held
             is_held = any(one.call is culprit.call for one in held)
-            return bad_element(culprit.call, label, held) if is_now or is_held else None
+            given = argument_of(culprit.call, label, held) if is_now or is_held else None
+            has_graph = given is not None and given.grad_fn is not None
+            found = search_graph(given, label) if given is not None and has_graph else None
+            return found or bad_element(label, given)
         for root in session.backwards.roots if is_now else ():
             found = search_graph(root)
             if found is not None:

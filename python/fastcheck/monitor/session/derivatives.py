@@ -161,6 +161,8 @@ DERIVATIVES: Mapping[str, Factors] = {
     "AngleBackward0": _of("self", _of_angle),
     "AsinBackward0": _of("self", lambda x: (1 - x * x).rsqrt()),
     "AtanhBackward0": _of("self", lambda x: 1 / (1 - x * x)),
+    # The derivative of a class of probability 0 is exp(-Inf + Inf).
+    "CtcLossBackward0": _of("log_probs", lambda x: x),
     "DivBackward0": Factors(("self", "other"), _quotient),
     "ErfinvBackward0": _of("self", lambda x: x.erfinv()),
     "Exp2Backward0": _RESULT,

@@ -340,7 +340,12 @@ def _operation(
             _short(made.operator), made.operator, made.is_backward, read, result=result
         )
     name = _OPERATOR_OF.get(site.module_type)
-    if name is None or is_backward or (reading.inf_count and name != "ctc_loss"):
+    if (
+        name is None
+        or is_backward
+        or site.role == "input"
+        or (reading.inf_count and name != "ctc_loss")
+    ):
         return None
     return Operation(name, site.module_type, False, result=reading)
 
@@ -433,7 +438,9 @@ def _closer(case: Case, report: StopReport) -> Iterator[Advice]:
     is_batch = case.site.role == "input" and not case.site.module
     # What is stored and was finite in an earlier step was made in the run, too.
     was_finite = case.site.role in _STORED and bool(case.trend.healthy)
-    if case.site.op or not (case.verdict is Verdict.ORIGIN or was_finite) or is_batch:
+    is_between = report.culprit.reason.startswith("it was computed")
+    is_of_run = case.verdict is Verdict.ORIGIN or was_finite or is_between
+    if case.site.op or not is_of_run or (is_batch and not is_between):
         return
     if case.site.role in ("collective", "grad_norm") or (made is not None and made.line):
         return
