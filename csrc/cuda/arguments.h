@@ -30,13 +30,21 @@ static_assert(sizeof(Entry) == 40);
 // from device memory.
 constexpr int kInlineEntries = kWithoutTable;
 
+// A strided tensor is a launch of its own.
+struct StridedEntry {
+  Entry entry;
+  Layout layout;
+};
+
 struct List {
   const Entry* table;  // in device memory, or null: `entries` holds them
   std::int64_t chunks;
   std::int32_t count;
   std::int32_t tiles_per_warp;
-  Entry entries[kInlineEntries];
-  Layout layout;
+  union {
+    Entry entries[kInlineEntries];
+    StridedEntry strided;  // the first of them; its layout takes the place of the others
+  };
 };
 
 struct RecordsLaunch {
@@ -53,6 +61,6 @@ struct FoundLaunch {
   float* found;
 };
 
-static_assert(sizeof(RecordsLaunch) <= 4000);
+static_assert(sizeof(RecordsLaunch) <= 1400);  // copied by each launch
 
 }  // namespace fastcheck::cuda

@@ -101,7 +101,7 @@ class TableSpace {
     list.count = size;
     list.tiles_per_warp = cut.tiles_per_warp;
     list.table = nullptr;
-    if (group.strided >= 0) list.layout = layout_of(group.request.tensors[group.strided]);
+    if (group.strided >= 0) list.strided.layout = layout_of(group.request.tensors[group.strided]);
     Entry* entries = list.entries;
     const bool inline_entries = size <= kInlineEntries;
     if (!inline_entries) {

@@ -110,7 +110,7 @@ int fastcheck_cuda_record_and_exponents(const TensorArgument* tensor, fastcheck:
   record.list.count = 1;
   record.list.tiles_per_warp = planned.tiles_per_warp;
   record.list.entries[0] = entry_of(*tensor, 0);
-  if (record.list.entries[0].strided != 0) record.list.layout = layout_of(*tensor);
+  if (record.list.entries[0].strided != 0) record.list.strided.layout = layout_of(*tensor);
   record.slots = slots;
   record.counters = workspace->counters + 1;
   record.box = workspace->box;

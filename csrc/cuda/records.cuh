@@ -280,8 +280,9 @@ records_kernel(FASTCHECK_ARGUMENT RecordsLaunch launch) {
     const int warp = opaque_warp_index();
     const std::int64_t first_tile =
         ((chunk - entry.first_chunk) * warp_count() + warp) * list.tiles_per_warp;
-    read_share<Component, kDepth>(entry, entry.strided != 0 ? &list.layout : nullptr, first_tile,
-                                  list.tiles_per_warp, shared.warps[warp], shared.merge.parts);
+    read_share<Component, kDepth>(entry, entry.strided != 0 ? &list.strided.layout : nullptr,
+                                  first_tile, list.tiles_per_warp, shared.warps[warp],
+                                  shared.merge.parts);
     finish_chunk(launch, index, chunk, Shape<Component>::kSize, Component::kExtreme, kDepth,
                  shared.merge);
   }

@@ -43,7 +43,7 @@ class Ranges {
       add(list.table, list.count * static_cast<std::int64_t>(sizeof(Entry)), Use::kRead,
           "the table");
     }
-    for (int i = 0; i < list.count; ++i) add(entries[i], list.layout, component_size);
+    for (int i = 0; i < list.count; ++i) add(entries[i], list.strided.layout, component_size);
   }
 
   void add(const Entry& entry, const Layout& layout, int component_size) {
