@@ -38,7 +38,7 @@ class Event:
 def test_all_of_it_runs(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    properties = types.SimpleNamespace(clock_rate=1, total_memory=2**30)
+    properties = types.SimpleNamespace(total_memory=2**30)
     for name, stand_in in {
         "_sleep": lambda cycles: None,
         "Event": Event,
