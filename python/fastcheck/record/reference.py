@@ -79,7 +79,6 @@ TABLE = [
 ]
 DTYPES = {row.name: row for row in TABLE}
 FLOAT_NAMES = [row.name for row in TABLE if row.kind == "float"]
-INT_NAMES = [row.name for row in TABLE if row.kind in ("int", "uint")]
 
 
 def dtype_of(tensor: torch.Tensor) -> DType:
