@@ -28,9 +28,10 @@ SAMPLES = {
 }
 
 
-#: They start an interpreter for each machine, and a fleet of ranks. tests/comparison (its
-#: test_machines.py) compares as the first does, tests/fleet judges as the second.
-LONG = ("compare_healthy", "fleet_true")
+#: They train for each of many machines, layouts and programs. tests/comparison (test_machines.py,
+#: test_sides.py) compares as the first two do, tests/fleet judges as the third, tests/proving
+#: (test_prove.py) proves as the last.
+LONG = ("compare_healthy", "compare_sides", "fleet_true", "prove_healthy")
 
 
 @pytest.mark.parametrize("suite", [name for name in SAMPLES if IS_WHOLE or name not in LONG])
