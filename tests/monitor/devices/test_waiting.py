@@ -197,6 +197,32 @@ def test_operators_write_later_what_waits() -> None:
     assert run.end().monitor._session.faults.unread_count == 0
 
 
+def test_an_operator_of_a_library_writes_what_it_does_not_declare() -> None:
+    """What waits is read before it."""
+    library = torch.library.Library("fastcheck_test_waiting", "FRAGMENT")
+    library.define("fill(Tensor x) -> ()")
+
+    def fill(x: torch.Tensor) -> None:
+        with _C.Unread():
+            fake.launch(lambda x: x.fill_(5.0), x)
+
+    library.impl("fill", fill, "PrivateUse1")
+
+    def records(waits: bool) -> bytes:
+        place = Then(lambda x: x * 1)
+        run = Run(chain(place), waits, level="op").steps(5)
+
+        def write(x: torch.Tensor) -> torch.Tensor:
+            torch.ops.fastcheck_test_waiting.fill(x)
+            return x * 1
+
+        place.function = write
+        run.step()
+        return bytes(run.end().records(6).tobytes())
+
+    assert records(True) == records(False)
+
+
 def test_events_of_operators_are_the_same() -> None:
     def events(waits: bool) -> list[Any]:
         place = Then(lambda x: x * 1)
