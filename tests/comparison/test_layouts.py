@@ -156,6 +156,14 @@ def test_fused_weights_of_ranks_against_separate_ones(tmp_path: Path) -> None:
     assert [(row.name, row.relation) for row in found.rows] == [(name, "rows in another order")]
 
 
+def test_a_map_that_neither_side_needs_changes_nothing() -> None:
+    whole = whole_state()
+    assert fastcheck.compare(whole, whole, rename="vllm").counts["weights"] == {"same": len(whole)}
+    changed = {**whole, "model.layers.1.self_attn.k_proj.weight": torch.zeros(32, 32)}
+    found = fastcheck.compare(changed, whole, rename="vllm")
+    assert [row.name for row in found.rows] == ["model.layers.1.self_attn.qkv_proj.weight (part 1)"]
+
+
 def test_a_wrong_map_of_checkpoints_is_said() -> None:
     whole = whole_state()
     wrong = {

@@ -115,13 +115,9 @@ def find_layout(
         {rank: source.block(start, rank, names, renaming, True) for rank in own}
         for source, start, own, renaming in zip(sides, starts, ranks, renamings)
     ]
-    lowest = [side[min(side)] for side in blocks]
-    parts = [_sizes(block, names, _WEIGHTS) for block in lowest]
-    if parts[0] == parts[1]:
-        made = [_sizes(block, names, ("output", "grad_output")) for block in lowest]
-        given = [block.records["numel"][block.phases == Phase.BATCHES].tolist() for block in lowest]
-        if ranks[0] != ranks[1] or len(ranks[0]) == 1 or given[0] != given[1] or made[0] == made[1]:
-            return None
+    lowest = [_sizes(side[min(side)], names, _WEIGHTS) for side in blocks]
+    if not (has_parts and lowest[0] != lowest[1]) and not _is_spread(blocks, names):
+        return None
     held = [{rank: _held(names, block) for rank, block in side.items()} for side in blocks]
     stages, firsts = zip(
         *(
@@ -134,6 +130,26 @@ def find_layout(
         for renaming, first, own in zip(renamings, firsts, ranks)
     ]
     return Layout((ranks[0], ranks[1]), (found[0], found[1]), (stages[0], stages[1]))
+
+
+def _is_spread(blocks: Sequence[Mapping[int, Block]], names: NameTable) -> bool:
+    """Whether ranks hold other parameters than each other, or parts of those of the other side; or,
+    of the same batch, parts of what the other side's rank has computed whole.
+    """
+    held = [[_sizes(block, names, _WEIGHTS) for block in side.values()] for side in blocks]
+    if any(one.keys() != side[0].keys() for side in held for one in side):
+        return True
+    if _differ(held[0][0], held[1][0]):
+        return True
+    firsts = [next(iter(side.values())) for side in blocks]
+    given = [block.records["numel"][block.phases == Phase.BATCHES].tolist() for block in firsts]
+    made = [_sizes(block, names, ("output", "grad_output")) for block in firsts]
+    is_alike = blocks[0].keys() == blocks[1].keys() and len(blocks[0]) > 1
+    return is_alike and given[0] == given[1] and _differ(made[0], made[1])
+
+
+def _differ(mine: Mapping[int, int], other: Mapping[int, int]) -> bool:
+    return any(size != other[number] for number, size in mine.items() if number in other)
 
 
 def _sizes(block: Block, names: NameTable, roles: tuple[str, ...]) -> dict[int, int]:

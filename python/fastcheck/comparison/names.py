@@ -98,9 +98,11 @@ class Name(NamedTuple):
     part: tuple[int, ...] = ()
 
     def __str__(self) -> str:
-        if self.role in ("", "loss"):
-            return self.label
         label = self.label
+        if self.part:  # of a fused tensor that neither side has
+            label += f" (part {'.'.join(map(str, self.part))})"
+        if self.role in ("", "loss"):
+            return label
         if self.role in ("param", "param_grad", "buffer") and self.module:
             label = f"{self.module}.{label}"
         if self.role in ("grad_input", "grad_output", "param_grad"):
