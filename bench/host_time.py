@@ -7,6 +7,9 @@ of the backend that launches nothing, so that only the runtime's bookkeeping is 
 bench/drain.py times what the drain's thread does with the records afterwards. On the CPU the
 compiled extension reads tensors of 64 elements, and the reading is part of the time.
 
+What is measured is the processor time of the process, in which other programs of the machine count
+only by what they take of the caches: gradients of a device come on a thread of their own.
+
 A round of the hooks is one step through 500 modules that return one existing tensor each: a call is
 one new tensor, two hooks, and one input that was read before as an output. Empty hooks are timed
 beside it and subtracted. "session" is one reading on the path of unusual cases, without hooks. In
@@ -192,9 +195,9 @@ def measure(device: str, rounds: int, fake: Any) -> list[dict[str, Any]]:
         for name in names[shift:] + names[:shift]:
             # Launches stay queued: their kernels would run on the cores of the host.
             with fake.held():
-                start = time.perf_counter()
+                start = time.process_time()
                 cases[name]()
-                seconds[name][max(index, 0)] = time.perf_counter() - start
+                seconds[name][max(index, 0)] = time.process_time() - start
             settle()
     microseconds = {
         name: 1e6 * values / (2 * TENSORS if name.startswith("training") else TENSORS)
@@ -230,9 +233,9 @@ def requests_cost(rounds: int) -> np.ndarray:
     seconds = np.empty((rounds, 2))
     for index in range(-10, rounds):  # ten to warm up
         for which in (0, 1) if index % 2 else (1, 0):
-            start = time.perf_counter()
+            start = time.process_time()
             steps[which]()
-            seconds[max(index, 0), which] = time.perf_counter() - start
+            seconds[max(index, 0), which] = time.process_time() - start
     return 1e6 * (seconds[:, 1] - seconds[:, 0])
 
 

@@ -184,12 +184,13 @@ class UpdateWatcher:
             # The optimizer may hold the original of a copy in few bits, which moves unseen.
             is_copy = optimizer is None and parameter.dtype.itemsize < 4
             # Under FSDP1 a parameter that is all on other ranks has no elements here.
-            has_elements = is_materialised(parameter) and parameter.numel() > 0
+            is_plain = type(parameter) is torch.nn.Parameter and not hasattr(parameter, "ds_tensor")
+            has_elements = (is_plain or is_materialised(parameter)) and parameter.numel() > 0
             is_trained = parameter.requires_grad and has_elements
             look.close.is_live.append(is_trained and id(parameter) not in still and not is_copy)
             main = getattr(parameter, "main_grad", None)
             look.close.has_gradient.append(parameter.grad is not None or main is not None)
-            look.close.is_part.append(local(parameter) is not parameter)
+            look.close.is_part.append(not is_plain and local(parameter) is not parameter)
 
     def look_at_buffers(self, look: UpdateInfo, buffers_read: list[int]) -> None:
         """``buffers_read``: the sites of the buffers that were read."""

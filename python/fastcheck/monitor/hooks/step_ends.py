@@ -189,6 +189,12 @@ class UnfinishedSteps:
     def after_backward(self) -> None:
         """Gradients were made in the open step."""
         session = self._session
+        self._step = session.step.index
+        is_judged = not session.rings.is_deferred and not session.step.findings.all
+        if is_judged and not session.config.training.has_own_scaling:
+            # What shows that an update is left out is known by now.
+            self._probes = []
+            return
         held: list[StoredTensor] = []
         for node, name, _ in self._probes:
             parameter = parameter_at(node, name)
@@ -199,7 +205,6 @@ class UnfinishedSteps:
             if self._fruitless < _MOST_FRUITLESS or self._fruitless % _MOST_FRUITLESS == 0:
                 probes = _probes(spread(self._parameters()))
             self._fruitless = 0 if probes else self._fruitless + 1
-        self._step = session.step.index
         self._probes = probes
 
     def is_over(self) -> bool:
