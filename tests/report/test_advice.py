@@ -414,6 +414,10 @@ OPERATORS = {
         operator_report("aten.neg", {"self": of(neginf_count=2)}, posinf_count=2),
         "self holds 2 -Inf: a class that is masked with -Inf has a log-probability of -Inf",
     ),
+    "a product of large numbers": (
+        operator_report("aten.mm", {"self": of(high=1e25), "mat2": of(high=1e20)}, nan_count=4),
+        "self reaches 1.00e+25 and mat2 1.00e+20, whose product is beyond float32's 3.40e+38",
+    ),
     "masks that are added": (
         operator_report(
             "aten.add.Tensor",

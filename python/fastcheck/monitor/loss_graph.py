@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from fastcheck.monitor.session.derivatives import DECOMPOSITIONS, SavedByNode
-from fastcheck.record.format import NONFINITE_COUNTS, is_nonfinite
+from fastcheck.record.format import DTYPES, NONFINITE_COUNTS, is_nonfinite
 from fastcheck.report.stop_report import MadeBy
 from fastcheck.statistics.functions import stats
 from fastcheck.utils.torch.own_operators import no_grad, unobserved
@@ -227,8 +227,25 @@ class _Search:
                     return self._from_outside(node, name, inputs[name], record)
             result = next(iter(results.get(node, ())), None)
             if result is not None or _makes_nonfinite(node, saved):
-                return self._made(node, records, result)
+                converted = None if result is None else self._before_conversion(node, result)
+                return self._made(*(converted or (node, records, result)))
         return None
+
+    def _before_conversion(
+        self, node: Any, result: np.void
+    ) -> Optional[tuple[Any, list[tuple[str, np.void]], np.void]]:
+        """The node whose result was converted to a wider format, which makes nothing infinite."""
+        child: Any = node.next_functions[0][0] if _kind(_name(node)) == "ToCopy" else None
+        if child not in self._saved or len(child._input_metadata) != 1:
+            return None
+        narrow, wide = (one._input_metadata[0].dtype for one in (child, node))
+        if not wide.is_floating_point or torch.finfo(narrow).max > torch.finfo(wide).max:
+            return None
+        before = result.copy()
+        before["dtype"] = next(
+            n for n, one in enumerate(DTYPES) if f"torch.{one.name}" == str(narrow)
+        )
+        return child, [], before
 
     def _from_outside(
         self, node: Any, name: str, tensor: torch.Tensor, record: np.void

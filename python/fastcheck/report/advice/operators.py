@@ -359,6 +359,21 @@ def _masked_classes(case: Case, made: Operation) -> Iterator[Advice]:
             return
 
 
+def _products(case: Case, made: Operation) -> Iterator[Advice]:
+    """Sums of products of two finite operands, in a format as wide as that of float32."""
+    form = None if made.result is None else made.result.float_format
+    read = [(label, r) for label, r in made.inputs if r.abs_max and not r.nonfinite_count][-2:]
+    if made.result is None or form is None or form.is_narrow or len(read) < 2:
+        return
+    (one, a), (other, b) = read
+    if float(a.abs_max or 0) * float(b.abs_max or 0) > form.max:
+        yield Advice(
+            f"{one} reaches {format_number(a.abs_max)} and {other} {format_number(b.abs_max)}, "
+            f"whose product is beyond {made.result.dtype}'s {format_number(form.max)}: Inf, and "
+            "Inf - Inf is NaN. Look for what let them grow, and normalise or clamp before.",
+        )
+
+
 def _sum(case: Case, made: Operation) -> Iterator[Advice]:
     _, reading = made.operand(0)
     result = made.result
@@ -544,6 +559,7 @@ _FORWARD: tuple[tuple[str, _Rule], ...] = (
     (r"ctc_loss", _ctc),
     (r"nll_loss(?:2d|_nd)?|cross_entropy(?:_loss)?", _likelihood),
     (r"mul|addcmul|xlogy", _product),
+    (r"(?:add|b|baddb)?mm|matmul|linear|convolution|(?:add)?mv|dot", _products),
     (r"sum|cumsum|nansum", _sum),
     (r"neg|mean|sum|mul|div|add|sub|rsub", _masked_classes),
     (r"add|sub|rsub", _mask_by_addition),
