@@ -10,6 +10,7 @@ are all 0 and were not before. docs/guide.md lists the cases without a warning.
 from __future__ import annotations
 
 import operator
+import re
 import threading
 import weakref
 from collections import Counter
@@ -371,6 +372,13 @@ class _Table:
         ("idle", np.int32),
         ("idle_alone", np.int32),
         ("no_gradient", np.int32),
+        # The first parameter whose path is the same but for its numbers; and, of that one, whether
+        # one of them had a gradient and then none, and whether one without had one again after
+        # that: a router chooses among them.
+        ("first_alike", np.int32),
+        ("is_left", np.bool_),
+        ("is_chosen", np.bool_),
+        ("has_had_gradient", np.bool_),
         ("is_said", np.bool_),
     )
 
@@ -403,6 +411,7 @@ class StalledWeights:
         self._trouble = report_internal_error
         self._table = _Table()
         self._parameter_of: dict[tuple[str, str], int] = {}
+        self._alike: dict[str, int] = {}
         self._stray_checksums: dict[int, int] = {}
         self._buffers = ConstantBuffers()
         self._lock = threading.Lock()
@@ -477,6 +486,8 @@ class StalledWeights:
             site = self._sites[number]
             if site.role == "param":
                 table["is_parameter"][number] = True
+                path = re.sub(r"\d+", "*", site.key)
+                table["first_alike"][number] = self._alike.setdefault(path, number)
                 self._parameter_of[site.module, site.label] = number
             table["weight"][number] = -1
         for number in range(known, total):
@@ -542,9 +553,15 @@ class StalledWeights:
         is_cancelled = (weight >= 0) & is_nonzero[weight]
         is_zero = is_read[held] & ~is_nonzero[held] & ~np.array(close.is_part) & ~is_cancelled
         lacks = is_live & (~has_gradient | is_zero)
+        first, has_none = table["first_alike"][held], is_live & ~has_gradient
+        table["is_left"][first[has_none & table["has_had_gradient"][held]]] = True
+        is_back = is_live & has_gradient & (table["no_gradient"][held] > 0)
+        table["is_chosen"][first[is_back & table["is_left"][first]]] = True
+        table["has_had_gradient"][held[is_live & has_gradient]] = True
         table["no_gradient"][held[lacks]] += 1
         table["no_gradient"][held[is_live & ~lacks]] = 0
-        updates = table["no_gradient"][held]
+        is_left_out = has_none & table["is_chosen"][first]
+        updates = np.where(is_left_out, 0, table["no_gradient"][held])
         if look.is_certain:
             self._warn_about(held[(updates >= UPDATES) & has_gradient], _zero)
             self._warn_about(held[(updates >= UPDATES) & ~has_gradient], _none)

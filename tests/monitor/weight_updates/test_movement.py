@@ -109,6 +109,29 @@ def test_a_detached_branch() -> None:
     assert text.startswith("no gradient: side.weight, side.bias had grad=None in 10 updates")
 
 
+class Turns(nn.Module):
+    """``used(step)``: the layers, of 20, that a step calls."""
+
+    def __init__(self, used: Callable[[int], list[int]]) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList([nn.Linear(8, 8) for _ in range(20)])
+        self.used, self.step = used, 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.step += 1
+        return sum((self.experts[at](x) for at in self.used(self.step - 1)), torch.zeros(8))
+
+
+def test_experts_that_are_chosen_now_and_then() -> None:
+    """Some of them never."""
+    assert said(Turns(lambda step: [step % 7, 7 + step % 6]), steps=40) == []
+
+
+def test_a_layer_of_many_that_is_never_called() -> None:
+    (text,) = said(Turns(lambda step: [at for at in range(20) if at != 11]))
+    assert text.startswith("no gradient: experts.11.weight, experts.11.bias had grad=None")
+
+
 def test_frozen_on_purpose() -> None:
     model = Branches(torch.detach)
     model.side.requires_grad_(False)
