@@ -210,8 +210,8 @@ FAULTS = {
     ),
     "writes to shared memory of another warp": (
         "records.cuh",
-        "shared.warps[warp], shared.merge.parts);",
-        "shared.warps[0], shared.merge.parts);",
+        "list.tiles_per_warp, shared.warps[warp],",
+        "list.tiles_per_warp, shared.warps[0],",
         "race: shared memory",
     ),
     "writes to shared memory that other warps may still read": (
