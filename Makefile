@@ -27,7 +27,7 @@ CXX_SOURCES = $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 help:
 	@echo "make demo              train a small float16 GPT until it overflows and is stopped"
 	@echo "make test              run the tests; TESTS=... selects"
-	@echo "make test-quick        those of them that take little, in two minutes"
+	@echo "make test-quick        those of them that take little, in a minute"
 	@echo "make test-release      all that needs no hardware, with whole sweeps where the others take samples; an hour"
 	@echo "make test-fake-device  tests of accelerators, on a fake accelerator"
 	@echo "make test-neon         the AArch64 kernel, emulated; skipped where no emulator can be had"

@@ -142,6 +142,7 @@ SLOW = (
     "comparison/test_over_time.py",
     "comparison/test_runs.py",
     "comparison/test_sides.py",
+    "comparison/test_trainers.py",
     "comparison/test_untrusted_pickles.py::test_no_module_is_imported",
     "compat/test_catch.py",
     "compat/test_msprobe.py",
