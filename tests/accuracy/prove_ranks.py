@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from accuracy.prove_model import ROWS, WIDTH, Batch, Mix, Model, Program, batch, loss_of
 from accuracy.prove_programs import REDUCTION, Fault
+from accuracy.sides_layouts import copied, reduced
 from fastcheck import Ranks
 
 RANK_FAULTS: list[Fault] = []
@@ -115,30 +116,6 @@ with_ddp(
 )
 
 
-class _Copied(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-        grad = grad.clone()
-        dist.all_reduce(grad)
-        return grad
-
-
-class _Summed(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        x = x.clone()
-        dist.all_reduce(x)
-        return x
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-        return grad
-
-
 class _Whole(nn.Module):
     """Two linear layers."""
 
@@ -165,12 +142,12 @@ class _Split(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.fault != "backward":
-            x = _Copied.apply(x)  # type: ignore[no-untyped-call]
+            x = copied(x)
         y = (x @ self.up.t()).relu() @ self.down.t()
         if self.fault == "bias":
             y = y + self.bias
         if self.fault != "forward":
-            y = _Summed.apply(y)  # type: ignore[no-untyped-call]
+            y = reduced(y)
         return y if self.fault == "bias" else y + self.bias
 
 

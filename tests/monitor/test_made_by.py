@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import random
 import weakref
 from typing import Any, Callable
@@ -15,8 +16,14 @@ from torch.utils.checkpoint import checkpoint
 
 import fastcheck
 from fastcheck.log.reader import read_log
+from fastcheck.monitor import loss_graph
 from fastcheck.monitor.loss_graph import search_derivatives
-from fastcheck.monitor.session.derivatives import DECOMPOSITIONS, DERIVATIVES, Derivatives
+from fastcheck.monitor.session.derivatives import (
+    DECOMPOSITIONS,
+    DERIVATIVES,
+    Derivatives,
+    SavedByNode,
+)
 from fastcheck.record.statistics import statistics_of
 from fastcheck.report.from_log import report_from_log
 from fastcheck.report.message import packed, unpacked
@@ -1048,3 +1055,9 @@ def test_a_norm_that_is_never_called_is_named_where_numbers_grow(calls_norm: boo
     assert stop.value.report.silent_norms == (() if calls_norm else ("1.norm (LayerNorm)",))
     is_named = "1.norm (LayerNorm) was never seen running" in " ".join(str(stop.value).split())
     assert is_named == (not calls_norm)
+
+
+def test_a_quotient_of_an_infinity_was_not_made_by_the_division() -> None:
+    values = {"self": torch.tensor([math.inf, 1.0, 1.0]), "other": torch.tensor([0.0, 0.0, 1.0])}
+    found = loss_graph._made_by_node(SavedByNode("DivBackward0", 0, (True, True), values))
+    assert found is not None and found.tolist() == [False, True, False]

@@ -408,7 +408,7 @@ OPERATORS = {
     ),
     "a division by 0.0": (
         operator_report("aten.div.Scalar", {"self": of()}, posinf_count=8),
-        "divides by a number, or by a tensor of whole numbers, that is 0: x/0 is Inf",
+        "divides by a number, or by a tensor of whole numbers, that is 0: x/0 is Inf, or so small",
     ),
     "a class that is masked": (
         operator_report("aten.neg", {"self": of(neginf_count=2)}, posinf_count=2),

@@ -102,11 +102,12 @@ def _made_by_node(saved: SavedByNode) -> Optional[torch.Tensor]:
     values, name = saved.values, _kind(saved.name)
     read, other, exponent = map(values.get, ("self", "other", "exponent"))
     found: torch.Tensor
-    if name in ("Reciprocal", "Rsqrt"):  # of 0 alone
+    if name in ("Reciprocal", "Rsqrt"):  # an infinity comes of a number near 0 alone
         found = values["result"].isinf()
         return found
     if name == "Div" and isinstance(other, torch.Tensor):
-        return other == 0
+        found = other == 0
+        return found if read is None else found & read.isfinite()
     if read is None or not (name in _AGAIN or (name == "Pow" and exponent is not None)):
         return None
     result = _AGAIN[name](read) if name in _AGAIN else read.pow(exponent)

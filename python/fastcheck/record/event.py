@@ -10,6 +10,9 @@ from fastcheck.notebook import block_html, fields_html, guarded_html
 from fastcheck.record.format import DTYPES, Depth, Verdict, extremes
 from fastcheck.record.site import Site
 
+#: How the reason begins of an input that the program computed outside of the modules.
+COMPUTED_OUTSIDE = "it was computed"
+
 
 @dataclass(frozen=True)
 class Event:

@@ -20,6 +20,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Callable, Optional
 
 from fastcheck.calls.module_calls import Call, ModuleNode
+from fastcheck.record.event import COMPUTED_OUTSIDE
 from fastcheck.record.format import Verdict
 
 from .entries import (
@@ -113,7 +114,7 @@ class ModuleRules:
         if not entry.is_data:
             where = "in an excluded module, or outside" if entry.has_excluded else "outside"
             reason = (
-                f"it was computed {where} the observed modules, and nothing observed before it "
+                f"{COMPUTED_OUTSIDE} {where} the observed modules, and nothing observed before it "
                 "was non-finite"
             )
         if finding.only_neginf or (entry.is_data and not finding.is_saturated):

@@ -233,6 +233,7 @@ def test_the_environment_names_more(server: Server, monkeypatch: pytest.MonkeyPa
         "slack:",
         "webhook:ftp://host/secret",
         "webhook:host/secret",
+        "slack:ftp://host/secret",
         "prometheus:metrics.txt",
         "prometheus:nowhere/x.prom",
         "prometheus:99999",

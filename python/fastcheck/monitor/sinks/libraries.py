@@ -148,7 +148,7 @@ class Aim:
 class _Library(NamedTuple):
     """``active_run``: the run to write to, of the imported ``module``; None of one that makes its
     own. ``call``: makes a run active. ``package``: where it is not the name of the sink.
-    ``target``: what may stand behind the name and a colon; with a "!", what has to.
+    ``target``: what may stand behind the name and a colon, and with ``needs_target`` has to.
     """
 
     module: str
@@ -157,6 +157,7 @@ class _Library(NamedTuple):
     call: str = ""
     package: str = ""
     target: str = ""
+    needs_target: bool = False
 
 
 LIBRARIES = {
@@ -178,8 +179,8 @@ LIBRARIES = {
         OpenTelemetry,
         package="opentelemetry-exporter-otlp-proto-http",
     ),
-    "webhook": _Library("urllib.request", Webhook, target="https://...!"),
-    "slack": _Library("urllib.request", Slack, target="https://...!"),
+    "webhook": _Library("urllib.request", Webhook, target="https://...", needs_target=True),
+    "slack": _Library("urllib.request", Slack, target="https://...", needs_target=True),
 }
 
 
@@ -190,8 +191,8 @@ def sink_of(name: str, target: str = "") -> Any:
         ConfigError: the library is not installed, has no active run, or can't write to ``target``.
     """
     library = LIBRARIES[name]
-    if bool(target) > bool(library.target) or bool(target) < library.target.endswith("!"):
-        form = f"{name}:{library.target.rstrip('!')}" if library.target else name
+    if (library.needs_target and not target) or (target and not library.target):
+        form = f"{name}:{library.target}" if library.target else name
         raise ConfigError(f"sink {name!r} can't write there", expected=repr(form), got=repr(name))
     try:
         module = importlib.import_module(library.module)

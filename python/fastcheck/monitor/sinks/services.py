@@ -140,11 +140,15 @@ class Webhook:
     post. What can't be posted is tried again, a minute later and when the run ends.
     """
 
+    name = "webhook"
+
     def __init__(self, url: str) -> None:
         parts = urllib.parse.urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(
-                "sink 'webhook' can't post there", expected="webhook:https://...", got=parts.scheme
+                f"sink {self.name!r} can't post there",
+                expected=f"{self.name}:https://...",
+                got=f"{self.name}:{parts.scheme}",
             )
         self._url = url  # a secret: no message has more of it than the host
         self._host = parts.hostname
@@ -208,6 +212,8 @@ class Webhook:
 
 class Slack(Webhook):
     """Posts in the form of Slack's incoming webhooks, which Mattermost and others take too."""
+
+    name = "slack"
 
     def _body(self, kind: str, alerts: list[dict[str, Any]], left_out: int) -> dict[str, Any]:
         texts = [f"*{one['title']}*\n```{one['text']}```" for one in alerts]

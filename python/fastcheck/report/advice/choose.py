@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Callable
 
+from fastcheck.record.event import COMPUTED_OUTSIDE
 from fastcheck.record.format import Verdict
 from fastcheck.record.statistics import RecordStatistics, statistics_of
 from fastcheck.report.trend import Trend
@@ -438,7 +439,7 @@ def _closer(case: Case, report: StopReport) -> Iterator[Advice]:
     is_batch = case.site.role == "input" and not case.site.module
     # What is stored and was finite in an earlier step was made in the run, too.
     was_finite = case.site.role in _STORED and bool(case.trend.healthy)
-    is_between = report.culprit.reason.startswith("it was computed")
+    is_between = report.culprit.reason.startswith(COMPUTED_OUTSIDE)
     is_of_run = case.verdict is Verdict.ORIGIN or was_finite or is_between
     if case.site.op or not is_of_run or (is_batch and not is_between):
         return

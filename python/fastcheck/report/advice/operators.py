@@ -73,7 +73,8 @@ def _division(case: Case, made: Operation) -> Iterator[Advice]:
     label, divisor = made.operand(0 if made.name == "reciprocal" else 1)
     if divisor is None:
         if made.is_op and len(made.inputs) == 1 and made.result is not None:
-            zero = "0 or NaN: 0/0 is NaN" if made.is_nan else "0: x/0 is Inf"
+            small = "0: x/0 is Inf, or so small that the quotient is"
+            zero = "0 or NaN: 0/0 is NaN" if made.is_nan else small
             yield Advice(
                 f"{made.shown} divides by a number, or by a tensor of whole numbers, that is "
                 f"{zero}. Where it is a count, nothing was counted: clamp it.",
@@ -507,9 +508,9 @@ def _product_backward(case: Case, made: Operation) -> Iterator[Advice]:
 
 def _angle_backward(case: Case, made: Operation) -> Iterator[Advice]:
     yield Advice(
-        "The derivative of angle divides by the square of the magnitude of a complex number: below "
-        "1e-19 that is 0 in float32, and x/0 is Inf. Put another number where it is so small, "
-        "before angle: torch.where after it does not stop it.",
+        "The derivative of angle divides by the square of the magnitude of a complex number: of a "
+        "very small one (below 3e-23 in float32) that is 0, and x/0 is Inf. Put another number "
+        "where it is so small, before angle: torch.where after it does not stop it.",
         "torch.where(z.abs() < 1e-8, 1.0, z).angle()",
     )
 
