@@ -240,7 +240,9 @@ class _Checks:
                 return f"the same elements in the shape {tuple(shape)}"
             return "" if self._accepts_casts else cast
         and_ = f"{cast}, and " if cast else ""
-        if (holds := self._by_content.get(tuple(parts))) not in (None, source):
+        constant = _constant(tensor)  # zeros are no sign of the weight that they come from
+        holds = None if constant else self._by_content.get(tuple(parts))
+        if holds not in (None, source):
             return f"{and_}it is {holds} of the receipt: swapped, or the map is wrong"
         if parts == entry.get("before", {}).get(dtype):
             return f"{and_}old: as in the receipt before"
@@ -256,7 +258,7 @@ class _Checks:
                 return f"rounded to {dtype_name(format_)}"
         if shape != entry["shape"]:
             return f"its shape is {tuple(shape)}, expected {tuple(entry['shape'])}"
-        return and_ + (_half(tensor, parts, entry) or "other values")
+        return and_ + (_half(tensor, parts, entry) or constant or "other values")
 
 
 def _widened(tensor: torch.Tensor, entry: Mapping[str, Any]) -> bool:
@@ -267,6 +269,14 @@ def _widened(tensor: torch.Tensor, entry: Mapping[str, Any]) -> bool:
     narrow = tensor.to(dtype)
     is_exact = torch.equal(narrow.to(tensor.dtype), tensor)
     return is_exact and _parts(narrow) == entry["parts"].get(entry["dtype"])
+
+
+def _constant(tensor: torch.Tensor) -> str:
+    """The text on a tensor of equal elements; "" of others."""
+    values = tensor.reshape(-1).float() if tensor.itemsize == 1 else tensor.reshape(-1)
+    if not values.numel() or not bool((values == values[0]).all()):
+        return ""
+    return f"each element is {values[0].item()}" if values[0].item() else "all zeros"
 
 
 def _half(tensor: torch.Tensor, parts: Sequence[str], entry: Mapping[str, Any]) -> str:

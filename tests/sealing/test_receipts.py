@@ -75,6 +75,8 @@ FAULTS: list[tuple[str, str, Callable[[Weights], Any]]] = [
         "it is gate_proj.bias",
         lambda w: swapped(w, "up_proj.bias", "gate_proj.bias"),
     ),
+    (SMALL, "all zeros", lambda w: w.update({SMALL: torch.zeros(64)})),
+    (SMALL, "each element is 0.5", lambda w: w.update({SMALL: torch.full((64,), 0.5)})),
     (LARGE, "half written: rows 32 to 47 are zeros", lambda w: halved(w, LARGE, torch.zeros_like)),
     (
         LARGE,
@@ -113,6 +115,13 @@ def test_each_fault_is_named(
     assert len(found.differing) == (2 if "it is" in text else 1)
     assert found.equal == len(weights) - len(found.differing)
     assert f"{name}: " in str(found) and "NOT VERIFIED" in str(found)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool, torch.complex64])
+def test_zeros_are_no_sign_of_another_weight(dtype: torch.dtype) -> None:
+    state = {"a": torch.ones(8, dtype=dtype), "b": torch.zeros(8, dtype=dtype)}
+    found = fastcheck.verify({**state, "a": torch.zeros(8, dtype=dtype)}, fastcheck.receipt(state))
+    assert found.differing == {"a": "all zeros"}
 
 
 def test_clean_weights_are_not_accused(made: fastcheck.Receipt, tmp_path: Path) -> None:
