@@ -16,7 +16,7 @@ from typing import Any, Union
 import torch
 
 from fastcheck.comparison.names import BUILT_IN, Renaming
-from fastcheck.comparison.relation import dtype_name, group_counts
+from fastcheck.comparison.relation import constant_text, dtype_name, group_counts
 from fastcheck.comparison.sources.checkpoint import CheckpointSource
 from fastcheck.errors import CompareError, ConfigError, UnsupportedTensorError, choice
 from fastcheck.statistics.functions import stats
@@ -240,7 +240,7 @@ class _Checks:
                 return f"the same elements in the shape {tuple(shape)}"
             return "" if self._accepts_casts else cast
         and_ = f"{cast}, and " if cast else ""
-        constant = _constant(tensor)  # zeros are no sign of the weight that they come from
+        constant = constant_text(tensor)  # zeros are no sign of the weight that they come from
         holds = None if constant else self._by_content.get(tuple(parts))
         if holds not in (None, source):
             return f"{and_}it is {holds} of the receipt: swapped, or the map is wrong"
@@ -269,14 +269,6 @@ def _widened(tensor: torch.Tensor, entry: Mapping[str, Any]) -> bool:
     narrow = tensor.to(dtype)
     is_exact = torch.equal(narrow.to(tensor.dtype), tensor)
     return is_exact and _parts(narrow) == entry["parts"].get(entry["dtype"])
-
-
-def _constant(tensor: torch.Tensor) -> str:
-    """The text on a tensor of equal elements; "" of others."""
-    values = tensor.reshape(-1).float() if tensor.itemsize == 1 else tensor.reshape(-1)
-    if not values.numel() or not bool((values == values[0]).all()):
-        return ""
-    return f"each element is {values[0].item()}" if values[0].item() else "all zeros"
 
 
 def _half(tensor: torch.Tensor, parts: Sequence[str], entry: Mapping[str, Any]) -> str:

@@ -47,6 +47,7 @@ PROVED: list[tuple[str, Change]] = [
         lambda w: w.flatten().index_add(0, torch.tensor([3, 50]), torch.ones(2)).view(6, 10),
     ),
     ("all zeros", torch.zeros_like),
+    ("each element is 1.0", torch.ones_like),
     ("it is rows 2 to 4 of reference", lambda w: w[2:5]),
     ("reference is columns 0 to 9 of actual", lambda w: torch.cat([w, w[:, :2]], 1)),
 ]
@@ -132,6 +133,13 @@ def test_two_that_were_swapped_name_each_other() -> None:
     reasons = {row.name: row.relation for row in found.rows}
     assert "it is what b is in reference" in reasons["a"]
     assert "it is what a is in reference" in reasons["b"]
+
+
+def test_zeros_are_no_sign_of_another_tensor() -> None:
+    zeros = torch.zeros(4, 4)
+    one = torch.ones(4, 4)
+    (row,) = fastcheck.compare({"a": zeros, "b": zeros}, {"a": one, "b": zeros}).rows
+    assert row.relation == "all zeros"
 
 
 def test_parts_of_a_fused_tensor_are_named() -> None:

@@ -50,7 +50,9 @@ def _of_same_dtype(mine: torch.Tensor, other: torch.Tensor) -> str:
             return "the same elements in another order"
     if mine.shape != other.shape:
         return ""
-    return _rounded(mine, other) or _scaled(mine, other) or _half(mine, other)
+    return (
+        _rounded(mine, other) or _scaled(mine, other) or constant_text(mine) or _half(mine, other)
+    )
 
 
 def _of_other_dtype(mine: torch.Tensor, other: torch.Tensor, scales: Scales) -> str:
@@ -83,6 +85,14 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 def dtype_name(dtype: torch.dtype) -> str:
     """``"bfloat16"``."""
     return str(dtype).removeprefix("torch.")
+
+
+def constant_text(tensor: torch.Tensor) -> str:
+    """The text on a tensor of equal elements; "" of others."""
+    values = tensor.reshape(-1).float() if tensor.itemsize == 1 else tensor.reshape(-1)
+    if not values.numel() or not bool((values == values[0]).all()):
+        return ""
+    return f"each element is {values[0].item()}" if values[0].item() else "all zeros"
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
@@ -152,7 +162,7 @@ def _scaled(mine: torch.Tensor, other: torch.Tensor) -> str:
         return ""
     place = int(two.abs().argmax())
     if not two[place] or not one[place]:
-        return "all zeros" if not one.any() else ""
+        return ""
     factor = float(one[place] / two[place])
     near = (one - factor * two).abs() <= 2 * torch.finfo(mine.dtype).eps * one.abs()
     if not bool(near.all()):

@@ -459,7 +459,8 @@ class _Step:
         held = {
             int(record["checksum"]): place
             for place, record in enumerate(self._theirs.records if len(which) else ())
-            if record["depth"] == Depth.FULL and record["numel"] > 1
+            # of equal elements: zeros are no sign of the weight that they come from
+            if record["depth"] == Depth.FULL and record["min"] != record["max"]
         }
         for index in which.tolist():
             place = held.get(int(self._left["checksum"][index]))
