@@ -36,7 +36,7 @@ DTYPES = {
     "float8_e4m3fn": torch.float8_e4m3fn,
     "float8_e5m2": torch.float8_e5m2,
 }
-# Data whose tiles are read twice. float16 has no numbers below 2^-40.
+# Data out of the ordinary. float16 has no numbers below 2^-40.
 DATA = {
     "float32": ("normal", "half zeros", "tiny", "one NaN"),
     "bfloat16": ("normal", "half zeros", "tiny", "one NaN"),

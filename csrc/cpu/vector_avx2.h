@@ -83,6 +83,13 @@ FASTCHECK_FN int count_equal(Vec<T> x, Vec<T> y) {
   if constexpr (sizeof(T) == 8) return count_top_bit<T>((Vec<T>)_mm256_cmpeq_epi64(a, b));
 }
 
+template <class T, int kVectors>
+FASTCHECK_FN int count_zeros(const Vec<T> (&x)[kVectors]) {
+  int count = 0;
+  for (int j = 0; j < kVectors; ++j) count += count_equal<T>(x[j], Vec<T>{});
+  return count;
+}
+
 // How many lanes of x are below y, both without their top bit.
 template <class T>
 FASTCHECK_FN int count_less(Vec<T> x, Vec<T> y) {

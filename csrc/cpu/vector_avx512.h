@@ -66,23 +66,6 @@ FASTCHECK_FN int count_top_bit(Vec<T> x) {
   if constexpr (sizeof(T) == 8) return popcount(_mm512_movepi64_mask((__m512i)x));
 }
 
-// The same of several vectors at once. Narrowing with saturation keeps top bits, and one mask of 64
-// bytes leaves the vector registers cheaper than four of 16 words.
-template <class T, int kVectors>
-FASTCHECK_FN int count_top_bits(const Vec<T> (&x)[kVectors]) {
-  if constexpr (sizeof(T) == 4 && kVectors == 4) {
-    const __m512i low = _mm512_packs_epi32((__m512i)x[0], (__m512i)x[1]);
-    const __m512i high = _mm512_packs_epi32((__m512i)x[2], (__m512i)x[3]);
-    return popcount(_mm512_movepi8_mask(_mm512_packs_epi16(low, high)));
-  } else if constexpr (sizeof(T) == 2 && kVectors == 2) {
-    return popcount(_mm512_movepi8_mask(_mm512_packs_epi16((__m512i)x[0], (__m512i)x[1])));
-  } else {
-    int count = 0;
-    for (int j = 0; j < kVectors; ++j) count += count_top_bit<T>(x[j]);
-    return count;
-  }
-}
-
 template <class T>
 FASTCHECK_FN int count_equal(Vec<T> x, Vec<T> y) {
   const __m512i a = (__m512i)x, b = (__m512i)y;
@@ -90,6 +73,41 @@ FASTCHECK_FN int count_equal(Vec<T> x, Vec<T> y) {
   if constexpr (sizeof(T) == 2) return popcount(_mm512_cmpeq_epi16_mask(a, b));
   if constexpr (sizeof(T) == 4) return popcount(_mm512_cmpeq_epi32_mask(a, b));
   if constexpr (sizeof(T) == 8) return popcount(_mm512_cmpeq_epi64_mask(a, b));
+}
+
+// The same of the vectors of a row. Narrowing with saturation keeps top bits and zeros, and one
+// mask of 64 bytes leaves the vector registers cheaper than four of 16 words.
+template <class T>
+FASTCHECK_FN __m512i narrowed(const Vec<T> (&x)[sizeof(T)]) {
+  if constexpr (sizeof(T) == 1) return (__m512i)x[0];
+  if constexpr (sizeof(T) == 2) return _mm512_packs_epi16((__m512i)x[0], (__m512i)x[1]);
+  if constexpr (sizeof(T) == 4) {
+    return _mm512_packs_epi16(_mm512_packs_epi32((__m512i)x[0], (__m512i)x[1]),
+                              _mm512_packs_epi32((__m512i)x[2], (__m512i)x[3]));
+  }
+}
+
+template <class T, int kVectors>
+FASTCHECK_FN int count_top_bits(const Vec<T> (&x)[kVectors]) {
+  if constexpr (sizeof(T) == kVectors) {
+    return popcount(_mm512_movepi8_mask(narrowed<T>(x)));
+  } else {
+    int count = 0;
+    for (int j = 0; j < kVectors; ++j) count += count_top_bit<T>(x[j]);
+    return count;
+  }
+}
+
+template <class T, int kVectors>
+FASTCHECK_FN int count_zeros(const Vec<T> (&x)[kVectors]) {
+  if constexpr (sizeof(T) == kVectors) {
+    const __m512i bytes = narrowed<T>(x);
+    return popcount(_mm512_testn_epi8_mask(bytes, bytes));
+  } else {
+    int count = 0;
+    for (int j = 0; j < kVectors; ++j) count += count_equal<T>(x[j], Vec<T>{});
+    return count;
+  }
 }
 
 // How many lanes of x are below y, both without their top bit.

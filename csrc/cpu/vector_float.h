@@ -79,6 +79,21 @@ struct Extremes {
     smallest = vmin<Bits>(smallest, x & splat(Format::kMagnitude));
   }
 
+  // Includes a vector whose zeros are counted, which the extremes of a tile before have seen: the
+  // smallest magnitude is that of other numbers, and less by one until end_without_zeros(). The
+  // result has the top bit set where x is a zero.
+  FASTCHECK_FN_MEMBER Vec<Bits> include_without_zeros(Vec<Bits> x) {
+    most_positive = vmax<Signed>(most_positive, (Vec<Signed>)x);
+    most_negative = vmax<Bits>(most_negative, x);
+    const auto less_one = (x & splat(Format::kMagnitude)) - splat<Bits>(1);
+    smallest = vmin<Bits>(smallest, less_one);
+    return less_one;
+  }
+  FASTCHECK_FN_MEMBER void end_without_zeros() {
+    const Bits most = Format::kMagnitude - 1;  // kMagnitude where there was nothing but zeros
+    smallest = vmin<Bits>(smallest, splat(most)) + splat<Bits>(1);
+  }
+
   // Where the mask is zero, x counts as absent.
   FASTCHECK_FN_MEMBER void include(Vec<Bits> x, Vec<Bits> mask) {
     const auto positive = select<Bits>(mask, x, splat(Format::kSign));
@@ -271,11 +286,11 @@ class FloatTiles {
     TileLanes<Accumulator> lanes;
     constexpr bool kIsFull = kDepth == Depth::kFull;
     constexpr bool kWithChecksum = kIsFull && !kChecksumApart;
-    const int negative = is_plain() ? scan<kWithChecksum, false>(data, kRows, tile, extremes, lanes)
-                                    : scan<kWithChecksum, true>(data, kRows, tile, extremes, lanes);
+    const Signs signs = is_plain() ? scan_whole<kWithChecksum, false>(data, tile, extremes, lanes)
+                                   : scan_whole<kWithChecksum, true>(data, tile, extremes, lanes);
     if constexpr (kIsFull && kChecksumApart) checksum_tile<sizeof(Bits)>(data, tile, terms_);
     LastRow<Format> none(nullptr, 0);
-    return finish_tile(data, kRows, none, negative, extremes, lanes);
+    return finish_tile(data, kRows, none, signs, extremes, lanes);
   }
 
   Sums partial(const std::byte* data, int n, std::uint64_t tile) {
@@ -283,14 +298,14 @@ class FloatTiles {
     LastRow<Format> last(data + rows * kRaw * kVectorBytes, n % kLanes);
     Extremes<Format> extremes;
     TileLanes<Accumulator> lanes = {};
-    int negative = is_plain() ? scan<false, false>(data, rows, tile, extremes, lanes)
-                              : scan<false, true>(data, rows, tile, extremes, lanes);
+    Signs signs = is_plain() ? scan<false, false, false>(data, rows, tile, extremes, lanes)
+                             : scan<false, true, false>(data, rows, tile, extremes, lanes);
     for (int i = 0; i < last.vectors(); ++i) {
       const auto x = load<Bits>(last.data() + i * kVectorBytes);
       extremes.include(x);
-      negative += count_top_bit<Bits>(x);
+      signs.negative += count_top_bit<Bits>(x);
     }
-    const Sums sums = finish_tile(data, rows, last, negative, extremes, lanes);
+    const Sums sums = finish_tile(data, rows, last, signs, extremes, lanes);
     if constexpr (kDepth == Depth::kFull) {
       checksum_rows<sizeof(Bits)>(data, rows, last.data(), last.words(), tile, terms_);
     }
@@ -306,6 +321,13 @@ class FloatTiles {
   }
 
  private:
+  // What one reading counts. Negative zeros are among the negative unless zeros are counted.
+  struct Signs {
+    int negative = 0;
+    int zero = 0;
+    bool has_counted_zeros = false;
+  };
+
   // Tiles are added up with the scale of the two before them, which most have too. Of formats that
   // are never scaled the compiler knows it.
   FASTCHECK_FN_MEMBER bool is_plain() const {
@@ -316,25 +338,30 @@ class FloatTiles {
   // extremes show to be out of the ordinary. `last` is not in `lanes` yet; it is left padded with
   // zeros.
   FASTCHECK_FN_MEMBER Sums finish_tile(const std::byte* data, int rows, LastRow<Format>& last,
-                                       int negative, Extremes<Format>& extremes,
+                                       const Signs& signs, Extremes<Format>& extremes,
                                        TileLanes<Accumulator>& lanes) {
     const auto largest = extremes.largest();
     const bool finite =
         count_less<Bits>(largest, splat(Format::kFirstNonfinite)) == kVectorLanes<Bits>;
+    const Counts before = counts_;
     if (!finite) {
       extremes = census<Format>(data, rows * kRaw, counts_);
       extremes.include(census<Format>(last.data(), last.vectors(), counts_));
     } else {
-      counts_.negative += negative;
+      counts_.negative += signs.negative;
       if (count_less<Bits>(extremes.smallest, splat(Format::kMinNormal)) != 0) {
-        counts_.negative -= count_small<Format>(data, rows * kRaw, counts_) +
-                            count_small<Format>(last.data(), last.vectors(), counts_);
+        const int minus_zeros = count_small<Format>(data, rows * kRaw, counts_) +
+                                count_small<Format>(last.data(), last.vectors(), counts_);
+        if (!signs.has_counted_zeros) counts_.negative -= minus_zeros;
+      } else {
+        counts_.zero += signs.zero;
       }
       if (count_equal<Bits>(largest, splat(Format::kMaxFinite)) != 0) {
         counts_.saturated += count_saturated<Format>(data, rows * kRaw) +
                              count_saturated<Format>(last.data(), last.vectors());
       }
     }
+    expects_zeros_ = counts_.zero != before.zero && counts_.subnormal == before.subnormal;
     last.subtract_padding(counts_);
     extremes_.include(extremes);
     if constexpr (kDepth == Depth::kHealth) return {};
@@ -350,14 +377,23 @@ class FloatTiles {
     return scale.factor == 1.0f ? sums : unscaled(sums, scale);
   }
 
-  // One reading of whole rows; returns the number of sign bits. With kChains the rows are all of a
-  // tile. Where the registers hold the sums of a part of each row only, the run is read in strides,
-  // which the processor doesn't foresee: meanwhile the next run is asked for, from end to end. With
-  // kScaled the sums are those of scaled elements.
+  // Zeros are counted where the tile before had any: ReLU and dropout leave some in every tile.
   template <bool kChains, bool kScaled>
-  FASTCHECK_FN_MEMBER int scan(const std::byte* data, int rows, std::uint64_t tile,
-                               Extremes<Format>& extremes, TileLanes<Accumulator>& lanes) {
-    int negative = 0;
+  FASTCHECK_FN_MEMBER Signs scan_whole(const std::byte* data, std::uint64_t tile,
+                                       Extremes<Format>& extremes, TileLanes<Accumulator>& lanes) {
+    return expects_zeros_ ? scan<kChains, kScaled, true>(data, kRows, tile, extremes, lanes)
+                          : scan<kChains, kScaled, false>(data, kRows, tile, extremes, lanes);
+  }
+
+  // One reading of whole rows. With kChains the rows are all of a tile. Where the registers hold
+  // the sums of a part of each row only, the run is read in strides, which the processor doesn't
+  // foresee: meanwhile the next run is asked for, from end to end. With kScaled the sums are those
+  // of scaled elements, with kZeros zeros are counted.
+  template <bool kChains, bool kScaled, bool kZeros>
+  FASTCHECK_FN_MEMBER Signs scan(const std::byte* data, int rows, std::uint64_t tile,
+                                 Extremes<Format>& extremes, TileLanes<Accumulator>& lanes) {
+    Signs signs;
+    signs.has_counted_zeros = kZeros;
     for (int run = 0; run * kRunRows < rows; ++run) {
       const int left = rows - run * kRunRows;
       const int run_rows = left < kRunRows ? left : kRunRows;
@@ -377,7 +413,11 @@ class FloatTiles {
 #pragma GCC unroll 8
           for (int j = 0; j < kBlockRaw; ++j) {
             const auto x = row_vectors[j] = load<Bits>(at + j * kVectorBytes);
-            extremes.include(x);
+            if constexpr (kZeros) {
+              row_vectors[j] &= ~extremes.include_without_zeros(x);
+            } else {
+              extremes.include(x);
+            }
             if constexpr (kDepth >= Depth::kStats) {
               Vec<Accumulator> wide[kWide<Format>];
               widen_at<Format>(at + j * kVectorBytes, x, wide);
@@ -389,7 +429,8 @@ class FloatTiles {
             }
             if constexpr (kChains) chains.add(j, (Words)x);
           }
-          negative += count_top_bits<Bits>(row_vectors);
+          signs.negative += count_top_bits<Bits>(row_vectors);
+          if constexpr (kZeros) signs.zero += count_zeros<Bits>(row_vectors);
         }
         if constexpr (kDepth >= Depth::kStats) {
           for (int k = 0; k < kBlockRaw * kWide<Format>; ++k) {
@@ -399,12 +440,14 @@ class FloatTiles {
         if constexpr (kChains) chains.end(terms_);
       }
     }
-    return negative;
+    if constexpr (kZeros) extremes.end_without_zeros();
+    return signs;
   }
 
   Counts counts_;
   Extremes<Format> extremes_;
   ChecksumTerms terms_;
+  bool expects_zeros_ = false;
   static constexpr TileScale kPlain{1.0f, 1.0, 1.0};
   TileScale scale_ = kPlain;
   float last_factor_ = 1.0f;

@@ -4,7 +4,8 @@
 // extremes, sign bits, lane sums and checksum chains together, under the assumption that nothing in
 // it is out of the ordinary. The extremes then tell whether that was so; if not (a zero, a
 // subnormal, a non-finite or saturated value, a tile to be scaled) the tile, still in the L1 cache,
-// is read again by the routine that the case needs.
+// is read again by the routine that the case needs. Zeros are counted in the first reading where
+// the tile before had some, and a tile is scaled in it where the two before were.
 //
 // Cost on a whole ordinary tile, in vector instructions per vector read of a 32-bit format: 3 for
 // the extremes, 1 for the signs, 4 for the sums and 6 for the checksum.

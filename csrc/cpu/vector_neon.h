@@ -90,6 +90,13 @@ FASTCHECK_FN int count_equal(Vec<T> x, Vec<T> y) {
   return count_top_bit<T>((Vec<T>)(x == y));
 }
 
+template <class T, int kVectors>
+FASTCHECK_FN int count_zeros(const Vec<T> (&x)[kVectors]) {
+  int count = 0;
+  for (int j = 0; j < kVectors; ++j) count += count_equal<T>(x[j], Vec<T>{});
+  return count;
+}
+
 // How many lanes of x are below y, both without their top bit.
 template <class T>
 FASTCHECK_FN int count_less(Vec<T> x, Vec<T> y) {

@@ -177,6 +177,42 @@ def test_tiles_whose_scale_is_not_that_of_the_tiles_before(dtype: str) -> None:
                 assert_same(kernel(x), wanted, (isa, bad, count))
 
 
+@pytest.mark.parametrize("dtype", FLOAT_NAMES)
+def test_tiles_with_zeros_behind_tiles_without(dtype: str) -> None:
+    """Zeros are counted while a tile is read where the tile before has some, else behind it."""
+    limits = torch.finfo(torch_dtype(dtype))
+    generator = torch.Generator().manual_seed(11)
+    kinds_of_tile = ["none", "half", "half", "none", "minus", "half", "all", "all", "one", "one"]
+    kinds_of_tile += ["half", "subnormal", "half", "half", "largest", "half", "nan", "half", "tiny"]
+    kinds_of_tile += ["tiny", "tiny", "half", "none", "none", "subnormal", "minus", "minus", "half"]
+    tiles = []
+    for kind in kinds_of_tile:
+        x = torch.randn(4096, generator=generator, dtype=torch.float64)
+        x = torch.where(x.abs() < 0.1, 0.5, x)  # no subnormals of 8 bits but those put there
+        if kind == "tiny":
+            x *= 2.0**-60 if limits.tiny < 2.0**-64 else 1.0
+        if kind == "all":
+            x *= 0.0
+        elif kind == "one":
+            x[77] = 0.0
+        elif kind != "none":
+            x = x.relu() if kind in ("half", "tiny") else x * (x > 0)
+        if kind == "subnormal":
+            x[5] = -limits.smallest_normal / 2
+        elif kind == "largest":
+            x[6] = -limits.max
+        elif kind == "nan":
+            x[7] = float("nan")
+        tiles.append(x)
+    values = torch.cat(tiles)
+    for count in (len(values), 2 * 4096 + 777, 20 * 4096 + 70):
+        for x in (values[:count], values[:count].relu()):
+            x = x.to(torch_dtype(dtype))
+            wanted = record(x)
+            for isa in every_isa():
+                assert_same(kernel(x), wanted, (isa, count))
+
+
 @pytest.mark.parametrize("layout", sorted(LAYOUTS))
 def test_layouts(layout: str) -> None:
     for dtype in swept(ALL, 5):
