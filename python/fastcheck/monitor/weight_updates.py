@@ -412,6 +412,9 @@ class StalledWeights:
         self._table = _Table()
         self._parameter_of: dict[tuple[str, str], int] = {}
         self._alike: dict[str, int] = {}
+        self._losses: set[int] = set()
+        # Some gradient was not 0.
+        self._has_learnt = False
         self._stray_checksums: dict[int, int] = {}
         self._buffers = ConstantBuffers()
         self._lock = threading.Lock()
@@ -489,6 +492,8 @@ class StalledWeights:
                 path = re.sub(r"\d+", "*", site.key)
                 table["first_alike"][number] = self._alike.setdefault(path, number)
                 self._parameter_of[site.module, site.label] = number
+            elif site.role == "loss":
+                self._losses.add(number)
             table["weight"][number] = -1
         for number in range(known, total):
             site = self._sites[number]
@@ -538,6 +543,9 @@ class StalledWeights:
         look.watch.all_zero = gradients["numel"] * _COMPONENTS[dtypes]
         all_zero = gradients["zero_count"] >= look.watch.all_zero
         look.watch.zero = all_zero.tobytes()
+        self._has_learnt |= not all_zero.all()
+        if self._has_learnt and all_zero.all() and self._loss_is_zero():
+            return True  # a margin that each example meets has no gradient
         is_nonzero, is_read, is_felt = np.zeros((3, table.size), np.bool_)
         is_nonzero[of[~all_zero]] = True
         is_read[of] = True
@@ -567,6 +575,10 @@ class StalledWeights:
             self._warn_about(held[(updates >= UPDATES) & ~has_gradient], _none)
         is_open = (is_pending & ~table["has_moved"][held]) | ((updates > 0) & (updates < UPDATES))
         return bool((is_open & ~table["is_said"][held]).any())
+
+    def _loss_is_zero(self) -> bool:
+        losses = self._history.latest_of(self._losses)
+        return len(losses) > 0 and not losses["abs_sum"].any()
 
     def _weigh_strays(self, records: np.ndarray) -> None:
         before, now = self._stray_checksums, {}

@@ -146,6 +146,32 @@ def test_a_dead_relu() -> None:
     assert text.startswith("gradients that are all 0: of side.weight, side.bias, in 10 updates")
 
 
+@pytest.mark.parametrize(("offset", "dies_at", "count"), [(0.0, 5, 0), (0.0, 0, 1), (1.0, 5, 1)])
+def test_a_loss_that_is_exactly_0(offset: float, dies_at: int, count: int) -> None:
+    """As where each example meets the margin: silent, unless it never was anything else."""
+    model = Offset(offset)
+
+    def die(step: int) -> None:
+        if step == dies_at:
+            with torch.no_grad():
+                model.linear.bias.fill_(-1000.0)
+            for parameter in model.parameters():
+                parameter.grad.zero_()
+
+    model.linear.bias.data.fill_(-1000.0 if dies_at == 0 else 1000.0)
+    texts = said(model, torch.optim.SGD(model.parameters(), lr=1e-6), before_update=die)
+    assert [text.split(":")[0] for text in texts] == ["gradients that are all 0"] * count
+
+
+class Offset(nn.Module):
+    def __init__(self, offset: float) -> None:
+        super().__init__()
+        self.linear, self.offset = nn.Linear(8, 4), offset
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.linear(x)) + self.offset
+
+
 def test_a_relu_that_is_dead_now_and_then() -> None:
     model = Branches(torch.relu)
 
