@@ -28,7 +28,7 @@ import fastcheck
 import harness
 from fastcheck.backends.portable.traversal import dtype_and_order
 from fastcheck.calls.module_calls import ModuleNode, new_call
-from fastcheck.monitor.session.drain import Part
+from fastcheck.monitor.session.drain import StepPart
 from fastcheck.monitor.session.session import Session
 from fastcheck.record.format import RECORD_BYTES
 from fastcheck.verdict.entries import Journal, Moment, Stored
@@ -82,7 +82,7 @@ class Steps:
         journal.add_due(Moment.CLOSED)
         journal.add_due(Moment.ENDED)
         records, segments = self.ring.cut()
-        part = Part(step, journal, records, [(self.ring, s) for s in segments], True)
+        part = StepPart(step, journal, records, [(self.ring, s) for s in segments], True)
         part.wait()
         session.drain._parts.append(part)  # not submit(): the thread is left out of it
         self.count = count + 1

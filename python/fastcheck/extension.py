@@ -25,7 +25,7 @@ _HOOKS = "hooks in pure Python"
 
 
 @dataclass(frozen=True)
-class Status:
+class ExtensionStatus:
     """``module`` is the extension, or None with the reason in ``problem``. ``built_for`` is the
     torch of an installed one, usable or not; None when none is installed.
     """
@@ -56,15 +56,15 @@ def _release(version: str) -> str:
     return ".".join(version.split("+")[0].split(".")[:2])
 
 
-def _load() -> Status:
+def _load() -> ExtensionStatus:
     beneath = kernels.status
     built = beneath.torch_version
     if beneath.module is None and built is None:
-        return Status(None, beneath.problem, error=beneath.error)
+        return ExtensionStatus(None, beneath.problem, error=beneath.error)
     if os.environ.get(_SWITCH, "0") not in ("", "0"):
-        return Status(None, f"the compiled hooks are switched off by {_SWITCH}; unset it")
+        return ExtensionStatus(None, f"the compiled hooks are switched off by {_SWITCH}; unset it")
     if built is None:
-        return Status(
+        return ExtensionStatus(
             None,
             "this is fastcheck's wheel of kernels for any torch, which has no compiled hooks and "
             "observers; install the wheel for your release of torch, or build from source",
@@ -72,7 +72,7 @@ def _load() -> Status:
     try:
         import torch
     except ModuleNotFoundError:
-        return Status(None, f"torch is not installed; expected torch {built}", built)
+        return ExtensionStatus(None, f"torch is not installed; expected torch {built}", built)
     here, expected = _release(torch.__version__), _release(built)
     if here != expected:
         remedy = (
@@ -81,20 +81,20 @@ def _load() -> Status:
             if beneath.label
             else "rebuild it with `pip install --no-build-isolation --force-reinstall --no-deps .`,"
         )
-        return Status(
+        return ExtensionStatus(
             None,
             f"fastcheck's compiled extension was built for torch {built}, and this is torch "
             f"{torch.__version__}; {remedy} or install torch {expected}",
             built,
         )
     if beneath.module is None:
-        return Status(None, beneath.problem, built, beneath.error)
+        return ExtensionStatus(None, beneath.problem, built, beneath.error)
     try:
         module = importlib.import_module("fastcheck._C")
     except ImportError as error:
         problem = f"fastcheck's compiled extension does not load: {error}"
-        return Status(None, problem, built)
-    return Status(module, "", built)
+        return ExtensionStatus(None, problem, built)
+    return ExtensionStatus(module, "", built)
 
 
 status = _load()

@@ -23,7 +23,7 @@ PORTABLE = "pure Python: portable backend"
 
 
 @dataclass(frozen=True)
-class Status:
+class KernelStatus:
     """``module`` is the module of the kernels, or None with the reason in ``problem``.
 
     ``accelerator`` and ``compiler`` describe the build of installed kernels, usable or not; None
@@ -62,7 +62,7 @@ class Status:
         return f"not usable; {PORTABLE}" if self.is_broken else PORTABLE
 
 
-def _load() -> Status:
+def _load() -> KernelStatus:
     try:
         info: Any = importlib.import_module("fastcheck._build_info")
     except ModuleNotFoundError:
@@ -70,15 +70,15 @@ def _load() -> Status:
     label = "" if info is None else str(info.VERSION).partition("+")[2]
     if os.environ.get(_SWITCH, "0") not in ("", "0"):
         problem = f"the compiled extension is switched off by {_SWITCH}; unset it to use it"
-        return Status(None, problem, label=label)
+        return KernelStatus(None, problem, label=label)
     if info is None:
-        return Status(
+        return KernelStatus(
             None,
             "fastcheck's compiled extension is not installed; build it with "
             "`pip install --no-build-isolation .` from the source tree, torch installed first",
         )
     if info.ACCELERATOR == "none":
-        return Status(
+        return KernelStatus(
             None,
             "this is fastcheck's generic wheel, which has no compiled extension; install the wheel "
             "for your release of torch and your accelerator, or build from source",
@@ -89,10 +89,10 @@ def _load() -> Status:
         module = importlib.import_module("fastcheck._kernels")
         module.cpu_isa()  # reads FASTCHECK_CPU_ISA: a bad value is an error before anything is read
     except ImportError as error:
-        return Status(None, f"fastcheck's compiled kernels do not load: {error}", *built)
+        return KernelStatus(None, f"fastcheck's compiled kernels do not load: {error}", *built)
     except ValueError as error:
-        return Status(None, str(error), *built, error=ConfigError)
-    return Status(module, "", *built)
+        return KernelStatus(None, str(error), *built, error=ConfigError)
+    return KernelStatus(module, "", *built)
 
 
 status = _load()

@@ -33,7 +33,7 @@ from fastcheck.utils.private import write_private
 from fastcheck.utils.reading import read_json
 from fastcheck.utils.text.layout import listed
 from fastcheck.utils.torch.rank import of_all_ranks, own_rank
-from fastcheck.utils.torch.sharding import Part, part_of
+from fastcheck.utils.torch.sharding import LocalShard, part_of
 
 # 2: some weights are sealed in parts.
 FORMATS = (1, 2)
@@ -158,10 +158,10 @@ def _own(model: object, in_parts: bool) -> tuple[Entries, dict[str, str]]:
     """The entries that the seal keeps of each tensor that this rank holds, and why others can't be
     read.
     """
-    state = state_of(model, "there is nothing to seal", (torch.Tensor, Part))
-    parts: dict[str, Part] = {}
+    state = state_of(model, "there is nothing to seal", (torch.Tensor, LocalShard))
+    parts: dict[str, LocalShard] = {}
     for key, tensor in state.items() if in_parts else ():
-        part = tensor if isinstance(tensor, Part) else part_of(tensor)
+        part = tensor if isinstance(tensor, LocalShard) else part_of(tensor)
         if part is not None:
             parts[key], state[key] = part, part.data
     tensors: Entries = {}

@@ -194,7 +194,7 @@ class NotCheckable(Exception):  # noqa: N818  (not an error: this machine lacks 
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CheckResult:
     """One check: its name; PASSED, FAILED or NOT_CHECKABLE; and what it did or found."""
 
     name: str
@@ -203,7 +203,7 @@ class Outcome:
     seconds: float
 
 
-def run_checks(device: torch.device) -> Iterator[Outcome]:
+def run_checks(device: torch.device) -> Iterator[CheckResult]:
     """Runs every check and yields each as it is done. One that raises anything has failed; the
     others still run.
     """
@@ -217,7 +217,7 @@ def run_checks(device: torch.device) -> Iterator[Outcome]:
             status, detail = FAILED, str(fault)
         except Exception as error:  # whatever a backend raises is what this is to find out
             status, detail = FAILED, _error_text(error)
-        yield Outcome(name, status, detail, time.perf_counter() - began)
+        yield CheckResult(name, status, detail, time.perf_counter() - began)
 
 
 def _error_text(error: Exception) -> str:

@@ -11,7 +11,7 @@ from torch import nn
 import fastcheck.calls.stored
 from fastcheck.calls.module_calls import ModuleNode
 from fastcheck.calls.stored import TensorBatch, buffers_of, parameter_ids, parameters_of
-from fastcheck.extension import Status, status
+from fastcheck.extension import ExtensionStatus, status
 from fastcheck.record.site import SiteTable
 from fastcheck.utils.torch import memory_ref
 from fastcheck.utils.torch.memory_ref import MemoryRef
@@ -173,7 +173,7 @@ def test_memory_is_known_again(monkeypatch: pytest.MonkeyPatch) -> None:
     others = places(tensor)
     for is_in_python in (False, True):
         if is_in_python:
-            monkeypatch.setattr(memory_ref, "status", Status(None, ""))
+            monkeypatch.setattr(memory_ref, "status", ExtensionStatus(None, ""))
         assert [MemoryRef(tensor).is_of(one) for one in others] == [True] * 4 + [False] * 3
         assert [MemoryRef(one).is_of(tensor) for one in others] == [True] * 4 + [False] * 3
         sparse = others[-1]

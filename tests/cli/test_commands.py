@@ -132,8 +132,8 @@ def test_doctor_without_the_extension_says_what_reads_instead(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     problem = "fastcheck's compiled extension is not installed; build it"
-    monkeypatch.setattr(doctor, "kernel_status", kernels.Status(None, problem))
-    monkeypatch.setattr(doctor, "status", extension_module.Status(None, problem))
+    monkeypatch.setattr(doctor, "kernel_status", kernels.KernelStatus(None, problem))
+    monkeypatch.setattr(doctor, "status", extension_module.ExtensionStatus(None, problem))
     code, out, _ = run(capsys, "doctor")
     assert code == 0 and "problems" not in out
     assert "pure Python: portable backend" in out

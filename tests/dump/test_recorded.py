@@ -21,7 +21,7 @@ import fastcheck
 from fastcheck import _C
 from fastcheck.dump.recorded_op_calls import RecordedOpCalls, _PythonFallback
 from fastcheck.dump.storage.reading import read_index
-from fastcheck.extension import Status
+from fastcheck.extension import ExtensionStatus
 from fastcheck.log.reader import read_log
 from fastcheck.record.format import RECORD_BYTES
 from support.programs.dump_programs import PROGRAMS, checkpointed, training
@@ -143,7 +143,9 @@ def test_a_dump_without_the_extension_is_the_same(
 ) -> None:
     """The records but for their sums, which the portable backend has in another order."""
     with_it = dumped(tmp_path / "with", training())
-    monkeypatch.setattr("fastcheck.dump.storage.record_writer.status", Status(None, "gone"))
+    monkeypatch.setattr(
+        "fastcheck.dump.storage.record_writer.status", ExtensionStatus(None, "gone")
+    )
     without = dumped(tmp_path / "without", training())
     assert with_it["calls.jsonl"] == without["calls.jsonl"]
 

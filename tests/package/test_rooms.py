@@ -109,3 +109,14 @@ def test_docstrings_begin_with_a_noun_or_a_verb() -> None:
     assert len(docstrings) > 1000
     odd = [place for place, text in docstrings if NOT_FIRST.match(text)]
     assert not odd, "say what the thing is or does:\n" + "\n".join(odd)
+
+
+def test_a_class_name_has_one_meaning() -> None:
+    """But for the classes of other tools, whose names their users know."""
+    files: dict[str, list[str]] = {}
+    for path in PACKAGE.rglob("*.py"):
+        if "compat" not in path.parts:
+            for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+                if isinstance(node, ast.ClassDef):
+                    files.setdefault(node.name, []).append(path.relative_to(PACKAGE).as_posix())
+    assert {name: paths for name, paths in files.items() if len(paths) > 1} == {}

@@ -16,8 +16,8 @@ from fastcheck.ring.host import (
     IS_NEW,
     NEEDS_GRADIENT,
     NEW_STREAM,
-    NO_TOKEN,
-    TOKEN_SHIFT,
+    NO_SEQ,
+    SEQ_SHIFT,
     UNKNOWN_DEVICE,
     UNREAD,
     HookReader,
@@ -59,7 +59,7 @@ def read(request: pytest.FixtureRequest) -> Reading:
 
 def test_a_new_tensor_has_a_record(read: Reading) -> None:
     x = torch.arange(1.0, 9.0)
-    assert read(x) == 7 << TOKEN_SHIFT | IS_NEW
+    assert read(x) == 7 << SEQ_SHIFT | IS_NEW
     read.ring.used = 1
     record = read.ring.last()
     assert (record["seq"], record["site"], record["call"], record["step"]) == (7, 1, 2, 3)
@@ -70,15 +70,15 @@ def test_one_that_was_read_has_its_token(read: Reading) -> None:
     x = torch.ones(8)
     read(x, 7)
     read.ring.slots.zero_()
-    assert read(x, 9) == read(x.detach(), 9) == read(x.view(2, 4), 9) == 7 << TOKEN_SHIFT
+    assert read(x, 9) == read(x.detach(), 9) == read(x.view(2, 4), 9) == 7 << SEQ_SHIFT
     assert not read.ring.slots.any(), "read again"
     x.add_(1)
-    assert read(x, 9) == 9 << TOKEN_SHIFT | IS_NEW
+    assert read(x, 9) == 9 << SEQ_SHIFT | IS_NEW
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_nonfinite(read: Reading, value: float) -> None:
-    assert read(torch.tensor([1.0, value])) == 7 << TOKEN_SHIFT | IS_NEW | IS_BAD
+    assert read(torch.tensor([1.0, value])) == 7 << SEQ_SHIFT | IS_NEW | IS_BAD
 
 
 def test_whether_a_gradient_will_come(read: Reading) -> None:
@@ -90,14 +90,14 @@ def test_whether_a_gradient_will_come(read: Reading) -> None:
 def test_integers(read: Reading) -> None:
     x = torch.arange(4)
     assert read(x) == UNREAD
-    assert read(x, any_dtype=True) == 7 << TOKEN_SHIFT | IS_NEW
+    assert read(x, any_dtype=True) == 7 << SEQ_SHIFT | IS_NEW
 
 
 def test_inference_tensors_are_always_new(read: Reading) -> None:
     with torch.inference_mode():
         x = torch.ones(4)
-        assert read(x, 7) >> TOKEN_SHIFT == 7
-        assert read(x, 8) == 8 << TOKEN_SHIFT | IS_NEW
+        assert read(x, 7) >> SEQ_SHIFT == 7
+        assert read(x, 8) == 8 << SEQ_SHIFT | IS_NEW
 
 
 def _fake() -> torch.Tensor:
@@ -135,7 +135,7 @@ def test_a_device_that_nobody_told_it_of(read: Reading) -> None:
 
 def test_what_is_remembered_as_unreadable(read: Reading) -> None:
     x = torch.ones(4)
-    read.seen.add(x, NO_TOKEN)
+    read.seen.add(x, NO_SEQ)
     assert read(x) == UNREAD
 
 
@@ -175,7 +175,7 @@ def test_elsewhere(read: Reading) -> None:
     ):
         code = read(tensor, seq, any_dtype=True)
         assert code & (IS_NEW | ELSEWHERE) == IS_NEW | ELSEWHERE
-        assert code >> TOKEN_SHIFT == seq
+        assert code >> SEQ_SHIFT == seq
         assert identity_of(code) == dtype_and_order(tensor)
 
 

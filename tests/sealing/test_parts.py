@@ -13,7 +13,7 @@ from torch import nn
 import fastcheck
 from fastcheck.callbacks.seals import held_weights, is_spread
 from fastcheck.sealing import merged, seal_path
-from fastcheck.utils.torch.sharding import Part
+from fastcheck.utils.torch.sharding import LocalShard
 from support.ranks import training_workers
 from support.ranks.ranks_harness import run_ranks, values
 
@@ -83,7 +83,7 @@ def test_a_seal_that_lacks_parts_verifies_nothing_of_them(sealed: Any, left: int
 
 
 def test_a_tensor_of_which_parts_are_missing_is_not_sealed() -> None:
-    half = Part(torch.ones(2, 3), (0, 0), (2, 3), 12)
+    half = LocalShard(torch.ones(2, 3), (0, 0), (2, 3), 12)
     made = fastcheck.seal("model.pt", {"a": torch.ones(2), "b": half}, together=True)
     assert list(made.tensors) == ["a"] and "6 of its 12 elements" in made.unsealed["b"]
 

@@ -23,7 +23,7 @@ from fastcheck.selftest import (
     FAILED,
     NOT_CHECKABLE,
     PASSED,
-    Outcome,
+    CheckResult,
     layouts,
     run_checks,
     sizes,
@@ -35,7 +35,7 @@ from support.processes import run_code
 CPU = torch.device("cpu")
 
 
-def one(name: str, monkeypatch: pytest.MonkeyPatch) -> Outcome:
+def one(name: str, monkeypatch: pytest.MonkeyPatch) -> CheckResult:
     monkeypatch.setattr(selftest, "CHECKS", {name: selftest.CHECKS[name]})
     (outcome,) = run_checks(CPU)
     return outcome

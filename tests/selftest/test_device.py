@@ -22,7 +22,7 @@ from fastcheck.selftest import (
     FAILED,
     NOT_CHECKABLE,
     PASSED,
-    Outcome,
+    CheckResult,
     find_device,
     run_checks,
 )
@@ -43,7 +43,7 @@ def _default_stream() -> Iterator[None]:
     fake.synchronize()
 
 
-def one(name: str, monkeypatch: pytest.MonkeyPatch) -> Outcome:
+def one(name: str, monkeypatch: pytest.MonkeyPatch) -> CheckResult:
     monkeypatch.setattr(selftest, "CHECKS", {name: selftest.CHECKS[name]})
     (outcome,) = run_checks(find_device(NAME))
     return outcome

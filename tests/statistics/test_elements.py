@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import fastcheck
 from fastcheck.comparison.align import _closest
 from fastcheck.comparison.block import SOME, UNKNOWN_COUNT
-from fastcheck.comparison.measure import REASONS, State, measure_records
+from fastcheck.comparison.measure import REASONS, PairState, measure_records
 from fastcheck.comparison.names import Renaming, _fitted
 from fastcheck.record.format import DTYPES
 from fastcheck.statistics import elements as elements_module
@@ -37,7 +37,7 @@ def record(x: torch.Tensor, **changes: Any) -> np.ndarray:
 
 def measured(a: np.ndarray, b: np.ndarray) -> tuple[str, str, float]:
     found = measure_records(a, b, make_thresholds())
-    return State(found.states[0]).name, REASONS[found.reasons[0]], float(found.errors[0])
+    return PairState(found.states[0]).name, REASONS[found.reasons[0]], float(found.errors[0])
 
 
 # Elements

@@ -105,8 +105,8 @@ std::int64_t observe_list(const py::sequence& objects, py::handle slots, std::in
 
 bool is_in_flight(py::handle object) { return may_be_in_flight(unpack(object)); }
 
-std::int64_t add_seen(SeenTensors& seen, py::handle object, std::int64_t token) {
-  return seen.add(unpack(object), token);
+std::int64_t add_seen(SeenTensors& seen, py::handle object, std::int64_t seq) {
+  return seen.add(unpack(object), seq);
 }
 
 }  // namespace
@@ -129,7 +129,7 @@ PYBIND11_MODULE(_C, m) {
         py::arg("flags") = 0);
   py::class_<SeenTensors>(m, "SeenTensors")
       .def(py::init<>())
-      .def("add", add_seen, py::arg("tensor"), py::arg("token"))
+      .def("add", add_seen, py::arg("tensor"), py::arg("seq"))
       .def("clear", &SeenTensors::clear)
       .def("__len__", &SeenTensors::size);
   define_hook_reader(m);

@@ -39,15 +39,15 @@ PyObject* new_call(PyTypeObject*, PyObject* arguments, PyObject*) {
 }
 
 PyObject* add_input(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
-  if (count != 2) return PyErr_Format(PyExc_TypeError, "expected a token and a site");
+  if (count != 2) return PyErr_Format(PyExc_TypeError, "expected a sequence number and a site");
   const Call::Input input{PyLong_AsLongLong(arguments[0]), PyLong_AsLongLong(arguments[1])};
   if (PyErr_Occurred() != nullptr) return nullptr;
   CallObject::of(self).inputs.push_back(input);
   Py_RETURN_NONE;
 }
 
-PyObject* add_output(PyObject* self, PyObject* token) {
-  const long long number = PyLong_AsLongLong(token);
+PyObject* add_output(PyObject* self, PyObject* seq) {
+  const long long number = PyLong_AsLongLong(seq);
   if (number == -1 && PyErr_Occurred() != nullptr) return nullptr;
   CallObject::of(self).outputs.push_back(number);
   Py_RETURN_NONE;
@@ -60,7 +60,7 @@ int set_watched(PyObject* self, PyObject* value, void*) {
 
 PyObject* inputs(PyObject* self, void*) {
   const auto& inputs = CallObject::of(self).inputs;
-  return list_of(inputs.empty() ? nullptr : &inputs[0].token, inputs.size(), 2);
+  return list_of(inputs.empty() ? nullptr : &inputs[0].seq, inputs.size(), 2);
 }
 
 PyObject* input_sites(PyObject* self, void*) {
@@ -91,8 +91,8 @@ PyGetSetDef kCallProperties[] = {
 };
 
 PyMethodDef kCallMethods[] = {
-    {"add_input", as_method(&add_input), METH_FASTCALL, "add_input(self, token, site) -> None"},
-    {"add_output", &add_output, METH_O, "add_output(self, token) -> None"},
+    {"add_input", as_method(&add_input), METH_FASTCALL, "add_input(self, seq, site) -> None"},
+    {"add_output", &add_output, METH_O, "add_output(self, seq) -> None"},
     {nullptr, nullptr, 0, nullptr},
 };
 

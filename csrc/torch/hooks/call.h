@@ -12,9 +12,8 @@
 
 namespace fastcheck {
 
-// One call of one module: the tokens that went in and came out, and where it stood. It holds
-// numbers only, never tensors or modules, so that nothing is kept alive. The interpreter's lock
-// guards it.
+// One call of one module: the tensors that went in and came out, by number, and where it stood. It
+// holds no tensors or modules, so that nothing is kept alive. The interpreter's lock guards it.
 struct Call {
   pybind11::object node;
   pybind11::object parent;  // a Call, or None
@@ -30,7 +29,7 @@ struct Call {
   bool is_complete;
   pybind11::object watched;
   struct Input {
-    std::int64_t token;
+    std::int64_t seq;
     std::int64_t site;
   };
   c10::SmallVector<Input, 2> inputs{};

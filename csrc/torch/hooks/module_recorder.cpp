@@ -45,7 +45,7 @@ struct GradientRecorder {
   py::object call;
   py::object role;
   long long site;
-  long long token;
+  long long tensor_seq;
 };
 
 using GradientObject = Object<GradientRecorder>;
@@ -60,10 +60,10 @@ bool record(HookRecorder& recorder, PyObject* self, PyObject* gradient) {
   const std::int64_t found =
       recorder.read(gradient, hook.site, call.index, recorder.gradient_flags);
   if (found >= 0) {
-    const py::int_ token(found >> code::kTokenShift);
-    checked(PyDict_SetItem(recorder.gradients.ptr(), py::int_(hook.token).ptr(), token.ptr()));
+    const py::int_ seq(found >> code::kSeqShift);
+    checked(PyDict_SetItem(recorder.gradients.ptr(), py::int_(hook.tensor_seq).ptr(), seq.ptr()));
     if ((found & code::kNew) != 0) {
-      recorder.note(found, recorder.gradient, token, hook.call, hook.role, hook.token,
+      recorder.note(found, recorder.gradient, seq, hook.call, hook.role, hook.tensor_seq,
                     recorder.gradient_flags != 0);
     }
   }
@@ -107,7 +107,7 @@ PyGetSetDef kGradientProperties[] = {
     {"call", &get_object<&GradientRecorder::call>, nullptr, nullptr, nullptr},
     {"role", &get_object<&GradientRecorder::role>, nullptr, nullptr, nullptr},
     {"site", &get_number<&GradientRecorder::site>, nullptr, nullptr, nullptr},
-    {"token", &get_number<&GradientRecorder::token>, nullptr, nullptr, nullptr},
+    {"tensor_seq", &get_number<&GradientRecorder::tensor_seq>, nullptr, nullptr, nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr},
 };
 
@@ -159,7 +159,7 @@ struct ModuleRecorder {
   // A call of an inner module in a step that is not observed.
   bool is_left_out(const HookRecorder& of) const;
   void watch(const HookRecorder& of, const HookTensors::Item& item, const py::object& call,
-             PyObject* role, HookSites& sites, std::int64_t token) const;
+             PyObject* role, HookSites& sites, std::int64_t tensor_seq) const;
 };
 
 // The calls that are running in this thread, outermost first. `local` keeps the list as long as
@@ -228,12 +228,12 @@ bool ModuleRecorder::enter(PyObject* args, PyObject* kwargs) {
   for (const HookTensors::Item& item : found.items) {
     const std::int64_t code = of.read(item.tensor, item.site, fields.index, 0);
     if (code < 0) continue;
-    const std::int64_t token = code >> code::kTokenShift;
-    fields.inputs.push_back({token, item.site});
+    const std::int64_t tensor_seq = code >> code::kSeqShift;
+    fields.inputs.push_back({tensor_seq, item.site});
     if ((code & code::kNew) == 0) continue;
-    of.note(code, of.inner_input, token, call, of.after_gap);
+    of.note(code, of.inner_input, tensor_seq, call, of.after_gap);
     if ((code & code::kNeedsGradient) != 0) {
-      watch(of, item, call, names().grad_input, grad_input_sites, token);
+      watch(of, item, call, names().grad_input, grad_input_sites, tensor_seq);
     }
   }
   of.finish();
@@ -270,12 +270,12 @@ bool ModuleRecorder::leave(PyObject* output) {
       is_complete = is_complete && !has_plain_memory(unpack(item.tensor));
       continue;
     }
-    const std::int64_t token = code >> code::kTokenShift;
-    fields->outputs.push_back(token);
+    const std::int64_t tensor_seq = code >> code::kSeqShift;
+    fields->outputs.push_back(tensor_seq);
     if ((code & code::kNew) == 0) continue;
-    if (!of.is_deferred()) of.note(code, of.output, token, call);
+    if (!of.is_deferred()) of.note(code, of.output, tensor_seq, call);
     if ((code & code::kNeedsGradient) != 0) {
-      watch(of, item, call, names().grad_output, grad_output_sites, token);
+      watch(of, item, call, names().grad_output, grad_output_sites, tensor_seq);
     }
   }
   fields->is_complete = is_complete;
@@ -290,7 +290,7 @@ bool ModuleRecorder::leave(PyObject* output) {
 
 void ModuleRecorder::watch(const HookRecorder& of, const HookTensors::Item& item,
                            const py::object& call, PyObject* role, HookSites& sites,
-                           std::int64_t token) const {
+                           std::int64_t tensor_seq) const {
   std::int64_t site = -1;
   // Of a parameter, a leaf, or another class of tensors there is more to say.
   if (reinterpret_cast<PyObject*>(Py_TYPE(item.tensor)) == THPVariableClass &&
@@ -299,12 +299,12 @@ void ModuleRecorder::watch(const HookRecorder& of, const HookTensors::Item& item
   }
   if (site < 0) {
     of.owner().attr("_watch")(py::handle(item.tensor), call, py::handle(role), item.label,
-                              item.position, token);
+                              item.position, tensor_seq);
     return;
   }
   const py::object hook = owned(GradientObject::make(
       gradient_type(), of.observer, call, py::reinterpret_borrow<py::object>(role),
-      static_cast<long long>(site), static_cast<long long>(token)));
+      static_cast<long long>(site), static_cast<long long>(tensor_seq)));
   register_hook(item.tensor, hook);
 }
 

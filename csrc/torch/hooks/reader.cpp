@@ -17,8 +17,8 @@ namespace py = pybind11;
 namespace fastcheck {
 namespace {
 
-// The token of a tensor that could not be read; larger than any sequence number.
-constexpr std::int64_t kNoToken = std::int64_t{1} << 50;
+// The number of a tensor that could not be read; larger than any sequence number.
+constexpr std::int64_t kNoSeq = std::int64_t{1} << 50;
 
 }  // namespace
 
@@ -40,10 +40,10 @@ std::int64_t HookReader::read(py::handle object, std::int64_t index, const Ident
   }
   if (!known_[type_index(tensor)]) return code::kUnknownDevice;
   if (!has_plain_memory(tensor) || may_be_in_flight(tensor)) return code::kUnread;
-  const std::int64_t token = seen_.add(tensor, identity.seq);
-  if (token == kNoToken) return code::kUnread;
-  if (token >= 0) return token << code::kTokenShift;
-  std::int64_t found = identity.seq << code::kTokenShift | code::kNew;
+  const std::int64_t tensor_seq = seen_.add(tensor, identity.seq);
+  if (tensor_seq == kNoSeq) return code::kUnread;
+  if (tensor_seq >= 0) return tensor_seq << code::kSeqShift;
+  std::int64_t found = identity.seq << code::kSeqShift | code::kNew;
   if (tensor.requires_grad()) found |= code::kNeedsGradient;
   if (!tensor.is_cpu()) return found | elsewhere(tensor, *dtype);
   Record* const record = slot(slots_, index);

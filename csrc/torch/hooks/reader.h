@@ -28,7 +28,7 @@ constexpr std::int64_t kNeedsGradient = 8;  // its gradient will come back
 constexpr std::int64_t kNewStream = 16;     // another than that of the last tensor kElsewhere
 constexpr int kDTypeShift = 5;              // 5 bits: the dtype code of a record kElsewhere,
 constexpr int kOrderShift = 10;             // 1 bit: and its order
-constexpr int kTokenShift = 11;             // the number under which the tensor is remembered
+constexpr int kSeqShift = 11;               // the number under which the tensor is remembered
 
 constexpr std::int64_t dtype_of(std::int64_t found) { return (found >> kDTypeShift) & 31; }
 constexpr std::int64_t order_of(std::int64_t found) { return (found >> kOrderShift) & 1; }

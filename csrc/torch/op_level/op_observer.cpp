@@ -380,18 +380,18 @@ void OpObserver::look_at_input(const at::Tensor& tensor, std::int32_t argument, 
   } else if (!is_known || is_suspect) {
     // Never met, or a part of something bad, which may itself be finite.
     const std::int32_t site = site_number(frame, Role::kInput, argument);
-    Token token = record(tensor, mine, site, frame.call, 0);
-    seq = token.seq;
+    RecordRef ref = record(tensor, mine, site, frame.call, 0);
+    seq = ref.seq;
     is_part = false;
-    if (token.is_pending || token.is_bad) {
-      Fed fed = fed_by(token, known);
+    if (ref.is_pending || ref.is_bad) {
+      Fed fed = fed_by(ref, known);
       const bool is_mixed = !fed.also.empty();
-      if (token.is_bad && !is_mixed) token.seq = fed.seq;
+      if (ref.is_bad && !is_mixed) ref.seq = fed.seq;
       frame.fed.push_back(std::move(fed));
       // What a composite op calls is told before it: these ops read it themselves.
       if (is_mixed && frame.op->is_composite) return;
     }
-    provenance_.put(tensor, token);
+    provenance_.put(tensor, ref);
   } else if (frame.is_open && !is_written && tensor.is_cpu()) {
     frame.told.push_back({tensor, Provenance::version(tensor), argument, is_part});
   }
@@ -399,16 +399,16 @@ void OpObserver::look_at_input(const at::Tensor& tensor, std::int32_t argument, 
 }
 
 // Something that an op has just read, of which `known` was known before.
-Fed OpObserver::fed_by(const Token& token, const Known& known) const {
-  if (token.is_pending) {
-    return {token.seq, false, known.is_collective,
-            true,      true,  {known.suspects.begin(), known.suspects.end()}};
+Fed OpObserver::fed_by(const RecordRef& ref, const Known& known) const {
+  if (ref.is_pending) {
+    return {ref.seq, false, known.is_collective,
+            true,    true,  {known.suspects.begin(), known.suspects.end()}};
   }
   const bool is_arrival = known.bad.empty();
   // What is bad in a part began where the whole did.
-  Fed fed{is_arrival ? token.seq : known.bad.front(), is_arrival, known.is_collective};
+  Fed fed{is_arrival ? ref.seq : known.bad.front(), is_arrival, known.is_collective};
   if (known.bad.size() > 1) {
-    fed.read = token.seq;
+    fed.read = ref.seq;
     fed.also.assign(known.bad.begin() + 1, known.bad.end());
   }
   return fed;
@@ -420,10 +420,10 @@ void OpObserver::read_late(Frame& frame, Thread& mine) {
     if (Provenance::version(held.tensor) != held.version) continue;
     const Known known = provenance_.find(held.tensor);
     const std::int32_t site = site_number(frame, Role::kInput, held.argument);
-    const Token token = record(held.tensor, mine, site, frame.call, 0);
-    if (token.is_pending || token.is_bad) frame.fed.push_back(fed_by(token, known));
-    provenance_.put(held.tensor, token);
-    frame.inputs.push_back({held.argument, token.seq});
+    const RecordRef ref = record(held.tensor, mine, site, frame.call, 0);
+    if (ref.is_pending || ref.is_bad) frame.fed.push_back(fed_by(ref, known));
+    provenance_.put(held.tensor, ref);
+    frame.inputs.push_back({held.argument, ref.seq});
   }
   frame.untold.clear();
   // A number that was given as infinite explains what was made: nothing need be looked for.
@@ -436,9 +436,9 @@ void OpObserver::read_late(Frame& frame, Thread& mine) {
       continue;
     }
     const std::int32_t site = site_number(frame, Role::kInput, held.argument);
-    const Token token = record(held.tensor, mine, site, frame.call, 0);
-    frame.fed.push_back({token.seq, true, false});
-    provenance_.put(held.tensor, token);
+    const RecordRef ref = record(held.tensor, mine, site, frame.call, 0);
+    frame.fed.push_back({ref.seq, true, false});
+    provenance_.put(held.tensor, ref);
   }
 }
 
@@ -447,10 +447,10 @@ void OpObserver::read_parts(Frame& frame, Thread& mine) {
   for (const Frame::Held& held : frame.told) {
     if (!held.is_part || Provenance::version(held.tensor) != held.version) continue;
     const std::int32_t site = site_number(frame, Role::kInput, held.argument);
-    const Token token = record(held.tensor, mine, site, frame.call, 0);
+    const RecordRef ref = record(held.tensor, mine, site, frame.call, 0);
     for (Input& input : frame.inputs) {
       if (!input.is_part || input.argument != held.argument) continue;
-      input = {held.argument, token.seq, false};
+      input = {held.argument, ref.seq, false};
       break;
     }
   }

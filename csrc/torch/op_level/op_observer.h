@@ -188,7 +188,7 @@ class OpObserver {
   static bool reads_at_once(const Frame& frame, const Thread& mine, bool is_written);
   void look_at_input(const at::Tensor& tensor, std::int32_t argument, Frame& frame, Thread& mine,
                      bool is_written);
-  Fed fed_by(const Token& token, const Known& known) const;
+  Fed fed_by(const RecordRef& ref, const Known& known) const;
   void read_late(Frame& frame, Thread& mine);
   void read_parts(Frame& frame, Thread& mine);
   Reading read_anew(const at::Tensor& tensor, std::int32_t site, std::int32_t call,
@@ -201,14 +201,14 @@ class OpObserver {
   void note_output(const at::Tensor& tensor, std::int32_t index, Frame& frame, Thread& mine,
                    Incident& incident, bool is_write, std::int64_t version_before);
   // `may_wait`: an op of torch's has computed it from another tensor.
-  Token record(const at::Tensor& tensor, Thread& mine, std::int32_t site, std::int32_t call,
-               std::uint32_t flags, bool may_wait = false);
+  RecordRef record(const at::Tensor& tensor, Thread& mine, std::int32_t site, std::int32_t call,
+                   std::uint32_t flags, bool may_wait = false);
   static bool may_wait(const Frame& frame);
   void wait(Thread& mine);
   void take_waiting(Thread& mine);
   void read_waiting_before(const at::RecordFunction& fn, const Op& op, Thread& mine);
   static void launch_due(const Options& options, Due due);
-  Token record_here(const at::Tensor& tensor, Thread& mine, const Identity& identity);
+  RecordRef record_here(const at::Tensor& tensor, Thread& mine, const Identity& identity);
   bool read_into(Record& record, const at::Tensor& tensor, Thread& mine, const Identity& identity,
                  Depth depth) const;
   bool find_bad(const at::Tensor& tensor, Thread& mine, std::vector<Fed>& found) const;

@@ -28,8 +28,8 @@ bool OpObserver::is_read(const at::Tensor& tensor, Frame& frame) const {
   return false;
 }
 
-Token OpObserver::record(const at::Tensor& tensor, Thread& mine, std::int32_t site,
-                         std::int32_t call, std::uint32_t flags, bool may_wait) {
+RecordRef OpObserver::record(const at::Tensor& tensor, Thread& mine, std::int32_t site,
+                             std::int32_t call, std::uint32_t flags, bool may_wait) {
   Identity identity{next_seq_++, step_, call, site, flags};
   if (tensor.is_cpu() || copies_) return record_here(tensor, mine, identity);
   is_deferred_ = true;
@@ -42,7 +42,8 @@ Token OpObserver::record(const at::Tensor& tensor, Thread& mine, std::int32_t si
   return {identity.seq, false, true};
 }
 
-Token OpObserver::record_here(const at::Tensor& tensor, Thread& mine, const Identity& identity) {
+RecordRef OpObserver::record_here(const at::Tensor& tensor, Thread& mine,
+                                  const Identity& identity) {
   const bool is_bad = read_into(batch_.records.emplace_back(), tensor, mine, identity, depth_);
   if (is_bad) has_bad_ = true;
   return {identity.seq, is_bad};
@@ -246,9 +247,9 @@ OpObserver::Reading OpObserver::read(const at::Tensor& tensor, std::int32_t site
       if (known.suspects.empty()) return {known.seq, false, false};
       if (known.is_exact) return {known.seq, false, false, true};
     }
-    const Token token = record(tensor, mine, ~site, call, flags);
-    provenance_.put(tensor, token);
-    reading = {token.seq, token.is_bad, known.is_collective, token.is_pending};
+    const RecordRef ref = record(tensor, mine, ~site, call, flags);
+    provenance_.put(tensor, ref);
+    reading = {ref.seq, ref.is_bad, known.is_collective, ref.is_pending};
   }
   launch(mine);
   return reading;
@@ -262,9 +263,9 @@ OpObserver::Reading OpObserver::read_anew(const at::Tensor& tensor, std::int32_t
     const std::lock_guard<std::mutex> lock(mutex_);
     const Known known = provenance_.find(tensor);
     const bool is_known = known.is_whole && !known.is_unread;
-    const Token token = record(tensor, mine, ~site, call, flags);
-    if (!is_known || takes_over) provenance_.put(tensor, token);
-    reading = {token.seq, token.is_bad, known.is_collective, token.is_pending};
+    const RecordRef ref = record(tensor, mine, ~site, call, flags);
+    if (!is_known || takes_over) provenance_.put(tensor, ref);
+    reading = {ref.seq, ref.is_bad, known.is_collective, ref.is_pending};
     if (is_known) reading.source = known.bad.empty() ? known.seq : known.bad.front();
     reading.suspects.assign(known.suspects.begin(), known.suspects.end());
   }

@@ -236,16 +236,16 @@ void OpObserver::note_output(const at::Tensor& tensor, std::int32_t index, Frame
   if (frame.forward.op >= 0) {
     if (Frame* const node = mine.node()) index = node->made++;
   }
-  const Token token = record(tensor, mine, site_number(frame, Role::kOutput, index), frame.call,
-                             flags, may_wait(frame));
+  const RecordRef ref = record(tensor, mine, site_number(frame, Role::kOutput, index), frame.call,
+                               flags, may_wait(frame));
   if (is_write) {
-    provenance_.wrote(tensor, version_before, token);
+    provenance_.wrote(tensor, version_before, ref);
   } else {
-    provenance_.put(tensor, token);
+    provenance_.put(tensor, ref);
   }
   incident.infinite_scalars |= frame.scalars.largest(tensor.scalar_type());
-  incident.made.push_back(token.seq);
-  incident.is_bad.push_back(token.is_bad);
+  incident.made.push_back(ref.seq);
+  incident.is_bad.push_back(ref.is_bad);
 }
 
 }  // namespace fastcheck::op_level

@@ -45,20 +45,20 @@ Known Provenance::find(const at::Tensor& tensor, bool any_version) const {
   std::size_t met = 0;
   for (auto span = entry->spans.rbegin(); span != entry->spans.rend(); ++span) {
     if (span->end <= wanted.begin || span->begin >= wanted.end) continue;
-    const Token& token = span->token;
+    const RecordRef& ref = span->ref;
     if (met++ == 0) {
-      known.seq = token.seq;
+      known.seq = ref.seq;
       known.is_exact = span->begin == wanted.begin && span->end == wanted.end &&
                        span->geometry == wanted.geometry;
     }
-    if (token.seq < 0) {
+    if (ref.seq < 0) {
       known.is_unread = true;
-      known.is_collective = known.is_collective || token.seq == kCollective;
-    } else if ((token.is_bad || token.is_pending) &&
-               std::find(known.suspects.begin(), known.suspects.end(), token.seq) ==
+      known.is_collective = known.is_collective || ref.seq == kCollective;
+    } else if ((ref.is_bad || ref.is_pending) &&
+               std::find(known.suspects.begin(), known.suspects.end(), ref.seq) ==
                    known.suspects.end()) {
-      known.suspects.push_back(token.seq);
-      if (token.is_bad) known.bad.push_back(token.seq);
+      known.suspects.push_back(ref.seq);
+      if (ref.is_bad) known.bad.push_back(ref.seq);
     }
     const bool covers = span->begin <= wanted.begin && span->end >= wanted.end;
     if (covers && (span->geometry == 0 || span->geometry == wanted.geometry)) {
@@ -91,7 +91,7 @@ void Provenance::accept(const at::Tensor& tensor, bool is_new) {
   versions.push_back(now);
 }
 
-void Provenance::put(const at::Tensor& tensor, Token token) {
+void Provenance::put(const at::Tensor& tensor, RecordRef ref) {
   Entry& mine = entries_.at(tensor);
   const std::int64_t now = version(tensor);
   auto& versions = mine.versions;
@@ -102,11 +102,11 @@ void Provenance::put(const at::Tensor& tensor, Token token) {
     versions.push_back(now);
   }
   Span span = span_of(tensor);
-  span.token = token;
+  span.ref = ref;
   lay(mine, span);
 }
 
-void Provenance::wrote(const at::Tensor& tensor, std::int64_t version_before, Token token) {
+void Provenance::wrote(const at::Tensor& tensor, std::int64_t version_before, RecordRef ref) {
   Entry& mine = entries_.at(tensor);
   auto& versions = mine.versions;
   const auto old = std::find(versions.begin(), versions.end(), version_before);
@@ -116,9 +116,9 @@ void Provenance::wrote(const at::Tensor& tensor, std::int64_t version_before, To
     // An alias that counts by itself (x.data): the counts of the others are still right.
     accept(tensor);
   }
-  mine.written_at = token.seq;
+  mine.written_at = ref.seq;
   Span span = span_of(tensor);
-  span.token = token;
+  span.ref = ref;
   lay(mine, span);
 }
 

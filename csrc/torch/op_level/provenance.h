@@ -14,7 +14,7 @@ namespace fastcheck::op_level {
 
 // The number of a record, and whether it has non-finite components; unknown
 // while the record is on a device.
-struct Token {
+struct RecordRef {
   std::int64_t seq;
   bool is_bad;
   bool is_pending = false;
@@ -51,12 +51,12 @@ class Provenance {
   // The version that `tensor` counts is one of those that are up to date. `is_new`: no tensor that
   // was met before counts it.
   void accept(const at::Tensor& tensor, bool is_new = false);
-  // `tensor` was read: the record with this token tells what it holds now.
-  void put(const at::Tensor& tensor, Token token);
+  // `tensor` was read: this record tells what it holds now.
+  void put(const at::Tensor& tensor, RecordRef ref);
   // An op has written `tensor`, which had `version_before`: views and aliases of the same storage
   // stay known but for these bytes.
-  void wrote(const at::Tensor& tensor, std::int64_t version_before, Token token);
-  // The token of the last write to this storage that was seen; -1: none was.
+  void wrote(const at::Tensor& tensor, std::int64_t version_before, RecordRef ref);
+  // The number of the last write to this storage that was seen; -1: none was.
   std::int64_t written_at(const at::Tensor& tensor) const;
   // Whether anything is known of this storage.
   bool knows(const at::Tensor& tensor) const { return entries_.find(tensor) != nullptr; }
@@ -66,10 +66,10 @@ class Provenance {
   void settle(std::int64_t stop, const Visit& visit) {
     entries_.each([&](Entry& entry) {
       for (Span& span : entry.spans) {
-        Token& token = span.token;
-        if (!token.is_pending || token.seq >= stop) continue;
-        const std::optional<std::int64_t> source = visit(token.seq);
-        token = {source.value_or(token.seq), source.has_value(), false};
+        RecordRef& ref = span.ref;
+        if (!ref.is_pending || ref.seq >= stop) continue;
+        const std::optional<std::int64_t> source = visit(ref.seq);
+        ref = {source.value_or(ref.seq), source.has_value(), false};
       }
     });
   }
@@ -83,7 +83,7 @@ class Provenance {
   struct Span {
     std::int64_t begin, end;  // bytes of the storage, from the first to the last element
     std::int64_t geometry;    // of a tensor that leaves bytes out between; 0: it does not
-    Token token;
+    RecordRef ref;
   };
   struct Entry {
     // Tensors over one storage may count their versions apart (x.data, unsafe_chunk): the counts

@@ -14,7 +14,7 @@ std::size_t SeenTensors::Hash::operator()(const Key& key) const {
   return c10::get_hash(key.storage, key.offset, key.numel, key.version, key.kind);
 }
 
-std::int64_t SeenTensors::add(const at::Tensor& tensor, std::int64_t token) {
+std::int64_t SeenTensors::add(const at::Tensor& tensor, std::int64_t seq) {
   if (!tensor.has_storage() || tensor.is_inference()) return -1;
   const c10::Storage& storage = tensor.storage();
   Key key{storage.unsafeGetStorageImpl(),
@@ -28,10 +28,10 @@ std::int64_t SeenTensors::add(const at::Tensor& tensor, std::int64_t token) {
     key.geometry.assign(tensor.sizes().begin(), tensor.sizes().end());
     key.geometry.insert(key.geometry.end(), tensor.strides().begin(), tensor.strides().end());
   }
-  const auto [found, is_new] = seen_.try_emplace(std::move(key), token);
+  const auto [found, is_new] = seen_.try_emplace(std::move(key), seq);
   // Not before it is known to be new: a reference is counted atomically.
   if (is_new) found->second.storage = storage.getWeakStorageImpl();
-  return is_new ? -1 : found->second.token;
+  return is_new ? -1 : found->second.seq;
 }
 
 }  // namespace fastcheck

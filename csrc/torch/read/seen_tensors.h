@@ -16,9 +16,9 @@ namespace fastcheck {
 // The interpreter's lock guards it, and the session's.
 class SeenTensors {
  public:
-  // -1 when the tensor is new, which remembers it under `token`; else the token it was first seen
+  // -1 when the tensor is new, which remembers it under `seq`; else the seq that it was first seen
   // with. A tensor without a version counter (inference mode) is always new and never remembered.
-  std::int64_t add(const at::Tensor& tensor, std::int64_t token);
+  std::int64_t add(const at::Tensor& tensor, std::int64_t seq);
   void clear() { seen_.clear(); }
   std::size_t size() const { return seen_.size(); }
 
@@ -36,8 +36,8 @@ class SeenTensors {
     std::size_t operator()(const Key& key) const;
   };
   struct Entry {
-    explicit Entry(std::int64_t token) : token(token) {}
-    std::int64_t token;
+    explicit Entry(std::int64_t seq) : seq(seq) {}
+    std::int64_t seq;
     c10::weak_intrusive_ptr<c10::StorageImpl> storage{c10::intrusive_ptr<c10::StorageImpl>()};
   };
 

@@ -18,7 +18,7 @@ from fastcheck.monitor.monitor import Monitor
 from fastcheck.monitor.session.options import Training
 from fastcheck.monitor.session.session import Session
 from fastcheck.utils.torch.rank import group_size
-from fastcheck.utils.torch.sharding import Part
+from fastcheck.utils.torch.sharding import LocalShard
 
 from .seals import CheckpointSeals
 from .wrapping import replace, wrap_step
@@ -133,13 +133,13 @@ def _shards(state: Any) -> Iterator[Any]:
         yield state
 
 
-def _part(shard: Any) -> Union[torch.Tensor, Part]:
+def _part(shard: Any) -> Union[torch.Tensor, LocalShard]:
     """``shard.data``, or where it lies in the whole tensor, which the ranks hold together."""
     shape = tuple(shard.global_shape)
     if shape == tuple(shard.local_shape):
         return shard.data  # type: ignore[no-any-return]  # a tensor: _shards() asks
     sizes = (1,) * shard.prepend_axis_num + tuple(shard.local_shape)
-    return Part(shard.data, tuple(shard.global_offset), sizes, math.prod(shape))
+    return LocalShard(shard.data, tuple(shard.global_offset), sizes, math.prod(shape))
 
 
 def _main_gradients(chunks: Sequence[torch.nn.Module]) -> GradientParts:

@@ -75,7 +75,7 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has i
         return self._run(func, args, kwargs)
 
 
-class _Local(threading.local):
+class _CurrentApi(threading.local):
     def __init__(self) -> None:
         self.current = ("", -1)
         self.counts: Counter[str] = Counter()
@@ -91,7 +91,7 @@ class ApiCalls(TorchFunctionMode):
 
     def __init__(self, set_api: Optional[Callable[[int], None]] = None) -> None:
         super().__init__()
-        self._local = _Local()
+        self._local = _CurrentApi()
         self._set_api = set_api
         self._is_open = True
 
@@ -117,7 +117,7 @@ class ApiCalls(TorchFunctionMode):
 
     def reset(self) -> None:
         """Calls are numbered from 0 again, in all threads."""
-        self._local = _Local()
+        self._local = _CurrentApi()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

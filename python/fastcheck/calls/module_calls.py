@@ -1,8 +1,8 @@
 """The module calls of a step, and which call read or made each tensor.
 
-A *token* is the sequence number of the record in which a tensor was first read; it names that
-tensor for the rest of the step. Calls hold tokens and numbers only, never tensors or modules, so
-that nothing is kept alive.
+The *seq* of a tensor is the sequence number of the record in which it was first read, and names the
+tensor for the rest of the step. Calls hold such numbers, never tensors or modules, so that nothing
+is kept alive.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class ModuleNode:
 
 
 class Call:
-    """One call of one module: the tokens of its inputs and outputs, and its parent call."""
+    """One call of one module: the seqs of its inputs and outputs, and its parent call."""
 
     __slots__ = (
         "depth",
@@ -186,16 +186,16 @@ class Call:
         self.inputs: list[int] = []
         self.input_sites: list[int] = []
         self.outputs: list[int] = []
-        # Set where the call runs compiled: the sites and tokens of the tensors whose gradients will
+        # Set where the call runs compiled: the sites and seqs of the tensors whose gradients will
         # come, by role and label.
         self.watched: Optional[dict[tuple[str, str], tuple[int, int]]] = None
 
-    def add_input(self, token: int, site: int) -> None:
-        self.inputs.append(token)
+    def add_input(self, seq: int, site: int) -> None:
+        self.inputs.append(seq)
         self.input_sites.append(site)
 
-    def add_output(self, token: int) -> None:
-        self.outputs.append(token)
+    def add_output(self, seq: int) -> None:
+        self.outputs.append(seq)
 
 
 # The extension's twins of the two (csrc/torch/hooks/call.h), which its recorder fills in too.
@@ -226,21 +226,21 @@ class CallLog:
         while len(self._calls) > length:
             self._calls.pop()
 
-    def consumers(self, token: int) -> list[Call]:
+    def consumers(self, seq: int) -> list[Call]:
         """The calls that read the tensor and did not return it, outermost first."""
         found = [
             call
             for call in list(self._calls)
-            if token in call.inputs and token not in call.outputs and not call.is_recompute
+            if seq in call.inputs and seq not in call.outputs and not call.is_recompute
         ]
         return sorted(found, key=lambda call: call.depth)
 
-    def producer(self, token: int) -> Optional[Call]:
+    def producer(self, seq: int) -> Optional[Call]:
         """The innermost call that returned the tensor and did not read it."""
         found = [
             call
             for call in list(self._calls)
-            if token in call.outputs and token not in call.inputs and not call.is_recompute
+            if seq in call.outputs and seq not in call.inputs and not call.is_recompute
         ]
         return max(found, key=lambda call: call.depth, default=None)
 

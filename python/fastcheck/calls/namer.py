@@ -67,7 +67,7 @@ class NamedCall(NamedTuple):
     is_recompute: bool
 
 
-class _Local(threading.local):
+class _CurrentSequence(threading.local):
     sequence = -1
     is_first = False
 
@@ -84,7 +84,7 @@ class CallNamer:
             direction: Counter() for direction in ("forward", "backward", "optimizer")
         }
         self._forwards: dict[int, Forward] = {}
-        self._local = _Local()
+        self._local = _CurrentSequence()
         # Nodes that exist already belong to calls before the block.
         self._oldest = self._local.sequence = _next_sequence() - 1
         self._local.is_first = True

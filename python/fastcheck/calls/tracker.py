@@ -104,13 +104,13 @@ class Running:
         self.is_within = True
 
 
-class _Local(threading.local):
+class _ThreadStack(threading.local):
     def __init__(self) -> None:
         self.stack: list[Running] = []
         self.optimizers = 0
 
 
-class Listener:
+class CallListener:
     """Callbacks of the tracker, called with the session's lock held."""
 
     def met_root(self, nodes: Sequence[ModuleNode]) -> None:
@@ -149,13 +149,13 @@ class ModuleTracker:
         self,
         session: TrackerOwner,
         models: Sequence[torch.nn.Module],
-        listeners: Sequence[Listener],
+        listeners: Sequence[CallListener],
         on_modules: Callable[[Sequence[str]], None],
     ) -> None:
         self._session = session
         self._listeners = listeners
         self._on_modules = on_modules
-        self._local = _Local()
+        self._local = _ThreadStack()
         self._known: dict[int, tuple[torch.nn.Module, ModuleNode]] = {}
         self._roots = 0
         self._given = models

@@ -23,7 +23,7 @@ from fastcheck.utils.text.layout import Part, Section, Table, paint, wants_color
 from .console import print_json, show_sections
 
 if TYPE_CHECKING:
-    from fastcheck.selftest import Outcome
+    from fastcheck.selftest import CheckResult
 
 _WIDTH = 88
 _ISA_VARIABLE = "FASTCHECK_CPU_ISA"
@@ -57,7 +57,7 @@ exit codes:
 
 
 @dataclass
-class Findings:
+class DoctorReport:
     """The findings of doctor; ``problems`` are what keeps fastcheck from working at full speed or
     at all.
     """
@@ -68,7 +68,7 @@ class Findings:
     cpu_kernel: str | None = None
     cpu_kernel_reason: str = ""
     device: dict[str, str] = field(default_factory=dict)
-    checks: list[Outcome] = field(default_factory=list)
+    checks: list[CheckResult] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
 
@@ -111,9 +111,9 @@ def run(options: argparse.Namespace) -> int:
     return 1 if found.problems else 0
 
 
-def diagnose() -> Findings:
+def diagnose() -> DoctorReport:
     """Looks at everything; what fails becomes a problem, never an exception."""
-    found = Findings()
+    found = DoctorReport()
     found.versions["fastcheck"] = __version__
     found.versions["python"] = f"{platform.python_version()} ({platform.python_implementation()})"
     found.versions["platform"] = f"{platform.system()} {platform.machine()}"
@@ -126,7 +126,7 @@ def diagnose() -> Findings:
     return found
 
 
-def _module(name: str, found: Findings) -> Any:
+def _module(name: str, found: DoctorReport) -> Any:
     try:
         module = importlib.import_module(name)
     except Exception as error:  # a broken install raises all sorts of things
@@ -150,7 +150,7 @@ def _tools() -> str:
     return ", ".join(found)
 
 
-def _build(found: Findings) -> None:
+def _build(found: DoctorReport) -> None:
     found.versions["wheel"] = _wheel(kernel_status.label)
     found.versions["kernels"] = kernel_status.text
     found.versions["extension"] = status.text
@@ -184,7 +184,7 @@ def _has_cuda() -> bool:
     return (kernel_status.accelerator or "").lower().startswith("cuda")
 
 
-def _kernels(found: Findings) -> None:
+def _kernels(found: DoctorReport) -> None:
     kernels: Any = kernel_status.module
     if kernels is None:
         return
@@ -204,7 +204,7 @@ def _kernels(found: Findings) -> None:
         )
 
 
-def _backends(torch: Any, found: Findings) -> None:
+def _backends(torch: Any, found: DoctorReport) -> None:
     usable = kernel_status.module is not None
     reason = "compiled kernels" if usable else "no compiled kernels: portable reads the CPU"
     found.backends.append(("cpu", usable, reason))
@@ -243,7 +243,7 @@ def _counted(devices: int, kind: str = "device") -> str:
     return f"{devices} {kind}{'s' if devices != 1 else ''}"
 
 
-def _triton(found: Findings) -> tuple[str, bool, str]:
+def _triton(found: DoctorReport) -> tuple[str, bool, str]:
     from fastcheck.backends.triton import backend as triton
 
     try:
@@ -261,7 +261,7 @@ def _cuda_devices(torch: Any) -> int:
         return 0
 
 
-def _checks(device: Any, found: Findings, color: bool) -> Iterator[Section]:
+def _checks(device: Any, found: DoctorReport, color: bool) -> Iterator[Section]:
     """The device, and each check of it as it is done. One that failed is a problem."""
     from fastcheck.selftest import FAILED, PASSED, run_checks
 
@@ -306,7 +306,7 @@ def _pairs(entries: dict[str, str]) -> list[str]:
     return [f"{name:<{widest}}  {value}" for name, value in entries.items()]
 
 
-def _sections(found: Findings) -> list[Section]:
+def _sections(found: DoctorReport) -> list[Section]:
     rows = [[name, "usable" if usable else "no", reason] for name, usable, reason in found.backends]
     blocks = [
         Section("versions", _pairs(found.versions)),
@@ -325,7 +325,7 @@ def _sections(found: Findings) -> list[Section]:
     return blocks
 
 
-def _result(found: Findings, color: bool) -> Section:
+def _result(found: DoctorReport, color: bool) -> Section:
     if not found.problems:
         return Section("result", [paint("fastcheck can be used here.", "green", color)])
     lines = [line for text in found.problems for line in wrap(text, _WIDTH - 10, "- ", "  ")]
@@ -336,7 +336,7 @@ def _three_columns(rows: list[list[str]]) -> Table:
     return Table(["name", "state", "why"], rows, left=3, width=200)
 
 
-def _document(found: Findings) -> dict[str, Any]:
+def _document(found: DoctorReport) -> dict[str, Any]:
     def listed(entries: list[tuple[str, bool, str]]) -> list[dict[str, Any]]:
         return [
             {"name": name, "usable": usable, "reason": reason} for name, usable, reason in entries

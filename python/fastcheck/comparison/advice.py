@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .measure import State
+from .measure import PairState
 from .origin import Cause, Origin
 from .questions import Answer, Questions
 from .tally import COMPUTED, Tally
@@ -82,7 +82,7 @@ def _of_origin(questions: Questions, origin: Origin) -> Iterator[str]:
             + (f", and what is computed after it differs by up to {after}" if after else "")
             + f". {_ELEMENTS}"
         )
-    elif first.key != origin.key or origin.row.state not in (State.REORDERED, State.CLOSE):
+    elif first.key != origin.key or origin.row.state not in (PairState.REORDERED, PairState.CLOSE):
         return
     elif origin.is_beyond:
         yield (

@@ -38,7 +38,7 @@ from fastcheck.utils.text.numbers import format_shape, format_steps
 from .advice import advice_of
 from .block import Kind, Phase, Source
 from .layout import Layout, find_layout
-from .measure import State
+from .measure import PairState
 from .names import Name, Renaming
 from .nested_diff import (
     Setting,
@@ -50,7 +50,7 @@ from .questions import ACCEPTABLE, Answer, Questions
 from .render import render_comparison
 from .result import Result
 from .row import COLUMNS, Row
-from .run import Runner, differing_names
+from .run import BlockComparison, differing_names
 from .split import find_split
 from .tally import COMPUTED, Found, Tally
 
@@ -332,7 +332,9 @@ def compare(
     if html is not None:
         _check_place("page", os.fspath(html), actual, reference)
     try:
-        runner = Runner(*sides, renaming, limits, accepted, None if rows is None else rows.write)
+        runner = BlockComparison(
+            *sides, renaming, limits, accepted, None if rows is None else rows.write
+        )
         runner.tally.keeps_unchanged = pairing.is_shifted
         if not pairing.is_shifted and pairing.places:
             runner.split = find_split(*sides, pairing.starts, renaming)
@@ -580,11 +582,13 @@ def _unsteady(
             expected=format_steps(sorted({step for _, step, _ in pairing.places})),
             got=format_steps(sorted({step for step, _ in there})),
         )
-    runner = Runner(again, reference, Renaming({}), limits, frozenset())
+    runner = BlockComparison(again, reference, Renaming({}), limits, frozenset())
     return differing_names(runner, places)
 
 
-def _compare_blocks(runner: Runner, pairing: Pairing, progress: Optional[Progress]) -> None:
+def _compare_blocks(
+    runner: BlockComparison, pairing: Pairing, progress: Optional[Progress]
+) -> None:
     for done, (mine, other, rank) in enumerate(pairing.places):
         if progress is not None:
             progress(done, len(pairing.places))
@@ -593,20 +597,20 @@ def _compare_blocks(runner: Runner, pairing: Pairing, progress: Optional[Progres
         progress(len(pairing.places), len(pairing.places))
 
 
-def _check_common(runner: Runner, sides: tuple[Source, Source]) -> None:
+def _check_common(runner: BlockComparison, sides: tuple[Source, Source]) -> None:
     if sides[0].kind.family in (Kind.ENVIRONMENT.value, Kind.INVENTORY.value):
         return
     pairs = sum(
         counts[state]
         for counts in runner.tally.states.values()
-        for state in State
-        if state not in (State.ONLY_ACTUAL, State.ONLY_REFERENCE)
+        for state in PairState
+        if state not in (PairState.ONLY_ACTUAL, PairState.ONLY_REFERENCE)
     )
     if pairs:
         return
-    ours = [one.name for one in runner.tally.missing.values() if one.state is State.ONLY_ACTUAL]
+    ours = [one.name for one in runner.tally.missing.values() if one.state is PairState.ONLY_ACTUAL]
     theirs = [
-        one.name for one in runner.tally.missing.values() if one.state is State.ONLY_REFERENCE
+        one.name for one in runner.tally.missing.values() if one.state is PairState.ONLY_REFERENCE
     ]
     names = (
         f"{', '.join(ours[:3])}, ... in actual and {', '.join(theirs[:3])}, ... in reference"
@@ -639,7 +643,10 @@ def _overall_verdict(
     if given & {"no", "partly"} or first is not None:
         return "different"
     all_same = all(
-        state is State.SAME for counts in tally.states.values() for state, n in counts.items() if n
+        state is PairState.SAME
+        for counts in tally.states.values()
+        for state, n in counts.items()
+        if n
     )
     settled = not any(settings.values()) and not tally.missing
     return "identical" if all_same and settled else "equal"

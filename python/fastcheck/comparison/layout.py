@@ -161,7 +161,7 @@ def _sizes(block: Block, names: NameTable, roles: tuple[str, ...]) -> dict[int, 
     }
 
 
-class _Held(NamedTuple):
+class _RankParameters(NamedTuple):
     """The parameters of a rank: the numbers of the layers below each path that has numbered ones,
     and the names of the others.
     """
@@ -171,7 +171,7 @@ class _Held(NamedTuple):
 
 
 def _stages(
-    own: Mapping[int, _Held],
+    own: Mapping[int, _RankParameters],
     most: Mapping[str, int],
     coordinates: Mapping[int, Mapping[str, Any]],
 ) -> tuple[dict[int, int], dict[int, tuple[str, int]]]:
@@ -202,7 +202,7 @@ def _stages(
     return {}, {}
 
 
-def _held(names: NameTable, block: Block) -> _Held:
+def _held(names: NameTable, block: Block) -> _RankParameters:
     layers: dict[str, set[int]] = defaultdict(set)
     others = set()
     for number in np.unique(block.names).tolist():
@@ -213,10 +213,10 @@ def _held(names: NameTable, block: Block) -> _Held:
                 others.add(path)
             else:
                 layers[match.group(1)].add(int(match.group(2)))
-    return _Held(layers, frozenset(others))
+    return _RankParameters(layers, frozenset(others))
 
 
-def _most(held: Iterable[_Held]) -> dict[str, int]:
+def _most(held: Iterable[_RankParameters]) -> dict[str, int]:
     """The number of layers below each path, if each rank has others."""
     found: dict[str, int] = defaultdict(int)
     for one in held:
@@ -250,7 +250,7 @@ class _Piece(NamedTuple):
 _Pieces = dict[tuple[int, int], list[_Piece]]
 
 
-class Gathered(NamedTuple):
+class GatheredBlocks(NamedTuple):
     """Both blocks. ``sums``: numbers of the names of which each rank of one side has a part of a
     sum. ``merged``: how many are compared by the sums of records. ``absent``: how many activations
     one layout does not have. ``notes``: on the order of parts.
@@ -266,7 +266,7 @@ class Gathered(NamedTuple):
 
 def gather(
     layout: Layout, ours: Sequence[Block], theirs: Sequence[Block], names: NameTable
-) -> Gathered:
+) -> GatheredBlocks:
     """Puts the tensors of all ranks of each side together, as the other side has them."""
     sides = [
         _pieces(blocks, names, stages) for blocks, stages in zip((ours, theirs), layout.stages)
@@ -312,7 +312,7 @@ def gather(
             own.append(whole)
     blocks = [_block(side[0], own) for side, own in zip((ours, theirs), found)]
     count = sum(one.is_merged or other.is_merged for one, other in zip(*found))
-    return Gathered(blocks[0], blocks[1], frozenset(sums), count, absent, notes)
+    return GatheredBlocks(blocks[0], blocks[1], frozenset(sums), count, absent, notes)
 
 
 def _pieces(blocks: Sequence[Block], names: NameTable, stages: Mapping[int, int]) -> _Pieces:

@@ -20,7 +20,7 @@ _ORDER_ONLY = 1e-6
 _TINY = np.finfo(np.float64).tiny
 
 
-class State(enum.IntEnum):
+class PairState(enum.IntEnum):
     """The outcome for a pair, or of a tensor without a partner."""
 
     SAME = 0  #: equal to the bit
@@ -97,7 +97,7 @@ def _measure(
     formats: np.ndarray,
 ) -> Measured:
     count = len(left)
-    states = np.full(count, State.CLOSE, np.uint8)
+    states = np.full(count, PairState.CLOSE, np.uint8)
     reasons = np.zeros(count, np.uint8)
     errors = np.zeros(count)
     allowed = np.array([threshold.error for threshold in thresholds])[formats]
@@ -109,9 +109,9 @@ def _measure(
         part = np.where(np.isnan(part), 0.0, part)
         beyond = part > limit
         np.maximum(errors, part, out=errors)
-        fresh = beyond & (states != State.DIFFERENT)
+        fresh = beyond & (states != PairState.DIFFERENT)
         reasons[fresh] = code
-        states[beyond] = State.DIFFERENT
+        states[beyond] = PairState.DIFFERENT
 
     never = np.zeros(count)
     numel = (left["numel"] != right["numel"]).astype(float)
@@ -135,8 +135,8 @@ def _measure(
         off = np.where(mine == other, 0.0, _ratio(np.abs(mine - other), extent))
         # An extreme alone is one element: it makes no error of the whole, only a verdict.
         beyond = has_stats & (off > largest)
-        reasons[beyond & (states != State.DIFFERENT)] = code
-        states[beyond] = State.DIFFERENT
+        reasons[beyond & (states != PairState.DIFFERENT)] = code
+        states[beyond] = PairState.DIFFERENT
     counts = np.zeros(count)
     for field in FINITE_COUNTS:
         apart = np.abs(left[field] - right[field]) / components
@@ -151,8 +151,8 @@ def _measure(
     note(ELEMENTS, np.where(off & (errors == 0), np.finfo(np.float64).tiny, 0.0), allowed)
 
     reordered = _is_reordered(left, right, low, ref_low, high, ref_high)
-    reordered &= states == State.CLOSE
-    states[reordered] = State.REORDERED
+    reordered &= states == PairState.CLOSE
+    states[reordered] = PairState.REORDERED
     reasons[reordered] = ORDER
     return Measured(states, errors, reasons)
 

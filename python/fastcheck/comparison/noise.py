@@ -16,7 +16,7 @@ from typing import Any, Optional
 import numpy as np
 
 from fastcheck.comparison.block import Phase, Source
-from fastcheck.comparison.measure import CANCELLED, DRIFTED, MEASURED, PART, State
+from fastcheck.comparison.measure import CANCELLED, DRIFTED, MEASURED, PART, PairState
 from fastcheck.comparison.names import Name, NameTable
 from fastcheck.record.statistics import extreme_values
 from fastcheck.statistics.thresholds import rounding_unit
@@ -289,11 +289,11 @@ def excuse_parts(pairs: Measures) -> int:
     these are two things.
     """
     count = 0
-    differing = (pairs.states == State.DIFFERENT) & np.isin(pairs.reasons, MEASURED)
+    differing = (pairs.states == PairState.DIFFERENT) & np.isin(pairs.reasons, MEASURED)
     for index in np.flatnonzero(differing).tolist():
         name = pairs.name(index)
         if name.role == "grad_input" and not name.op:
-            pairs.states[index], pairs.errors[index] = State.CLOSE, 0.0
+            pairs.states[index], pairs.errors[index] = PairState.CLOSE, 0.0
             pairs.reasons[index] = PART
             count += 1
     return count
@@ -309,9 +309,9 @@ def excuse_small(step: int, pairs: Measures, drift: Drift) -> list[str]:
     found = []
     for index in gradients:
         allowed = min(rounding_unit(int(pairs.formats[index])), _SMALL) * largest
-        differs = pairs.states[index] == State.DIFFERENT and pairs.reasons[index] in MEASURED
+        differs = pairs.states[index] == PairState.DIFFERENT and pairs.reasons[index] in MEASURED
         if differs and norms[index] <= allowed:
-            pairs.states[index], pairs.reasons[index] = State.CLOSE, CANCELLED
+            pairs.states[index], pairs.reasons[index] = PairState.CLOSE, CANCELLED
             pairs.errors[index] = norms[index] / largest
             drift.follow(step, pairs.name(index), True)
             found.append(str(pairs.name(index)))
@@ -320,14 +320,14 @@ def excuse_small(step: int, pairs: Measures, drift: Drift) -> list[str]:
 
 def excuse(step: int, pairs: Measures, drift: Drift, computed: Sequence[Phase]) -> list[str]:
     """Sets pairs that noise explains to CLOSE; the names of gradients whose terms cancel."""
-    suspects = (pairs.states == State.DIFFERENT) & np.isin(pairs.reasons, MEASURED)
+    suspects = (pairs.states == PairState.DIFFERENT) & np.isin(pairs.reasons, MEASURED)
     suspects &= np.isin(pairs.phases, computed)
     followed = suspects | _gradients_to_follow(pairs, drift)
     inexact = np.flatnonzero(followed)
     if not len(inexact):
         return []
     names = [pairs.table[number] for number in pairs.numbers.tolist()] if suspects.any() else []
-    settled = np.where(pairs.states == State.DIFFERENT, 0.0, pairs.errors)
+    settled = np.where(pairs.states == PairState.DIFFERENT, 0.0, pairs.errors)
     cancelled = Cancellation(names, pairs.left, pairs.right, pairs.formats, settled)
     found = []
     # Parameters first: they are read at the end of a step, and are what its forward used.
@@ -343,18 +343,18 @@ def excuse(step: int, pairs: Measures, drift: Drift, computed: Sequence[Phase]) 
             if error is None and drift.explains(step, name, numel, apart, raw):
                 error = 0.0
             if error is not None:
-                pairs.states[index], pairs.errors[index] = State.CLOSE, error
+                pairs.states[index], pairs.errors[index] = PairState.CLOSE, error
                 pairs.reasons[index] = CANCELLED if is_noise else DRIFTED
             if is_noise:
                 found.append(str(name))
-        if name.role == "param_grad" and pairs.states[index] != State.DIFFERENT:
+        if name.role == "param_grad" and pairs.states[index] != PairState.DIFFERENT:
             drift.follow(step, name, is_noise)
     return found
 
 
 def _gradients_to_follow(pairs: Measures, drift: Drift) -> np.ndarray:
     """A boolean array: the gradients with other last bits of which the optimizer may make more."""
-    found: np.ndarray = pairs.states != State.SAME
+    found: np.ndarray = pairs.states != PairState.SAME
     if not drift.normalises:
         return np.zeros(len(found), bool)
     numbers = np.unique(pairs.numbers[found]).tolist()

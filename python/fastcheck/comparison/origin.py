@@ -17,7 +17,7 @@ from fastcheck.record.format import DTYPES
 from fastcheck.statistics.thresholds import THRESHOLDS, rounding_unit
 
 from .block import Phase
-from .measure import State
+from .measure import PairState
 from .row import Row
 
 #: Fewer elements may cancel to nearly nothing, and have no digits of their own.
@@ -76,7 +76,9 @@ class Origin:
     def is_level(self) -> bool:
         """Whether what was computed after it stays at the level of rounding."""
         worst = self.worst
-        return worst is None or (worst.state is not State.DIFFERENT and worst.error <= self.limit)
+        return worst is None or (
+            worst.state is not PairState.DIFFERENT and worst.error <= self.limit
+        )
 
     @property
     def is_beyond(self) -> bool:
@@ -87,15 +89,15 @@ class Origin:
 
 
 def _rank(row: Row) -> tuple[bool, float]:
-    return row.state is State.DIFFERENT, row.error
+    return row.state is PairState.DIFFERENT, row.error
 
 
-def is_permuted(left: np.void, right: np.void, state: State, code: int) -> bool:
+def is_permuted(left: np.void, right: np.void, state: PairState, code: int) -> bool:
     """Whether the sums prove that a tensor with another checksum has the same elements: one other
     last bit of a coarse dtype is more than the order of summation makes.
     """
     unit = rounding_unit(code)
-    if state is not State.REORDERED or unit / max(int(right["numel"]), 1) < 8 * _SUMMED:
+    if state is not PairState.REORDERED or unit / max(int(right["numel"]), 1) < 8 * _SUMMED:
         return False
     apart = [
         abs(float(left[field]) - float(right[field])) / max(float(right[field]), 1e-300)

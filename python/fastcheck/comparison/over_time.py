@@ -126,7 +126,7 @@ def _keys(name: str) -> Iterator[Any]:
         yield int(part) if part.isdigit() else part
 
 
-class Loss(NamedTuple):
+class LossPair(NamedTuple):
     """The losses of one step. ``error``: their difference relative to the reference."""
 
     step: int
@@ -151,12 +151,12 @@ def loss_of(record: np.void) -> Optional[float]:
     return float(record["sum"])
 
 
-def drift_start(losses: Iterable[Loss], allowed: float) -> Optional[int]:
+def drift_start(losses: Iterable[LossPair], allowed: float) -> Optional[int]:
     """The first step whose losses differ by more; None where none does."""
     return next((loss.step for loss in losses if loss.error > allowed), None)
 
 
-def shown_losses(losses: list[Loss], start: Optional[int]) -> list[Loss]:
+def shown_losses(losses: list[LossPair], start: Optional[int]) -> list[LossPair]:
     """The losses to show, at most a dozen: the first that differs, where the drift starts, and a
     regular rest.
     """

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Optional
 
 from .block import Kind, Phase
-from .measure import State
+from .measure import PairState
 from .nested_diff import Setting
 from .origin import Cause, Origin
 from .tally import COMPUTED, Found, Missing, Tally
@@ -115,7 +115,7 @@ class Questions:
             and "order" not in self._accept
             and (different is None or inexact.key < different.key)
             and origin.cause is not Cause.ROUNDING
-            and (inexact.row.state is State.REORDERED or origin.is_beyond)
+            and (inexact.row.state is PairState.REORDERED or origin.is_beyond)
         ):
             # Until here the runs were equal to the bit, and their machines compute alike.
             return inexact
@@ -188,10 +188,10 @@ class Questions:
 
     def _agrees(self, phase: Phase, label: str, first: Optional[Found] = None) -> Answer:
         counts = self._tally.states[phase]
-        compared = counts[State.SAME] + counts[State.CLOSE] + counts[State.REORDERED]
+        compared = counts[PairState.SAME] + counts[PairState.CLOSE] + counts[PairState.REORDERED]
         missing = self._missing.get(phase, [])
-        unreadable = counts[State.UNREADABLE]
-        if not compared and not missing and not unreadable and not counts[State.DIFFERENT]:
+        unreadable = counts[PairState.UNREADABLE]
+        if not compared and not missing and not unreadable and not counts[PairState.DIFFERENT]:
             why = "nothing of it is in both sides"
             if self._is_split and phase is Phase.FORWARD:
                 why = "it follows the split of the batch: not compared"
@@ -200,8 +200,8 @@ class Questions:
         if (missing or unreadable) and "missing" not in self._accept:
             parts = [text] if text and compared else []
             for state, side in (
-                (State.ONLY_ACTUAL, "actual"),
-                (State.ONLY_REFERENCE, "reference"),
+                (PairState.ONLY_ACTUAL, "actual"),
+                (PairState.ONLY_REFERENCE, "reference"),
             ):
                 count = sum(one.count for one in missing if one.state is state)
                 if count:
@@ -215,7 +215,7 @@ class Questions:
         counts = self._tally.states[phase]
         inexact = self._tally.inexact.get(phase)
         if inexact is None:
-            known = counts[State.CLOSE] == 0
+            known = counts[PairState.CLOSE] == 0
             return "to the bit" if known else "as far as the statistics tell"
         worst = self._tally.worst.get(phase)
         error = 0.0 if worst is None else worst.row.error
@@ -233,8 +233,10 @@ class Questions:
 
     def _how_many(self, phase: Phase) -> str:
         counts = self._tally.states[phase]
-        different = counts[State.DIFFERENT]
+        different = counts[PairState.DIFFERENT]
         if self._exact or not different:
-            different += counts[State.REORDERED] + (counts[State.CLOSE] if self._exact else 0)
-        total = sum(counts[state] for state in State if state <= State.DIFFERENT)
+            different += counts[PairState.REORDERED] + (
+                counts[PairState.CLOSE] if self._exact else 0
+            )
+        total = sum(counts[state] for state in PairState if state <= PairState.DIFFERENT)
         return f"{different:,} of {total:,} tensors differ"

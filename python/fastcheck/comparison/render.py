@@ -10,7 +10,7 @@ from fastcheck.utils.text.layout import Part, Section, Table, paint, plain_text,
 from fastcheck.utils.text.numbers import format_number, format_shape, format_steps
 
 from .block import Kind
-from .measure import ELEMENTS, REASONS, State
+from .measure import ELEMENTS, REASONS, PairState
 from .row import Row
 from .tally import Found
 
@@ -157,7 +157,7 @@ def _first(comparison: Result, found: Found) -> list[Part]:
         before = _format_error(found.error_before)
         text = f"before it in this step the largest error is {before}"
     reason = row.why or "not equal to the bit"
-    if row.state is not State.REORDERED:
+    if row.state is not PairState.REORDERED:
         reason += f": error {_format_error(row.error)}"
     lines += wrap(f"{reason}; {text}.", _BODY)
     lines.append("")
@@ -276,7 +276,7 @@ def _growth(comparison: Result, found: Found, ascii_only: bool) -> list[Part]:
 
 
 def _state(row: Row) -> str:
-    if row.state is State.SAME:
+    if row.state is PairState.SAME:
         return "0"
     return _format_error(row.error) if row.error else "0 (not to the bit)"
 
@@ -305,7 +305,7 @@ def _losses(comparison: Result) -> list[Part]:
 
 def _missing(comparison: Result) -> list[str]:
     lines = []
-    for state, side in ((State.ONLY_ACTUAL, "actual"), (State.ONLY_REFERENCE, "reference")):
+    for state, side in ((PairState.ONLY_ACTUAL, "actual"), (PairState.ONLY_REFERENCE, "reference")):
         found = [one for one in comparison.missing if one.state is state]
         if not found:
             continue

@@ -10,14 +10,14 @@ from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
-from fastcheck.comparison.over_time import Loss
+from fastcheck.comparison.over_time import LossPair
 from fastcheck.utils.text.numbers import to_json
 
 from .block import Block
-from .measure import State
+from .measure import PairState
 from .questions import Answer
 from .row import Row
-from .tally import Found, Growth, Missing
+from .tally import Found, Missing, StepError
 
 
 class Compared(NamedTuple):
@@ -25,10 +25,10 @@ class Compared(NamedTuple):
     reference.
 
     ``step``: the reference's; ``before``: the step whose update the parameters of this one show;
-    ``names``: numbers of the Runner's NameTable; ``phases``, ``states``: values of Phase and State;
-    ``errors``: relative errors, and ``limits``: what is allowed of them; ``reasons``: indices of
-    REASONS; ``records``: of actual and of reference, RECORD_DTYPE; ``blocks``: all tensors of
-    either side.
+    ``names``: numbers of the run's NameTable; ``phases``, ``states``: values of Phase and
+    PairState; ``errors``: relative errors, and ``limits``: what is allowed of them; ``reasons``:
+    indices of REASONS; ``records``: of actual and of reference, RECORD_DTYPE; ``blocks``: all
+    tensors of either side.
     """
 
     step: int
@@ -70,14 +70,14 @@ class Result:
     first_inexact: Optional[Found]
     expects_bits: bool
     is_partial: bool
-    growth: tuple[Growth, ...]
+    growth: tuple[StepError, ...]
     counts: dict[str, dict[str, int]]
     missing: tuple[Missing, ...]
     rows: tuple[Row, ...]
     more_rows: int
     steps: tuple[int, ...]
     unchanged: tuple[str, ...]
-    losses: tuple[Loss, ...]
+    losses: tuple[LossPair, ...]
     drifts_from: Optional[int]
     notes: tuple[str, ...]
     #: What a difference is, as far as that is known, and which option accepts it.
@@ -121,7 +121,7 @@ class Result:
             "missing": [
                 {
                     "name": one.name,
-                    "only_in": "actual" if one.state is State.ONLY_ACTUAL else "reference",
+                    "only_in": "actual" if one.state is PairState.ONLY_ACTUAL else "reference",
                     "count": one.count,
                     "first_step": one.first_step,
                 }

@@ -12,7 +12,7 @@ from fastcheck.record.statistics import statistics_of
 from fastcheck.statistics.elements import Elements
 
 from .block import Block, Phase
-from .measure import REASONS, UNREADABLE, State
+from .measure import REASONS, UNREADABLE, PairState
 from .names import NameTable
 
 
@@ -29,7 +29,7 @@ class Row:
     phase: Phase
     name: str
     call: int
-    state: State
+    state: PairState
     error: float
     reason: str
     actual: Optional[dict[str, Any]]
@@ -98,7 +98,7 @@ def make_row(
     names: NameTable,
     step: int,
     phase: Phase,
-    state: State,
+    state: PairState,
     error: float,
     reason: int,
     actual: tuple[Block, int] | None,

@@ -8,7 +8,7 @@ from typing import Callable, Optional
 import numpy as np
 import torch
 
-from fastcheck.comparison.over_time import Loss, loss_of
+from fastcheck.comparison.over_time import LossPair, loss_of
 from fastcheck.log.step_table import loss_of_step, numbers_in
 from fastcheck.record.format import DTYPES, Depth
 from fastcheck.record.site import GIVEN_LOSS, GRAD_LOSS
@@ -32,8 +32,8 @@ from .measure import (
     UNREDUCED,
     UNSTEADY,
     UPDATED,
+    PairState,
     Parameters,
-    State,
     judge_updates,
     measure_records,
 )
@@ -66,12 +66,12 @@ def inherited_formats(
 
 def missing_of(
     sources: tuple[Source, Source], ours: Block, theirs: Block, pairs: Alignment
-) -> Iterator[tuple[State, Block, int, Phase]]:
-    """State, block, position in it and question of each. ``sources``: actual and reference."""
+) -> Iterator[tuple[PairState, Block, int, Phase]]:
+    """PairState, block, position in it and question of each. ``sources``: actual and reference."""
     actual, reference = sources
     sides = (
-        (State.ONLY_ACTUAL, ours, pairs.only_ours, pairs.ours, reference, theirs.step),
-        (State.ONLY_REFERENCE, theirs, pairs.only_theirs, pairs.theirs, actual, ours.step),
+        (PairState.ONLY_ACTUAL, ours, pairs.only_ours, pairs.ours, reference, theirs.step),
+        (PairState.ONLY_REFERENCE, theirs, pairs.only_theirs, pairs.theirs, actual, ours.step),
     )
     for state, block, indices, matched, other, step in sides:
         end = len(block)
@@ -110,12 +110,14 @@ def _path(name: Name) -> str:
     return f"{name.module}.{name.label}" if name.role == "param" and name.module else str(name)
 
 
-def differing_names(runner: Runner, places: Iterable[tuple[int, int, int]]) -> dict[Name, float]:
+def differing_names(
+    runner: BlockComparison, places: Iterable[tuple[int, int, int]]
+) -> dict[Name, float]:
     """The largest error of each name that is not equal to the bit in some of these steps."""
     found: dict[Name, float] = {}
 
     def take(compared: Compared) -> None:
-        for index in np.flatnonzero(compared.states != State.SAME).tolist():
+        for index in np.flatnonzero(compared.states != PairState.SAME).tolist():
             name = runner.names[int(compared.names[index])]
             found[name] = max(found.get(name, 0.0), float(compared.errors[index]))
 
@@ -125,7 +127,7 @@ def differing_names(runner: Runner, places: Iterable[tuple[int, int, int]]) -> d
     return found
 
 
-class Runner:
+class BlockComparison:
     """Compares the blocks of two sources into a Tally."""
 
     def __init__(
@@ -299,7 +301,7 @@ class Runner:
             self.tally.states[phase][state] += 1
             self.tally.miss(state, str(name), phase, block.step)
             sides = (block, index), None
-            left, right = sides if state is State.ONLY_ACTUAL else sides[::-1]
+            left, right = sides if state is PairState.ONLY_ACTUAL else sides[::-1]
             self._report(make_row(self.names, block.step, phase, state, 0.0, 0, left, right))
         mine = self._loaders(ours, pairs.only_ours)
         other = self._loaders(theirs, pairs.only_theirs)
@@ -327,7 +329,7 @@ class _Step:
 
     def __init__(
         self,
-        run: Runner,
+        run: BlockComparison,
         ours: Block,
         theirs: Block,
         pairs: Alignment,
@@ -338,7 +340,7 @@ class _Step:
         self._sums = sums
         self._before = before  # the step whose update this step's parameters show
         count = len(pairs.ours)
-        self._states = np.where(pairs.same, np.uint8(State.SAME), np.uint8(State.CLOSE))
+        self._states = np.where(pairs.same, np.uint8(PairState.SAME), np.uint8(PairState.CLOSE))
         self._errors = np.zeros(count)
         self._reasons = np.zeros(count, np.uint8)
         self._elements: dict[int, Elements] = {}
@@ -372,16 +374,16 @@ class _Step:
         self.is_rescheduled = self._excuse_operators()
         self._excuse_unsteady()
         self._excuse()
-        inexact = (self._states != State.SAME) & (self._has_bits | (self._errors > 0))
-        settled = (self._states == State.SAME) | (self._states == State.UNREADABLE)
+        inexact = (self._states != PairState.SAME) & (self._has_bits | (self._errors > 0))
+        settled = (self._states == PairState.SAME) | (self._states == PairState.UNREADABLE)
         tally.has_bits &= bool((self._has_bits | settled).all())
         for phase in np.unique(self._phases).tolist():
             here = self._phases == phase
             states, counts = np.unique(self._states[here], return_counts=True)
             for state, count in zip(states.tolist(), counts.tolist()):
-                tally.states[Phase(phase)][State(state)] += count
+                tally.states[Phase(phase)][PairState(state)] += count
             tally.steps[Phase(phase)].add(self._step_of(phase, int(np.argmax(here))))
-            self._note(tally.different, phase, here & (self._states == State.DIFFERENT))
+            self._note(tally.different, phase, here & (self._states == PairState.DIFFERENT))
             self._note(tally.inexact, phase, here & inexact)
             self._note(tally.nonfinite, phase, here & (self._reasons == NONFINITE))
             self._note_growth(Phase(phase), here)
@@ -431,7 +433,7 @@ class _Step:
         run = self._run
         readable = (self._left["version"][which] > 0) & (self._right["version"][which] > 0)
         for index in which[~readable].tolist():
-            self._states[index] = State.UNREADABLE
+            self._states[index] = PairState.UNREADABLE
             self._reasons[index] = UNREADABLE
         which = which[readable]
         left, right = self._left[which], self._right[which]
@@ -444,9 +446,9 @@ class _Step:
         for index in which[left["dtype"] != right["dtype"]].tolist():
             both = [DTYPES[int(side["dtype"][index])].name for side in (self._left, self._right)]
             run.tally.dtypes[both[0], both[1]] += 1
-            if "dtype" not in run._accept and self._states[index] <= State.REORDERED:
-                self._set(index, State.DIFFERENT, self._errors[index], DTYPE)
-        self._relate(which[self._states[which] == State.DIFFERENT])
+            if "dtype" not in run._accept and self._states[index] <= PairState.REORDERED:
+                self._set(index, PairState.DIFFERENT, self._errors[index], DTYPE)
+        self._relate(which[self._states[which] == PairState.DIFFERENT])
 
     def _relate(self, which: np.ndarray) -> None:
         """Finds the relation of pairs that differ: by their values, where these are there; of
@@ -506,7 +508,7 @@ class _Step:
         mine = self._ours.extra(int(self._pairs.ours[index]))
         other = self._theirs.extra(int(self._pairs.theirs[index]))
         if mine.shape is not None and other.shape is not None and mine.shape != other.shape:
-            self._set(index, State.DIFFERENT, float("inf"), SHAPE)
+            self._set(index, PairState.DIFFERENT, float("inf"), SHAPE)
             return
         if self._left["dtype"][index] == self._right["dtype"][index]:
             sums = [
@@ -514,7 +516,7 @@ class _Step:
                 for side, needed in ((mine, other.crc32), (other, mine.crc32))
             ]
             if sums[0] is not None and sums[0] == sums[1]:
-                self._set(index, State.SAME, 0.0, 0)
+                self._set(index, PairState.SAME, 0.0, 0)
                 return
         if mine.load is None or other.load is None:
             return
@@ -524,21 +526,21 @@ class _Step:
         elements = compare_elements(left, right)
         if not elements.differing and left.dtype == right.dtype and crc32(left) == crc32(right):
             # Equal row by row: only how they lie in memory differs.
-            self._set(index, State.SAME, 0.0, 0)
+            self._set(index, PairState.SAME, 0.0, 0)
             return
         self._elements[index] = elements
         allowed = self._run._thresholds[int(self._coarsest[index])]
         error = elements.distance
         if elements.nonfinite:
-            self._set(index, State.DIFFERENT, float("inf"), NONFINITE)
+            self._set(index, PairState.DIFFERENT, float("inf"), NONFINITE)
         elif error > allowed.error or (allowed.error == 0 and elements.differing):
-            self._set(index, State.DIFFERENT, error, ELEMENTS)
+            self._set(index, PairState.DIFFERENT, error, ELEMENTS)
         elif elements.largest > allowed.largest:
-            self._set(index, State.DIFFERENT, error, LARGEST)
+            self._set(index, PairState.DIFFERENT, error, LARGEST)
         else:
-            self._set(index, State.CLOSE, error, 0)
+            self._set(index, PairState.CLOSE, error, 0)
 
-    def _set(self, index: int, state: State, error: float, reason: int) -> None:
+    def _set(self, index: int, state: PairState, error: float, reason: int) -> None:
         self._states[index], self._errors[index], self._reasons[index] = state, error, reason
 
     # Judging
@@ -551,7 +553,7 @@ class _Step:
         if not len(arrived):
             return
         computed = np.isin(self._phases, COMPUTED[:3])
-        bad = np.flatnonzero(computed & (self._states != State.SAME))
+        bad = np.flatnonzero(computed & (self._states != PairState.SAME))
         first_bad = int(bad[0]) if len(bad) else len(self._phases)
         self._phases[arrived[arrived < first_bad]] = Phase.BATCHES
         self._phases[arrived[arrived > first_bad]] = Phase.FORWARD
@@ -564,22 +566,22 @@ class _Step:
             here = np.flatnonzero(self._phases == phase)
             for index in here[is_sum[here]].tolist():
                 after = here[(here > index) & ~is_sum[here]]
-                if len(after) and self._states[after[0]] == State.DIFFERENT:
-                    self._set(index, State.DIFFERENT, float(self._errors[after[0]]), UNREDUCED)
+                if len(after) and self._states[after[0]] == PairState.DIFFERENT:
+                    self._set(index, PairState.DIFFERENT, float(self._errors[after[0]]), UNREDUCED)
 
     def _judge_given(self) -> None:
         given = np.isin(self._phases, self._run._given)
-        given &= (self._states == State.CLOSE) | (self._states == State.REORDERED)
+        given &= (self._states == PairState.CLOSE) | (self._states == PairState.REORDERED)
         if "dtype" in self._run._accept:
             given &= self._left["dtype"] == self._right["dtype"]
         known = np.isin(np.arange(len(given)), list(self._elements)) | self._has_bits
         given &= known | (self._errors > _GIVEN_BY_STATISTICS)
-        reordered = given & (self._states == State.REORDERED)
+        reordered = given & (self._states == PairState.REORDERED)
         for phase in self._phases[reordered].tolist():
             self._run.tally.given_reordered[Phase(phase)] += 1
         if "order" in self._run._accept:
             given &= ~reordered
-        self._states[given] = State.DIFFERENT
+        self._states[given] = PairState.DIFFERENT
         self._reasons[given & (self._reasons == 0)] = GIVEN
 
     def _judge_updates(self) -> None:
@@ -600,7 +602,7 @@ class _Step:
         if before is None or not run._given or run.tally.keeps_unchanged:
             return
         wanted = (self._phases[where] == Phase.UPDATE) & np.isin(
-            self._states[where], [int(State.CLOSE), int(State.REORDERED)]
+            self._states[where], [int(PairState.CLOSE), int(PairState.REORDERED)]
         )
         if not wanted.any():
             return
@@ -608,15 +610,15 @@ class _Step:
         for which, reason in ((found.still, STILL), (found.apart, UPDATED)):
             for place in np.flatnonzero(which & wanted).tolist():
                 ratio = float(found.ratios[place])
-                self._set(int(where[place]), State.DIFFERENT, ratio, reason)
+                self._set(int(where[place]), PairState.DIFFERENT, ratio, reason)
 
     def _excuse_unsteady(self) -> None:
         """Leaves out what two runs of the reference's program do not agree in either."""
         unsteady = self._run.unsteady
-        for index in np.flatnonzero(self._states != State.SAME).tolist() if unsteady else ():
+        for index in np.flatnonzero(self._states != PairState.SAME).tolist() if unsteady else ():
             name = self._names_of(index)
             if self._errors[index] <= _REPEATS * unsteady.get(name, -1.0):
-                self._set(index, State.CLOSE, float(self._errors[index]), UNSTEADY)
+                self._set(index, PairState.CLOSE, float(self._errors[index]), UNSTEADY)
                 self._run.tally.unsteady.setdefault(str(name))
 
     def _excuse(self) -> None:
@@ -659,11 +661,11 @@ class _Step:
             return False
         codes = coarser_of(self._left["dtype"][grads], self._right["dtype"][grads])
         limits = [_SUMMED * rounding_limit(int(code)) for code in codes]
-        agree = (self._states[grads] != State.DIFFERENT) & (self._errors[grads] <= limits)
-        differs = (self._states == State.DIFFERENT) | (self._states == State.REORDERED)
+        agree = (self._states[grads] != PairState.DIFFERENT) & (self._errors[grads] <= limits)
+        differs = (self._states == PairState.DIFFERENT) | (self._states == PairState.REORDERED)
         for index in np.flatnonzero(differs & (self._reasons != NONFINITE)).tolist():
             if agree.all() and names[index].op and names[index].direction != "optimizer":
-                self._set(index, State.CLOSE, 0.0, SCHEDULE)
+                self._set(index, PairState.CLOSE, 0.0, SCHEDULE)
                 self._run.tally.rescheduled += 1
         return bool(agree.all())
 
@@ -676,7 +678,7 @@ class _Step:
         is_update = self._phases == Phase.UPDATE
         drift = self._run.drift_of(rank)
         # Rounding noise moves some parameters as far as an update does.
-        for index in np.flatnonzero(is_update & (self._states == State.CLOSE)).tolist():
+        for index in np.flatnonzero(is_update & (self._states == PairState.CLOSE)).tolist():
             computed[index] &= not drift.may_move(self._names_of(index))
         is_update &= computed
         origin = origins.get(rank)
@@ -684,7 +686,7 @@ class _Step:
             if origin.is_open:
                 reads = is_update
                 if origin.is_parameters_gradient:
-                    reads = is_update & (self._states != State.SAME)
+                    reads = is_update & (self._states != PairState.SAME)
                 self._follow(origin, is_update, int(reads.sum()))
                 # The first update of Adam is the same for gradients with other last bits.
                 origin.is_open = origin.is_parameters_gradient and not reads.any()
@@ -700,7 +702,7 @@ class _Step:
         key = min(keys)
         index = keys[key]
         code = int(self._coarsest[index])
-        left, right, state = self._left[index], self._right[index], State(self._states[index])
+        left, right, state = self._left[index], self._right[index], PairState(self._states[index])
         origin = origins[rank] = Origin(
             key,
             self._row(index),
@@ -718,7 +720,7 @@ class _Step:
         where = np.flatnonzero(which)
         worst = None
         if len(where):
-            ranked = np.lexsort((self._errors[where], self._states[where] == State.DIFFERENT))
+            ranked = np.lexsort((self._errors[where], self._states[where] == PairState.DIFFERENT))
             worst = self._row(int(where[ranked[-1]]))
         origin.follow(readers, worst)
 
@@ -749,7 +751,7 @@ class _Step:
         errors, states = self._errors[which], self._states[which]
         if not len(errors):
             return 0.0, True
-        return float(errors.max()), bool((states == State.SAME).all())
+        return float(errors.max()), bool((states == PairState.SAME).all())
 
     def _note_growth(self, phase: Phase, here: np.ndarray) -> None:
         where = np.flatnonzero(here)
@@ -766,9 +768,9 @@ class _Step:
     def _keep_rows(self) -> None:
         run, tally = self._run, self._run.tally
         if run._sink is not None:
-            for index in np.flatnonzero(self._states != State.SAME).tolist():
+            for index in np.flatnonzero(self._states != PairState.SAME).tolist():
                 run._sink(self._row(index))
-        kept = np.flatnonzero(self._states > State.CLOSE)
+        kept = np.flatnonzero(self._states > PairState.CLOSE)
         tally.more_rows += len(kept[tally.room :])
         tally.rows += [self._row(index) for index in kept[: tally.room].tolist()]
 
@@ -779,18 +781,18 @@ class _Step:
             return
         mine, other = (self._run.loss_of(block) for block in (self._ours, self._theirs))
         if mine is not None and other is not None:
-            losses[step] = Loss(step, mine, other)
+            losses[step] = LossPair(step, mine, other)
             return
         for index in np.flatnonzero(self._phases == Phase.LOSS).tolist()[::-1]:
             if self._names_of(index).direction == "forward":
                 mine, other = (loss_of(side[index]) for side in (self._left, self._right))
                 if mine is not None and other is not None:
-                    losses[step] = Loss(step, mine, other)
+                    losses[step] = LossPair(step, mine, other)
                     return
 
     def _keep_unchanged(self) -> None:
         for is_same in (True, False):
-            for index in np.flatnonzero((self._states == State.SAME) == is_same).tolist():
+            for index in np.flatnonzero((self._states == PairState.SAME) == is_same).tolist():
                 self._run.tally.keep_unchanged(str(self._names_of(index)), is_same)
 
     def _names_of(self, index: int) -> Name:
@@ -802,7 +804,7 @@ class _Step:
             self._run.names,
             self._step_of(phase, index),
             Phase(phase),
-            State(int(self._states[index])),
+            PairState(int(self._states[index])),
             float(self._errors[index]),
             int(self._reasons[index]),
             (self._ours, int(self._pairs.ours[index])),

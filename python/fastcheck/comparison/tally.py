@@ -6,10 +6,10 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import NamedTuple, Optional
 
-from fastcheck.comparison.over_time import Loss
+from fastcheck.comparison.over_time import LossPair
 
 from .block import Phase
-from .measure import State
+from .measure import PairState
 from .origin import Origin
 from .row import Row
 
@@ -37,7 +37,7 @@ class Found(NamedTuple):
     count_before: int = 0
 
 
-class Growth(NamedTuple):
+class StepError(NamedTuple):
     """The largest error of a step, and where."""
 
     step: int
@@ -49,7 +49,7 @@ class Growth(NamedTuple):
 class Missing:
     """A name that one side has fewer of. ``is_explained``: it makes no difference."""
 
-    state: State
+    state: PairState
     name: str
     phase: Phase
     count: int
@@ -61,15 +61,15 @@ class Tally:
     """Filled by the run over the blocks, read by the verdict."""
 
     def __init__(self) -> None:
-        self.states: dict[Phase, Counter[State]] = {phase: Counter() for phase in Phase}
+        self.states: dict[Phase, Counter[PairState]] = {phase: Counter() for phase in Phase}
         self.different: dict[Phase, Found] = {}
         self.inexact: dict[Phase, Found] = {}
         self.nonfinite: dict[Phase, Found] = {}
         self.worst: dict[Phase, Found] = {}
         self.steps: dict[Phase, set[int]] = defaultdict(set)
-        self.growth: dict[int, Growth] = {}
+        self.growth: dict[int, StepError] = {}
         self.origins: dict[int, Origin] = {}  # by rank
-        self.missing: dict[tuple[State, str], Missing] = {}
+        self.missing: dict[tuple[PairState, str], Missing] = {}
         self.rows: list[Row] = []
         self.more_rows = 0
         #: Gradients that are whole on one side and a module's part on the other.
@@ -99,14 +99,14 @@ class Tally:
         #: Filled if ``keeps_unchanged``: by name, whether all compared pairs are equal to the bit.
         self.keeps_unchanged = False
         self.unchanged: dict[str, bool] = {}
-        self.losses: dict[int, Loss] = {}
+        self.losses: dict[int, LossPair] = {}
         #: Pairs of the same numbers in another order, by question about what was given.
         self.given_reordered: Counter[Phase] = Counter()
         self.has_bits = True  # whether all pairs could be compared to the bit
 
     def is_reordered(self, phase: Phase) -> bool:
         """Whether what was given differs, and in its order alone."""
-        differing = self.states[phase][State.DIFFERENT]
+        differing = self.states[phase][PairState.DIFFERENT]
         return bool(differing) and differing == self.given_reordered[phase]
 
     @property
@@ -131,10 +131,10 @@ class Tally:
         if before is None and len(self.growth) >= KEPT_STEPS:
             return
         if before is None or error > before.error:
-            self.growth[step] = Growth(step, error, name)
+            self.growth[step] = StepError(step, error, name)
 
     def miss(
-        self, state: State, name: str, phase: Phase, step: int, is_explained: bool = False
+        self, state: PairState, name: str, phase: Phase, step: int, is_explained: bool = False
     ) -> None:
         before = self.missing.get((state, name))
         count = 1 if before is None else before.count + 1

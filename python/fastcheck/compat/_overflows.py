@@ -19,7 +19,7 @@ from fastcheck.errors import warn
 from fastcheck.extension import compiled, extension
 from fastcheck.log.writer import RecordLog
 from fastcheck.monitor.install import install
-from fastcheck.monitor.session.event_store import Listener
+from fastcheck.monitor.session.event_store import SessionListener
 from fastcheck.monitor.session.options import Stop
 from fastcheck.record.event import Event
 from fastcheck.record.statistics import statistics_of
@@ -50,7 +50,7 @@ def call_name(event: Event) -> str:
 _current: list[OverflowWatch] = []
 
 
-class OverflowWatch(Listener):
+class OverflowWatch(SessionListener):
     """``format_name``: converts a call_name() to the name that is printed."""
 
     def __init__(

@@ -14,7 +14,7 @@ from fastcheck.calls.modes import ApiCalls
 from fastcheck.calls.module_calls import ModuleNode
 from fastcheck.calls.selection import CallName, Names, Selection, make_selection
 from fastcheck.calls.stored import StoredTensor, gradients_of, parameter_ids, parameters_of
-from fastcheck.calls.tracker import Listener, ModuleTracker
+from fastcheck.calls.tracker import CallListener, ModuleTracker
 from fastcheck.dump.storage.files import claim, place_of
 from fastcheck.errors import ConfigError, LogError, local_path, warn
 from fastcheck.log.reader import find_logs, read_log
@@ -39,7 +39,7 @@ from .recorded_op_calls import RecordedOpCalls
 from .reference import Reference
 
 
-class DumpedState(Listener):
+class DumpedState(CallListener):
     """Reads the parameters, buffers and gradients of the modules that are dumped."""
 
     def __init__(self, session: DumpSession, selection: Selection) -> None:
@@ -307,7 +307,7 @@ class Dumper:
         self._stack.enter_context(eager_stance())
         state = DumpedState(session, selection)
         self._state = state
-        listeners: list[Listener] = [state]
+        listeners: list[CallListener] = [state]
 
         tracker = ModuleTracker(session, self._models, listeners, selection.add_modules)
         state.tracker = tracker

@@ -9,7 +9,7 @@ from typing import Any, Optional
 import torch
 
 from fastcheck.calls.selection import CallName, Selection
-from fastcheck.calls.tracker import Listener, Running
+from fastcheck.calls.tracker import CallListener, Running
 from fastcheck.record.format import Flag
 from fastcheck.utils.torch.operators import describe_tensor, plain_value
 from fastcheck.utils.torch.own_operators import is_unobserved
@@ -17,7 +17,7 @@ from fastcheck.utils.torch.own_operators import is_unobserved
 from .dump_writer import DumpSession
 
 
-class ModuleCalls(Listener):
+class ModuleCalls(CallListener):
     def __init__(self, session: DumpSession, selection: Selection) -> None:
         self._session = session
         self._selection = selection

@@ -9,7 +9,7 @@ import torch
 from fastcheck.calls.modes import ApiCalls, OpMode
 from fastcheck.calls.namer import CallNamer
 from fastcheck.calls.selection import Selection
-from fastcheck.calls.tracker import Listener, ModuleTracker, Running
+from fastcheck.calls.tracker import CallListener, ModuleTracker, Running
 from fastcheck.record.format import Flag
 from fastcheck.record.site import OUTSIDE, Site
 from fastcheck.utils.torch.operators import (
@@ -79,7 +79,7 @@ def _storage_of(tensor: torch.Tensor) -> Any:
         return None
 
 
-class OpCalls(Listener):
+class OpCalls(CallListener):
     """A dump of calls of operators: what the recorder in C++ and the way in Python share."""
 
     def __init__(self, session: DumpSession, selection: Selection) -> None:

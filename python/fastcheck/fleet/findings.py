@@ -41,7 +41,7 @@ class Suspect:
 
 
 @dataclass(frozen=True)
-class Finding:
+class FleetFinding:
     """Something that is wrong, or worth a look.
 
     ``kind``: ``replicas`` (copies of a weight differ), ``nonfinite`` (where the first NaN or
@@ -88,7 +88,7 @@ class FleetReport:
     row_count: int
     first_step: int
     last_step: int
-    findings: tuple[Finding, ...]
+    findings: tuple[FleetFinding, ...]
     #: Of the page: what is unusual, and the steps that have records.
     cells: tuple[Cell, ...] = field(default=(), repr=False)
     steps: tuple[int, ...] = field(default=(), repr=False)
@@ -123,7 +123,7 @@ class FleetReport:
             "findings": [self._finding_dict(one) for one in self.findings],
         }
 
-    def _finding_dict(self, finding: Finding) -> dict[str, Any]:
+    def _finding_dict(self, finding: FleetFinding) -> dict[str, Any]:
         made = asdict(finding)
         for suspect in made["suspects"]:
             at = self.ranks.get(suspect["rank"])

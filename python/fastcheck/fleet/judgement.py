@@ -16,7 +16,7 @@ from fastcheck.errors import ConfigError, LogError
 from fastcheck.utils.text.layout import listed
 
 from .engines import Engine
-from .findings import Cell, Finding, FleetRank, FleetReport, Suspect
+from .findings import Cell, FleetFinding, FleetRank, FleetReport, Suspect
 from .questions import ALL_OUTLYING, ANSWERS, CELL_ANSWERS, RANK_LIMIT, TABLES_IN_ORDER, statement
 from .schema import KEYS
 
@@ -243,7 +243,7 @@ def _rank(row: Row) -> FleetRank:
 
 def _nonfinite(
     answers: dict[str, list[Row]], names: Mapping[int, str], count: int
-) -> list[Finding]:
+) -> list[FleetFinding]:
     rows = answers.get("nonfinite", [])
     if not rows:
         return []
@@ -264,7 +264,7 @@ def _nonfinite(
     )
     if len(first) > max(1, count * _MOST_ACCUSED):
         return [
-            Finding(
+            FleetFinding(
                 "step",
                 False,
                 f"the first NaN or infinity is on {len(first):,} ranks at once, in step {step:,}: "
@@ -282,12 +282,12 @@ def _nonfinite(
         "fastcheck show on this rank's log: what it was computed from; if that was finite, run the "
         "same batch on another device, " + _SWAP.format(step=step)
     )
-    return [Finding("nonfinite", True, what + spread, advice, step, suspects)]
+    return [FleetFinding("nonfinite", True, what + spread, advice, step, suspects)]
 
 
 def _replicas(
     answers: dict[str, list[Row]], names: Mapping[int, str], ranks: Mapping[int, FleetRank]
-) -> list[Finding]:
+) -> list[FleetFinding]:
     odd: list[Suspect] = []
     pairs: dict[int, list[Suspect]] = defaultdict(list)
     for row in answers["replicas"]:
@@ -323,19 +323,21 @@ def _replicas(
     return found
 
 
-def _replica_finding(suspects: list[Suspect], what: str, is_accusation: bool, step: int) -> Finding:
+def _replica_finding(
+    suspects: list[Suspect], what: str, is_accusation: bool, step: int
+) -> FleetFinding:
     suspects = sorted(suspects, key=lambda one: (one.first_step, one.rank))
     together = (
         "if the weights differ from the first step on, look for a seed or a weight that was not "
         "broadcast, or a parameter that the data parallelism does not manage"
     )
     advice = _SWAP.format(step=step) if is_accusation else together
-    return Finding("replicas", is_accusation, what, advice, step, tuple(suspects))
+    return FleetFinding("replicas", is_accusation, what, advice, step, tuple(suspects))
 
 
 def _outliers(
     answers: dict[str, list[Row]], names: Mapping[int, str], ranks: Mapping[int, FleetRank]
-) -> list[Finding]:
+) -> list[FleetFinding]:
     by_rank: dict[int, list[Row]] = defaultdict(list)
     for row in answers["outliers"]:
         by_rank[int(row["rank"])].append(row)
@@ -369,13 +371,13 @@ def _outliers(
     return _by_host(suspects, ranks)
 
 
-def _by_host(suspects: list[Suspect], ranks: Mapping[int, FleetRank]) -> list[Finding]:
+def _by_host(suspects: list[Suspect], ranks: Mapping[int, FleetRank]) -> list[FleetFinding]:
     suspects = sorted(suspects, key=lambda one: (one.first_step, one.rank))
     if not suspects:
         return []
     if len(suspects) > max(1, len(ranks) * _MOST_ACCUSED):
         return [
-            Finding(
+            FleetFinding(
                 "outlier",
                 False,
                 f"{len(suspects):,} ranks are far from the others: not a rank",
@@ -399,7 +401,7 @@ def _by_host(suspects: list[Suspect], ranks: Mapping[int, FleetRank]) -> list[Fi
                 f"take host {host} out of service; go on from a checkpoint before step {step:,}"
             )
             what = f"host {host}: {len(group)} of its {sizes[host]} ranks are far from their peers"
-            found.append(Finding("host", True, what, advice, step, tuple(group), host))
+            found.append(FleetFinding("host", True, what, advice, step, tuple(group), host))
         else:
             for one in group:
                 what = "a rank is far from its peers again and again"
@@ -407,11 +409,11 @@ def _by_host(suspects: list[Suspect], ranks: Mapping[int, FleetRank]) -> list[Fi
                     _SWAP.format(step=one.first_step) + "; a rank that reads data of its own kind "
                     "can look like this too"
                 )
-                found.append(Finding("outlier", True, what, advice, one.first_step, (one,)))
+                found.append(FleetFinding("outlier", True, what, advice, one.first_step, (one,)))
     return found
 
 
-def _steps(answers: dict[str, list[Row]]) -> list[Finding]:
+def _steps(answers: dict[str, list[Row]]) -> list[FleetFinding]:
     """One for each stretch of steps: what jumps often comes back in the next step."""
     stretches: list[list[Row]] = []
     for row in answers["steps"]:
@@ -428,13 +430,13 @@ def _steps(answers: dict[str, list[Row]]) -> list[Finding]:
             f"{float(rows[0]['factor']):.3g} times{more}: a step, not a rank"
         )
         advice = "look at the batch and at the learning rate of that step"
-        found.append(Finding("step", False, what, advice, step))
+        found.append(FleetFinding("step", False, what, advice, step))
     return found
 
 
 def _stopped(
     answers: dict[str, list[Row]], ranks: Mapping[int, FleetRank], lag: int
-) -> list[Finding]:
+) -> list[FleetFinding]:
     found = []
     ordered = sorted(one.last_step for one in ranks.values())
     last = ordered[len(ordered) // 2]
@@ -467,12 +469,12 @@ def _stopped(
             for one in sorted(group, key=lambda one: (one.last_step, one.rank))
         )
         first = suspects[0].first_step
-        found.append(Finding("stopped", is_accusation, what, advice, first, suspects))
+        found.append(FleetFinding("stopped", is_accusation, what, advice, first, suspects))
     sizes = {int(row["world_size"]) for row in answers["ranks"] if row["world_size"] is not None}
     missing = sorted(set(range(max(sizes, default=0))) - set(ranks))
     if missing:
         named = listed(missing, 10, ", ...")
         what = f"{len(missing):,} of {max(sizes):,} ranks have no record: {named}"
         advice = "collect the logs of all nodes; if they are, these ranks wrote nothing"
-        found.append(Finding("stopped", False, what, advice, 0))
+        found.append(FleetFinding("stopped", False, what, advice, 0))
     return found

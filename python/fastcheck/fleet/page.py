@@ -11,7 +11,7 @@ import numpy as np
 
 from fastcheck._version import __version__
 from fastcheck.errors import printable
-from fastcheck.fleet.findings import Cell, Finding, FleetReport, Suspect
+from fastcheck.fleet.findings import Cell, FleetFinding, FleetReport, Suspect
 from fastcheck.report.page.container import Container, page_html, text_html, write_html
 from fastcheck.utils.text.layout import listed
 
@@ -85,7 +85,7 @@ def _code(cell: Cell) -> int:
     return min(_LEAST + round(min(16 * octaves, 255.0)), _MOST)
 
 
-def _finding_data(finding: Finding) -> dict[str, Any]:
+def _finding_data(finding: FleetFinding) -> dict[str, Any]:
     return {
         "kind": finding.kind,
         "accuses": finding.is_accusation,
@@ -127,7 +127,7 @@ def fleet_verdict_html(report: FleetReport) -> str:
     return "\n".join(parts)
 
 
-def _finding(report: FleetReport, finding: Finding, label: str) -> list[str]:
+def _finding(report: FleetReport, finding: FleetFinding, label: str) -> list[str]:
     kind = "Suspect" if finding.is_accusation else "Remark"
     tag = ' class="bad"' if finding.is_accusation else ""
     parts = [f"<h3><span{tag}>{kind}:</span> {text_html(finding.what)}</h3>"]

@@ -220,10 +220,10 @@ def _had_finite_gradients(path: str, step: Step, session: Session) -> bool:
     gradients, history = step.gradients, session.event_store.archive.history
     with session.event_store.lock:
         seqs = [
-            gradients.get(token)
+            gradients.get(tensor_seq)
             for call in step.calls
             if call.node.path == path
-            for token in call.inputs
+            for tensor_seq in call.inputs
         ]
         records = [r for seq in seqs if seq is not None and (r := history.find(seq)) is not None]
     return bool(records) and not any(map(is_nonfinite, records))
@@ -288,7 +288,7 @@ class _Known:
         self._autocast = kind, getattr(torch, dtype.rpartition(".")[2]) if dtype else None
         history = session.event_store.archive.history
         with session.event_store.lock:
-            self._outputs = [history.find(token) for token in held.call.outputs]
+            self._outputs = [history.find(tensor_seq) for tensor_seq in held.call.outputs]
             seqs = map(search.step.gradients.get, held.call.outputs)
             self._gradients = [None if seq is None else history.find(seq) for seq in seqs]
 
@@ -343,9 +343,9 @@ def _changed_input(running: RunningCall, session: Session) -> str:
     """
     tensors = dict(flatten_arguments(running.args, running.kwargs))
     call = running.call
-    for token, site in zip(call.inputs, call.input_sites):
+    for tensor_seq, site in zip(call.inputs, call.input_sites):
         with session.event_store.lock:
-            record = session.event_store.archive.history.find(token)
+            record = session.event_store.archive.history.find(tensor_seq)
         label = session.sites[site].label
         tensor = tensors.get(label)
         if record is None or tensor is None or not can_read(tensor):
@@ -405,7 +405,7 @@ def _observed(
         training=Training(),
     )
     generators, is_caching = Generators(), torch.is_autocast_cache_enabled()
-    copies = _Copies()
+    copies = _TensorCopies()
     has_parameters = next(module.parameters(), None) is not None
     # A criterion is installed behind a model.
     models = [module] if has_parameters else [torch.nn.Linear(1, 1), module]
@@ -456,7 +456,7 @@ def _mend_buffers(module: torch.nn.Module) -> None:
                 buffer.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
 
 
-class _Copies:
+class _TensorCopies:
     """Copies of tensors and of what holds them; of one tensor always the same."""
 
     def __init__(self) -> None:

@@ -33,7 +33,7 @@ from fastcheck.monitor.op_level.hooks import OpModuleObserver, OpState
 from fastcheck.monitor.op_level.level import OpLevel, check_alone
 from fastcheck.monitor.precision import level_for
 from fastcheck.monitor.session.config import Config
-from fastcheck.monitor.session.event_store import Archive, EventStore, Ranks
+from fastcheck.monitor.session.event_store import Archive, EventStore, ProcessRank
 from fastcheck.monitor.session.run_meta import RunMeta, first_meta
 from fastcheck.monitor.session.session import Level, Session
 from fastcheck.monitor.session.stop_handler import StepBoundary, StopHandler
@@ -190,7 +190,7 @@ def build(
         meta = first_meta(config, nodes)
         log = RecordLog(config.log.dir, rank, config.log.limit_bytes, models.sites, meta)
     archive = Archive(config.log.history, models.sites, rank, log)
-    ranks = Ranks(rank, together, group_size(group))
+    ranks = ProcessRank(rank, together, group_size(group))
     event_store = EventStore(config, models.sites, ranks, archive)
     compiled: dict[int, None] = {}
     run_meta = RunMeta(config, nodes, event_store, compiled)

@@ -50,7 +50,7 @@ def search_graph(root: torch.Tensor, name: str = "the loss") -> Optional[MadeBy]
     with unobserved(), no_grad():
         # A -Inf alone is often on purpose, as a mask or a log-probability of 0.
         for is_bad in (_is_loud, is_nonfinite):
-            found = _Search(root, is_bad, name).found()
+            found = _GraphSearch(root, is_bad, name).found()
             if found is not None:
                 return found
     return None
@@ -153,7 +153,7 @@ def _is_loud(record: np.void) -> bool:
     return bool(record["nan_count"] or record["posinf_count"])
 
 
-class _Search:
+class _GraphSearch:
     """The part of a graph that can have led to the root: edges that are known to be finite end
     it.
     """

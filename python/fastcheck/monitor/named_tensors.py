@@ -16,7 +16,7 @@ from fastcheck.monitor.hooks.module_observer import ModuleObserver, last_pass
 from fastcheck.monitor.hooks.traced import Traced, trace_named
 from fastcheck.monitor.op_level.hooks import OpModuleObserver
 from fastcheck.record.format import Flag
-from fastcheck.ring.host import IS_BAD, IS_NEW, TOKEN_SHIFT
+from fastcheck.ring.host import IS_BAD, IS_NEW, SEQ_SHIFT
 from fastcheck.utils.torch.patching import Listeners
 from fastcheck.utils.torch.readable import can_read, may_be_in_flight
 from fastcheck.utils.torch.streams import streams_of
@@ -195,15 +195,15 @@ class NamedTensors:
         code = session.level.read(tensor, site, call.index, flags, True)
         if code < 0:
             return None
-        seq = token = code >> TOKEN_SHIFT
+        seq = tensor_seq = code >> SEQ_SHIFT
         is_bad = None if session.rings.is_deferred else bool(code & IS_BAD)
         if code & IS_NEW:
-            call.add_output(token)
+            call.add_output(tensor_seq)
             session.step.calls.add(call)
         else:  # a module has returned it, say: once more, under this name
             seq, is_bad = session.level.observe(tensor, site, call.index, flags)
         session.level.saw(Named(seq, call, session.follows_gap, session.level.has_excluded), is_bad)
-        return self._watch(tensor, call, token, traced)
+        return self._watch(tensor, call, tensor_seq, traced)
 
     def _call(self, name: str, module: Optional[ModuleNode], parent: Optional[Call]) -> Call:
         session, in_backward = self._session, _is_in_backward()
@@ -234,12 +234,12 @@ class NamedTensors:
     # Gradients
 
     def _watch(
-        self, tensor: torch.Tensor, call: Call, token: int, traced: Optional[Traced]
+        self, tensor: torch.Tensor, call: Call, tensor_seq: int, traced: Optional[Traced]
     ) -> Optional[NamedGradient]:
         needs = tensor.requires_grad if traced is None else traced.needs_gradient(0)
         if not needs or isinstance(tensor, torch.nn.Parameter):
             return None
-        hook = NamedGradient(self, call, call.node.site("grad_output", "output", 0), token)
+        hook = NamedGradient(self, call, call.node.site("grad_output", "output", 0), tensor_seq)
         if traced is None:
             watch: Any = tensor.register_hook  # torch leaves it untyped
             handle = watch(hook)
@@ -272,14 +272,14 @@ class NamedTensors:
         if code < 0:
             return
         seq, is_bad = (
-            code >> TOKEN_SHIFT,
+            code >> SEQ_SHIFT,
             None if session.rings.is_deferred else bool(code & IS_BAD),
         )
-        session.step.gradients[hook.token] = seq
+        session.step.gradients[hook.tensor_seq] = seq
         if not code & IS_NEW:
             seq, is_bad = session.level.observe(gradient, hook.site, call, flags)
         scaled = session.is_scaled
-        session.level.saw(Gradient(seq, hook.call, "grad_output", hook.token, scaled), is_bad)
+        session.level.saw(Gradient(seq, hook.call, "grad_output", hook.tensor_seq, scaled), is_bad)
 
     def _gradient_flags(self, hook: NamedGradient) -> int:
         flags = int(Flag.SCALED) if self._session.is_scaled else 0
@@ -291,13 +291,13 @@ class NamedGradient:
     or removed.
     """
 
-    __slots__ = ("_reader", "call", "site", "token")
+    __slots__ = ("_reader", "call", "site", "tensor_seq")
 
-    def __init__(self, reader: NamedTensors, call: Call, site: int, token: int) -> None:
+    def __init__(self, reader: NamedTensors, call: Call, site: int, tensor_seq: int) -> None:
         self._reader = weakref.ref(reader)
         self.call = call
         self.site = site
-        self.token = token
+        self.tensor_seq = tensor_seq
 
     def __call__(self, gradient: torch.Tensor) -> None:
         reader = self._reader()

@@ -28,7 +28,7 @@ from fastcheck.errors import ConfigError, first_line, warn
 from fastcheck.monitor.hooks.optimizers import step_ends
 from fastcheck.monitor.hooks.step_watcher import StepWatcher
 from fastcheck.monitor.session.config import Config
-from fastcheck.monitor.session.event_store import Listener
+from fastcheck.monitor.session.event_store import SessionListener
 from fastcheck.monitor.session.options import Filter, Log, OnRequest, Stop
 from fastcheck.monitor.session.session import Session
 from fastcheck.report.stop_report import StopReport
@@ -211,7 +211,7 @@ class StepDumps:
 # ---- requests ------------------------------------------------------------------------------------
 
 
-class _EndBeforeStop(Listener):
+class _EndBeforeStop(SessionListener):
     """A program that ends by the stop calls no remove(). Holds the requests weakly: they are
     closed with a model that is deleted.
     """

@@ -13,7 +13,7 @@ from fastcheck.utils.torch.training_state import is_stateful
 from fastcheck.utils.torch.versions import GradScaler
 
 from .install import _install
-from .reruns import Rerun, Runner
+from .reruns import Rerun, StepRunner
 
 _Models = Union[torch.nn.Module, Sequence[torch.nn.Module]]
 _Optimizers = Union[torch.optim.Optimizer, Sequence[torch.optim.Optimizer], None]
@@ -79,7 +79,7 @@ def rerun(
         raise _refused("runs", "an int of at least 2", runs)
     if not callable(step):
         raise _refused("step", "a function of the batch", step)
-    runner = Runner(
+    runner = StepRunner(
         functools.partial(_install, is_alone=True),
         models,
         optimizers,

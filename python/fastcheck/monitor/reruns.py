@@ -1,4 +1,4 @@
-"""Runner: runs a step several times from the same state, and decides what the runs show. Rerun:
+"""StepRunner: runs a step several times from the same state, and decides what the runs show. Rerun:
 what came of it, as data and as text.
 """
 
@@ -17,7 +17,7 @@ from fastcheck.errors import UnsupportedTensorError, first_line
 from fastcheck.log.step_table import StepRow
 from fastcheck.monitor.hooks import optimizers as optimizer_hooks
 from fastcheck.monitor.session.config import Config
-from fastcheck.monitor.session.event_store import Listener
+from fastcheck.monitor.session.event_store import SessionListener
 from fastcheck.monitor.session.options import Filter, Log, Stop, Training
 from fastcheck.monitor.session.session import Session
 from fastcheck.record.format import Depth, Flag, nonfinite
@@ -296,7 +296,7 @@ Install = Callable[[Config, Sequence[torch.nn.Module]], Any]
 _MOST_DIFFERENCES = 100
 
 
-class _Recorder(Listener):
+class _Recorder(SessionListener):
     """Keeps what the monitor of a run has read."""
 
     def __init__(self, trace: Trace, sites: SiteTable) -> None:
@@ -308,7 +308,7 @@ class _Recorder(Listener):
 
 
 @dataclass(frozen=True)
-class Runner:
+class StepRunner:
     """``also``: what else has a state. ``deterministic``: all runs use torch's deterministic
     algorithms.
     """

@@ -13,7 +13,7 @@ import numpy as np
 from fastcheck.errors import ConfigError, first_line, warn
 from fastcheck.log.step_table import StepRow
 from fastcheck.monitor.precision import advice_of
-from fastcheck.monitor.session.event_store import Listener
+from fastcheck.monitor.session.event_store import SessionListener
 from fastcheck.monitor.session.run_meta import BatchIds
 from fastcheck.monitor.session.session import Session
 from fastcheck.record.precision import PrecisionAdvice
@@ -66,7 +66,7 @@ def connected(watching: Optional[Watching]) -> Watching:
     )
 
 
-class Watching(Listener):
+class Watching(SessionListener):
     """Finds what is unusual in the records of a monitor: ``monitor.watch``.
 
     Steps are judged when they are over, sixteen of them or those of a second together (with a

@@ -39,7 +39,7 @@ UPDATES = 10
 _GLANCES = 100
 
 
-class Watch:
+class ObservedUpdates:
     """The updates of one optimizer, as the last close look found them."""
 
     __slots__ = ("all_zero", "glances", "gradients", "is_close", "parameters", "rates", "zero")
@@ -86,7 +86,7 @@ class UpdateInfo:
         "watch",
     )
 
-    def __init__(self, watch: Watch, *, is_certain: bool) -> None:
+    def __init__(self, watch: ObservedUpdates, *, is_certain: bool) -> None:
         self.watch = watch
         #: Whether an update is about to be applied; unknown where a training loop only ends a step
         #: by monitor.step().
@@ -112,10 +112,10 @@ class UpdateWatcher:
     ) -> None:
         self._nodes = nodes
         self._given = optimizers or ()
-        self._watches: weakref.WeakKeyDictionary[torch.optim.Optimizer, Watch] = (
+        self._watches: weakref.WeakKeyDictionary[torch.optim.Optimizer, ObservedUpdates] = (
             weakref.WeakKeyDictionary()
         )
-        self._watch_of_none = Watch()
+        self._watch_of_none = ObservedUpdates()
         self._looks = 0
         # The optimizer, the step, and how many updates it had had by then.
         self._last = (0, -1, 0)
@@ -134,7 +134,7 @@ class UpdateWatcher:
             return UpdateInfo(self._watch_of_none, is_certain=False)
         watch = self._watches.get(optimizer)
         if watch is None:
-            watch = self._watches[optimizer] = Watch()
+            watch = self._watches[optimizer] = ObservedUpdates()
         self._looks += 1
         return UpdateInfo(watch, is_certain=True)
 
@@ -277,7 +277,7 @@ class ConstantBuffers:
     """Arrays with a place for each buffer of the last Look."""
 
     def __init__(self) -> None:
-        self._last = UpdateInfo(Watch(), is_certain=False)
+        self._last = UpdateInfo(ObservedUpdates(), is_certain=False)
         self._sites = np.zeros(0, np.int64)
         # Where each buffer's record stands among those of an update.
         self._rows = np.zeros(0, np.int64)
@@ -473,7 +473,7 @@ class StalledWeights:
         of = dict(zip(records["seq"].tolist(), range(len(records))))
         return records[[of[number] for number in numbers if number in of]]
 
-    def _is_unchanged(self, watch: Watch, gradients: np.ndarray) -> None:
+    def _is_unchanged(self, watch: ObservedUpdates, gradients: np.ndarray) -> None:
         """Marks an update that is not like the last that was looked at closely, as most are."""
         counts = gradients["zero_count"]
         if len(counts) != len(watch.all_zero) or (counts >= watch.all_zero).tobytes() != watch.zero:

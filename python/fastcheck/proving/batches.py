@@ -8,7 +8,7 @@ from typing import Any, Optional
 
 import torch
 
-from .case import Case
+from .case import TestedStep
 from .computed import Computed
 from .given import TARGETS
 from .relation import Relation
@@ -17,12 +17,12 @@ _POSITIONS = r"position"
 _SEGMENTS = r"segment|sequence_id|seq_idx|document|doc_id"
 
 
-def _names(case: Case, modules: Sequence[torch.nn.Module]) -> str:
+def _names(case: TestedStep, modules: Sequence[torch.nn.Module]) -> str:
     paths = {module: path for path, module in case.model.named_modules()}
     return f"{type(modules[0]).__name__} {paths.get(modules[0], '')}".strip()
 
 
-def _shared_by_rows(case: Case) -> str:
+def _shared_by_rows(case: TestedStep) -> str:
     """The part that lets one row reach another on purpose, as far as modules tell."""
     if case.learned.batch_norms:
         return f"depends on the batch by design: {_names(case, case.learned.batch_norms)}"
@@ -36,12 +36,12 @@ class _Rows(Relation):
     mixes_rows = True
     draws_alike = False
 
-    def why_not(self, case: Case) -> str:
+    def why_not(self, case: TestedStep) -> str:
         if not case.given.rows:
             return "where the batch has its rows is not known: its tensors disagree"
         return "" if case.given.rows > 1 else "the batch has one row"
 
-    def by_design(self, case: Case) -> str:
+    def by_design(self, case: TestedStep) -> str:
         return _shared_by_rows(case)
 
 
@@ -50,7 +50,7 @@ class Permuted(_Rows):
 
     name = "rows in another order"
 
-    def _order(self, case: Case) -> list[int]:
+    def _order(self, case: TestedStep) -> list[int]:
         # Halves change places too, and not only neighbours: a micro-batch gets other rows.
         # No row keeps its place.
         n = case.given.rows
@@ -59,14 +59,14 @@ class Permuted(_Rows):
             order[-2:] = reversed(order[-2:])
         return order
 
-    def batch(self, case: Case) -> Any:
+    def batch(self, case: TestedStep) -> Any:
         return case.take_rows(self._order(case))
 
-    def back(self, case: Case, computed: Computed) -> Computed:
+    def back(self, case: TestedStep, computed: Computed) -> Computed:
         inverse = torch.tensor(self._order(case)).argsort()
         return computed.map_rows(lambda t: t.index_select(0, inverse.to(t.device)))
 
-    def by_design(self, case: Case) -> str:
+    def by_design(self, case: TestedStep) -> str:
         return ""  # it has the same company
 
 
@@ -78,12 +78,12 @@ class Alone(_Rows):
     name = "rows do not reach each other"
     kinds = ("output",)
 
-    def run(self, case: Case, base: Computed, sites: bool = False) -> Computed:
+    def run(self, case: TestedStep, base: Computed, sites: bool = False) -> Computed:
         n = case.given.rows
         parts = [case.compute(case.take_rows([row] * n), sites=sites) for row in (0, n - 1)]
         return joined([part.map_rows(lambda tensor: tensor[:1]) for part in parts], (0.0, 0.0))
 
-    def reference(self, case: Case, base: Computed, sites: bool = False) -> Computed:
+    def reference(self, case: TestedStep, base: Computed, sites: bool = False) -> Computed:
         tensors = {k: t[[0, -1]] for k, t in base.tensors.items() if k in base.rows}
         return Computed(tensors, base.rows)
 
@@ -99,7 +99,7 @@ class MicroBatches(_Rows):
 
     _weights = (0.0, 0.0)
 
-    def run(self, case: Case, base: Computed, sites: bool = False) -> Computed:
+    def run(self, case: TestedStep, base: Computed, sites: bool = False) -> Computed:
         n = case.given.rows
         split = (n + 1) // 2
         parts = [
@@ -109,7 +109,7 @@ class MicroBatches(_Rows):
         self._weights = _fitted(base, parts)
         return joined(parts, self._weights)
 
-    def note(self, case: Case) -> str:
+    def note(self, case: TestedStep) -> str:
         a, b = self._weights
         n = case.given.rows
         split = (n + 1) // 2
@@ -167,7 +167,7 @@ class Padded(_Rows):
     _tokens = 3
     _left = False
 
-    def why_not(self, case: Case) -> str:
+    def why_not(self, case: TestedStep) -> str:
         reason = super().why_not(case)
         if reason or not case.given.mask:
             return reason or "the batch has no padding mask ([rows, tokens], 0 and 1)"
@@ -179,7 +179,7 @@ class Padded(_Rows):
             return "the batch has a mask of every pair of tokens"
         return ""
 
-    def batch(self, case: Case) -> Any:
+    def batch(self, case: TestedStep) -> Any:
         mask = case.given.tensors[case.given.mask]
         is_hidden = mask != case.given.real
 
@@ -203,7 +203,7 @@ class Padded(_Rows):
 
         return case.map_batch(longer)
 
-    def back(self, case: Case, computed: Computed) -> Computed:
+    def back(self, case: TestedStep, computed: Computed) -> Computed:
         longer = case.given.length + self._tokens
         start = self._tokens if self._left else 0
 
@@ -222,11 +222,11 @@ class LeftPadded(Padded):
     name = "left padding"
     _left = True
 
-    def why_not(self, case: Case) -> str:
+    def why_not(self, case: TestedStep) -> str:
         reason = super().why_not(case)
         return reason or ("" if case.given.named(_POSITIONS) else "the batch has no positions")
 
-    def reference(self, case: Case, base: Computed, sites: bool = False) -> Computed:
+    def reference(self, case: TestedStep, base: Computed, sites: bool = False) -> Computed:
         return case.compute(case.map_batch(case.given.without_first_target), sites=sites)
 
 
@@ -238,7 +238,7 @@ class Packed(_Rows):
 
     name = "packed into one row"
 
-    def why_not(self, case: Case) -> str:
+    def why_not(self, case: TestedStep) -> str:
         reason, given = super().why_not(case), case.given
         if reason or not given.mask:
             return reason or "the batch has no padding mask ([rows, tokens], 0 and 1)"
@@ -247,7 +247,7 @@ class Packed(_Rows):
         has_segments = given.named(_SEGMENTS) or getattr(case.model, "_supports_flash_attn", False)
         return "" if has_segments else "neither segments in the batch nor a model that packs"
 
-    def batch(self, case: Case) -> Any:
+    def batch(self, case: TestedStep) -> Any:
         given = case.given
         real = given.tensors[given.mask] == given.real
 
@@ -260,7 +260,7 @@ class Packed(_Rows):
 
         return case.map_batch(packed)
 
-    def back(self, case: Case, computed: Computed) -> Computed:
+    def back(self, case: TestedStep, computed: Computed) -> Computed:
         given = case.given
         real = given.tensors[given.mask] == given.real
 
@@ -275,11 +275,11 @@ class Packed(_Rows):
 
         return computed.map_rows(unpacked)
 
-    def reference(self, case: Case, base: Computed, sites: bool = False) -> Computed:
+    def reference(self, case: TestedStep, base: Computed, sites: bool = False) -> Computed:
         batch = case.map_batch(lambda name, tensor: self._as_packed(case, name, tensor))
         return case.compute(batch, sites=sites)
 
-    def _as_packed(self, case: Case, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    def _as_packed(self, case: TestedStep, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor in rows still, with the targets and the segments that it has when packed."""
         given = case.given
         if name == given.named(_SEGMENTS):

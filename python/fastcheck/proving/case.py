@@ -1,4 +1,4 @@
-"""Case: one step of a model, computed as often as wanted from the same state."""
+"""TestedStep: one step of a model, computed as often as wanted from the same state."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .observer import Inside, Learned, Observer
 from .torch_calls import Calls, seen_checkpoints, within, without_dropout_of_recurrent
 
 
-class Layout:
+class RowAxis:
     """The place where a tensor has the rows of the batch: the dimension, and how many entries each
     has.
     """
@@ -64,7 +64,7 @@ class Settings:
     learns: bool = False
 
 
-class Case:
+class TestedStep:
     """The step, its batch and its model, and what is known of them.
 
     ``given``: the batch. ``learned``: what the step calls. ``settings``: of the next computation.
@@ -88,7 +88,7 @@ class Case:
         self.settings, self.learned = Settings(), Learned()
         self.inside: Optional[Inside] = None
         self.draws = False
-        self.layouts: dict[Key, Layout] = {}
+        self.layouts: dict[Key, RowAxis] = {}
         self._loose = [
             (vars(module), name, value, value.detach().clone())
             for module in model.modules()
@@ -133,7 +133,7 @@ class Case:
             if fewer is full and tensor.dim() and tensor.shape[0] == self.given.rows:
                 shape = torch.Size((counts[1], *tensor.shape[1:]))
             if shape is not None:
-                self.layouts[key] = Layout((tensor.shape, shape), counts)
+                self.layouts[key] = RowAxis((tensor.shape, shape), counts)
 
     def become_rank(self, model: Any) -> None:
         """The step computes with ``model``, which is the model as this rank has it."""

@@ -8,7 +8,7 @@ import torch
 
 from fastcheck.errors import ConfigError
 
-from .case import Case
+from .case import TestedStep
 from .computed import Computed, is_site
 from .relation import Relation
 
@@ -28,7 +28,7 @@ class Golden(Relation):
     def __init__(self, path: Path, update: bool = False) -> None:
         self._path, self._update = path, update
 
-    def run(self, case: Case, base: Computed, sites: bool = False) -> Computed:
+    def run(self, case: TestedStep, base: Computed, sites: bool = False) -> Computed:
         now = {key: t for key, t in base.tensors.items() if not is_site(key)}
         if self._update:
             self._path.parent.mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,7 @@ from torch.utils import checkpoint as checkpointing
 
 from fastcheck.utils.torch.training_state import Generators
 
-from .case import Case
+from .case import TestedStep
 from .computed import Computed
 from .relation import Relation
 from .torch_calls import seen_checkpoints
@@ -27,7 +27,7 @@ class Again(Relation):
     kinds = ("loss", "output", "gradient", "update")
     is_exact = True
 
-    def run(self, case: Case, base: Computed, sites: bool = False) -> Computed:
+    def run(self, case: TestedStep, base: Computed, sites: bool = False) -> Computed:
         kept = {name: t.detach().clone() for name, t in case.given.tensors.items()}
         case.compute(case.map_batch(lambda name, _: kept[name]))
         return case.compute(case.map_batch(lambda name, _: kept[name]), sites=sites)
@@ -39,13 +39,13 @@ class EvaluatedTwice(Relation):
     name = "evaluation twice"
     kinds = ("output",)
 
-    def why_not(self, case: Case) -> str:
+    def why_not(self, case: TestedStep) -> str:
         return "" if case.learned.call != ((), {}) else "the step does not call the model itself"
 
-    def run(self, case: Case, base: Computed, sites: bool = False) -> Computed:
+    def run(self, case: TestedStep, base: Computed, sites: bool = False) -> Computed:
         return case.evaluate(1, sites)
 
-    def reference(self, case: Case, base: Computed, sites: bool = False) -> Computed:
+    def reference(self, case: TestedStep, base: Computed, sites: bool = False) -> Computed:
         return case.evaluate(0, sites)
 
 
@@ -57,15 +57,15 @@ class Checkpointed(Relation):
     name = "activation checkpointing"
     kinds = ("loss", "output", "gradient", "update")
 
-    def why_not(self, case: Case) -> str:
+    def why_not(self, case: TestedStep) -> str:
         if case.learned.checkpoints or self._has_switch(case) or self._layers(case):
             return ""
         return "the model has no repeated layers"
 
-    def _has_switch(self, case: Case) -> bool:
+    def _has_switch(self, case: TestedStep) -> bool:
         return bool(getattr(case.model, "supports_gradient_checkpointing", False))
 
-    def _layers(self, case: Case) -> list[torch.nn.Module]:
+    def _layers(self, case: TestedStep) -> list[torch.nn.Module]:
         lists = (torch.nn.ModuleList, torch.nn.Sequential)
         return [
             layer
@@ -76,7 +76,7 @@ class Checkpointed(Relation):
         ]
 
     @contextlib.contextmanager
-    def changed(self, case: Case) -> Iterator[None]:
+    def changed(self, case: TestedStep) -> Iterator[None]:
         if case.learned.checkpoints:
             with seen_checkpoints(leave_out=True):
                 yield
@@ -105,7 +105,7 @@ class Checkpointed(Relation):
                 stack.enter_context(mock.patch.object(layer, "forward", again))
             yield
 
-    def note(self, case: Case) -> str:
+    def note(self, case: TestedStep) -> str:
         return "switched off" if case.learned.checkpoints else "switched on"
 
 
@@ -114,12 +114,12 @@ class AttentionBackend(Relation):
 
     name = "attention by its definition"
 
-    def why_not(self, case: Case) -> str:
+    def why_not(self, case: TestedStep) -> str:
         return "" if case.learned.attention_calls else "scaled_dot_product_attention is not called"
 
     draws_alike = False  # a backend draws dropout in its own way
 
-    def changed(self, case: Case) -> Any:
+    def changed(self, case: TestedStep) -> Any:
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
         return sdpa_kernel(SDPBackend.MATH)
@@ -132,11 +132,11 @@ class Autocast(Relation):
 
     name = "autocast against none"
 
-    def why_not(self, case: Case) -> str:
+    def why_not(self, case: TestedStep) -> str:
         return "" if case.learned.has_autocast else "the step does not use torch.autocast"
 
     @contextlib.contextmanager
-    def changed(self, case: Case) -> Iterator[None]:
+    def changed(self, case: TestedStep) -> Iterator[None]:
         def nothing(self: Any, *error: object) -> None:
             return None
 
@@ -152,7 +152,7 @@ class Unshared(Relation):
     name = "shared parameters as copies"
     kinds = ("loss", "output", "gradient")
 
-    def _places(self, case: Case) -> list[tuple[str, str]]:
+    def _places(self, case: TestedStep) -> list[tuple[str, str]]:
         first: dict[int, str] = {}
         found = []
         for name, parameter in case.model.named_parameters(remove_duplicate=False):
@@ -161,10 +161,10 @@ class Unshared(Relation):
             first.setdefault(id(parameter), name)
         return found
 
-    def why_not(self, case: Case) -> str:
+    def why_not(self, case: TestedStep) -> str:
         return "" if self._places(case) else "no parameter stands in two places"
 
-    def run(self, case: Case, base: Computed, sites: bool = False) -> Computed:
+    def run(self, case: TestedStep, base: Computed, sites: bool = False) -> Computed:
         case.put_back()  # the copies are of the weights as they are computed with
         undo, copies = [], []
         for original, name in self._places(case):
@@ -201,7 +201,7 @@ class SavedAndLoaded(Relation):
     draws_alike = False  # a model that is built anew in its first step draws its weights there
     kinds = ("loss", "output", "gradient", "update")
 
-    def run(self, case: Case, base: Computed, sites: bool = False) -> Computed:
+    def run(self, case: TestedStep, base: Computed, sites: bool = False) -> Computed:
         case.compute()
         holders: list[Any] = [case.model, *case.optimizers]
         file = io.BytesIO()
@@ -214,6 +214,6 @@ class SavedAndLoaded(Relation):
         generators.put_back()
         return case.compute(put_back=False, sites=sites)
 
-    def reference(self, case: Case, base: Computed, sites: bool = False) -> Computed:
+    def reference(self, case: TestedStep, base: Computed, sites: bool = False) -> Computed:
         case.compute()
         return case.compute(put_back=False, sites=sites)

@@ -15,7 +15,7 @@ from fastcheck.utils.torch.flatten import flatten
 from fastcheck.utils.torch.training_state import TrainingState
 
 from . import batches, models
-from .case import Case, Settings
+from .case import Settings, TestedStep
 from .computed import Computed, Key
 from .ranks import under_ddp, under_fsdp
 from .relation import Relation
@@ -98,7 +98,7 @@ def prove(
     began = time.monotonic()
     state = TrainingState([model], optimizers=optimizers, others=also, tensors=tensors)
     with set_aside([model]), state:
-        case = Case(step, batch, model, list(optimizers), state)
+        case = TestedStep(step, batch, model, list(optimizers), state)
         try:
             prover = Prover(case)
             outcomes = tuple(prover.ask(relation) for relation in asked)
@@ -111,7 +111,7 @@ def prove(
 class Prover:
     """Asks relations of one step."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: TestedStep) -> None:
         self.case = case
         self._floors: dict[bool, Floor] = {}
         case.learn()

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from fastcheck.errors import ConfigError
 
 from .batches import joined
-from .case import Case
+from .case import TestedStep
 from .computed import Computed
 from .relation import Relation
 
@@ -49,7 +49,7 @@ class Ranks(Relation):
         self._wrap, self._count, self._shares_rows = wrap, count, shares_rows
         self._found = Computed()
 
-    def why_not(self, case: Case) -> str:
+    def why_not(self, case: TestedStep) -> str:
         if not case.takes_model:
             return "the step takes no model: a rank calls it as step(model, batch)"
         if self._shares_rows and (not case.given.rows or case.given.rows % self._count):
@@ -60,13 +60,13 @@ class Ranks(Relation):
             return "ranks are forks of a process that is no rank, with its model on the CPU"
         return ""
 
-    def _batch(self, case: Case, rank: int) -> Any:
+    def _batch(self, case: TestedStep, rank: int) -> Any:
         if not self._shares_rows:
             return super().batch(case)
         share = case.given.rows // self._count
         return case.take_rows(range(rank * share, (rank + 1) * share))
 
-    def reference(self, case: Case, base: Computed, sites: bool = False) -> Computed:
+    def reference(self, case: TestedStep, base: Computed, sites: bool = False) -> Computed:
         ranks = self._run_ranks(case, sites)
         weights = [1 / self._count] * self._count
         wanted, found = base, ranks[0]
@@ -86,10 +86,10 @@ class Ranks(Relation):
         self._found = Computed({k: t for k, t in found.tensors.items() if k in kept}, found.rows)
         return Computed(kept, wanted.rows)
 
-    def run(self, case: Case, base: Computed, sites: bool = False) -> Computed:
+    def run(self, case: TestedStep, base: Computed, sites: bool = False) -> Computed:
         return self._found
 
-    def _run_ranks(self, case: Case, sites: bool) -> list[Computed]:
+    def _run_ranks(self, case: TestedStep, sites: bool) -> list[Computed]:
         import torch._dynamo  # DistributedDataParallel does, in each rank anew
 
         case.put_back()
@@ -121,7 +121,7 @@ class Ranks(Relation):
             raise RuntimeError(f"rank {rank}: {found}")
         return Computed(*found)
 
-    def _be_rank(self, case: Case, rank: int, folder: str, sites: bool) -> None:
+    def _be_rank(self, case: TestedStep, rank: int, folder: str, sites: bool) -> None:
         found: Any = "it ended"
         try:
             torch.set_num_threads(1)  # the threads of OpenMP did not come along

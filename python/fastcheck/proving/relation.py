@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from .case import Case
+from .case import TestedStep
 from .computed import Computed
 
 
@@ -41,37 +41,37 @@ class Relation:
     reduces = False
     draws_alike = True
 
-    def why_not(self, case: Case) -> str:
+    def why_not(self, case: TestedStep) -> str:
         """The reason why the relation can't be asked of this step, or ``""``."""
         return ""
 
-    def by_design(self, case: Case) -> str:
+    def by_design(self, case: TestedStep) -> str:
         """The reason why this step may depend on what the relation changes, or ``""``."""
         return ""
 
-    def changed(self, case: Case) -> contextlib.AbstractContextManager[Any]:
+    def changed(self, case: TestedStep) -> contextlib.AbstractContextManager[Any]:
         """A context in which the model, or torch, computes otherwise. It undoes what it does."""
         return contextlib.nullcontext()
 
-    def batch(self, case: Case) -> Any:
+    def batch(self, case: TestedStep) -> Any:
         """The batch in its other form; see ``case.map_batch`` and ``case.take_rows``."""
         return case.map_batch(lambda _, tensor: tensor.detach().clone())
 
-    def back(self, case: Case, computed: Computed) -> Computed:
+    def back(self, case: TestedStep, computed: Computed) -> Computed:
         """The results of the computation in the form of the step as it is. The tensors whose keys
         are in ``computed.rows`` have the rows of the batch in their first dimension.
         """
         return computed
 
-    def reference(self, case: Case, base: Computed, sites: bool = False) -> Computed:
+    def reference(self, case: TestedStep, base: Computed, sites: bool = False) -> Computed:
         """The part of the step as it is that ``back()`` returns."""
         return base
 
-    def note(self, case: Case) -> str:
+    def note(self, case: TestedStep) -> str:
         """A note on what was seen beside the score."""
         return ""
 
-    def run(self, case: Case, base: Computed, sites: bool = False) -> Computed:
+    def run(self, case: TestedStep, base: Computed, sites: bool = False) -> Computed:
         """The computation, in the form of ``base``, the step as it is."""
         with self.changed(case):
             return self.back(case, case.compute(self.batch(case), sites=sites))

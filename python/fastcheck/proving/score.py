@@ -9,7 +9,7 @@ from typing import Optional
 
 import torch
 
-from .case import Case
+from .case import TestedStep
 from .computed import Computed, Key, is_of_rows, is_site
 from .observer import Inside
 from .relation import Relation
@@ -34,7 +34,7 @@ class Floor:
     _least: dict[Key, float] = field(default_factory=dict)
 
     @classmethod
-    def measure(cls, case: Case, sites: bool = False, ulps: float = 1.0) -> Floor:
+    def measure(cls, case: TestedStep, sites: bool = False, ulps: float = 1.0) -> Floor:
         """Four computations of the step; ``ulps``: by how many the weights move, for a step that
         differs by itself, which counts by so much less then.
         """
@@ -109,12 +109,12 @@ class Floor:
         return norm if norm == norm else float("inf")
 
 
-def ulps_of(case: Case, relation: Relation) -> float:
+def ulps_of(case: TestedStep, relation: Relation) -> float:
     """The number of ulps by which the weights move for the noise of this relation."""
     return 4 * case.far if relation.is_exact else 1.0
 
 
-def find_place(case: Case, relation: Relation) -> Optional[Place]:
+def find_place(case: TestedStep, relation: Relation) -> Optional[Place]:
     """The first tensor of a module, in the order of the computation, that differs by more than its
     noise; then the same of the operators that this module calls itself.
     """
@@ -157,7 +157,7 @@ def find_place(case: Case, relation: Relation) -> Optional[Place]:
         case.inside = None
 
 
-def _first(case: Case, relation: Relation, phase: str = "") -> Optional[tuple[Key, float]]:
+def _first(case: TestedStep, relation: Relation, phase: str = "") -> Optional[tuple[Key, float]]:
     kinds = tuple(
         f"{way} {role}"
         for way in ("forward", "backward")

@@ -175,9 +175,9 @@ UNREAD, UNKNOWN_DEVICE = -1, -2
 IS_NEW, IS_BAD, ELSEWHERE, NEEDS_GRADIENT, NEW_STREAM = 1, 2, 4, 8, 16
 _DTYPE_SHIFT, _ORDER_SHIFT = 5, 10
 #: The bits above them: the sequence number under which the tensor is remembered.
-TOKEN_SHIFT = 11
-#: The token of a tensor that could not be read; larger than any sequence number.
-NO_TOKEN = 2**50
+SEQ_SHIFT = 11
+#: The seq of a tensor that could not be read; larger than any sequence number.
+NO_SEQ = 2**50
 
 
 def identity_of(code: int) -> tuple[int, int]:
@@ -202,7 +202,7 @@ class HookReader(Protocol):
         any_dtype: bool,
         /,
     ) -> int:
-        """UNREAD, UNKNOWN_DEVICE, or bits and a token, as above. ``index``: the slot that a record
+        """UNREAD, UNKNOWN_DEVICE, or bits and a seq, as above. ``index``: the slot that a record
         goes to. ``any_dtype``: integers are read too. Raises the kernel's error for a tensor that
         it refuses, which is remembered by then. Does not synchronise.
         """
@@ -248,12 +248,12 @@ class PythonReader:
             return UNKNOWN_DEVICE
         if not can_read(tensor):
             return UNREAD
-        token = self._seen.add(tensor, seq)
-        if token == NO_TOKEN:
+        tensor_seq = self._seen.add(tensor, seq)
+        if tensor_seq == NO_SEQ:
             return UNREAD
-        if token >= 0:
-            return token << TOKEN_SHIFT
-        code = seq << TOKEN_SHIFT | IS_NEW
+        if tensor_seq >= 0:
+            return tensor_seq << SEQ_SHIFT
+        code = seq << SEQ_SHIFT | IS_NEW
         if tensor.requires_grad:
             code |= NEEDS_GRADIENT
         if not tensor.is_cpu:

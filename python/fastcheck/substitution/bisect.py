@@ -105,7 +105,7 @@ def bisect(
         if not callable(function):
             raise ConfigError(f"{name} must be callable, got {function!r}")
     chosen = override(ops, modules, device=device, dtype=dtype)  # checks the options
-    search = _Search(run, metric, chosen.elsewhere, _BY[by])
+    search = _BisectSearch(run, metric, chosen.elsewhere, _BY[by])
     selection = make_selection("op", ops, modules, None, None)
     before = search.measure_unchanged(selection)
     names = tuple(search.names)
@@ -125,7 +125,7 @@ def bisect(
     return search.result(culprits, before, after, search.metric_of(culprits), limit)
 
 
-class _Search:
+class _BisectSearch:
     """Runs with some names elsewhere, and keeps each metric."""
 
     def __init__(

@@ -82,12 +82,12 @@ class Named(NamedTuple):
 
 
 class Gradient(NamedTuple):
-    """The gradient of the tensor whose record has the number ``token``."""
+    """The gradient of the tensor whose record has the number ``tensor_seq``."""
 
     seq: int
     call: Call
     role: str
-    token: int
+    tensor_seq: int
     is_scaled: bool
 
 
@@ -300,7 +300,7 @@ Seen = Union[
 Entry = Union[Seen, Moment, ScaleDecided, Task]
 
 
-class Replay:
+class GraphReplay:
     """One replay of a captured graph, in the place of the entries of the capture."""
 
     __slots__ = ()
@@ -310,7 +310,7 @@ class Replay:
         raise NotImplementedError
 
 
-Written = Union[Entry, Call, Replay]
+Written = Union[Entry, Call, GraphReplay]
 
 
 class Journal:
@@ -321,18 +321,18 @@ class Journal:
     def __init__(self) -> None:
         self.entries: list[Written] = []
         # The entries that matter even where no record is non-finite.
-        self.due: list[Union[Entry, Replay]] = []
+        self.due: list[Union[Entry, GraphReplay]] = []
         # Numbers of tensors that are in the entries, and have no record.
         self.unread: list[int] = []
 
-    def add_due(self, entry: Union[Entry, Replay]) -> None:
+    def add_due(self, entry: Union[Entry, GraphReplay]) -> None:
         self.entries.append(entry)
         self.due.append(entry)
 
 
 def expanded(written: Written, bad: Records = NO_RECORDS) -> Iterator[Entry]:
     """The entries that stand for what is written in a journal."""
-    if isinstance(written, Replay):
+    if isinstance(written, GraphReplay):
         yield from written.entries(bad)
         return
     if isinstance(written, (tuple, Moment, Task)):

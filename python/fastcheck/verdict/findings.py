@@ -1,5 +1,5 @@
 """The findings of a step: a Finding for each non-finite record while its verdict is open, with one
-State, which Findings alone changes.
+FindingState, which Findings alone changes.
 
     NEW ---> FINAL                   decided at once
      +-----> DOUBTFUL ---> FINAL     it may be on purpose (-Inf alone, the batch): harm decides
@@ -52,7 +52,7 @@ _SATURABLE = frozenset({"output", "loss", "grad_input", "grad_output", "param_gr
 _GRADIENTS = frozenset({"grad_input", "grad_output", "param_grad", "grad_norm"})
 
 
-class State(enum.Enum):
+class FindingState(enum.Enum):
     """The state of decision of a finding; see the diagram above. With each the verdict
     meanwhile.
     """
@@ -82,7 +82,7 @@ class State(enum.Enum):
 CONFIRMED = frozenset({Verdict.ORIGIN, Verdict.ARRIVED, Verdict.PROPAGATED})
 
 
-class Outcome(NamedTuple):
+class PossibleVerdict(NamedTuple):
     """The outcome of an undecided finding if it turns out to matter."""
 
     verdict: Verdict
@@ -166,10 +166,10 @@ class Finding:
         # parameter was read.
         self.position = self.seq
         self.blamed = Blame(self.site, call if role == "output" else None)
-        self.state = State.NEW
+        self.state = FindingState.NEW
         self.verdict = Verdict.NONE
         self.reason = ""
-        self.then: Optional[Outcome] = None
+        self.then: Optional[PossibleVerdict] = None
         self.cause: Optional[Finding] = None
         self.counted = False
         # It is in the batch that this rank was given, and came from no other rank.
@@ -261,10 +261,10 @@ class Finding:
 
     # The state
 
-    def stand(self, state: State, verdict: Verdict) -> None:
+    def stand(self, state: FindingState, verdict: Verdict) -> None:
         """Sets the state, and the verdict that it has meanwhile. For Findings alone."""
-        is_concluded = state is State.FINAL and self.state.by_consequence
-        self.state = State.CONCLUDED if is_concluded else state
+        is_concluded = state is FindingState.FINAL and self.state.by_consequence
+        self.state = FindingState.CONCLUDED if is_concluded else state
         self.verdict = verdict
 
     @property
@@ -281,7 +281,7 @@ class Finding:
         """Whether it came in with the batch, and nothing has shown harm: a weight's gradient is
         made of it, even where the output is finite.
         """
-        return self.role == "input" and self.state is State.DOUBTFUL and not self.only_neginf
+        return self.role == "input" and self.state is FindingState.DOUBTFUL and not self.only_neginf
 
     @property
     def root(self) -> Finding:
@@ -380,19 +380,19 @@ class Findings:
     @property
     def has_held_gradients(self) -> bool:
         """Whether scaled gradients still wait for what the scaler decides."""
-        return any(f.state is State.SCALED for f in self.all)
+        return any(f.state is FindingState.SCALED for f in self.all)
 
     @property
     def has_unused_gradients(self) -> bool:
         """Whether there are these, or gradients that no optimizer has used yet."""
-        return any(f.state in (State.SCALED, State.UNUSED) for f in self.all)
+        return any(f.state in (FindingState.SCALED, FindingState.UNUSED) for f in self.all)
 
     # The states
 
     def decide(
         self, finding: Finding, verdict: Verdict, reason: str, cause: Optional[Finding] = None
     ) -> None:
-        self._enter(finding, State.FINAL, verdict, reason)
+        self._enter(finding, FindingState.FINAL, verdict, reason)
         finding.cause = cause
 
     def propagate(self, finding: Finding, cause: Finding) -> None:
@@ -404,9 +404,9 @@ class Findings:
     def hold(
         self,
         finding: Finding,
-        state: State,
+        state: FindingState,
         reason: str,
-        then: Outcome,
+        then: PossibleVerdict,
         cause: Optional[Finding] = None,
     ) -> None:
         """Leaves it undecided, with a reason for now."""
@@ -414,9 +414,11 @@ class Findings:
         finding.then = then
         finding.cause = cause
 
-    def hold_scaled(self, finding: Finding, then: Outcome, cause: Optional[Finding] = None) -> None:
+    def hold_scaled(
+        self, finding: Finding, then: PossibleVerdict, cause: Optional[Finding] = None
+    ) -> None:
         reason = "a scaled gradient; loss scaling decides what becomes of it"
-        self.hold(finding, State.SCALED, reason, then, cause)
+        self.hold(finding, FindingState.SCALED, reason, then, cause)
 
     def release(self, finding: Finding, clause: str = "") -> None:
         """Decides a finding that matters: ``then`` comes true, where it was not decided. ``clause``
@@ -425,26 +427,28 @@ class Findings:
         verdict, reason = finding.verdict, finding.reason
         if finding.then is not None and (finding.state.is_undecided or finding.state.is_pending):
             verdict, reason = finding.then
-        self._enter(finding, State.FINAL, verdict, f"{reason}; {clause}" if clause else reason)
+        self._enter(
+            finding, FindingState.FINAL, verdict, f"{reason}; {clause}" if clause else reason
+        )
 
     def pass_blame(self, given: Finding, maker: Finding, reason: str) -> None:
         """Blames ``maker``, for this reason, in place of ``given``, which was counted."""
         maker.position, maker.counted, given.counted = given.position, True, False
         self.add(maker)
         self.decide(maker, Verdict.ORIGIN, reason)
-        self.lapse(given, State.SETTLED, "what came of it was made of other infinities")
+        self.lapse(given, FindingState.SETTLED, "what came of it was made of other infinities")
         for finding in self.all:
             if finding.cause is given:
                 self.propagate(finding, maker)
 
     def lapse(
-        self, finding: Finding, state: State, reason: str, cause: Optional[Finding] = None
+        self, finding: Finding, state: FindingState, reason: str, cause: Optional[Finding] = None
     ) -> None:
         """Nothing came of it until now."""
         self._enter(finding, state, state.meanwhile, reason)
         finding.cause = cause
 
-    def _enter(self, finding: Finding, state: State, verdict: Verdict, reason: str) -> None:
+    def _enter(self, finding: Finding, state: FindingState, verdict: Verdict, reason: str) -> None:
         finding.stand(state, verdict)
         clause = unread_clause(self.unread_count)
         if verdict in (Verdict.ORIGIN, Verdict.ARRIVED) and clause not in reason:
@@ -457,18 +461,20 @@ class Findings:
     def skip_unused(self) -> None:
         """No optimizer will use what it has not used until now."""
         for finding in self.all:
-            if finding.state is State.UNUSED:
+            if finding.state is FindingState.UNUSED:
                 reason = "the training loop has left this update out"
-                self.lapse(finding, State.SCALED, reason, finding.cause)
+                self.lapse(finding, FindingState.SCALED, reason, finding.cause)
 
     def settle_scaled(self, skipped: bool) -> Optional[Finding]:
         """The scaler has decided. Returns the first scaled gradient where the update was
         ``skipped``; otherwise the scaled gradients get the verdicts planned for them.
         """
-        held = [f for f in self.all if f.state is State.SCALED]
+        held = [f for f in self.all if f.state is FindingState.SCALED]
         for finding in held:
             if skipped:
-                finding.stand(State.SKIPPED, finding.verdict)  # the same: nothing has changed
+                finding.stand(
+                    FindingState.SKIPPED, finding.verdict
+                )  # the same: nothing has changed
             else:
                 self.release(finding)
         return held[0] if skipped and held else None
@@ -493,7 +499,7 @@ class Findings:
     def remember_masks(self) -> None:
         """The step has ended: sites whose -Inf did no harm are remembered as masks."""
         if self.first_confirmed is None:
-            self.memory.masks.update(f.site for f in self.all if f.state is State.DOUBTFUL)
+            self.memory.masks.update(f.site for f in self.all if f.state is FindingState.DOUBTFUL)
 
     def add_overflow(self, finding: Finding, reason: str) -> None:
         """The overflow status of a saturating device was set, and no tensor of the step shows it: a

@@ -14,7 +14,7 @@ from fastcheck.utils.names.api import format_call
 _OPTIMIZER = 2
 
 
-class Place(NamedTuple):
+class Destination(NamedTuple):
     """``kind``: output, loss, gradient, update, state, host, ranks or integers. ``clause`` ends a
     reason: "it reached the loss".
     """
@@ -34,9 +34,9 @@ class Place(NamedTuple):
 
 
 #: What the observer itself sees, numbered as in csrc/torch/op_level/incident.h (kHostPlace, ...).
-HOST = Place("host", "the host read it")
-RANKS = Place("ranks", "it was sent to other ranks")
-INTEGERS = Place("integers", "it was converted to integers, which have no NaN")
+HOST = Destination("host", "the host read it")
+RANKS = Destination("ranks", "it was sent to other ranks")
+INTEGERS = Destination("integers", "it was converted to integers, which have no NaN")
 
 
 class NonfiniteInput(NamedTuple):

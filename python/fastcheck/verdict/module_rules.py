@@ -42,7 +42,7 @@ from .entries import (
     UnusedGradients,
     UsedGradients,
 )
-from .findings import CONFIRMED, Blame, Finding, Findings, Outcome, State
+from .findings import CONFIRMED, Blame, Finding, Findings, FindingState, PossibleVerdict
 from .step import Step
 
 LOSS_OVERFLOWED = (
@@ -120,7 +120,9 @@ class ModuleRules:
         if finding.only_neginf or (entry.is_data and not finding.is_saturated):
             # A model may impute what is missing: what it makes of it decides.
             waits = finding.mask_reason if finding.only_neginf else "it came in with the batch"
-            self.findings.hold(finding, State.DOUBTFUL, waits, Outcome(Verdict.ARRIVED, reason))
+            self.findings.hold(
+                finding, FindingState.DOUBTFUL, waits, PossibleVerdict(Verdict.ARRIVED, reason)
+            )
         else:
             self.findings.decide(finding, Verdict.ARRIVED, reason)
 
@@ -144,7 +146,7 @@ class ModuleRules:
         earlier = [f for f in self.findings.all[:-1] if not f.is_gradient]
         related += [f for f in earlier if f.verdict in CONFIRMED][:1]
         related += [f for f in earlier if f.state.is_pending and not f.uses.is_absorbed][:1]
-        self._judge_forward(finding, related, None, parent.node, Outcome(verdict, reason))
+        self._judge_forward(finding, related, None, parent.node, PossibleVerdict(verdict, reason))
 
     def _recomputed(self, finding: Finding, entry: Recomputed) -> None:
         """Judges a finding of a recomputed call, whose first run was judged."""
@@ -152,11 +154,11 @@ class ModuleRules:
             f"{entry.call.node.name} was recomputed in backward (activation checkpointing): its "
             "first run counts"
         )
-        then = Outcome(Verdict.PROPAGATED, reason)
+        then = PossibleVerdict(Verdict.PROPAGATED, reason)
         place = finding.site, finding.record["call"]
         first = next(f for f in self.findings.all if (f.site, f.record["call"]) == place)
         if finding.only_neginf:
-            self.findings.hold(finding, State.DOUBTFUL, reason, then)
+            self.findings.hold(finding, FindingState.DOUBTFUL, reason, then)
         elif first is not finding and first.state.is_pending:
             self._pend(finding, then, first.root)
         else:
@@ -198,7 +200,7 @@ class ModuleRules:
                 reason += f"the -Inf of {place} (a row that is masked entirely does this)"
             else:
                 reason += f"some that did no harm until then: {place}"
-        self._judge_forward(finding, related, call, call.node, Outcome(verdict, reason))
+        self._judge_forward(finding, related, call, call.node, PossibleVerdict(verdict, reason))
 
     def _judge_forward(
         self,
@@ -206,7 +208,7 @@ class ModuleRules:
         related: list[Finding],
         call: Optional[Call],
         owner: ModuleNode,
-        then: Outcome,
+        then: PossibleVerdict,
     ) -> None:
         """``call``: it is an output of this one; None: ``owner`` has given it to a submodule."""
         confirmed = next((f for f in related if f.verdict in CONFIRMED), None)
@@ -221,7 +223,7 @@ class ModuleRules:
         if finding.only_neginf:
             fresh = (f for f in tentative if not (f.uses.is_absorbed or self._is_mask(f.root)))
             cause = next(fresh, tentative[0] if tentative else None)
-            self.findings.hold(finding, State.DOUBTFUL, finding.mask_reason, then, cause)
+            self.findings.hold(finding, FindingState.DOUBTFUL, finding.mask_reason, then, cause)
             return
         may_wait = (call is None or call.parent is not None) and self._may_wait(finding)
         cause = self._pending_cause(related, [] if call is None else self._read_by(call))
@@ -290,7 +292,7 @@ class ModuleRules:
         elif tentative is not None and (tentative.state.by_consequence or not entry.is_scaled):
             self._promote(tentative, finding)
         else:
-            then = Outcome(Verdict.ORIGIN, LOSS_OVERFLOWED)
+            then = PossibleVerdict(Verdict.ORIGIN, LOSS_OVERFLOWED)
             self._judge_gradient(finding, None, then, entry.is_scaled)
 
     def _loss_known(self, entry: LossKnown) -> None:
@@ -351,7 +353,9 @@ class ModuleRules:
         if finding.is_mask or (may_be_meant and not is_suspect):
             what = "a stored NaN" if finding.has_nan else "a stored infinity"
             what += ", probably written on purpose"
-            self.findings.hold(finding, State.DOUBTFUL, what, Outcome(verdict, reason))
+            self.findings.hold(
+                finding, FindingState.DOUBTFUL, what, PossibleVerdict(verdict, reason)
+            )
             return
         root = self._kept_from(finding)
         if root is None:
@@ -394,8 +398,8 @@ class ModuleRules:
         if earlier is not None:
             self._judge_gradient(finding, earlier, _FOLLOWS, entry.is_scaled)
             return
-        reader, reason = self._blame(finding, entry.token)
-        then = Outcome(Verdict.ORIGIN, reason)
+        reader, reason = self._blame(finding, entry.tensor_seq)
+        then = PossibleVerdict(Verdict.ORIGIN, reason)
         tentative: Optional[Finding] = None
         if not entry.is_scaled:
             met = self._met_by(reader) if reader else self.findings.all[:-1]
@@ -426,7 +430,7 @@ class ModuleRules:
                 "it was finite when backward() ended: what has changed it since made it so (the "
                 "training loop's own clipping or unscaling)"
             )
-            then = Outcome(Verdict.ORIGIN, reason)
+            then = PossibleVerdict(Verdict.ORIGIN, reason)
         self._judge_gradient(finding, earlier, then, is_scaled)
 
     def _unused_gradient(self, finding: Finding, entry: UnusedGradients) -> None:
@@ -439,11 +443,11 @@ class ModuleRules:
             self._judge_gradient(finding, earlier, then, entry.is_scaled)
         else:
             reason = "no optimizer has used this gradient"
-            self.findings.hold(finding, State.UNUSED, reason, then)
+            self.findings.hold(finding, FindingState.UNUSED, reason, then)
 
     def _use_gradients(self, seqs: Collection[int]) -> None:
         """An optimizer is about to use these, which were read when backward() had ended."""
-        unused = [f for f in self.findings.all if f.state is State.UNUSED and f.seq in seqs]
+        unused = [f for f in self.findings.all if f.state is FindingState.UNUSED and f.seq in seqs]
         for finding in unused:
             self._reach_by(finding)
             earlier = self.findings.first_confirmed
@@ -467,14 +471,14 @@ class ModuleRules:
                 "every gradient that was read on this rank is finite, and the total norm is not: "
                 "it came with the gradients of other ranks, or overflowed"
             )
-        then = Outcome(verdict, reason)
+        then = PossibleVerdict(verdict, reason)
         self._judge_gradient(finding, self._earlier(), then, entry.is_scaled)
 
     def _judge_gradient(
-        self, finding: Finding, earlier: Optional[Finding], then: Outcome, is_scaled: bool
+        self, finding: Finding, earlier: Optional[Finding], then: PossibleVerdict, is_scaled: bool
     ) -> None:
         if earlier is not None:
-            then = Outcome(Verdict.PROPAGATED, self.findings.follows(earlier))
+            then = PossibleVerdict(Verdict.PROPAGATED, self.findings.follows(earlier))
         if is_scaled and (earlier is None or earlier.verdict is Verdict.SCALED):
             self.findings.hold_scaled(finding, then, earlier)
         else:
@@ -484,20 +488,20 @@ class ModuleRules:
         """The finding that a gradient follows from."""
         return self.findings.first_confirmed or self.findings.first_scaled
 
-    def _blame(self, finding: Finding, token: int) -> tuple[Optional[Call], str]:
-        """The call whose backward made the first non-finite gradient, that of the tensor ``token``,
-        if it is known, and the reason. Where a module read the tensor, the finding is blamed on
-        that module's input.
+    def _blame(self, finding: Finding, tensor_seq: int) -> tuple[Optional[Call], str]:
+        """The call whose backward made the first non-finite gradient, that of the tensor
+        ``tensor_seq``, if it is known, and the reason. Where a module read the tensor, the
+        finding is blamed on that module's input.
 
         Autograd hands gradients back from the loss to the batch, each one complete before it is
         passed on. So those of whatever was computed from the tensor are finite, and the code in
         between is to blame.
         """
         calls = self._step.calls
-        consumers = calls.consumers(token)
+        consumers = calls.consumers(tensor_seq)
         if consumers:
             consumer = consumers[-1]
-            source = self.findings.sites[consumer.input_sites[consumer.inputs.index(token)]]
+            source = self.findings.sites[consumer.input_sites[consumer.inputs.index(tensor_seq)]]
             site = consumer.node.site("grad_input", source.label, source.index)
             finding.blamed = Blame(site, consumer)
             same = (c for c in consumers if c.depth == consumer.depth and c is not consumer)
@@ -512,14 +516,14 @@ class ModuleRules:
                 f"the backward of {consumer.node.name} made it, or that of code outside of modules "
                 "that used the same tensor: the gradients of what the module returned were finite"
             )
-        producer = calls.producer(token)
+        producer = calls.producer(tensor_seq)
         if producer is None:
             return None, (
                 "it is the first non-finite gradient of this step; the forward pass that it "
                 "belongs to came earlier"
             )
         user = producer.parent
-        while user is not None and token in user.outputs:
+        while user is not None and tensor_seq in user.outputs:
             user = user.parent
         if user is None:
             return None, (
@@ -531,13 +535,13 @@ class ModuleRules:
             "gradients that came back before this one were finite"
         )
 
-    def _how_made(self, finding: Finding) -> Outcome:
+    def _how_made(self, finding: Finding) -> PossibleVerdict:
         """The verdict on a parameter's gradient that is the first to be non-finite."""
-        token = self._step.given.by_gradient.get(finding.site)
-        if token is not None:
-            reader, reason = self._blame(finding, token)
+        tensor_seq = self._step.given.by_gradient.get(finding.site)
+        if tensor_seq is not None:
+            reader, reason = self._blame(finding, tensor_seq)
             if reader is not None:
-                return Outcome(Verdict.ORIGIN, reason)
+                return PossibleVerdict(Verdict.ORIGIN, reason)
         finite = "every activation and every gradient observed in this step was finite"
         tentative = next((f for f in self.findings.all if f.is_tentative), None)
         if tentative is not None:  # a -Inf that may be a mask
@@ -546,7 +550,7 @@ class ModuleRules:
         how = "overflowed while it was computed or accumulated"
         if self._has_other_ranks:
             reason = f"{finite}: this gradient came with the reduction over the ranks, or {how}"
-            return Outcome(Verdict.ARRIVED, reason)
+            return PossibleVerdict(Verdict.ARRIVED, reason)
         reason = f"{finite}: this gradient {how}"
         if self._step.update.has_changed_gradients:
             reason = (
@@ -554,7 +558,7 @@ class ModuleRules:
                 "before they were read (its own clipping or unscaling): it may have begun in "
                 "another one"
             )
-        return Outcome(Verdict.ORIGIN, reason)
+        return PossibleVerdict(Verdict.ORIGIN, reason)
 
     def _harmful_to(self, finding: Finding) -> Optional[Finding]:
         """The finding that was read in this step and did no harm until it became a part of this
@@ -656,9 +660,11 @@ class ModuleRules:
         """
         return not self._is_strict and not finding.is_saturated
 
-    def _pend(self, finding: Finding, then: Outcome, cause: Optional[Finding] = None) -> None:
+    def _pend(
+        self, finding: Finding, then: PossibleVerdict, cause: Optional[Finding] = None
+    ) -> None:
         """Leaves a finding to its consequences, or to those of ``cause``, which it follows from."""
-        self.findings.hold(finding, State.PENDING, _WAITS, then, cause)
+        self.findings.hold(finding, FindingState.PENDING, _WAITS, then, cause)
 
     def _suspects(self, among: Iterable[Finding]) -> list[Finding]:
         """The roots of what is pending among these, earliest first, but for what is at a site at
@@ -736,7 +742,7 @@ class ModuleRules:
     def settle_scaled(self, skipped: bool) -> Optional[Finding]:
         """Settles scaled gradients: an update uses those of parameters, the others are pending."""
         if not skipped and not self._is_strict:
-            held = [f for f in self.findings.all if f.state is State.SCALED]
+            held = [f for f in self.findings.all if f.state is FindingState.SCALED]
             for finding in held:
                 if finding.role in _BETWEEN and finding.then is not None:
                     self._pend(finding, finding.then, finding.cause)
@@ -763,10 +769,10 @@ class ModuleRules:
             return
         is_healthy = self.findings.first_confirmed is None
         for finding in self.findings.all:
-            if finding.state is State.PENDING:
+            if finding.state is FindingState.PENDING:
                 if is_healthy:
                     self.findings.memory.harmless.add(finding.site)
-                self.findings.lapse(finding, State.SETTLED, _ABSORBED, finding.cause)
+                self.findings.lapse(finding, FindingState.SETTLED, _ABSORBED, finding.cause)
 
     def renew(self) -> None:
         self.settle_open()
@@ -784,7 +790,7 @@ class ModuleRules:
         """
         found: dict[int, Finding] = {}
         for finding in self.findings.all:
-            if finding.state is State.PENDING and not finding.uses.is_absorbed:
+            if finding.state is FindingState.PENDING and not finding.uses.is_absorbed:
                 found.setdefault(id(finding.root), finding)
         return list(found.values())
 
@@ -792,7 +798,7 @@ class ModuleRules:
         pass
 
 
-_FOLLOWS = Outcome(Verdict.PROPAGATED, "")
+_FOLLOWS = PossibleVerdict(Verdict.PROPAGATED, "")
 
 _RULES: Mapping[type, Callable[[ModuleRules, Finding, Any], None]] = {
     Batch: ModuleRules._batch,

@@ -1,8 +1,9 @@
 """The verdict at op level, by provenance: the inputs and outputs of every op are recorded, so an
 origin is an op whose inputs were all finite.
 
-A non-finite value is an event if something computed from it lasts or leaves (``Place``). Until then
-it is pending; at the end of the step it is absorbed, but for what a later step reads of it.
+A non-finite value is an event if something computed from it lasts or leaves (``Destination``).
+Until then it is pending; at the end of the step it is absorbed, but for what a later step reads of
+it.
 
 With ``is_strict`` (``Stop(count="all")``) it is an event where it appears: a NaN is judged at once,
 and an infinity waits for its consumers: it is absorbed where the outputs of all of them are finite,
@@ -36,8 +37,16 @@ from .entries import (
     Records,
     Seen,
 )
-from .findings import CONFIRMED, Finding, Findings, Outcome, State, is_event, tensors_of
-from .incident import HOST, INTEGERS, RANKS, Incident, NonfiniteInput, Place
+from .findings import (
+    CONFIRMED,
+    Finding,
+    Findings,
+    FindingState,
+    PossibleVerdict,
+    is_event,
+    tensors_of,
+)
+from .incident import HOST, INTEGERS, RANKS, Destination, Incident, NonfiniteInput
 from .module_rules import LOSS_OVERFLOWED, harm, was_finite
 
 # Findings of earlier steps that may still be read: parameters, masks, running statistics.
@@ -61,7 +70,7 @@ class OpMemory:
     def __init__(self) -> None:
         self.earlier_findings: dict[int, Finding] = {}
         #: The places where a non-finite value counts, and their numbers.
-        self.places: dict[Place, int] = {HOST: 0, RANKS: 1, INTEGERS: 2}
+        self.places: dict[Destination, int] = {HOST: 0, RANKS: 1, INTEGERS: 2}
         #: What a record describes that was read of several findings, by its number.
         self.parts: dict[int, list[Finding]] = {}
         #: Something is, or was in an earlier step, whose consequences decide.
@@ -173,7 +182,7 @@ class OpRules:
             cause = inputs[0] if inputs else None
             self.findings.decide(finding, Verdict.PROPAGATED, recomputed, cause)
         elif scaled is not None and confirmed is None:
-            then = Outcome(Verdict.PROPAGATED, self.findings.follows(scaled))
+            then = PossibleVerdict(Verdict.PROPAGATED, self.findings.follows(scaled))
             self._hold_scaled(finding, then, inputs)
         elif confirmed is not None:
             self.findings.propagate(finding, confirmed)
@@ -195,29 +204,29 @@ class OpRules:
         elif entry.is_scaled and finding.is_gradient:
             reason = unread or f"{op} read only finite values"
             verdict = Verdict.ARRIVED if unread else Verdict.ORIGIN
-            self._hold_scaled(finding, Outcome(verdict, reason), inputs)
+            self._hold_scaled(finding, PossibleVerdict(verdict, reason), inputs)
         elif unread and finding.is_saturated:
             self._intend(finding, _LARGEST)
         elif unread:
             self._arrive(finding, False, unread)
         elif from_allowed:
             reason = f"what allow_nonfinite() allows in {sites[from_allowed.site]} came this far"
-            self._decide_or_hold(finding, Outcome(Verdict.ORIGIN, reason), inputs)
+            self._decide_or_hold(finding, PossibleVerdict(Verdict.ORIGIN, reason), inputs)
         elif self._decides_at_once(finding):
             self._judge_at_once(finding, waiting, intended, incident.is_optimizer)
         elif finding.has_nan:
             # A NaN among them explains it; an infinity beside that may have done no harm.
             carried = [f for f in inputs if f.has_nan and (_is_open(f) or f.verdict in CONFIRMED)]
-            then = Outcome(Verdict.ORIGIN, self._why(finding, intended))
+            then = PossibleVerdict(Verdict.ORIGIN, self._why(finding, intended))
             self._hold(finding, then, carried or inputs)
         elif new_count:
             reason = f"{op} made it: {new_count:,} of its infinities are not those that it read"
-            self._hold(finding, Outcome(Verdict.ORIGIN, reason), ())
+            self._hold(finding, PossibleVerdict(Verdict.ORIGIN, reason), ())
         else:
             reason = f"{op} made it: everything that it read was finite"
             if intended:
                 reason = self._why(finding, intended)
-            self._hold(finding, Outcome(Verdict.ORIGIN, reason), inputs)
+            self._hold(finding, PossibleVerdict(Verdict.ORIGIN, reason), inputs)
 
     def _judge_at_once(
         self,
@@ -242,7 +251,7 @@ class OpRules:
             self.findings.decide(finding, Verdict.ORIGIN, reason)
         else:
             reason = f"{op} made it: everything that it read was finite"
-            self._wait(finding, Outcome(Verdict.ORIGIN, reason), waiting)
+            self._wait(finding, PossibleVerdict(Verdict.ORIGIN, reason), waiting)
 
     def _blame(self, waiting: Finding, clause: str) -> None:
         """A waiting infinity caused a NaN: the finding where it began is counted."""
@@ -363,17 +372,17 @@ class OpRules:
                 "it was non-finite when it was first read: look at the checkpoint or at the "
                 "initialisation"
             )
-            self._decide_or_hold(finding, Outcome(Verdict.ARRIVED, reason))
+            self._decide_or_hold(finding, PossibleVerdict(Verdict.ARRIVED, reason))
 
     def _changed(self, finding: Finding, last_finite: int) -> None:
         """A stored tensor that was finite in an earlier step, or before its module ran."""
         sites = self.findings.sites
         site = sites[finding.site]
-        then = Outcome(Verdict.ARRIVED, was_finite(finding.role, last_finite))
+        then = PossibleVerdict(Verdict.ARRIVED, was_finite(finding.role, last_finite))
         if finding.role == "buffer":
             # Read again where a norm has just run, and nowhere else.
             reason = f"{then.reason}: {site.module or site.module_type} wrote it in its forward"
-            then = Outcome(Verdict.ORIGIN, reason)
+            then = PossibleVerdict(Verdict.ORIGIN, reason)
         made = [f for f in self._open() if sites[f.site].module == site.module]
         if self._is_strict or finding.role != "buffer" or not made:
             self.findings.decide(finding, *then)
@@ -388,7 +397,7 @@ class OpRules:
         others = self.findings.all[:-1]
         roots = (f.root for f in others if f.is_tentative and not f.root.is_mask)
         root = next(roots, None)
-        then = Outcome(Verdict.ORIGIN, LOSS_OVERFLOWED)
+        then = PossibleVerdict(Verdict.ORIGIN, LOSS_OVERFLOWED)
         if earlier is not None:
             self.findings.propagate(finding, earlier)
         elif entry.is_scaled:
@@ -417,7 +426,7 @@ class OpRules:
         elif entry.is_scaled and finding.is_gradient:
             first = self.findings.first_scaled
             scaled = [] if first is None else [first]
-            self._hold_scaled(finding, Outcome(Verdict.ARRIVED, reason), scaled)
+            self._hold_scaled(finding, PossibleVerdict(Verdict.ARRIVED, reason), scaled)
         else:
             self._arrive(finding, False, reason)
             if _is_open(finding):
@@ -432,7 +441,7 @@ class OpRules:
         elif earlier is not None:
             self.findings.propagate(finding, earlier)
         elif entry.is_scaled and finding.is_gradient:
-            self._hold_scaled(finding, Outcome(Verdict.ARRIVED, self._outside), [])
+            self._hold_scaled(finding, PossibleVerdict(Verdict.ARRIVED, self._outside), [])
         else:
             self._arrive(finding, False, self._outside)
 
@@ -443,7 +452,7 @@ class OpRules:
         elif _is_plain_number(finding):
             self._intend(finding, _LARGEST)
             return
-        then = Outcome(Verdict.ARRIVED, reason)
+        then = PossibleVerdict(Verdict.ARRIVED, reason)
         if _is_certain(finding):
             self._decide_or_hold(finding, then)
         elif finding.is_mask or int(finding.record["numel"]) == 1:
@@ -535,39 +544,41 @@ class OpRules:
         return self._is_strict or finding.is_saturated
 
     def _decide_or_hold(
-        self, finding: Finding, then: Outcome, parents: Sequence[Finding] = ()
+        self, finding: Finding, then: PossibleVerdict, parents: Sequence[Finding] = ()
     ) -> None:
         if self._decides_at_once(finding):
             self.findings.decide(finding, *then)
         else:
             self._hold(finding, then, parents)
 
-    def _hold(self, finding: Finding, then: Outcome, parents: Sequence[Finding]) -> None:
+    def _hold(self, finding: Finding, then: PossibleVerdict, parents: Sequence[Finding]) -> None:
         """Leaves a finding to its consequences."""
         reason = "what becomes of it decides whether it counts"
-        self.findings.hold(finding, State.PENDING, reason, then)
+        self.findings.hold(finding, FindingState.PENDING, reason, then)
         self._trace(finding, parents)
 
-    def _hold_scaled(self, finding: Finding, then: Outcome, inputs: Sequence[Finding]) -> None:
+    def _hold_scaled(
+        self, finding: Finding, then: PossibleVerdict, inputs: Sequence[Finding]
+    ) -> None:
         parents = [f for f in inputs if f.verdict is Verdict.SCALED or f.is_unresolved]
         self.findings.hold_scaled(finding, then, parents[0] if parents else None)
         if not self._is_strict:
             self._trace(finding, inputs)
 
-    def _wait(self, finding: Finding, then: Outcome, cause: Optional[Finding]) -> None:
+    def _wait(self, finding: Finding, then: PossibleVerdict, cause: Optional[Finding]) -> None:
         """Leaves a finding to its consumers, or to its consequences."""
         if self._decides_at_once(finding):
             reason = "an infinity; what is made of it decides"
-            self.findings.hold(finding, State.DOUBTFUL, reason, then, cause)
+            self.findings.hold(finding, FindingState.DOUBTFUL, reason, then, cause)
         else:
             self._hold(finding, then, [] if cause is None else [cause])
 
-    def _lapse(self, finding: Finding, state: State, reason: str) -> None:
+    def _lapse(self, finding: Finding, state: FindingState, reason: str) -> None:
         """Nothing came of it. What is traced may still count in a later step."""
         if finding.uses.is_traced:
             self.findings.lapse(finding, state, reason)
         else:
-            verdict = Verdict.ABSORBED if state is State.SETTLED else Verdict.SCALED
+            verdict = Verdict.ABSORBED if state is FindingState.SETTLED else Verdict.SCALED
             self.findings.decide(finding, verdict, reason)
 
     def _trace(self, finding: Finding, parents: Sequence[Finding]) -> None:
@@ -577,7 +588,7 @@ class OpRules:
 
     # Consequences
 
-    def _reached(self, finding: Finding, place: Place) -> None:
+    def _reached(self, finding: Finding, place: Destination) -> None:
         """Judges a finding that has reached a place where it counts."""
         if self._is_strict:
             return
@@ -587,7 +598,7 @@ class OpRules:
         if is_intended and (place.kind == "loss" or is_lasting):
             # No loss is infinite on purpose, and no gradient where infinities are only allowed.
             verdict = Verdict.ARRIVED if root.role in ("input", "buffer") else Verdict.ORIGIN
-            self._release(root, Outcome(verdict, root.reason), place.clause)
+            self._release(root, PossibleVerdict(verdict, root.reason), place.clause)
             if finding is not root:
                 self.findings.propagate(finding, root)
         if not _is_open(finding) or (finding.only_neginf and place.may_be_negative_infinity):
@@ -624,7 +635,7 @@ class OpRules:
             if _is_open(one) and one.seq in self.findings.by_seq:
                 self.findings.propagate(one, cause)
 
-    def _release(self, root: Finding, then: Optional[Outcome], clause: str) -> None:
+    def _release(self, root: Finding, then: Optional[PossibleVerdict], clause: str) -> None:
         assert then is not None
         self._adopt(root)
         self.findings.memory.harmless.discard(root.site)
@@ -636,15 +647,15 @@ class OpRules:
         """A scaled gradient may overflow, NaNs included, where a mask keeps it from every
         parameter: then the scaler does not skip the update.
         """
-        held = [f for f in self.findings.all if f.state is State.SCALED]
+        held = [f for f in self.findings.all if f.state is FindingState.SCALED]
         harmless = [] if skipped else [f for f in held if _is_absorbed(f, _WAITING | _SCALED)]
         for finding in harmless:
             reason = "a scaled gradient, and all that was made of it came out finite"
-            self._lapse(finding, State.SETTLED, reason)
+            self._lapse(finding, FindingState.SETTLED, reason)
         for finding in held if not skipped and not self._is_strict else ():
-            if finding.state is State.SCALED and not finding.is_saturated:
+            if finding.state is FindingState.SCALED and not finding.is_saturated:
                 reason = "a scaled gradient that reached no parameter: the update was not skipped"
-                self._lapse(finding, State.SETTLED, reason)
+                self._lapse(finding, FindingState.SETTLED, reason)
         return self.findings.settle_scaled(skipped)
 
     def ensure_event(self) -> None:
@@ -663,9 +674,9 @@ class OpRules:
                 continue
             root = finding.root
             if any(one.verdict is Verdict.SCALED for one in finding.uses.made):
-                self._lapse(finding, State.SKIPPED, _UPDATE_SKIPPED)
+                self._lapse(finding, FindingState.SKIPPED, _UPDATE_SKIPPED)
             elif _is_absorbed(finding):
-                self._lapse(finding, State.SETTLED, _why_absorbed(finding))
+                self._lapse(finding, FindingState.SETTLED, _why_absorbed(finding))
             elif root is not finding:
                 if root.state.is_undecided:
                     self.findings.release(root)
@@ -683,12 +694,12 @@ class OpRules:
             if not finding.is_unresolved:
                 continue
             if any(one.verdict is Verdict.SCALED for one in finding.uses.made):
-                self._lapse(finding, State.SKIPPED, _UPDATE_SKIPPED)
+                self._lapse(finding, FindingState.SKIPPED, _UPDATE_SKIPPED)
                 continue
             reason = "nothing that lasts, and nothing that left the computation, was made of it"
             if _is_absorbed(finding):
                 reason = _why_absorbed(finding)
-            self._lapse(finding, State.SETTLED, reason)
+            self._lapse(finding, FindingState.SETTLED, reason)
             if not finding.uses.parents:
                 self.findings.memory.harmless.add(finding.site)
 

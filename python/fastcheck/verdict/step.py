@@ -68,7 +68,7 @@ class Rules(Protocol):
 
 
 class GivenParameters:
-    """The tokens of parameters that a module was given as an argument (a parametrization)."""
+    """The first records of parameters that a module was given as arguments (a parametrization)."""
 
     def __init__(self) -> None:
         self.by_id: dict[int, int] = {}

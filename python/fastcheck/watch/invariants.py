@@ -21,7 +21,7 @@ from . import rules
 from .numbers import Number
 from .rules import NumberRule, TensorRule
 from .signals import ABS_MAX, ACTIVATION, BUFFER, INPUT, IS_FLOAT, Signals
-from .view import View
+from .view import StepsView
 
 # In how many updates in a row a weight stands still, that moved before.
 _STANDING = 48
@@ -44,26 +44,26 @@ def _never(number: Number) -> bool:
     return False
 
 
-def _once(view: View) -> np.ndarray:
+def _once(view: StepsView) -> np.ndarray:
     return np.zeros(view.now.is_read.shape, bool)
 
 
-def _is_wide(view: View) -> np.ndarray:
+def _is_wide(view: StepsView) -> np.ndarray:
     found: np.ndarray = _WHOLE[view.now.codes] == 0
     return found
 
 
-def stands_still(is_wide: bool) -> Callable[[View], np.ndarray]:
+def stands_still(is_wide: bool) -> Callable[[StepsView], np.ndarray]:
     """Kept every bit in updates that were due to move it."""
 
-    def condition(view: View) -> np.ndarray:
+    def condition(view: StepsView) -> np.ndarray:
         found: np.ndarray = (view.standing >= _STANDING) & (_is_wide(view) == is_wide)
         return found
 
     return condition
 
 
-def counter_will_stop(view: View) -> np.ndarray:
+def counter_will_stop(view: StepsView) -> np.ndarray:
     """A buffer of whole numbers that grows, towards where adding 1 changes nothing. Below that, and
     above 32, the format has others than whole numbers.
     """
@@ -75,14 +75,14 @@ def counter_will_stop(view: View) -> np.ndarray:
     return found
 
 
-def position_is_rounded(view: View) -> np.ndarray:
+def position_is_rounded(view: StepsView) -> np.ndarray:
     """Whether the model is given whole numbers, of which the format has only every second."""
     now, limit = view.now, _WHOLE[view.now.codes]
     found: np.ndarray = (now.phases == INPUT) & now.is_count & (limit > 0) & (now.abs_max > limit)
     return found
 
 
-def labels_are_ignored(view: View) -> np.ndarray:
+def labels_are_ignored(view: StepsView) -> np.ndarray:
     """Every one is the number that torch's cross entropy leaves out."""
     now = view.now
     with np.errstate(invalid="ignore"):
@@ -91,7 +91,7 @@ def labels_are_ignored(view: View) -> np.ndarray:
     return found
 
 
-def input_is_constant(view: View) -> np.ndarray:
+def input_is_constant(view: StepsView) -> np.ndarray:
     """All that the model is given: each tensor has one number everywhere, if it is floating point
     0.
     """

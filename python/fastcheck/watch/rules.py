@@ -15,7 +15,7 @@ import numpy as np
 
 from .numbers import Number
 from .signals import ABS_MAX, ACTIVATION, GRADIENT, INPUT, NAMES, RMS, WEIGHT
-from .view import BITS, FIRST, LEAST_ELEMENTS, View
+from .view import BITS, FIRST, LEAST_ELEMENTS, StepsView
 
 # The loss is out of its range only if it is also this much above its median, as a share of it.
 _LOSS_RISE = 0.2
@@ -77,10 +77,10 @@ class TensorRule(Rule):
     ``count``, the value as a share of the elements.
     """
 
-    condition: Callable[[View], np.ndarray] = lambda view: view.is_stuck
-    value: Callable[[View], np.ndarray] = lambda view: view.now.zero_share
-    usual: Callable[[View], np.ndarray] = lambda view: view.zero_at_first
-    is_over: Optional[Callable[[View], np.ndarray]] = None
+    condition: Callable[[StepsView], np.ndarray] = lambda view: view.is_stuck
+    value: Callable[[StepsView], np.ndarray] = lambda view: view.now.zero_share
+    usual: Callable[[StepsView], np.ndarray] = lambda view: view.zero_at_first
+    is_over: Optional[Callable[[StepsView], np.ndarray]] = None
     warns: bool = True
 
 
@@ -204,7 +204,7 @@ def epsilon_is_large(rms: Number) -> bool:
 # Conditions of tensors
 
 
-def explodes(view: View) -> np.ndarray:
+def explodes(view: StepsView) -> np.ndarray:
     """A thousand times the largest magnitude that it ever had, and none of the harmless reasons."""
     now, phases = view.now, view.now.phases
     level = now.levels[ABS_MAX]
@@ -222,14 +222,14 @@ def explodes(view: View) -> np.ndarray:
     return found
 
 
-def comes_near_the_end(view: View) -> np.ndarray:
+def comes_near_the_end(view: StepsView) -> np.ndarray:
     """Forecast to leave the range of its dtype within the horizon."""
     # A scaler skips scaled gradients that leave the range, and halves its scale.
     found: np.ndarray = (view.steps_left <= view.horizon) & ~view.now.is_scaled
     return found
 
 
-def _is_low(view: View) -> np.ndarray:
+def _is_low(view: StepsView) -> np.ndarray:
     """Half of what is not zero is subnormal, and was not so at first."""
     least = np.maximum(_SUBNORMAL, view.subnormal_at_first + _RISE)
     is_gradient = view.is_weighed & (view.now.phases == GRADIENT)
@@ -237,7 +237,7 @@ def _is_low(view: View) -> np.ndarray:
     return found
 
 
-def underflows(view: View) -> np.ndarray:
+def underflows(view: StepsView) -> np.ndarray:
     """A boolean array of the tensors that underflow: most is zero, and of the rest most subnormal:
     beside zeros that are exact it is not.
     """
@@ -246,13 +246,13 @@ def underflows(view: View) -> np.ndarray:
     return found & (view.now.zero_share >= least)
 
 
-def becomes_subnormal(view: View) -> np.ndarray:
+def becomes_subnormal(view: StepsView) -> np.ndarray:
     """The last step before that."""
     found: np.ndarray = _is_low(view) & ~underflows(view)
     return found
 
 
-def is_saturated(view: View) -> np.ndarray:
+def is_saturated(view: StepsView) -> np.ndarray:
     """Elements at the largest number of the dtype, of which there were none."""
     phases = view.now.phases
     is_of = view.is_weighed & ((phases == ACTIVATION) | (phases == GRADIENT))
@@ -260,35 +260,35 @@ def is_saturated(view: View) -> np.ndarray:
     return found
 
 
-def is_at_ends(view: View) -> np.ndarray:
+def is_at_ends(view: StepsView) -> np.ndarray:
     """A tanh or sigmoid where it is flat, and was not at first."""
     is_activation = view.is_weighed & (view.now.phases == ACTIVATION)
     found: np.ndarray = is_activation & view.is_at_end & (view.ends_at_first < 0.5)
     return found
 
 
-def is_dead(view: View) -> np.ndarray:
+def is_dead(view: StepsView) -> np.ndarray:
     """Nearly all zero, and it has lived."""
     found: np.ndarray = (view.now.phases == ACTIVATION) & view.is_zero & (view.alive > 0)
     return found & (view.now.numel >= LEAST_ELEMENTS)
 
 
-def is_constant(view: View) -> np.ndarray:
+def is_constant(view: StepsView) -> np.ndarray:
     """All equal, but not zero, and it was not."""
     found: np.ndarray = (view.now.phases == ACTIVATION) & view.is_stuck & ~view.is_zero
     return found & (view.alive > 0) & (view.now.numel >= LEAST_ELEMENTS)
 
 
-def dies_at_once(view: View) -> np.ndarray:
+def dies_at_once(view: StepsView) -> np.ndarray:
     """One of the two, after many steps in a row in which it was not."""
     found: np.ndarray = (is_dead(view) | is_constant(view)) & (view.alive >= _ALIVE)
     return found
 
 
-def batch_is_unusual(row: int) -> Callable[[View], np.ndarray]:
+def batch_is_unusual(row: int) -> Callable[[StepsView], np.ndarray]:
     """One of its levels is far out of its range, on either side."""
 
-    def condition(view: View) -> np.ndarray:
+    def condition(view: StepsView) -> np.ndarray:
         far = np.abs(view.now.levels[row] - view.median[row]) >= _BATCH_SHIFT
         far &= np.abs(view.scores[row]) >= view.threshold
         found: np.ndarray = far & (view.now.phases == INPUT)
@@ -297,7 +297,7 @@ def batch_is_unusual(row: int) -> Callable[[View], np.ndarray]:
     return condition
 
 
-def weight_jumps(view: View) -> np.ndarray:
+def weight_jumps(view: StepsView) -> np.ndarray:
     """Far above all of its range, by one update."""
     far = view.now.levels[RMS] - view.highest[RMS] >= _WEIGHT_SHIFT
     found: np.ndarray = far & (view.scores[RMS] >= view.threshold)
@@ -305,11 +305,11 @@ def weight_jumps(view: View) -> np.ndarray:
     return result
 
 
-def _level(row: int) -> Callable[[View], np.ndarray]:
+def _level(row: int) -> Callable[[StepsView], np.ndarray]:
     return lambda view: np.exp2(view.now.levels[row])
 
 
-def _median(row: int) -> Callable[[View], np.ndarray]:
+def _median(row: int) -> Callable[[StepsView], np.ndarray]:
     return lambda view: np.exp2(view.median[row])
 
 

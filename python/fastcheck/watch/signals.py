@@ -116,7 +116,7 @@ class SignalReader:
         self._is_of_parameter = np.zeros(0, bool)
         self._is_rate = np.zeros(0, bool)
         self._is_input = np.zeros(0, bool)
-        self._plan: Optional[_Plan] = None
+        self._plan: Optional[_RecordOrder] = None
         self._gradient_at = np.zeros(0, np.int64)
 
     def read(self, steps: Sequence[StepOver]) -> Optional[Signals]:
@@ -144,7 +144,7 @@ class SignalReader:
             return None
         keys = step_of * MAX_SITES + records["site"]
         if self._plan is None or not np.array_equal(keys, self._plan.keys):
-            before, self._plan = self._plan, _Plan(keys, len(steps))
+            before, self._plan = self._plan, _RecordOrder(keys, len(steps))
             self._find_batch(records, self._plan)
             if before is None or not np.array_equal(before.sites, self._plan.sites):
                 self._gradient_at = self._gradients_of(self._plan.sites)
@@ -191,7 +191,7 @@ class SignalReader:
         found = [places.get((s.module, s.label), -1) if s.role == "param" else -1 for s in known]
         return np.array(found, np.int64)
 
-    def _find_batch(self, records: np.ndarray, plan: _Plan) -> None:
+    def _find_batch(self, records: np.ndarray, plan: _RecordOrder) -> None:
         inputs = plan.sites[self._is_input[plan.sites]].tolist()
         if inputs and self._is_whole and not (self._phases == INPUT).any():
             first = self._sites[inputs[0]].module
@@ -223,7 +223,7 @@ def _number(row: Optional[StepRow], chunks: Sequence[np.ndarray]) -> int:
     return next((int(chunk["step"][-1]) for chunk in chunks if len(chunk)), -1)
 
 
-class _Plan:
+class _RecordOrder:
     """A plan of which records that were read in this order belong together. Most steps have the
     order of the step before.
     """
@@ -268,7 +268,7 @@ class _Plan:
         return found.reshape(*column.shape[:-1], *self._shape)
 
 
-def _by_site(records: np.ndarray, plan: _Plan, factor: np.ndarray) -> dict[str, Any]:
+def _by_site(records: np.ndarray, plan: _RecordOrder, factor: np.ndarray) -> dict[str, Any]:
     """``factor``: by record, what undoes the loss scale."""
     total, spread = plan.total, plan.spread
     components = component_counts(records)

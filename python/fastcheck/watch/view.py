@@ -1,4 +1,4 @@
-"""Past: what is kept of each tensor over the steps, and View: a few steps beside it."""
+"""Past: what is kept of each tensor over the steps, and StepsView: a few steps beside it."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ _DEAD = 0.99
 
 
 @dataclass(frozen=True)
-class View:
+class StepsView:
     """Some steps, and what came before them: arrays of (steps, tensors), with rows for NAMES where
     it says so. ``threshold``, ``horizon``: of the options.
 
@@ -279,7 +279,7 @@ class Past:
         found: np.ndarray = self._bands.median[row :: len(NAMES)]
         return found
 
-    def take(self, now: Signals) -> View:
+    def take(self, now: Signals) -> StepsView:
         """The steps beside what came before them, of which they are a part from then on."""
         self.last = now
         count = int(now.sites.max()) + 1
@@ -295,7 +295,7 @@ class Past:
         is_zero = now.zero_share >= _DEAD
         is_stuck = is_zero | now.is_equal
         near, far = self._forecasts.add(now)
-        return View(
+        return StepsView(
             now=now,
             threshold=self._threshold,
             horizon=self._horizon,

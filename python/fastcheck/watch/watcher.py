@@ -34,7 +34,7 @@ from .signals import (
     StepOver,
     inputs_by_step,
 )
-from .view import Past, View
+from .view import Past, StepsView
 
 #: Kinds of events that a bad batch makes again where it comes again.
 _OF_BATCH = ("loss_spike", "gradient_spike")
@@ -58,7 +58,7 @@ CAUSES = {
 }
 
 
-class Origin(NamedTuple):
+class FirstMovers(NamedTuple):
     """The movers that left their range first, the cause that they point to, and the sentence for
     that.
     """
@@ -181,12 +181,12 @@ class Causes:
         """Notes that these tensors have lost precision since a step."""
         self._lost.extend((self._now, since, site) for site in sites)
 
-    def origin(self, step: int, kind: str) -> Origin:
+    def origin(self, step: int, kind: str) -> FirstMovers:
         """The origin of an event of this kind."""
         movers = self.movers.first(self.loss)
         cause, why = self._cause(movers)
         if kind not in _SPIKES:
-            return Origin(movers, cause, why)
+            return FirstMovers(movers, cause, why)
         changes = self.changes_before(step)
         raised = [c for c in changes if c.after > c.before and c.name in _RAISES]
         if raised and (not movers or raised[-1].step <= movers[0].step):
@@ -198,7 +198,7 @@ class Causes:
         # It may have been found in a step whose records come later than the finding.
         if self._fault is not None and abs(step - self._fault) <= PAST:
             cause, why = "hardware", f"the ranks had different weights at step {self._fault:,}"
-        return Origin(movers, cause, why)
+        return FirstMovers(movers, cause, why)
 
     def changes_before(self, step: int) -> list[_Change]:
         """The last changes up to this step, of each number the largest: a schedule makes many."""
@@ -210,7 +210,7 @@ class Causes:
                     found[change.name] = change
         return sorted(found.values(), key=lambda change: change.step)[-3:]
 
-    def batch(self, step: int, origin: Origin) -> Union[int, str, None]:
+    def batch(self, step: int, origin: FirstMovers) -> Union[int, str, None]:
         """The name of the batch that the event is about."""
         is_of_mover = origin.movers and not origin.why.startswith("the batch came")
         return self._batch_of(origin.movers[0].step if is_of_mover else step)
@@ -347,7 +347,7 @@ class _Block(NamedTuple):
     though all between modules are scaled), and ``have_left``, whether a tensor is out of its range.
     """
 
-    view: View
+    view: StepsView
     fired: Sequence[Sequence[_Fired]]
     inputs: Sequence[Sequence[tuple[float, int]]]
     below_epsilon: Sequence[Sequence[Number]]
@@ -560,7 +560,7 @@ class Watcher:
         self.causes.movers.grow(count)
         self._held.grow(count)
 
-    def _fired(self, view: View) -> list[list[_Fired]]:
+    def _fired(self, view: StepsView) -> list[list[_Fired]]:
         """The rules of tensors that have held for long enough, by step."""
         now, sites = view.now, view.now.sites
         found: list[list[_Fired]] = [[] for _ in now.steps]
@@ -663,9 +663,9 @@ class Watcher:
             name=number.full_name or number.name,
             share=f"{number.share:.0%}",
         )
-        origin = Origin((), rule.cause)
+        origin = FirstMovers((), rule.cause)
         if number.is_early_jump:
-            origin = Origin(why="; ".join(map(str, self.causes.changes_before(step))))
+            origin = FirstMovers(why="; ".join(map(str, self.causes.changes_before(step))))
         elif not rule.cause:
             origin = self.causes.origin(step, rule.kind)
         return self._event(
@@ -674,7 +674,7 @@ class Watcher:
         )  # fmt: skip
 
     def _of_tensors(
-        self, view: View, k: int, rule: TensorRule, at: np.ndarray, loss_warns: bool
+        self, view: StepsView, k: int, rule: TensorRule, at: np.ndarray, loss_warns: bool
     ) -> Optional[WatchEvent]:
         now, first = view.now, int(at[0])
         step, phase = int(now.steps[k]), int(now.phases[first])
@@ -702,7 +702,7 @@ class Watcher:
             text += ". So with " + ", ".join(map(str, sites[1 : 1 + _NAMED]))
             left = len(sites) - 1 - _NAMED
             text += f" and {left:,} more tensors" if left > 0 else ""
-        origin = Origin((), rule.cause)
+        origin = FirstMovers((), rule.cause)
         if not rule.cause:
             origin = self.causes.origin(step, rule.kind)
             if not origin.cause:  # the tensors have no ranges yet, or none has left its own
@@ -713,7 +713,7 @@ class Watcher:
         )  # fmt: skip
 
     def _event(
-        self, rule: Rule, step: int, warns: bool, text: str, origin: Origin, **fields: Any
+        self, rule: Rule, step: int, warns: bool, text: str, origin: FirstMovers, **fields: Any
     ) -> WatchEvent:
         text = f"step {step:,}: {text}"
         if warns and rule.advice:
@@ -740,7 +740,7 @@ class Watcher:
             **fields,
         )
 
-    def _note_precision(self, view: View, k: int, fired: Sequence[_Fired]) -> None:
+    def _note_precision(self, view: StepsView, k: int, fired: Sequence[_Fired]) -> None:
         for rule, at in fired:
             if rule.kind == "precision" and rule.cause:
                 step = int(view.now.steps[k])

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fastcheck.cli.main import main
-from fastcheck.fleet.findings import Cell, Finding, FleetRank, FleetReport, Suspect
+from fastcheck.fleet.findings import Cell, FleetFinding, FleetRank, FleetReport, Suspect
 from fastcheck.fleet.page import write_fleet_page
 from fastcheck.fleet.store import Folder
 from support.browser import PROGRAM, Tab, browser
@@ -163,9 +163,9 @@ def test_ten_thousand_ranks(window: Tab, tmp_path: Path) -> None:
     ranks[4000] = replace(ranks[4000], last_step=49)
     cells = [Cell(6487, step, "outlying", 30.0, 3) for step in range(40, 100)]
     suspect = Suspect(6487, 40, "blocks.7.mlp", "60 steps")
-    finding = Finding("outlier", True, "a rank is far", "test it", 40, (suspect,))
+    finding = FleetFinding("outlier", True, "a rank is far", "test it", 40, (suspect,))
     gone = Suspect(4000, 50, "all sites", "last record: step 49")
-    findings = (finding, Finding("stopped", True, "one rank", "look", 50, (gone,)))
+    findings = (finding, FleetFinding("stopped", True, "one rank", "look", 50, (gone,)))
     steps = tuple(range(100))
     report = FleetReport("r", "duckdb", ranks, 1, 10**9, 0, 99, findings, tuple(cells), steps)
     assert write_fleet_page(report, tmp_path / "page.html") < 1_000_000

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import fastcheck
-from fastcheck.extension import Status, status
+from fastcheck.extension import ExtensionStatus, status
 from fastcheck.monitor.hooks import module_observer
 from fastcheck.monitor.hooks.module_observer import ForwardHook, ForwardPreHook, ModuleObserver
 from fastcheck.monitor.session import derivatives
@@ -329,6 +329,6 @@ def test_the_last_nodes_of_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
         (),
     ]
     compiled = [last_nodes_of(*roots) for roots in graphs]
-    monkeypatch.setattr(derivatives, "status", Status(None, ""))
+    monkeypatch.setattr(derivatives, "status", ExtensionStatus(None, ""))
     assert compiled == [last_nodes_of(*roots) for roots in graphs]
     assert [len(found) for found in compiled[:4]] == [1, 2, 23, 32]

@@ -186,7 +186,7 @@ def test_both_answer_alike(data: st.DataObject) -> None:
     ours, theirs = PythonSeenTensors(), _C.SeenTensors()
     pool: list[torch.Tensor] = []
     answers = []
-    for token in range(data.draw(st.integers(1, 40), label="operations")):
+    for seq in range(data.draw(st.integers(1, 40), label="operations")):
         choice = data.draw(st.sampled_from(OPERATIONS))
         if choice == "new" or not pool:
             shape = data.draw(st.lists(st.sampled_from([0, 1, 1, 2, 3, 4]), max_size=4))
@@ -205,7 +205,7 @@ def test_both_answer_alike(data: st.DataObject) -> None:
             ours.clear()
             theirs.clear()
         for tensor in pool[-3:]:
-            answers.append((ours.add(tensor, token), theirs.add(tensor, token)))
+            answers.append((ours.add(tensor, seq), theirs.add(tensor, seq)))
         assert len(ours) == len(theirs)
     assert [mine for mine, _ in answers] == [other for _, other in answers]
 

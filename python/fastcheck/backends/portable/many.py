@@ -54,7 +54,7 @@ class _Batch:
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _ListPlan:
     """``alone``: rows that are read one by one. ``template``: int64 (n, 14), what is known from the
     sizes. ``lengths``: int64 (2, n), the lengths' part of the checksums of the batches.
     """
@@ -170,7 +170,7 @@ def _plan(
     depth: int,
     bound: int,
     shapes: tuple[tuple[str, int, int], ...],
-) -> _Plan:
+) -> _ListPlan:
     width = TILE if depth >= Depth.FULL else values.GROUP
     groups: dict[str, list[int]] = {}
     alone: list[int] = []
@@ -202,7 +202,7 @@ def _plan(
         _batch(part, shapes, width, table, own, spread, depth, bound)
         for part, table, own, spread in zip(members, tables, *on_device[2:])
     ]
-    return _Plan(tuple(alone), tuple(batches), *on_device[:2])
+    return _ListPlan(tuple(alone), tuple(batches), *on_device[:2])
 
 
 def _sent(tables: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:

@@ -29,7 +29,7 @@ _KEPT = 64
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _LaunchPlan:
     """The arguments of a launch, int32 on the device: ``owners`` of each program, ``shapes`` (n,
     SHAPE_FIELDS).
     """
@@ -103,7 +103,7 @@ def _plan(
     name: str,
     target: tuple[int, int],
     sizes: tuple[tuple[int, int], ...],
-) -> _Plan:
+) -> _LaunchPlan:
     form = FORMATS[getattr(torch, name)]
     size = form.info.component_bytes
     reader = Reader(form, 1, Target(*target))
@@ -118,4 +118,4 @@ def _plan(
         shapes += [body, tail_count, components, rows, first, programs]
         shapes += [sum64.signed(components), components >> 32, *lengths, place]
     sent = upload(torch.tensor([*owners, *shapes], dtype=torch.int32), device)
-    return _Plan(sent[: len(owners)], sent[len(owners) :])
+    return _LaunchPlan(sent[: len(owners)], sent[len(owners) :])

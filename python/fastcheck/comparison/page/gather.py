@@ -9,7 +9,7 @@ from typing import Optional
 import numpy as np
 
 from fastcheck.comparison.block import Kind, Phase, Source
-from fastcheck.comparison.measure import NONFINITE, State
+from fastcheck.comparison.measure import NONFINITE, PairState
 from fastcheck.comparison.over_time import Pairing
 from fastcheck.comparison.result import Compared
 from fastcheck.log.reader import read_sites_and_meta
@@ -93,12 +93,12 @@ class PairRows:
         columns["phase"][rows] = found.phases
         columns["last_step"][rows] = steps
         np.add.at(columns["records"], rows, 1)
-        np.add.at(columns["same"], rows, found.states == State.SAME)
-        is_different = found.states == State.DIFFERENT
+        np.add.at(columns["same"], rows, found.states == PairState.SAME)
+        is_different = found.states == PairState.DIFFERENT
         np.add.at(columns["different"], rows, is_different)
         is_bad = found.reasons == NONFINITE
         np.add.at(columns["bad_records"], rows, is_bad)
-        inexact = (found.states != State.SAME) & (found.states != State.UNREADABLE)
+        inexact = (found.states != PairState.SAME) & (found.states != PairState.UNREADABLE)
         self._first("first_inexact", rows, steps, inexact)
         new = self._first("first_different", rows, steps, is_different)
         columns["reason"][rows[new]] = found.reasons[new]
@@ -206,11 +206,11 @@ def _excess(found: Compared) -> np.ndarray:
     with np.errstate(all="ignore"):
         excess = np.where(found.errors == 0, 0.0, found.errors / found.limits)
     excess = np.clip(np.nan_to_num(excess, nan=0.0, posinf=_MOST_EXCESS), 0.0, _MOST_EXCESS)
-    is_close = (found.states == State.CLOSE) | (found.states == State.REORDERED)
+    is_close = (found.states == PairState.CLOSE) | (found.states == PairState.REORDERED)
     excess = np.where(is_close, np.clip(excess, 2.0**-40, 1.0), excess)
-    excess = np.where(found.states == State.DIFFERENT, np.maximum(excess, _ABOVE), excess)
-    excess = np.where(found.states == State.SAME, 0.0, excess)
-    return np.where(found.states == State.UNREADABLE, np.nan, excess)
+    excess = np.where(found.states == PairState.DIFFERENT, np.maximum(excess, _ABOVE), excess)
+    excess = np.where(found.states == PairState.SAME, 0.0, excess)
+    return np.where(found.states == PairState.UNREADABLE, np.nan, excess)
 
 
 def _values(records: np.ndarray) -> dict[str, np.ndarray]:

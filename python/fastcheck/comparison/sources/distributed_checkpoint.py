@@ -1,9 +1,9 @@
 """Checkpoints of torch.distributed.checkpoint (DCP): a directory with ``.metadata`` and shards.
 
 The metadata is a pickle. It is read once, without a class or a function of the program: what it
-names becomes a ``_Held``, which keeps what the pickle says of it. The shards are read from there,
-by torch.load with weights_only=True whatever the version of torch: DCP's own reader would unpickle
-the metadata without a restriction, and in older versions the shards too.
+names becomes a ``_Unpickled``, which keeps what the pickle says of it. The shards are read from
+there, by torch.load with weights_only=True whatever the version of torch: DCP's own reader would
+unpickle the metadata without a restriction, and in older versions the shards too.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def _dtype(properties: Any) -> torch.dtype:
     return dtype
 
 
-class _Held:
+class _Unpickled:
     """The content of a pickle for an object: what it was made of, and its state.
 
     A class of the pickle is a subclass that only this pickle has; its state can't be set, because
@@ -151,7 +151,7 @@ class _Held:
     args: tuple[Any, ...] = ()
     state: Any = None
 
-    def __new__(cls, *args: Any) -> _Held:
+    def __new__(cls, *args: Any) -> _Unpickled:
         made = super().__new__(cls)
         made.args = args
         return made
@@ -164,9 +164,9 @@ class _Unpickler(pickle.Unpickler):
     def __init__(self, file: BinaryIO, trust: bool) -> None:
         super().__init__(file)
         self._trust = trust
-        self._classes: dict[tuple[str, str], type[_Held]] = {}
+        self._classes: dict[tuple[str, str], type[_Unpickled]] = {}
 
-    def find_class(self, module: str, name: str) -> type[_Held]:
+    def find_class(self, module: str, name: str) -> type[_Unpickled]:
         if not (self._trust or _is_known(module, name)):
             raise UntrustedError(
                 "the metadata of a distributed checkpoint names something unknown",
@@ -174,7 +174,7 @@ class _Unpickler(pickle.Unpickler):
                 got=f"{module}.{name}",
                 hint="trust=True, or --trust, reads the tensors all the same",
             )
-        return self._classes.setdefault((module, name), type(name, (_Held,), {}))
+        return self._classes.setdefault((module, name), type(name, (_Unpickled,), {}))
 
 
 def _is_known(module: str, name: str) -> bool:

@@ -42,7 +42,7 @@ from fastcheck.errors import warn
 from .channel import Agreed, Channel, Lost, Pending, decode, encode
 
 
-class Watched(Protocol):
+class Polled(Protocol):
     """An object whose poll() the thread calls."""
 
     def poll(self) -> float:
@@ -55,7 +55,7 @@ class ProxyThread:
     held weakly.
     """
 
-    def __init__(self, watched: Watched, first_seconds: float) -> None:
+    def __init__(self, watched: Polled, first_seconds: float) -> None:
         # A SimpleQueue, whose put() the garbage collector may call in the middle of anything.
         self._wake: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._thread = threading.Thread(
@@ -88,7 +88,7 @@ class ProxyThread:
 _live: weakref.WeakSet[ProxyThread] = weakref.WeakSet()
 
 
-def _run(watched: weakref.ref[Watched], wait: float, wake: queue.SimpleQueue[bool]) -> None:
+def _run(watched: weakref.ref[Polled], wait: float, wake: queue.SimpleQueue[bool]) -> None:
     while True:
         with contextlib.suppress(queue.Empty):
             if not wake.get(timeout=wait):

@@ -142,7 +142,7 @@ class ReplicaCheck:
         self._channel: Optional[Channel] = None
         self._is_connected = False
         self._boundary_count = 0
-        self._copies: Optional[_Copies] = None
+        self._copies: Optional[_ChecksumCopies] = None
         # Those under way, oldest first.
         self._gathers: deque[Pending] = deque()
         # Mismatches that were reported: each is reported once.
@@ -178,7 +178,7 @@ class ReplicaCheck:
             if is_due:
                 self._connect(model)
                 self._start_gather(must_wait=True)
-                self._copies = _Copies(step, self._tensors(model))
+                self._copies = _ChecksumCopies(step, self._tensors(model))
                 self._start_gather(must_wait=False)
         except Exception as error:
             self._switch_off(error)
@@ -364,7 +364,7 @@ def automatic_check(
     )
 
 
-class _Copies:
+class _ChecksumCopies:
     """Checksums on their way to the host: one list call for each device, and one copy."""
 
     def __init__(self, step: int, tensors: Sequence[Optional[torch.Tensor]]) -> None:

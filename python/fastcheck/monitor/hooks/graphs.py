@@ -19,16 +19,16 @@ from fastcheck.calls.module_calls import Call, ModuleNode, new_call
 from fastcheck.monitor.hooks.step_watcher import StepWatcher
 from fastcheck.monitor.weight_updates import UpdateInfo
 from fastcheck.ring.device import DeviceRing, GraphSlots
-from fastcheck.ring.host import NO_TOKEN
+from fastcheck.ring.host import NO_SEQ
 from fastcheck.utils.torch.patching import Listeners, WrappedMethods
 from fastcheck.utils.torch.streams import DeviceStreams, streams_of
 from fastcheck.verdict.entries import (
     Entry,
+    GraphReplay,
     Journal,
     Moment,
     Note,
     Records,
-    Replay,
     Written,
     expanded,
 )
@@ -163,7 +163,7 @@ def _without_ends(written: Iterable[Written]) -> list[Entry]:
     return [entry for entry in entries if entry not in (Moment.CLOSED, Moment.ENDED)]
 
 
-class Replayed(Replay):
+class Replayed(GraphReplay):
     """One replay of a stretch."""
 
     __slots__ = ("_shift", "_step", "_stretch")
@@ -210,7 +210,7 @@ class _Rebased:
     def value(self, value: Any) -> Any:
         """Sequence numbers, calls and steps, and what is made of them; anything else as it is."""
         if isinstance(value, int):
-            return value + self._shift if FIRST_SEQ <= value < NO_TOKEN else value
+            return value + self._shift if FIRST_SEQ <= value < NO_SEQ else value
         if isinstance(value, _CALLS):
             return self.call(value)
         if isinstance(value, Step):
@@ -232,10 +232,10 @@ class _Rebased:
                 self.value(call.first_seq),
                 call.is_recompute,
             )
-            for token, site in zip(call.inputs, call.input_sites):
-                again.add_input(self.value(token), site)
-            for token in call.outputs:
-                again.add_output(self.value(token))
+            for tensor_seq, site in zip(call.inputs, call.input_sites):
+                again.add_input(self.value(tensor_seq), site)
+            for tensor_seq in call.outputs:
+                again.add_output(self.value(tensor_seq))
         return again
 
     def _look(self, look: UpdateInfo) -> UpdateInfo:

@@ -29,7 +29,7 @@ from fastcheck.monitor.hooks.state_reader import StateReader
 from fastcheck.monitor.session.config import Config
 from fastcheck.monitor.session.session import Session
 from fastcheck.record.format import Flag
-from fastcheck.ring.host import IS_BAD, IS_NEW, NEEDS_GRADIENT, TOKEN_SHIFT
+from fastcheck.ring.host import IS_BAD, IS_NEW, NEEDS_GRADIENT, SEQ_SHIFT
 from fastcheck.utils.torch.flatten import flatten, flatten_arguments
 from fastcheck.utils.torch.memory_ref import values_of
 from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read, is_plain
@@ -225,16 +225,16 @@ class GradientHook:
     gone or removed.
     """
 
-    __slots__ = ("_observer", "call", "role", "site", "token")
+    __slots__ = ("_observer", "call", "role", "site", "tensor_seq")
 
     def __init__(
-        self, observer: ModuleObserver, call: Call, role: str, site: int, token: int
+        self, observer: ModuleObserver, call: Call, role: str, site: int, tensor_seq: int
     ) -> None:
         self._observer = weakref.ref(observer)
         self.call = call
         self.role = role
         self.site = site
-        self.token = token
+        self.tensor_seq = tensor_seq
 
     def __call__(self, gradient: torch.Tensor) -> None:
         observer = self._observer()
@@ -466,22 +466,22 @@ class ModuleObserver:
         code = session.level.read(tensor, site, call.index, flags, is_entry)
         if code < 0:
             return
-        token = code >> TOKEN_SHIFT
-        call.add_input(token, site)
+        tensor_seq = code >> SEQ_SHIFT
+        call.add_input(tensor_seq, site)
         if not code & IS_NEW:
             return
         is_bad = None if session.rings.is_deferred else bool(code & IS_BAD)
         if is_bad is not False:
             is_leaf = tensor.grad_fn is None if traced is None else traced.is_leaf(index)
             is_data = is_leaf if _is_grad_enabled(traced) else None
-            self._judge_input(token, is_bad, call, is_data, tensor.requires_grad)
+            self._judge_input(tensor_seq, is_bad, call, is_data, tensor.requires_grad)
         if code & NEEDS_GRADIENT if traced is None else traced.needs_gradient(index):
             position = index if traced is None else traced.positions[index]
-            self._watch(tensor, call, "grad_input", label, position, token)
+            self._watch(tensor, call, "grad_input", label, position, tensor_seq)
 
     def _judge_input(
         self,
-        token: int,
+        tensor_seq: int,
         is_bad: Optional[bool],
         call: Call,
         is_data: Optional[bool],
@@ -491,15 +491,15 @@ class ModuleObserver:
         session = self.session
         entry: Seen
         if call.is_recompute:
-            entry = Recomputed(token, call, "input")
+            entry = Recomputed(tensor_seq, call, "input")
         elif call.parent is not None:
-            entry = InnerInput(token, call, session.follows_gap)
+            entry = InnerInput(tensor_seq, call, session.follows_gap)
         else:
             node = call.node
             if is_data is None:
                 is_data = node.is_primary
             since, excluded = session.step.pass_ends.get(node.path, 0), session.level.has_excluded
-            entry = Batch(token, call, since, is_data, excluded, needs_gradient)
+            entry = Batch(tensor_seq, call, since, is_data, excluded, needs_gradient)
         session.level.saw(entry, is_bad)
 
     def _read_outputs(
@@ -519,16 +519,20 @@ class ModuleObserver:
             if code < 0:
                 is_complete = is_complete and not (can_hold_nonfinite(tensor) and is_plain(tensor))
                 continue
-            token = code >> TOKEN_SHIFT
-            call.add_output(token)
+            tensor_seq = code >> SEQ_SHIFT
+            call.add_output(tensor_seq)
             if not code & IS_NEW:
                 continue
             if session.rings.is_deferred or code & IS_BAD:
                 recomputed = call.is_recompute
-                entry = Recomputed(token, call, "output") if recomputed else Output(token, call)
+                entry = (
+                    Recomputed(tensor_seq, call, "output")
+                    if recomputed
+                    else Output(tensor_seq, call)
+                )
                 session.level.saw(entry, None if session.rings.is_deferred else True)
             if code & NEEDS_GRADIENT if traced is None else traced.needs_gradient(index):
-                self._watch(tensor, call, "grad_output", label, position, token)
+                self._watch(tensor, call, "grad_output", label, position, tensor_seq)
         if session.rings.is_deferred or session.step.findings.all:
             error = None if outputs or call.parent is not None else _raised_here()
             if not isinstance(error, FastcheckError):  # a stop cuts nothing off
@@ -545,18 +549,24 @@ class ModuleObserver:
     # Backward
 
     def _watch(
-        self, tensor: torch.Tensor, call: Call, role: str, label: str, position: int, token: int
+        self,
+        tensor: torch.Tensor,
+        call: Call,
+        role: str,
+        label: str,
+        position: int,
+        tensor_seq: int,
     ) -> None:
         if isinstance(tensor, torch.nn.Parameter):
             # The parameter's gradient is read before the optimizer uses it.
-            self.session.step.given.by_id[id(tensor)] = token
+            self.session.step.given.by_id[id(tensor)] = tensor_seq
             return
         site = call.node.site(role, label, position)
         if call.watched is not None:
-            call.watched[role, label] = site, token
+            call.watched[role, label] = site, tensor_seq
             return
         watch: Any = tensor.register_hook  # torch leaves it untyped
-        handle = watch(GradientHook(self, call, role, site, token))
+        handle = watch(GradientHook(self, call, role, site, tensor_seq))
         if tensor.is_leaf:
             # A leaf outlives the step and would gather one hook per step.
             self.session.step.leaf_handles.append(handle)
@@ -587,10 +597,10 @@ class ModuleObserver:
             code = session.level.read(gradient, hook.site, hook.call.index, flags)
             if code < 0:
                 return
-            token = code >> TOKEN_SHIFT
-            session.step.gradients[hook.token] = token
+            seq = code >> SEQ_SHIFT
+            session.step.gradients[hook.tensor_seq] = seq
             if code & IS_NEW and (code & IS_BAD or session.rings.is_deferred):
-                entry = Gradient(token, hook.call, hook.role, hook.token, session.is_scaled)
+                entry = Gradient(seq, hook.call, hook.role, hook.tensor_seq, session.is_scaled)
                 session.level.saw(entry, None if session.rings.is_deferred else True)
             if session.rings.settles_calls:
                 session.settle_call()

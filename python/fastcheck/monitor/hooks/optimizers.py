@@ -151,7 +151,7 @@ def _kinds(kind: Any) -> Iterator[Any]:
         yield from _kinds(other)
 
 
-class _Running(threading.local):
+class _RunningWrappers(threading.local):
     """The wrapped functions that this thread runs."""
 
     def __init__(self) -> None:
@@ -161,7 +161,7 @@ class _Running(threading.local):
         self.is_clipping = False
 
 
-_running = _Running()
+_running = _RunningWrappers()
 
 
 @contextlib.contextmanager

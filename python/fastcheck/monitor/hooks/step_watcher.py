@@ -629,7 +629,7 @@ class _Backward:
         self.losses: list[_Loss] = []
 
 
-class _Running(threading.local):
+class _RunningBackward(threading.local):
     """The backward that this thread runs."""
 
     backward: Optional[_Backward] = None
@@ -643,7 +643,7 @@ class LossReader:
     def __init__(self, session: Session, state: StateReader) -> None:
         self._session = session
         self._parameters = _Parameters(state)
-        self._running = _Running()
+        self._running = _RunningBackward()
         # Losses in a row in whose graph no parameter was found.
         self._fruitless = 0
         #: Set by StepWatcher: a step whose forward pass is among the records of the step before.

@@ -26,7 +26,7 @@ from fastcheck.errors import ConfigError, did_you_mean
 from fastcheck.extension import extension
 from fastcheck.log.unobserved import UnreadOp
 from fastcheck.monitor.session.config import Config
-from fastcheck.monitor.session.drain import Part
+from fastcheck.monitor.session.drain import StepPart
 from fastcheck.monitor.session.options import ROLES
 from fastcheck.monitor.session.overflow_status import ROLE as STATUS_ROLE
 from fastcheck.monitor.session.overflow_status import StatusReader
@@ -58,14 +58,14 @@ from fastcheck.verdict.entries import (
     Seen,
     Task,
 )
-from fastcheck.verdict.incident import HOST, Incident, Place
+from fastcheck.verdict.incident import HOST, Destination, Incident
 from fastcheck.verdict.step import Step
 
 
 class NothingSeen:
     """Remembers nothing: the observer knows what was read."""
 
-    def add(self, tensor: torch.Tensor, token: int) -> int:
+    def add(self, tensor: torch.Tensor, seq: int) -> int:
         return -1
 
     def clear(self) -> None:
@@ -83,7 +83,7 @@ class LineNumbers(Protocol):
         ...
 
 
-class OpPart(Part):
+class OpPart(StepPart):
     """A part whose records carry the observer's numbers of their sites."""
 
     def __init__(
@@ -416,7 +416,7 @@ class Leaving:
             self._stops()
 
 
-# A token for what was not read; no finding has it.
+# The seq of what was not read; no finding has it.
 _UNREAD = 2**62
 
 
@@ -626,7 +626,7 @@ class OpLevel(Level):
             found = [(clause, one) for clause, tensor in tensors for one in plain_tensors(tensor)]
             if found:
                 places = self.session.event_store.op_memory.places
-                made = (Place(kind, clause) for clause, _ in found)
+                made = (Destination(kind, clause) for clause, _ in found)
                 numbers = [places.setdefault(place, len(places)) for place in made]
                 self._ops.reach([tensor for _, tensor in found], numbers)
         if not self.session.rings.is_deferred:

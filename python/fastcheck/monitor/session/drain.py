@@ -146,7 +146,7 @@ def _first(store: EventStore, step: int) -> Optional[Event]:
 _POLL_SECONDS = 0.001
 
 
-class Part:
+class StepPart:
     """A stretch of one step's journal, and its records: here already, or in flight."""
 
     def __init__(
@@ -238,7 +238,7 @@ class Drain:
         self._event_store = event_store
         self._max_lag = max_lag
         self._faults = faults
-        self._parts: deque[Part] = deque()
+        self._parts: deque[StepPart] = deque()
         self._wake: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._thread: Optional[threading.Thread] = None
         weakref.finalize(self, self._wake.put, False)
@@ -246,7 +246,7 @@ class Drain:
     def __len__(self) -> int:
         return len(self._parts)
 
-    def submit(self, part: Part) -> None:
+    def submit(self, part: StepPart) -> None:
         """Takes over a part; it is judged when all before it are, and its records are here."""
         self._parts.append(part)
         if self._thread is None:

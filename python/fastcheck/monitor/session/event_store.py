@@ -51,7 +51,7 @@ _MAX_EVENTS = 16384
 Due = tuple[Finding, Decision, Step]
 
 
-class Listener:
+class SessionListener:
     """A part of a monitor that is told of what the others do; it is connected by being added to
     ``event_store.listeners``, whose order is that of the calls. Methods that are not overridden do
     nothing.
@@ -151,7 +151,7 @@ def _tally(findings: list[Finding], verdicts: Tally[Verdict], places: Tally[int]
             places[finding.blamed.site] += 1
 
 
-class Ranks(NamedTuple):
+class ProcessRank(NamedTuple):
     """The place of this process among the others. ``together``: how many stop together;
     ``in_group``: over how many gradients may be reduced before the optimizer uses them.
     """
@@ -170,7 +170,7 @@ class EventStore:
         self,
         config: Config,
         sites: SiteTable,
-        ranks: Ranks,
+        ranks: ProcessRank,
         archive: Archive,
     ) -> None:
         self.config = config
@@ -180,7 +180,7 @@ class EventStore:
         self.archive = archive
         self.counter = Counter(config.overflow_nums, config.stop.within, config.stop.count)
         # The other parts of the monitor that are told of events, steps, stops and boundaries.
-        self.listeners: list[Listener] = []
+        self.listeners: list[SessionListener] = []
         self._has_run_ended = False
         # What a stop, a warning or a callback is due for; acted on outside all locks and guards.
         # One list for good: the recorder looks at it, too.

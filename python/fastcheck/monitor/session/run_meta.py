@@ -26,7 +26,7 @@ from fastcheck.reproducibility.placement import placement
 from fastcheck.verdict.step import Step
 
 from .config import Config
-from .event_store import EventStore, Listener
+from .event_store import EventStore, SessionListener
 
 #: The name of a batch.
 BatchId = Union[int, str]
@@ -37,7 +37,7 @@ _MOST_CHARACTERS = 200
 _MOST_SHOWN = 4
 
 
-class BatchIds(Listener):
+class BatchIds(SessionListener):
     """The names of the batches of a monitor's steps; for any thread. Empty, and without a cost,
     until the first name is given.
 

@@ -38,7 +38,7 @@ from fastcheck.ring.host import (
     ELSEWHERE,
     IS_NEW,
     NEW_STREAM,
-    NO_TOKEN,
+    NO_SEQ,
     UNKNOWN_DEVICE,
     UNREAD,
     HostRing,
@@ -68,7 +68,7 @@ from fastcheck.verdict.step import Step, Tape
 
 from .config import Config
 from .derivatives import Derivatives
-from .drain import Drain, Faults, Part
+from .drain import Drain, Faults, StepPart
 from .event_store import EventStore
 from .overflow_status import StatusReader
 from .passes import Passes
@@ -284,7 +284,7 @@ class Level:
     def read(
         self, tensor: torch.Tensor, site: int, call: int, flags: int, any_dtype: bool = False
     ) -> int:
-        """Reads a tensor unless it was read before: UNREAD, or bits and a token (HookReader). At op
+        """Reads a tensor unless it was read before: UNREAD, or bits and a seq (HookReader). At op
         level nothing is read in this way.
         """
         return UNREAD
@@ -441,7 +441,7 @@ class ModuleLevel(Level):
         host, seq = self.host, self.cursor.seq
         session = self.session
         if site in session.faults.off_sites:
-            self.seen.add(tensor, NO_TOKEN)
+            self.seen.add(tensor, NO_SEQ)
             return UNREAD
         try:
             code = self.reader.read(
@@ -521,7 +521,7 @@ class ModuleLevel(Level):
         have.
         """
         self.seen.clear()
-        self.seen.add(tensor, NO_TOKEN)
+        self.seen.add(tensor, NO_SEQ)
         self.session.switch_off(site, error)
 
     def observe(
@@ -634,11 +634,11 @@ class ModuleLevel(Level):
 
     def read_loss(self, loss: torch.Tensor, site: int, flags: int) -> None:
         """Reads it under this name too if it is known already: as an output of a module."""
-        token = self.seen.add(loss, self.cursor.seq)
-        if token >= 0:
-            self.session.due(LossKnown(token))
+        tensor_seq = self.seen.add(loss, self.cursor.seq)
+        if tensor_seq >= 0:
+            self.session.due(LossKnown(tensor_seq))
         seq, is_bad = self.observe(loss, site, 0, flags)
-        if token < 0:
+        if tensor_seq < 0:
             self.saw(Loss(seq, bool(flags & _SCALED), threading.get_ident()), is_bad)
 
     def collect(self) -> None:
@@ -662,7 +662,9 @@ class ModuleLevel(Level):
         records = [self.host.take()]
         early, segments = session.rings.cut()
         compared = self.recorder.compared
-        session.drain.submit(Part(step, journal, records + early, segments, closes_step, compared))
+        session.drain.submit(
+            StepPart(step, journal, records + early, segments, closes_step, compared)
+        )
 
     def forget(self) -> None:
         self.seen.clear()

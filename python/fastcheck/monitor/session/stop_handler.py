@@ -232,8 +232,8 @@ def _module_inputs(session: Session, finding: Finding, step: Step) -> Evidence:
     found: Evidence = []
     if finding.is_gradient:
         found += _gradients_of_outputs(session, call, step)
-    for token, site in zip(call.inputs, call.input_sites):
-        record = session.event_store.archive.history.find(token)
+    for tensor_seq, site in zip(call.inputs, call.input_sites):
+        record = session.event_store.archive.history.find(tensor_seq)
         if record is not None:
             found.append((session.event_store.sites[site], record))
     return found + _parameters(session, call, step)
@@ -251,8 +251,8 @@ def report_of_step(
 
 def _gradients_of_outputs(session: Session, call: Call, step: Step) -> Evidence:
     found: Evidence = []
-    for token in call.outputs:
-        seq = step.gradients.get(token)
+    for tensor_seq in call.outputs:
+        seq = step.gradients.get(tensor_seq)
         record = None if seq is None else session.event_store.archive.history.find(seq)
         if record is not None:
             found.append((session.event_store.sites[int(record["site"])], record))

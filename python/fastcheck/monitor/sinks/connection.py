@@ -15,7 +15,7 @@ import numpy as np
 
 from fastcheck.errors import printable, warn
 from fastcheck.log.step_table import StepRow
-from fastcheck.monitor.session.event_store import Listener
+from fastcheck.monitor.session.event_store import SessionListener
 from fastcheck.monitor.session.session import Session
 from fastcheck.record.format import DTYPES, Depth, DeviceMode, nonfinite
 from fastcheck.record.statistics import LARGEST_FINITE
@@ -229,20 +229,20 @@ def _headroom(records: np.ndarray) -> np.ndarray:
 _SITE = "fastcheck/least_headroom"
 
 
-class Watched(Protocol):
+class WatchScalars(Protocol):
     """The part of monitor.watch that sinks need."""
 
     def scalars(self) -> Mapping[str, float]: ...
 
 
-class SinkConnection(Listener):
+class SinkConnection(SessionListener):
     """Connects a session with its sinks, from install() to remove(). The thread that ended the step
     (on a device the drain's) computes what it passes on; the rest is computed and written by the
     writer's thread.
     """
 
     def __init__(
-        self, session: Session, sinks: Sequence[ScalarSink], watched: Optional[Watched] = None
+        self, session: Session, sinks: Sequence[ScalarSink], watched: Optional[WatchScalars] = None
     ) -> None:
         self._session = session
         self._watched = watched

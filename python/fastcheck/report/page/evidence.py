@@ -21,7 +21,7 @@ _MOST_BEFORE, _MOST_AROUND, _MOST_EVENTS = 1 << 15, 1 << 18, 4096
 STEPS_BEFORE, STEPS_AFTER = 24, 8
 
 
-class Finding(NamedTuple):
+class FirstEvent(NamedTuple):
     """The first event of a log by its line, with the rank and the site's number there."""
 
     rank: int
@@ -114,7 +114,7 @@ def _important(lines: EventLines) -> EventLines:
     return whole
 
 
-def _first(lines: Mapping[int, EventLines]) -> Optional[Finding]:
+def _first(lines: Mapping[int, EventLines]) -> Optional[FirstEvent]:
     found = [
         (not line.get("counted"), line["step"], line["seq"], rank, line["site"])
         for rank, some in lines.items()
@@ -123,7 +123,7 @@ def _first(lines: Mapping[int, EventLines]) -> Optional[Finding]:
     if not found:
         return None
     _, step, seq, rank, site = min(found)
-    return Finding(rank, step, seq, site)
+    return FirstEvent(rank, step, seq, site)
 
 
 def _in_order(records: np.ndarray) -> np.ndarray:

@@ -21,8 +21,8 @@ class SeenTensors(Protocol):
     version.
     """
 
-    def add(self, tensor: torch.Tensor, token: int) -> int:
-        """-1 when the tensor is new, which remembers it under ``token``; else the token it was
+    def add(self, tensor: torch.Tensor, seq: int) -> int:
+        """-1 when the tensor is new, which remembers it under ``seq``; else the seq that it was
         first seen with. A tensor without a storage or without a version counter (inference mode)
         is always new and never remembered. Does not synchronise.
         """
@@ -50,12 +50,12 @@ class PythonSeenTensors:
     """
 
     def __init__(self) -> None:
-        self._tokens: dict[tuple[object, ...], int] = {}
+        self._seqs: dict[tuple[object, ...], int] = {}
         self._storages: set[int] = set()
         # At the interpreter's end the module may be gone before this object is.
         self._free = _STORAGE._free_weak_ref
 
-    def add(self, tensor: torch.Tensor, token: int) -> int:
+    def add(self, tensor: torch.Tensor, seq: int) -> int:
         if tensor.is_inference():
             return -1
         try:
@@ -73,21 +73,21 @@ class PythonSeenTensors:
             tensor.is_neg(),
             _geometry(tensor),
         )
-        found = self._tokens.get(key)
+        found = self._seqs.get(key)
         if found is not None:
             return found
         if identity not in self._storages:
             self._storages.add(storage._weak_ref())
-        self._tokens[key] = token
+        self._seqs[key] = seq
         return -1
 
     def clear(self) -> None:
-        self._tokens.clear()
+        self._seqs.clear()
         while self._storages:
             self._free(self._storages.pop())
 
     def __len__(self) -> int:
-        return len(self._tokens)
+        return len(self._seqs)
 
     def __del__(self) -> None:
         self.clear()

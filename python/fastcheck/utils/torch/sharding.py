@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 
-class Part(NamedTuple):
+class LocalShard(NamedTuple):
     """``data`` is what a rank holds of a tensor of ``numel`` elements: those that begin at
     ``offsets`` and have the shape ``sizes``.
     """
@@ -57,7 +57,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return inner if isinstance(inner, torch.Tensor) else tensor
 
 
-def part_of(tensor: torch.Tensor) -> Optional[Part]:
+def part_of(tensor: torch.Tensor) -> Optional[LocalShard]:
     """The part of a DTensor that this rank has; None of any other tensor, and of partial sums. No
     communication.
     """
@@ -65,7 +65,7 @@ def part_of(tensor: torch.Tensor) -> Optional[Part]:
     if chunks is None or any(one.is_partial() for one in getattr(tensor, "placements", ())):
         return None
     (chunk,) = chunks()
-    return Part(local(tensor), tuple(chunk.offsets), tuple(chunk.sizes), tensor.numel())
+    return LocalShard(local(tensor), tuple(chunk.offsets), tuple(chunk.sizes), tensor.numel())
 
 
 def is_part(tensor: torch.Tensor) -> bool:
