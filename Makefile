@@ -189,6 +189,7 @@ wheel: $(VENV)/.wheel-tools
 
 sdist: $(VENV)/.wheel-tools
 	$(PY) -m build --sdist --no-isolation --outdir dist .
+	$(PY) -m twine check --strict dist/*.tar.gz
 
 # Where there is no wheel, those that take no nvcc are made first.
 test-wheel:

@@ -35,4 +35,6 @@ fi
 name=$(basename "$wheel")
 rm -f "dist/${name%-*}"-*.whl
 cp "$wheel" dist/
+"$python" -m twine check --strict "dist/$name"
+if [[ $name == *-abi3-* ]]; then "$python" -m abi3audit --strict "dist/$name"; fi
 echo "dist/$name"

@@ -5,44 +5,38 @@ Every tensor is read once, on its device.
     import fastcheck
     monitor = fastcheck.install(model, overflow_nums=1)
 
-The subpackages (rooms) are layers; ``docs/design.md`` lists them. Any of them may import
-``errors``, ``extension``, ``notebook`` and ``_version``.
+``fastcheck.types`` has the types of results. The subpackages (rooms) are layers;
+``docs/design.md`` lists them. Any of them may import ``errors``, ``extension``, ``notebook`` and
+``_version``.
 """
 
 from __future__ import annotations
 
-from fastcheck import callbacks
+import typing as _typing
+
+from fastcheck import callbacks, types
 from fastcheck.comparison.compare import compare
 from fastcheck.dump.dumper import Dumper
 from fastcheck.monitor.install import install
 from fastcheck.monitor.monitor import Monitor
 from fastcheck.monitor.named_tensors import observe
 from fastcheck.monitor.rerun import rerun
-from fastcheck.monitor.reruns import Rerun
 from fastcheck.monitor.session.options import Filter, Log, OnRequest, Stop, Training
 from fastcheck.proving.prove import prove
 from fastcheck.proving.ranks import Ranks
 from fastcheck.proving.relation import Relation
-from fastcheck.proving.result import Proof
-from fastcheck.receipts import Arrival, Receipt, receipt
-from fastcheck.record.event import Event
-from fastcheck.record.exponents import Exponents, Share
-from fastcheck.record.format import RECORD_DTYPE, Depth, DeviceMode, Flag, Verdict
-from fastcheck.record.precision import PrecisionAdvice
-from fastcheck.record.site import Site
+from fastcheck.receipts import receipt
 from fastcheck.report.error import OverflowDetected
 from fastcheck.reproducibility.environment import environment
 from fastcheck.reproducibility.inventory import inventory
-from fastcheck.reproducibility.seeds import Seeds, seed_all
-from fastcheck.resuming import Resumption
-from fastcheck.sealing import NonFiniteWeightsError, Seal, Verification, seal, verify
+from fastcheck.reproducibility.seeds import seed_all
+from fastcheck.sealing import NonFiniteWeightsError, seal, verify
 from fastcheck.statistics.functions import checksum, exponents, found_nonfinite, stats
-from fastcheck.statistics.stats import Stats, StatsList
-from fastcheck.substitution.bisect import Bisection, bisect
-from fastcheck.substitution.override import Override, override
+from fastcheck.substitution.bisect import bisect
+from fastcheck.substitution.override import override
 from fastcheck.verdict.allowed import allow_nonfinite
 from fastcheck.verdict.benign import benign
-from fastcheck.watch.event import PrecisionWarning, SpikeWarning, WatchEvent, WatchWarning
+from fastcheck.watch.event import PrecisionWarning, SpikeWarning, WatchWarning
 from fastcheck.watch.options import Watch
 
 from ._version import __version__
@@ -57,23 +51,16 @@ from .errors import (
     UnsealedCheckpointWarning,
     UnsupportedTensorError,
 )
+from .errors import no_attribute as _no_attribute
 
 __all__ = [
-    "RECORD_DTYPE",
-    "Arrival",
-    "Bisection",
     "CompareError",
     "ConfigError",
-    "Depth",
-    "DeviceMode",
     "Dumper",
-    "Event",
-    "Exponents",
     "ExtensionError",
     "FastcheckError",
     "FastcheckWarning",
     "Filter",
-    "Flag",
     "LearningRateWarning",
     "Log",
     "LogError",
@@ -81,30 +68,15 @@ __all__ = [
     "NonFiniteWeightsError",
     "OnRequest",
     "OverflowDetected",
-    "Override",
-    "PrecisionAdvice",
     "PrecisionWarning",
-    "Proof",
     "Ranks",
-    "Receipt",
     "Relation",
-    "Rerun",
-    "Resumption",
-    "Seal",
-    "Seeds",
-    "Share",
-    "Site",
     "SpikeWarning",
-    "Stats",
-    "StatsList",
     "Stop",
     "Training",
     "UnsealedCheckpointWarning",
     "UnsupportedTensorError",
-    "Verdict",
-    "Verification",
     "Watch",
-    "WatchEvent",
     "WatchWarning",
     "__version__",
     "allow_nonfinite",
@@ -126,5 +98,18 @@ __all__ = [
     "seal",
     "seed_all",
     "stats",
+    "types",
     "verify",
 ]
+
+if not _typing.TYPE_CHECKING:  # which would take any name for an attribute
+
+    def __dir__() -> list[str]:
+        return sorted(__all__)
+
+    def __getattr__(name: str) -> _typing.NoReturn:
+        """Called for names that are not there."""
+        if name in types.__all__:
+            what = f"module {__name__!r} has no attribute {name!r}"
+            raise AttributeError(f"{what}: it is {types.__name__}.{name}")
+        raise _no_attribute(__name__, name, __all__)

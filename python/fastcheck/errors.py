@@ -254,3 +254,9 @@ def did_you_mean(name: str, candidates: Iterable[str]) -> str:
     quoted = [repr(candidate) for candidate in found]
     listed = quoted[0] if len(quoted) == 1 else ", ".join(quoted[:-1]) + " or " + quoted[-1]
     return f"did you mean {listed}?"
+
+
+def no_attribute(module: str, name: str, candidates: Iterable[str]) -> AttributeError:
+    """The error of a module that has no public ``name``, with the names that are near it."""
+    hint = did_you_mean(name, candidates)
+    return AttributeError(f"module {module!r} has no attribute {name!r}. {hint}".rstrip(". "))

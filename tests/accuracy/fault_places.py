@@ -6,8 +6,8 @@ from collections import Counter
 from typing import Any, NamedTuple
 
 from accuracy.fault_programs import Call, Lasting
-from fastcheck import Verdict
 from fastcheck.record.format import VALUE_BYTES
+from fastcheck.types import Verdict
 
 __all__ = ["Expected", "expected_places", "how_named"]
 

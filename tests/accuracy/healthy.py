@@ -22,7 +22,7 @@ import fastcheck
 import harness
 from accuracy import healthy_models
 from accuracy.healthy_transformers import TRANSFORMERS
-from fastcheck import Verdict
+from fastcheck.types import Verdict
 from support.warned import warned
 
 MODELS = {**healthy_models.MODELS, **TRANSFORMERS}

@@ -21,7 +21,7 @@ from torch import nn
 import fastcheck
 import harness
 from accuracy.healthy_awkward_more import PROGRAMS
-from fastcheck import Verdict
+from fastcheck.types import Verdict
 from support.warned import warned
 
 # A buffer that was finite and is not any more is an event at module level: what reads it is not

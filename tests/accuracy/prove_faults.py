@@ -26,7 +26,7 @@ from accuracy.prove_ranks import RANK_FAULTS
 SEEN, NAMED = 0.95, 0.9
 
 
-def proof_of(fault: Fault, is_faulty: bool) -> fastcheck.Proof:
+def proof_of(fault: Fault, is_faulty: bool) -> fastcheck.types.Proof:
     torch.manual_seed(0)
     program = fault.make(is_faulty)
     with warnings.catch_warnings():

@@ -12,9 +12,9 @@ import torch
 
 import fastcheck
 from fakes import fake_device
-from fastcheck import DeviceMode
 from fastcheck.backends.portable.constants import stream_key
 from fastcheck.backends.table import backend_for
+from fastcheck.types import DeviceMode
 from fastcheck.utils.torch.streams import stream_handle
 from support.helpers import doctors_row
 from support.programs.training import (

@@ -14,10 +14,10 @@ import pytest
 import torch
 
 import fastcheck
-from fastcheck import DeviceMode
 from fastcheck.backends import complete_records, npu, table
 from fastcheck.backends.table import backend_for
 from fastcheck.backends.triton import backend as triton
+from fastcheck.types import RECORD_DTYPE, Depth, DeviceMode
 from support.devices import ascend
 from support.devices.ascend import DEVICES, Net, loop, too_large, use_chip
 from support.helpers import doctors_row
@@ -50,8 +50,8 @@ class TestMode:
         read = monitor.records()
         is_on_host = [monitor.sites[int(site)].role == "learning_rate" for site in read["site"]]
         assert set(read["device_mode"][~np.array(is_on_host)]) == {int(mode)}
-        row = complete_records.record(torch.ones(3, device="npu"), fastcheck.Depth.HEALTH, False)
-        assert row.cpu().numpy().view(fastcheck.RECORD_DTYPE)["device_mode"][0] == int(mode)
+        row = complete_records.record(torch.ones(3, device="npu"), Depth.HEALTH, False)
+        assert row.cpu().numpy().view(RECORD_DTYPE)["device_mode"][0] == int(mode)
 
     @pytest.mark.parametrize(
         ("name", "is_off", "mode"),

@@ -196,7 +196,7 @@ def test_losses_are_the_same_with_what_changes_the_step(make: Any, precision: st
     assert ("blocks.1", "output") in {(site.module, site.role) for site in sites}
     rows = monitor.step_table()
     if precision == "fp16":
-        scaled = {fastcheck.Verdict.SCALED}
+        scaled = {fastcheck.types.Verdict.SCALED}
         assert rows[0].overflow and {event.verdict for event in monitor.events} == scaled
         assert [row.scale for row in rows[:2]] == [2.0**20, 2.0**19] and not rows[-1].overflow
     else:

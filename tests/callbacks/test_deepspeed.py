@@ -92,7 +92,7 @@ def test_steps_that_the_loss_scaler_skips_are_no_events() -> None:
     assert engine.skipped_steps == 1 and [row.scale for row in rows] == [1024, 1024, 512, 512]
     assert [row.loss for row in rows] == pytest.approx(losses)
     assert monitor.event_count == 0
-    assert {e.verdict for e in monitor.events} == {fastcheck.Verdict.SCALED}
+    assert {e.verdict for e in monitor.events} == {fastcheck.types.Verdict.SCALED}
     monitor.remove()
 
 

@@ -288,7 +288,7 @@ def test_steps_that_the_scaler_skips_are_no_events() -> None:
     _, monitor = same_with_and_without(with_scaler)
     rows = monitor.step_table()
     assert rows[0].overflow and [row.scale for row in rows[:2]] == [2.0**26, 2.0**25]
-    assert {event.verdict for event in monitor.events} == {fastcheck.Verdict.SCALED}
+    assert {event.verdict for event in monitor.events} == {fastcheck.types.Verdict.SCALED}
 
 
 def test_a_weight_that_overflows_in_float16_is_named() -> None:

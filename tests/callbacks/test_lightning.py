@@ -276,7 +276,7 @@ def test_losses_are_the_same_with_what_changes_the_step(make: Any, options: Any)
             (2.0**16, True),
             (2.0**15, False),
         ]
-        assert {event.verdict for event in monitor.events} == {fastcheck.Verdict.SCALED}
+        assert {event.verdict for event in monitor.events} == {fastcheck.types.Verdict.SCALED}
     else:
         assert not any(row.overflow for row in rows)
 

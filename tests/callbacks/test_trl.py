@@ -146,7 +146,7 @@ def test_options_of_the_trainer(make: Any, more: dict[str, Any]) -> None:
     rows = monitor.step_table()
     if make is with_scaler:
         assert rows[0].overflow and [row.scale for row in rows[:2]] == [2.0**26, 2.0**25]
-        assert {event.verdict for event in monitor.events} == {fastcheck.Verdict.SCALED}
+        assert {event.verdict for event in monitor.events} == {fastcheck.types.Verdict.SCALED}
     else:
         assert monitor.events == () and not any(row.overflow for row in rows)
 

@@ -153,7 +153,7 @@ def test_mistake_overflows_and_cure_does_not(
     broken = demo.train(text, norm_forgotten=True, seed=0)
     assert broken.stop is not None
     assert broken.stop.culprit.site.module.startswith("blocks.2.mlp")
-    assert broken.stop.culprit.verdict is fastcheck.Verdict.ORIGIN
+    assert broken.stop.culprit.verdict is fastcheck.types.Verdict.ORIGIN
     assert broken.stop.step == len(broken.losses) > 0
     assert f"step {broken.stop.step:3d}   stopped by fastcheck" in capsys.readouterr().out
     mended = demo.train(text, norm_forgotten=False, seed=0)

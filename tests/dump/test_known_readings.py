@@ -123,7 +123,7 @@ def test_a_record_that_is_kept_still_says_that_it_is_non_finite(tmp_path: Path) 
 
     found = dumped(tmp_path, step)
     bad = found[found["nan_count"] > 0]
-    assert len(bad) == 2 and all(bad["flags"] & int(fastcheck.Flag.NONFINITE))
+    assert len(bad) == 2 and all(bad["flags"] & int(fastcheck.types.Flag.NONFINITE))
 
 
 def test_memory_that_is_used_again_is_another_tensor(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from typing import Any
 
 import pytest
@@ -156,9 +155,6 @@ def test_the_step_that_was_stopped_is_run_again_for_it() -> None:
     assert stop.culprit.site.op is None and "aten.sqrt #0 in 1 (Apply) at step 2" in str(stop)
     assert f"python {place(FOLDER, 2)}" in str(stop)
     assert script(2)[0] == 0
-    # Where it is caught, in a step that never stopped by itself.
-    replay = monitor.replay(step, x)
-    assert "a dump of step 2 is there already" in str(replay.stop)
 
 
 class Halves(nn.Module):
@@ -222,9 +218,6 @@ def test_a_batch_that_was_bad_is_dumped_with_the_module_that_it_was_given_to() -
     stored, forward = calls(FOLDER)
     assert {"kind": "stored", "module": ""}.items() <= stored.items()
     assert int(values(FOLDER)(forward["in"][0]).isnan().sum()) == 1
-    # A replay by hand mentions it too, after another module's run.
-    shutil.rmtree(FOLDER)
-    assert f"{place(FOLDER)} holds what Net" in str(monitor.replay(model, x))
     assert script() == (
         0,
         "output: 4 NaN, 0 +Inf, 0 -Inf; in the run: 4 NaN, 0 +Inf, 0 -Inf\nnon-finite again\n",

@@ -81,7 +81,7 @@ def test_the_files_are_those_of_python(program: Callable[[], Step], tmp_path: Pa
 def test_of_a_checkpointed_function(reentrant: bool, tmp_path: Path) -> None:
     check(tmp_path, lambda: checkpointed(reentrant=reentrant))
     records = read_log(os.fspath(tmp_path / "cpp" / "step0" / "rank0")).records
-    assert any(records["flags"] & int(fastcheck.Flag.RECOMPUTE))
+    assert any(records["flags"] & int(fastcheck.types.Flag.RECOMPUTE))
 
 
 @pytest.mark.parametrize("record", ["health", "stats", "full"])

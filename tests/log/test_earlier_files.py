@@ -39,7 +39,7 @@ def test_records_and_events() -> None:
     view = read_log(str(HERE / "log"))
     assert len(view.records) == 50 and set(view.records["step"]) == {0, 1, 2, 3}
     assert [(event.step, event.verdict, event.counted) for event in view.events][:1] == [
-        (2, fastcheck.Verdict.ARRIVED, True)
+        (2, fastcheck.types.Verdict.ARRIVED, True)
     ]
 
 

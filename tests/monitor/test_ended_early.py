@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import fastcheck
-from fastcheck import Verdict
 from fastcheck.log.reader import read_log
+from fastcheck.types import Verdict
 from support.processes import run_code
 from support.programs.training import Apply, chain, nan_gradient, poison, stopped, train, where
 

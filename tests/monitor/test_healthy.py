@@ -13,7 +13,7 @@ from torch import nn
 import fastcheck
 from accuracy import healthy
 from accuracy.healthy import MODELS
-from fastcheck import Verdict
+from fastcheck.types import Verdict
 from support.programs.op_level import model_with
 from support.programs.training import change_gradient
 

@@ -943,7 +943,7 @@ def test_what_is_computed_between_two_models() -> None:
         y = first(torch.randn(8, 6))
         second(y / (y.norm(dim=-1, keepdim=True) * 0))
     made, text = stop.value.report.made_by, " ".join(str(stop.value).split())
-    assert stop.value.culprit.verdict is fastcheck.Verdict.ARRIVED
+    assert stop.value.culprit.verdict is fastcheck.types.Verdict.ARRIVED
     assert made is not None and made.operator == "DivBackward0"
     assert "the first operator in the graph of input[0] whose result is not finite" in text
     assert "try 1. The divisor other is 0 throughout" in text
@@ -1013,7 +1013,7 @@ def test_a_mask_that_did_no_harm_is_not_blamed(is_whole: bool) -> None:
     assert (event.site, event.line, event.verdict) == (
         site,
         report.culprit.line,
-        fastcheck.Verdict.ORIGIN,
+        fastcheck.types.Verdict.ORIGIN,
     )
     shown = report_from_log(log, event, "fastcheck")
     assert shown is not None and headline(shown) == headline(report)

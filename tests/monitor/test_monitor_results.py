@@ -25,7 +25,7 @@ class TestMonitor:
         monitor = fastcheck.install(model, log=fastcheck.Log(None, history=3))
         train(model, 10)
         records = monitor.records()
-        assert records.dtype == fastcheck.RECORD_DTYPE
+        assert records.dtype == fastcheck.types.RECORD_DTYPE
         # The open (or last) step, and three closed ones before it.
         assert sorted(set(records["step"].tolist())) == [6, 7, 8, 9]
         assert (np.diff(records["seq"]) == 1).all()
@@ -53,7 +53,7 @@ class TestMonitor:
         log = read_log(stop.log_path)
         assert sorted(set(log.records["step"].tolist())) == [2, 3, 4, 5, 6, 7]
         assert [event.counted for event in log.events].count(True) == 1
-        marked = log.records[(log.records["flags"] & int(fastcheck.Flag.EVENT)) != 0]
+        marked = log.records[(log.records["flags"] & int(fastcheck.types.Flag.EVENT)) != 0]
         assert [log.sites[r["site"]].module for r in marked] == ["1"]
 
     def test_with_a_log_a_stop_names_it(self, tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ class TestMonitor:
         assert stop.log_path == str(tmp_path / "log")
         assert not (tmp_path / "fastcheck_log").exists()
         log = read_log(stop.log_path)
-        assert [e.verdict for e in log.events] == [fastcheck.Verdict.ORIGIN]
+        assert [e.verdict for e in log.events] == [fastcheck.types.Verdict.ORIGIN]
         assert log.events[0].site == stop.culprit.site
 
     def test_the_report_shows_inputs_parameters_and_trend(self) -> None:
@@ -187,10 +187,10 @@ class TestMonitor:
 def test_history_is_bounded_within_a_step_that_never_ends() -> None:
     history = History(steps=2, max_step_records=100)
     for number in range(20):
-        records = np.zeros(30, fastcheck.RECORD_DTYPE)
+        records = np.zeros(30, fastcheck.types.RECORD_DTYPE)
         records["seq"] = np.arange(30) + 30 * number
         if number == 1:
-            records["flags"][7] = int(fastcheck.Verdict.ORIGIN) << 8
+            records["flags"][7] = int(fastcheck.types.Verdict.ORIGIN) << 8
         history.add(records)
         if history.is_full:
             history.drop_oldest()

@@ -206,9 +206,9 @@ def test_a_pass_takes_no_more_work(
 def test_records_with_a_verdict_are_bounded_too() -> None:
     history = History(steps=2, max_step_records=100)
     for number in range(20):
-        records = np.zeros(30, fastcheck.RECORD_DTYPE)
+        records = np.zeros(30, fastcheck.types.RECORD_DTYPE)
         records["seq"] = np.arange(30) + 30 * number
-        records["flags"] = int(fastcheck.Verdict.ORIGIN) << 8
+        records["flags"] = int(fastcheck.types.Verdict.ORIGIN) << 8
         history.add(records)
         if history.is_full:
             history.drop_oldest()

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import fastcheck
 from support.programs.op_level import culprit
-from support.programs.training import Apply, Net, batches
+from support.programs.training import Apply, batches
 from support.programs.training_state import same, state_of
 
 pytestmark = pytest.mark.usefixtures("op_observer")
@@ -109,28 +109,38 @@ def test_the_random_numbers_of_the_step_are_drawn_again() -> None:
     assert bool((first == 0).any()) and torch.equal(first, again)
 
 
+class Once:
+    """Bad in its first call alone: run again, the step goes to its end."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return roots(x) if self.calls == 1 else x
+
+
+@pytest.mark.parametrize("function", [lambda: roots, Once], ids=["roots", "once"])
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam])
 @pytest.mark.parametrize("scaled", [False, True])
-def test_everything_is_as_before_the_replay(kind: Any, scaled: bool) -> None:
-    """Also when the step runs to its end: nothing is wrong with it any more."""
-    run = Run(lambda p, lr: kind(p, lr=lr), scaled=scaled)
-    run.train()
-    before = run.state()
-    x = next(batches(1, seed=9))
-    replay = run.monitor.replay(run.step, x)
-    assert replay.stop is None and "generators" in str(replay)
-    assert same(run.state(), before)
-    run.model[3].function = roots
-    replay = run.monitor.replay(run.step, x)
-    assert replay.stop is not None and culprit(replay.stop)[1] == "aten.sqrt"
-    assert same(run.state(), before)
-    assert run.monitor.event_count == 0 and run.monitor.step_index == 3
+def test_everything_is_as_without_a_replay(kind: Any, scaled: bool, function: Any) -> None:
+    states = []
+    for stop in (fastcheck.Stop(), fastcheck.Stop(replay=True)):
+        run = Run(lambda p, lr: kind(p, lr=lr), scaled=scaled, stop=stop)
+        torch.manual_seed(1)
+        stopped(run, function=function())
+        states.append((run.state(), run.monitor.event_count, run.monitor.step_index))
+        run.monitor.remove()
+    assert same(states[0][0], states[1][0])
+    assert states[0][1:] == states[1][1:]
 
 
 def test_an_optimizer_that_never_stepped_keeps_nothing() -> None:
     run = Run()
-    replay = run.monitor.replay(run.step, torch.ones(4, 8))
-    assert replay.stop is None and not run.optimizer.state
+    bad = Once()
+    with pytest.raises(fastcheck.OverflowDetected, match="run again, the step was finite"):
+        run.train(bad=0, function=bad)
+    assert bad.calls == 2 and not run.optimizer.state
     assert all(p.grad is None for p in run.parameters)
 
 
@@ -148,10 +158,22 @@ def test_only_the_backward_is_bad() -> None:
 
 
 def test_weights_that_are_gone_are_said() -> None:
-    run = Run(optimizer=lambda p, lr: torch.optim.SGD(p, lr=lr))
-    run.train()
-    replay = run.monitor.replay(run.step, torch.ones(4, 8))
-    assert "weights of the step are gone" in str(replay)
+    """The first of two optimizers that take turns has stepped when the stop comes."""
+    model = nn.Sequential(nn.Linear(8, 8), Apply(), nn.Linear(8, 4))
+    first, second = (torch.optim.SGD(model[i].parameters(), lr=0.1) for i in (0, 2))
+    monitor = fastcheck.install(model, stop=fastcheck.Stop(replay=True))
+
+    def step(x: torch.Tensor, function: Callable[..., Any]) -> None:
+        for optimizer in (first, second):
+            model[1].function = function if optimizer is second else lambda x: x
+            model.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+
+    monitor.run(step, torch.ones(4, 8), lambda x: x)
+    with pytest.raises(fastcheck.OverflowDetected) as caught:
+        monitor.run(step, torch.ones(4, 8), roots)
+    assert "weights of the step are gone" in str(caught.value)
 
 
 def test_a_batch_that_is_gone_is_said() -> None:
@@ -205,26 +227,16 @@ def test_the_buffers_are_those_of_the_beginning() -> None:
     assert int(model.get_buffer("count")) == 3
 
 
-def test_an_exception_of_the_step_is_said_and_goes_no_further() -> None:
+def test_an_exception_of_the_step_is_said() -> None:
     run = Run()
 
-    def fail(x: torch.Tensor) -> None:
-        raise KeyError("mine")
+    def fail(x: torch.Tensor) -> torch.Tensor:
+        run.model[3].function = lambda x: {}["mine"]
+        return roots(x)
 
-    replay = run.monitor.replay(fail, torch.ones(1))
-    assert replay.stop is None and "KeyError" in str(replay)
+    assert "run again, the step failed: KeyError" in str(stopped(run, function=fail))
     with pytest.raises(KeyError):
-        run.monitor.run(fail, torch.ones(1))
-
-
-def test_what_cannot_be_run_again_is_said() -> None:
-    net = Net()
-    monitor = fastcheck.install(net, level="op")
-    assert "at op level itself" in str(monitor.replay(lambda: None))
-    # The one at op level that is there already stands in the way of another's replay.
-    model = nn.Linear(2, 2)
-    other = fastcheck.install(model)
-    assert "is installed already" in str(other.replay(lambda: None))
+        run.monitor.run(lambda: {}["mine"])
 
 
 def test_it_leaves_nothing_behind_and_the_monitor_goes_on() -> None:

@@ -89,8 +89,8 @@ def test_warnings_have_the_class_of_their_group() -> None:
     assert of == {"headroom": fastcheck.PrecisionWarning, "batch": fastcheck.WatchWarning}
 
 
-def make_event(kind: str) -> fastcheck.WatchEvent:
-    return fastcheck.WatchEvent(5, kind, None, 2.0, 1.0, 1.0, "x", True)
+def make_event(kind: str) -> fastcheck.types.WatchEvent:
+    return fastcheck.types.WatchEvent(5, kind, None, 2.0, 1.0, 1.0, "x", True)
 
 
 @pytest.mark.filterwarnings("ignore::fastcheck.WatchWarning")
@@ -107,7 +107,7 @@ class TestCallbacks:
         assert seen == []
 
     def test_what_it_raises_leaves_the_training_loop(self) -> None:
-        def stop(event: fastcheck.WatchEvent) -> None:
+        def stop(event: fastcheck.types.WatchEvent) -> None:
             raise KeyError(event.kind)
 
         with pytest.raises(KeyError, match="loss_spike"):
@@ -125,7 +125,7 @@ class TestCallbacks:
         model = nn.Linear(8, 4)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
-        def lower(event: fastcheck.WatchEvent) -> None:
+        def lower(event: fastcheck.types.WatchEvent) -> None:
             for group in optimizer.param_groups:
                 group["lr"] /= 2
 

@@ -7,24 +7,54 @@ import subprocess
 import sys
 import types
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 import fastcheck
 
 SOURCE = ast.parse(Path(fastcheck.__file__).read_text())
 
 
-def test_all_is_sorted_and_has_no_repeats() -> None:
+both = pytest.mark.parametrize("module", [fastcheck, fastcheck.types], ids=lambda it: it.__name__)
+
+
+@both
+def test_all_is_sorted_and_has_no_repeats(module: Any) -> None:
     """Constants, then classes, then the rest, each in the order of the alphabet."""
 
     def rank(name: str) -> tuple[int, str]:
         return (0 if name.isupper() else 1 if name[0].isupper() else 2), name
 
-    assert list(fastcheck.__all__) == sorted(set(fastcheck.__all__), key=rank)
+    assert list(module.__all__) == sorted(set(module.__all__), key=rank)
 
 
-def test_everything_in_all_is_there() -> None:
-    for name in fastcheck.__all__:
-        assert hasattr(fastcheck, name), name
+@both
+def test_everything_in_all_is_there(module: Any) -> None:
+    for name in module.__all__:
+        assert hasattr(module, name), name
+
+
+def test_a_name_has_one_place() -> None:
+    assert not set(fastcheck.__all__) & set(fastcheck.types.__all__)
+
+
+def test_dir_lists_the_public_names() -> None:
+    assert dir(fastcheck) == sorted(fastcheck.__all__)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("checksm", "did you mean 'checksum'?"),
+        ("Verdict", "it is fastcheck.types.Verdict"),
+        ("qqqqqq", "no attribute 'qqqqqq'"),
+    ],
+)
+def test_a_name_that_is_not_there(name: str, hint: str) -> None:
+    with pytest.raises(AttributeError) as caught:
+        getattr(fastcheck, name)
+    assert str(caught.value).endswith(hint)
 
 
 def test_everything_public_is_in_all() -> None:
@@ -35,7 +65,7 @@ def test_everything_public_is_in_all() -> None:
         and not isinstance(value, types.ModuleType)
         and name != "annotations"
     }
-    modules = {"callbacks"}  # the only package that users name
+    modules = {"callbacks", "types"}  # what else users name
     assert public | modules == {name for name in fastcheck.__all__ if not name.startswith("_")}
 
 
@@ -55,9 +85,10 @@ def test_public_classes_call_themselves_public_names() -> None:
             assert repr(value) == f"<class 'fastcheck.{name}'>"
 
 
-def test_everything_public_has_a_docstring() -> None:
-    for name in fastcheck.__all__:
-        value = getattr(fastcheck, name)
+@both
+def test_everything_public_has_a_docstring(module: Any) -> None:
+    for name in module.__all__:
+        value = getattr(module, name)
         if isinstance(value, (type, types.FunctionType)):
             doc = value.__doc__ or ""
             assert len(doc) > 20, name

@@ -122,12 +122,12 @@ def test_event() -> None:
 def test_watch_event() -> None:
     site = Site(NASTY, "Linear", "forward", "output", 0, "output")
     movers = tuple(Mover(step, site, "rms", 7.0) for step in range(30))
-    event = fastcheck.WatchEvent(
+    event = fastcheck.types.WatchEvent(
         5, "loss_spike", site, 2.0, 1.0, float("nan"), NASTY, True, 0, movers, "layer", (3, 9)
     )
     parts = parts_of(event)
     assert "3 to 9" in parts.text and "and 10 more" in parts.text and "layer" in parts.text
-    parts_of(fastcheck.WatchEvent(5, "update", None, 2.0, 1.0, 1.0, "x", False))
+    parts_of(fastcheck.types.WatchEvent(5, "update", None, 2.0, 1.0, 1.0, "x", False))
 
 
 def test_comparison() -> None:
@@ -152,7 +152,7 @@ def test_an_error_leaves_the_text() -> None:
     assert html.startswith("<pre>&lt;odd &lt;script&gt;") and "\x1b" not in html
     Odd.__repr__ = lambda self: fail()  # type: ignore[method-assign]  # as a broken class does
     assert "Odd object" in notebook.guarded_html(Odd(), fail)
-    broken = object.__new__(fastcheck.Stats)
+    broken = object.__new__(fastcheck.types.Stats)
     assert "Stats object" in broken._repr_html_()
 
 

@@ -5,6 +5,7 @@ The pure-Python wheel takes a second, so it is built here, from the source distr
 
 from __future__ import annotations
 
+import email
 import os
 import subprocess
 import sys
@@ -241,6 +242,50 @@ except fastcheck.ExtensionError as error:
     assert where == str(tmp_path / "fastcheck" / "__init__.py")
     assert said == "generic pure Python: portable backend False 3"
     assert problem.startswith("this is fastcheck's generic wheel, which has no compiled extension")
+
+
+# ---- metadata, and the conda recipe --------------------------------------------------------------
+
+
+def names(requirements: list[str]) -> dict[str, str]:
+    """Each requirement's package, with its lowest version."""
+    return {name: least for name, _, least in (each.partition(">=") for each in requirements)}
+
+
+def test_the_conda_recipe_agrees_with_the_project() -> None:
+    yaml = pytest.importorskip("yaml")
+    tomllib = pytest.importorskip("tomllib")
+    recipe = yaml.safe_load((ROOT / "wheels" / "recipe.yaml").read_text())
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    project, build_system = settings["project"], settings["build-system"]
+    assert recipe["context"]["version"] == label.version()
+    assert recipe["package"]["name"] == project["name"]
+    assert recipe["about"]["summary"] == project["description"]
+    assert recipe["about"]["license"] == project["license"]
+    assert recipe["about"]["license_file"] == project["license-files"]
+    needed = {
+        part: [one.replace(" ", "") for one in recipe["requirements"][part]]
+        for part in recipe["requirements"]
+    }
+    host = names(needed["host"])
+    assert host["python"] == project["requires-python"].removeprefix(">=")
+    assert host["pytorch"] == names(project["dependencies"])["torch"]
+    for name, least in names(build_system["requires"]).items():
+        assert host[name] == least
+    text = (ROOT / "requirements-build.txt").read_text()
+    for line in (line for line in text.splitlines() if not line.startswith("#")):
+        assert line in [*needed["build"], *needed["host"]]
+    assert "numpy" in needed["run"] and any("pytorch" in one for one in needed["run"])
+
+
+def test_the_wheel_names_its_authors_and_says_what_it_is(wheel: wheel_smoke.Wheel) -> None:
+    with zipfile.ZipFile(wheel.path) as archive:
+        name = next(name for name in archive.namelist() if name.endswith("METADATA"))
+        metadata = email.message_from_bytes(archive.read(name))
+    assert metadata["Author"] == "fastcheck contributors"
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    assert "nan" in metadata["Keywords"] and "Typing :: Typed" in metadata.get_all("Classifier", [])
 
 
 # ---- the smoke test's own constants --------------------------------------------------------------

@@ -106,12 +106,12 @@ def made(fault: str = "") -> tuple[Model, torch.optim.Optimizer, Callable[[Any],
     return model, optimizer, step
 
 
-def proof_of(fault: str = "", relations: Any = "auto") -> fastcheck.Proof:
+def proof_of(fault: str = "", relations: Any = "auto") -> fastcheck.types.Proof:
     model, optimizer, step = made(fault)
     return fastcheck.prove(step, batch(), model=model, optimizer=optimizer, relations=relations)
 
 
-def differing(proof: fastcheck.Proof) -> dict[str, Any]:
+def differing(proof: fastcheck.types.Proof) -> dict[str, Any]:
     return {one.relation: one.first for one in proof.outcomes if one.state == "differs"}
 
 

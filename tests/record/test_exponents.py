@@ -10,8 +10,9 @@ import pytest
 import torch
 
 import fastcheck
-from fastcheck import ConfigError, Exponents, Share
+from fastcheck import ConfigError
 from fastcheck.record.number_formats import BLOCK_FORMATS, NUMBER_FORMATS
+from fastcheck.types import Exponents, Share
 
 FORMATS = sorted(NUMBER_FORMATS)
 FLOAT4 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], dtype=torch.float64)
@@ -245,5 +246,5 @@ def test_aliases_and_text() -> None:
     for alias, name in (("fp16", "float16"), ("bf16", "bfloat16"), ("e5m2", "float8_e5m2")):
         assert found.share_below(alias) == found.share_below(name)
     assert str(found.share_below("fp16")) == "50 %"
-    assert re.fullmatch(r"<fastcheck.Exponents: 2 of 2, to 2\*\*0>", repr(found))
+    assert re.fullmatch(r"<Exponents: 2 of 2, to 2\*\*0>", repr(found))
     assert str(Share(0.0, 0.00001)) == "0 % to <0.01 %"

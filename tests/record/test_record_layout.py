@@ -30,7 +30,7 @@ from support.records.torch_dtypes import torch_dtype
 
 PAGE = (ROOT / "docs" / "record-format.md").read_text()
 NAMES = [*LAYOUT, "reserved"]
-MIRROR: dict[str, tuple[Any, ...]] = dict(fastcheck.RECORD_DTYPE.fields or {})
+MIRROR: dict[str, tuple[Any, ...]] = dict(fastcheck.types.RECORD_DTYPE.fields or {})
 
 
 def test_cpp_has_the_references_layout() -> None:
@@ -42,7 +42,7 @@ def test_cpp_has_the_references_layout() -> None:
 
 
 def test_numpy_mirror_has_the_layout_of_cpp() -> None:
-    dtype = fastcheck.RECORD_DTYPE
+    dtype = fastcheck.types.RECORD_DTYPE
     assert dtype is record_format.RECORD_DTYPE
     assert dtype.names == tuple(NAMES)
     assert dtype.itemsize == RECORD_BYTES == record_format.RECORD_BYTES
@@ -84,7 +84,7 @@ def test_every_field_is_read_where_it_lies() -> None:
     raw = bytearray(RECORD_BYTES)
     for number, (offset, code) in enumerate(LAYOUT.values(), start=3):
         struct.pack_into("<d" if code == "8s" else code, raw, offset, number)
-    scalar = np.frombuffer(bytes(raw), fastcheck.RECORD_DTYPE)[0]
+    scalar = np.frombuffer(bytes(raw), fastcheck.types.RECORD_DTYPE)[0]
     for number, name in enumerate(LAYOUT, start=3):
         assert scalar[name] == number, name
 
@@ -107,11 +107,11 @@ def test_every_dtype_writes_its_code() -> None:
 
 
 def test_enums() -> None:
-    assert {d.name.lower(): int(d) for d in fastcheck.Depth} == DEPTHS
+    assert {d.name.lower(): int(d) for d in fastcheck.types.Depth} == DEPTHS
     assert {o.name.lower(): int(o) for o in Order} == ORDERS
-    assert [m.name for m in fastcheck.DeviceMode] == ["IEEE", "SATURATING", "UNKNOWN"]
-    assert [int(m) for m in fastcheck.DeviceMode] == [0, 1, 2]
-    assert {f.name: int(f) for f in fastcheck.Flag} == {
+    assert [m.name for m in fastcheck.types.DeviceMode] == ["IEEE", "SATURATING", "UNKNOWN"]
+    assert [int(m) for m in fastcheck.types.DeviceMode] == [0, 1, 2]
+    assert {f.name: int(f) for f in fastcheck.types.Flag} == {
         "NONFINITE": 1,
         "RECOMPUTE": 2,
         "SCALED": 4,
@@ -129,8 +129,8 @@ def test_enums() -> None:
         "scaled",
         "benign",
     ]
-    assert [v.name.lower() for v in fastcheck.Verdict] == verdicts
-    assert [int(v) for v in fastcheck.Verdict] == list(range(9))
+    assert [v.name.lower() for v in fastcheck.types.Verdict] == verdicts
+    assert [int(v) for v in fastcheck.types.Verdict] == list(range(9))
     assert record_format.VERDICT_SHIFT == 8 and record_format.VERDICT_MASK == 0xF00
 
 

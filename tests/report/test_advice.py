@@ -276,7 +276,7 @@ QUOTED = "lower the learning rate (it is now SGD: 50)"
     ids=lambda value: str(getattr(value, "role", "")) or "",
 )
 def test_wherever_a_lower_learning_rate_is_advised_it_is_quoted(
-    site: fastcheck.Site, what: Any, before: float
+    site: fastcheck.types.Site, what: Any, before: float
 ) -> None:
     dtype = "float16" if int(what["dtype"]) == int(build.record("float16")["dtype"]) else "float32"
     grown = build.grown(dtype, 1e-3, before, 5, 8)
@@ -312,7 +312,7 @@ def test_what_exploded_is_no_derivative_at_zero() -> None:
     ],
     ids=["module", "op"],
 )
-def test_squares_that_overflow_are_no_logarithm(where: fastcheck.Site) -> None:
+def test_squares_that_overflow_are_no_logarithm(where: fastcheck.types.Site) -> None:
     source = build.site("linear2", "Linear")
     large = build.record(low=-3e26, high=1e20, negative_count=94)
     told = advice_of(build.report(where, build.record(nan_count=8), inputs=((source, large),)))
@@ -335,7 +335,7 @@ def test_squares_that_overflow_are_no_logarithm(where: fastcheck.Site) -> None:
 )
 @pytest.mark.parametrize("kind", ["nan", "posinf"])
 def test_a_sum_of_products_divides_by_nothing(
-    where: fastcheck.Site, guesses: bool, kind: str
+    where: fastcheck.types.Site, guesses: bool, kind: str
 ) -> None:
     """Nor takes it a logarithm: what is in its inputs and weights is named instead."""
     source = build.site("relu", "ReLU")

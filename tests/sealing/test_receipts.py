@@ -101,7 +101,7 @@ def weights() -> Weights:
 
 
 @pytest.fixture
-def made() -> fastcheck.Receipt:
+def made() -> fastcheck.types.Receipt:
     return fastcheck.receipt(Sender(), before=fastcheck.receipt(OLD))
 
 
@@ -124,7 +124,7 @@ def test_zeros_are_no_sign_of_another_weight(dtype: torch.dtype) -> None:
     assert found.differing == {"a": "all zeros"}
 
 
-def test_clean_weights_are_not_accused(made: fastcheck.Receipt, tmp_path: Path) -> None:
+def test_clean_weights_are_not_accused(made: fastcheck.types.Receipt, tmp_path: Path) -> None:
     for model in (Sender(), Sender().state_dict()):
         found = fastcheck.verify(model, made)
         assert found and found.equal == 14 and str(found).endswith("verified")
@@ -141,7 +141,7 @@ def test_clean_weights_are_not_accused(made: fastcheck.Receipt, tmp_path: Path) 
         assert fastcheck.verify(cast.float(), fastcheck.receipt(cast), accept=("dtype",))
 
 
-def test_missing_and_unexpected(weights: Weights, made: fastcheck.Receipt) -> None:
+def test_missing_and_unexpected(weights: Weights, made: fastcheck.types.Receipt) -> None:
     del weights[LARGE]
     weights["extra"] = torch.ones(2)
     found = fastcheck.verify(weights, made)
@@ -177,7 +177,7 @@ def fused(w: Weights) -> Weights:
     return w
 
 
-def test_fused_weights_by_a_map(weights: Weights, made: fastcheck.Receipt) -> None:
+def test_fused_weights_by_a_map(weights: Weights, made: fastcheck.types.Receipt) -> None:
     assert fastcheck.verify(fused(weights), made, map="vllm").equal == 14
     own = {
         "qkv_proj.*": ["q_proj.*", "k_proj.*", "v_proj.*"],
@@ -204,7 +204,7 @@ def test_dimensions_in_another_order() -> None:
     assert found.differing == {"experts": "other values"}
 
 
-def test_another_prefix_of_the_names(weights: Weights, made: fastcheck.Receipt) -> None:
+def test_another_prefix_of_the_names(weights: Weights, made: fastcheck.types.Receipt) -> None:
     longer = {f"module.{name}": value for name, value in weights.items()}
     found = fastcheck.verify({**longer, "extra": torch.ones(2)}, made)
     assert found.notes == ('the names begin otherwise: map={"module.*": "*"}',)
@@ -215,7 +215,7 @@ def test_another_prefix_of_the_names(weights: Weights, made: fastcheck.Receipt) 
     assert not fastcheck.verify({"a.b": torch.ones(2)}, made).notes
 
 
-def test_what_cannot_be_used_is_refused(made: fastcheck.Receipt) -> None:
+def test_what_cannot_be_used_is_refused(made: fastcheck.types.Receipt) -> None:
     with pytest.raises(fastcheck.ConfigError, match="no weights"):
         fastcheck.receipt({})
     with pytest.raises(fastcheck.CompareError, match="not a receipt"):

@@ -85,7 +85,7 @@ class Run:
             if name != leave_out:
                 restore(content[name])
 
-    def verify(self, **options: Any) -> fastcheck.Resumption:
+    def verify(self, **options: Any) -> fastcheck.types.Resumption:
         return fastcheck.verify("last.pt", resume=self.model, **{**self.parts, **options})
 
     def state(self, name: str) -> dict[str, Any]:

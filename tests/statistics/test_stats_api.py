@@ -14,9 +14,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.library import opcheck
 
 import fastcheck
-from fastcheck import Stats, StatsList
 from fastcheck.record.reference import DTYPES, FLOAT_NAMES, VALUE_BYTES, record
 from fastcheck.statistics.functions import crc32
+from fastcheck.types import Stats, StatsList
 from support.helpers import DEVICE, ON_CPU, assert_same, cpu_only, kernel, put
 from support.records.torch_dtypes import torch_dtype
 
@@ -139,7 +139,7 @@ def test_equality_is_of_the_value_fields() -> None:
 def test_the_record_as_numpy() -> None:
     s = fastcheck.stats(X)
     scalar = s.record
-    assert scalar.dtype == fastcheck.RECORD_DTYPE
+    assert scalar.dtype == fastcheck.types.RECORD_DTYPE
     assert (scalar["nan_count"], scalar["sum"], scalar["min"]) == (1, 3.0, -2.0)
     assert scalar.tobytes() == s.tensor.cpu().numpy().tobytes()
     assert (s.tensor.dtype, s.tensor.shape) == (torch.uint8, (192,))
@@ -225,7 +225,7 @@ def test_list() -> None:
     assert isinstance(many, StatsList)
     assert len(many) == 5
     assert (many.tensor.dtype, many.tensor.shape) == (torch.uint8, (5, 192))
-    assert many.numpy().dtype == fastcheck.RECORD_DTYPE and many.numpy().shape == (5,)
+    assert many.numpy().dtype == fastcheck.types.RECORD_DTYPE and many.numpy().shape == (5,)
     assert many.tensor.device == X.device
     for x, on_host, one, row in zip(xs, host, many, many.numpy()):
         assert isinstance(one, Stats)
@@ -332,9 +332,9 @@ def test_an_op_puts_a_record_into_its_slot() -> None:
     OPS.observe_(X, slots, 2, 3, 17, -5, 2**40, 2**41, 4)
     record = slots[2].cpu().numpy()
     assert_same(record[:VALUE_BYTES].tobytes(), kernel(X)[:VALUE_BYTES])
-    got = record.view(fastcheck.RECORD_DTYPE)[0]
+    got = record.view(fastcheck.types.RECORD_DTYPE)[0]
     assert [got[name] for name in ("site", "call", "step", "seq")] == [17, -5, 2**40, 2**41]
-    assert got["flags"] == 4 | fastcheck.Flag.NONFINITE
+    assert got["flags"] == 4 | fastcheck.types.Flag.NONFINITE
     assert not slots[:2].any()
 
 

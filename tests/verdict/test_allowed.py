@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import fastcheck
-from fastcheck import Verdict
+from fastcheck.types import Verdict
 from fastcheck.verdict import allowed
 from support.programs.training import stopped, where
 

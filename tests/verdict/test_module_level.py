@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import fastcheck
-from fastcheck import Verdict
+from fastcheck.types import Verdict
 from support.programs.training import Apply, Net, chain, nan_gradient, poison, stopped, train, where
 
 NAN, INF = float("nan"), float("inf")
@@ -344,4 +344,4 @@ class TestCheckpointing:
         monitor = fastcheck.install(model, overflow_nums=-1)
         train(model, 1)
         assert [where(e)[0] for e in monitor.events if e.counted] == ["body.inner.bad"]
-        assert any(e.record["flags"] & fastcheck.Flag.RECOMPUTE for e in monitor.events)
+        assert any(e.record["flags"] & fastcheck.types.Flag.RECOMPUTE for e in monitor.events)

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import fastcheck
-from fastcheck import Verdict
+from fastcheck.types import Verdict
 from support.programs.training import (
     Apply,
     batches,

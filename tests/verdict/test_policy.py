@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import fastcheck
-from fastcheck import Verdict
+from fastcheck.types import Verdict
 from fastcheck.verdict.findings import Counter
 from support.programs.training import Apply, Net, poison, stopped, train
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from fastcheck.errors import did_you_mean
+from fastcheck.errors import no_attribute
 
 if TYPE_CHECKING:
     from .accelerator import accelerate
@@ -59,6 +59,5 @@ def __dir__() -> list[str]:
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
-        hint = did_you_mean(name, __all__)
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}. {hint}".rstrip(". "))
+        raise no_attribute(__name__, name, __all__)
     return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -224,7 +224,7 @@ def abs_max_of_outputs(monitor: fastcheck.Monitor) -> dict[str, list[float]]:
     """
     records = monitor.records()
     abs_max = np.maximum(np.abs(records["min"]), np.abs(records["max"]))
-    abs_max[(records["flags"] & fastcheck.Flag.NONFINITE) != 0] = math.inf
+    abs_max[(records["flags"] & fastcheck.types.Flag.NONFINITE) != 0] = math.inf
     series = {
         site.module: abs_max[records["site"] == number].tolist()
         for number, site in enumerate(monitor.sites)
@@ -298,7 +298,7 @@ def checks(broken: Run, mended: Run) -> dict[str, bool]:
             stop.step >= 10 and broken.loss(stop.step - 1) < broken.loss(9)
         ),
         f"fastcheck stopped it at its first overflow, in {site.module}": (
-            site.direction == "forward" and stop.culprit.verdict is fastcheck.Verdict.ORIGIN
+            site.direction == "forward" and stop.culprit.verdict is fastcheck.types.Verdict.ORIGIN
         ),
         f"with norm2, from the same seed, it trained for {steps} steps without overflow": (
             steps == STEPS and mended.stop is None and mended.event_count == 0

@@ -85,7 +85,7 @@ _MEGATRON_OWN = (
 
 
 class Name(NamedTuple):
-    """The place of a tensor. ``label`` is spelt as in a :class:`fastcheck.Site`, a lone ``output``
+    """The place of a tensor. ``label`` is spelt as in a :class:`Site`, a lone ``output``
     as ``output[0]``; a checkpoint's tensor has only a ``label``.
     """
 

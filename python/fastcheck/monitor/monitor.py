@@ -27,7 +27,6 @@ from fastcheck.report.error import OverflowDetected
 from fastcheck.utils.names.style import check_style
 
 from .core import Core
-from .replay import Replay
 from .showing import held_records, html_of, summary_of, write_report
 from .watching import Watching, connected
 
@@ -117,15 +116,6 @@ class Monitor:
         if not self._session.config.runs_again:
             return step(*args, **kwargs)
         return self._core.replayer.run(step, args, kwargs)
-
-    def replay(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Replay:
-        """Runs ``step(*args, **kwargs)`` once at op level with ``sync="call"``, to find the
-        operator and the line of what is non-finite, and puts everything back that run() does.
-
-        To be called where a stop is caught, on the CPU, at module level. Returns a Replay: what was
-        found, and what could not be made as it was. Raises nothing that is due to the step.
-        """
-        return self._core.replayer.replay(step, args, kwargs)
 
     def records(self) -> np.ndarray:
         """The records that are held, oldest first: a structured array of ``RECORD_DTYPE``.

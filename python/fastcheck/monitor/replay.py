@@ -15,7 +15,6 @@ from fastcheck.dump.on_stop.stop_dumper import StoppedCallDumper
 from fastcheck.errors import FastcheckError
 from fastcheck.monitor.session.options import Stop, Training
 from fastcheck.monitor.session.session import Session
-from fastcheck.monitor.session.stop_handler import are_skipped
 from fastcheck.record.event import Event
 from fastcheck.report.error import OverflowDetected
 from fastcheck.report.stop_report import Dumped, ReplayOutcome
@@ -25,20 +24,12 @@ from fastcheck.utils.torch.versions import GradScaler
 
 
 class Replay(ReplayOutcome):
-    """The outcome of running a step again. ``str()`` of it is the whole report."""
+    """The outcome of running a step again, with its stop."""
 
     @property
     def stop(self) -> Optional[OverflowDetected]:
         """The stop at op level; None when there was none."""
         return None if self.report is None else OverflowDetected(self.report)
-
-    def __str__(self) -> str:
-        lines = list(self.remarks)
-        if self.report is not None:
-            lines.append(str(self.stop))
-        if self.dump is not None and (self.report is None or self.report.dump != self.dump):
-            lines += self.dump.lines(1000)
-        return "\n".join(lines)
 
 
 @dataclass
@@ -68,7 +59,8 @@ class Replayer:
         self._dumper = dumper
         self._models = [weakref.ref(model) for model in models]
         self._install = install
-        self._capture: Optional[_Capture] = None
+        # That of the steps before: this one may stop before it scales its loss.
+        self._scaler: Optional[weakref.ref[GradScaler]] = None
 
     def run(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -76,34 +68,24 @@ class Replayer:
         """Returns ``function(*args, **kwargs)``, kept so that it can be run again; a stop within it
         comes with its replay.
         """
-        self._capture = _Capture(
+        capture = _Capture(
             Generators(),
             SavedTensors(b for model in self.alive() for b in model.buffers()),
             (args, kwargs),
             _versions((args, kwargs)),
         )
         try:
-            return function(*args, **kwargs)
+            result = function(*args, **kwargs)
+            self._scaler = self._session.step.update.scaler or self._scaler
+            return result
         except OverflowDetected as stop:
-            replay, cause = self._replay(function, args, kwargs, stop)
+            replay, cause = self._replay(lambda: function(*args, **kwargs), capture, stop)
             stop.report = replace(stop.report, replay=replay, dump=replay.dump or stop.report.dump)
             stop.args = (stop.report,)
             raise stop from cause
-        finally:
-            self._capture = None
-
-    def replay(
-        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Replay:
-        """Runs the step again from what is known of how it began, and puts everything back."""
-        return self._replay(function, args, kwargs, None)[0]
 
     def _replay(
-        self,
-        function: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        stop: Optional[OverflowDetected],
+        self, step: Callable[[], Any], capture: _Capture, stop: OverflowDetected
     ) -> tuple[Replay, Optional[OverflowDetected]]:
         """The replay, and the stop within it with its traceback."""
         session, options = self._session, self._session.config.stop
@@ -113,10 +95,9 @@ class Replayer:
             if self._dumper is not None and session.config.level == "module":
                 dump = Dumped(None, notes=(f"nothing was dumped: {reason}",))
             return Replay(None, (f"the step was not run again: {reason}",), dump), None
-        notes = list(self._differences(stop))
-        step = session.step.index if stop is None else stop.step
+        notes = list(self._differences(capture, stop))
         found: Optional[OverflowDetected] = None
-        with self._as_it_began():
+        with self._as_it_began(capture):
             try:
                 with self._install(
                     *self.alive(),
@@ -131,8 +112,8 @@ class Replayer:
                     ),
                     training=Training(scaler=session.config.training.scaler),
                 ) as monitor:
-                    monitor._session.begin_at(step)
-                    function(*args, **kwargs)
+                    monitor._session.begin_at(stop.step)
+                    step()
                     notes += _passing(monitor.events)
             except OverflowDetected as caught:
                 found, site = caught, caught.culprit.site
@@ -144,32 +125,31 @@ class Replayer:
                 notes = [f"the step was not run again at op level: {error}"]
             except Exception as error:
                 notes.append(f"run again, the step failed: {type(error).__name__}: {error}")
-        dump = None if self._dumper is None else self._dump(found, stop, function, args, kwargs)
+        dump = None if self._dumper is None else self._dump(found, stop, step, capture)
         return Replay(None if found is None else found.report, tuple(notes), dump), found
 
     def _dump(
         self,
         found: Optional[OverflowDetected],
-        stop: Optional[OverflowDetected],
-        function: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        stop: OverflowDetected,
+        step: Callable[[], Any],
+        capture: _Capture,
     ) -> Optional[Dumped]:
         """The dump of the operator that the replay has made; where it could not, of a module's
         call, in one more run.
         """
         done = None if found is None else found.report.dump
         dumper, blamed = self._dumper, found or stop
-        if dumper is None or blamed is None or (done is not None and done.path is not None):
+        if dumper is None or (done is not None and done.path is not None):
             return done
         site = blamed.culprit.site
         module = dumper.module_of(site)
         if module is None or (found is not None and site.op is not None):
             return done or Dumped(None, notes=("nothing was dumped: no call is to blame",))
         failed = ""
-        with self._as_it_began(), ModuleWatch(module, site.direction) as watch:
+        with self._as_it_began(capture), ModuleWatch(module, site.direction) as watch:
             try:
-                function(*args, **kwargs)
+                step()
             except Exception as error:
                 failed = f": {type(error).__name__}: {error}"
         if watch.found is not None:
@@ -178,58 +158,41 @@ class Replayer:
         return Dumped(None, notes=(f"nothing was dumped: {why}",))
 
     @contextmanager
-    def _as_it_began(self) -> Iterator[None]:
+    def _as_it_began(self, capture: _Capture) -> Iterator[None]:
         """Puts all back to the beginning of the step within a ``with`` statement, as far as that is
         known; after it all is as before.
         """
-        session, capture = self._session, self._capture
-        own = (
-            session.step.update.scaler()
-            if session.step.update.scaler is not None
-            else session.config.training.scaler
-        )
+        session = self._session
+        given = session.step.update.scaler or self._scaler
+        own = session.config.training.scaler if given is None else given()
         scaler = own if isinstance(own, GradScaler) else None
         with TrainingState(self.alive(), scaler), self._session.aside():
-            if capture is not None:
-                capture.buffers.put_back()
-                capture.generators.put_back()
+            capture.buffers.put_back()
+            capture.generators.put_back()
             yield
 
     def alive(self) -> list[torch.nn.Module]:
         """The models that there are still."""
         return [model for ref in self._models if (model := ref()) is not None]
 
-    def _why_not(self, stop: Optional[OverflowDetected]) -> str:
+    def _why_not(self, stop: OverflowDetected) -> str:
         if not self.alive():
             return "the model is gone"
         if self._session.config.level == "op":
             return "this monitor is at op level itself: its report has the operator and the line"
         if self._session.event_store.ranks.together > 1:
             return "several ranks train together: one that stops would leave the others waiting"
-        if stop is not None and stop.culprit.site.role in ("param", "optimizer_state"):
+        if stop.culprit.site.role in ("param", "optimizer_state"):
             return "what was found was stored already when it began, and the step before it is gone"
         return ""
 
-    def _differences(self, stop: Optional[OverflowDetected]) -> Iterator[str]:
+    def _differences(self, capture: _Capture, stop: OverflowDetected) -> Iterator[str]:
         """Sentences on what is known not to be as it was when the step began."""
-        session, capture = self._session, self._capture
-        step = session.step
-        intact = not step.update.is_partial and (step.update.count == 0 or are_skipped(step))
-        if stop is not None:
-            intact = bool(stop.report.weights_intact)
-            since = session.step.index - stop.step
-            if since > 0:
-                now = session.step.index
-                yield f"step {now} has begun since step {stop.step}: the batch is another one"
-        if not intact:
+        now = self._session.step.index
+        if now > stop.step:
+            yield f"step {now} has begun since step {stop.step}: the batch is another one"
+        if not stop.report.weights_intact:
             yield "the weights of the step are gone: an update has been applied since it began"
-        if capture is None:
-            yield (
-                "the random generators and the buffers are as they were after the step: "
-                "install(stop=Stop(replay=True)) and monitor.run(step, batch) keep those of its "
-                "beginning"
-            )
-            return
         versions = _versions(capture.batch)
         if any(
             versions.get(label, version) != version for label, version in capture.versions.items()

@@ -132,7 +132,7 @@ class Exponents:
     __hash__ = None  # type: ignore[assignment]  # the words may be written to
 
     def __repr__(self) -> str:
-        return f"<fastcheck.Exponents: {self.count:,} of {self.components:,}, to 2**{self.top}>"
+        return f"<Exponents: {self.count:,} of {self.components:,}, to 2**{self.top}>"
 
     def __add__(self, other: Exponents) -> Exponents:
         words = self.words + other.words

@@ -144,7 +144,7 @@ def test_stats_is_the_cpus_record() -> None:
 def test_the_entry() -> None:
     assert backends.backend_for(torch.device(NAME, 1)) is CUDA
     assert (CUDA.name, CUDA.determinism) == ("cuda", "bitwise")
-    assert CUDA.device_mode == fastcheck.DeviceMode.IEEE
+    assert CUDA.device_mode == fastcheck.types.DeviceMode.IEEE
 
 
 # --- errors --------------------------------------------------------------------------------------

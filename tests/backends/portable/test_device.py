@@ -322,6 +322,6 @@ def test_what_is_kept_of_a_list_belongs_to_its_stream() -> None:
 def test_the_backend_of_the_device() -> None:
     backend = backend_for(torch.device(DEVICE, 1))
     assert (backend.name, backend.determinism) == ("portable", "sums")
-    assert backend.device_mode == fastcheck.DeviceMode.UNKNOWN
+    assert backend.device_mode == fastcheck.types.DeviceMode.UNKNOWN
     assert backend_for(torch.device("cpu")).name == "cpu"
-    assert backend_for(torch.device("cuda")).device_mode == fastcheck.DeviceMode.IEEE
+    assert backend_for(torch.device("cuda")).device_mode == fastcheck.types.DeviceMode.IEEE

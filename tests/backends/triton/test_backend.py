@@ -83,7 +83,7 @@ def test_devices_without_a_kernel_of_their_own(monkeypatch: pytest.MonkeyPatch) 
         assert triton.triton_problem(device_type) is None
         assert table._of_type(device_type).name == "triton"
         assert table._of_type(device_type).determinism == "sums"
-    assert table._of_type("npu").device_mode == fastcheck.DeviceMode.UNKNOWN
+    assert table._of_type("npu").device_mode == fastcheck.types.DeviceMode.UNKNOWN
 
 
 def test_amd_is_read_and_nvidia_on_request(monkeypatch: pytest.MonkeyPatch) -> None:

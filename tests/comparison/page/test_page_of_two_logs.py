@@ -78,7 +78,7 @@ def test_two_equal_logs(tmp_path: Path, logs: tuple[Path, Path]) -> None:
 
 def test_a_nan_on_one_side_is_marked(tmp_path: Path, logs: tuple[Path, Path]) -> None:
     path = logs[0] / "records-rank0-000000.bin"
-    records = np.fromfile(path, fastcheck.RECORD_DTYPE)
+    records = np.fromfile(path, fastcheck.types.RECORD_DTYPE)
     at = int(np.flatnonzero((records["step"] == 30) & (records["site"] == 7))[0])
     records["nan_count"][at] = 3
     path.write_bytes(records.tobytes())

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import fastcheck
-from fastcheck import Verdict
+from fastcheck.types import Verdict
 from support.devices.training_on_fake import NAME, fake, loop
 from support.programs.training import Apply, batches, deep, nan_gradient, poison, stopped, where
 from support.ranks import training_workers as training_work

@@ -165,7 +165,9 @@ def test_what_is_made_of_it_is_no_origin() -> None:
         monitor.step()
         monitor.flush()
     first = next(event for event in monitor.events if event.counted)
-    assert (first.site.role, first.verdict) == ("input", fastcheck.Verdict.ARRIVED), first.reason
+    assert (first.site.role, first.verdict) == ("input", fastcheck.types.Verdict.ARRIVED), (
+        first.reason
+    )
     assert "written there by outside the model · aten._to_copy" in first.reason
 
 
@@ -181,7 +183,7 @@ def test_a_scaled_gradient_that_is_made_of_it_is_no_origin() -> None:
         monitor.step()
         monitor.flush()
     first = next(event for event in monitor.events if event.site.op == "aten._to_copy")
-    assert first.verdict is fastcheck.Verdict.ARRIVED
+    assert first.verdict is fastcheck.types.Verdict.ARRIVED
     assert "pinned memory" in first.reason
 
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import fastcheck
-from fastcheck import Verdict
 from fastcheck.ring.device import DeviceRing
 from fastcheck.selftest import check_values
+from fastcheck.types import Verdict
 from support.devices import ascend
 from support.devices.ascend import SATURATED, Chip, Net, loop, too_large
 from support.programs.training import change_gradient, poison, stopped, where
@@ -34,7 +34,7 @@ class TestSaturatedValues:
         assert where(stop.culprit) == ("hole", "output", "output", "origin")
         assert stop.step == 3
         assert stop.culprit.record["saturated_count"] == 1
-        assert not fastcheck.Flag.NONFINITE & int(stop.culprit.record["flags"])
+        assert not fastcheck.types.Flag.NONFINITE & int(stop.culprit.record["flags"])
         assert str(stop).startswith("1 saturated in output of hole (Apply)")
         assert "1. This device saturates" in str(stop)
 

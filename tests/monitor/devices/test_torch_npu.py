@@ -17,12 +17,12 @@ import torch
 
 import fastcheck
 from fakes import fake_acl
-from fastcheck import DeviceMode
 from fastcheck.backends import npu
 from fastcheck.backends.portable import backend as portable
 from fastcheck.backends.portable.backend import any_nonfinite
 from fastcheck.backends.table import backend_for
 from fastcheck.record.reference import DEPTHS, DTYPES, RECORD_BYTES, pattern
+from fastcheck.types import DeviceMode
 from fastcheck.utils.torch.streams import stream_handle, streams_of
 from support.programs.guarding import why_unguarded
 from support.programs.training import (

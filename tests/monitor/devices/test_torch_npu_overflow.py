@@ -16,10 +16,10 @@ from torch import nn
 
 import fastcheck
 from fakes import fake_acl
-from fastcheck import DeviceMode, Verdict
 from fastcheck.backends import npu
 from fastcheck.backends.table import backend_for
 from fastcheck.cli.main import main
+from fastcheck.types import DeviceMode, Verdict
 from support.programs.training import Apply, batches, poison, stopped, where
 
 with warnings.catch_warnings():

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import fastcheck
-from fastcheck import Flag
+from fastcheck.types import Flag
 from support.programs import compiling
 from support.programs.compiling import (
     FIELDS,

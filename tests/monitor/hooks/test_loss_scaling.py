@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import fastcheck
-from fastcheck import Flag, Verdict
+from fastcheck.types import Flag, Verdict
 from support.processes import run_code
 from support.programs.training import (
     Apply,

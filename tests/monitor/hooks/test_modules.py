@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import fastcheck
-from fastcheck import Flag
+from fastcheck.types import Flag
 from support.programs.training import Apply, Net, batches, names, poison, stopped, train, where
 
 pytestmark = pytest.mark.usefixtures("fresh_start")

@@ -12,9 +12,10 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import fastcheck
-from fastcheck import ConfigError, Flag, observe
+from fastcheck import ConfigError, observe
 from fastcheck.monitor import named_tensors as reader_of_names
 from fastcheck.record.statistics import statistics_of
+from fastcheck.types import Flag
 from support.programs.observing import EXPECTED, net, readings, train
 from support.programs.training import Apply, batches, names, nan_gradient, poison, stopped, where
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import fastcheck
-from fastcheck import Verdict
+from fastcheck.types import Verdict
 from fastcheck.verdict import allowed
 from support.programs.op_level import culprit
 from support.programs.training import Apply, chain, stopped

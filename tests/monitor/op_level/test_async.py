@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import fastcheck
 from fakes import fake_device
-from fastcheck import Verdict
+from fastcheck.types import Verdict
 from support.programs.op_level import INF, Attention, causal, culprit, loop, model_with
 from support.programs.training import Net, batches, change_gradient, stopped
 
@@ -27,7 +27,7 @@ Function = Callable[[torch.Tensor], torch.Tensor]
 Told = list[tuple[Any, ...]]
 
 
-def has_line_anywhere(site: fastcheck.Site) -> bool:
+def has_line_anywhere(site: fastcheck.types.Site) -> bool:
     """A device may run what has no forward in a thread without Python; and on the CPU lines are few
     in a step.
     """

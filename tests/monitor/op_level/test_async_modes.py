@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import fastcheck
 from fakes import fake_device
-from fastcheck import Verdict
+from fastcheck.types import Verdict
 from support.programs.op_level import loop, model_with
 from support.programs.training import Net, batches
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import fastcheck
 from accuracy import healthy_awkward
-from fastcheck import Verdict
+from fastcheck.types import Verdict
 from support.programs.op_level import culprit, model_with, verdicts
 from support.programs.training import batches, stopped
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import fastcheck
-from fastcheck import Verdict
+from fastcheck.types import Verdict
 from support.programs.op_level import Attention, culprit, model_with, train
 from support.programs.training import Net, change_gradient, stopped
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import fastcheck
-from fastcheck import Verdict
+from fastcheck.types import Verdict
 from support.programs.op_level import Attention, model_with, train
 from support.programs.training import Net, stopped
 

@@ -13,9 +13,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import fastcheck
-from fastcheck import Verdict
 from fastcheck.record.format import RECORD_DTYPE, DeviceMode
 from fastcheck.record.site import Site
+from fastcheck.types import Verdict
 from fastcheck.verdict.entries import Entered
 from support.devices import ascend
 from support.devices.ascend import SATURATED, Computing, use_chip

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import fastcheck
-from fastcheck import Verdict
+from fastcheck.types import Verdict
 from support.devices import ascend
 from support.devices.ascend import SATURATED, Chip, Computing
 from support.devices.ascend_ops import (

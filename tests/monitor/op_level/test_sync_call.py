@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 import fastcheck
-from fastcheck import Verdict
+from fastcheck.types import Verdict
 from support.programs.op_level import Attention, culprit, model_with, train
 from support.programs.training import Net, change_gradient, stopped
 

@@ -40,7 +40,7 @@ def counted(monitor: fastcheck.Monitor) -> list[tuple[Any, ...]]:
     return [
         (event.site.op, int(event.record["numel"]))
         for event in monitor.events
-        if event.verdict is fastcheck.Verdict.ORIGIN
+        if event.verdict is fastcheck.types.Verdict.ORIGIN
     ]
 
 
@@ -73,7 +73,7 @@ def test_a_replicated_dtensor_and_its_backward(mesh: DeviceMesh) -> None:
     monitor = fastcheck.install(Net(), level="op", overflow_nums=-1, stop=EVERYTHING)
     torch.sqrt(weight).sum().backward()
     monitor.step()
-    origins = [e for e in monitor.events if e.verdict is fastcheck.Verdict.ORIGIN]
+    origins = [e for e in monitor.events if e.verdict is fastcheck.types.Verdict.ORIGIN]
     assert [event.site.direction for event in origins] == ["backward"]
     monitor.remove()
 

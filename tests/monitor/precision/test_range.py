@@ -12,13 +12,14 @@ import torch
 from torch import nn
 
 import fastcheck
-from fastcheck import ConfigError, PrecisionAdvice
+from fastcheck import ConfigError
 from fastcheck.backends import table
 from fastcheck.backends.table import backend_for
 from fastcheck.cli.main import main
 from fastcheck.monitor import precision
 from fastcheck.monitor.precision import ExponentReadings
 from fastcheck.monitor.session.session import ModuleLevel
+from fastcheck.types import PrecisionAdvice, Site
 
 
 class Net(nn.Module):
@@ -63,7 +64,7 @@ def by_name(monitor: Any) -> dict[str, PrecisionAdvice]:
 
 
 def test_the_counts_are_those_of_the_tensors() -> None:
-    kept: dict[str, fastcheck.Exponents] = {}
+    kept: dict[str, fastcheck.types.Exponents] = {}
 
     def keep(module: nn.Module, args: Any, output: torch.Tensor) -> None:
         found = fastcheck.exponents(output)
@@ -186,7 +187,7 @@ def test_log_and_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert all(json.loads(line)["readings"] >= 3 for line in lines)
     assert main(["show", str(log), "--json", "--limit", "0"]) == 0
     shown = json.loads(capsys.readouterr().out)["precision"]
-    assert {f"{fastcheck.Site.from_dict(one['site'])}: {one['text']}" for one in shown} == expected
+    assert {f"{Site.from_dict(one['site'])}: {one['text']}" for one in shown} == expected
     assert main(["show", str(log)]) == 0
     assert "float32 to float8_e4m3fn at scale 2^" in capsys.readouterr().out
     # Damaged lines are left out.

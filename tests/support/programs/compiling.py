@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import fastcheck
-from fastcheck import RECORD_DTYPE
+from fastcheck.types import RECORD_DTYPE
 from support.programs.training import Net
 
 # Without it modules in compiled code are not observed, and these tests have no subject.

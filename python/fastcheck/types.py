@@ -1,0 +1,58 @@
+"""Results and enums: the types of what fastcheck's functions return and what its files hold.
+
+A program names them in annotations and compares with their members; it makes none itself.
+"""
+
+from __future__ import annotations
+
+from .comparison.compare import Comparison
+from .log.step_table import StepRow
+from .monitor.distributed.replicas import ReplicaMismatch
+from .monitor.reruns import Rerun
+from .proving.result import Outcome, Place, Proof
+from .receipts import Arrival, Receipt
+from .record.event import Event
+from .record.exponents import Exponents, Share
+from .record.format import RECORD_DTYPE, Depth, DeviceMode, Flag, Verdict
+from .record.precision import PrecisionAdvice
+from .record.site import Site
+from .report.stop_report import StopReport
+from .reproducibility.seeds import Seeds
+from .resuming import Resumption
+from .sealing import Seal, Verification
+from .statistics.stats import Stats, StatsList
+from .substitution.bisect import Bisection
+from .substitution.override import Override
+from .watch.event import WatchEvent
+
+__all__ = [
+    "RECORD_DTYPE",
+    "Arrival",
+    "Bisection",
+    "Comparison",
+    "Depth",
+    "DeviceMode",
+    "Event",
+    "Exponents",
+    "Flag",
+    "Outcome",
+    "Override",
+    "Place",
+    "PrecisionAdvice",
+    "Proof",
+    "Receipt",
+    "ReplicaMismatch",
+    "Rerun",
+    "Resumption",
+    "Seal",
+    "Seeds",
+    "Share",
+    "Site",
+    "Stats",
+    "StatsList",
+    "StepRow",
+    "StopReport",
+    "Verdict",
+    "Verification",
+    "WatchEvent",
+]
