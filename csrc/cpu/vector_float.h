@@ -19,13 +19,23 @@ constexpr LaneLayout kLayout =
         ? LaneLayout::kEvenOdd
         : LaneLayout::kContiguous;
 
-// The bits of eight-bit floats, each in the upper byte of 16, as float16: the same exponent width
-// for e5m2; for e4m3fn a value 2^8 too small, put right after conversion.
+// Floats of eight bits become float16, whose upper byte e5m2 is. e4m3fn has an exponent of a bit
+// less: it comes out 2^8 too small, which is undone in float64 as that of a scaled tile is.
 template <class Format>
-FASTCHECK_FN Vec<std::uint16_t> byte_to_half(Vec<std::uint16_t> upper) {
-  if constexpr (std::is_same_v<Format, Float8E5M2>) return upper;
-  const auto sign = upper & splat<std::uint16_t>(0x8000);
-  return sign | ((upper & splat<std::uint16_t>(0x7f00)) >> 1);
+constexpr TileScale kUnscaled =
+    std::is_same_v<Format, Float8E4M3FN> ? TileScale{1.0f, 0x1p8, 0x1p16}
+                                         : TileScale{1.0f, 1.0, 1.0};
+
+// The upper bytes of 16-bit words as float16: an arithmetic shift leaves the sign where it is.
+template <class Format>
+FASTCHECK_FN Vec<std::uint16_t> upper_to_half(Vec<std::uint16_t> words) {
+  if constexpr (std::is_same_v<Format, Float8E5M2>) return words & splat<std::uint16_t>(0xff00);
+  return (Vec<std::uint16_t>)((Vec<std::int16_t>)words >> 1) & splat<std::uint16_t>(0xbf80);
+}
+template <class Format>
+FASTCHECK_FN Vec<std::uint16_t> lower_to_half(Vec<std::uint16_t> words) {
+  if constexpr (std::is_same_v<Format, Float8E5M2>) return words << 8;
+  return upper_to_half<Format>(words << 8);
 }
 
 template <class Format>
@@ -40,11 +50,8 @@ FASTCHECK_FN void widen(Vec<typename Format::Bits> x,
     half_to_float(x, out[0], out[1]);
   } else {
     const auto pairs = (Vec<std::uint16_t>)x;
-    half_to_float(byte_to_half<Format>(pairs << 8), out[0], out[2]);
-    half_to_float(byte_to_half<Format>(pairs & splat<std::uint16_t>(0xff00)), out[1], out[3]);
-    if constexpr (std::is_same_v<Format, Float8E4M3FN>) {
-      for (auto& v : out) v *= 256.0f;
-    }
+    half_to_float(lower_to_half<Format>(pairs), out[0], out[2]);
+    half_to_float(upper_to_half<Format>(pairs), out[1], out[3]);
   }
 }
 
@@ -79,9 +86,8 @@ struct Extremes {
     smallest = vmin<Bits>(smallest, x & splat(Format::kMagnitude));
   }
 
-  // Includes a vector whose zeros are counted, which the extremes of a tile before have seen: the
-  // smallest magnitude is that of other numbers, and less by one until end_without_zeros(). The
-  // result has the top bit set where x is a zero.
+  // Includes a vector whose zeros are counted: the smallest magnitude is that of other numbers, and
+  // less by one until end_without_zeros(). Returns each magnitude less one, of a zero all ones.
   FASTCHECK_FN_MEMBER Vec<Bits> include_without_zeros(Vec<Bits> x) {
     most_positive = vmax<Signed>(most_positive, (Vec<Signed>)x);
     most_negative = vmax<Bits>(most_negative, x);
@@ -215,7 +221,7 @@ template <class Format>
 FASTCHECK_FN TileScale scale_of(const Extremes<Format>& extremes) {
   using Bits = typename Format::Bits;
   // Only float32 and bfloat16 reach the limits.
-  if constexpr (Format::kExponentBias != 127) return {1.0f, 1.0, 1.0};
+  if constexpr (Format::kExponentBias != 127) return kUnscaled<Format>;
   const auto largest = extremes.largest();
   Bits top = 0;
   for (int i = 0; i < kVectorLanes<Bits>; ++i) top = largest[i] > top ? largest[i] : top;
@@ -325,8 +331,12 @@ class FloatTiles {
   struct Signs {
     int negative = 0;
     int zero = 0;
+    int subnormal = 0;
     bool has_counted_zeros = false;
   };
+
+  // Ordinary data have subnormals in every tile of a format of so few exponents.
+  static constexpr bool kCountsSubnormals = std::is_same_v<Format, Float8E4M3FN>;
 
   // Tiles are added up with the scale of the two before them, which most have too. Of formats that
   // are never scaled the compiler knows it.
@@ -349,32 +359,37 @@ class FloatTiles {
       extremes.include(census<Format>(last.data(), last.vectors(), counts_));
     } else {
       counts_.negative += signs.negative;
-      if (count_less<Bits>(extremes.smallest, splat(Format::kMinNormal)) != 0) {
+      const bool has_small = count_less<Bits>(extremes.smallest, splat(Format::kMinNormal)) != 0;
+      if (has_small && !(kCountsSubnormals && signs.has_counted_zeros)) {
         const int minus_zeros = count_small<Format>(data, rows * kRaw, counts_) +
                                 count_small<Format>(last.data(), last.vectors(), counts_);
         if (!signs.has_counted_zeros) counts_.negative -= minus_zeros;
       } else {
         counts_.zero += signs.zero;
+        counts_.subnormal += signs.subnormal;
+        if (signs.zero != 0) extremes.smallest = splat<Bits>(0);
       }
       if (count_equal<Bits>(largest, splat(Format::kMaxFinite)) != 0) {
         counts_.saturated += count_saturated<Format>(data, rows * kRaw) +
                              count_saturated<Format>(last.data(), last.vectors());
       }
     }
-    expects_zeros_ = counts_.zero != before.zero && counts_.subnormal == before.subnormal;
+    const bool has_subnormals = counts_.subnormal != before.subnormal;
+    expects_zeros_ = kCountsSubnormals ? has_subnormals || counts_.zero != before.zero
+                                       : !has_subnormals && counts_.zero != before.zero;
     last.subtract_padding(counts_);
     extremes_.include(extremes);
     if constexpr (kDepth == Depth::kHealth) return {};
     last.pad_with_zeros();
     const bool may_be_scaled = !finite || needs_scale<Format>(largest);
-    const TileScale scale = may_be_scaled ? scale_of(extremes) : kPlain;
+    const TileScale scale = may_be_scaled ? scale_of(extremes) : kUnscaled<Format>;
     const bool is_added = finite && scale.factor == scale_.factor;
-    scale_ = scale.factor == last_factor_ ? scale : kPlain;
+    scale_ = scale.factor == last_factor_ ? scale : kUnscaled<Format>;
     last_factor_ = scale.factor;
     if (!is_added) return careful_sums<Format>(data, rows, last, scale);
     if (last.exists()) add_row<Format>(last.data(), scale, lanes.run[rows / kRunRows]);
     const Sums sums = fold_tile<kLayout<Format>>(lanes);
-    return scale.factor == 1.0f ? sums : unscaled(sums, scale);
+    return scale.undo == 1.0 ? sums : unscaled(sums, scale);
   }
 
   // Zeros are counted where the tile before had any: ReLU and dropout leave some in every tile.
@@ -388,7 +403,7 @@ class FloatTiles {
   // One reading of whole rows. With kChains the rows are all of a tile. Where the registers hold
   // the sums of a part of each row only, the run is read in strides, which the processor doesn't
   // foresee: meanwhile the next run is asked for, from end to end. With kScaled the sums are those
-  // of scaled elements, with kZeros zeros are counted.
+  // of scaled elements, with kZeros zeros are counted, and subnormals of a format that has many.
   template <bool kChains, bool kScaled, bool kZeros>
   FASTCHECK_FN_MEMBER Signs scan(const std::byte* data, int rows, std::uint64_t tile,
                                  Extremes<Format>& extremes, TileLanes<Accumulator>& lanes) {
@@ -414,7 +429,12 @@ class FloatTiles {
           for (int j = 0; j < kBlockRaw; ++j) {
             const auto x = row_vectors[j] = load<Bits>(at + j * kVectorBytes);
             if constexpr (kZeros) {
-              row_vectors[j] &= ~extremes.include_without_zeros(x);
+              const auto less_one = extremes.include_without_zeros(x);
+              row_vectors[j] &= ~less_one;
+              if constexpr (kCountsSubnormals) {
+                const Bits below = Format::kMinNormal - 1;  // and all ones, which is -1
+                signs.subnormal += count_less<Bits>(less_one, splat(below));
+              }
             } else {
               extremes.include(x);
             }
@@ -440,7 +460,10 @@ class FloatTiles {
         if constexpr (kChains) chains.end(terms_);
       }
     }
-    if constexpr (kZeros) extremes.end_without_zeros();
+    if constexpr (kZeros) {
+      extremes.end_without_zeros();
+      if constexpr (kCountsSubnormals) signs.subnormal -= signs.zero;
+    }
     return signs;
   }
 
@@ -448,8 +471,7 @@ class FloatTiles {
   Extremes<Format> extremes_;
   ChecksumTerms terms_;
   bool expects_zeros_ = false;
-  static constexpr TileScale kPlain{1.0f, 1.0, 1.0};
-  TileScale scale_ = kPlain;
+  TileScale scale_ = kUnscaled<Format>;
   float last_factor_ = 1.0f;
 };
 

@@ -205,12 +205,15 @@ def test_tiles_with_zeros_behind_tiles_without(dtype: str) -> None:
             x[7] = float("nan")
         tiles.append(x)
     values = torch.cat(tiles)
-    for count in (len(values), 2 * 4096 + 777, 20 * 4096 + 70):
-        for x in (values[:count], values[:count].relu()):
-            x = x.to(torch_dtype(dtype))
-            wanted = record(x)
-            for isa in every_isa():
-                assert_same(kernel(x), wanted, (isa, count))
+    counts = (len(values), 2 * 4096 + 777, 20 * 4096 + 70)
+    cases = [x for count in counts for x in (values[:count], values[:count].relu())]
+    subnormal = tiles[0].abs().clamp(max=float(limits.smallest_normal) / 2)
+    cases.append(torch.cat([subnormal, tiles[1], tiles[1], tiles[0].abs()]))
+    for x in cases:
+        x = x.to(torch_dtype(dtype))
+        wanted = record(x)
+        for isa in every_isa():
+            assert_same(kernel(x), wanted, (isa, len(x)))
 
 
 @pytest.mark.parametrize("layout", sorted(LAYOUTS))
