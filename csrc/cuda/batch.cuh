@@ -66,6 +66,12 @@ FASTCHECK_DEVICE float scaled_by(const typename ExtremesOf<Component>::Type& ext
   return 1.0f;
 }
 
+// The thread's sum of a tile that is scaled so.
+FASTCHECK_DEVICE double unscaled(double sum, float scaled) {
+  const TileScale scale = tile_scale(scaled);
+  return sum * (which_sum() < 2 ? scale.undo : scale.undo_square);
+}
+
 // A row of which `n` components are there, and the first of them in place of the others.
 template <class Component>
 FASTCHECK_DEVICE Row<Component> filled_up(const Row<Component>& row, int n) {
@@ -173,14 +179,14 @@ class Tally {
   }
 
   // Sums, chains, extremes and counts of a batch, if all of it is there for this thread. The whole
-  // warp comes here together.
-  FASTCHECK_DEVICE_MEMBER void take_whole(const Rows& rows, bool there, Runs& runs,
+  // warp comes here together. The sums are of components times `factor`.
+  FASTCHECK_DEVICE_MEMBER void take_whole(const Rows& rows, bool there, float factor, Runs& runs,
                                           NarrowSums& narrow, Chains<Component>& chains,
                                           Values& extremes) {
     if (there) {
       FASTCHECK_UNROLL
       for (int j = 0; j < kBatchRows; ++j) {
-        if constexpr (kSums) add_plainly(rows[j], runs, narrow);
+        if constexpr (kSums) add_plainly(rows[j], factor, runs, narrow);
         if constexpr (kDepth == Depth::kFull) chains.add(rows[j]);
         include(rows[j], rows[j], extremes);
       }
@@ -195,7 +201,7 @@ class Tally {
                                            Values& extremes) {
     const bool there = left >= (kBatchRows - 1) * kLanes + S::kVectorLanes;
     if (!any_lane(!there && left > 0)) {
-      return take_whole(rows, there, runs, narrow, chains, extremes);
+      return take_whole(rows, there, 1.0f, runs, narrow, chains, extremes);
     }
     // The batch that the tensor ends in, a row at a time. Zeros add nothing to a sum.
     int missing = 0;  // components of the vector that the tensor ends in: read as zeros
@@ -205,7 +211,7 @@ class Tally {
       const int of_row = left - j * kLanes;
       if (of_row <= 0) break;
       const Row<Component> row = unpack<Component>(shared_.stage.own(j));
-      if constexpr (kSums) add_plainly(row, runs, narrow);
+      if constexpr (kSums) add_plainly(row, 1.0f, runs, narrow);
       if (of_row >= S::kVectorLanes) {
         if constexpr (kDepth == Depth::kFull) chains.add(row);
         include(row, row, extremes);
@@ -220,15 +226,20 @@ class Tally {
   }
 
  private:
-  FASTCHECK_DEVICE_MEMBER static void add_plainly(const Row<Component>& row, Runs& runs,
-                                                  NarrowSums& narrow) {
+  FASTCHECK_DEVICE_MEMBER static void add_plainly(const Row<Component>& row, float factor,
+                                                  Runs& runs, NarrowSums& narrow) {
     if constexpr (kNarrowInteger<Component>) {
       cuda::add(narrow, row);
     } else {
       Accumulator x[S::kVectorLanes];
       row_values(row, x);
       FASTCHECK_UNROLL
-      for (int k = 0; k < S::kVectorLanes; ++k) fastcheck::add(runs[k], x[k]);
+      for (int k = 0; k < S::kVectorLanes; ++k) {
+        if constexpr (Component::kIsFloat) {
+          if constexpr (kMayScale<Component>) x[k] *= factor;
+        }
+        fastcheck::add(runs[k], x[k]);
+      }
     }
   }
 

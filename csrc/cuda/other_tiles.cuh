@@ -70,10 +70,11 @@ class OtherTiles {
   // A tile, read for the first time or again; `n` components are there from its first to the
   // tensor's end. Of a tile that is read again, leaf[0] has what PlainTiles left there.
   FASTCHECK_DEVICE_MEMBER void read(std::int64_t tile, int n, int leaf, bool is_first) {
-    float scaled = is_first ? 1.0f : static_cast<float>(shared_.leaf[0][leaf]);
+    float scaled = is_first ? 0.0f : static_cast<float>(shared_.leaf[0][leaf]);
     Reading reading = is_first || !Component::kIsFloat ? Reading::kFirst
-                      : scaled == 1.0f                 ? Reading::kCensus
+                      : scaled == 0.0f                 ? Reading::kCensus
                                                        : Reading::kSums;
+    if (reading != Reading::kSums) scaled = 1.0f;
     NarrowSums narrow;
     TileFold<Component> fold(shared_.fold);
     FASTCHECK_ROLLED
@@ -151,10 +152,7 @@ class OtherTiles {
       set_leaf(shared_, leaf, total<Component>(narrow));
     } else if constexpr (kSums) {
       double sum = fold.finish();
-      if constexpr (Component::kIsFloat) {
-        const TileScale scale = tile_scale(scaled);
-        sum *= which_sum() < 2 ? scale.undo : scale.undo_square;
-      }
+      if constexpr (Component::kIsFloat) sum = unscaled(sum, scaled);
       set_leaf(shared_, leaf, sum);
     }
   }

@@ -181,6 +181,28 @@ def test_unlike_tiles_in_one_share(dtype: str) -> None:
                 assert_same(actual, kernel(x, depth), (turn, left, depth))
 
 
+# Ordinary, tiny, huge, non-finite and empty of numbers, in a share of 32.
+TILES_IN_TURN = "oottttottttnttzzttthhhhthnhhhooo"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_tiles_whose_scale_is_not_that_of_the_tiles_before(dtype: str) -> None:
+    """A tile is scaled while it is read where the two before it had to be, and else read again."""
+    exponents = {"o": -3, "t": -60, "h": 60, "n": -60, "z": -3}
+    parts = []
+    for number, kind in enumerate(TILES_IN_TURN):
+        raw = pattern(f"exponent:{exponents[kind]}", dtype, 4096, number)
+        tile = tensor_of(raw, dtype)
+        if kind == "n":
+            tile[number] = float("nan")
+        parts.append(tile.zero_() if kind == "z" else tile)
+    for first in (0, 3):
+        x = torch.cat(parts[first:])
+        for depth in ("stats", "full"):
+            actual = record(x, depth, cut=Cut(warps=1, share=32, seed=first))
+            assert_same(actual, kernel(x, depth), (first, depth))
+
+
 # --- layouts -------------------------------------------------------------------------------------
 
 
