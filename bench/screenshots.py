@@ -3,18 +3,25 @@
     python bench/screenshots.py [--all DIRECTORY]     writes docs/images/*.png
 
 With --all it writes the whole page at 1280 and at 400 pixels, light and dark, of 6, 60 and 1,000
-sites, of four ranks and of two runs, to look at.
+sites, of a spike, of a healthy run, of four ranks, of two runs and of a fleet, to look at.
 """
 
 from __future__ import annotations
 
 import argparse
 import tempfile
+import warnings
 from pathlib import Path
 
+import torch
+from torch import nn
+
 import fastcheck
+import fleet_synthetic
 import harness
 import synthetic_log
+from fastcheck.cli.main import main as main_of_fastcheck
+from fastcheck.fleet.store import Folder
 from fastcheck.report.page.write import write_page
 from support.browser import Tab, browser
 from support.programs import two_logs
@@ -22,6 +29,7 @@ from support.programs import two_logs
 IMAGES = harness.ROOT / "docs" / "images"
 READY = "document.documentElement.dataset.ready === 'true'"
 LOGS = {"6": (6, 200, 1), "60": (60, 200, 1), "1000": (1000, 1000, 1), "ranks": (120, 200, 4)}
+RUNS = ("spike", "healthy")
 # Page, name of the picture, the section that it shows, the height in pixels, dark or not.
 PICTURES = (
     ("60", "report-heatmap", "heatmap", 740, False),
@@ -72,11 +80,48 @@ def difference_of(scratch: Path, name: str) -> Path:
     return scratch / f"two-{name}.html"
 
 
+def run_of(scratch: Path, name: str) -> Path:
+    """The page of a short run, whose learning rate is a hundred times as large once in a spike."""
+    torch.manual_seed(0)
+    blocks = [nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.LayerNorm(16)) for _ in range(3)]
+    model = nn.ModuleDict({"transformer": nn.Sequential(*blocks), "head": nn.Linear(16, 4)})
+    model.forward = lambda x: model["head"](model["transformer"](x))
+    optimizer, teacher = torch.optim.AdamW(model.parameters(), lr=3e-3), torch.randn(16, 4)
+    monitor = fastcheck.install(model, log_dir=scratch / name, record="full")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for step in range(160):
+            optimizer.param_groups[0]["lr"] = 0.3 if (name, step) == ("spike", 130) else 3e-3
+            x = torch.randn(32, 16)
+            optimizer.zero_grad()
+            (model(x) - torch.tanh(x @ teacher)).square().mean().backward()
+            optimizer.step()
+    monitor.remove()
+    page = scratch / f"{name}.html"
+    write_page(scratch / name, page)
+    return page
+
+
+def fleet_of(scratch: Path) -> Path:
+    """The page of 128 ranks: one with other bits, one with a NaN, one that ends."""
+    faults = [
+        fleet_synthetic.Fault("bitflip", (5,), 17, 2),
+        fleet_synthetic.Fault("nan", (9,), 3, 14),
+        fleet_synthetic.Fault("stuck", (30,), 0, 30),
+    ]
+    place = scratch / "fleet"
+    fleet_synthetic.write_fleet(Folder(place), fleet_synthetic.Shape(128, 20, 60, 2), faults, 5)
+    page = scratch / "fleet.html"
+    main_of_fastcheck(["fleet", str(place), "--html", str(page), "--threads", "1"])
+    return page
+
+
 def everything(scratch: Path, directory: Path) -> None:
     directory.mkdir(exist_ok=True)
     with browser() as tab:
         pages = {name: page_of(scratch, name) for name in LOGS}
         pages |= {f"two-{name}": difference_of(scratch, name) for name in ("6", "60", "1000")}
+        pages |= {name: run_of(scratch, name) for name in RUNS} | {"fleet": fleet_of(scratch)}
         for name, page in pages.items():
             for width in (1280, 400):
                 for dark in (False, True):

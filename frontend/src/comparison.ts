@@ -84,10 +84,7 @@ function inWords(step: number | null): string {
 }
 
 function open(store: Store, row: number, step: number): HTMLElement {
-  const choose = (): void => {
-    store.choose(row, step);
-    document.getElementById("site")?.scrollIntoView({ block: "start" });
-  };
+  const choose = (): void => store.open(row, step);
   return h("button", { type: "button", class: "link", onClick: choose }, store.model.name(row));
 }
 

@@ -2,6 +2,7 @@
 import uPlot from "uplot";
 import { h } from "./dom";
 import { formatNumber } from "./format";
+import { range } from "./model";
 
 export interface Line {
   label: string;
@@ -35,6 +36,8 @@ export interface Chart {
 }
 
 const HEIGHT = 170;
+/** Between the ticks of steps. */
+const INCREMENTS = range(16).flatMap((power) => [1, 2, 5].map((digit) => digit * 10 ** power));
 const LINES = ["--line-1", "--line-2", "--line-3", "--line-4", "--line-5", "--line-6"];
 
 /** The colour of the n-th line. */
@@ -130,11 +133,13 @@ function draw(
         y: { range, distr: isLogarithmic ? 3 : 1, log: 2 },
       },
       axes: [
-        { ...axis, values: (_, ticks) => ticks.map((tick) => String(tick)) },
+        { ...axis, incrs: INCREMENTS, values: (_, ticks) => ticks.map((tick) => String(tick)) },
         {
           ...axis,
           size: 66,
-          values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : format(tick))),
+          // Of a round share no decimals.
+          values: (_, ticks) =>
+            ticks.map((tick) => (tick === null ? "" : format(tick).replace(/\.0+ %$/, " %"))),
         },
       ],
       hooks: {

@@ -22,7 +22,7 @@ export function filterForm(store: Store, id: string): HTMLElement {
   const search = h("input", {
     type: "search",
     id: `${id}-search`,
-    placeholder: "part of a name",
+    placeholder: "name, h.*.mlp",
     autocomplete: "off",
     spellcheck: "false",
     onInput: () => store.setFilter({ text: search.value }),

@@ -1,7 +1,7 @@
 // The page of a fleet: ranks by steps, the chosen rank, and a table of the ranks that stand out.
 import type { Opened, Plane } from "./container";
 import { h, plainTable, scrolling, section, select } from "./dom";
-import { formatCount } from "./format";
+import { formatCount, matcher } from "./format";
 import { matrixSection } from "./heatmap";
 import { type Lines, Matrix } from "./matrix";
 import { range } from "./model";
@@ -229,7 +229,7 @@ class Fleet {
     const search = h("input", {
       type: "search",
       id: "fleet-search",
-      placeholder: "rank, host, device, serial",
+      placeholder: "rank, host, serial",
       autocomplete: "off",
       spellcheck: "false",
       onInput: () => show(),
@@ -237,7 +237,7 @@ class Fleet {
     let kind = "";
     const count = h("output", { for: search.id });
     const show = (): void => {
-      const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
+      const words = search.value.split(/\s+/).filter(Boolean);
       this.#shown = this.#lines.filter((line) => {
         if (kind === "named" && !this.#findingsOf.has(line)) return false;
         if (kind === "unusual" && this.#worst[line]! <= CODE.ordinary) return false;
@@ -275,7 +275,7 @@ class Fleet {
   #matches(line: number, word: string): boolean {
     if (/^\d+$/.test(word) && String(this.#header.ranks.rank[line]) === word) return true;
     const kinds: Text[] = ["host", "device", "serial", "replica_group"];
-    return kinds.some((kind) => this.#text(kind, line).toLowerCase().includes(word));
+    return kinds.some((kind) => matcher(word)(this.#text(kind, line)));
   }
 
   #hosts(): Set<string> {

@@ -41,3 +41,24 @@ export function formatCounts([nan, posinf, neginf]: [number, number, number]): s
 export function tailOf(text: string, room: number): string {
   return text.length <= room ? text : `…${text.slice(text.length - Math.max(room - 1, 1))}`;
 }
+
+/** The same of a path: whole parts of it, where the last of them has room. */
+export function tailOfPath(path: string, room: number): string {
+  if (path.length <= room) return path;
+  const parts = path.split(".");
+  while (parts.length > 1) {
+    if (parts.join(".").length < room) return `…${parts.join(".")}`;
+    parts.shift();
+  }
+  return tailOf(path, room);
+}
+
+/** Whether a text holds all words of a search, in any case; a `*` in a word is any part of a name. */
+export function matcher(search: string): (text: string) => boolean {
+  const words = search.split(/\s+/).filter(Boolean);
+  const patterns = words.map((word) => {
+    const parts = word.split("*").map((part) => part.replace(/[\\^$.|?+()[\]{}]/g, "\\$&"));
+    return new RegExp(parts.join("\\S*"), "i");
+  });
+  return (text) => patterns.every((pattern) => pattern.test(text));
+}

@@ -34,10 +34,21 @@ async function main(): Promise<void> {
   const store = new Store(model);
   const parts = model.header.comparison ? comparisonParts(store) : runParts(store);
   app.append(...parts.filter((part) => part !== null));
-  const { first } = model.header;
-  if (first && first.row >= 0) store.choose(first.row, first.step);
+  const { first, opens = first } = model.header;
+  if (opens && opens.row >= 0) store.choose(opens.row, opens.step);
+  else if (!model.header.comparison) chooseTightest(store);
   listenToTheme(() => store.themeChanged());
   document.documentElement.dataset.ready = "true";
+}
+
+/** Of a run without anything unusual: the tensor that came nearest to the end of its dtype. */
+function chooseTightest(store: Store): void {
+  const { model } = store;
+  const rooms = store.mapRows.map((row) => [model.headroom(row), row] as const);
+  const known = rooms.filter(([bits]) => Number.isFinite(bits));
+  if (!known.length) return;
+  const [, row] = known.reduce((least, one) => (one[0] < least[0] ? one : least));
+  store.choose(row, model.number("peak_step", row));
 }
 
 function runParts(store: Store): (HTMLElement | null)[] {

@@ -13,7 +13,7 @@ export function drawWatched(context: CanvasRenderingContext2D, store: Store, are
     string,
     string,
   ];
-  const lines = new Map(store.rows.map((row, line) => [row, line]));
+  const lines = new Map(store.mapRows.map((row, line) => [row, line]));
   context.save();
   for (const event of header.watched) {
     if (!isShown(store, event)) continue;

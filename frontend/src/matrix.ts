@@ -9,6 +9,8 @@ const TALLEST = 620;
 const READABLE = 15;
 /** Pixels of a marked cell, where a line has fewer. */
 const LEAST_MARK = 3;
+/** Pixels between the cursor and the tip. */
+const TIP = 14;
 
 export interface Cursor {
   /** Index into the rows that are shown. */
@@ -48,6 +50,8 @@ export interface Lines {
 export class Matrix {
   readonly element: HTMLElement;
   readonly status = h("p", { class: "status", role: "status", "aria-live": "polite" });
+  /** What is under the cursor, beside it; `status` has the same for a screen reader. */
+  readonly tip = h("div", { class: "tip", "aria-hidden": "true", hidden: true });
   readonly #lines: Lines;
   readonly #canvas = h("canvas");
   readonly #overlay = h("canvas", { class: "overlay" });
@@ -127,7 +131,7 @@ export class Matrix {
   get #area(): Area {
     const rows = this.#rows.length;
     const lineHeight = this.#isFit ? Math.min(22, TALLEST / Math.max(rows, 1)) : READABLE;
-    const left = Math.min(230, Math.max(90, this.element.clientWidth * 0.26));
+    const left = Math.min(230, Math.max(140, this.element.clientWidth * 0.26));
     return {
       left,
       width: Math.max(this.element.clientWidth - left - 8, 10),
@@ -234,7 +238,7 @@ export class Matrix {
       const y = middle(line);
       if (y > height) break;
       if (y < 4 || !isFree(line)) continue;
-      context.fillText(this.#label(rows[line]!, area), area.left - 6, y);
+      context.fillText(this.#label(rows[line]!, area), area.left - 6, Math.max(y, 6));
     }
   }
 
@@ -246,20 +250,18 @@ export class Matrix {
     const { starts } = this.#lines;
     context.fillStyle = this.#palette.faint;
     context.textBaseline = "top";
-    const count = Math.max(1, Math.min(starts.length, Math.floor(width / 90)));
-    for (let tick = 0; tick <= count; tick++) {
-      const column = Math.min(starts.length - 1, Math.round((tick * starts.length) / count));
+    context.textAlign = "right";
+    context.fillText("step", left - 6, height + 8);
+    for (const [column, label] of roundTicks(starts, width / 70)) {
       const x = left + ((column + 0.5) / starts.length) * width;
-      context.textAlign = tick === count && count > 0 ? "right" : tick ? "center" : "left";
-      if (starts.length) {
-        const label = tick
-          ? `${starts[column]}`
-          : starts[column]! < 0
-            ? "start"
-            : `step ${starts[column]}`;
-        context.fillText(label, x, height + 8);
-        context.fillRect(x, height + 1, 1, 4);
-      }
+      const half = context.measureText(label).width / 2;
+      context.textAlign = "center";
+      context.fillText(
+        label,
+        Math.max(left + half, Math.min(x, left + width + 8 - half)),
+        height + 8,
+      );
+      context.fillRect(x, height + 1, 1, 4);
     }
   }
 
@@ -308,8 +310,12 @@ export class Matrix {
   #listen(): void {
     const view = this.element;
     view.addEventListener("scroll", () => this.draw());
-    view.addEventListener("mousemove", (event) => this.#point(this.#at(event)));
+    view.addEventListener("mousemove", (event) => {
+      this.#point(this.#at(event), [event.clientX, event.clientY]);
+    });
     view.addEventListener("mouseleave", () => this.#point(null));
+    view.addEventListener("blur", () => (this.tip.hidden = true));
+    window.addEventListener("scroll", () => (this.tip.hidden = true), { passive: true });
     view.addEventListener("click", (event) => {
       this.#point(this.#at(event));
       this.#choose();
@@ -350,6 +356,7 @@ export class Matrix {
         column: Math.max(0, Math.min(column, this.#columns - 1)),
       });
       this.#reveal();
+      this.#showTip(this.#placeOfCursor());
     } else if (event.key === "Enter" || event.key === " ") {
       this.#choose();
     } else return;
@@ -365,10 +372,33 @@ export class Matrix {
     if (end > this.element.scrollTop) this.element.scrollTop = end;
   }
 
-  #point(cursor: Cursor | null): void {
+  #point(cursor: Cursor | null, place?: [number, number]): void {
     this.#cursor = cursor;
     this.#drawOverlay();
     if (cursor) this.status.textContent = this.#describe(cursor);
+    this.#showTip(cursor && place ? place : null);
+  }
+
+  /** Where the cell under the cursor is in the window. */
+  #placeOfCursor(): [number, number] {
+    const { left, width, lineHeight, scrolled } = this.#area;
+    const { line, column } = this.#cursor!;
+    const box = this.#canvas.getBoundingClientRect();
+    const x = box.left + left + ((column + 0.5) / Math.max(this.#columns, 1)) * width;
+    return [x, box.top + (line + 1) * lineHeight - scrolled];
+  }
+
+  /** Beside a place of the window, and inside the window. */
+  #showTip(place: [number, number] | null): void {
+    this.tip.hidden = place === null;
+    if (!place || !this.#cursor) return;
+    this.tip.textContent = this.#describe(this.#cursor);
+    const [x, y] = place;
+    const { offsetWidth: wide, offsetHeight: tall } = this.tip;
+    const { clientWidth, clientHeight } = document.documentElement;
+    const isLow = y + TIP + tall > clientHeight;
+    this.tip.style.left = `${Math.max(4, Math.min(x + TIP, clientWidth - wide - 4))}px`;
+    this.tip.style.top = `${isLow ? Math.max(4, y - TIP - tall) : y + TIP}px`;
   }
 
   #describe({ line, column }: Cursor): string {
@@ -381,6 +411,29 @@ export class Matrix {
     if (row == null || !this.#cursor) return;
     this.#lines.choose(row, this.#cursor.column);
   }
+}
+
+/** Columns and their labels: steps that are round numbers, about as many as `most`. */
+function roundTicks(starts: number[], most: number): [number, string][] {
+  const first = starts[0] ?? 0;
+  const last = starts.at(-1) ?? 0;
+  const found: [number, string][] = first < 0 ? [[0, "start"]] : [];
+  const each = roundAbove((last - Math.max(first, 0)) / Math.max(most, 1));
+  const gaps = starts.slice(1).map((start, at) => start - starts[at]!);
+  const width = gaps.length ? Math.min(...gaps) : 1;
+  starts.forEach((start, column) => {
+    // The first round step of the column's.
+    const step = Math.ceil(Math.max(start, 0) / each) * each;
+    const isNear = found.length > 0 && (column - found.at(-1)![0]) * most < starts.length / 2;
+    if (step < start + width && !isNear) found.push([column, String(step)]);
+  });
+  return found.length ? found : starts.slice(0, 1).map((start) => [0, String(start)]);
+}
+
+/** The least of 1, 2, 5, 10, 20, 50, ... that is not below `value`. */
+function roundAbove(value: number): number {
+  const power = 10 ** Math.max(Math.floor(Math.log10(Math.max(value, 1))), 0);
+  return [1, 2, 5, 10].map((digit) => digit * power).find((round) => round >= value) ?? power;
 }
 
 /** The score that is farther from the ordinary; NaN is none. */

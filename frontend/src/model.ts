@@ -1,5 +1,6 @@
 // The data of the page, typed, and what is derived from it.
 import { bitOf, type Opened, type Plane } from "./container";
+import { tailOf, tailOfPath } from "./format";
 import type { Watched } from "./watched";
 
 export type Statistic = "abs_max" | "rms" | "mean" | "zero_share";
@@ -113,6 +114,8 @@ interface Header {
   watched?: Watched[];
   watch_count: number;
   first: { rank: number; step: number; row: number } | null;
+  /** The cell that is chosen when the page opens; of a comparison it is `first`. */
+  opens?: { rank: number; step: number; row: number } | null;
   spread: { count: number; places: Place[] };
   meta: Record<string, Record<string, unknown>>;
   axis: Axis;
@@ -129,6 +132,8 @@ export class Model {
   readonly ranks: number[];
   readonly rowCount: number;
   readonly verdicts: string[];
+  /** What the paths of most modules begin with, and narrow places leave out: `transformer.`. */
+  readonly prefix: string;
   readonly #planes: Map<string, Plane>;
   readonly #bad = new Map<number, number[]>();
 
@@ -144,6 +149,7 @@ export class Model {
       else this.#bad.set(row, [index]);
     });
     this.verdicts = this.#verdicts();
+    this.prefix = commonPrefix(this.header.sites.module);
   }
 
   get hasSeveralRanks(): boolean {
@@ -224,12 +230,22 @@ export class Model {
     return { backward: "← ", optimizer: "↻ " }[this.text("direction", row)] ?? "";
   }
 
-  /** A name for a narrow place. */
-  shortName(row: number): string {
+  /** A name for a narrow place: of a long one the end of the module's path, but all of the role. */
+  shortName(row: number, room: number): string {
     const module = this.module(row);
-    const name = this.text("name", row).replace(/^(gradient of|parameter|buffer) /, "");
-    const tail = name.startsWith(`${module}.`) ? name.slice(module.length + 1) : name;
-    return `${this.arrow(row)}${module ? `${module} ` : ""}${tail}`;
+    const op = this.text("op", row).replace(/^aten\./, "");
+    const name = this.text("name", row);
+    let isGradient = name.startsWith("gradient of ");
+    let tail = name.replace(/^(gradient of|parameter|buffer|optimizer state) /, "");
+    if (tail.startsWith(`${module}.`)) tail = tail.slice(module.length + 1);
+    tail = tail.replace(/^(grad_)?(output|input)/, (_, grad, side) => {
+      isGradient ||= grad !== undefined;
+      return side === "output" ? "out" : "in";
+    });
+    const role = `${this.arrow(row)}${op && `${op} `}${tail}${isGradient ? ".grad" : ""}`;
+    const path = module.startsWith(this.prefix) ? module.slice(this.prefix.length) : module;
+    const left = room - role.length - 1;
+    return path && left > 2 ? `${tailOfPath(path, left)} ${role}` : tailOf(role, room);
   }
 
   dtype(row: number): string {
@@ -305,6 +321,28 @@ export class Model {
     if (this.number("bad_records", row) > 0) return "not finite on one side";
     if (this.number("different", row) > 0) return "different";
     return this.number("worst", row) > 0 ? "within the limits" : "equal to the bit";
+  }
+}
+
+/** The beginning of most paths, up to a dot, without which they are as distinct as with it. */
+function commonPrefix(paths: string[]): string {
+  const modules = [...new Set(paths)].filter((path) => path.includes("."));
+  let prefix = "";
+  for (;;) {
+    const counts = new Map<string, number>();
+    for (const path of modules.filter((one) => one.startsWith(prefix))) {
+      const [head = "", ...rest] = path.slice(prefix.length).split(".");
+      // A number alone would stand for nothing.
+      if (rest.length && !/^\d+$/.test(rest[0]!)) counts.set(head, (counts.get(head) ?? 0) + 1);
+    }
+    const [most, count] = [...counts].sort(([, one], [, other]) => other - one)[0] ?? ["", 0];
+    const longer = `${prefix}${most}.`;
+    const others = new Set(paths.filter((path) => !path.startsWith(longer)));
+    const isClear = paths.every(
+      (path) => others.has(path) || !others.has(path.slice(longer.length)),
+    );
+    if (count * 3 < modules.length * 2 || !isClear) return prefix;
+    prefix = longer;
   }
 }
 

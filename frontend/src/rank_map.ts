@@ -39,7 +39,7 @@ export function rankMap(store: Store): HTMLElement | null {
     choose: (line, column) => {
       const row = rowAt(line, column);
       store.setFilter({ rank: String(model.ranks[line]) });
-      if (row >= 0) store.choose(row, axis.starts[column] ?? 0);
+      if (row >= 0) store.open(row, axis.starts[column] ?? 0);
     },
     chosen: () => {
       const line = store.chosen && lineOf.get(model.rank(store.chosen.row));

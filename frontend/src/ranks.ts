@@ -50,7 +50,7 @@ function cells(store: Store, model: Model, rank: number): (string | Node)[] {
     {
       type: "button",
       class: "link",
-      onClick: () => store.choose(worst, model.number("peak_step", worst)),
+      onClick: () => store.open(worst, model.number("peak_step", worst)),
     },
     worst < 0 ? "" : model.module(worst),
   );

@@ -173,8 +173,7 @@ class SiteTable {
 
   #open(row: number): void {
     const { model } = this.#store;
-    this.#store.choose(row, this.#given.stepOf(model, row));
-    document.getElementById("site")?.scrollIntoView({ block: "start" });
+    this.#store.open(row, this.#given.stepOf(model, row));
   }
 }
 

@@ -119,7 +119,7 @@ function item(
   const more = box.places.length > 1 ? ` and ${box.places.length - 1} more` : "";
   const leads = next?.read.includes(number) || next?.follows.includes(number);
   const name = box.module || (head.row < 0 ? "name lost" : model.text("name", head.row));
-  const open = (): void => store.choose(head.row, step);
+  const open = (): void => store.open(head.row, step);
   return h(
     "li",
     { class: `${box.direction}${began ? " began" : ""}${leads ? " leads" : ""}` },

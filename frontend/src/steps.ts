@@ -73,7 +73,7 @@ function eventTable(store: Store): HTMLElement {
       event.row >= 0
         ? h(
             "button",
-            { type: "button", class: "link", onClick: () => store.choose(event.row, event.step) },
+            { type: "button", class: "link", onClick: () => store.open(event.row, event.step) },
             event.where,
           )
         : event.where,

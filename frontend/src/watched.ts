@@ -106,10 +106,7 @@ function table(store: Store, events: Watched[]): HTMLElement {
 
 function link(store: Store, row: number, step: number, text: string): Node {
   if (row < 0) return document.createTextNode(text);
-  const choose = (): void => {
-    store.choose(row, step);
-    document.getElementById("site")?.scrollIntoView({ block: "start" });
-  };
+  const choose = (): void => store.open(row, step);
   return h("button", { type: "button", class: "link", onClick: choose }, text);
 }
 

@@ -26,7 +26,7 @@ export function weights(store: Store): HTMLElement {
       {
         type: "button",
         class: "link",
-        onClick: () => store.choose(row, model.number("last_step", row)),
+        onClick: () => store.open(row, model.number("last_step", row)),
       },
       model.text("name", row) + (model.hasSeveralRanks ? `, rank ${model.rank(row)}` : ""),
     ),

@@ -45,6 +45,7 @@ os.dup2(os.dup2(reads, 90), 3), os.dup2(os.dup2(writes, 91), 4)
 os.execv(sys.argv[3], sys.argv[3:])
 """
 _PATIENCE_SECONDS = 60.0
+_ARROWS = {"ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40}
 _SCHEMES = ("file:", "data:", "blob:", "about:", "chrome:")
 
 
@@ -119,15 +120,19 @@ class Tab:
             raise RuntimeError(f"{expression}: {found['exceptionDetails']}")
         return found["result"].get("value")
 
+    def move(self, x: float, y: float) -> None:
+        """Moves the mouse to a place of the window, in CSS pixels."""
+        self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y, button="none")
+
     def click(self, x: float, y: float) -> None:
         """A click of the left button at a place of the window, in CSS pixels."""
-        for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
-            button = "none" if kind == "mouseMoved" else "left"
-            self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button=button, clickCount=1)
+        self.move(x, y)
+        for kind in ("mousePressed", "mouseReleased"):
+            self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
     def press(self, key: str) -> None:
         """A key by its name: ``ArrowRight``, ``Enter``."""
-        code = {"Enter": 13, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40}[key]
+        code = {"Enter": 13, "Home": 36, **_ARROWS}[key]
         for kind in ("rawKeyDown", "keyUp"):
             self.call(
                 "Input.dispatchKeyEvent",

@@ -105,14 +105,26 @@ _COLUMNS = ("rank", "host", "device", "serial", "from step", "where", "evidence"
 
 
 def fleet_headline(report: FleetReport) -> str:
-    """One line: who is suspect."""
-    accused = report.accused
-    if not accused:
-        return f"{report.run}: no rank of {len(report.ranks):,} is suspect"
-    if len(accused) == 1:
-        return f"{report.run}: rank {accused[0]} of {len(report.ranks):,} is suspect"
-    named = listed(accused, 8, ", ...")
-    return f"{report.run}: {len(accused)} ranks of {len(report.ranks):,} are suspect: {named}"
+    """One line: who is suspect, on which host and from which step on, the earliest first."""
+    total = f"{len(report.ranks):,}"
+    if not report.accused:
+        return f"{report.run}: no rank of {total} is suspect"
+    first_step: dict[int, int] = {}
+    for finding in (one for one in report.findings if one.is_accusation):
+        for one in finding.suspects:
+            first_step[one.rank] = min(first_step.get(one.rank, one.first_step), one.first_step)
+    named = [
+        f"{rank}{_host(report, rank)} from step {step:,}"
+        for rank, step in sorted(first_step.items(), key=lambda pair: (pair[1], pair[0]))
+    ]
+    if len(named) == 1:
+        return f"{report.run}: 1 rank of {total} is suspect: rank {named[0]}"
+    return f"{report.run}: {len(named)} ranks of {total} are suspect: {listed(named, 4)}"
+
+
+def _host(report: FleetReport, rank: int) -> str:
+    found = report.ranks.get(rank)
+    return "" if found is None or found.host is None else f" ({found.host})"
 
 
 def fleet_verdict_html(report: FleetReport) -> str:

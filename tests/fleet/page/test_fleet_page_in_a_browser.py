@@ -73,7 +73,7 @@ def pixel(tab: Tab, row: int, step: int, ranks: int = RANKS, steps: int = STEPS)
     return tab.value(
         "(() => { const c = document.querySelector('.stage canvas');"
         " const w = document.getElementById('fleet-map-view').clientWidth;"
-        " const left = Math.min(230, Math.max(90, w * 0.26));"
+        " const left = Math.min(230, Math.max(140, w * 0.26));"
         f" const x = left + {step + 0.5} / {steps} * (w - left - 8);"
         f" const y = {row + 0.5} * Math.min(22, 620 / {ranks});"
         " return [...c.getContext('2d').getImageData(x, y, 1, 1).data].slice(0, 3) })()"
@@ -95,7 +95,10 @@ def test_findings_stand_in_the_page_as_text(tab: Tab, page: Path) -> None:
     assert tab.problems == [] and tab.requests == [page.as_uri()]
     titles = tab.value("[...document.querySelectorAll('h2')].map(e => e.textContent)")
     assert titles == ["Verdict", "Ranks by steps", "Rank", "Ranks that stand out"]
-    assert text(tab, "#verdict .headline") == "synthetic: 3 ranks of 32 are suspect: 5, 9, 30"
+    assert text(tab, "#verdict .headline") == (
+        "synthetic: 3 ranks of 32 are suspect: "
+        "5 (host0000) from step 2, 9 (host0001) from step 4, 30 (host0003) from step 10"
+    )
     rows = tab.value(
         "[...document.querySelectorAll('#verdict tbody tr')]"
         ".map(r => [...r.children].map(c => c.textContent))"

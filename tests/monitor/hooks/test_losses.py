@@ -231,6 +231,38 @@ class TestUnderAScaler:
         assert monitor.event_count == 0
         assert ("", "loss", "scaled loss", "scaled") in {where(e) for e in monitor.events}
 
+    @pytest.mark.parametrize(
+        ("scale", "is_found"), [(1024.0, True), (128, True), (64.0, False), (1000.0, False)]
+    )
+    def test_a_constant_scale_that_nobody_told(
+        self, scale: float, is_found: bool, device: str
+    ) -> None:
+        """A power of two of at least 128: the loss is as it was before it, to the bit."""
+        model = Net().to(device)
+        monitor = fastcheck.install(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+        losses = []
+        for make in (lambda loss: loss * scale, lambda loss: scale * loss):
+            loss = model(torch.ones(1, 8, device=device)).square().mean()
+            scaled = make(loss)
+            scaled.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item() if is_found else scaled.item())
+        monitor.flush()
+        rows = monitor.step_table()
+        assert [row.loss for row in rows] == losses
+        assert [row.scale for row in rows] == [scale if is_found else None] * 2
+
+    def test_a_constant_scale_that_overflows_is_an_infinite_loss(self) -> None:
+        model = Net()
+        fastcheck.install(model)
+
+        def step() -> None:
+            (model(torch.ones(1, 8)).square().mean() * 1e30 * 2.0**100).backward()
+
+        assert where(stopped(step).culprit) == ("", "loss", "loss", "origin")
+
     def test_given_and_scaled_have_two_names(self) -> None:
         model = Net()
         monitor = fastcheck.install(model, training=fastcheck.Training(scaler=1024.0))

@@ -82,6 +82,59 @@ def test_opens_without_a_problem_or_a_request(tab: Tab, log: Path) -> None:
     ]
 
 
+def test_a_warning_is_the_headline_and_its_first_mover_is_drawn(
+    window: Tab, tmp_path: Path
+) -> None:
+    synthetic_logs.write(tmp_path, 12, 120, ranks=2, event_step=-1)
+    mover = read_log(tmp_path).sites[3]
+    line = {
+        "step": 90,
+        "rank": 1,
+        "kind": "loss_spike",
+        "site": None,
+        "is_warning": True,
+        "cause": "layer",
+        "movers": [{"step": 88, "site": str(mover), "signal": "rms", "score": 9.0}],
+        "text": "step 90: the loss is 9, usual is 2",
+    }
+    dead = {**line, "step": 50, "kind": "dead", "text": "step 50: it is zero", "movers": []}
+    (tmp_path / "watch-rank1.jsonl").write_text(f"{json.dumps(dead)}\n{json.dumps(line)}\n")
+    write_page(tmp_path, tmp_path / "report.html")
+    window.problems.clear()
+    window.size(1280, 900, dark=False)
+    window.open(tmp_path / "report.html", READY)
+    headline = "step 90 on rank 1 (node0): the loss is 9, usual is 2"
+    assert text(window, ".headline.bad") == headline
+    tries = window.value("[...document.querySelectorAll('#verdict li')].map(e => e.textContent)")
+    assert tries == [
+        f"Look at {mover}, the first that left its range: its curves are below.",
+        "If the loss does not come down by itself, go back to a checkpoint from before step 90.",
+    ]
+    assert text(window, "#verdict > p:last-child").startswith("2 warnings of the watch in all")
+    assert text(window, "#site-name").startswith(f"{mover.module} · ")
+    assert text(window, "#site-name").endswith(", rank 1")
+    assert text(window, "#around strong") == "88"
+    window.wait_for("document.querySelector('#site .plot canvas')")
+    assert window.problems == []
+
+
+def test_what_did_not_warn_is_told_too(window: Tab, tmp_path: Path) -> None:
+    synthetic_logs.write(tmp_path, 12, 40, event_step=-1)
+    text_of_event = "step 30: the learning rate was changed from 0.1 to 1"
+    line = {"step": 30, "rank": 0, "kind": "settings", "site": None, "text": text_of_event}
+    (tmp_path / "watch-rank0.jsonl").write_text(json.dumps(line) + "\n")
+    write_page(tmp_path, tmp_path / "report.html")
+    window.open(tmp_path / "report.html", READY)
+    assert text(window, ".headline") == (
+        f"Every number that was read is finite. Unusual, without a warning: {text_of_event}"
+    )
+    assert not window.value("document.querySelector('.headline.good')")
+    # The tensor that came nearest to the end of its dtype is drawn.
+    rooms = [float(row[6]) for row in cells(window, "#site-table tbody tr")]
+    facts = window.value("[...document.querySelectorAll('.facts dd')].map(e => e.textContent)")
+    assert f"{min(rooms):.1f} bits" in facts
+
+
 def test_first_shows_the_site_of_the_event(tab: Tab, log: Path) -> None:
     event = read_log(log).events[0]
     assert text(tab, "#site-name") == "blocks.0.norm · forward · output"
@@ -90,14 +143,19 @@ def test_first_shows_the_site_of_the_event(tab: Tab, log: Path) -> None:
     assert len(cells(tab, "#events tbody tr")) == 1
 
 
+def unfold(tab: Tab) -> None:
+    tab.value("document.querySelector('#heatmap .more').click()")
+
+
 def test_a_click_on_a_cell_shows_the_numbers_of_the_log(tab: Tab, log: Path) -> None:
+    unfold(tab)
     tab.value("document.getElementById('heatmap-view').scrollIntoView()")
     box = tab.value(
         "(() => { const b = document.querySelector('.stage canvas').getBoundingClientRect();"
         " return [b.left, b.top, b.width] })()"
     )
     left, top, width = box
-    labels = min(230, max(90, width * 0.26))
+    labels = min(230, max(140, width * 0.26))
     row, step = 9, 20
     line = min(22, 620 / SITES)
     tab.click(left + labels + (step + 0.5) / STEPS * (width - labels - 8), top + (row + 0.5) * line)
@@ -146,6 +204,113 @@ def test_the_heat_map_by_keyboard(tab: Tab) -> None:
     assert text(tab, "#around strong") == "55"
 
 
+def test_a_click_on_the_map_scrolls_to_the_curves(tab: Tab) -> None:
+    view = "document.getElementById('heatmap-view')"
+    tab.value(f"{view}.scrollIntoView()")
+    x, y = tab.value(
+        f"(() => {{ const b = {view}.getBoundingClientRect(); return [b.left, b.top] }})()"
+    )
+    tab.click(x + 400, y + 40)
+    top = "document.getElementById('site').getBoundingClientRect().top"
+    assert abs(tab.value(top)) < 2
+
+
+def test_a_tip_is_beside_the_cursor_and_inside_the_window(tab: Tab) -> None:
+    tip = "document.querySelector('#heatmap .tip')"
+    tab.value("document.getElementById('heatmap-view').scrollIntoView()")
+    left, top, right = tab.value(
+        "(() => { const b = document.getElementById('heatmap-view').getBoundingClientRect();"
+        " return [b.left, b.top, b.right] })()"
+    )
+    assert tab.value(f"{tip}.hidden")
+    frames = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+    tab.value(f"{frames}.then(() => true)")  # scrolling hides a tip
+    for x in (left + 400, right - 12):
+        tab.move(x, top + 40)
+        assert not tab.value(f"{tip}.hidden")
+        assert text(tab, "#heatmap .tip") == text(tab, "#heatmap .status") != ""
+        box = tab.value(
+            f"(() => {{ const b = {tip}.getBoundingClientRect();"
+            " return [b.left, b.top, b.right, b.bottom] })()"
+        )
+        assert 0 <= box[0] <= x + 15 and box[2] <= 1280 and top + 40 < box[1] < top + 60
+    tab.move(left + 400, 890)
+    assert tab.value(f"{tip}.hidden")
+    tab.value("document.getElementById('heatmap-view').focus()")
+    tab.press("ArrowDown")
+    assert not tab.value(f"{tip}.hidden")
+
+
+def drawn(tab: Tab, width: int) -> list[str]:
+    """The texts that the heat map draws at this width: names of rows and numbers of its axis."""
+    tab.value(
+        "window.drawn = []; window.fill ??= CanvasRenderingContext2D.prototype.fillText;"
+        "CanvasRenderingContext2D.prototype.fillText = function (text, ...rest) {"
+        " if (this.canvas.closest('#heatmap')) window.drawn.push(text);"
+        " return window.fill.call(this, text, ...rest) }"
+    )
+    tab.size(width + 1, 900)
+    tab.wait_for("window.drawn.length > 20")
+    tab.value("window.drawn = []")
+    tab.size(width, 900)
+    tab.wait_for("window.drawn.length > 20")
+    found: list[str] = tab.value("window.drawn")
+    return found
+
+
+@pytest.mark.parametrize("width", [400, 1280])
+def test_names_of_rows_keep_their_role_and_tell_a_weight_from_its_gradient(
+    tab: Tab, width: int
+) -> None:
+    unfold(tab)
+    names = [name for name in drawn(tab, width) if " " in name]
+    roles = {name.rpartition(" ")[2] for name in names}
+    assert {"out", "in[0]", "out[0].grad", "weight.grad", "weight"} <= roles
+    assert {name.split()[-2] for name in names if name.endswith(".grad")} == {"←"}
+    assert text(tab, "#heatmap .names") == "← of the backward pass · ↻ of the optimizer's turn"
+
+
+def test_a_common_prefix_is_left_out_of_the_names(window: Tab, tmp_path: Path) -> None:
+    synthetic_logs.write(tmp_path, 30, 20)
+    path = tmp_path / "sites-rank0.jsonl"
+    lines = path.read_text().replace('"blocks.0.norm"', '"lm_head"')
+    path.write_text(lines.replace('"blocks.', '"transformer.h.'))
+    write_page(tmp_path, tmp_path / "report.html")
+    window.size(1280, 900, dark=False)
+    window.open(tmp_path / "report.html", READY)
+    assert text(window, "#heatmap .names").endswith("· transformer. is left out of the names")
+    names = [name for name in drawn(window, 1280) if " " in name]
+    assert "h.0.attn.qkv out" in names and "lm_head out" in names
+    assert not any("transformer" in name for name in names)
+    # A number alone would say nothing: it is not left out down to "0.attn".
+    assert text(window, "#site-name").startswith("transformer.h.0.")
+
+
+def test_ticks_of_steps_are_round(tab: Tab) -> None:
+    ticks = [int(text) for text in drawn(tab, 1280) if text.isdecimal()]
+    assert len(set(ticks)) >= 5 and all(tick % 5 == 0 for tick in ticks)
+
+
+def test_rows_of_the_optimizer_are_folded_but_for_those_not_finite(tab: Tab, log: Path) -> None:
+    def shown() -> int:
+        return sum("↻" in name for name in drawn(tab, 1280))
+
+    view = read_log(log)
+    bad = {int(site) for site in view.records["site"][view.records["nan_count"] > 0]}
+    turns = {n for n, site in view.sites.items() if site.direction == "optimizer"}
+    assert turns & bad and turns - bad
+    rows = f"{len(turns - bad)} rows of the optimizer's turns"
+    assert text(tab, "#heatmap .more") == f"Show {rows}" and shown() == len(turns & bad)
+    unfold(tab)
+    assert text(tab, "#heatmap .more") == f"Hide {rows}" and shown() == len(turns)
+    # Where nothing else is left, they are what was asked for.
+    unfold(tab)
+    role = "document.querySelectorAll('#heatmap select')[1]"
+    tab.value(f"{role}.value = 'optimizer param'; {role}.dispatchEvent(new Event('change'))")
+    assert tab.value("document.querySelector('#heatmap .more').hidden")
+    assert shown() == sum(view.sites[n].role == "param" for n in turns)
+
+
 def test_search_filters_the_table_and_the_heat_map(tab: Tab) -> None:
     assert len(cells(tab, "#site-table tbody tr")) == SITES
     search = "document.getElementById('sites-search')"
@@ -155,6 +320,12 @@ def test_search_filters_the_table_and_the_heat_map(tab: Tab) -> None:
     count = f"{len(rows)} of {SITES} sites"
     assert text(tab, "#sites output") == text(tab, "#heatmap output") == count
     assert tab.value("document.getElementById('heatmap-search').value") == "MLP.fc1 weight"
+    tab.value(f"{search}.value = 'blocks.*.fc2'; {search}.dispatchEvent(new Event('input'))")
+    rows = cells(tab, "#site-table tbody tr")
+    assert rows and {row[0].split(" ")[0] for row in rows} == {
+        "blocks.0.mlp.fc2",
+        "blocks.1.mlp.fc2",
+    }
 
 
 def test_the_table_holds_the_numbers_of_the_log_and_sorts(tab: Tab, log: Path) -> None:
@@ -191,11 +362,13 @@ def test_dark_and_light(tab: Tab, log: Path) -> None:
 
 
 def test_what_is_not_finite_has_a_colour_of_its_own(tab: Tab) -> None:
+    unfold(tab)
+
     def pixel(row: int, step: float) -> Any:
         return tab.value(
             "(() => { const c = document.querySelector('.stage canvas');"
             " const w = document.getElementById('heatmap-view').clientWidth;"
-            " const left = Math.min(230, Math.max(90, w * 0.26));"
+            " const left = Math.min(230, Math.max(140, w * 0.26));"
             f" const x = left + {step + 0.5} / {STEPS} * (w - left - 8);"
             f" const y = {row + 0.5} * Math.min(22, 620 / {SITES});"
             " return [...c.getContext('2d').getImageData(x, y, 1, 1).data].slice(0, 3) })()"
@@ -230,7 +403,7 @@ def test_ranks_by_steps(window: Tab, tmp_path: Path) -> None:
     window.size(1280, 900, dark=False)
     window.open(tmp_path / "report.html", READY)
     window.value("document.getElementById('rank-map-view').focus()")
-    for key in ("ArrowDown", *["ArrowRight"] * 6):
+    for key in ("ArrowDown", "Home", *["ArrowRight"] * 6):
         window.press(key)
     status = text(window, "#rank-map .status")
     assert status.startswith("rank 1, step 6: ")

@@ -10,13 +10,14 @@ from typing import Any, Optional, Union
 import numpy as np
 
 from fastcheck._version import __version__
-from fastcheck.comparison.block import Phase
+from fastcheck.comparison.block import Kind, Phase
 from fastcheck.comparison.measure import REASONS
 from fastcheck.comparison.names import Name, NameTable
 from fastcheck.comparison.over_time import LOSS_DRIFT
 from fastcheck.comparison.render import sections
 from fastcheck.comparison.result import Result
 from fastcheck.comparison.row import Row
+from fastcheck.comparison.tally import Found
 from fastcheck.errors import printable
 from fastcheck.log.step_table import StepRow
 from fastcheck.report.page.container import Container, page_html, text_html, write_html
@@ -88,6 +89,8 @@ def _cell(value: Any) -> Any:
 
 
 _MOST_ROWS = 500
+# Of the answers, those about what both sides were given: settings, batches, first weights.
+_GIVEN = 4
 _QUESTIONS = {
     Phase.BATCHES: "batches",
     Phase.WEIGHTS: "initial weights",
@@ -190,10 +193,7 @@ def _first_row(
     comparison: Result, columns: dict[str, np.ndarray], names: NameTable
 ) -> Optional[dict[str, int]]:
     """The row of the first difference; of the first inexact one where that is all there is."""
-    found = comparison.first or comparison.first_inexact
-    if found is None:
-        given = [answer.found for answer in comparison.answers if answer.found is not None]
-        found = given[0] if given else None
+    found = _first_found(comparison) or comparison.first_inexact
     if found is None:
         return None
     at = [
@@ -202,6 +202,12 @@ def _first_row(
         if rank == found.row.rank and str(names[site]) == found.row.name
     ]
     return {"rank": found.row.rank, "step": found.row.step, "row": at[0] if at else -1}
+
+
+def _first_found(comparison: Result) -> Optional[Found]:
+    """The first place that differs: what both sides were given comes before what they computed."""
+    given = [answer.found for answer in comparison.answers[:_GIVEN] if answer.answer == "no"]
+    return next((one for one in given if one is not None), comparison.first)
 
 
 def _parted_questions(columns: dict[str, np.ndarray]) -> list[dict[str, Any]]:
@@ -295,9 +301,34 @@ def _verdict(comparison: Result) -> str:
     parts = sections(comparison)
     result = " ".join(_lines(section.parts) for section in parts if section.label == "result")
     style = "good" if comparison.agrees else "bad"
+    first = None if comparison.agrees else _first_found(comparison)
+    if first is not None:
+        result += f" First: {_place(comparison, first.row)}."
     made = [f'<p class="headline {style}">{text_html(result)}</p>']
-    made += [_section(section) for section in parts if section.label != "result"]
+    tries = _tries(comparison, first)
+    if tries:
+        items = "".join(f"<li>{text_html(text)}</li>" for text in tries)
+        made.append(f"<h3>Try</h3>\n<ol>{items}</ol>")
+    made += [_section(section) for section in parts if section.label not in ("result", "why")]
     return "\n".join(made)
+
+
+def _place(comparison: Result, row: Row) -> str:
+    rank = f", rank {row.rank}" if any(one.rank for one in comparison.rows) else ""
+    step = "" if comparison.kind == Kind.CHECKPOINT.value else f", step {row.step:,}"
+    return f"{row.name}{rank}{step}"
+
+
+def _tries(comparison: Result, first: Optional[Found]) -> list[str]:
+    """The advice of the result, and where to go on from the first difference."""
+    tries = [f"{text[0].upper()}{text[1:]}." for text in comparison.advice]
+    given = [one.question for one in comparison.answers[:_GIVEN] if one.answer == "no"]
+    if given and Kind(comparison.kind).family == "run":
+        names = " and ".join(given)
+        tries.append(f"Give both sides the same {names}, and compare again.")
+    elif first is not None and not tries:
+        tries.append(f"Look at {first.row.name}: its numbers on both sides are below.")
+    return tries
 
 
 def _lines(parts: Sequence[Part]) -> str:

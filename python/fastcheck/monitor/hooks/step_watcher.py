@@ -8,6 +8,7 @@ is the last one (``step_ends.py``). Once monitor.step() was called, only it does
 
 from __future__ import annotations
 
+import math
 import threading
 import weakref
 from collections import deque
@@ -618,7 +619,7 @@ class _Backward:
     model was found.
     """
 
-    __slots__ = ("gradient_count", "is_ours", "losses", "parameter", "step")
+    __slots__ = ("gradient_count", "is_ours", "losses", "parameter", "scale", "step")
 
     def __init__(self, step: Step, parameter: Optional[_Place]) -> None:
         self.step = step
@@ -627,6 +628,8 @@ class _Backward:
         self.gradient_count = len(step.gradients)
         self.is_ours = False
         self.losses: list[_Loss] = []
+        #: A scale of the program's own that its last loss was multiplied by; None: none was found.
+        self.scale: Optional[float] = None
 
 
 class _RunningBackward(threading.local):
@@ -709,7 +712,13 @@ class LossReader:
                 is_own_scaled = session.has_own_scale and loss is root
                 name = GRAD_LOSS if is_grad else SCALED_LOSS if is_own_scaled else "loss"
                 gradient = gradients[position] if gradients else None
-                backward.losses.append((_times(loss, gradient), position, name))
+                value = _times(loss, gradient)
+                if loss is root and name == "loss":
+                    backward.scale = _constant_scale(root)
+                    if backward.scale is not None:
+                        with unobserved():
+                            value = value / backward.scale
+                backward.losses.append((value, position, name))
         backward.is_ours = is_ours
         if backward.is_ours:
             self._read_roots(backward)
@@ -758,6 +767,8 @@ class LossReader:
         if self._session.has_own_scale:
             scaler: Any = config.training.scaler
             self._session.numbers.loss_scale(scaler() if callable(scaler) else scaler)
+        elif backward.scale is not None:
+            self._session.numbers.loss_scale(backward.scale)
         if backward.losses:
             self._last = [MemoryRef(loss) for loss, _, _ in backward.losses]
         anew = int(Flag.ANEW) if self._begins_anew(backward) and backward.losses else 0
@@ -860,6 +871,25 @@ def _times(loss: torch.Tensor, gradient: Optional[torch.Tensor]) -> torch.Tensor
         return loss
     with unobserved():
         return loss * gradient.detach().reshape(loss.shape)
+
+
+def _constant_scale(root: torch.Tensor) -> Optional[float]:
+    """The constant that the loss was multiplied by last, where it is a power of two of at least
+    128: a loss scale, by which the division is exact. Weights of losses are smaller.
+    """
+    node = root.grad_fn
+    if node is None or node.name() != "MulBackward0":
+        return None
+    try:
+        factor = getattr(node, "_saved_other", None)
+        if not isinstance(factor, torch.Tensor) or factor.dim() or factor.device.type != "cpu":
+            return None
+        with unobserved():
+            value = float(factor)
+    except RuntimeError:  # changed in place since, or in a graph that is gone
+        return None
+    is_scale = 128 <= value < math.inf and math.frexp(value)[0] == 0.5
+    return value if is_scale else None
 
 
 def _without_graph(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,5 @@
-"""Suggestions of the stop report, derived from the records around the event.
+"""Suggestions of the stop report, derived from the records around the event; ``watched``: those
+of a warning of the watch.
 
 Imports ``record``, ``report`` and ``utils``.
 """

@@ -36,6 +36,10 @@ class Evidence:
     def __init__(self, lines: Mapping[int, EventLines]) -> None:
         self._lines = {rank: _important(found) for rank, found in lines.items()}
         self.first = _first(self._lines)
+        #: Whether any event is a counted one; the first is one of these then.
+        self.is_counted = any(
+            bool(line.get("counted")) for found in self._lines.values() for line in found
+        )
         self._seqs = {
             rank: np.array(sorted({line["seq"] for line in found}), np.int64)
             for rank, found in self._lines.items()

@@ -16,6 +16,7 @@ from fastcheck.record.event import Event
 from fastcheck.record.format import VERDICT_MASK, VERDICT_SHIFT, Verdict
 from fastcheck.record.site import Site
 from fastcheck.report.advice.choose import advise
+from fastcheck.report.advice.watched import advice_of, first_mover, gravest
 from fastcheck.report.from_log import report_from_log
 from fastcheck.report.render import headline, report_sections
 from fastcheck.report.stop_report import StopReport
@@ -42,13 +43,22 @@ def watched_events(found: Collected) -> dict[str, Any]:
     """``watched``: the first events by step, where there are more than 500 those that warn first;
     ``watch_count``: how many there are. What is no such event is left out.
     """
-    lines = [line for line in read_watch(found.directory) if _is_whole(line)]
+    lines = watch_lines(found)
     if not lines:
         return {"watched": [], "watch_count": 0}
     chosen = sorted(lines, key=lambda line: not line.get("is_warning"))[:_MOST_WATCHED]
-    row_of = {(rank, str(site)): row for (rank, site), row in found.row_of.items()}
+    row_of = _rows_by_name(found)
     shown = [_event_fields(line, row_of) for line in sorted(chosen, key=lambda one: one["step"])]
     return {"watched": shown, "watch_count": len(lines)}
+
+
+def watch_lines(found: Collected) -> list[dict[str, Any]]:
+    """The events of the watch, by step."""
+    return [line for line in read_watch(found.directory) if _is_whole(line)]
+
+
+def _rows_by_name(found: Collected) -> dict[tuple[int, str], int]:
+    return {(rank, str(site)): row for (rank, site), row in found.row_of.items()}
 
 
 def _is_whole(line: Mapping[str, Any]) -> bool:
@@ -74,7 +84,7 @@ def _event_fields(line: Mapping[str, Any], row_of: Mapping[tuple[int, str], int]
         "is_warning": line.get("is_warning") is True,
         "cause": printable(str(line.get("cause") or "")),
         "interval": _interval(line["step"], line.get("interval")),
-        "mover": _mover(rank, line.get("movers"), row_of),
+        "mover": _mover(line, row_of),
         "text": printable(line["text"]),
     }
 
@@ -87,17 +97,17 @@ def _site_text(fields: Any) -> str:
 
 
 def _mover(
-    rank: int, movers: Any, row_of: Mapping[tuple[int, str], int]
+    line: Mapping[str, Any], row_of: Mapping[tuple[int, str], int]
 ) -> Optional[dict[str, Any]]:
     """The first mover."""
-    first = movers[0] if isinstance(movers, list) and movers else None
-    if not isinstance(first, dict) or type(first.get("step")) is not int:
+    first = first_mover(line)
+    if first is None:
         return None
     site = first.get("site")
     name = site if isinstance(site, str) else "the loss"
     text = f"{name} ({first.get('signal')}, step {first['step']:,})"
     return {
-        "row": row_of.get((rank, name), -1),
+        "row": row_of.get((line["rank"], name), -1),
         "step": first["step"],
         "text": printable(text),
     }
@@ -137,9 +147,10 @@ _TITLES = {
 }
 
 
-def verdict_html(report: StopReport) -> str:
-    """The report's headline, what to try, and its other sections."""
-    parts = [f'<p class="headline bad">{text_html(headline(report))}</p>', "<h3>Try</h3>", "<ol>"]
+def verdict_html(report: StopReport, host: str = "") -> str:
+    """The report's headline, what to try, and its other sections. ``host``: that of the rank."""
+    first = headline(report) + (f" ({host})" if host and report.world_size > 1 else "")
+    parts = [f'<p class="headline bad">{text_html(first)}</p>', "<h3>Try</h3>", "<ol>"]
     for item in advise(report):
         code = f"<pre><code>{text_html(item.code)}</code></pre>" if item.code else ""
         parts.append(f"<li>{text_html(item.text)}{code}</li>")
@@ -150,13 +161,41 @@ def verdict_html(report: StopReport) -> str:
     return "\n".join(parts)
 
 
+def watched_html(found: Collected, warnings: Sequence[Mapping[str, Any]]) -> str:
+    """The verdict on a log whose watch warns: the gravest warning, what to try, and how many others
+    there are.
+    """
+    line = gravest(warnings)
+    parts = [f'<p class="headline bad">{text_html(_told(found, line))}</p>']
+    tries = advice_of(line)
+    if tries:
+        items = "".join(f"<li>{text_html(text)}</li>" for text in tries)
+        parts.append(f"<h3>Try</h3>\n<ol>{items}</ol>")
+    more = count_warnings(len(warnings))
+    parts.append(f"<p>{more} in all, in the table of what was unusual. {_extent(found)}</p>")
+    return "\n".join(parts)
+
+
+def _told(found: Collected, line: Mapping[str, Any]) -> str:
+    """The text of an event of the watch; of several ranks with the rank and its host."""
+    rank, text = line["rank"], str(line["text"])
+    if len(found.meta) == 1:
+        return text
+    host = found.meta.get(rank, {}).get("host")
+    on = f" on rank {rank}" + (f" ({host})" if host else "")
+    # Texts of the watch begin with "step 12: "; those of another form keep theirs.
+    head, colon, rest = text.partition(": ")
+    return f"{head}{on}{colon}{rest}" if head.startswith("step ") else f"{text}{on}"
+
+
 def healthy_html(found: Collected, harmless: int) -> str:
     """The verdict on a log without a counted event."""
     bad = len(found.bad)
-    warnings = [line for line in read_watch(found.directory) if line.get("is_warning") is True]
+    lines = watch_lines(found)
+    warnings = [line for line in lines if line.get("is_warning") is True]
     if warnings:
-        text = f"{count_warnings(len(warnings))}. The first: {warnings[0]['text']}"
-    elif not found.records:
+        return watched_html(found, warnings)
+    if not found.records:
         text = "This log holds no records."
     elif harmless or bad:
         text = (
@@ -165,11 +204,17 @@ def healthy_html(found: Collected, harmless: int) -> str:
         )
     else:
         text = "Every number that was read is finite."
+    kind = " good"
+    if lines:
+        text += f" Unusual, without a warning: {_told(found, gravest(lines))}"
+        kind = ""
+    return f'<p class="headline{kind}">{text_html(text)}</p>\n<p>{_extent(found)}</p>'
+
+
+def _extent(found: Collected) -> str:
     steps = sorted({int(step) for step in found.rows.columns()["last_step"].tolist()})
     last = f" up to {format_steps(steps[-1:])}" if steps else ""
-    more = f"{found.records:,} records of {found.rows.count:,} tensors{last}."
-    kind = "bad" if warnings else "good"
-    return f'<p class="headline {kind}">{text_html(text)}</p>\n<p>{text_html(more)}</p>'
+    return f"{found.records:,} records of {found.rows.count:,} tensors{last}."
 
 
 def title_of(found: Collected, report: Optional[StopReport]) -> str:
@@ -260,6 +305,7 @@ def page_data(found: Collected, events: Sequence[Event]) -> tuple[str, str]:
         "events": [_event(event, found) for event in events[:_MOST_EVENTS]],
         "event_count": len(events),
         "first": _first(found),
+        "opens": _opens(found),
         "spread": passed_places(found, events),
         **watched_events(found),
         "meta": to_json({rank: _options(meta) for rank, meta in found.meta.items()}),
@@ -327,6 +373,23 @@ def _first(found: Collected) -> Optional[dict[str, int]]:
     return {"rank": first.rank, "step": first.step, "row": row}
 
 
+def _opens(found: Collected) -> Optional[dict[str, int]]:
+    """The cell that is chosen when the page opens: that of the first counted event, else the first
+    mover of what the headline tells of the watch, else the first of what is not finite; None where
+    there is no such one.
+    """
+    if found.evidence.is_counted:
+        return _first(found)
+    lines = watch_lines(found)
+    if lines:
+        warnings = [line for line in lines if line.get("is_warning") is True]
+        event = _event_fields(gravest(warnings or lines), _rows_by_name(found))
+        for at in (event["mover"], event):
+            if at is not None and at["row"] >= 0:
+                return {"rank": event["rank"], "step": at["step"], "row": at["row"]}
+    return _first(found)
+
+
 def _row_of(found: Collected, rank: int, site: Site) -> int:
     """-1 for a site without records on this rank: a gradient is blamed on who read it."""
     return found.row_of.get((rank, site), -1)
@@ -357,8 +420,9 @@ def page_of_log(
     report = report or report_from_log(view, event_of(view), style)
     found.directory = found.directory if name is None else name
     if report is not None:
-        report = replace(report, log_path=None if name else found.directory)
-        verdict = verdict_html(report)
+        ranks = max(report.world_size, len(found.meta))
+        report = replace(report, log_path=None if name else found.directory, world_size=ranks)
+        verdict = verdict_html(report, str(found.meta.get(report.rank, {}).get("host") or ""))
     else:
         verdict = healthy_html(found, len(view.events))
     return page_html(
