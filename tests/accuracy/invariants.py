@@ -27,17 +27,37 @@ from support.ranks.ranks_harness import run_ranks, values
 
 #: The share of faults that has to be seen.
 SEEN = 0.95
-#: Faults of four gloo ranks: the name in replicas_workers.by_itself, the source, and the text.
+#: Faults of four gloo ranks: the layout of the model and the name in replicas_workers, the source,
+#: and the text.
 RANK_FAULTS = (
-    ("bypassed", "x-jxmnop-ddp, pytorch-104336, trl#7245", "gradients were not reduced"),
-    ("clipped on one rank", "deepspeed-1801 (BLOOM)", "replicas differ at step 10.*clipping"),
-    ("lost", "pytorch-84803, pytorch-96600, baichuan2-86", "replicas differ at step 10"),
-    ("left out on one rank", "an update that one rank skips", "replicas differ at step 10"),
-    ("another rate on one rank", "a configuration of one rank", "replicas differ at step 1"),
-    ("added to on one rank", "SkyRL: a gradient after its reduction", "replicas differ at step 1"),
-    ("a flipped bit", "hardware", "replicas differ at step 10"),
-    ("loaded on one rank", "a checkpoint that one rank loads", "replicas differ at step 1"),
-)
+    ("ddp", "bypassed", "x-jxmnop-ddp, pytorch-104336, trl#7245", "gradients were not reduced"),
+    ("ddp", "clipped on one rank", "deepspeed-1801", "replicas differ at step 10.*clipping"),
+    ("ddp", "lost", "pytorch-84803, pytorch-96600, baichuan2-86", "replicas differ at step 10"),
+    ("ddp", "left out on one rank", "an update that one rank skips", "replicas differ at step 10"),
+    ("ddp", "another rate on one rank", "a configuration of a rank", "replicas differ at step 1"),
+    ("ddp", "added to on one rank", "SkyRL: after the reduction", "replicas differ at step 1"),
+    ("ddp", "a flipped bit", "hardware", "replicas differ at step 10"),
+    ("ddp", "loaded on one rank", "a checkpoint that a rank loads", "replicas differ at step 1"),
+    ("ddp", "reduced twice", "all_reduce() after DDP", "multiplied by 4 .*all_reduce"),
+    ("ddp", "divided twice", "averaging by hand after DDP", "multiplied by 1/4 .*division"),
+    ("ddp", "one batch for all", "no DistributedSampler", "trained on the same batch"),
+    ("fsdp", "one batch for all", "no DistributedSampler", "trained on the same batch"),
+    ("hsdp", "a flipped bit", "hardware", "replicas differ at step 10: up.weight"),
+    ("tensor parallel", "clipped on one rank", "BLOOM-176B",
+     "replicas differ at step 10: norm.weight.*dimension tp.*clipping"),
+    ("megatron", "clipped on one rank", "BLOOM-176B",
+     "replicas differ at step 10: norm.weight.*tensor parallel group.*clipping"),
+)  # fmt: skip
+LAYOUTS = ("ddp", "fsdp", "hsdp", "tensor parallel", "megatron")
+
+
+def texts_of_ranks(layout: str, fault: str) -> tuple[list[str], list[str]]:
+    """What warned on the second rank, and the events that did not."""
+    if layout == "ddp":
+        _, warned, told = values(run_ranks(replicas_workers.by_itself, fault))[1]
+    else:
+        _, warned, told = values(run_ranks(replicas_workers.laid_out, layout, fault))[1]
+    return warned, told
 
 
 def texts_of(program: Iterator[Any]) -> tuple[list[str], list[str]]:
@@ -72,16 +92,19 @@ def main() -> int:
                      "others": [text for text in warned if text not in seen],
                      "accused": accused})  # fmt: skip
         print(fault.name, by, accused, seen[:1] or (warned, told), sep=" | ", flush=True)
-    ranks = [f for f in RANK_FAULTS if not options.names or f[0] in options.names]
-    for name, source, text in harness.few(ranks) if options.only != "healthy" else ():
-        warned = values(run_ranks(replicas_workers.by_itself, name))[0][1]
-        seen = [one for one in warned if re.search(text, one, re.DOTALL)]
-        by = "warning" if seen else "nothing"
-        rows.append({"fault": name, "source": source, "seen_by": by, "accused": []})
-        print(name, by, seen[:1] or warned, sep=" | ", flush=True)
-    if ranks and options.only != "healthy":
-        accused = values(run_ranks(replicas_workers.by_itself, "none"))[0][1]
-        rows.append({"healthy": "ranks", "accused": accused, "events": []})
+    ranks = [f for f in RANK_FAULTS if not options.names or f[1] in options.names]
+    for layout, name, source, text in harness.few(ranks) if options.only != "healthy" else ():
+        warned, told = texts_of_ranks(layout, name)
+        seen = [one for one in (*warned, *told) if re.search(text, one, re.DOTALL)]
+        by = "warning" if seen and seen[0] in warned else "event" if seen else "nothing"
+        others = [one for one in warned if one not in seen]
+        rows.append({"fault": f"{layout}: {name}", "source": source, "seen_by": by,
+                     "others": others, "accused": []})  # fmt: skip
+        print(layout, name, by, seen[:1] or (warned, told), sep=" | ", flush=True)
+    for layout in harness.few(LAYOUTS) if options.only != "faults" and not options.names else ():
+        accused, told = texts_of_ranks(layout, "none")
+        rows.append({"healthy": f"{layout} on four ranks", "accused": accused, "events": told})
+        print(layout, accused, told, sep=" | ", flush=True)
     healthy = [p for p in HEALTHY if not options.names or p.__name__ in options.names]
     for program in harness.few(healthy) if options.only != "faults" else ():
         warned, told = texts_of(program())

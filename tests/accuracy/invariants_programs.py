@@ -645,6 +645,20 @@ def rate_times_hundred(is_faulty: bool) -> Iterator[Any]:
     train(model, optimizer, before=change)
 
 
+@fault("OPT.12: rates of groups overwritten at a resume", r"rate .optimizers.0..groups.1..lr. was")
+def rate_of_one_group(is_faulty: bool) -> Iterator[Any]:
+    model = mlp()
+    yield model
+    groups = [{"params": model[0].parameters()}, {"params": model[2].parameters(), "lr": 1e-4}]
+    optimizer = torch.optim.Adam(groups, 1e-3)
+
+    def change(step: int) -> None:
+        if step == 120 and is_faulty:
+            optimizer.param_groups[1]["lr"] = 1e-3
+
+    train(model, optimizer, before=change)
+
+
 @fault("a schedule that ends at 0", "the learning rate of every parameter group has been 0")
 def rate_of_zero(is_faulty: bool) -> Iterator[Any]:
     model = mlp()

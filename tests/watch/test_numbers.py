@@ -78,8 +78,9 @@ class TestNumbers:
             ("optimizers[0].groups[1].eps", 1e-8, 2e-8, False),
             ("clipping.threshold", 1.0, 20.0, True),
             ("clipping.threshold", 1.0, 2.0, False),
-            # The rows of steps have the learning rate.
-            ("optimizers[0].groups[1].lr", 1e-3, 1.0, False),
+            ("optimizers[0].groups[1].lr", 1e-3, 1.0, True),
+            ("optimizers[0].groups[1].lr", 1e-3, 2e-3, False),
+            ("optimizers[0].groups[1].lr", 0.0, 1e-3, False),
         ],
     )
     def test_settings(self, name: str, before: float, after: float, is_event: bool) -> None:

@@ -19,7 +19,7 @@ from fastcheck.dump.on_stop.stop_dumper import StoppedCallDumper
 from fastcheck.log.writer import RecordLog
 from fastcheck.monitor import named_tensors
 from fastcheck.monitor.distributed.join import agreement_for, follow
-from fastcheck.monitor.distributed.replicas import ReplicaCheck, automatic_check
+from fastcheck.monitor.distributed.replicas import OwnBatches, ReplicaCheck, automatic_checks
 from fastcheck.monitor.hooks import optimizers
 from fastcheck.monitor.hooks.compiled import Connection, connect, disconnect, set_hook_id
 from fastcheck.monitor.hooks.facts import Facts
@@ -212,8 +212,10 @@ def build(
     dumper = _stop_dumper(config, nodes, rank, together, captures)
     makers, broken_weights = Makers(session, install_alone), state.broken_weights
     stops = StopHandler(session, run_meta, agreement, dumper, makers, broken_weights)
-    is_checked = agreement is not None and watched is not None
-    boundary = StepBoundary(session, stops, _replica_check(models) if is_checked else None)
+    checks: Sequence[ReplicaCheck] = ()
+    if agreement is not None and watching is not None:
+        checks = _replica_checks(models, watching)
+    boundary = StepBoundary(session, stops, checks)
     if agreement is not None:
         follow(agreement, stops.at_step_boundary)
 
@@ -255,15 +257,17 @@ def build(
     )
 
 
-def _replica_check(models: Models) -> Optional[ReplicaCheck]:
-    """The check of the first model that is data parallel."""
+def _replica_checks(models: Models, watching: Watching) -> list[ReplicaCheck]:
+    """The checks that several ranks make by themselves."""
     nodes = models.nodes
+    batches = OwnBatches(watching.last_batches, watching.batches_are_one)
 
     def calls_of(module: torch.nn.Module) -> int:
         return sum(node.total_calls for node in nodes if node.module() is module)
 
-    checks = (automatic_check(model, calls_of) for model in models.models)
-    return next((check for check in checks if check is not None), None)
+    return [
+        check for model in models.models for check in automatic_checks(model, calls_of, batches)
+    ]
 
 
 def _stop_dumper(

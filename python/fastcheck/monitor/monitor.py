@@ -225,9 +225,11 @@ class Monitor:
         """
         model = self._core.models[0]()
         if model is not None:
-            self._boundary.check = replica_check(
+            check = replica_check(
                 model, self._session.config.training.process_group, every=every, gradients=gradients
             )
+            kept = [c for c in self._boundary.checks if c.replicas and c.ranks != check.ranks]
+            self._boundary.checks = [*kept, check]
 
     @property
     def replica_mismatches(self) -> tuple[ReplicaMismatch, ...]:

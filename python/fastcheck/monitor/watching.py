@@ -20,6 +20,7 @@ from fastcheck.record.precision import PrecisionAdvice
 from fastcheck.verdict.step import Step
 from fastcheck.watch.event import WatchEvent, check_callback, check_kind, to_table
 from fastcheck.watch.options import Watch
+from fastcheck.watch.rules import is_jump
 from fastcheck.watch.watcher import Watcher
 
 _SUMMARY_EVENTS = 10
@@ -190,7 +191,8 @@ class Watching(SessionListener):
 
     def setting_changed(self, name: str, before: Optional[float], after: float) -> None:
         """Takes in a changed number of the optimizer or of clipping."""
-        if not name.endswith(".lr"):  # the rows of the steps have that
+        # The rows of the steps have the learning rate.
+        if not name.endswith(".lr") or (before is not None and is_jump(before, after)):
             self._judge()  # it was not so in these
         self._watcher.setting(name, before, after)
 
@@ -203,6 +205,19 @@ class Watching(SessionListener):
         """Takes in what check_replicas() has found, and warned of: it explains a spike near it."""
         with self._lock:
             self._watcher.replicas_differ(step)
+
+    def last_batches(self, before: int, count: int) -> tuple[int, list[int]]:
+        """The step of the last batch before the step before this one, and the checksums of so many
+        up to it, as far as they are known.
+        """
+        with self._lock:
+            self._judge()
+            return self._watcher.last_batches(before - 1, count)
+
+    def batches_are_one(self, step: int, count: int, ranks: str) -> None:
+        """Takes in that these ranks have trained on the same batches."""
+        with self._lock:
+            self._watcher.noticed(step, "one_batch", count, ranks)
 
     def _take(self, found: Sequence[WatchEvent]) -> None:
         self._pending.extend(found)

@@ -175,6 +175,13 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         advice="call scaler.scale(loss).backward()", source="DeepSpeed#7837",
     ),
     _fact(
+        "reduced_twice", signal="gradients at backward() and at the update", cause="gradient",
+        text="between backward() and the update, gradients that DistributedDataParallel had "
+        "averaged over its ranks were multiplied by {name}, in {value} updates in a row: a second "
+        "all_reduce(), or a second division, does that",
+        source="Megatron-LM#7452",
+    ),
+    _fact(
         "evaluation_mode", signal="training flags of modules", cause="layer",
         text="the model is trained in evaluation mode, as after eval(), which changes {name}: so"
         " it was at {value} looks in a row, ten updates apart",
@@ -239,6 +246,12 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         text="the batches repeat every {value} observed steps in the same order, bit for bit: "
         "they are not shuffled",
     ),
+    _fact(
+        "one_batch", signal="checksums of the batch, by rank", cause="data",
+        text="{name} trained on the same batch, bit for bit, in each of {value} steps",
+        advice="unless each of them computes another part of it, give each batches of its own "
+        "(DistributedSampler, another seed)",
+    ),
 )  # fmt: skip
 
 TENSOR_INVARIANTS: tuple[TensorRule, ...] = (
@@ -297,17 +310,25 @@ class Batches:
 
     def __init__(self) -> None:
         self._last: deque[int] = deque(maxlen=_BATCHES * (_ROUNDS + 1))
+        # With their steps.
+        self._recent: deque[tuple[int, int]] = deque(maxlen=_BATCHES)
         self._runs: deque[int] = deque(maxlen=_RUNS + 1)
         self._run = 0
         self._steps = 0
 
-    def of_step(self, checksums: Sequence[int]) -> Iterator[Number]:
+    def last(self, before: int, count: int) -> tuple[int, list[int]]:
+        """The youngest of so many steps before one, and their checksums, oldest first."""
+        known = [(step, value) for step, value in self._recent if step < before][-count:]
+        return known[-1][0] if known else -1, [value for _, value in known]
+
+    def of_step(self, step: int, checksums: Sequence[int]) -> Iterator[Number]:
         """A step with these of what it was given."""
         if not any(checksums):
             return
         value = hash(tuple(checksums))
         before = self._last[-1] if self._last else None
         self._last.append(value)
+        self._recent.append((step, value))
         self._steps += 1
         if before == value:
             self._run += 1

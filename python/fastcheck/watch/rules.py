@@ -182,11 +182,16 @@ def factor_changed(number: Number) -> bool:
     return _ratio(number) >= _FACTOR
 
 
-def rate_rose(rate: Number) -> bool:
-    """Whether the learning rate rose from one step to the next: schedules do not do that, but for a
+def is_jump(before: float, rate: float) -> bool:
+    """Whether a learning rate rose from one step to the next: schedules do not do that, but for a
     restart from 0.
     """
-    return rate.value >= _RATE_FACTOR * rate.usual > 0
+    return rate >= _RATE_FACTOR * before > 0
+
+
+def rate_rose(rate: Number) -> bool:
+    """Whether the learning rate did."""
+    return is_jump(rate.usual, rate.value)
 
 
 def beta2_is_too_small(beta2: Number) -> bool:

@@ -20,7 +20,15 @@ from .invariants import NUMBER_RULES, TENSOR_RULES, Batches, Clipping, Siblings
 from .movers import GAP, NEVER, PAST, Movers
 from .numbers import Number, Numbers, gradient_rms
 from .options import Watch
-from .rules import NumberRule, Rule, TensorRule, loss_rises, norm_spikes, update_is_unusual
+from .rules import (
+    NumberRule,
+    Rule,
+    TensorRule,
+    is_jump,
+    loss_rises,
+    norm_spikes,
+    update_is_unusual,
+)
 from .signals import (
     ACTIVATION,
     BUFFER,
@@ -188,7 +196,7 @@ class Causes:
         if kind not in _SPIKES:
             return FirstMovers(movers, cause, why)
         changes = self.changes_before(step)
-        raised = [c for c in changes if c.after > c.before and c.name in _RAISES]
+        raised = [c for c in changes if c.after > c.before and c.name.startswith(_RAISES)]
         if raised and (not movers or raised[-1].step <= movers[0].step):
             cause, why = "optimizer", ""
         why = "; ".join([*([why] if why else []), *map(str, changes)])
@@ -379,7 +387,11 @@ class Program:
         option = name.rpartition(".")[2].partition("[")[0]
         if name == "clipping.scaled":
             self._changes.append(Number("clipped_scaled", value))
-        elif before is not None and option != "lr":  # the rows have that of all groups
+        elif option == "lr":  # the rows have the largest of all groups, and each change of it
+            if before is not None and is_jump(before, value):
+                full_name = f"the learning rate ({name})"
+                self._changes.append(Number(option, value, before, full_name=full_name))
+        elif before is not None:
             self._changes.append(Number(option, value, before, full_name=name))
         elif name.endswith("betas[1]"):
             beta1 = self._settings.get(f"{name[:-2]}0]", math.nan)
@@ -443,7 +455,8 @@ class Invariants:
 
     def __init__(self, sites: SiteTable) -> None:
         self.clipping = Clipping()
-        self._batches = Batches()
+        #: What the steps were given.
+        self.batches = Batches()
         self._siblings = Siblings(sites)
 
     def of_step(
@@ -454,7 +467,10 @@ class Invariants:
         k: int,
         checksums: Sequence[int],
     ) -> list[Number]:
-        found = [*self.clipping.of_step(norm, row), *self._batches.of_step(checksums)]
+        found = [
+            *self.clipping.of_step(norm, row),
+            *self.batches.of_step(int(now.steps[k]), checksums),
+        ]
         found += self._siblings.of_step(now, k)
         return found
 
@@ -552,6 +568,10 @@ class Watcher:
         else:
             self._program.noticed(step, Number(name, value, full_name=about))
 
+    def last_batches(self, before: int, count: int) -> tuple[int, list[int]]:
+        """The step of the last batch before a step, and the checksums of so many up to it."""
+        return self._invariants.batches.last(before, count)
+
     def replicas_differ(self, step: int) -> None:
         """The ranks hold other weights than each other; whoever found it has warned."""
         self.causes.note_fault(step)
@@ -589,14 +609,18 @@ class Watcher:
         row, step = now.rows[k], int(now.steps[k])
         changes = self._program.take_changes()
         for change in changes:
-            if change.full_name:
+            if change.full_name and change.name != "lr":
                 self.causes.setting_changed(step, change.full_name, change.usual, change.value)
             elif change.name == "clipped_scaled" and row is not None and row.scale:
                 changes.append(Number("scaled_threshold", change.value, row.scale))
         changes += self._program.take_noticed(step)
         sizes, checksums = zip(*block.inputs[k]) if block.inputs[k] else ((), ())
         rate = self.causes.note_step(now, k, row, sizes)
-        if rate is not None:
+        of_groups = [change for change in changes if change.name == "lr"]
+        if rate is None:  # the largest of all groups is as before
+            for change in of_groups:
+                self.causes.setting_changed(step, change.full_name, change.usual, change.value)
+        elif not of_groups:
             changes.append(Number("lr", rate.after, rate.before, full_name=rate.name))
         self.causes.movers.step_began()
         if block.have_left[k]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from support.ranks import replicas_workers as work
@@ -87,14 +89,70 @@ WITHOUT_A_CALL = {
 @pytest.mark.parametrize("fault", WITHOUT_A_CALL)
 def test_replicas_are_compared_by_themselves(fault: str) -> None:
     place, cause = WITHOUT_A_CALL[fault]
-    for found, said in values(run_ranks(work.by_itself, fault)):
+    for found, said, _ in values(run_ranks(work.by_itself, fault)):
         assert len(found) == 1 and len(said) == 1
         assert f"replicas differ at {place}" in said[0] and cause in said[0]
 
 
-@pytest.mark.parametrize("fault", ["none", "local sgd", "not watched"])
+LAID_OUT = {
+    ("hsdp", "a flipped bit"): ("step 10", "up.weight", (1, 3), "suspect|go on from it"),
+    ("tensor parallel", "clipped on one rank"): ("step 10", "norm.weight", (0, 1), "clipping"),
+    ("megatron", "clipped on one rank"): ("step 10", "norm.weight", (0, 1), "clipping"),
+}
+WHY = {
+    "hsdp": "replicated over dimension replica of the device mesh",
+    "tensor parallel": "replicated over dimension tp of the device mesh",
+    "megatron": "not split over the tensor parallel group",
+}
+
+
+@pytest.mark.parametrize("layout, fault", LAID_OUT)
+def test_replicas_of_a_layout_are_compared_by_themselves(layout: str, fault: str) -> None:
+    place, parameter, odd, cause = LAID_OUT[layout, fault]
+    for rank, (found, said, _) in enumerate(values(run_ranks(work.laid_out, layout, fault))):
+        if rank not in odd:
+            assert not said
+            continue
+        assert found[0][1] == parameter and found[0][3:5] == (odd, False)
+        assert f"replicas differ at {place}: {parameter}" in said[0]
+        assert f"ranks {odd[0]}, {odd[1]}, {WHY[layout]}" in said[0]
+        assert re.search(cause, said[0])
+
+
+ONE_BATCH = "trained on the same batch, bit for bit, in each of 8 steps"
+
+
+@pytest.mark.parametrize("layout", ["hsdp", "fsdp"])
+def test_one_batch_for_all_ranks(layout: str) -> None:
+    for _, said, _ in values(run_ranks(work.laid_out, layout, "one batch for all")):
+        assert len(said) == 1 and ONE_BATCH in said[0]
+
+
+@pytest.mark.parametrize("layout", ["hsdp", "fsdp", "tensor parallel", "megatron"])
+def test_nothing_is_said_of_a_layout(layout: str) -> None:
+    """Ranks of one tensor parallel group have one batch."""
+    assert values(run_ranks(work.laid_out, layout, "none")) == [([], [], [])] * 4
+
+
+@pytest.mark.parametrize("fault, factor", [("reduced twice", "4"), ("divided twice", "1/4")])
+def test_gradients_that_are_reduced_twice(fault: str, factor: str) -> None:
+    for found, said, [event] in values(run_ranks(work.by_itself, fault)):
+        assert found == said == []
+        assert f"multiplied by {factor} (seen at module.first.weight), in 10 updates" in event
+
+
+def test_one_batch_for_all_ranks_of_ddp() -> None:
+    for found, said, _ in values(run_ranks(work.by_itself, "one batch for all")):
+        assert found == [] and len(said) == 1 and ONE_BATCH in said[0]
+        assert "ranks 0, 1, 2, 3 trained" in said[0]
+
+
+QUIET = ("none", "local sgd", "not watched", "one batch again and again", "averaged twice")
+
+
+@pytest.mark.parametrize("fault", QUIET)
 def test_nothing_is_said_by_itself(fault: str) -> None:
-    assert values(run_ranks(work.by_itself, fault)) == [([], [])] * 4
+    assert values(run_ranks(work.by_itself, fault)) == [([], [], [])] * 4
 
 
 def test_no_rank_waits_for_another_by_itself() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import time
+import types
 import warnings
 from typing import Any, Callable, Optional
 
@@ -12,7 +14,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import fastcheck
+from fastcheck.monitor.distributed.replica_groups import ReplicaGroup
 from fastcheck.monitor.distributed.replicas import ReplicaCheck, ReplicaMismatch
+from fastcheck.utils.torch.sharding import local
 
 
 class Model(nn.Module):
@@ -133,7 +137,10 @@ def ahead_of_the_others(rank: int) -> Any:
     """
     torch.manual_seed(0)
     model = nn.Linear(4, 4)
-    check = ReplicaCheck(model, reason_of=str, timeout_seconds=2.0)
+    names = frozenset(name for name, _ in model.named_parameters())
+    whole: Any = dist.group.WORLD
+    replicas = ReplicaGroup(whole, names, "all", is_data_parallel=False)
+    check = ReplicaCheck(model, replicas=replicas, timeout_seconds=2.0)
     dist.barrier()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -193,16 +200,28 @@ def by_itself(rank: int, fault: str, steps: int = 24) -> Any:
         model._comm_hooks.append((_post_localSGD_hook, None))
     monitor = fastcheck.install(model, watch=fault != "not watched")
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    generator = torch.Generator().manual_seed(rank)
+    generator = torch.Generator().manual_seed(0 if fault == "one batch for all" else rank)
     is_bypassed = fault in ("bypassed", "local sgd", "not watched")
+    same = torch.randn(4, 8)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for step in range(steps):
             optimizer.zero_grad()
             called = model.module if is_bypassed else model
-            called(torch.randn(4, 8, generator=generator)).square().mean().backward()
+            x = torch.randn(4, 8, generator=generator)
+            x = same if fault == "one batch again and again" else x
+            called(x).square().mean().backward()
             if fault == "clipped on one rank" and rank == 0 and step >= 5:
                 nn.utils.clip_grad_norm_(model.module.second.parameters(), 1e-3)
+            if fault == "reduced twice":
+                for parameter in model.parameters():
+                    dist.all_reduce(parameter.grad)
+            if fault == "divided twice":
+                for parameter in model.parameters():
+                    parameter.grad /= dist.get_world_size()
+            if fault == "averaged twice":  # of equal numbers: the same
+                for parameter in model.parameters():
+                    dist.all_reduce(parameter.grad, op=dist.ReduceOp.AVG)
             if fault == "lost" and rank == 1 and step == 7:
                 for parameter in model.module.second.parameters():
                     parameter.grad = torch.zeros_like(parameter)
@@ -219,8 +238,136 @@ def by_itself(rank: int, fault: str, steps: int = 24) -> Any:
                 with torch.no_grad():
                     model.module.second.weight.mul_(0.5)
         monitor.remove()
+    return seen(monitor, caught, is_watched=fault != "not watched")
+
+
+def seen(
+    monitor: fastcheck.Monitor, caught: list[warnings.WarningMessage], is_watched: bool = True
+) -> Any:
+    """The mismatches, what warned, and the events that did not."""
     said = [str(warning.message) for warning in caught]
-    return [told(one) for one in monitor.replica_mismatches], said
+    known = monitor.watch.events if is_watched else ()
+    events = [str(event) for event in known if not event.is_warning]
+    return [told(one) for one in monitor.replica_mismatches], said, events
+
+
+class Blocks(nn.Module):
+    """A layer in columns, a norm, and a layer in rows, as tensor parallelism has them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(8)
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+        self.out_norm = nn.LayerNorm(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out_norm(x + self.down(self.up(self.norm(x)).relu()))
+
+
+def laid_out(rank: int, layout: str, fault: str, steps: int = 24) -> Any:
+    """install() of a model that is divided over four ranks, and no other call."""
+    torch.manual_seed(0)
+    model, reads = _layouts[layout](rank)
+    monitor = fastcheck.install(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    generator = torch.Generator().manual_seed(0 if fault == "one batch for all" else reads)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in range(steps):
+            optimizer.zero_grad()
+            model(torch.randn(4, 6, 8, generator=generator)).square().sum().backward()
+            odd = rank == 1 and step == 5
+            if fault == "clipped on one rank" and rank == 1 and step >= 5:
+                for norm in (model.norm, model.out_norm):
+                    norm.weight.grad, norm.bias.grad = norm.weight.grad * 0.1, norm.bias.grad * 0.1
+            optimizer.step()
+            if fault == "a flipped bit" and odd:
+                flip_bit(local(model.get_parameter("up.weight")), 3, 20)
+        monitor.remove()
+    return seen(monitor, caught)
+
+
+def _hsdp(rank: int) -> tuple[Any, int]:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    model = Blocks()
+    fully_shard(model, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("replica", "shard")))
+    return model, rank
+
+
+def _fsdp(rank: int) -> tuple[Any, int]:
+    from torch.distributed.fsdp import fully_shard
+
+    model = Blocks()
+    fully_shard(model)
+    return model, rank
+
+
+def _tensor_parallel(rank: int) -> tuple[Any, int]:
+    """Over two ranks, and FSDP2 over the other dimension."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor import parallel as tp
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    model = Blocks()
+    plan = {
+        "": tp.PrepareModuleInput(input_layouts=Replicate(), desired_input_layouts=Shard(1)),
+        "norm": tp.SequenceParallel(),
+        "up": tp.ColwiseParallel(input_layouts=Shard(1)),
+        "down": tp.RowwiseParallel(output_layouts=Shard(1), use_local_output=False),
+        "out_norm": tp.SequenceParallel(),
+    }
+    tp.parallelize_module(model, mesh["tp"], plan)
+    fully_shard(model, mesh=mesh["dp"])
+    return model, rank // 2
+
+
+def _megatron(rank: int) -> tuple[Any, int]:
+    """Two ranks hold half of a layer each; what Megatron Core's parallel state would say."""
+    pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    state: Any = types.ModuleType("megatron.core.parallel_state")
+    state.model_parallel_is_initialized = lambda: True
+    state.get_tensor_model_parallel_group = lambda: pairs[rank // 2]
+    sys.modules["megatron.core.parallel_state"] = state
+    model = Blocks()
+    half = slice(rank % 2 * 8, rank % 2 * 8 + 8)
+    up, down = model.up, model.down
+    with torch.no_grad():
+        up.weight, up.bias = nn.Parameter(up.weight[half]), nn.Parameter(up.bias[half])
+        down.weight = nn.Parameter(down.weight[:, half])
+    for parameter in (up.weight, up.bias, down.weight):
+        parameter.tensor_model_parallel = True  # type: ignore[attr-defined]  # as Megatron does
+
+    def sum_over_pair(tensor: torch.Tensor) -> torch.Tensor:
+        dist.all_reduce(tensor, group=pairs[rank // 2])
+        return tensor
+
+    up.register_full_backward_hook(lambda module, grads, _: (sum_over_pair(grads[0].clone()),))
+    summed: Any = Summed.apply
+
+    def in_rows(x: torch.Tensor) -> Any:
+        return down.bias + summed(x @ down.weight.T, sum_over_pair)
+
+    down.forward = in_rows  # type: ignore[method-assign]
+    return model, rank // 2
+
+
+class Summed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, total: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+        return total(x.detach().clone())
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return gradient, None
+
+
+_layouts: dict[str, Callable[[int], tuple[Any, int]]] = {
+    "hsdp": _hsdp, "fsdp": _fsdp, "tensor parallel": _tensor_parallel, "megatron": _megatron,
+}  # fmt: skip
 
 
 def _post_localSGD_hook(state: Any, bucket: Any) -> Any:  # noqa: N802  # torch's name

@@ -10,9 +10,10 @@ Copies that differ mean that training has silently split: a bit flipped in memor
 not deterministic and runs on every rank by itself, a seed or a weight that was not broadcast, a
 parameter that DDP does not manage.
 
-Of a model that is in DistributedDataParallel this is done by itself, at a few boundaries
-(``automatic_check``): there no rank waits for another but at the first of them and at the end, and
-nothing is said where the others can't be reached.
+For each group of ranks that is known to hold replicas (``replica_groups.py``) this is done by
+itself, at a few boundaries (``automatic_checks``): there no rank waits for another but at the first
+of them and at the end, and nothing is said where the others can't be reached. Where each rank is to
+train on batches of its own, the same exchange brings the checksums of the last ones together.
 """
 
 from __future__ import annotations
@@ -22,12 +23,11 @@ import zlib
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Callable, Optional
+from typing import Any, Callable, NamedTuple, Optional
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
 from fastcheck.backends.table import guarded_streams
 from fastcheck.errors import ConfigError, warn
@@ -39,16 +39,28 @@ from fastcheck.utils.torch.sharding import local
 from fastcheck.utils.torch.streams import DeviceStreams
 
 from .channel import Channel, Lost, Pending
+from .replica_groups import ReplicaGroup, replica_groups
 
 _HEADER = 1
 # Stands for a tensor that a rank doesn't have now: a gradient that was not computed.
 _ABSENT = -1
 _NAMED = 5
+# Of the batches of how many steps each rank tells the checksums, and of which step the last is.
+_BATCHES = 8
 # The boundaries of an automatic check, and each hundredth.
 _FIRST_CHECKS = (1, 10)
 _EVERY = 100
 # How long it waits for other ranks at its first check and at the end.
 _PATIENCE_SECONDS = 2.0
+
+
+class OwnBatches(NamedTuple):
+    """``last``: the checksums of the last batches of this rank, before a step, and the step of the
+    last one. ``are_one``: told the ranks that had the same ones, and how many.
+    """
+
+    last: Callable[[int, int], tuple[int, Sequence[int]]]
+    are_one: Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True)
@@ -59,7 +71,9 @@ class ReplicaMismatch:
     when it is its gradient. ``checksums``: by rank; None where a rank has no such gradient.
     ``differing_ranks``: those that differ from the majority, or all when there is none (of two
     ranks, one of the two is wrong, and it is not known which). ``others``: what else differs, in
-    the same order. ``reason``: what is known of the cause."""
+    the same order. ``reason``: what is known of the cause. ``what``: why these ranks should hold
+    the same, where they are not all of the ranks that train together.
+    """
 
     step: int
     parameter: str
@@ -69,6 +83,7 @@ class ReplicaMismatch:
     checksums: dict[int, Optional[int]]
     others: tuple[str, ...] = ()
     reason: str = ""
+    what: str = ""
 
     def __str__(self) -> str:
         what = f"the gradient of {self.parameter}" if self.is_gradient else self.parameter
@@ -78,6 +93,8 @@ class ReplicaMismatch:
             lines.append(f"  differs on: {ranks}; all others agree")
         else:
             lines.append(f"  differs on: {ranks}, without a majority: any of them may be wrong")
+        if self.what:
+            lines.append(f"  replicas:   {_spell_ranks(list(self.checksums))}, {self.what}")
         by_value: dict[Optional[int], list[int]] = {}
         for rank, value in self.checksums.items():
             by_value.setdefault(value, []).append(rank)
@@ -114,8 +131,8 @@ class ReplicaCheck:
     group holds the same part of it; ``left_out`` names the others, and what has no bytes of its
     own (sparse, quantized). No method raises; the model is held weakly.
 
-    ``reason_of``: of a check that nobody has asked for, what is known of a difference of several
-    tensors, or "".
+    ``replicas``: what a check is about that nobody has asked for. ``batches``: those of ranks that
+    should have batches of their own.
     """
 
     def __init__(
@@ -126,7 +143,8 @@ class ReplicaCheck:
         every: int = 100,
         gradients: bool = False,
         timeout_seconds: float = 8.0,
-        reason_of: Optional[Callable[[], str]] = None,
+        replicas: Optional[ReplicaGroup] = None,
+        batches: Optional[OwnBatches] = None,
     ) -> None:
         whole: Any = dist.group.WORLD
         group = whole if group is None else group
@@ -134,9 +152,10 @@ class ReplicaCheck:
         self.gradients = gradients
         self.timeout_seconds = timeout_seconds
         self.is_off = False
-        self._reason_of = reason_of
+        self.replicas = replicas
+        self._batches = batches
         self.left_out: tuple[str, ...] = ()
-        self._ranks = frozenset(dist.get_process_group_ranks(group))
+        self.ranks = frozenset(dist.get_process_group_ranks(group))
         self._model = weakref.ref(model)
         self._names: list[str] = []
         self._channel: Optional[Channel] = None
@@ -172,26 +191,25 @@ class ReplicaCheck:
             return None
         found: Optional[ReplicaMismatch] = None
         try:
-            is_due = not is_last and self._is_due(model)
+            is_due = not is_last and self._is_due()
             self._boundary_count += not is_last
-            found = self._advance(must_end=(is_due and self._reason_of is None) or is_last)
+            found = self._advance(must_end=(is_due and self.replicas is None) or is_last)
             if is_due:
                 self._connect(model)
                 self._start_gather(must_wait=True)
-                self._copies = _ChecksumCopies(step, self._tensors(model))
+                self._copies = _ChecksumCopies(step, self._own_batches(step), self._tensors(model))
                 self._start_gather(must_wait=False)
         except Exception as error:
             self._switch_off(error)
         return found
 
-    def _is_due(self, model: torch.nn.Module) -> bool:
+    def _is_due(self) -> bool:
         count = self._boundary_count
-        if self._reason_of is None:
+        if self.replicas is None:
             return count % self.every == 0
         if count not in _FIRST_CHECKS and (count == 0 or count % self.every):
             return False
-        hooks = [hook for hook, _ in getattr(model, "_comm_hooks", ())]
-        if any("localsgd" in getattr(hook, "__name__", "").lower() for hook in hooks):
+        if self.replicas.are_averaged():
             self.is_off = True  # replicas that differ are meant, between two averages
             return False
         # Every rank that has opened its end comes to the first check.
@@ -234,6 +252,8 @@ class ReplicaCheck:
         names: list[str] = []
         left_out: list[str] = []
         for name, parameter in model.named_parameters():
+            if self.replicas is not None and name not in self.replicas.names:
+                continue
             readable = without_bytes(local(parameter)) is None and has_memory(local(parameter))
             (names if readable and self._is_replicated(parameter) else left_out).append(name)
         self.left_out = tuple(left_out)
@@ -247,7 +267,7 @@ class ReplicaCheck:
         mesh = parameter.device_mesh  # a DTensor
         return all(
             placement.is_replicate()
-            or len(self._ranks & set(dist.get_process_group_ranks(mesh.get_group(dimension)))) < 2
+            or len(self.ranks & set(dist.get_process_group_ranks(mesh.get_group(dimension)))) < 2
             for dimension, placement in enumerate(placements)
         )
 
@@ -262,15 +282,30 @@ class ReplicaCheck:
                 tensors.append(gradient if is_read else None)
         return tensors
 
+    def _own_batches(self, step: int) -> list[int]:
+        if self._batches is None:
+            return []
+        last, checksums = self._batches.last(step, _BATCHES)
+        return [last, *checksums] if len(checksums) == _BATCHES else [_ABSENT] * (1 + _BATCHES)
+
     # Comparison
 
     def _compare(self, ranks: Sequence[int], words: np.ndarray) -> Optional[ReplicaMismatch]:
-        """``words``: int64, a row for each rank: the step, then the checksums."""
+        """``words``: int64, a row for each rank: the step, then the checksums: of the batches, if
+        they are told, and of the tensors.
+        """
         step = int(words[0, 0])
         if (words[:, 0] != step).any():
             steps = words[:, 0].tolist()
             raise Lost(f"they are at different steps; step by rank: {steps}")
-        values = words[:, _HEADER:]
+        told = 0 if self._batches is None else 1 + _BATCHES
+        if self._batches is not None:
+            rows = words[:, _HEADER : _HEADER + told]
+            # One batch again and again is what some benchmarks train on.
+            if (rows == rows[0]).all() and len(set(rows[0, 1:].tolist())) > 1:
+                self._batches.are_one(step, _BATCHES, _spell_ranks(ranks))
+                self._batches = self._batches._replace(are_one=_say_nothing)
+        values = words[:, _HEADER + told :]
         fresh = [self._mismatch(column, ranks, step, values) for column in _differing(values)]
         fresh = [one for one in fresh if (_label(one), one.differing_ranks) not in self._told]
         if not fresh:
@@ -278,13 +313,14 @@ class ReplicaCheck:
         self._told.update((_label(one), one.differing_ranks) for one in fresh)
         first = fresh[0]
         others = tuple(_label(one) for one in fresh[1:])
-        reason = self._reason_of() if self._reason_of is not None and others else ""
+        reason = self.replicas.reason() if self.replicas is not None and others else ""
         return ReplicaMismatch(**{**first.__dict__, "others": others, "reason": reason})
 
     def _mismatch(
         self, column: int, ranks: Sequence[int], step: int, values: np.ndarray
     ) -> ReplicaMismatch:
         of_rank = values[:, column].tolist()
+        is_of_some = self.replicas is not None and len(ranks) < dist.get_world_size()
         common, count = Counter(of_rank).most_common(1)[0]
         has_majority = 2 * count > len(ranks)
         odd = [rank for rank, v in zip(ranks, of_rank) if not has_majority or v != common]
@@ -298,13 +334,14 @@ class ReplicaCheck:
                 rank: None if v == _ABSENT else int(np.int64(v).view(np.uint64))
                 for rank, v in zip(ranks, of_rank)
             },
+            what=self.replicas.what if self.replicas is not None and is_of_some else "",
         )
 
     def _switch_off(self, error: Exception) -> None:
         self.is_off = True
         first = next(iter(str(error).splitlines()), "") or type(error).__name__
         reason = first if isinstance(error, Lost) else f"{type(error).__name__}: {first[:200]}"
-        if self._reason_of is not None:
+        if self.replicas is not None:
             return
         warn(
             f"fastcheck: the replicas can't be compared any more ({reason}). Training is not "
@@ -334,42 +371,37 @@ def replica_check(
     return ReplicaCheck(model, group, every=every, gradients=gradients)
 
 
-def automatic_check(
-    model: torch.nn.Module, calls_of: Callable[[torch.nn.Module], int]
-) -> Optional[ReplicaCheck]:
-    """A check of a model that is in DistributedDataParallel over several ranks; None for another.
-    ``calls_of``: how often a module was called.
+def automatic_checks(
+    model: torch.nn.Module,
+    calls_of: Callable[[torch.nn.Module], int],
+    batches: OwnBatches,
+) -> list[ReplicaCheck]:
+    """A check of each group of ranks that is known to hold parameters of the model alike, or to
+    divide its batches. ``calls_of``: how often a module was called.
     """
-    if not isinstance(model, DistributedDataParallel):
-        return None
-    if dist.get_world_size(model.process_group) < 2:
-        return None
-    wrapper = weakref.ref(model)
-
-    def reason() -> str:
-        known = wrapper()
-        if known is None or calls_of(known) or not calls_of(known.module):
-            return ""
-        return (
-            "gradients were not reduced: the model was called, but DistributedDataParallel around "
-            "it never was. Call the wrapped model"
+    return [
+        ReplicaCheck(
+            model,
+            one.group,
+            every=_EVERY,
+            timeout_seconds=_PATIENCE_SECONDS,
+            replicas=one,
+            batches=batches if one.is_data_parallel else None,
         )
-
-    return ReplicaCheck(
-        model,
-        model.process_group,
-        every=_EVERY,
-        timeout_seconds=_PATIENCE_SECONDS,
-        reason_of=reason,
-    )
+        for one in replica_groups(model, calls_of)
+    ]
 
 
 class _ChecksumCopies:
-    """Checksums on their way to the host: one list call for each device, and one copy."""
+    """Checksums on their way to the host: one list call for each device, and one copy. ``known``:
+    numbers that are there already.
+    """
 
-    def __init__(self, step: int, tensors: Sequence[Optional[torch.Tensor]]) -> None:
-        self._words = torch.full((_HEADER + len(tensors),), _ABSENT, dtype=torch.int64)
-        self._words[0] = step
+    def __init__(
+        self, step: int, known: Sequence[int], tensors: Sequence[Optional[torch.Tensor]]
+    ) -> None:
+        self._words = torch.tensor([step, *known, *[_ABSENT] * len(tensors)], dtype=torch.int64)
+        self._first = _HEADER + len(known)
         self._parts: list[tuple[list[int], torch.Tensor]] = []
         # Behind the copies, one for each device.
         self._events: list[tuple[DeviceStreams, Any]] = []
@@ -394,13 +426,13 @@ class _ChecksumCopies:
         return all(streams.is_done(event) for streams, event in self._events)
 
     def words(self, must_wait: bool) -> torch.Tensor:
-        """int64 on the host: the step, then a checksum for each tensor."""
+        """int64 on the host: the step, what was known, then a checksum for each tensor."""
         for streams, event in self._events if must_wait else ():
             streams.wait_for(event)
         for positions, rows in self._parts:
             records = np.frombuffer(rows.cpu().numpy().tobytes(), RECORD_DTYPE)
             checksums = torch.from_numpy(records["checksum"].view(np.int64).copy())
-            self._words[torch.tensor(positions) + _HEADER] = checksums
+            self._words[torch.tensor(positions) + self._first] = checksums
         return self._words
 
 
@@ -411,6 +443,10 @@ def _at(
         tensor = tensors[position]
         assert tensor is not None
         yield tensor
+
+
+def _say_nothing(step: int, count: int, ranks: str) -> None:
+    pass
 
 
 def _differing(values: np.ndarray) -> list[int]:

@@ -2,8 +2,9 @@
 
 Each is an order of calls or a flag of a module: whether gradients were cleared between two updates,
 when they were clipped, what scaler.scale() was given, in which mode the model is. A fact is told
-when it has held in so many updates in a row, once. One reads tensors: gradients to which many calls
-of backward() have added without an update, once for all of these.
+when it has held in so many updates in a row, once. Two read tensors: gradients to which many calls
+of backward() have added without an update, once for all of these, and on the CPU the first elements
+of one that DistributedDataParallel has averaged.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any, Optional, Union
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.parallel import DistributedDataParallel
 
 from fastcheck.calls.module_calls import ModuleNode
 from fastcheck.calls.stored import StoredTensor, parameter_ids
@@ -29,6 +31,7 @@ from fastcheck.utils.torch.own_operators import no_grad, unobserved
 from fastcheck.utils.torch.rank import group_size
 from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read, has_memory, is_materialised
 
+from .hand_changes import first_elements
 from .state_reader import StateReader
 
 #: Updates in a row in which a fact has to hold.
@@ -60,6 +63,8 @@ class _Chain:
         # Calls of backward() that have added to the gradient since the last update; the most before
         # an update.
         self.added = self.most_added = 0
+        # The first elements of the gradient when the last backward() ended, if they are looked at.
+        self.elements: Optional[torch.Tensor] = None
         # The calls of each scheduler of the optimizer since the last update, and all.
         self.schedulers: weakref.WeakKeyDictionary[Any, list[int]] = weakref.WeakKeyDictionary()
 
@@ -127,11 +132,21 @@ class _Chain:
         self.leave(is_new=True)
         self.had_gradient = self._left is not None
 
+    def is_multiplied_by(self, factor: float) -> bool:
+        """Whether the gradient is so many times what the last backward() has left."""
+        gradient, then = self.gradient, self.elements
+        now = None if gradient is None or then is None else first_elements(gradient)
+        if now is None or then is None or now.shape != then.shape:
+            return False
+        with unobserved(), no_grad():
+            return bool(then.any()) and torch.allclose(now, then * factor, rtol=1e-5, atol=0.0)
+
     def update_ended(self) -> None:
         self.leave()
         self.updates += 1
         self.most_added, self.added = max(self.most_added, self.added), 0
         self.is_whole, self.has_backward, self.had_gradient = True, False, False
+        self.elements = None
 
 
 def _gradients_of(
@@ -179,6 +194,8 @@ class Facts:
         # A frozen model never has one.
         self._unscaled: deque[MemoryRef] = deque(maxlen=_SCALED)
         self._is_unscaled = False
+        # Over how many ranks DistributedDataParallel averages; None: not looked up yet.
+        self._averaged: Optional[int] = None
 
     def pass_without_gradients(self, node: ModuleNode) -> None:
         """A forward pass is over, of this module, in which no gradients were enabled."""
@@ -201,6 +218,8 @@ class Facts:
         """Backward has made gradients."""
         for chain in self._of_all:
             chain.backward_ended()
+            if self._averaged_over() > 1 and chain.gradient is not None:
+                chain.elements = first_elements(chain.gradient)
             if chain.added and "nan_kept" not in self._told and chain.keeps_nan():
                 self._tell_once("nan_kept", chain.added, chain.parameter)
 
@@ -224,6 +243,7 @@ class Facts:
         """Gradients were clipped, to ``threshold``; ``norm``: None where each element was."""
         for chain in self._of_all:
             chain.leave()
+            chain.elements = None
         if norm is not None and isinstance(threshold, (int, float)):
             if threshold != self._threshold and 0 < threshold < math.inf:
                 self._tell("norm_threshold", threshold, "")
@@ -242,6 +262,8 @@ class Facts:
             self._count("cleared_early", is_lost, parameter, id(optimizer))
             if chain.schedulers:
                 self._look_at_schedulers(optimizer, chain)
+            if chain.elements is not None and not is_scaled:
+                self._look_at_reduction(optimizer, chain)
         if is_scaled:
             self._count("not_multiplied", self._is_unscaled, "")
         self._unscaled.clear()
@@ -287,6 +309,20 @@ class Facts:
             about = f"{type(scheduler).__name__} {calls[0]} times"
             self._count("scheduled_twice", calls[0] > 1, about, id(scheduler))
             calls[0] = 0
+
+    def _averaged_over(self) -> int:
+        if self._averaged is None:
+            modules = (node.module() for node in self._nodes)
+            wrappers = (m for m in modules if isinstance(m, DistributedDataParallel))
+            self._averaged = max((group_size(m.process_group) for m in wrappers), default=1)
+        return self._averaged
+
+    def _look_at_reduction(self, optimizer: torch.optim.Optimizer, chain: _Chain) -> None:
+        ranks, where = self._averaged_over(), self._name_of(chain.parameter)
+        for factor, text in ((float(ranks), str(ranks)), (1 / ranks, f"1/{ranks}")):
+            about = f"{text} (seen at {where})"
+            is_so = chain.is_multiplied_by(factor)
+            self._count("reduced_twice", is_so, about, hash((id(optimizer), text)))
 
     def _look_at_moments(self, optimizer: torch.optim.Optimizer) -> None:
         """Reads the moments of an optimizer that is about to step for the first time here, and has

@@ -38,7 +38,7 @@ class _Probe(NamedTuple):
             return True
         if self.elements is None:
             return False
-        now = _first(gradient)
+        now = first_elements(gradient)
         with unobserved():
             return now is None or not torch.equal(now, self.elements)
 
@@ -46,7 +46,7 @@ class _Probe(NamedTuple):
 def _probe(gradient: torch.Tensor) -> Union[GradientProbe, _Probe]:
     """A probe of a gradient: in C++ where it is an ordinary float32 gradient on the CPU."""
     found = None if status.module is None else status.module.gradient_probe(gradient, _ELEMENTS)
-    return found or _Probe(MemoryRef(gradient), local(gradient)._version, _first(gradient))
+    return found or _Probe(MemoryRef(gradient), local(gradient)._version, first_elements(gradient))
 
 
 class HandChanges:
@@ -155,7 +155,7 @@ def spread(parameters: Sequence[StoredTensor]) -> list[StoredTensor]:
     return [held[place] for place in sorted(places)]
 
 
-def _first(gradient: torch.Tensor) -> Optional[torch.Tensor]:
+def first_elements(gradient: torch.Tensor) -> Optional[torch.Tensor]:
     """A copy of its first elements; None on a device, or where it has no plain memory."""
     gradient = local(gradient)
     is_plain = gradient.is_cpu and can_read(gradient) and has_memory(gradient)

@@ -9,6 +9,7 @@ import contextlib
 import os
 import sys
 import weakref
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Callable, NoReturn, Optional, Protocol, Union
@@ -90,10 +91,10 @@ class StepBoundary:
     """
 
     def __init__(
-        self, session: Session, stop_handler: StopHandler, check: Optional[ReplicaCheck]
+        self, session: Session, stop_handler: StopHandler, checks: Sequence[ReplicaCheck]
     ) -> None:
-        #: Of replicas; check_replicas() replaces it.
-        self.check = check
+        #: Of replicas: by themselves, and that of check_replicas().
+        self.checks = list(checks)
         self.mismatches: list[ReplicaMismatch] = []
         # Closed after the last stop was delivered; install() adds to it.
         self.at_end = contextlib.ExitStack()
@@ -102,8 +103,8 @@ class StepBoundary:
 
     def __call__(self) -> None:
         """Raises what the ranks agree on."""
-        if self.check is not None:
-            self._compare(self.check.boundary)
+        for check in self.checks:
+            self._compare(check.boundary)
         self._stop_handler.at_step_boundary()
 
     def finish(self, waits: bool) -> None:
@@ -111,8 +112,8 @@ class StepBoundary:
         if not waits:
             self._stop_handler.close()
             return
-        if self.check is not None:
-            self._compare(self.check.finish)
+        for check in self.checks:
+            self._compare(check.finish)
         self._stop_handler.at_step_boundary(is_last=True)
 
     def _compare(self, advance: Callable[[int], Optional[ReplicaMismatch]]) -> None:
