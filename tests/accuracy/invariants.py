@@ -18,10 +18,12 @@ from typing import Any
 
 import torch
 
+import accuracy.invariants_examples  # noqa: F401  # adds to HEALTHY
 import fastcheck
 import harness
 from accuracy.invariants_healthy import HEALTHY
 from accuracy.invariants_programs import FAULTS
+from accuracy.invariants_threads import THREADS
 from support.ranks import replicas_workers
 from support.ranks.ranks_harness import run_ranks, values
 
@@ -30,7 +32,8 @@ SEEN = 0.95
 #: Faults of four gloo ranks: the layout of the model and the name in replicas_workers, the source,
 #: and the text.
 RANK_FAULTS = (
-    ("ddp", "bypassed", "x-jxmnop-ddp, pytorch-104336, trl#7245", "gradients were not reduced"),
+    ("ddp", "bypassed", "x-jxmnop-ddp, pytorch-104336, sd-scripts#924", "were not reduced"),
+    ("ddp", "synchronised too late", "build-nanogpt#30", "replicas differ at step 1.*reduction"),
     ("ddp", "clipped on one rank", "deepspeed-1801", "replicas differ at step 10.*clipping"),
     ("ddp", "lost", "pytorch-84803, pytorch-96600, baichuan2-86", "replicas differ at step 10"),
     ("ddp", "left out on one rank", "an update that one rank skips", "replicas differ at step 10"),
@@ -82,7 +85,7 @@ def main() -> int:
     options = parser.parse_args()
     torch.set_num_threads(1)
     rows = []
-    faults = [f for f in FAULTS if not options.names or f.name in options.names]
+    faults = [f for f in (*FAULTS, *THREADS) if not options.names or f.name in options.names]
     for fault in harness.few(faults) if options.only != "healthy" else ():
         warned, told = texts_of(fault.program(True))
         seen = [text for text in (*warned, *told) if re.search(fault.text, text)]

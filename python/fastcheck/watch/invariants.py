@@ -7,6 +7,7 @@ that no record holds come from ``monitor/hooks/facts.py``, which counts updates 
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Callable, Optional
@@ -20,7 +21,7 @@ from fastcheck.record.site import SiteTable
 from . import rules
 from .numbers import Number
 from .rules import NumberRule, TensorRule
-from .signals import ABS_MAX, ACTIVATION, BUFFER, INPUT, IS_FLOAT, Signals
+from .signals import ABS_MAX, ACTIVATION, BUFFER, INPUT, IS_FLOAT, WEIGHT, Signals
 from .view import StepsView
 
 # In how many updates in a row a weight stands still, that moved before.
@@ -35,6 +36,12 @@ _SETTLED, _SIBLINGS = 8, 4
 # Steps, runs of one batch, and rounds of a cycle, after which that is the habit of the program.
 _SAME, _RUNS, _ROUNDS = 64, 16, 4
 _IGNORED = -100
+# A learning rate beside the largest that it was, in so many steps in a row.
+_LEAST_RATE, _TINY_STEPS = 1e-6, 20
+# How often it is looked whether a criterion is given probabilities, and the rounding of their sum.
+_ROWS_EVERY, _ROWS_LOOKS, _ROUNDING = 8, 3, 1e-6
+#: Layers whose weight is a matrix, or several: by the class of the module.
+_MATRICES = re.compile(r"(Linear|(Lazy)?Conv(Transpose)?[123]d|Embedding)$")
 _COUNTED = 32
 # Up to here a format holds all whole numbers.
 _WHOLE = np.array([{"bfloat16": 256, "float16": 2048}.get(d.name, 0) for d in DTYPES])
@@ -145,6 +152,17 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         text="clipping was given no gradient in {value} updates in a row, though {name} had one",
         advice="a generator of parameters is empty once it was used: pass model.parameters() anew",
     ),
+    _fact(
+        "clipped_early", signal="gradients at clipping", cause="gradient",
+        text="clipping came before backward(), and found no gradient, in {value} updates in a row:"
+        " the update had them as they were",
+        advice="clip between backward() and optimizer.step()", source="tabm#20",
+    ),
+    _fact(
+        "cleared_between", signal="gradients at backward()", cause="gradient",
+        text="before an update, gradients of {name} calls of backward() were cleared, in {value} "
+        "updates in a row: it has those of the last one", source="RAE#67",
+    ),
     NumberRule(
         kind="invariant", signal="norm of all gradients / threshold", names=["clip_ratio"],
         condition=lambda ratio: ratio.value >= _CLIPS, is_over=_never, steps=_CLIP_STEPS, pause="",
@@ -188,6 +206,11 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         advice="call model.train() before training",
     ),
     _fact(
+        "frozen_norms", signal="training flags of modules", cause="layer",
+        text="frozen layers are in training mode, and count their statistics on: {name}",
+        source="indexnet_matting#35",
+    ),
+    _fact(
         "frozen", signal="requires_grad of parameters", cause="optimizer",
         text="few of the model's weights are trained, {name}",
         source="PyTorch forum 84911",
@@ -222,6 +245,18 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         source="fastcheck",
     ),
     _fact(
+        "made_anew", signal="optimizers that step", cause="optimizer",
+        text="{value} optimizers have stepped the same parameters one after the other, and each "
+        "began without a state ({name})", source="CodefyUI#147",
+    ),
+    NumberRule(
+        kind="invariant", signal="learning rate", names=["rate_share"],
+        condition=lambda rate: 0 < rate.value < _LEAST_RATE * rate.usual, is_over=_never,
+        steps=_TINY_STEPS, pause="", warns=False, cause="optimizer",
+        text="the learning rate is {value}, less than a millionth of {usual}, the largest that it "
+        "was", advice="", source="fastcheck",
+    ),
+    _fact(
         "siblings", signal="dtypes of the outputs of one class", cause="precision",
         text="{name}",
         source="lightning-thunder#725",
@@ -231,6 +266,22 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         text="dropout is on in passes without gradients: {value} of them in a row ran in "
         "training mode ({name})",
         source="transformers#33844",
+    ),
+    _fact(
+        "statistics_on", signal="passes without gradients", cause="layer",
+        text="batch norm counts its statistics in passes without gradients: {value} of them in a "
+        "row ran in training mode ({name})", source="pytorch_stacked_hourglass#44",
+    ),
+    _fact(
+        "probabilities", signal="sums of what cross entropy is given", cause="layer",
+        text="{name} is between 0 and 1, and adds up to a whole number as {usual} rows of "
+        "probabilities do, in {value} looks in a row: cross entropy applies softmax itself",
+        advice="give it what the layer before softmax returns", source="fastcheck",
+    ),
+    _fact(
+        "one_number", signal="smallest and largest element of a weight", cause="layer",
+        text="every element of {name} was {value} in the first observed step: the units of such a "
+        "layer may compute the same, and get equal gradients",
     ),
     _fact(
         "same_batch", signal="checksums of the batch", cause="data",
@@ -387,6 +438,62 @@ class Siblings:
                 text = f"{len(odd)} of {count} modules of class {kind} return another dtype than "
                 yield Number("siblings", len(odd), full_name=f"{text}{common}: {named}")
                 return
+
+
+class Rates:
+    """The learning rate beside the largest that it was."""
+
+    def __init__(self) -> None:
+        self._most = 0.0
+
+    def of_step(self, row: Optional[StepRow]) -> Iterator[Number]:
+        """A step with this row."""
+        rate = None if row is None else row.learning_rate
+        if rate is not None:
+            self._most = max(self._most, rate)
+            yield Number("rate_share", rate, self._most)
+
+
+class Layers:
+    """Weights as they are before the first update, and what criteria are given."""
+
+    def __init__(self, sites: SiteTable) -> None:
+        self._sites = sites
+        self._steps = self._looks = 0
+
+    def of_step(self, now: Signals, k: int) -> Iterator[Number]:
+        """Step ``k``."""
+        self._steps += 1
+        if self._steps == 1:
+            yield from self._of_one_number(now, k)
+        if self._steps % _ROWS_EVERY == 0 and self._looks < _ROWS_LOOKS:
+            name, rows = self._given_probabilities(now, k)
+            self._looks = self._looks + 1 if name else 0
+            if self._looks == _ROWS_LOOKS:
+                yield Number("probabilities", _ROWS_LOOKS, rows, full_name=name)
+
+    def _of_one_number(self, now: Signals, k: int) -> Iterator[Number]:
+        is_one = (now.phases == WEIGHT) & now.is_read[k] & now.is_equal[k] & (now.sums[k] != 0)
+        for at in np.flatnonzero(is_one & (now.numel[k] >= _COUNTED)).tolist():
+            site = self._sites[int(now.sites[at])]
+            if site.label == "weight" and _MATRICES.match(site.module_type):
+                yield Number("one_number", now.sums[k, at] / now.numel[k, at], full_name=site.key)
+                return
+
+    def _given_probabilities(self, now: Signals, k: int) -> tuple[str, float]:
+        """The criterion whose input adds up to a whole number, without negative elements or some
+        above 1, and that number; "": there is none.
+        """
+        of_criteria = (now.phases == ACTIVATION) & now.is_read[k] & (now.abs_max[k] <= 1)
+        of_criteria &= (now.abs_sums[k] == now.sums[k]) & IS_FLOAT[now.codes]
+        for at in np.flatnonzero(of_criteria).tolist():
+            site, total = self._sites[int(now.sites[at])], float(now.sums[k, at])
+            is_first = site.role == "input" and site.index == 0
+            rest = abs(total - round(total))
+            is_whole = 1 <= total < now.numel[k, at] and rest <= max(1e-3, _ROUNDING * total) < 0.1
+            if is_first and is_whole and site.module_type == "CrossEntropyLoss":
+                return str(site), round(total)
+        return "", 0.0
 
 
 class Clipping:

@@ -16,7 +16,15 @@ from fastcheck.utils.text.numbers import format_number
 
 from .columns import Columns
 from .event import Mover, WatchEvent
-from .invariants import NUMBER_RULES, TENSOR_RULES, Batches, Clipping, Siblings
+from .invariants import (
+    NUMBER_RULES,
+    TENSOR_RULES,
+    Batches,
+    Clipping,
+    Layers,
+    Rates,
+    Siblings,
+)
 from .movers import GAP, NEVER, PAST, Movers
 from .numbers import Number, Numbers, gradient_rms
 from .options import Watch
@@ -457,7 +465,7 @@ class Invariants:
         self.clipping = Clipping()
         #: What the steps were given.
         self.batches = Batches()
-        self._siblings = Siblings(sites)
+        self._siblings, self._layers, self._rates = Siblings(sites), Layers(sites), Rates()
 
     def of_step(
         self,
@@ -471,7 +479,8 @@ class Invariants:
             *self.clipping.of_step(norm, row),
             *self.batches.of_step(int(now.steps[k]), checksums),
         ]
-        found += self._siblings.of_step(now, k)
+        found += [*self._siblings.of_step(now, k), *self._layers.of_step(now, k)]
+        found += self._rates.of_step(row)
         return found
 
 

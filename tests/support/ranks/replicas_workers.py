@@ -210,7 +210,13 @@ def by_itself(rank: int, fault: str, steps: int = 24) -> Any:
             called = model.module if is_bypassed else model
             x = torch.randn(4, 8, generator=generator)
             x = same if fault == "one batch again and again" else x
-            called(x).square().mean().backward()
+            loss = called(x).square().mean()
+            if fault == "synchronised too late":  # the flag is that of the forward pass, too
+                model.require_backward_grad_sync = False
+                loss.backward()
+                loss = called(torch.randn(4, 8, generator=generator)).square().mean()
+                model.require_backward_grad_sync = True
+            loss.backward()
             if fault == "clipped on one rank" and rank == 0 and step >= 5:
                 nn.utils.clip_grad_norm_(model.module.second.parameters(), 1e-3)
             if fault == "reduced twice":

@@ -155,7 +155,6 @@ class ReplicaCheck:
         self.replicas = replicas
         self._batches = batches
         self.left_out: tuple[str, ...] = ()
-        self.ranks = frozenset(dist.get_process_group_ranks(group))
         self._model = weakref.ref(model)
         self._names: list[str] = []
         self._channel: Optional[Channel] = None
@@ -170,6 +169,10 @@ class ReplicaCheck:
             self._channel = Channel(group)
         except Exception as error:
             self._switch_off(error)
+
+    @property
+    def ranks(self) -> frozenset[int]:
+        return frozenset(() if self._channel is None else self._channel.ranks)
 
     def boundary(self, step: int) -> Optional[ReplicaMismatch]:
         """Checks at each step boundary; ``step`` is the one that ends. Returns what an earlier

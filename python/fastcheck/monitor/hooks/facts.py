@@ -42,6 +42,10 @@ _EVERY, _LOOKS = 10, 3
 _SCALED = 16
 # Passes without gradients in a row, between two that have some.
 _PASSES = 3
+# Calls of backward() for one update whose gradients were cleared.
+_LOST = 2
+# Optimizers of the same parameters, one after the other.
+_MADE = 3
 _MOST_TRAINED = 0.02
 _NAMED = 3
 
@@ -63,6 +67,9 @@ class _Chain:
         # Calls of backward() that have added to the gradient since the last update; the most before
         # an update.
         self.added = self.most_added = 0
+        # Since the last update: how often the gradient was None when backward() began, though an
+        # earlier one had made it; and whether clipping came before the first backward().
+        self.lost, self.is_clipped_early = 0, False
         # The first elements of the gradient when the last backward() ended, if they are looked at.
         self.elements: Optional[torch.Tensor] = None
         # The calls of each scheduler of the optimizer since the last update, and all.
@@ -100,6 +107,7 @@ class _Chain:
 
     def backward_began(self) -> None:
         is_as_left = self.is_as_left()
+        self.lost += self.had_gradient and self.gradient is None
         self.has_backward = True
         self.is_whole = self.is_whole and is_as_left
         self.added = self.added if is_as_left else 0
@@ -146,6 +154,7 @@ class _Chain:
         self.updates += 1
         self.most_added, self.added = max(self.most_added, self.added), 0
         self.is_whole, self.has_backward, self.had_gradient = True, False, False
+        self.lost, self.is_clipped_early = 0, False
         self.elements = None
 
 
@@ -194,21 +203,28 @@ class Facts:
         # A frozen model never has one.
         self._unscaled: deque[MemoryRef] = deque(maxlen=_SCALED)
         self._is_unscaled = False
+        # How many optimizers began without a state, by class and the parameters that they hold.
+        self._made: Counter[tuple[type, frozenset[int]]] = Counter()
         # Over how many ranks DistributedDataParallel averages; None: not looked up yet.
         self._averaged: Optional[int] = None
 
     def pass_without_gradients(self, node: ModuleNode) -> None:
         """A forward pass is over, of this module, in which no gradients were enabled."""
         module = node.module()
-        if module is None or not node.is_primary or "dropout_on" in self._told:
+        if module is None or not node.is_primary or {"dropout_on", "statistics_on"} <= self._told:
             return
-        drops = [m for m in module.modules() if isinstance(m, _DropoutNd) and m.p and m.training]
+        modal = [m for m in module.modules() if m.training and _has_modes(m)]
+        drops = [m for m in modal if isinstance(m, _DropoutNd)]
         about = f"{type(drops[0]).__name__}, p={drops[0].p:g}" if drops else ""
         self._count("dropout_on", bool(drops), about, times=_PASSES)
+        norms = [m for m in modal if isinstance(m, _BatchNorm)]
+        about = f"{type(norms[0]).__name__}, in all {len(norms)}" if norms else ""
+        self._count("statistics_on", bool(norms), about, times=_PASSES)
 
     def backward_began(self, roots: Sequence[torch.Tensor]) -> None:
         """backward() is called on these."""
         self._runs.pop(("dropout_on", 0), None)
+        self._runs.pop(("statistics_on", 0), None)
         for chain in self._of_all:
             chain.backward_began()
         if self._unscaled:
@@ -232,10 +248,12 @@ class Facts:
         for chain in self._of_all:
             gradient = chain.gradient
             if gradient is None:
+                chain.is_clipped_early = not (chain.has_backward or gradients)
                 continue
             if any(gradient is one for one in gradients):
                 is_late = not chain.has_backward and chain.is_as_left()
                 self._count("clipped_late", is_late, "")
+            chain.is_clipped_early = False
             if chain.has_backward:
                 self._count("clipped_none", not gradients, chain.parameter)
 
@@ -254,12 +272,16 @@ class Facts:
         chain = self._chains.get(optimizer)
         if chain is None:
             self._look_at_moments(optimizer)
+            self._look_at_copies_before(optimizer)
         elif chain.has_backward:
             parameter = chain.parameter
             is_kept = chain.is_whole and (chain.is_as_left() or is_scaled)
             self._count("not_cleared", is_kept, parameter, id(optimizer))
             is_lost = chain.had_gradient and chain.gradient is None and parameter is not None
             self._count("cleared_early", is_lost, parameter, id(optimizer))
+            self._count("clipped_early", chain.is_clipped_early, "", id(optimizer))
+            calls = f"{chain.lost} of {chain.lost + 1}"
+            self._count("cleared_between", chain.lost >= _LOST, calls, id(optimizer))
             if chain.schedulers:
                 self._look_at_schedulers(optimizer, chain)
             if chain.elements is not None and not is_scaled:
@@ -345,6 +367,19 @@ class Facts:
                 names = ", ".join(dict.fromkeys(name for name, _ in moments))
                 self._tell_once("moments_lost", updates, f"{type(optimizer).__name__}: {names}")
 
+    def _look_at_copies_before(self, optimizer: torch.optim.Optimizer) -> None:
+        """Counts the optimizers of one class that step the same parameters one after the other, and
+        begin without a state.
+        """
+        # Without momentum it keeps none.
+        if optimizer.state or not any(g.get("momentum", True) for g in optimizer.param_groups):
+            return
+        held = type(optimizer), frozenset(parameter_ids(optimizer))
+        self._made[held] += 1
+        if self._made[held] == _MADE:
+            about = f"{type(optimizer).__name__}, of {self._updates} updates in all"
+            self._tell_once("made_anew", _MADE, about)
+
     def _look_at_holders(self) -> None:
         holders = Counter(key for optimizer in self._chains for key in parameter_ids(optimizer))
         shared = [s for s in self._state.parameters() if holders[id(s[2])] > 1]
@@ -372,6 +407,9 @@ class Facts:
         roots = [node.module() for node in self._nodes if node.is_primary]
         modal = [module for module in modules if _has_modes(module)]
         is_off = bool(modal) and not any(m is not None and m.training for m in (*modal, *roots))
+        frozen = [module for module in modal if module.training and _is_frozen_norm(module)]
+        about = f"{type(frozen[0]).__name__}, in all {len(frozen)}" if frozen else ""
+        self._count("frozen_norms", bool(frozen), about, times=_LOOKS)
         kinds = dict.fromkeys(type(module).__name__ for module in modal)
         about = f"{', '.join(kinds)} (in all {len(modal)})"
         self._count("evaluation_mode", is_off, about, times=_LOOKS)
@@ -438,3 +476,8 @@ def _has_modes(module: torch.nn.Module) -> bool:
     if isinstance(module, _DropoutNd):
         return module.p > 0
     return isinstance(module, _BatchNorm) and module.track_running_stats
+
+
+def _is_frozen_norm(module: torch.nn.Module) -> bool:
+    weight = module.weight if isinstance(module, _BatchNorm) else None
+    return weight is not None and not weight.requires_grad
