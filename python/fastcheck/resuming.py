@@ -1,20 +1,29 @@
-"""The state of a run as a tree of fingerprints, which seal(resume=True) writes, and what of it did
-not come back where the run goes on: ``verify(path, resume=model)``.
+"""The state of a run as a tree of fingerprints, which seal(resume=True) writes, and the steps that
+follow; what of the state did not come back where the run goes on, and whether the steps are the
+same: ``verify(path, resume=model)``.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
+import shutil
+import tempfile
+import weakref
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Optional, Union
 
 import numpy as np
 import torch
 
-from fastcheck.errors import CompareError, ConfigError, printable
+from fastcheck.comparison.compare import Comparison, compare
+from fastcheck.errors import CompareError, ConfigError, FastcheckError, first_line, printable, warn
+from fastcheck.log.reader import find_logs, log_parts
+from fastcheck.monitor.next_steps import NextSteps
 from fastcheck.receipts import read_all
+from fastcheck.utils.torch.sharding import is_part, local
 from fastcheck.utils.torch.training_state import Generators
 
 # A leaf is a list of three texts: what kind of value it is, what tells it from others of its kind,
@@ -25,7 +34,9 @@ _SHOWN = 20
 _GENERATOR = "the state of a generator"
 _UNREAD = "unread"
 # Names that are parts already, and options of verify().
-_RESERVED = ("random", "weights", "accept", "map", "receipt", "trust")
+_RESERVED = ("random", "shards", "weights", "accept", "map", "receipt", "trust")
+# The update of a step shows in the next one.
+_STEPS = 2
 
 
 @dataclass(frozen=True)
@@ -33,13 +44,19 @@ class Resumption:
     """The result of verify(resume=). ``bool()`` of it: everything that was sealed came back.
 
     ``equal``: how many values are as they were sealed. ``differing``: by name, what did not come
-    back, and how it is instead. ``notes``: what was not verified.
+    back, and how it is instead. ``notes``: what was not verified. ``first_steps``: once the first
+    two steps are over, their comparison with those that followed the seal.
     """
 
     step: Optional[int]
     equal: int
     differing: dict[str, str]
     notes: tuple[str, ...]
+    _steps: Optional[ResumedSteps] = field(default=None, repr=False, compare=False)
+
+    @property
+    def first_steps(self) -> Optional[Comparison]:
+        return None if self._steps is None else self._steps.comparison
 
     def __bool__(self) -> bool:
         return bool(self.equal) and not self.differing
@@ -65,7 +82,9 @@ def check_parts(parts: Mapping[str, Any], resume: object, call: str, wants: str)
 
 
 def training_tree(model: object, parts: Mapping[str, Any]) -> Tree:
-    """The states of the random generators and of ``parts``, all but the weights."""
+    """The states of the random generators and of ``parts``, and this rank's shards of weights that
+    are spread over ranks; not the other weights.
+    """
     if not isinstance(model, torch.nn.Module):
         expected, got = "a torch.nn.Module", type(model).__name__
         raise ConfigError("resume needs the model itself", expected=expected, got=got)
@@ -77,6 +96,10 @@ def training_tree(model: object, parts: Mapping[str, Any]) -> Tree:
             expected = "another name: this one is an option, or what fastcheck seals itself"
             raise ConfigError("a part has a reserved name", expected=expected, got=name)
         tree[name] = _tree(_state_of(name, part, names), name, tensors)
+    state = model.state_dict()
+    shards = {key: w for key, w in state.items() if isinstance(w, torch.Tensor) and is_part(w)}
+    if shards:
+        tree["shards"] = _tree(shards, "shards", tensors)
     read, _ = read_all({path: tensor for path, (_, tensor) in tensors.items()})
     for path, found in read.items():
         leaf, tensor = tensors[path]
@@ -134,7 +157,7 @@ def _tree(value: Any, path: str, tensors: dict[str, tuple[Leaf, torch.Tensor]]) 
         return _generator(value.get_state())
     if isinstance(value, torch.Tensor):
         leaf = [_UNREAD, "", ""]
-        tensors[path] = leaf, value
+        tensors[path] = leaf, local(value)
         return leaf
     if isinstance(value, (list, tuple)) and len(value) <= _SHOWN:
         value = dict(enumerate(value))
@@ -210,8 +233,10 @@ def resumption(
         hint = "fastcheck.seal(checkpoint, model, resume=True, optimizer=optimizer) writes one"
         text, expected = "the seal has no state of a run", "a seal of resume=True"
         raise CompareError(text, expected=expected, got=path, hint=hint)
-    now = {**training_tree(model, parts), "weights": _weights_tree(weights)}
-    sealed = {"weights": _weights_tree((seal["tensors"], seal["unsealed"])), **seal["resume"]}
+    tree, sealed = training_tree(model, parts), seal["resume"]
+    now = {"weights": _weights_tree(weights, tree), **tree}
+    sealed_weights = seal["tensors"], seal["unsealed"]
+    sealed = {"weights": _weights_tree(sealed_weights, sealed), **sealed}
     found = _Findings(sealed, (accept,) if isinstance(accept, str) else tuple(accept))
     for name, value in sealed.items():
         if name in now:
@@ -219,11 +244,21 @@ def resumption(
         else:
             found.differs(name, "was sealed, and is not given to verify()")
     found.notes += [f"{name} was not sealed" for name in now if name not in sealed]
-    return Resumption(seal["step"], found.equal, found.differing, tuple(found.notes))
+    steps = None
+    if not has_steps(path):
+        found.notes.append("no step after the seal was recorded: the first steps are not compared")
+    else:
+        try:
+            steps = ResumedSteps(model, path)
+        except FastcheckError as error:
+            found.notes.append(f"the first steps are not compared: {first_line(error)}")
+    return Resumption(seal["step"], found.equal, found.differing, tuple(found.notes), steps)
 
 
-def _weights_tree(weights: Weights) -> Tree:
+def _weights_tree(weights: Weights, tree: Tree) -> Tree:
+    """``tree``: of the same side, whose shards are not among what can't be read."""
     entries, unread = weights
+    unread = {key: why for key, why in unread.items() if key not in tree.get("shards", ())}
     read = {
         key: [_kind(entry["dtype"], entry["numel"]), entry.get("checksum", ""), ""]
         for key, entry in entries.items()
@@ -293,3 +328,93 @@ def _leaves(tree: Union[Tree, Leaf], path: str) -> Iterator[tuple[str, Leaf]]:
             yield from _leaves(value, f"{path}.{key}" if path else key)
     else:
         yield path, tree
+
+
+# ---- the first steps ----------------------------------------------------------------------------
+
+_LOOK_AT = {
+    "batches": "the sampler and the data loader",
+    "forward": "the batch, random generators, train() and eval(), state that is in no state_dict",
+    "loss": "the criterion, the number of micro-batches",
+    "gradients": "the criterion, the loss scale, the number of micro-batches",
+    "update": "the optimizer's state, clipping",
+}
+
+
+def steps_folder(seal: str) -> str:
+    """The folder of the log of the steps that followed a seal."""
+    return f"{os.path.splitext(seal)[0]}.steps"
+
+
+def has_steps(seal: str) -> bool:
+    ranks = (log_parts(log) for log in find_logs(steps_folder(seal)))
+    return any(os.path.getsize(path) for parts in ranks for own in parts.values() for path in own)
+
+
+def record_steps(model: torch.nn.Module, seal: str) -> None:
+    """Writes a log of the next steps beside the seal, in the place of an earlier one. Where that
+    can't be done it warns.
+    """
+    folder = steps_folder(seal)
+    shutil.rmtree(folder, ignore_errors=True)
+    if _is_compiled(model):
+        return
+    try:
+        NextSteps(model, folder, _STEPS)
+    except FastcheckError as error:  # a seal without steps is a seal
+        warn(f"the steps after the seal {seal} are not recorded: {first_line(error)}")
+
+
+def _is_compiled(model: torch.nn.Module) -> bool:
+    """Whether a part of it is: hooks would compile it anew."""
+    return any(
+        getattr(module, "_compiled_call_impl", None) is not None
+        or type(module).__module__ == "torch._dynamo.eval_frame"
+        for module in model.modules()
+    )
+
+
+class ResumedSteps:
+    """Compares the first steps of ``model``, from now on, with those that followed the seal, and
+    warns where they differ.
+    """
+
+    def __init__(self, model: torch.nn.Module, seal: str) -> None:
+        self.comparison: Optional[Comparison] = None
+        self._sealed = steps_folder(seal)
+        self._seal = seal
+        self._folder = tempfile.mkdtemp(prefix="fastcheck-")
+        # A model that is deleted takes no second step.
+        self._remove = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        NextSteps(model, self._folder, _STEPS, self._compare)
+
+    def _compare(self) -> None:
+        log = find_logs(self._sealed)[-1]
+        accept = ("environment", "missing")
+        try:
+            found = compare(self._folder, log, steps="0:0", accept=accept)
+            if found.agrees:  # else the batch of the second may have other random numbers
+                found = compare(self._folder, log, steps="0-:0-", accept=accept)
+        except FastcheckError as error:
+            warn(f"the first steps after the resume are not compared: {first_line(error)}")
+            return
+        finally:
+            self._remove()
+        self.comparison = found
+        if not found.agrees:
+            warn(_text(found, self._seal))
+
+
+def _text(found: Comparison, seal: str) -> str:
+    lines = ["the first steps after the resume are not those that followed the seal"]
+    for answer in found.answers:
+        if answer.answer != "no":
+            continue
+        lines.append(f"{answer.question}: {answer.text}")
+        settings = answer.settings[:_SHOWN]
+        lines += [f"  {one.path}: {one.actual}, was {one.reference}" for one in settings]
+        if answer.found is not None:
+            lines.append(f"  first {answer.found.row.name}: {answer.found.row.reason}")
+        if answer.question in _LOOK_AT:
+            lines.append(f"  look at {_LOOK_AT[answer.question]}")
+    return printable("\n".join([*lines, f"the seal: {seal}"]), keep="\n")

@@ -27,7 +27,15 @@ from fastcheck.errors import (
 from fastcheck.receipts import Arrival, Map, Receipt, arrival, place_of, read_all, state_of
 from fastcheck.record.format import DTYPES, NONFINITE_COUNTS
 from fastcheck.reproducibility.environment import environment
-from fastcheck.resuming import Resumption, Tree, check_parts, is_tree, resumption, training_tree
+from fastcheck.resuming import (
+    Resumption,
+    Tree,
+    check_parts,
+    is_tree,
+    record_steps,
+    resumption,
+    training_tree,
+)
 from fastcheck.statistics.functions import stats
 from fastcheck.utils.private import write_private
 from fastcheck.utils.reading import read_json
@@ -145,6 +153,8 @@ def seal(
     made = Seal(seal_path(checkpoint), step, tensors, bad, unsealed, tree)
     if not together or own_rank() == 0:
         _write(made)
+    if isinstance(model, torch.nn.Module) and resume:
+        record_steps(model, made.path)
     return made
 
 
@@ -338,7 +348,9 @@ def verify(
         trust: load files that torch.load reads only with ``weights_only=False``, which runs code
             of the file.
         resume: the model of a program that has loaded the checkpoint and has not gone on yet; the
-            seal was written with ``seal(resume=True)``, and the checkpoint itself is not read.
+            seal was written with ``seal(resume=True)``, and the checkpoint itself is not read. Its
+            next two steps are compared with those that followed the seal, and a FastcheckWarning
+            names what differs.
         parts: with ``resume``, those that were given to seal(), by the same names.
 
     Returns:

@@ -21,6 +21,7 @@ SAMPLES = {
     "prove_faults": [],
     "prove_healthy": ["--kinds", "causal", "--only", "gpt2", "--out", "prove.json"],
     "receipts": [],
+    "resumes": [],
     "stress": ["--seconds", "2"],
     "threads": ["--seconds", "1"],
     "watch": ["--steps", "100", "--seeds", "1"],
@@ -30,8 +31,8 @@ SAMPLES = {
 
 #: They train for each of many machines, layouts and programs. tests/comparison (test_machines.py,
 #: test_sides.py) compares as the first two do, tests/fleet judges as the third, tests/proving
-#: (test_prove.py) proves as the last.
-LONG = ("compare_healthy", "compare_sides", "fleet_true", "prove_healthy")
+#: (test_prove.py) proves as the fourth, tests/sealing (test_resume.py) resumes as the last.
+LONG = ("compare_healthy", "compare_sides", "fleet_true", "prove_healthy", "resumes")
 
 
 @pytest.mark.parametrize("suite", [name for name in SAMPLES if IS_WHOLE or name not in LONG])

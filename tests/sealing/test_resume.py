@@ -155,6 +155,7 @@ def in_bfloat16(run: Run) -> None:
     state["exp_avg_sq"] = state["exp_avg_sq"].bfloat16()
 
 
+NO_STEPS = "no step after the seal was recorded: the first steps are not compared"
 GENERATOR = "not in its sealed state: not restored, or drawn from since"
 FAULTS: dict[str, tuple[Callable[[Run], Any], dict[str, str]]] = {
     "weights": (left_out("model"), {"weights.0.weight": "other values"}),
@@ -332,7 +333,7 @@ def test_clean_resumes_of_other_optimizers_and_schedulers(
         one.load_state_dict(content[name])
     torch.set_rng_state(saved_random)
     found = fastcheck.verify(path, resume=model, **parts)
-    assert found and found.notes == (), found
+    assert found and found.notes == (NO_STEPS,), found
 
 
 def test_what_is_accepted_is_not_verified(saved: Run) -> None:
@@ -362,7 +363,8 @@ def test_values_that_cannot_be_read_are_noted(saved: Run) -> None:
     found = fastcheck.verify("other.pt", resume=saved.model, **parts)
     names = ("objects", "one", "sparse")
     assert found
-    assert found.notes == tuple(f"other.{n} can't be read, and was not verified" for n in names)
+    unread = (f"other.{name} can't be read, and was not verified" for name in names)
+    assert found.notes == (*unread, NO_STEPS)
 
 
 def test_a_seal_holds_no_text_of_a_state(saved: Run) -> None:
@@ -417,3 +419,91 @@ def test_a_damaged_seal_is_refused(saved: Run, damaged: object) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), "resume": damaged}))
     with pytest.raises(fastcheck.CompareError, match="not a seal"):
         saved.verify()
+
+
+def resumed(saved: Run) -> tuple[Run, fastcheck.Resumption]:
+    """Two steps have followed the seal."""
+    saved.step()
+    run = Run(1)
+    run.load()
+    found = run.verify()
+    assert found and found.first_steps is None
+    return run, found
+
+
+def test_the_first_steps_are_those_that_followed_the_seal(saved: Run) -> None:
+    run, found = resumed(saved)
+    run.step()
+    assert found.first_steps is None
+    run.step()
+    assert found.first_steps is not None and found.first_steps.is_identical, found.first_steps
+    assert found.first_steps.steps == (0, 1)
+    assert not any(module._forward_hooks for module in run.model.modules())
+    assert not any(module._forward_hooks for module in saved.model.modules())
+
+
+def with_other_batch(run: Run) -> None:
+    torch.manual_seed(7)
+
+
+def with_moments_lost(run: Run) -> None:
+    run.state("3.weight")["exp_avg"].zero_()
+
+
+@pytest.mark.parametrize(
+    ("fault", "question", "text"),
+    [
+        (lambda run: run.model.eval(), "forward", "first 1 · forward · output"),
+        (with_other_batch, "batches", "first the model · forward · input"),
+        (with_moments_lost, "update", "first 3 · optimizer · 3.weight"),
+        (
+            lambda run: run.optimizer.param_groups[0].update(lr=0.3),
+            "hyper-parameters",
+            r"optimizers\[0\].groups\[0\].lr: 0.3, was 0.0125",
+        ),
+    ],
+)
+def test_what_differs_in_the_first_steps_is_named(
+    saved: Run, fault: Callable[[Run], Any], question: str, text: str
+) -> None:
+    """Faults that come after verify(), which can't see them."""
+    run, found = resumed(saved)
+    fault(run)
+    run.step()
+    with pytest.warns(fastcheck.FastcheckWarning, match=text) as warned:
+        run.step()
+    assert len(warned) == 1
+    assert found.first_steps is not None and found.first_steps[question].answer == "no"
+    assert str(warned[0].message).split("\n")[1].startswith(f"{question}: ")
+
+
+def test_of_two_calls_the_last_compares(saved: Run) -> None:
+    run, first = resumed(saved)
+    last = run.verify()
+    run.step()
+    run.step()
+    assert first.first_steps is None
+    assert last.first_steps is not None and last.first_steps.agrees
+
+
+def test_the_next_seal_at_a_path_has_its_own_steps(saved: Run) -> None:
+    for _ in range(3):
+        saved.step()
+    fastcheck.seal("last.pt", saved.model, resume=True, **saved.parts)
+    assert saved.verify().notes == (NO_STEPS,)
+
+
+def test_no_steps_of_compiled_modules(saved: Run) -> None:
+    saved.first.compile(backend="eager")
+    fastcheck.seal("last.pt", saved.model, resume=True, **saved.parts)
+    assert not Path("last.pt.fastcheck.steps").exists()
+
+
+def test_steps_beside_a_checkpoint_are_no_part_of_it(saved: Run) -> None:
+    Path("folder").mkdir()
+    torch.save(saved.model.state_dict(), "folder/model.pt")
+    fastcheck.seal("folder", saved.model, resume=True, **saved.parts)
+    saved.step()
+    assert Path("folder/fastcheck.steps").is_dir()
+    found = fastcheck.verify("folder")
+    assert found and found.notes == ()

@@ -6,7 +6,8 @@ torch); ``op_level``; ``named_tensors`` (``observe()``); ``on_request`` (op leve
 steps of a running program); ``reruns`` (the same step several times). Above them ``watching``
 (``monitor.watch``), ``replay``, ``makers`` with ``loss_graph`` and ``call_again`` (the operator
 that made the numbers of a stop); ``core``, which makes all parts; ``showing`` (what a Monitor
-shows), ``monitor``, ``install``, ``rerun`` and ``auto_install``.
+shows), ``monitor``, ``install``, ``rerun``, ``next_steps`` (a log of the steps that follow) and
+``auto_install``.
 
 Imports ``backends``, ``calls``, ``dump``, ``log``, ``record``, ``report``,
 ``reproducibility``, ``ring``, ``statistics``, ``utils``, ``verdict`` and ``watch``.

@@ -219,7 +219,8 @@ def look_through_wrappers(actual: object, reference: object) -> None:
 
 
 def _files(directory: str) -> Iterator[str]:
-    for place, _, names in os.walk(directory):
+    for place, folders, names in os.walk(directory):
+        folders[:] = [name for name in folders if not name.endswith("fastcheck.steps")]
         for name in names:
             path = os.path.join(place, name)
             is_ours = name.endswith(SUFFIXES)
