@@ -20,7 +20,9 @@ from fastcheck.comparison.over_time import (
 from fastcheck.comparison.page.gather import Gathered
 from fastcheck.comparison.page.write import write_comparison
 from fastcheck.comparison.sources.checkpoint import look_through_wrappers, matching_prefixes
+from fastcheck.comparison.sources.dump import DumpSource
 from fastcheck.comparison.sources.log import LogSource
+from fastcheck.comparison.sources.msprobe import MsprobeSource
 from fastcheck.comparison.sources.open import open_source
 from fastcheck.errors import (
     CompareError,
@@ -320,6 +322,7 @@ def compare(
         open_source(reference, "reference", trust),
     )
     _check_kinds(*sides)
+    _check_levels(*sides)
     look_through_wrappers(*sides)
     if rename is None:
         renaming = unwrapped(*sides)
@@ -490,6 +493,20 @@ def _check_kinds(actual: Source, reference: Source) -> None:
             expected="two logs or dumps, two checkpoints, two environments, or two inventories",
             got=f"a {actual.kind.value} ({actual.title}) and a {reference.kind.value} "
             f"({reference.title})",
+        )
+
+
+def _check_levels(*sides: Source) -> None:
+    """Raises CompareError for a dump of operators and one of msprobe at L1."""
+    apis = [one.title for one in sides if isinstance(one, MsprobeSource) and one.has_apis()]
+    operators = [one.title for one in sides if isinstance(one, DumpSource) and one.has_operators]
+    if apis and operators:
+        raise CompareError(
+            "a dump of operators can't be compared with one of msprobe at level L1",
+            expected='the same level and tool: L0 (Dumper(level="module")) of both, or two dumps '
+            "of msprobe at L1",
+            got=f"operators, of which an API call runs several, in {operators[0]}, and API calls "
+            f"in {apis[0]}",
         )
 
 

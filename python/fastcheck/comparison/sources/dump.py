@@ -44,6 +44,7 @@ class DumpSource:
         self.title = path
         self.notes: list[str] = []
         self.is_partial = False
+        self.has_operators = False
         self._places: dict[tuple[int, int], str] = {}
         self._indices: dict[tuple[int, int], dict[str, Any]] = {}
         environments: dict[int, Any] = {}
@@ -57,6 +58,7 @@ class DumpSource:
             options = index.get("options")
             if isinstance(options, dict):
                 self.is_partial |= any(options.get(name) for name in _LISTS)
+                self.has_operators |= options.get("level") == "op"
             meta = read_meta(os.path.join(place, f"meta-rank{rank}.json"))
             environments.setdefault(rank, meta.get("environment"))
             # The optimizers of the first step in which one stepped.

@@ -94,6 +94,11 @@ class MsprobeSource:
     def places(self) -> list[tuple[int, int]]:
         return sorted(self._files)
 
+    def has_apis(self) -> bool:
+        """Whether its first step has calls of APIs, as L1 and mix have."""
+        calls = _read_json(self._files[min(self._files)]) if self._files else ()
+        return any(_API.fullmatch(key) and not _MODULE.fullmatch(key) for key in calls)
+
     def is_cut(self, step: int, rank: int) -> bool:
         return False
 
