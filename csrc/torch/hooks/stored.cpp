@@ -274,15 +274,15 @@ py::object memory_ref(py::handle object) {
 struct GradientProbe {
   MemoryRef memory;
   std::int64_t version;
-  std::vector<float> elements;
+  std::vector<std::int32_t> elements;
 };
 
 using ProbeObject = Object<GradientProbe>;
 
-// The first elements of a float32 gradient that can be read at once. What is not equal to itself
-// stays so.
-std::vector<float> first_elements(const at::Tensor& gradient, std::int64_t most) {
-  const auto* const first = static_cast<const float*>(gradient.const_data_ptr());
+// The bits of the first elements of a float32 gradient that can be read at once: a NaN is not equal
+// to itself.
+std::vector<std::int32_t> first_elements(const at::Tensor& gradient, std::int64_t most) {
+  const auto* const first = static_cast<const std::int32_t*>(gradient.const_data_ptr());
   return {first, first + std::min(gradient.numel(), most)};
 }
 

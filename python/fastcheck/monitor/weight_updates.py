@@ -19,6 +19,7 @@ from typing import Callable, NamedTuple, Optional
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch.nn.modules.batchnorm import _NormBase
 
 from fastcheck.calls.module_calls import ModuleNode
@@ -26,9 +27,12 @@ from fastcheck.calls.stored import StoredTensor, parameter_ids
 from fastcheck.log.history import History, joined
 from fastcheck.record.format import DTYPES, Flag
 from fastcheck.record.site import Site, SiteTable
+from fastcheck.statistics.functions import stats
 from fastcheck.utils.text.layout import listed
-from fastcheck.utils.torch.readable import has_memory, is_materialised
+from fastcheck.utils.torch.own_operators import no_grad, unobserved
+from fastcheck.utils.torch.readable import can_read, has_memory, is_materialised
 from fastcheck.utils.torch.sharding import local
+from fastcheck.utils.torch.transforms import unwrapped
 from fastcheck.verdict.step import Step
 
 #: Updates in a row that have to agree before a warning; also the interval at which parameters that
@@ -218,42 +222,105 @@ class UpdateWatcher:
                     self._buffer_nodes.append(node)
 
 
-class StaleCopies:
-    """Optimizers that hold a copy of the model's parameters in place of these."""
+# The cosine between two gradients that are one, but for a factor and for rounding.
+_SAME = 0.9999
+
+
+class _Copies:
+    """An optimizer that may hold copies. ``updates``: how many in a row have found it as before;
+    ``sums``: the checksums of the model's parameters at the first of them.
+    """
+
+    __slots__ = ("are_copies", "have_gradients", "is_over", "sums", "updates")
 
     def __init__(self) -> None:
-        # Updates without a gradient, of each that may be one.
-        self._updates: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = (
+        self.are_copies = self.have_gradients = self.is_over = False
+        self.updates = 0
+        self.sums: Sequence[int] = ()
+
+
+class StaleCopies:
+    """Optimizers that hold copies of the model's parameters in place of these, and whether the
+    model gets anything of what they make. Reads the parameters of the model twice for each, and
+    waits for a device then.
+    """
+
+    def __init__(self) -> None:
+        self._of: weakref.WeakKeyDictionary[torch.optim.Optimizer, _Copies] = (
             weakref.WeakKeyDictionary()
         )
+
+    def has(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether the parameters of the optimizer have had the shapes of all trained ones."""
+        known = self._of.get(optimizer)
+        return known is not None and known.are_copies
 
     def look_at(
         self, optimizer: torch.optim.Optimizer, parameters: Sequence[StoredTensor]
     ) -> Optional[str]:
         """``optimizer``, which holds no parameter of the model, is about to step. What to warn of,
-        once: it has stepped several times with the shapes of all trained parameters, and its own
-        have no gradients while theirs do.
+        once: it has stepped several times with the shapes of all trained parameters, which have
+        gradients and keep every bit.
         """
-        held = [p for group in optimizer.param_groups for p in group["params"]]
-        count = self._updates.get(optimizer, 0)
-        if count >= UPDATES or any(p.grad is not None for p in held):
+        known = self._of.setdefault(optimizer, _Copies())
+        trained = [p for _, _, p in parameters if p.requires_grad] if not known.is_over else []
+        if not trained or not all(p.grad is not None for p in trained):
             return None
-        trained = [p for _, _, p in parameters if p.requires_grad]
-        has_gradients = bool(trained) and all(p.grad is not None for p in trained)
-        if not has_gradients or Counter(map(_form, held)) != Counter(map(_form, trained)):
+        held = [p for group in optimizer.param_groups for p in group["params"]]
+        have_gradients = any(p.grad is not None for p in held)
+        is_still = have_gradients and all(map(_is_still, optimizer.param_groups))
+        if is_still or Counter(map(_form, held)) != Counter(map(_form, trained)):
             return None
         memory = {p.untyped_storage().data_ptr() for p in trained if has_memory(p)}
         if any(has_memory(p) and p.untyped_storage().data_ptr() in memory for p in held):
             return None  # other objects for the same values
-        count = self._updates[optimizer] = count + 1
-        if count < UPDATES:
+        known.are_copies = True
+        if known.have_gradients != have_gradients:
+            known.have_gradients, known.updates = have_gradients, 0
+        known.updates += 1
+        if known.updates == 1:
+            known.sums = _checksums(trained)
+        # What is in few bits may stay as it is while its copy moves.
+        is_coarse = have_gradients and all(p.dtype.itemsize < 4 for p in trained)
+        if known.updates < (_UPDATES_OF_NONE if is_coarse else UPDATES):
             return None
+        known.is_over = True
+        is_moved = _checksums(trained) != known.sums
+        if is_moved or (have_gradients and not _have_same_gradient(held, trained)):
+            return None
+        which = f"those of {type(optimizer).__name__} have the same shapes"
+        if have_gradients:
+            return (
+                f"an optimizer that holds none of the model's parameters: {which} and had "
+                f"gradients in {known.updates} updates, in which the model's kept every bit. "
+                "Copies have to be written back to the model after each step()"
+            )
         return (
-            f"an optimizer that holds none of the model's parameters: those of "
-            f"{type(optimizer).__name__} have the same shapes, and had no gradients in {count} "
-            "updates, while the model's had. Was it made before the model was copied, converted or "
-            "replaced? Give it the parameters of the model that is trained"
+            f"an optimizer that holds none of the model's parameters: {which}, and had no "
+            f"gradients in {known.updates} updates, while the model's had, and kept every bit. Was "
+            "it made before the model was copied, converted or replaced? Give it the parameters of "
+            "the model that is trained"
         )
+
+
+def _have_same_gradient(held: Sequence[torch.Tensor], trained: Sequence[torch.Tensor]) -> bool:
+    """Whether one of ``held`` was given the gradient of the largest of ``trained``, whatever it was
+    multiplied by: those of a twin, with a backward of its own, have others.
+    """
+    largest = max(trained, key=torch.Tensor.numel)
+    given = [p.grad for p in held if p.shape == largest.shape and p.grad is not None]
+    if largest.grad is None or not all(map(can_read, (largest.grad, *given))):
+        return False
+    with unobserved(), no_grad():
+        wanted = largest.grad.double().flatten()
+        likeness = [F.cosine_similarity(wanted, g.double().flatten(), 0) for g in given]
+        return any(float(one) > _SAME for one in likeness)
+
+
+def _checksums(parameters: Sequence[torch.Tensor]) -> list[int]:
+    values = (unwrapped(local(parameter)) for parameter in parameters)
+    with unobserved(), no_grad():
+        return [int(stats(v).record["checksum"]) for v in values if can_read(v) and has_memory(v)]
 
 
 def _form(parameter: torch.Tensor) -> tuple[int, ...]:

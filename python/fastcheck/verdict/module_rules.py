@@ -547,7 +547,8 @@ class ModuleRules:
         if tentative is not None:  # a -Inf that may be a mask
             which = "-Inf" if tentative.only_neginf else "what did no harm"
             finite += f", but for {which} in {self.findings.sites[tentative.blamed.site]}"
-        how = "overflowed while it was computed or accumulated"
+        made = "became NaN" if finding.record["nan_count"] else "overflowed"
+        how = f"{made} while it was computed or accumulated"
         if self._has_other_ranks:
             reason = f"{finite}: this gradient came with the reduction over the ranks, or {how}"
             return PossibleVerdict(Verdict.ARRIVED, reason)

@@ -100,6 +100,9 @@ class Update:
         # The closure of an optimizer's step was called again: what the evaluations before it made
         # was applied.
         self.is_partial = False
+        # An optimizer that holds none of the model's parameters was about to step: whether it
+        # changes the weights is not known.
+        self.is_elsewhere = False
         # The step's boundary was reached, where several ranks decide together: one for each step.
         self.has_met = False
 

@@ -158,3 +158,20 @@ def test_the_update_that_broke_a_weight(device: str) -> None:
     assert stop.value.report.updated_since == (2,)
     assert "The update of step 2 was applied after it was last read finite, and none since." in text
     assert INTACT not in text
+
+
+@pytest.mark.filterwarnings("ignore:var.*degrees of freedom:UserWarning")
+def test_of_an_optimizer_that_holds_no_weight() -> None:
+    """What a frozen model is run on is updated in the step of the event, and no weight."""
+    torch.manual_seed(0)
+    model = Statistics().requires_grad_(False)
+    given = torch.ones(8, 4).requires_grad_()
+    optimizer = torch.optim.SGD([given], 0.1)
+    with fastcheck.install(model, level="op"), pytest.raises(fastcheck.OverflowDetected) as stop:
+        for step in range(4):
+            optimizer.zero_grad()
+            model(given[:1] if step == 2 else given).square().mean().backward()
+            optimizer.step()
+        model.eval()(given.detach())
+    assert stop.value.culprit.step == 2
+    assert APPLIED not in str(stop.value)

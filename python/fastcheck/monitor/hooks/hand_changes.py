@@ -40,7 +40,7 @@ class _Probe(NamedTuple):
             return False
         now = first_elements(gradient)
         with unobserved():
-            return now is None or not torch.equal(now, self.elements)
+            return now is None or not torch.allclose(now, self.elements, 0, 0, equal_nan=True)
 
 
 def _probe(gradient: torch.Tensor) -> Union[GradientProbe, _Probe]:

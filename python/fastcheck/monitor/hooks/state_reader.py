@@ -197,6 +197,8 @@ class StateReader:
             if gradients
             else ([], [])
         )
+        if gradients and session.step.update.is_elsewhere and not gradients_read:
+            self._were_taken()
         if gradients_read and not scaled:
             session.note(self._large_squares.weigh, first_gradient, session.next_seq)
         if look is not None and stalled_weights is not None:
@@ -213,6 +215,12 @@ class StateReader:
             # Now, while the update can still be prevented.
             session.due(Moment.UPDATE_DUE)
         session.step.update.state_read = True
+
+    def _were_taken(self) -> None:
+        """The loop has cleared the gradients ahead of an update of copies, which uses them."""
+        self.hand_changes.seen()
+        used = self._early.take_waiting(list(self._early.waiting))
+        self._session.due(GradientsUsed([seq for seq in used.values() if seq != FINITE]))
 
     def _read_strays(self) -> None:
         batch = TensorBatch()

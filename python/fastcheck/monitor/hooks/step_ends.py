@@ -1,6 +1,7 @@
-"""Finds where unusual loops end their steps: optimizers that take turns; iterations without an
-update, as in a loop that scales its loss itself, skips the optimizer when gradients have
-overflowed, and continues with the next batch; and steps that nothing ends.
+"""Finds where unusual loops end their steps: optimizers that take turns, and that hold none of the
+model's parameters; iterations without an update, as in a loop that scales its loss itself, skips
+the optimizer when gradients have overflowed, and continues with the next batch; and steps that
+nothing ends.
 """
 
 from __future__ import annotations
@@ -116,6 +117,57 @@ def _living() -> list[Optimizer]:
         and getattr(type(one).step, "hooked", False)
         and "param_groups" in vars(one)
     ]
+
+
+# How often an optimizer is looked for that holds parameters of the model.
+_SEARCHES = 3
+
+
+class OtherHolders:
+    """Optimizers that hold none of the model's parameters, where none is known that does: of copies
+    in more bits, which the training loop writes back; of what functional_call() is given; of what a
+    frozen model is trained for. They end its steps.
+    """
+
+    def __init__(
+        self, session: Session, parameters: Callable[[], list[StoredTensor]], *, is_on: bool
+    ) -> None:
+        self._session = session
+        self._parameters = parameters
+        #: Whether there may be any. Not once an optimizer of the model has stepped.
+        self.is_on = is_on
+        self._known: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._searches: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+
+    def has(self, optimizer: Optimizer) -> bool:
+        """Whether the optimizer is one of them."""
+        return self.is_on and optimizer in self._known
+
+    def takes(self, optimizer: Optimizer, has_copies: bool = False) -> bool:
+        """``optimizer``, which holds no parameter of the model, is about to step. Whether it ends
+        steps: its own have gradients, or the shapes of the model's (``has_copies``), and a backward
+        pass of the model is over in this one.
+        """
+        session = self._session
+        if not self.is_on or optimizer in self._known:
+            return self.is_on
+        if session.is_explicit or not session.step.update.passes:
+            return False
+        held = [p for group in optimizer.param_groups for p in group["params"]]
+        searches = self._searches.get(optimizer, 0)
+        is_ours = has_copies or any(p.grad is not None for p in held)
+        if not is_ours or searches >= _SEARCHES or not session.backwards.owns_gradients:
+            return False
+        self._searches[optimizer] = searches + 1
+        ours = {id(parameter) for _, _, parameter in self._parameters()}
+        if any(parameter_ids(one) & ours for one in _living()):
+            return False
+        self._known.add(optimizer)
+        session.faults.notes[
+            f"a step ends where {type(optimizer).__name__} steps: it holds none of the model's "
+            f"parameters, but {len(held):,} other tensors, and no optimizer was found that does"
+        ] = None
+        return True
 
 
 # Above what gradients are accumulated over. What a step has read is kept, and searched, until it
@@ -266,6 +318,7 @@ class StepEnds:
     ) -> None:
         self._session = session
         self.turns = Turns(given)
+        self.others = OtherHolders(session, parameters, is_on=given is None)
         self.unfinished = UnfinishedSteps(session, parameters)
         self.endless = EndlessSteps(session)
         #: The ranks are to meet, outside of the lock.

@@ -141,11 +141,13 @@ class StepWatcher:
 
     def before_update(self, optimizer: torch.optim.Optimizer, has_closure: bool) -> bool:
         """An optimizer is about to step: the parameters and gradients are as it will use them."""
-        if not self._concerns(optimizer):
-            text = self._facts.copies.look_at(optimizer, self._state.parameters())
-            if text is not None:
-                self.session.faults.notes[text] = None
-                warn(text)
+        holds_ours = self._state.owned_by(optimizer)
+        has_copies = False
+        if holds_ours:
+            self.ends.others.is_on = False
+        else:
+            has_copies = self._look_at_copies(optimizer)
+        if not self._concerns_or_takes(optimizer, has_copies):
             return False
         self._scaling.update_reached = True
         if has_closure and self._evaluations.updated_in.get(optimizer) == self.session.step.index:
@@ -155,12 +157,14 @@ class StepWatcher:
             self.session.level.step_goes_on()
         self._evaluating = optimizer if has_closure else None
         self._meta.at_step_boundary(optimizer, self.session.step.index)
-        if not has_closure:
+        self.session.step.update.is_elsewhere |= not holds_ours
+        # A model that no optimizer holds may be frozen.
+        if not has_closure and (holds_ours or has_copies):
             self._notice(self._facts.before_update, optimizer, self._scaling.optimizer is optimizer)
         self._read_learning_rates(optimizer)
         if self.session.is_active:
             self._state.read_for_update(
-                optimizer,
+                optimizer if holds_ours else None,
                 # A closure makes the gradients only now, within the step.
                 gradients=not has_closure,
                 # What another monitor's guard has set is no loss scaling.
@@ -172,6 +176,17 @@ class StepWatcher:
             self._uses_gradients(optimizer)
         self.session.level.update_began()
         return True
+
+    def _look_at_copies(self, optimizer: torch.optim.Optimizer) -> bool:
+        """``optimizer``, which holds no parameter of the model, is about to step. Whether its own
+        have the shapes of these.
+        """
+        copies = self._facts.copies
+        text = copies.look_at(optimizer, self._state.parameters())
+        if text is not None:
+            self.session.faults.notes[text] = None
+            warn(text)
+        return copies.has(optimizer)
 
     def _uses_gradients(self, optimizer: torch.optim.Optimizer, evaluation: int = 0) -> None:
         if self.session.config.sync != "never":
@@ -431,7 +446,7 @@ class StepWatcher:
     def scaler_step_began(self, scaler: GradScaler, optimizer: torch.optim.Optimizer) -> bool:
         """GradScaler.step(optimizer): it decides whether the optimizer runs."""
         scaling = self._scaling
-        if not scaling.follows(scaler) or not self._concerns(optimizer):
+        if not scaling.follows(scaler) or not self._concerns_or_takes(optimizer):
             return False
         scaling.optimizer = optimizer
         scaling.update_reached = False
@@ -549,7 +564,13 @@ class StepWatcher:
     def _concerns(self, optimizer: torch.optim.Optimizer) -> bool:
         if self._given is not None:
             return optimizer in self._given
-        return self._state.owned_by(optimizer)
+        return self._state.owned_by(optimizer) or self.ends.others.has(optimizer)
+
+    def _concerns_or_takes(
+        self, optimizer: torch.optim.Optimizer, has_copies: bool = False
+    ) -> bool:
+        """The same of one that is about to step, and may be the first that ends a step."""
+        return self._concerns(optimizer) or self.ends.others.takes(optimizer, has_copies)
 
     def parameters(self) -> list[torch.Tensor]:
         """Every parameter of the observed modules."""

@@ -959,7 +959,8 @@ class Session:
             handle.remove()
         self.level.seen.clear()
         self.backwards.derivatives.clear()
-        if step.update.count > step.update.guarded_count or step.update.is_partial:
+        is_applied = step.update.count > step.update.guarded_count or step.update.is_partial
+        if is_applied and not step.update.is_elsewhere:
             self.event_store.archive.updated_steps.append(step.index)
         self.step = self.new_step(step.index + 1, self.next_seq)
         self.is_closed = False

@@ -169,7 +169,10 @@ def _update(session: Session, finding: Finding, step: Step) -> dict[str, Any]:
     of_now = session.step.update
     if of_now.count > of_now.guarded_count and session.step.index >= began:
         since.append(session.step.index)
-    return {"updated_since": tuple(since), **_update_in_step(session, finding, step)}
+    found = _update_in_step(session, finding, step)
+    if step.update.is_elsewhere and found.get("weights_intact") is False:
+        found = {}
+    return {"updated_since": tuple(since), **found}
 
 
 def _update_in_step(session: Session, finding: Finding, step: Step) -> dict[str, Any]:
