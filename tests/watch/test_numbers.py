@@ -122,6 +122,30 @@ class TestNumbers:
         few = {"rms": 4e-9, "zero_count": 1008}
         assert [one for _ in range(40) for one in run.read(few)] == []
 
+    @pytest.mark.parametrize(
+        ("growth", "fall", "first", "is_event"),
+        [
+            (0.1, 0.0, 4.0, True),
+            (0.1, 0.02, 4.0, False),  # the loss comes down
+            (0.1, 0.0, 3.0, False),  # it never has: a plateau at the beginning
+            (0.01, 0.0, 4.0, False),  # weights hardly grow
+        ],
+    )
+    def test_weights_that_grow_while_the_loss_stands_still(
+        self, growth: float, fall: float, first: float, is_event: bool
+    ) -> None:
+        run = Run()
+        kinds, texts = [], []
+        for step in range(160):
+            loss = first if step < 8 else 3.0 - fall * max(0, step - 64)
+            large = {"rms": 0.02 * (1 + growth * step)}
+            for event in run.step({FIRST_WEIGHT: large, SECOND_WEIGHT: large}, loss=loss):
+                if event.is_warning:
+                    kinds.append(event.kind)
+                    texts.append(event.text)
+        assert kinds == ["update"] * is_event
+        assert all("times as large as at first" in text for text in texts)
+
     @pytest.mark.parametrize(("growth", "is_event"), [(0.1, False), (0.5, True)])
     @pytest.mark.parametrize("other", [0.5, None])
     def test_updates_that_are_large_beside_the_weights(

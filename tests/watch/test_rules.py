@@ -36,7 +36,11 @@ def test_rules_are_data() -> None:
 @pytest.mark.parametrize("rule", RULES, ids=[f"{one.kind}: {one.signal}" for one in RULES])
 def test_texts_use_what_there_is(rule: Rule) -> None:
     known = {"value", "usual"}
-    known |= {"name", "share", "most"} if rule in NUMBER_RULES else {"dtype", "count", "interval"}
+    known |= (
+        {"name", "share", "most", "steps"}
+        if rule in NUMBER_RULES
+        else {"dtype", "count", "interval"}
+    )
     used = {name for _, name, _, _ in string.Formatter().parse(rule.text) if name}
     assert used <= known
     assert not rule.text.endswith(".") and not rule.advice.endswith(".")

@@ -21,6 +21,9 @@ from .signals import NOTHING, RMS, WEIGHT, Signals
 _FIRST, _RECENT = 16, 32
 # Over how many steps the growth of weights is.
 _GROWTH_STEPS = 10
+# The growth of weights since the first step is looked at every 16 steps, over four looks, where the
+# loss had come down by a tenth of the first ones before.
+_LOOK_STEPS, _LOOKS, _FIRST_LOSSES, _LEAST_FALL = 16, 4, 4, 0.1
 # How many steps of a loss scale a share of skipped ones is of.
 _SCALE_PAST = 100
 # The rounding of a sum, as a share of the sum of magnitudes.
@@ -81,6 +84,38 @@ class LossScale:
         )  # fmt: skip
 
 
+class Standstill:
+    """Weights that go on growing while the loss comes down no more."""
+
+    def __init__(self) -> None:
+        self._first: list[float] = []
+        self._losses: deque[float] = deque(maxlen=_LOOK_STEPS)
+        # The step, the growth of the weights since the first one, and the median loss.
+        self._looks: deque[tuple[int, float, float]] = deque(maxlen=_LOOKS)
+
+    def add(self, loss: float) -> None:
+        """The loss of the next step."""
+        self._losses.append(loss)
+        if len(self._first) < _FIRST_LOSSES:
+            self._first.append(loss)
+
+    def look(self, step: int, grown: float) -> list[Number]:
+        """The number of this step, up to which the weights have ``grown``. ``share``: what the loss
+        has come down by since the step ``steps`` ago, of what it had come down by until then.
+        """
+        is_due = not self._looks or step - self._looks[-1][0] >= _LOOK_STEPS
+        if not is_due or len(self._losses) < _LOOK_STEPS:
+            return []
+        self._looks.append((step, grown, statistics.median(self._losses)))
+        (begun, before, high), (_, _, low) = self._looks[0], self._looks[-1]
+        first = statistics.median(self._first)
+        fall = first - high
+        if len(self._looks) < _LOOKS or not fall >= _LEAST_FALL * abs(first):
+            return []
+        share = (high - low) / fall
+        return [Number("standstill", grown, before, share=share, steps=step - begun)]
+
+
 class Weights:
     """The parameters of some steps: how far updates have moved them, and their growth."""
 
@@ -88,13 +123,20 @@ class Weights:
         # Of each parameter the sum before the last update, the number of elements, and the rms in
         # the last steps, in log2; of one that was zero NOTHING: it may grow as it likes.
         self._of = Columns(
-            sum=np.zeros(1), numel=np.zeros(1), rms=np.full((_GROWTH_STEPS, 1), np.nan)
+            sum=np.zeros(1),
+            numel=np.zeros(1),
+            rms=np.full((_GROWTH_STEPS, 1), np.nan),
+            first=np.full(1, np.nan),
         )
         #: By step, how far the update before has moved the weights, and their norm, as squares.
         self.moved: list[tuple[float, float]] = []
         #: The ratio of the size of the weights to that some steps before: of the median parameter,
         #: each with the weight of its elements. None: it is not known.
         self.grown: list[Optional[float]] = []
+        # The ratio to their size at first, in the last of these steps, and its place among them.
+        self._grown_since_first: Optional[float] = None
+        self._last = -1
+        self.standstill = Standstill()
 
     def begin(self, now: Signals, steps: Sequence[int]) -> None:
         """Takes in the steps that come next, of which ``steps`` have a row."""
@@ -102,12 +144,18 @@ class Weights:
         sites = now.sites[at]
         self._of.grow(int(sites.max(initial=-1)) + 1)
         self.moved, self.grown = [(0.0, 0.0)] * len(now.steps), [None] * len(now.steps)
+        self._grown_since_first, self._last = None, steps[-1] if len(steps) else -1
         if len(steps) and len(at):
             chosen = np.ix_(np.array(steps), at)
             is_read = now.is_read[chosen]
             moved = self._moved(now, chosen, sites, is_read)
             for k, of_step, grown in zip(steps, moved, self._grown(now, chosen, sites, is_read)):
                 self.moved[k], self.grown[k] = of_step, grown
+
+    def look(self, step: int, k: int) -> list[Number]:
+        """The number of step ``k``, if it is the last one, of weights that grow for nothing."""
+        grown = self._grown_since_first
+        return [] if grown is None or k != self._last else self.standstill.look(step, grown)
 
     def _moved(
         self, now: Signals, chosen: tuple[np.ndarray, ...], sites: np.ndarray, is_read: np.ndarray
@@ -151,15 +199,27 @@ class Weights:
         ends = np.arange(_GROWTH_STEPS)[:, None] + at[-1] + 1
         self._of["rms"][:, sites] = levels[ends, column]
         level, before = levels[_GROWTH_STEPS + at, column], levels[at, column]
-        is_known = is_read & (level > NOTHING) & np.isfinite(before)
-        growth = np.where(is_known, level - np.where(is_known, before, 0.0), np.inf)
-        order = np.argsort(growth, axis=1)
-        numel = np.where(is_known, now.numel[chosen], 0.0)
-        elements = np.cumsum(np.take_along_axis(numel, order, 1), axis=1)
-        middle = (elements < elements[:, -1:] / 2).sum(axis=1)
-        rows = np.arange(steps)
-        found = growth[rows, order[rows, middle]]
-        return [2.0**one if one < np.inf else None for one in found.tolist()]
+        first = self._of["first"][sites]
+        first = np.where(np.isnan(first), levels[_GROWTH_STEPS], first)
+        self._of["first"][sites] = first
+        numel = now.numel[chosen]
+        (self._grown_since_first,) = _medians(level[-1:], first[None], is_read[-1:], numel[-1:])
+        return _medians(level, before, is_read, numel)
+
+
+def _medians(
+    level: np.ndarray, before: np.ndarray, is_read: np.ndarray, numel: np.ndarray
+) -> list[Optional[float]]:
+    """By step, the median ratio of the size of a parameter to that before, each with the weight of
+    its elements. None: it is not known.
+    """
+    is_known = is_read & (level > NOTHING) & (before > NOTHING) & np.isfinite(before)
+    growth = np.where(is_known, level - np.where(is_known, before, 0.0), np.inf)
+    order = np.argsort(growth, axis=1)
+    elements = np.cumsum(np.take_along_axis(np.where(is_known, numel, 0.0), order, 1), axis=1)
+    middle = (elements < elements[:, -1:] / 2).sum(axis=1)
+    found = growth[np.arange(len(growth)), order[np.arange(len(growth)), middle]]
+    return [2.0**one if one < np.inf else None for one in found.tolist()]
 
 
 class Numbers:
@@ -234,6 +294,7 @@ class Numbers:
         is_whole = row.overflow or row.learning_rate is not None or not self._has_rates
         if is_whole and row.loss is not None and math.isfinite(row.loss):
             found.append(self._look("loss", row.loss))
+            self._weights.standstill.add(row.loss)
         norm = row.gradient_norm
         if is_whole and norm is not None and 0 < norm < math.inf:
             norm /= row.scale if row.scale and has_scaled else 1.0
@@ -242,6 +303,7 @@ class Numbers:
         grown = self._weights.grown[k]
         if grown is not None:
             found.append(Number("weight_growth", grown))
+        found += self._weights.look(row.step, k)
         if row.scale is not None:
             found.append(self._loss_scale.of_step(row.scale, row.overflow))
         return found

@@ -32,6 +32,9 @@ _LEAST_OF_PROGRESS = 0.1
 _NORM_FACTOR = 2.0
 _UPDATE_SCORE, _UPDATE_FACTOR = 3.0, 8.0
 _GROWTH = 4.0
+# Of weights that grow while the loss stands still: since the first step, in the last steps, and
+# what the loss has come down by in these, as a share of what it had come down by before.
+_GROWTH_IN_ALL, _GROWTH_LATELY, _STANDSTILL = 8.0, 1.1, 0.1
 _SCALE_PAST, _HALVINGS, _MOST_SKIPPED = 100, 4, 0.2
 # In how many steps a tensor was there before it can explode.
 _PAST = FIRST
@@ -150,6 +153,12 @@ def update_is_unusual(size: Number) -> bool:
 def weights_grow(growth: Number) -> bool:
     """Whether updates are large beside what they update."""
     return growth.value >= _GROWTH
+
+
+def weights_grow_for_nothing(growth: Number) -> bool:
+    """Whether weights have grown a lot, and go on, while the loss comes down no more."""
+    is_large = growth.value >= max(_GROWTH_IN_ALL, _GROWTH_LATELY * growth.usual)
+    return is_large and growth.share < _STANDSTILL
 
 
 def scale_falls(scale: Number) -> bool:
@@ -321,6 +330,8 @@ def _median(row: int) -> Callable[[StepsView], np.ndarray]:
 _OLMO = "OLMo-core's StabilityMonitorCallback"
 _LOW_BITS = "Micikevicius et al. (2018)"
 _ADAM = "Kingma and Ba (2015)"
+_RECIPE = "A. Karpathy's recipe"
+_SMALLER_UPDATES = "lower the learning rate: an update of a thousandth of the weights is common"
 
 NUMBER_RULES: tuple[NumberRule, ...] = (
     NumberRule(
@@ -364,8 +375,16 @@ NUMBER_RULES: tuple[NumberRule, ...] = (
         names=["weight_growth"], condition=weights_grow, steps=1, cause="optimizer",
         text="weights are {value} times as large as ten steps ago, in parameters with half of all "
         "elements: updates are large beside the weights",
-        advice="lower the learning rate: an update of a thousandth of the weights is common",
-        source="A. Karpathy's recipe",
+        advice=_SMALLER_UPDATES, source=_RECIPE,
+    ),
+    NumberRule(
+        kind="update", signal="rms of the weights / that at first, loss", names=["standstill"],
+        condition=weights_grow_for_nothing, is_over=lambda number: False, steps=1,
+        cause="optimizer",
+        text="weights are {value} times as large as at first, and were {usual} times {steps} steps "
+        "ago, in parameters with half of all elements, while the loss has come down by less than a "
+        "tenth of what it had come down before: updates are large beside the weights",
+        advice=_SMALLER_UPDATES, source=_RECIPE,
     ),
     NumberRule(
         kind="loss_scale", signal="loss scale, share of skipped steps", names=["loss_scale"],

@@ -695,6 +695,7 @@ class Watcher:
             most=_Shown(number.most),
             name=number.full_name or number.name,
             share=f"{number.share:.0%}",
+            steps=number.steps,
         )
         origin = FirstMovers((), rule.cause)
         if number.is_early_jump:
