@@ -89,6 +89,8 @@ class ModuleNode:
         self.has_statistics = isinstance(module, _NormBase)
         # The module's forward takes in what other ranks compute.
         self.is_collective = isinstance(module, torch.nn.SyncBatchNorm)
+        # It was called by compiled code.
+        self.ran_compiled = False
         self.has_excluded_parts = False
         # Something in it was put in later, and has no hooks.
         self.has_new_parts = False

@@ -153,7 +153,7 @@ def run_again(running: RunningCall, session: Session, install: Install) -> MadeB
     read_bad = any(is_nonfinite(record) for _, record in found.inputs)
     what = "NaN or Inf beside those that it read" if read_bad else "it, from finite values"
     how = f"{found.event.site.op}{within} made {what}: {name} was run again on its inputs, "
-    return found.made_by(f"{how}operator by operator.")
+    return found.made_by(f"{how}{_as_eager(running.call)}.")
 
 
 class Search(NamedTuple):
@@ -200,7 +200,7 @@ def run_pass_again(
             return None
         how = f"{prefix}{op} made NaN or Inf of finite values. {name} was run again on its inputs, "
         since = "" if search.step is session.step else ", with the weights that it has now"
-        return found.made_by(f"{how}operator by operator{since}.")
+        return found.made_by(f"{how}{_as_eager(held.call)}{since}.")
     reason = found.event.reason.partition(";")[0]
     if found.event.verdict is Verdict.ABSORBED:
         reason = "everything that it read was finite"
@@ -213,6 +213,14 @@ def run_pass_again(
         f"{prefix}{reason}. {name} was run again on its inputs, forward and backward, with random "
         "gradients of the size that they had."
     )
+
+
+def _as_eager(call: Call) -> str:
+    """Tells how a call ran again: fused code may round otherwise than its operators one by one."""
+    module = call.node.module()
+    modules = () if module is None else module.modules()
+    is_compiled = call.node.ran_compiled or any(map(_compiled_part, modules))
+    return "operator by operator" + (", without torch.compile" if is_compiled else "")
 
 
 def _had_finite_gradients(path: str, step: Step, session: Session) -> bool:
@@ -456,6 +464,11 @@ def _mend_buffers(module: torch.nn.Module) -> None:
                 buffer.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
 
 
+def _compiled_part(module: torch.nn.Module) -> bool:
+    """Whether it is what module.compile() or torch.compile(module) makes."""
+    return module._compiled_call_impl is not None or "_orig_mod" in module._modules
+
+
 class _TensorCopies:
     """Copies of tensors and of what holds them; of one tensor always the same."""
 
@@ -487,6 +500,11 @@ class _TensorCopies:
             for module, _ in held:
                 for name in _BACKWARD_HOOKS:
                     vars(module)[name] = OrderedDict()
+                # Of module.compile() and of torch.compile(module): operators of fused code say
+                # nothing of the program.
+                vars(module)["_compiled_call_impl"] = None
+                if "_orig_mod" in module._modules:
+                    vars(module)["forward"] = module._orig_mod
             yield
         finally:
             for module, values in held:

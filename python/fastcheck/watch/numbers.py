@@ -210,8 +210,8 @@ class Weights:
 def _medians(
     level: np.ndarray, before: np.ndarray, is_read: np.ndarray, numel: np.ndarray
 ) -> list[Optional[float]]:
-    """By step, the median ratio of the size of a parameter to that before, each with the weight of
-    its elements. None: it is not known.
+    """The median ratio of the size of a parameter to that before, each with the weight of its
+    elements, by step. None: it is not known.
     """
     is_known = is_read & (level > NOTHING) & (before > NOTHING) & np.isfinite(before)
     growth = np.where(is_known, level - np.where(is_known, before, 0.0), np.inf)

@@ -224,3 +224,42 @@ class TestInductor:
         fastcheck.install(model)
         stop = stopped(train, compiled(model, "inductor"), 1)
         assert where(stop.culprit) == ("1", "output", "output", "origin")
+
+
+class TestTheOperatorOfAStop:
+    """A call of compiled code is run again, operator by operator."""
+
+    @pytest.mark.parametrize("what", ["model", "method", "layer", "function"])
+    def test_it_is_named_with_its_line(self, what: str) -> None:
+        model = nn.Sequential(nn.Linear(8, 8), Apply(_logarithm), nn.Linear(8, 4))
+        runner: Any = model
+        if what == "model":
+            runner = compiled(model)
+        elif what == "method":
+            model.compile(backend="aot_eager")
+        elif what == "layer":
+            model[1] = compiled(model[1])
+        else:
+            runner = torch.compile(lambda x: model(x), backend="aot_eager")
+        fastcheck.install(model)
+        with pytest.raises(fastcheck.OverflowDetected) as caught:
+            runner(torch.ones(3, 8)).sum().backward()
+        made = caught.value.report.made_by
+        assert made is not None and made.operator == "aten.log"
+        assert made.line is not None and "test_compile_again.py" in made.line
+        assert "operator by operator, without torch.compile" in " ".join(str(caught.value).split())
+
+    def test_inductor(self) -> None:
+        model = nn.Sequential(nn.Linear(8, 8), Apply(_logarithm), nn.Linear(8, 4))
+        model.compile()
+        fastcheck.install(model)
+        with pytest.raises(fastcheck.OverflowDetected) as caught:
+            model(torch.zeros(3, 8)).sum().backward()
+        made = caught.value.report.made_by
+        assert made is not None and made.operator == "aten.log"
+        # Code of its own again, afterwards.
+        assert "_compiled_call_impl" in vars(model) and model._compiled_call_impl is not None
+
+
+def _logarithm(x: torch.Tensor) -> torch.Tensor:
+    return torch.log(x - x)

@@ -16,6 +16,7 @@ from typing import Any, Callable, Optional
 import torch
 
 from fastcheck.calls.module_calls import Call, ModuleNode
+from fastcheck.utils.torch.flatten import arguments_labelled
 
 from . import traced
 from .module_observer import ForwardHook, ForwardPreHook, GradientHook, ModuleObserver
@@ -196,9 +197,13 @@ def _run(
     node, call = connection.nodes[index], None
     if node.enabled:
         connection.compiled[index] = None
+        node.ran_compiled = True
         named = list(zip(labels, tensors))
         try:
             call = (observer.enter if is_enter else observer.leave)(node, named, traced)
+            given = arguments_labelled(named) if is_enter else None
+            if given is not None:
+                observer.hold(node, *given, named, traced.is_grad_enabled)
         except Exception as error:
             node.enabled = False
             if is_enter:

@@ -191,7 +191,7 @@ def _enter(
 ) -> None:
     tensors = flatten_arguments(args, kwargs)
     _pass(observer.enter, node, tensors)
-    observer.hold(node, args, kwargs, tensors)
+    observer.hold(node, args, kwargs, tensors, torch.is_grad_enabled())
 
 
 def _leave(observer: ModuleObserver, node: ModuleNode, output: Any) -> None:
@@ -372,11 +372,12 @@ class ModuleObserver:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         tensors: list[tuple[str, torch.Tensor]],
+        is_grad_enabled: bool,
     ) -> None:
         """Keeps the arguments of a call from outside, which may be run again."""
         session, stack = self.session, self._local.stack
         is_entry = len(stack) == 1 and stack[0].node is node
-        is_wanted = session.finds_operators and torch.is_grad_enabled()
+        is_wanted = session.finds_operators and is_grad_enabled
         if is_entry and is_wanted and innermost_transform() is None:
             with session.lock:
                 held = [tensor for _, tensor in tensors]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Optional
 
 import torch
 
@@ -44,6 +44,25 @@ def flatten_arguments(
         if value is not None:
             _collect(value, f"input.{name}", found, 0)
     return found
+
+
+def arguments_labelled(
+    tensors: Sequence[tuple[str, torch.Tensor]],
+) -> Optional[tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]]:
+    """The positional and keyword arguments that flatten_arguments() has made these of; None: some
+    came from within others, or after one that is no tensor.
+    """
+    args: list[torch.Tensor] = []
+    kwargs: dict[str, torch.Tensor] = {}
+    for label, tensor in tensors:
+        name = label.removeprefix("input.")
+        if label == f"input[{len(args)}]":
+            args.append(tensor)
+        elif name != label and name.isidentifier():
+            kwargs[name] = tensor
+        else:
+            return None
+    return tuple(args), kwargs
 
 
 def _collect(value: Any, label: str, found: list[tuple[str, torch.Tensor]], depth: int) -> None:
