@@ -23,7 +23,8 @@ CXX_SOURCES = $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 
 .PHONY: help demo test test-quick test-release test-fake-device test-fake-accelerator test-fake-hooks \
 	test-fake-statistics test-fake-cuda test-fake-npu test-fake-mlu test-fake-triton test-neon test-sanitizers test-triton test-npu-lab \
-	test-old-torch test-trainers test-spark test-s3 test-any-torch test-cuda12 lint lines types format build wheel sdist test-wheel clean frontend frontend-check screenshots
+	test-old-torch test-trainers test-spark test-s3 test-any-torch test-cuda12 test-torch-cuda \
+	lint lines types format build wheel sdist test-wheel clean frontend frontend-check screenshots
 help:
 	@echo "make demo              train a small float16 GPT until it overflows and is stopped"
 	@echo "make test              run the tests; TESTS=... selects"
@@ -41,6 +42,7 @@ help:
 	@echo "make test-s3           a fleet's files in an object store, with moto as the server; slow"
 	@echo "make test-any-torch    the wheel of the kernels alone beside torch 2.1 to 2.15 and Python 3.9 to 3.13; slow"
 	@echo "make test-cuda12       the CUDA kernels by the compiler of CUDA 12, sm_70 too, run as PTX; slow"
+	@echo "make test-torch-cuda   calls of CUDA in a torch.cuda program, over libraries that record them; slow"
 	@echo "make lint              ruff, clang-format, import-linter"
 	@echo "make format            apply ruff and clang-format"
 	@echo "make types             mypy --strict"
@@ -133,6 +135,9 @@ test-any-torch: $(VENV)/.built $(VENV)/.tools
 test-cuda12: export FASTCHECK_WHOLE = 1
 test-cuda12: $(VENV)/.built $(VENV)/.tools
 	PYTHON=$(abspath $(PY)) tests/lab/cuda12.sh
+
+test-torch-cuda: $(VENV)/.built $(VENV)/.tools
+	PYTHON=$(abspath $(PY)) tests/lab/torch_cuda.sh
 
 lint: $(VENV)/.tools
 	$(PY) -m ruff check .
