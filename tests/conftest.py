@@ -203,6 +203,7 @@ SLOW = (
     "monitor/weight_updates/test_movement.py",
     "package/test_benches.py::test_they_run_in_small",
     "package/test_exported_members.py::test_import_loads_nothing_heavy",
+    "package/test_guides.py",
     "package/test_hanging.py",
     "package/test_markers.py",
     "package/test_rooms.py::test_docstrings",

@@ -32,7 +32,7 @@ pytest.importorskip("safetensors")
 def test_a_transposed_weight_gradient_is_named_at_its_step_and_nothing_earlier(
     tmp_path: Path, layer: int, tensors: bool
 ) -> None:
-    """docs/guide-weight-gradient.md."""
+    """The example of docs/compare.md."""
 
     def run(name: str, wrong: Any) -> Path:
         dumped_run(

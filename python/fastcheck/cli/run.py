@@ -101,7 +101,11 @@ def _run(program: str, is_module: bool) -> None:
 
 def _report(auto: AutoInstall, with_summary: bool) -> None:
     if not auto.monitors:
-        print("fastcheck run: no optimizer was made, nothing was observed", file=sys.stderr)
+        print(
+            "fastcheck run: nothing was observed: no optimizer was given a module's parameters; "
+            "fastcheck.install(model) in the program names the model",
+            file=sys.stderr,
+        )
     for monitor in auto.monitors if with_summary else ():
         print(monitor.summary(), file=sys.stderr)
 
