@@ -210,6 +210,7 @@ SLOW = (
     "package/test_rooms.py::test_the_last_paragraph",
     "package/test_sampling.py::test_time_of_forked",
     "package/test_wheels.py",
+    "proving/test_compiled.py",
     "proving/test_doors.py",
     "proving/test_prove.py",
     "record/test_bit_patterns.py",

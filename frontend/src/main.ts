@@ -30,6 +30,11 @@ async function main(): Promise<void> {
     document.documentElement.dataset.ready = "true";
     return;
   }
+  if (kind === "proof") {
+    listenToTheme(() => undefined); // its table is the page's text
+    document.documentElement.dataset.ready = "true";
+    return;
+  }
   const model = new Model(opened);
   const store = new Store(model);
   const parts = model.header.comparison ? comparisonParts(store) : runParts(store);

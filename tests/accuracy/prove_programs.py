@@ -918,7 +918,7 @@ class _Recomputing(Model):
         )
 
 
-@fault("preserve_rng_state=False with dropout: another dropout in backward", "blocks.1")
+@fault("preserve_rng_state=False with dropout: another dropout in backward", "blocks.1.drop")
 def recomputed_with_other_dropout(is_faulty: bool) -> Program:
     model = _Recomputing()
     model.keeps_rng = not is_faulty

@@ -14,6 +14,9 @@ from torch import nn
 
 import fastcheck
 from fastcheck.cli.main import main
+from support.browser import PROGRAM as BROWSER
+from support.browser import browser
+from support.page_data import inflated
 from support.processes import run_python
 
 PROGRAM = """
@@ -50,9 +53,37 @@ def test_the_command_says_what_holds(program: Path, capsys: pytest.CaptureFixtur
 def test_the_command_fails_where_a_relation_differs(
     program: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["prove", f"{program}:leaking", "--relations", "permuted", "--json"]) == 1
+    html = program.with_suffix(".html")
+    target = ["prove", f"{program}:leaking", "--relations", "permuted", "packed"]
+    assert main([*target, "--json", "--html", str(html)]) == 1
     found = json.loads(capsys.readouterr().out)
-    assert [one["state"] for one in found["outcomes"]] == ["differs"]
+    assert (found["fastcheck"], found["format"], found["holds"]) == ("prove", 1, False)
+    assert [one["state"] for one in found["outcomes"]] == ["differs", "not asked"]
+    page = html.read_text()
+    held = json.loads(inflated(page, "header"))
+    assert held["kind"] == "proof" and held["outcomes"] == found["outcomes"]
+    for text in ("0 hold, 1 differ", "first place: the model (forward)", "no padding mask"):
+        assert text in page
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
+def test_the_page_in_a_browser(tmp_path: Path) -> None:
+    path, model = tmp_path / "proof.html", nn.Linear(2, 2)
+    fastcheck.prove(
+        lambda x: model(x).mean(), torch.ones(2, 2), model=model, relations="again", html=path
+    )
+    with browser() as window:
+        window.open(path, "document.documentElement.dataset.ready === 'true'")
+        assert window.value("document.querySelectorAll('tbody tr').length") == 1
+        assert window.problems == [] and window.requests == [path.as_uri()]
+
+
+def test_a_page_that_cannot_be_written_is_wrong_usage(
+    program: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = program / "no folder" / "page.html"
+    assert main(["prove", f"{program}:step", "--relations", "again", "--html", str(place)]) == 2
+    assert "the page can't be written" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("target", ["{}", "{}:unknown", "{}:nothing", "/no/file.py:step"])

@@ -146,7 +146,7 @@ def test_a_healthy_step_holds() -> None:
         ("rows", "alone", "blocks.1"),
         ("evaluation", "evaluated", "blocks.1"),
         ("state", "saved", "blocks.1"),
-        ("recomputed", "checkpointed", "blocks.1"),
+        ("recomputed", "checkpointed", "blocks.1.drop"),
         ("hook", "unshared", "embed"),
     ],
 )

@@ -117,7 +117,7 @@ def test_a_fault_is_named(fault: str, relation: str) -> None:
 def test_a_reduction_that_is_made_twice_is_named() -> None:
     outcome = proved("ddp", "reduced twice")
     assert outcome.state == "differs" and outcome.first is not None
-    assert outcome.first.kind == "reduction" and "what each rank computes" in str(outcome.first)
+    assert outcome.first.kind == "reduction" and "compared before agrees" in str(outcome.first)
 
 
 @pytest.mark.parametrize("without", ["positions", "attention_mask"])

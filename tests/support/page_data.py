@@ -15,8 +15,8 @@ class PageData:
     """``header``, and the arrays as float64 with NaN where a value is missing, by name."""
 
     def __init__(self, page: str) -> None:
-        self.header: dict[str, Any] = json.loads(_inflated(page, "header"))
-        data = _inflated(page, "arrays")
+        self.header: dict[str, Any] = json.loads(inflated(page, "header"))
+        data = inflated(page, "arrays")
         self.arrays = {
             name: _decoded(data[place["offset"] : place["offset"] + place["bytes"]], place)
             for name, place in self.header["arrays"].items()
@@ -32,7 +32,8 @@ class PageData:
         return found
 
 
-def _inflated(page: str, name: str) -> bytes:
+def inflated(page: str, name: str) -> bytes:
+    """The header, which is JSON, or the arrays."""
     found = re.search(f'<script type="text/plain" id="{name}">([A-Za-z0-9+/=]*)</script>', page)
     assert found is not None
     return zlib.decompress(base64.b64decode(found[1]), -15)

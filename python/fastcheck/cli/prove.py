@@ -44,6 +44,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("target", metavar="TARGET", help="train.py:step, or package.module:step")
     parser.add_argument("--relations", nargs="+", metavar="NAME", help="only these relations")
+    parser.add_argument("--html", metavar="FILE", help="write a page to open in a browser, too")
     parser.add_argument("--json", action="store_true", help="one JSON document instead of text")
     parser.set_defaults(run=run)
 
@@ -59,6 +60,7 @@ def run(options: argparse.Namespace) -> int:
         model=model,
         optimizer=optimizer[0] if optimizer else None,
         relations=options.relations or "auto",
+        html=options.html,
     )
     if options.json:
         print_json("prove", proof.to_dict())

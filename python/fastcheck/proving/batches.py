@@ -37,9 +37,7 @@ class _Rows(Relation):
     draws_alike = False
 
     def why_not(self, case: TestedStep) -> str:
-        if not case.given.rows:
-            return "where the batch has its rows is not known: its tensors disagree"
-        return "" if case.given.rows > 1 else "the batch has one row"
+        return case.given.why_no_rows
 
     def by_design(self, case: TestedStep) -> str:
         return _shared_by_rows(case)

@@ -18,7 +18,13 @@ from fastcheck.utils.torch.training_state import Generators, TrainingState
 from .computed import Computed, Key, is_of_rows
 from .given import Given
 from .observer import Inside, Learned, Observer
-from .torch_calls import Calls, seen_checkpoints, within, without_dropout_of_recurrent
+from .torch_calls import (
+    Calls,
+    not_traced,
+    seen_checkpoints,
+    within,
+    without_dropout_of_recurrent,
+)
 
 
 class RowAxis:
@@ -165,13 +171,17 @@ class TestedStep:
             random.seed(self.settings.seed)
         drawn = _drawn()
         before = {name: p.detach().clone() for name, p in self.parameters.items()}
-        given = self.map_batch(lambda _, t: t.detach().clone()) if batch is None else batch
+        given = self.map_batch(lambda _, t: t.clone()) if batch is None else batch
+        for name, tensor in flatten(given, "batch") if self.given.trained else ():
+            if name in self.given.trained and not tensor.requires_grad:
+                tensor.requires_grad_()
         kept = Computed()
         gradients: dict[str, torch.Tensor] = {}
         with contextlib.ExitStack() as stack:
             learned = self.learned if self.settings.learns else None
             watch = Observer(self.model, kept, sites, learned, self.inside)
-            calls = Calls(self.settings.dropout, None if self.inside is None else watch.called)
+            called = None if self.inside is None else not_traced(watch.called)
+            calls = Calls(self.settings.dropout, called)
             late = self.settings.reads_late
             stack.enter_context(watch.hooks(self.parameters, gradients, late))
             stack.enter_context(within(calls))
@@ -180,8 +190,7 @@ class TestedStep:
             args = (self.model, given) if self.takes_model else (given,)
             returned = self.step(*args)
             loss: Any = _loss(returned)
-            is_done = gradients or any(p.grad is not None for p in self.parameters.values())
-            if loss is not None and loss.grad_fn is not None and not is_done:
+            if loss is not None and loss.grad_fn is not None and not calls.has_backward:
                 loss.backward()
             if late:
                 watch.read_gradients()
@@ -224,6 +233,7 @@ class TestedStep:
     def put_back(self) -> None:
         """The kept state, with the weights perturbed where ``noise`` asks for it."""
         self.state.put_back()
+        torch.clear_autocast_cache()  # of a caller's region: it holds the weights of before
         with torch.no_grad():
             for holder, name, tensor, kept in self._loose:
                 holder[name] = tensor

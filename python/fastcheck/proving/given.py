@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Callable, Optional
 
+import numpy as np
 import torch
 
 from fastcheck.utils.torch.flatten import flatten
@@ -16,19 +19,37 @@ TARGETS = r"label|target|\by\b"
 
 class Given:
     """The batch of a step. ``tensors``: those in it, by the names of flatten(). ``rows``: their
-    number, 0 where it is not known. ``length``: of the padded sequences, with ``mask`` the name of
-    the tensor that says which tokens are real, by the value ``real``; 0 without one.
+    number, 0 where it is not known, for the reason ``why_no_rows``. ``length``: of the padded
+    sequences, with ``mask`` the name of the tensor that says which tokens are real, by the value
+    ``real``; 0 without one. ``trained``: the names of those that need a gradient.
     """
 
     def __init__(self, batch: Any, model: torch.nn.Module) -> None:
         self.batch = batch
-        self.tensors = dict(flatten(batch, "batch"))
-        # Dimension 0 of all tensors of the batch, unless a module has it elsewhere.
-        sizes = {t.shape[0] for t in self.tensors.values() if t.dim() and t.shape[0] != 1}
-        is_elsewhere = any(getattr(m, "batch_first", True) is False for m in model.modules())
-        self.rows = sizes.pop() if len(sizes) == 1 and not is_elsewhere else 0
+        pairs = flatten(batch, "batch")
+        self.tensors = {name: tensor.detach() for name, tensor in pairs}
+        self.trained = [name for name, tensor in pairs if tensor.requires_grad]
+        self.rows, self.why_no_rows = self._rows(model)
         self.real = 1
         self.mask, self.length = self._mask()
+
+    def _rows(self, model: torch.nn.Module) -> tuple[int, str]:
+        """Dimension 0 of all tensors of the batch, unless a module has it elsewhere."""
+        if not self.tensors:
+            return 0, "no tensors are known in the batch: dicts, lists, dataclasses are looked into"
+        for path, module in model.named_modules():
+            if getattr(module, "batch_first", True) is False:
+                name = f"{type(module).__name__} {path}".strip()
+                return 0, f"{name} has its rows in another dimension (batch_first=False)"
+        tensors = {name: t for name, t in self.tensors.items() if t.dim()}
+        wide = [t for t in tensors.values() if t.dim() > 1]
+        sizes = {t.shape[0]: name for name, t in tensors.items() if t.shape[0] > 1}
+        if not sizes or (wide and all(t.shape[0] == 1 for t in wide)):  # sequences packed into one
+            return 0, "the batch has fewer than two rows"
+        if len(sizes) > 1:
+            said = ", ".join(f"{name} {size}" for size, name in sizes.items())
+            return 0, f"where the batch has its rows is not known: dimension 0 of {said}"
+        return next(iter(sizes)), ""
 
     def _mask(self) -> tuple[str, int]:
         for name, tensor in self.tensors.items():
@@ -58,7 +79,7 @@ class Given:
         return _mapped(self.batch, "batch", {k: change(k, t) for k, t in self.tensors.items()})
 
     def take_rows(self, index: Sequence[int]) -> Any:
-        """The batch with these rows only, in this order."""
+        """The batch with these rows only, in this order; of lists of one entry for each row too."""
         where = torch.tensor(index)
 
         def take(name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -66,7 +87,15 @@ class Given:
                 return tensor.index_select(0, where.to(tensor.device))
             return tensor
 
-        return self.map(take)
+        def pick(value: Any) -> Any:
+            if isinstance(value, np.ndarray) and value.ndim and len(value) == self.rows:
+                return value[list(index)]
+            if type(value) is list and len(value) == self.rows and not flatten(value, ""):
+                return [value[i] for i in index]
+            return value
+
+        changed = {name: take(name, tensor) for name, tensor in self.tensors.items()}
+        return _mapped(self.batch, "batch", changed, pick)
 
     def named(self, pattern: str) -> str:
         """The first tensor of this name with an entry for each token, or ``""``."""
@@ -105,23 +134,34 @@ class Given:
         return [real, real[:, int(columns[0]) : int(columns[-1]) + 1]]
 
 
-def _mapped(value: Any, label: str, tensors: dict[str, torch.Tensor]) -> Any:
-    """``value`` with its tensors replaced, by the names that flatten() gives them."""
-    if isinstance(value, torch.Tensor):
-        return tensors[label]
+def _mapped(
+    value: Any,
+    label: str,
+    tensors: dict[str, torch.Tensor],
+    pick: Callable[[Any], Any] = lambda value: value,
+) -> Any:
+    """``value`` with its tensors replaced, by the names that flatten() gives them, and what holds
+    none by what ``pick`` makes of it.
+    """
     queue = [tensors[name] for name, _ in flatten(value, label)]
-    return _replaced(value, iter(queue))
+    return _replaced(value, iter(queue), pick)
 
 
-def _replaced(value: Any, tensors: Iterator[torch.Tensor]) -> Any:
+def _replaced(value: Any, tensors: Iterator[torch.Tensor], pick: Callable[[Any], Any]) -> Any:
     if isinstance(value, torch.Tensor):
         return next(tensors)
+    if not flatten(value, ""):
+        return pick(value)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_replaced(one, tensors) for one in value))
+        return type(value)(*(_replaced(one, tensors, pick) for one in value))
     if isinstance(value, (list, tuple)):
-        return type(value)(_replaced(one, tensors) for one in value)
-    if isinstance(value, dict):
-        return {name: _replaced(one, tensors) for name, one in value.items()}
-    if hasattr(value, "keys") and hasattr(value, "__getitem__"):  # transformers' BatchEncoding
-        return {name: _replaced(value[name], tensors) for name in value.keys()}  # noqa: SIM118
-    return value
+        return type(value)(_replaced(one, tensors, pick) for one in value)
+    changed: Any = copy.copy(value)
+    if isinstance(value, Mapping):
+        for name in value:
+            changed[name] = _replaced(value[name], tensors, pick)
+        return changed
+    for field in dataclasses.fields(value):  # a frozen one too
+        one = _replaced(getattr(value, field.name, None), tensors, pick)
+        object.__setattr__(changed, field.name, one)
+    return changed

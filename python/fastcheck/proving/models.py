@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import io
 from collections.abc import Iterator
 from typing import Any
@@ -12,6 +13,7 @@ from unittest import mock
 import torch
 from torch.utils import checkpoint as checkpointing
 
+from fastcheck.errors import first_line
 from fastcheck.utils.torch.training_state import Generators
 
 from .case import TestedStep
@@ -140,8 +142,72 @@ class Autocast(Relation):
         def nothing(self: Any, *error: object) -> None:
             return None
 
-        with mock.patch.multiple(torch.autocast, __enter__=nothing, __exit__=nothing):
+        with contextlib.ExitStack() as stack:
+            for device in {"cpu", *(p.device.type for p in case.parameters.values())}:
+                stack.enter_context(torch.autocast(device, enabled=False))  # of a caller's region
+            patched = mock.patch.multiple(torch.autocast, __enter__=nothing, __exit__=nothing)
+            stack.enter_context(patched)
             yield
+
+
+class TorchCompile(Relation):
+    """The model within torch.compile; or without, where it is compiled already.
+
+    Args:
+        backend: of torch.compile, by its name, or a function.
+    """
+
+    draws_alike = False  # a backend draws dropout in its own way
+
+    def __init__(self, backend: Any = "inductor") -> None:
+        name = backend if isinstance(backend, str) else getattr(backend, "__name__", "a function")
+        self.name = f"torch.compile ({name}) against eager"
+        self._backend, self._graphs = backend, 0
+        self._forward: Any = None
+
+    def why_not(self, case: TestedStep) -> str:
+        if self._is_compiled(case.model):
+            known = hasattr(torch.compiler, "set_stance")
+            return "" if known else "this torch can't run what is compiled without torch.compile"
+        case.settings.dropout = False
+        try:
+            with self.changed(case):
+                case.compute()
+        except Exception as raised:
+            error = getattr(raised, "inner_exception", raised)  # of a backend
+            return f"torch.compile: {type(error).__name__}: {first_line(error)}"
+        if case.draws:
+            return "it draws random numbers within torch.compile, which draws them in another way"
+        return "" if self._graphs else "torch.compile makes no graph of the model"
+
+    def _is_compiled(self, model: torch.nn.Module) -> bool:
+        return any(
+            hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None)
+            for module in model.modules()
+        )
+
+    @contextlib.contextmanager
+    def changed(self, case: TestedStep) -> Iterator[None]:
+        if self._is_compiled(case.model):
+            with torch.compiler.set_stance("force_eager"):
+                yield
+            return
+        forward = self._forward or self._compiled(case.model.forward)
+        with mock.patch.object(case.model, "forward", forward):
+            yield
+
+    def _compiled(self, forward: Any) -> Any:
+        make = importlib.import_module("torch._dynamo").lookup_backend(self._backend)
+
+        def backend(graph: Any, inputs: Any) -> Any:
+            self._graphs += 1
+            return make(graph, inputs)
+
+        self._forward = torch.compile(forward, backend=backend, dynamic=False)
+        return self._forward
+
+    def note(self, case: TestedStep) -> str:
+        return "" if not self._graphs else f"{self._graphs} graph" + "s" * (self._graphs > 1)
 
 
 class Unshared(Relation):

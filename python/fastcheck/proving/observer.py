@@ -17,6 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from fastcheck.utils.torch.flatten import flatten, flatten_arguments
 
 from .computed import Computed
+from .torch_calls import not_traced
 
 _Named = dict[str, torch.Tensor]
 #: The floating formats of which one ulp is known, coarsest first.
@@ -75,6 +76,7 @@ class Observer:
         self._handles: list[Any] = []
         self._made_by: dict[int, tuple[torch.Tensor, str]] = {}
         self._count = 0
+        self._is_keeping = False
 
     @contextlib.contextmanager
     def hooks(self, parameters: _Named, gradients: _Named, late: bool = False) -> Iterator[None]:
@@ -85,10 +87,10 @@ class Observer:
         handles = self._handles
         for path, module in self._model.named_modules():
             if self._sites:
-                entered = functools.partial(self._entered, path)
+                entered = not_traced(functools.partial(self._entered, path))
                 handles.append(module.register_forward_pre_hook(entered, with_kwargs=True))
             if self._sites or self._learned is not None or module is self._model:
-                left = functools.partial(self._left, path)
+                left = not_traced(functools.partial(self._left, path))
                 handles.append(module.register_forward_hook(left, with_kwargs=True))
         handles.append(register_optimizer_step_pre_hook(self._updating))
         parameter: Any
@@ -106,6 +108,8 @@ class Observer:
         """Takes in what a function returned within the module that is looked into."""
         looked_into = self._looked_into
         if looked_into is None or not self._inside or self._inside[-1] != looked_into.path:
+            return
+        if self._is_keeping:
             return
         called = getattr(function, "__name__", "a function").strip("_")
         if called in ("get", "set", "size", "dim"):
@@ -129,7 +133,11 @@ class Observer:
 
     def _keep(self, kind: str, name: str, tensor: torch.Tensor) -> None:
         if tensor.dim() and (tensor.is_floating_point() or kind == "forward input"):
-            self._kept.tensors.setdefault((kind, name), _whole(tensor).clone())
+            self._is_keeping = True
+            try:
+                self._kept.tensors.setdefault((kind, name), _whole(tensor).clone())
+            finally:
+                self._is_keeping = False
 
     def _watch(self, phase: str, path: str, pairs: list[tuple[str, Any]]) -> None:
         for label, tensor in pairs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,6 +18,7 @@ from fastcheck.utils.torch.training_state import TrainingState
 from . import batches, models
 from .case import Settings, TestedStep
 from .computed import Computed, Key
+from .page import write_proof
 from .ranks import under_ddp, under_fsdp
 from .relation import Relation
 from .result import BY_DESIGN, DIFFERS, FAILED, HOLDS, NOT_ASKED, Outcome, Place, Proof
@@ -38,7 +40,13 @@ _AUTO: dict[str, type[Relation]] = {
     "evaluated": models.EvaluatedTwice,
 }
 #: Relations that are asked by name alone: they take longer.
-_BY_NAME: dict[str, Callable[[], Relation]] = {**_AUTO, "ddp": under_ddp, "fsdp": under_fsdp}
+_BY_NAME: dict[str, Callable[[], Relation]] = {
+    **_AUTO,
+    "compiled": models.TorchCompile,
+    "traced": lambda: models.TorchCompile("aot_eager"),
+    "ddp": under_ddp,
+    "fsdp": under_fsdp,
+}
 _CONFIRMED_AT = (101, 102)
 
 _Relations = Union[str, Sequence[Union[str, Relation]]]
@@ -52,6 +60,7 @@ def prove(
     optimizer: Union[torch.optim.Optimizer, Sequence[torch.optim.Optimizer], None] = None,
     relations: _Relations = "auto",
     also: Sequence[Any] = (),
+    html: Union[str, os.PathLike[str], None] = None,
 ) -> Proof:
     """Computes one training step in ways that must agree, and names the first place where it does
     not::
@@ -74,7 +83,9 @@ def prove(
         model: the module.
         optimizer: the optimizer of the step, or several.
         relations: ``"auto"``, or relations by name and objects: see docs/prove.md.
-        also: what else has a state, as for rerun().
+        also: what else has a state: other models, schedulers, a GradScaler, an average of the
+            weights, a torch.Generator.
+        html: a page to write, to open in a browser.
 
     Returns:
         A Proof: ``holds``, ``outcomes``; ``str()`` of it is a table.
@@ -82,6 +93,7 @@ def prove(
     Raises:
         ConfigError: an argument that can't be used. What the step raises is raised here, if it
             raises as it is.
+        LogError: the page can't be written.
 
     Costs about 8 computations of the step, and 1 to 3 for each relation; one that differs costs
     some 10 more. Holds three more copies of weights and gradients. Waits for the devices.
@@ -97,7 +109,7 @@ def prove(
     tensors = [t for _, t in flatten(batch, "batch") if not t.is_inference()]
     began = time.monotonic()
     state = TrainingState([model], optimizers=optimizers, others=also, tensors=tensors)
-    with set_aside([model]), state:
+    with set_aside([model]), state, torch.inference_mode(False), torch.enable_grad():
         case = TestedStep(step, batch, model, list(optimizers), state)
         try:
             prover = Prover(case)
@@ -105,7 +117,10 @@ def prove(
         finally:
             case.settings.noise = 0
             case.put_back()
-    return Proof(outcomes, prover.subject, round(time.monotonic() - began, 3))
+    proof = Proof(outcomes, prover.subject, round(time.monotonic() - began, 3))
+    if html is not None:
+        write_proof(html, proof)
+    return proof
 
 
 class Prover:

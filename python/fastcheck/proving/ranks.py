@@ -37,7 +37,6 @@ class Ranks(Relation):
     """
 
     kinds = ("loss", "output", "gradient")
-    mixes_rows = True
     draws_alike = False
     reduces = True
 
@@ -47,12 +46,15 @@ class Ranks(Relation):
             raise ConfigError("no ranks", expected=expected, got=got)
         self.name = f"{count} ranks of {getattr(wrap, '__name__', 'a function')}"
         self._wrap, self._count, self._shares_rows = wrap, count, shares_rows
+        self.mixes_rows = shares_rows
         self._found = Computed()
 
     def why_not(self, case: TestedStep) -> str:
         if not case.takes_model:
             return "the step takes no model: a rank calls it as step(model, batch)"
-        if self._shares_rows and (not case.given.rows or case.given.rows % self._count):
+        if self._shares_rows and case.given.why_no_rows:
+            return case.given.why_no_rows
+        if self._shares_rows and case.given.rows % self._count:
             return f"{case.given.rows} rows are not {self._count} equal shares"
         if not hasattr(os, "fork") or not dist.is_available() or not dist.is_gloo_available():
             return "this system has no fork, or torch no gloo"
@@ -78,7 +80,9 @@ class Ranks(Relation):
             else:
                 found.tensors.pop(("loss", ""), None)
         for key, tensor in wanted.tensors.items():  # of the rank that is farthest off
-            held = [r.tensors[key] for r in ranks if key[0] in _SUMS and key in r.tensors]
+            if (self._shares_rows and key[0] not in _SUMS) or not tensor.is_floating_point():
+                continue
+            held = [rank.tensors[key] for rank in ranks if key in rank.tensors]
             if len(held) == self._count and all(one.shape == tensor.shape for one in held):
                 found.tensors[key] = max(held, key=lambda one: float((one - tensor).norm()))
         # A rank may hold other parameters, as a share of one.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Optional
 
@@ -37,7 +38,9 @@ class Place:
             return f"the update of {self.what}, which is another one of the same gradients"
         if self.kind == "reduction":
             name = ".".join(filter(None, (self.module, self.what)))
-            return f"the reduction of gradients, of {name} first: what each rank computes agrees"
+            return (
+                f"the reduction of gradients, of {name} first: all that is compared before agrees"
+            )
         if self.kind == "step":
             return "the step, which does not call the model once with all rows: it is not followed"
         name = f"{self.module or 'the model'} ({self.kind}): {self.what}"
@@ -62,6 +65,14 @@ class Outcome:
     note: str = ""
     seconds: float = 0.0
 
+    @property
+    def text(self) -> str:
+        """The first place and the tensor that is farthest off, where it differs, or the note."""
+        if self.state != DIFFERS:
+            return self.note
+        place = "" if self.first is None else f"first place: {self.first}\n"
+        return f"{place}farthest: {self.worst}"
+
     def to_dict(self) -> dict[str, Any]:
         """The fields by name, ready for JSON."""
         first = None if self.first is None else dict(vars(self.first))
@@ -84,6 +95,13 @@ class Proof:
     def holds(self) -> bool:
         """Whether no relation differs."""
         return not any(one.state == DIFFERS for one in self.outcomes)
+
+    @property
+    def headline(self) -> str:
+        """The numbers of relations that hold, differ and failed."""
+        states = Counter(one.state for one in self.outcomes)
+        text = f"{states[HOLDS]} hold, {states[DIFFERS]} differ"
+        return text + (f", {states[FAILED]} failed" if states[FAILED] else "")
 
     def __bool__(self) -> bool:
         return self.holds
@@ -111,29 +129,28 @@ class Proof:
 def render(proof: Proof) -> str:
     """The table: relation, state, score, time, and the first place or the reason."""
     shown = [one for one in proof.outcomes if one.state != NOT_ASKED]
-    width = max([len(one.relation) for one in shown], default=0)
+    width = max([len(one.relation) for one in proof.outcomes], default=0)
     lines = [proof.subject, ""]
     lines.append(f"  {'relation':{width}}  {'':9}  {'score':>8}  {'time':>7}")
     for one in shown:
-        score = "" if one.score is None else _number(one.score)
+        score = score_text(one.score)
         note = one.note if one.state != DIFFERS else ""
         row = f"  {one.relation:{width}}  {one.state:9}  {score:>8}  {one.seconds:5.1f} s  {note}"
         lines.append(row.rstrip())
         if one.state == DIFFERS:
-            if one.first is not None:
-                lines.append(f"      first place: {one.first}")
-            lines.append(f"      farthest: {one.worst}")
+            lines += [f"      {line}" for line in one.text.splitlines()]
     skipped = [one for one in proof.outcomes if one.state == NOT_ASKED]
     if skipped:
         lines += ["", "  not asked:"]
         lines += [f"  {one.relation:{width}}  {one.note}" for one in skipped]
-    counts = {state: sum(one.state == state for one in shown) for state in (HOLDS, DIFFERS)}
-    counted = f"  {counts[HOLDS]} hold, {counts[DIFFERS]} differ. A score is a difference over the"
-    noise = "  noise of its tensor, measured by moving each weight by one ulp; up to 10 is noise."
-    lines += ["", counted, noise]
+    lines += ["", f"  {proof.headline}. A score is a difference over the noise of its tensor,"]
+    lines += ["  measured by moving each weight by one ulp; up to 10 is noise."]
     text = printable("\n".join(lines), keep="\n")
     return to_ascii(text) if wants_ascii(sys.stdout) else text
 
 
-def _number(score: float) -> str:
+def score_text(score: Optional[float]) -> str:
+    """A score in at most seven characters; ``""`` without one."""
+    if score is None:
+        return ""
     return f"{score:.1f}" if score < 1000 else f"{score:.1e}"

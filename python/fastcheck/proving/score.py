@@ -189,8 +189,21 @@ def _first(case: TestedStep, relation: Relation, phase: str = "") -> Optional[tu
             return ("loss", ""), loss
         is_held = key in reference.rows or not is_of_rows(key) or not relation.mixes_rows
         if score > LIMIT and is_held and way == (phase or way):
-            return key, score
+            return _of_reader(key, other), score
     return (("loss", ""), loss) if loss > LIMIT and not phase else None
+
+
+def _of_reader(key: Key, other: Computed) -> Key:
+    """The gradient of an input in place of that of an output, where one module takes the tensor:
+    it has made the gradient.
+    """
+    if key[0] != "backward output":
+        return key
+    inputs = [k for k in other.tensors if k[0] == "backward input"]
+    same = [k for k in inputs if torch.equal(other.tensors[k], other.tensors[key])]
+    paths = {_split(k[1])[0] for k in same}
+    outer = [k for k in same if not any(_split(k[1])[0].startswith(f"{p}.") for p in paths)]
+    return outer[0] if len(outer) == 1 else key
 
 
 def _split(name: str) -> tuple[str, str]:

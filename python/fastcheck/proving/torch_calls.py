@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import re
+import sys
 from collections.abc import Iterator
 from typing import Any, Callable, Optional
 from unittest import mock
@@ -21,12 +22,14 @@ _DROPOUTS = {
     if re.fullmatch(r"(feature_)?(alpha_)?dropout([123]d)?", name)
 }
 
+_ATTENTIONS = (F.scaled_dot_product_attention, F.multi_head_attention_forward)
+
 Called = Callable[[Any, tuple[Any, ...], Any], None]
 
 
 class Calls(TorchFunctionMode):
-    """Notes the calls of scaled_dot_product_attention, and of what is within torch.autocast;
-    ``dropout=False``: leaves dropout out.
+    """Notes the calls of scaled_dot_product_attention, of backward(), and of what is within
+    torch.autocast; ``dropout=False``: leaves dropout out.
     ``called`` is told of each function, its arguments and what it returns.
     """
 
@@ -36,31 +39,33 @@ class Calls(TorchFunctionMode):
         self._called = called
         self.attention = 0
         self.has_autocast = False
+        self.has_backward = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled():
+        # What torch.compile traces of this counts nothing: another count would be another graph.
+        is_traced = torch.compiler.is_compiling()
+        if not is_traced and (torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled()):
             self.has_autocast = True
+        if func in _ATTENTIONS and not is_traced:
+            self.attention += 1
         returned = self._run(func, args, kwargs or {})
-        if self._called is not None:
+        if self._called is not None and not is_traced:
             self._called(func, args, returned)
         return returned
 
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func is F.scaled_dot_product_attention:
-            self.attention += 1
             if not self._dropout:
                 args, kwargs = args[:4], {**kwargs, "dropout_p": 0.0}
                 if len(args) == 4 and "attn_mask" in kwargs:
                     args = args[:3]
         elif not self._dropout and func in _DROPOUTS:
             return args[0] if args else kwargs["input"]
-        elif func is F.multi_head_attention_forward:
+        elif not self._dropout and func is F.multi_head_attention_forward:
             # The function's own calls are not seen here.
-            self.attention += 1
-            if not self._dropout:
-                bound = inspect.signature(func).bind(*args, **kwargs)
-                bound.arguments["dropout_p"] = 0.0
-                args, kwargs = bound.args, bound.kwargs
+            bound = inspect.signature(func).bind(*args, **kwargs)
+            bound.arguments["dropout_p"] = 0.0
+            args, kwargs = bound.args, bound.kwargs
         return func(*args, **kwargs)
 
 
@@ -73,11 +78,30 @@ def within(calls: Calls) -> Iterator[None]:
     run = autograd._engine_run_backward
 
     def backward(*args: Any, **kwargs: Any) -> Any:
+        calls.has_backward |= bool(kwargs.get("accumulate_grad"))  # not of autograd.grad()
         with calls:
             return run(*args, **kwargs)
 
-    with calls, mock.patch.object(autograd, "_engine_run_backward", backward):
-        yield
+    with contextlib.ExitStack() as stack:
+        dynamo: Any = sys.modules.get("torch._dynamo")
+        if dynamo is not None:
+            # torch.compile traces the mode together with the function that is called. After a break
+            # in the graph it would make a graph of the mode alone, for all functions.
+            for code in (Calls.__torch_function__.__code__, Calls._run.__code__):
+                dynamo.decorators.skip_code(code)
+            # Layers with the same code are graphs of their own where hooks end a graph.
+            wanted = {"recompile_limit": 1000, "skip_nnmodule_hook_guards": False}
+            known = {name: value for name, value in wanted.items() if hasattr(dynamo.config, name)}
+            stack.enter_context(dynamo.config.patch(known))
+        stack.enter_context(mock.patch.object(autograd, "_engine_run_backward", backward))
+        with calls:
+            yield
+
+
+def not_traced(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function at which a graph of torch.compile ends."""
+    dynamo: Any = sys.modules.get("torch._dynamo")
+    return function if dynamo is None else dynamo.disable(function)
 
 
 @contextlib.contextmanager

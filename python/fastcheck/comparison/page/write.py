@@ -20,7 +20,13 @@ from fastcheck.comparison.row import Row
 from fastcheck.comparison.tally import Found
 from fastcheck.errors import printable
 from fastcheck.log.step_table import StepRow
-from fastcheck.report.page.container import Container, page_html, text_html, write_html
+from fastcheck.report.page.container import (
+    Container,
+    page_html,
+    table_html,
+    text_html,
+    write_html,
+)
 from fastcheck.report.page.parts import add_grid, dtype_list, json_numbers, step_columns
 from fastcheck.utils.text.layout import Part, Section, Table
 from fastcheck.utils.text.numbers import to_json
@@ -344,7 +350,7 @@ def _section(section: Section) -> str:
         if isinstance(part, Table):
             body += _pre(text)
             text = []
-            body.append(_table(part, title))
+            body.append(table_html(part, title))
         else:
             text.append(part)
     body += _pre(text)
@@ -357,21 +363,3 @@ def _section(section: Section) -> str:
 
 def _pre(lines: Sequence[str]) -> list[str]:
     return [f"<pre>{text_html(chr(10).join(lines))}</pre>"] if lines else []
-
-
-def _table(table: Table, title: str) -> str:
-    columns = len(table.header)
-
-    def cell(tag: str, column: int, text: str) -> str:
-        is_number = table.left <= column < columns - table.note
-        return f"<{tag}{' class=number' if is_number else ''}>{text_html(text)}</{tag}>"
-
-    head = "".join(
-        cell("th", at, text) if text else "<td></td>" for at, text in enumerate(table.header)
-    )
-    rows = "".join(
-        f"<tr>{''.join(cell('td', at, text) for at, text in enumerate(row))}</tr>"
-        for row in table.rows
-    )
-    caption = f"<caption>{title}</caption>"
-    return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"

@@ -31,6 +31,7 @@ import numpy as np
 
 from fastcheck.errors import LogError, printable
 from fastcheck.utils.private import write_private
+from fastcheck.utils.text.layout import Table
 
 _ZERO, _LEAST, _MOST = -32767, -32000, 32000
 
@@ -75,6 +76,25 @@ _PAGE = """\
 def text_html(text: str) -> str:
     """Any text as HTML text."""
     return escape(printable(text, keep="\n"), quote=True)
+
+
+def table_html(table: Table, title: str) -> str:
+    """``title``: HTML, of its caption."""
+    columns = len(table.header)
+
+    def cell(tag: str, column: int, text: str) -> str:
+        is_number = table.left <= column < columns - table.note
+        return f"<{tag}{' class=number' if is_number else ''}>{text_html(text)}</{tag}>"
+
+    head = "".join(
+        cell("th", at, text) if text else "<td></td>" for at, text in enumerate(table.header)
+    )
+    rows = "".join(
+        f"<tr>{''.join(cell('td', at, text) for at, text in enumerate(row))}</tr>"
+        for row in table.rows
+    )
+    caption = f"<caption>{title}</caption>"
+    return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
 
 
 def page_html(title: str, name: str, verdict: str, data: tuple[str, str]) -> str:

@@ -7,20 +7,25 @@ the random generators.
 from __future__ import annotations
 
 import copy
+import functools
 import random
-from collections.abc import Iterable
-from typing import Any, Optional
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Iterable, Iterator
+from typing import Any, Callable, Optional
 
 import numpy as np
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from .flatten import flatten
 from .own_operators import no_grad
 from .readable import is_materialised
 from .versions import GradScaler
 
 # Attributes of modules that a step may count up. What is mutable is left to state_dict().
 _PLAIN = (bool, int, float, str, type(None))
+#: The attributes that every module has.
+_OF_TORCH = frozenset(vars(torch.nn.Module()))
 
 
 def is_stateful(value: object) -> bool:
@@ -88,29 +93,52 @@ class SavedTensors:
                     tensor.detach().copy_(kept)
 
 
+class _KeptParameters:
+    """The values of some parameters, their gradients, and whether they need one."""
+
+    def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
+        self._kept = [(p, p.grad, p.requires_grad) for p in parameters]
+        self._values = SavedTensors(
+            t for p, grad, _ in self._kept for t in (p, grad) if t is not None
+        )
+
+    def put_back(self) -> None:
+        self._values.put_back()
+        for parameter, gradient, is_trained in self._kept:
+            parameter.grad = gradient
+            if parameter.requires_grad != is_trained:
+                parameter.requires_grad_(is_trained)
+
+
 class _OptimizerState:
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+    """``known``: the ids of parameters that are kept elsewhere."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, known: Iterable[int]) -> None:
         self.optimizer = optimizer
         self._groups = [dict(group) for group in optimizer.param_groups]
-        self._state = {key: dict(value) for key, value in optimizer.state.items()}
-        self._values = SavedTensors(
-            value
-            for held in (*self._state.values(), *self._groups)
-            for value in held.values()
-            if isinstance(value, torch.Tensor)
-        )
+        self._state = {key: _nested(value) for key, value in optimizer.state.items()}
+        held = (*self._state.values(), *({**g, "params": None} for g in self._groups))
+        self._values = SavedTensors(t for one in held for _, t in flatten(one, ""))
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        self._parameters = SavedTensors(parameters)
+        self._parameters = _KeptParameters(p for p in parameters if id(p) not in known)
 
     def put_back(self) -> None:
         self._values.put_back()
         self._parameters.put_back()
         state: Any = self.optimizer.state
         state.clear()
-        state.update({key: dict(value) for key, value in self._state.items()})
+        state.update({key: _nested(value) for key, value in self._state.items()})
+        del self.optimizer.param_groups[len(self._groups) :]
         for group, kept in zip(self.optimizer.param_groups, self._groups):
             group.clear()
             group.update(kept)
+
+
+def _nested(value: Any) -> Any:
+    """Dicts and lists anew, as LBFGS appends to those of its state; what they hold as it is."""
+    if isinstance(value, dict):
+        return {key: _nested(one) for key, one in value.items()}
+    return [_nested(one) for one in value] if type(value) is list else value
 
 
 class _ScalerState:
@@ -135,11 +163,51 @@ class _OtherState:
             self._holder.load_state_dict(copy.deepcopy(self._kept))
 
 
+class _Attributes:
+    """All attributes of a module that are not torch's own, the containers and generators among them
+    with their content.
+    """
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._held = vars(module)
+        self._kept = {k: value for k, value in self._held.items() if k not in _OF_TORCH}
+        self._undo = [undo for value in self._kept.values() for undo in _undos(value)]
+
+    def put_back(self) -> None:
+        for name in self._held.keys() - self._kept.keys() - _OF_TORCH:
+            del self._held[name]
+        self._held.update(self._kept)
+        for undo in self._undo:
+            undo()
+
+
+_NESTED = 4
+
+
+def _undos(value: Any, depth: int = 0) -> Iterator[Callable[[], object]]:
+    """Functions that put the content of nested containers, and the state of generators, back."""
+    if isinstance(value, (torch.Generator, np.random.RandomState)):
+        held: Any = value
+        yield functools.partial(held.set_state, held.get_state())
+    elif isinstance(value, np.random.Generator):
+        bits = value.bit_generator
+        yield functools.partial(setattr, bits, "state", bits.state)
+    elif isinstance(value, random.Random):
+        yield functools.partial(value.setstate, value.getstate())
+    elif type(value) in (dict, OrderedDict, defaultdict, set, list, deque) and depth < _NESTED:
+        is_mapping = isinstance(value, dict)
+        kept = list(value.items() if is_mapping else value)
+        fill = getattr(value, "update", None) or value.extend
+        yield lambda: (value.clear(), fill(kept))
+        for one in kept:
+            yield from _undos(one[1] if is_mapping else one, depth + 1)
+
+
 class TrainingState:
     """Everything that a step of ``models`` changes, as it is now; in a ``with`` statement, put back
     at its end, and by put_back(). Optimizers are kept when they are about to step, whichever they
-    are; those of ``optimizers`` at once. ``others``: what else has a state, and ``tensors`` that
-    the step may write to.
+    are; those of ``optimizers`` at once. ``others``: what else has a state, modules among them, and
+    ``tensors`` that the step may write to.
     """
 
     def __init__(
@@ -151,24 +219,29 @@ class TrainingState:
         others: Iterable[Any] = (),
         tensors: Iterable[torch.Tensor] = (),
     ) -> None:
-        models = list(models)
+        others = list(others)
+        models = [*models, *(one for one in others if isinstance(one, torch.nn.Module))]
+        modules = list({id(m): m for model in models for m in model.modules()}.values())
         parameters = {id(p): p for model in models for p in model.parameters()}
         buffers = {id(b): b for model in models for b in model.buffers()}
-        self._gradients = [(parameter, parameter.grad) for parameter in parameters.values()]
-        held = [gradient for _, gradient in self._gradients if gradient is not None]
-        self._values = SavedTensors((*parameters.values(), *buffers.values(), *held, *tensors))
+        self._known = set(parameters)
+        self._parameters = _KeptParameters(parameters.values())
+        self._values = SavedTensors((*buffers.values(), *tensors))
         # A module may put a new tensor in the place of a buffer or a parameter.
         self._registered: list[tuple[Any, dict[str, Any]]] = [
             (held, dict(held))
-            for model in models
-            for module in model.modules()
+            for module in modules
             for held in (module._buffers, module._parameters)
         ]
-        self._plain = [(m, _plain(m)) for model in models for m in model.modules()]
+        self._plain = [(module, _plain(module)) for module in modules]
+        self._attributes = [_Attributes(module) for module in modules]
         self._generators = Generators()
-        self._scaler = None if scaler is None else _ScalerState(scaler)
-        self._optimizers = {id(one): _OptimizerState(one) for one in optimizers}
-        self._others = [_OtherState(one) for one in others]
+        self._optimizers = {id(one): _OptimizerState(one, self._known) for one in optimizers}
+        self._others: list[Any] = [
+            _ScalerState(one) if isinstance(one, GradScaler) else _OtherState(one)
+            for one in ([scaler] if scaler is not None else []) + others
+            if not isinstance(one, torch.nn.Module)
+        ]
         self._handle: Any = None
 
     @property
@@ -182,14 +255,19 @@ class TrainingState:
 
     def _before_update(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if id(optimizer) not in self._optimizers:
-            self._optimizers[id(optimizer)] = _OptimizerState(optimizer)
+            self._optimizers[id(optimizer)] = _OptimizerState(optimizer, self._known)
 
     def __exit__(self, *error: object) -> None:
         self._handle.remove()
         self.put_back()
+        # Now alone: a cache that holds what it should not shows in the next computation.
+        for attributes in self._attributes:
+            attributes.put_back()
 
     def put_back(self) -> None:
-        """Everything is as it was when this was made. May be called again."""
+        """Everything is as it was when this was made, but for the content of attributes of modules,
+        which is put back at the end of the ``with`` statement. May be called again.
+        """
         # First: to load a state may write to the rest, as an average of the weights does.
         for other in self._others:
             other.put_back()
@@ -198,12 +276,9 @@ class TrainingState:
         for held, kept in self._registered:
             held.update(kept)
         self._values.put_back()
-        for parameter, gradient in self._gradients:
-            parameter.grad = gradient
+        self._parameters.put_back()
         for module, plain in self._plain:
             vars(module).update(plain)
-        if self._scaler is not None:
-            self._scaler.put_back()
         self._generators.put_back()
 
 
