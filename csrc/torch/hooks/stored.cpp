@@ -78,6 +78,7 @@ py::set parameter_ids(const py::sequence& groups) {
 py::list stored_in(const py::sequence& nodes, py::str kind, const py::object& owned_ids) {
   py::list found;
   std::unordered_set<PyObject*> seen;
+  if (!owned_ids.is_none()) seen.reserve(py::len(owned_ids));
   const bool are_parameters = PyUnicode_Compare(kind.ptr(), stored_names().parameters) == 0;
   for (const py::handle node : nodes) {
     const py::object module =
@@ -95,7 +96,10 @@ py::list stored_in(const py::sequence& nodes, py::str kind, const py::object& ow
         if (is_owned == 0) continue;
       }
       if (are_parameters && !seen.insert(tensor).second) continue;
-      found.append(owned(PyTuple_Pack(3, node.ptr(), name, tensor)));
+      const py::object stored = owned(PyTuple_Pack(3, node.ptr(), name, tensor));
+      // The collector, which so many new objects set going, would go through all of them.
+      PyObject_GC_UnTrack(stored.ptr());
+      checked(PyList_Append(found.ptr(), stored.ptr()));
     }
   }
   return found;
