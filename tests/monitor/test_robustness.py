@@ -340,20 +340,22 @@ class TestLeaks:
     def test_forwards_without_any_step_in_bounded_memory(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        most, forwards = (65536, 20_000) if IS_WHOLE else (2048, 2000)
+        most, forwards = (65536, 45_000) if IS_WHOLE else (2048, 2000)
         monkeypatch.setattr("fastcheck.monitor.session.session._MAX_SEEN", most)
         monkeypatch.setattr(History.__init__, "__defaults__", (most,))
         model = nn.Sequential(nn.Linear(2, 2), Apply())
         monitor = fastcheck.install(model, overflow_nums=-1)
-        with torch.inference_mode():
-            for number in range(forwards):
-                # Every tenth pass overflows: findings must not pile up either.
-                model[1].function = poison if number % 10 == 0 else torch.tanh
+        for number in range(forwards):
+            # Every tenth pass overflows: findings must not pile up either.
+            model[1].function = poison if number % 10 == 0 else torch.tanh
+            # Tensors of inference mode are not remembered.
+            with torch.no_grad() if number % 2 else torch.inference_mode():
                 model(torch.ones(1, 2))
         session = monitor._session
         assert monitor.event_count == forwards // 10
         assert len(session.step.calls) == 0
-        assert len(session.level.seen) <= most
+        each = 3  # tensors of a pass: what is too much is forgotten when the next one begins
+        assert 0 < len(session.level.seen) <= most + each < forwards // 2 * each
         assert len(monitor.records()) <= most + CAPACITY < 4 * forwards
 
     def test_findings_are_renewed_in_a_step_that_never_ends(

@@ -66,7 +66,7 @@ def accelerate(
                 seals.write(folder, weights[0] if weights else inner, monitor.step_index)
 
         handle = accelerator.register_save_state_pre_hook(before_saving)
-        monitor._boundary.at_end.callback(handle.remove)
+        monitor.at_end.callback(handle.remove)
     return monitor
 
 

@@ -72,7 +72,7 @@ def deepspeed(engine: Any, *, seal: Union[str, bool] = "mark", **options: Any) -
     monitor.begin_at(engine.global_steps)
     if seals:
         sealing = replace(engine, "save_checkpoint", functools.partial(_sealing, engine, seals))
-        monitor._boundary.at_end.callback(sealing)
+        monitor.at_end.callback(sealing)
     if isinstance(outer, torch.optim.Optimizer):  # ZeRO 0 in float32: torch's hooks see all
         return monitor
     if getattr(outer, "cpu_offload", False) or getattr(outer, "offload_optimizer", False):

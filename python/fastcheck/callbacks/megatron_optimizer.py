@@ -12,11 +12,10 @@ from typing import Any, Callable, Union
 import torch
 
 from fastcheck.errors import ConfigError
-from fastcheck.monitor.hooks.step_watcher import GradientParts
+from fastcheck.monitor.hooks.step_watcher import FlatOptimizer, GradientParts
 from fastcheck.monitor.install import install
 from fastcheck.monitor.monitor import Monitor
 from fastcheck.monitor.session.options import Training
-from fastcheck.monitor.session.session import Session
 from fastcheck.utils.torch.rank import group_size
 from fastcheck.utils.torch.sharding import LocalShard
 
@@ -75,17 +74,17 @@ def megatron(
     if getattr(optimizer.config, "fp16", False):
         options.setdefault("training", Training(scaler=optimizer.get_loss_scale))
     monitor = install(*chunks, **options)
-    wrap_step(monitor, optimizer, lambda: _main_gradients(chunks), optimizer, _was_skipped)
+    steps = wrap_step(monitor, optimizer, lambda: _main_gradients(chunks), optimizer, _was_skipped)
     module = sys.modules.get("megatron.core.dist_checkpointing")
     if seals and module is not None:
         references = [weakref.ref(chunk) for chunk in chunks]
-        make = functools.partial(_sealing, weakref.ref(monitor._session), references, seals)
-        monitor._boundary.at_end.callback(replace(module, "save", make))
+        make = functools.partial(_sealing, weakref.ref(steps), references, seals)
+        monitor.at_end.callback(replace(module, "save", make))
     return monitor
 
 
 def _sealing(
-    session: weakref.ref[Session],
+    steps: weakref.ref[FlatOptimizer],
     model: Sequence[weakref.ref[torch.nn.Module]],
     seals: CheckpointSeals,
     original: Callable[..., Any],
@@ -100,10 +99,10 @@ def _sealing(
         if shards:  # else the weights of another model
             seals.check(weights, checkpoint_dir, "load the checkpoint before it", together=True)
         result = original(sharded_state_dict, checkpoint_dir, *args, **kwargs)
-        own = session()
+        own = steps()
         if shards and own is not None:
             parts = {one.key: _part(one) for one in shards}
-            seals.write_together(checkpoint_dir, parts, own.step.index)
+            seals.write_together(checkpoint_dir, parts, own.step_index)
         return result
 
     return save

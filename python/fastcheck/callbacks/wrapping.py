@@ -27,7 +27,7 @@ class WaitingRows:
 
     def end_with(self, monitor: Monitor) -> None:
         """The last row is written when the monitor is removed and its sinks are closed."""
-        ends = monitor._boundary.at_end
+        ends = monitor.at_end
         earlier = ends.pop_all()  # what was added last is called first
         ends.callback(self.write)
         ends.push(earlier)
@@ -73,8 +73,9 @@ def wrap_step(
     rates: Any,
     was_skipped: Callable[[Any], bool],
     then: Callable[[], None] = lambda: None,
-) -> None:
-    """Makes each call of ``optimizer.step()`` close a step, until ``monitor.remove()``.
+) -> FlatOptimizer:
+    """Makes each call of ``optimizer.step()`` close a step, until ``monitor.remove()``. What is
+    returned lives as long as that.
 
     Args:
         gradients: what the update is about to use, and of which parameters.
@@ -94,4 +95,5 @@ def wrap_step(
 
         return step
 
-    monitor._boundary.at_end.callback(replace(optimizer, "step", make))
+    monitor.at_end.callback(replace(optimizer, "step", make))
+    return around

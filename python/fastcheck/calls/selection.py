@@ -1,6 +1,6 @@
 """Selects the calls of a step to dump: by a list of names, or from one name to another.
 
-Op level selects operators by ``monitor/op_level/level.py`` instead.
+Op level selects operators by ``monitor/op_level/sites.py`` instead.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ class OverflowWatch(SessionListener):
         )
         self.monitor._event_store.listeners.append(self)
         if first_step:
-            self.monitor._session.begin_at(first_step)
+            self.monitor.begin_at(first_step)
         self._apis = ApiCalls(extension.op_observer().set_api) if level == "op" else None
         if self._apis is not None:
             self._apis.open()

@@ -21,7 +21,7 @@ from fastcheck.log.reader import log_parts, read_event_lines, read_sites_and_met
 from fastcheck.record.site import Site
 
 from .manifest import Manifest, plain_name
-from .positions import NewRecords, Position, is_at_end, last_step, next_step, take_until
+from .positions import NewRecords, Position, last_step, next_step, take_until
 from .schema import (
     RECORD_FORMAT,
     record_rows,
@@ -203,14 +203,6 @@ class Collector:
     def rows(self) -> int:
         """The number of rows that count by now."""
         return self._manifest.rows
-
-    def is_behind(self) -> bool:
-        """Whether the log holds records that were not converted."""
-        at = self._manifest.ranks
-        return any(
-            rank not in at or not is_at_end(self.log, rank, at[rank])
-            for rank in log_parts(self.log)
-        )
 
     def _drop_uncounted(self) -> None:
         """Deletes what was written for a manifest that then was not: its records come again."""

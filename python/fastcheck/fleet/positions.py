@@ -117,11 +117,6 @@ def next_step(directory: str, rank: int, position: Position) -> Optional[int]:
     return None
 
 
-def is_at_end(directory: str, rank: int, position: Position) -> bool:
-    """Whether no record lies behind ``position``."""
-    return next_step(directory, rank, position) is None
-
-
 def take_until(
     directory: str, rank: int, position: Position, end: int, most: int = 1 << 20
 ) -> NewRecords:

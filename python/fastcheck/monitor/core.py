@@ -30,7 +30,8 @@ from fastcheck.monitor.hooks.state_reader import StateReader
 from fastcheck.monitor.hooks.step_watcher import StepWatcher
 from fastcheck.monitor.on_request import Install, Requests
 from fastcheck.monitor.op_level.hooks import OpModuleObserver, OpState
-from fastcheck.monitor.op_level.level import OpLevel, check_alone
+from fastcheck.monitor.op_level.level import OpLevel
+from fastcheck.monitor.op_level.sites import check_alone
 from fastcheck.monitor.precision import level_for
 from fastcheck.monitor.session.config import Config
 from fastcheck.monitor.session.event_store import Archive, EventStore, ProcessRank

@@ -22,7 +22,8 @@ from fastcheck.monitor.hooks.hook_support import (
     unhookable_note,
 )
 from fastcheck.monitor.hooks.module_observer import ForwardPreHook
-from fastcheck.monitor.op_level.level import check_ops, why_not
+from fastcheck.monitor.op_level.level import why_not
+from fastcheck.monitor.op_level.sites import check_ops
 from fastcheck.monitor.precision import check_level
 from fastcheck.monitor.session.config import Config, unknown_option
 from fastcheck.monitor.session.options import Filter, Log, OnRequest, Patterns, Stop, Training

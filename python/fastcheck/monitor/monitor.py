@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from types import TracebackType
@@ -259,12 +260,19 @@ class Monitor:
                 log.sync()
                 log.close()
         try:
-            with self._boundary.at_end:
+            with self.at_end:
                 self._boundary.finish(waits_for_ranks)
                 self._deliver()
         finally:
             with session.lock:
                 session.let_go()
+
+    @property
+    def at_end(self) -> contextlib.ExitStack:
+        """The functions that remove() calls last, when all was read and delivered:
+        ``monitor.at_end.callback(function, *args)`` adds one. The last one is called first.
+        """
+        return self._boundary.at_end
 
     @property
     def events(self) -> tuple[Event, ...]:

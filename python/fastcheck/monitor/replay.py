@@ -112,7 +112,7 @@ class Replayer:
                     ),
                     training=Training(scaler=session.config.training.scaler),
                 ) as monitor:
-                    monitor._session.begin_at(stop.step)
+                    monitor.begin_at(stop.step)
                     step()
                     notes += _passing(monitor.events)
             except OverflowDetected as caught:

@@ -20,6 +20,7 @@ from fastcheck.utils.torch.sharding import is_sharded, join_reduction, reduce_fo
 from fastcheck.utils.torch.versions import is_compiling
 
 from .found_inf import UpdateGuard, gradients_by_device, has_step_of_torch
+from .step_numbers import StepNumbers
 
 _Taken = list[tuple[Tensor, Tensor]]
 
@@ -91,9 +92,13 @@ class WeightProtection:
     """
 
     def __init__(
-        self, session: Session, norm_limit: Optional[Callable[[], Optional[float]]] = None
+        self,
+        session: Session,
+        numbers: StepNumbers,
+        norm_limit: Optional[Callable[[], Optional[float]]] = None,
     ) -> None:
         self._session = session
+        self._numbers = numbers
         self._norm_limit = norm_limit
         is_distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
         combine = self._combine if is_distributed else None
@@ -142,7 +147,7 @@ class WeightProtection:
         if word is not None:
             session.step.update.guarded_count += evaluation <= 1
             if self._norm_limit is not None and session.is_open:
-                session.numbers.skipped(word, optimizer)
+                self._numbers.skipped(word, optimizer)
             return
         reason = self._guard.why_unguarded
         if reason is None:

@@ -41,6 +41,7 @@ from fastcheck.verdict.entries import (
 )
 
 from .hand_changes import HandChanges
+from .step_numbers import StepNumbers
 
 #: In the place of a record's number.
 FINITE = -1
@@ -153,6 +154,7 @@ class StateReader:
         self._updates = UpdateWatcher(nodes, session.config.training.optimizers)
         self._early = EarlyGradients()
         self.hand_changes = HandChanges()
+        self.numbers = StepNumbers(session)
 
     def read_stored(self) -> None:
         """All parameters and buffers: before the first forward, so that a bad checkpoint is named

@@ -130,7 +130,7 @@ class StepWatcher:
         #: Where steps end.
         self.ends = StepEnds(session, state.parameters, self._given)
         self._losses = LossReader(session, state)
-        self.protection = WeightProtection(session, norm_limit)
+        self.protection = WeightProtection(session, state.numbers, norm_limit)
         # The optimizer whose closure makes the gradients, within its step.
         self._evaluating: Optional[torch.optim.Optimizer] = None
         self._scaling = Scaling(training.scaler)
@@ -440,7 +440,7 @@ class StepWatcher:
         self._apart("the loss", self._losses.scaled, outputs, results)
         is_run = self.session.tape is None and self.session.is_active  # not only captured
         if is_run and isinstance(scale, torch.Tensor):
-            self._apart("the loss scale", self.session.numbers.loss_scale, scale)
+            self._apart("the loss scale", self._state.numbers.loss_scale, scale)
         return False
 
     def scaler_step_began(self, scaler: GradScaler, optimizer: torch.optim.Optimizer) -> bool:
@@ -478,7 +478,7 @@ class StepWatcher:
                 not is_known or self.session.level.reads_numbers
             )
             if is_wanted and (word.is_cpu or streams_of(word.device) is not None):
-                seq = self.session.numbers.found_inf(word)
+                seq = self._state.numbers.found_inf(word)
                 if not is_known:  # reading it here would make the host wait
                     scaling.words.append(seq)
         scaling.skipped = bool(scaling.skipped) or skipped
@@ -490,7 +490,7 @@ class StepWatcher:
 
     def _read_learning_rates(self, optimizer: torch.optim.Optimizer) -> None:
         if self.session.is_active and self.session.tape is None:
-            self._apart("learning rates", self.session.numbers.learning_rates, optimizer)
+            self._apart("learning rates", self._state.numbers.learning_rates, optimizer)
 
     def scaler_step_left(self, optimizer: torch.optim.Optimizer) -> None:
         """GradScaler.step(optimizer) is over, by an exception or not."""
@@ -666,6 +666,7 @@ class LossReader:
 
     def __init__(self, session: Session, state: StateReader) -> None:
         self._session = session
+        self._numbers = state.numbers
         self._parameters = _Parameters(state)
         self._running = _RunningBackward()
         # Losses in a row in whose graph no parameter was found.
@@ -787,9 +788,9 @@ class LossReader:
             return
         if self._session.has_own_scale:
             scaler: Any = config.training.scaler
-            self._session.numbers.loss_scale(scaler() if callable(scaler) else scaler)
+            self._numbers.loss_scale(scaler() if callable(scaler) else scaler)
         elif backward.scale is not None:
-            self._session.numbers.loss_scale(backward.scale)
+            self._numbers.loss_scale(backward.scale)
         if backward.losses:
             self._last = [MemoryRef(loss) for loss, _, _ in backward.losses]
         anew = int(Flag.ANEW) if self._begins_anew(backward) and backward.losses else 0
@@ -1007,6 +1008,10 @@ class FlatOptimizer:
         self._gradients = gradients
         self._rates = rates
 
+    @property
+    def step_index(self) -> int:
+        return self._watcher.session.step.index
+
     def before(self) -> None:
         """The update is about to be made."""
         self._watcher.guarded("optimizer steps", self._before)
@@ -1020,7 +1025,7 @@ class FlatOptimizer:
         session.is_explicit = True
         if session.is_active:
             if self._rates is not None:
-                session.numbers.learning_rates(self._rates)
+                state.numbers.learning_rates(self._rates)
             scaled = session.is_scaled
             state.read_flat_gradients(list(self._gradients()), scaled=scaled)
             state.read_for_update(None, gradients=False, scaled=scaled)

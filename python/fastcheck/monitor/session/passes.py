@@ -1,10 +1,15 @@
-"""The calls of models from outside, with their arguments, held until their step is over: one of
-them may be run again, to find the operator that made the numbers of a stop.
+"""The passes of a session. Calls of models from outside are held with their arguments until their
+step is over: one of them may be run again, to find the operator that made the numbers of a stop.
+Backward passes are tracked by the thread in which they run.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import sys
 from collections.abc import Sequence
+from threading import Thread, current_thread
+from types import FrameType
 from typing import Any, NamedTuple, Optional
 
 import torch
@@ -12,6 +17,8 @@ import torch
 from fastcheck.calls.module_calls import Call
 from fastcheck.utils.torch.own_operators import unobserved
 from fastcheck.utils.torch.versions import autocast_dtype
+
+from .derivatives import Derivatives
 
 # Beside the last one.
 _MOST = 7
@@ -94,3 +101,95 @@ def _without_graph(value: Any) -> Any:
         return value
     with unobserved():
         return value.detach().requires_grad_()
+
+
+_PIPELINING = "torch.distributed.pipelining.stage"
+# Of torch 2.5 to 2.12, and of later ones.
+_FUNCTIONS = frozenset(
+    ("_shape_inference", "_forward_metadata_inference", "_backward_metadata_inference")
+)
+
+
+def is_dry_run() -> bool:
+    """Whether this thread is within a pipeline stage's inference of shapes."""
+    if _PIPELINING not in sys.modules:
+        return False
+    frame: Optional[FrameType] = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name in _FUNCTIONS and frame.f_globals.get("__name__") == _PIPELINING:
+            return True
+        frame = frame.f_back
+    return False
+
+
+@dataclasses.dataclass
+class Backward:
+    """A call of backward() that is, or may be, about the session's models."""
+
+    #: No other one was under way at any time: the gradients that have come are from this one.
+    is_alone: bool
+    #: The tensors that it was called on. Their graph is whole until it runs.
+    roots: Sequence[torch.Tensor]
+
+
+class Backwards:
+    """Tracks the backward passes under way, by thread. Every method expects the session's lock to
+    be held. A backward() that begins on another thread waits for it, so what is answered holds as
+    long as the lock is held.
+    """
+
+    def __init__(self) -> None:
+        # In the last step in which any did.
+        self._callers: set[Thread] = set()
+        self._called_in = -1
+        self._trainers: set[Thread] = set()
+        self._under_way: dict[Thread, Backward] = {}
+        #: What is kept of the graphs of this step.
+        self.derivatives = Derivatives()
+
+    def called(self, step: int) -> None:
+        """Notes that this thread calls a model, in the step of this index."""
+        if step != self._called_in:
+            self._called_in = step
+            self._callers.clear()
+        self._callers.add(current_thread())
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether only other threads call the models: what this one does is about others, unless
+        a graph shows that it is not.
+        """
+        return bool(self._callers) and current_thread() not in self._callers
+
+    @property
+    def owns_gradients(self) -> bool:
+        """Whether this thread may look at the gradients of the models: no other one trains them."""
+        if len(self._trainers) > 1:
+            self._trainers = {thread for thread in self._trainers if thread.is_alive()}
+        return self._trainers <= {current_thread()}
+
+    @property
+    def roots(self) -> Sequence[torch.Tensor]:
+        """The tensors that this thread's backward is called on; empty where none is under way."""
+        backward = self._under_way.get(current_thread())
+        return () if backward is None else backward.roots
+
+    def began(self, is_ours: bool, roots: Sequence[torch.Tensor]) -> bool:
+        """Notes that this thread begins a backward on ``roots``. ``is_ours``: its graph leads to
+        parameters of the models. Returns whether it may be about them.
+        """
+        thread = current_thread()
+        self._under_way.pop(thread, None)
+        if not is_ours and thread not in self._callers:
+            return False
+        self._trainers.add(thread)
+        for other in self._under_way.values():
+            other.is_alone = False
+        self._under_way[thread] = Backward(not self._under_way, roots)
+        return True
+
+    def ended(self) -> Optional[Backward]:
+        """Takes off the backward of this thread, which is over, by an exception or not. None: it
+        was about other models.
+        """
+        return self._under_way.pop(current_thread(), None)

@@ -10,14 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import sys
 import threading
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property
-from numbers import Real
-from threading import Thread, current_thread
-from types import FrameType
 from typing import Any, Callable, Optional
 
 import numpy as np
@@ -32,7 +27,7 @@ from fastcheck.calls.stored import StoredTensors
 from fastcheck.errors import ConfigError
 from fastcheck.log.unobserved import UnreadOp
 from fastcheck.record.format import RECORD_DTYPE, Flag, nonfinite
-from fastcheck.record.site import Site, SiteTable
+from fastcheck.record.site import SiteTable
 from fastcheck.ring.device import DeviceRing, Segment
 from fastcheck.ring.host import (
     ELSEWHERE,
@@ -67,172 +62,10 @@ from fastcheck.verdict.entries import (
 from fastcheck.verdict.step import Step, Tape
 
 from .config import Config
-from .derivatives import Derivatives
 from .drain import Drain, Faults, StepPart
 from .event_store import EventStore
 from .overflow_status import StatusReader
-from .passes import Passes
-
-
-class Backward:
-    """A call of backward() that is, or may be, about the session's models."""
-
-    __slots__ = ("is_alone", "roots")
-
-    def __init__(self, is_alone: bool, roots: Sequence[torch.Tensor]) -> None:
-        #: No other one was under way at any time: the gradients that have come are from this one.
-        self.is_alone = is_alone
-        #: The tensors that it was called on. Their graph is whole until it runs.
-        self.roots = roots
-
-
-class Backwards:
-    """Tracks the backward passes under way, by thread. Every method expects the session's lock to
-    be held. A backward() that begins on another thread waits for it, so what is answered holds as
-    long as the lock is held.
-    """
-
-    def __init__(self) -> None:
-        # In the last step in which any did.
-        self._callers: set[Thread] = set()
-        self._called_in = -1
-        self._trainers: set[Thread] = set()
-        self._under_way: dict[Thread, Backward] = {}
-        #: What is kept of the graphs of this step.
-        self.derivatives = Derivatives()
-
-    def called(self, step: int) -> None:
-        """Notes that this thread calls a model, in the step of this index."""
-        if step != self._called_in:
-            self._called_in = step
-            self._callers.clear()
-        self._callers.add(current_thread())
-
-    @property
-    def is_foreign(self) -> bool:
-        """Whether only other threads call the models: what this one does is about others, unless
-        a graph shows that it is not.
-        """
-        return bool(self._callers) and current_thread() not in self._callers
-
-    @property
-    def owns_gradients(self) -> bool:
-        """Whether this thread may look at the gradients of the models: no other one trains them."""
-        if len(self._trainers) > 1:
-            self._trainers = {thread for thread in self._trainers if thread.is_alive()}
-        return self._trainers <= {current_thread()}
-
-    @property
-    def roots(self) -> Sequence[torch.Tensor]:
-        """The tensors that this thread's backward is called on; empty where none is under way."""
-        backward = self._under_way.get(current_thread())
-        return () if backward is None else backward.roots
-
-    def began(self, is_ours: bool, roots: Sequence[torch.Tensor]) -> bool:
-        """Notes that this thread begins a backward on ``roots``. ``is_ours``: its graph leads to
-        parameters of the models. Returns whether it may be about them.
-        """
-        thread = current_thread()
-        self._under_way.pop(thread, None)
-        if not is_ours and thread not in self._callers:
-            return False
-        self._trainers.add(thread)
-        for other in self._under_way.values():
-            other.is_alone = False
-        self._under_way[thread] = Backward(not self._under_way, roots)
-        return True
-
-    def ended(self) -> Optional[Backward]:
-        """Takes off the backward of this thread, which is over, by an exception or not. None: it
-        was about other models.
-        """
-        return self._under_way.pop(current_thread(), None)
-
-
-class StepNumbers:
-    """Reads the numbers of a session's steps: loss scale, learning rates, skipped updates. Methods
-    expect the session's lock to be held, and a step that is observed.
-    """
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        # What was read last, which is the same in most steps.
-        self._last: Optional[tuple[Sequence[float], torch.Tensor]] = None
-
-    def loss_scale(self, scale: Any) -> None:
-        """The loss of this step is multiplied by ``scale``, a number or a tensor."""
-        with unobserved():
-            own = scale.detach().clone() if _is_tensor(scale) else float(scale)
-        self._session.step.update.scale = own
-        self._read(scale, Site("", "", "optimizer", "loss_scale", 0, "loss scale"))
-
-    def found_inf(self, word: torch.Tensor) -> int:
-        """Reads what a GradScaler has found in the gradients of one device; returns the number of
-        its record.
-        """
-        site = Site("", "GradScaler", "optimizer", "found_inf", 0, "found_inf")
-        return self._session.level.read_number(word, self._session.sites.intern(site))
-
-    def skipped(self, word: torch.Tensor, optimizer: torch.optim.Optimizer) -> None:
-        """Whether the optimizer is about to skip its update: 1.0 or 0.0, on its device."""
-        site = Site(
-            "", type(optimizer).__name__, "optimizer", "skipped_update", 0, "skipped update"
-        )
-        self._session.level.read_number(word, self._session.sites.intern(site))
-
-    def learning_rates(self, optimizer: torch.optim.Optimizer) -> None:
-        """Reads the learning rates of the groups, as the optimizer is about to use them."""
-        site = Site("", type(optimizer).__name__, "optimizer", "learning_rate", 0, "lr")
-        here: list[float] = []
-        elsewhere: list[torch.Tensor] = []
-        for group in optimizer.param_groups:
-            rate = group.get("lr")
-            if isinstance(rate, torch.Tensor):
-                here += [float(rate)] if rate.is_cpu else []
-                elsewhere += [] if rate.is_cpu else [rate]
-            elif isinstance(rate, (float, Real)):  # the ABC's own check is slow
-                here.append(float(rate))
-        if here:
-            self._read(here, site)
-        for rate in elsewhere:
-            self._read(rate, site)
-
-    def _read(self, number: Any, site: Site) -> None:
-        session = self._session
-        if not session.level.reads_numbers:
-            return
-        if not _is_tensor(number):
-            values: Sequence[float] = number if isinstance(number, list) else [float(number)]
-            if self._last is None or self._last[0] != values:
-                with unobserved():
-                    self._last = values, torch.tensor(values, dtype=torch.float64, device="cpu")
-            number = self._last[1]
-        if number.is_cpu or streams_of(number.device) is not None:
-            session.level.read_number(number, session.sites.intern(site))
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, torch.Tensor)
-
-
-_PIPELINING = "torch.distributed.pipelining.stage"
-# Of torch 2.5 to 2.12, and of later ones.
-_FUNCTIONS = frozenset(
-    ("_shape_inference", "_forward_metadata_inference", "_backward_metadata_inference")
-)
-
-
-def is_dry_run() -> bool:
-    """Whether this thread is within a pipeline stage's inference of shapes."""
-    if _PIPELINING not in sys.modules:
-        return False
-    frame: Optional[FrameType] = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_name in _FUNCTIONS and frame.f_globals.get("__name__") == _PIPELINING:
-            return True
-        frame = frame.f_back
-    return False
-
+from .passes import Backwards, Passes, is_dry_run
 
 _SCALED = int(Flag.SCALED)
 # A served model never closes a step: what is remembered of it is renewed at this size.
@@ -921,11 +754,6 @@ class Session:
         config = self.config
         is_wanted = config.level == "module" and config.stop.find_operator and config.may_stop
         return is_wanted and self.tape is None
-
-    @cached_property
-    def numbers(self) -> StepNumbers:
-        """Reads the numbers of the open step."""
-        return StepNumbers(self)
 
     def rest_recorder(self) -> None:
         """The step is not observed: its hooks are to take no time, but those of outermost calls."""
