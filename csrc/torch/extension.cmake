@@ -74,7 +74,8 @@ endforeach()
 set_source_files_properties(${CMAKE_CURRENT_LIST_DIR}/binding/ops.cpp PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
 # It includes headers of CPython's own, which other files can't.
 set_source_files_properties(${CMAKE_CURRENT_LIST_DIR}/python/line.cpp PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
-target_compile_definitions(_C PRIVATE _GLIBCXX_USE_CXX11_ABI=${FASTCHECK_TORCH_ABI})
+# torch's headers then declare the operators that they use in place of all, which take seconds in each file.
+target_compile_definitions(_C PRIVATE AT_PER_OPERATOR_HEADERS _GLIBCXX_USE_CXX11_ABI=${FASTCHECK_TORCH_ABI})
 target_include_directories(_C SYSTEM PRIVATE ${FASTCHECK_TORCH_INCLUDES})
 foreach(library torch_python torch_cpu c10)
   find_library(FASTCHECK_LIB_${library} ${library} PATHS ${FASTCHECK_TORCH_LIBRARIES} NO_DEFAULT_PATH REQUIRED)

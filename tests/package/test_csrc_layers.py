@@ -82,6 +82,13 @@ def test_includes_run_downwards() -> None:
     assert faults(includes) == []
 
 
+def test_no_file_includes_all_operators_of_torch() -> None:
+    """Each file is compiled for ten seconds longer with them (torch/extension.cmake)."""
+    headers = ("ATen/ATen.h", "ATen/Functions.h", "torch/all.h", "torch/extension.h")
+    includes = includes_of(ROOT / "csrc").items()
+    assert [path for path, found in includes if any(name in headers for _, name in found)] == []
+
+
 @pytest.mark.parametrize(
     ("path", "line", "fault"),
     [

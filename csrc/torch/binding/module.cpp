@@ -3,7 +3,9 @@
 // The functions are those of ops.cpp without the dispatcher, which alone takes longer than reading
 // a small tensor; SeenTensors is a host object. The Python side goes through torch.ops while
 // tracing.
-#include <ATen/ATen.h>
+#include <ATen/EmptyTensor.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/scalar_tensor.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 #include <torch/version.h>

@@ -1,7 +1,9 @@
 // torch.ops.fastcheck.*: every schema in the block below, then an implementation for each.
 //
 // Records leave as uint8 tensors of 192 bytes a row. Nothing here is differentiable.
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/scalar_tensor.h>
 #include <torch/library.h>
 
 #include "core/accumulator.h"

@@ -1,6 +1,6 @@
 #include "torch/dump/read_cache.h"
 
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
 
 #include <algorithm>
 #include <cstring>

@@ -1,9 +1,9 @@
 #include "torch/hooks/last_nodes.h"
 
 #include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/python_cpp_function.h>
 
+#include <string>
 #include <typeindex>
 #include <unordered_map>
 #include <unordered_set>
@@ -21,13 +21,20 @@ using torch::autograd::Node;
 // A std::shared_ptr or torch's own, by the release.
 using NodePtr = decltype(torch::autograd::Edge::function);
 
+struct Kind {
+  bool is_named;
+  bool is_leaf;  // it adds to a parameter's gradient
+};
+
 // Names are made anew each time, and are the same for all nodes of a class.
-bool has_name(const Node& node, const py::object& names) {
-  static auto* const known = new std::unordered_map<std::type_index, bool>;
+Kind kind_of(const Node& node, const py::object& names) {
+  static auto* const known = new std::unordered_map<std::type_index, Kind>;
   const std::type_index type(typeid(node));
   const auto found = known->find(type);
   if (found != known->end()) return found->second;
-  return known->emplace(type, names.contains(node.name())).first->second;
+  const std::string name = node.name();
+  const Kind kind{names.contains(name), name == "torch::autograd::AccumulateGrad"};
+  return known->emplace(type, kind).first->second;
 }
 
 py::list last_nodes(const py::sequence& roots, const py::object& names, std::size_t most) {
@@ -40,15 +47,13 @@ py::list last_nodes(const py::sequence& roots, const py::object& names, std::siz
   py::list found;
   for (std::size_t i = 0; i < waiting.size(); ++i) {
     const NodePtr node = waiting[i];
-    if (has_name(*node, names)) {
+    if (kind_of(*node, names).is_named) {
       found.append(owned(torch::autograd::functionToPyObject(node)));
     }
     if (waiting.size() >= most) continue;
     for (const torch::autograd::Edge& edge : node->next_edges()) {
       const auto& following = edge.function;
-      if (following == nullptr || typeid(*following) == typeid(torch::autograd::AccumulateGrad)) {
-        continue;
-      }
+      if (following == nullptr || kind_of(*following, names).is_leaf) continue;
       if (met.insert(following.get()).second) waiting.push_back(following);
     }
   }

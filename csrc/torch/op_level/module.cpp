@@ -1,6 +1,6 @@
 #include "torch/op_level/module.h"
 
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/autograd/python_variable.h>
 

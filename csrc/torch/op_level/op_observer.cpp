@@ -1,7 +1,7 @@
 // OpObserver, the beginning of an op: starting and stopping, modules, modes, and its inputs.
 #include "torch/op_level/op_observer.h"
 
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <pthread.h>
 #include <torch/csrc/PyInterpreter.h>

@@ -1,5 +1,5 @@
 // OpObserver, the reading part: makes records of tensors, and incidents of records.
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/VirtualGuardImpl.h>

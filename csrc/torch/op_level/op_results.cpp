@@ -1,5 +1,5 @@
 // OpObserver, the end of an op: reads its results, and finds out whether it is an incident.
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 
 #include "torch/op_level/op_frame.h"

@@ -1,8 +1,9 @@
 // Selects the tensors to read among an op's arguments and results.
 #pragma once
 
-#include <ATen/ATen.h>
 #include <ATen/SparseTensorImpl.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/Tensor.h>
 #include <ATen/record_function.h>
 
 #include <algorithm>

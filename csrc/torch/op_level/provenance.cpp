@@ -1,6 +1,6 @@
 #include "torch/op_level/provenance.h"
 
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
 #include <c10/util/hash.h>
 
 #include <algorithm>

@@ -1,7 +1,7 @@
 #include "torch/read/observe.h"
 
-#include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
 
 #include <cstring>
 

@@ -1,6 +1,6 @@
 #include "torch/read/seen_tensors.h"
 
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
 #include <c10/util/hash.h>
 
 namespace fastcheck {

@@ -1,6 +1,6 @@
 #include "torch/read/slots.h"
 
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
 
 #include <stdexcept>
 #include <string>

@@ -1,8 +1,8 @@
 #include "torch/read/tensor_view.h"
 
-#include <ATen/ATen.h>
 #include <ATen/Context.h>
 #include <ATen/DeviceAccelerator.h>
+#include <ATen/core/Tensor.h>
 #include <c10/core/DeviceType.h>
 
 namespace fastcheck {

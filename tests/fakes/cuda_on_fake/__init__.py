@@ -67,7 +67,8 @@ def build() -> Path:
     compiler = driver.compiler()
     assert compiler is not None
     libraries = Path(torch.__file__).parent / "lib"
-    command = [compiler, *compile_flags(), f"-DTORCH_VERSION={torch.__version__}"]
+    command = [compiler, *compile_flags(), "-DAT_PER_OPERATOR_HEADERS"]
+    command.append(f"-DTORCH_VERSION={torch.__version__}")
     wrapped = ("fastcheck_cuda_workspace", "fastcheck_cuda_records")
     wraps = [f"-Wl,--wrap={name}" for name in wrapped]
     link = [
