@@ -23,6 +23,9 @@ from fastcheck.monitor.op_level.level import CallMode
 TESTS = Path(__file__).resolve().parent
 
 IS_WHOLE = os.environ.get("FASTCHECK_WHOLE") == "1"
+if not IS_WHOLE:
+    # Inductor would compile a program for each instruction set, to see whether the compiler has it.
+    os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
 
 # No deadline: a slow machine is not a defect. What fails is printed so that it can be replayed.
 hypothesis.settings.register_profile(

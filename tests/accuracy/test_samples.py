@@ -8,7 +8,7 @@ import pytest
 
 from support.paths import ROOT, TESTS
 from support.processes import run_python
-from support.sampling import IS_WHOLE
+from support.sampling import IS_WHOLE, sample
 
 SAMPLES = {
     "compare_healthy": [],
@@ -35,7 +35,7 @@ SAMPLES = {
 LONG = ("compare_healthy", "compare_sides", "fleet_true", "prove_healthy", "resumes")
 
 
-@pytest.mark.parametrize("suite", [name for name in SAMPLES if IS_WHOLE or name not in LONG])
+@pytest.mark.parametrize("suite", sample([s for s in SAMPLES if IS_WHOLE or s not in LONG], 5))
 def test_a_sample(suite: str, tmp_path: Path) -> None:
     environment = {
         "PYTHONPATH": f"{TESTS}:{ROOT / 'bench'}",

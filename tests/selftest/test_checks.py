@@ -31,6 +31,7 @@ from fastcheck.selftest import (
 )
 from fastcheck.statistics import functions
 from support.processes import run_code
+from support.sampling import sample
 
 CPU = torch.device("cpu")
 
@@ -146,7 +147,7 @@ BREAKS: dict[str, tuple[dict[str, Callable[..., Any]], str]] = {
 }
 
 
-@pytest.mark.parametrize("fault", BREAKS)
+@pytest.mark.parametrize("fault", sample(BREAKS, 5))
 def test_names_what_is_broken(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     changes, said = BREAKS[fault]
     monkeypatch.setattr(functions, "extension", Broken(**changes))
