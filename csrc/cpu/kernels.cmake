@@ -1,6 +1,6 @@
 # The CPU kernels: no torch, no Python. tests/fakes/neon builds them by this file for another machine.
 
-# The canonical order is a promise about rounding: nothing may be contracted, reordered or flushed.
+# The canonical order fixes how sums are rounded: nothing may be contracted, reordered or flushed.
 set(FASTCHECK_OPTIONS -Wall -Wextra -Werror -ffp-contract=off -fno-fast-math -fno-math-errno)
 
 # Wide vectors never leave their file, so their calling convention is of no concern (-Wno-psabi), nor

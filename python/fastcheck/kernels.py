@@ -44,12 +44,12 @@ class KernelStatus:
 
     @property
     def is_broken(self) -> bool:
-        """Kernels are there and can't be used. None at all are no fault: pure Python."""
+        """Whether kernels are there that can't be used. None at all are no fault: pure Python."""
         return self.module is None and self.accelerator is not None
 
     @property
     def is_misconfigured(self) -> bool:
-        """``FASTCHECK_CPU_ISA`` names a kernel that there isn't."""
+        """Whether ``FASTCHECK_CPU_ISA`` names a kernel that does not exist."""
         return issubclass(self.error, ConfigError)
 
     @property

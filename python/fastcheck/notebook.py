@@ -87,7 +87,7 @@ def lines_html(lines: Sequence[str]) -> str:
 
 
 def cell_html(value: object) -> str:
-    """One value: numbers with six digits, all else as its text."""
+    """A value: numbers with six digits, all else as its text."""
     if value is None:
         return "-"
     if isinstance(value, bool):

@@ -87,8 +87,8 @@ def receipt(
     *,
     before: Union[Receipt, Mapping[str, Any], None] = None,
 ) -> Receipt:
-    """A list of the names, shapes, dtypes and checksums of a model's weights, to be held against
-    another model that should have them: ``fastcheck.verify(other, receipt)``.
+    """A list of the names, shapes, dtypes and checksums of a model's weights, to be compared
+    with another model that should have them: ``fastcheck.verify(other, receipt)``.
 
         receipt = fastcheck.receipt(trainer_model)  # where weights are sent
         print(fastcheck.verify(engine_model, receipt, map="vllm"))  # where they arrive
@@ -180,7 +180,7 @@ def arrival(
 
 
 class _Checks:
-    """Tensors held to the entries of a receipt, one after another."""
+    """Compares tensors with the entries of a receipt, one after another."""
 
     def __init__(self, wanted: Mapping[str, dict[str, Any]], accept: bool) -> None:
         self._wanted, self._accepts_casts = wanted, accept
@@ -360,7 +360,7 @@ def _parts(tensor: torch.Tensor) -> list[str]:
 
 
 def _checksums(slices: Sequence[torch.Tensor]) -> list[str]:
-    """One call for each device; all are waited for at the end."""
+    """A call for each device; all are waited for at the end."""
     places: dict[torch.device, list[int]] = {}
     for place, part in enumerate(slices):
         places.setdefault(part.device, []).append(place)

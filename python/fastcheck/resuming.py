@@ -56,6 +56,9 @@ class Resumption:
 
     @property
     def first_steps(self) -> Optional[Comparison]:
+        """The first two steps after the resume against those after the seal; None before they are
+        over.
+        """
         return None if self._steps is None else self._steps.comparison
 
     def __bool__(self) -> bool:

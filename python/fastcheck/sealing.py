@@ -75,7 +75,7 @@ class Seal:
 
     @property
     def is_finite(self) -> bool:
-        """No tensor that was sealed holds a NaN or an infinity."""
+        """Whether no tensor that was sealed holds a NaN or an infinity."""
         return not self.nonfinite
 
 
@@ -325,7 +325,7 @@ def verify(
     resume: Optional[torch.nn.Module] = None,
     **parts: Any,
 ) -> Union[Verification, Arrival, Resumption]:
-    """Reads a checkpoint and holds it to its seal, or weights to a receipt, or a resumed run to the
+    """Compares a checkpoint with its seal, or weights with a receipt, or a resumed run with the
     seal of the checkpoint that it was resumed from.
 
         fastcheck.verify("model.pt")  # the seal beside it

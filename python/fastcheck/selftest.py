@@ -195,7 +195,7 @@ class NotCheckable(Exception):  # noqa: N818  (not an error: this machine lacks 
 
 @dataclass(frozen=True)
 class CheckResult:
-    """One check: its name; PASSED, FAILED or NOT_CHECKABLE; and what it did or found."""
+    """A check: its name; PASSED, FAILED or NOT_CHECKABLE; and what it did or found."""
 
     name: str
     status: str

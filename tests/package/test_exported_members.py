@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import subprocess
 import sys
 import types
@@ -93,6 +94,20 @@ def test_everything_public_has_a_docstring(module: Any) -> None:
             doc = value.__doc__ or ""
             assert len(doc) > 20, name
             assert not doc.startswith(f"{name}("), name  # a dataclass's generated one
+
+
+@both
+def test_public_members_have_a_docstring(module: Any) -> None:
+    without = [
+        f"{name}.{member}"
+        for name in module.__all__
+        if isinstance(getattr(module, name), type)
+        for member, value in vars(getattr(module, name)).items()
+        if not member.startswith("_")
+        and isinstance(value, (property, classmethod, staticmethod, types.FunctionType))
+        and not inspect.getdoc(value)
+    ]
+    assert without == []
 
 
 def test_it_is_typed() -> None:

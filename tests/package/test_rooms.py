@@ -19,9 +19,10 @@ ROOMS = sorted(path.parent for path in PACKAGE.rglob("__init__.py") if path.pare
 ANYWHERE = {"", "_version", "errors", "extension", "notebook"}
 #: A docstring that begins with one of these words is half a sentence, or speaks of something else.
 NOT_FIRST = re.compile(
-    r"(above|also|are|as|at|because|before|behind|below|beside|between|by|during|for|from|how|if|in|"
-    r"into|is|it|its|never|none|of|on|outside|over|per|since|that|their|these|they|this|those|"
-    r"through|to|under|until|up|upon|what|when|where|which|while|who|whose|why|with|within|without)"
+    r"(above|also|are|as|at|because|before|behind|below|beside|between|by|does|during|for|from|has|"
+    r"how|if|in|into|is|it|its|never|no|none|not|nothing|of|on|outside|over|per|since|that|their|"
+    r"these|they|this|those|through|to|under|until|up|upon|what|when|where|which|while|who|whose|"
+    r"why|with|within|without)"
     r"\b",
     re.IGNORECASE,
 )

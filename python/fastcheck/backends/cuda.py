@@ -86,7 +86,9 @@ class Launches:
     def cuda_observe(
         self, tensor: torch.Tensor, slots: torch.Tensor, index: int, depth: int
     ) -> None:
-        """Has ``slots[index]`` written, a whole record but for the host's fields, which are 0."""
+        """Launches the writing of ``slots[index]``, a whole record but for the host's fields, which
+        are 0.
+        """
         self.cuda_observe_list([tensor], slots, index, depth)
 
     def cuda_observe_list(
@@ -97,7 +99,7 @@ class Launches:
         depth: int,
         logical: bool = False,
     ) -> None:
-        """Has ``slots[first : first + len(tensors)]`` written."""
+        """Launches the writing of ``slots[first : first + len(tensors)]``."""
         _check_slots(slots, first, len(tensors))
         address = slots.data_ptr() + first * RECORD_BYTES
 

@@ -70,7 +70,7 @@ class CallCounter:
 
 
 class ModuleNode:
-    """One observed module: its path and type, its sites, and how often it was called."""
+    """An observed module: its path and type, its sites, and how often it was called."""
 
     def __init__(
         self, path: str, module: torch.nn.Module, sites: SiteTable, *, is_primary: bool
@@ -146,7 +146,7 @@ class ModuleNode:
 
 
 class Call:
-    """One call of one module: the seqs of its inputs and outputs, and its parent call."""
+    """A call of one module: the seqs of its inputs and outputs, and its parent call."""
 
     __slots__ = (
         "depth",

@@ -81,7 +81,7 @@ class HookRecorder(Protocol):
         """
 
     def read_waiting(self) -> None:
-        """Has what waits read: ``ModuleLevel.read_waiting()`` is called if there is anything."""
+        """Calls ``ModuleLevel.read_waiting()`` if a tensor waits to be read."""
 
     def compared(self, site: int, are_same: bool, /) -> None:
         """A tensor of this site was read a second time, and has the same record or not."""

@@ -13,7 +13,7 @@ from .console import print_json, progress, show_sections
 
 _DESCRIPTION = """\
 Compares two runs, dumps, checkpoints, environments or inventories: ACTUAL, and the REFERENCE that
-it is held against. Says in the order in which a person should ask what differs: environment,
+it should agree with. Says in the order in which a person should ask what differs: environment,
 hyper-parameters, batches, initial weights, forward, loss, gradients, update; and stops at the first
 "no", with the first step and the first tensor that differ.
 

@@ -94,7 +94,7 @@ _NOTHING = Extra()
 
 
 class Source(Protocol):
-    """One side of a comparison."""
+    """A side of a comparison."""
 
     title: str
     kind: Kind

@@ -119,7 +119,7 @@ def notes_of(tally: Tally, actual: Source, reference: Source) -> list[str]:
         found.append(f"{count:,} tensors are {mine} in actual and {other} in reference")
     if tally.parts:
         found.append(
-            f"{tally.parts:,} gradients of inputs differ and are not held against each other: "
+            f"{tally.parts:,} gradients of inputs differ and are not compared: "
             "msprobe has what one module adds to a gradient, fastcheck the whole of it"
         )
     if tally.cancelled:

@@ -422,7 +422,7 @@ class _Whole:
         return len(self.pieces) > 1 and self.extra.load is None
 
     def take(self, tensor: torch.Tensor) -> None:
-        """Has these values."""
+        """Takes the values of a tensor, and its record."""
         self.record = stats(tensor, depth="full", order="logical").record
         self.extra = Extra(shape=tuple(tensor.shape), load=lambda: tensor)
 

@@ -18,7 +18,7 @@ _BY_NAME = ("parameters", "buffers", "modules")
 
 
 class Setting(NamedTuple):
-    """One key whose values differ; ``not there`` where a side has no such key."""
+    """A key whose values differ; ``not there`` where a side has no such key."""
 
     path: str
     actual: str

@@ -127,7 +127,7 @@ def _transposition(mine: torch.Tensor, other: torch.Tensor) -> str:
 
 
 def _rows(tensor: torch.Tensor, dim: int) -> np.ndarray:
-    """One item of bytes a row."""
+    """An item of bytes a row."""
     rows = (
         _bits(tensor.transpose(0, dim)).flatten(1) if tensor.dim() > 1 else _bits(tensor)[:, None]
     )

@@ -330,7 +330,7 @@ class BlockComparison:
 
 
 class _Step:
-    """One aligned pair of blocks."""
+    """An aligned pair of blocks."""
 
     def __init__(
         self,

@@ -105,7 +105,7 @@ _COLUMNS = ("rank", "host", "device", "serial", "from step", "where", "evidence"
 
 
 def fleet_headline(report: FleetReport) -> str:
-    """One line: who is suspect, on which host and from which step on, the earliest first."""
+    """A line: who is suspect, on which host and from which step on, the earliest first."""
     total = f"{len(report.ranks):,}"
     if not report.accused:
         return f"{report.run}: no rank of {total} is suspect"

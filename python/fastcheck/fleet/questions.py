@@ -170,7 +170,7 @@ GROUP BY r.step, r.site, k.peer_group
 HAVING count(*) >= {FEWEST_PEERS}"""
 
 # Differences of logarithms: a factor of 1.2 is as far as one of 1 / 1.2. 1.349 standard deviations
-# lie between the quartiles of a normal distribution; below 0.35 % nothing is held to be a spread.
+# lie between the quartiles of a normal distribution; below 0.35 % nothing counts as spread.
 _CELLS = f"""\
 SELECT step, site, peer_group, peers, ln({{q2}}) AS middle,
        CAST(high_key AS REAL) AS high, {_rank_of("high_key")} AS high_rank,

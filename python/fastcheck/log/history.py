@@ -72,7 +72,7 @@ class History:
         self.dropped_records += before - self._open_count
 
     def close_step(self) -> None:
-        """The open step becomes the youngest closed one; the oldest closed one may go."""
+        """Makes the open step the youngest closed one; the oldest closed one may go."""
         if self._open:
             self._closed.append(self._open[0] if len(self._open) == 1 else joined(self._open))
             while len(self._closed) > 1 and sum(map(len, self._closed)) > MAX_RECORDS:
@@ -121,7 +121,7 @@ class History:
         return parts[0] if len(parts) == 1 else joined(parts[::-1])
 
     def of_site(self, site: int, call: int) -> np.ndarray:
-        """All that is held of one site and call index, oldest first."""
+        """The records that are held of one site and call index, oldest first."""
         parts = [
             chunk[(chunk["site"] == site) & (chunk["call"] == call)]
             for chunk in (*self._closed, *self._open)
@@ -175,7 +175,7 @@ class History:
         return None
 
     def all(self) -> np.ndarray:
-        """All that is held, oldest first, as one array."""
+        """The records that are held, oldest first, as one array."""
         return joined([*self._closed, *self._open])
 
     def last_step(self) -> np.ndarray:

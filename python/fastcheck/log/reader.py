@@ -92,7 +92,7 @@ def log_parts(directory: str) -> dict[int, list[str]]:
 
 
 def read_sites_and_meta(directory: str, rank: int) -> tuple[dict[int, Site], dict[str, Any]]:
-    """One rank's sites by number, and its meta file; empty where a crash left none."""
+    """A rank's sites by number, and its meta file; empty where a crash left none."""
     lines, _ = _read_lines(os.path.join(directory, f"sites-rank{rank}.jsonl"))
     return sites_of_lines(lines), read_meta(os.path.join(directory, f"meta-rank{rank}.json"))
 
@@ -103,7 +103,7 @@ def read_event_lines(directory: str, rank: int) -> tuple[list[dict[str, Any]], i
 
 
 def read_schedule(directory: str, rank: int) -> list[dict[str, Any]]:
-    """One rank's lines of what the run changed by plan; empty where it changed nothing."""
+    """A rank's lines of what the run changed by plan; empty where it changed nothing."""
     return _read_lines(os.path.join(directory, f"schedule-rank{rank}.jsonl"))[0]
 
 

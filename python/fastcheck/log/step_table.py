@@ -37,7 +37,7 @@ Reading = tuple[Optional[float], int]
 
 @dataclass(frozen=True)
 class StepRow:
-    """One step of one rank. None: not observed, or not held by records of this depth.
+    """A step of one rank. None: not observed, or not held by records of this depth.
 
     ``loss``: what backward() was called on, before it was scaled: the sum over the calls of the
     step whose gradients were not thrown away, as of parts of a batch or of several losses (with
@@ -145,7 +145,7 @@ class StepTable:
             self._count += 1
 
     def rows_of(self, chunks: Iterable[np.ndarray]) -> list[StepRow]:
-        """One row for each step of these records."""
+        """A row for each step of these records."""
         return self._rows_of([list(chunks)])[0]
 
     def _rows_of(self, parts: Sequence[Sequence[np.ndarray]]) -> list[list[StepRow]]:

@@ -91,7 +91,7 @@ class Monitor:
                 batches.add(step, name)
 
     def begin_at(self, step: int) -> None:
-        """The next step has this number, counted from 0: for a run that resumes from a checkpoint.
+        """Numbers the next step, counted from 0: for a run that resumes from a checkpoint.
 
         To be called after install(), before anything has run.
 
@@ -102,7 +102,7 @@ class Monitor:
             self._session.begin_at(step)
 
     def run(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """One training step: ``step(*args, **kwargs)``, and what it returns.
+        """Runs one training step and returns what ``step(*args, **kwargs)`` does.
 
         With ``install(stop=Stop(replay=True))`` a stop within it comes with a replay: the step is
         run again at op level with ``sync="call"``, with its random numbers, its batch and its
@@ -175,7 +175,7 @@ class Monitor:
         return advice_of(self._session, tolerance, formats)
 
     def step_table(self) -> list[StepRow]:
-        """One row for each step of the run, oldest first: loss, overflow, loss scale, learning rate
+        """A row for each step of the run, oldest first: loss, overflow, loss scale, learning rate
         and gradient norm (``rows[0].loss``, ``rows[0].to_dict()``); the youngest 100,000 when there
         are more. Waits for nothing: steps that a device has not finished are not complete yet.
         """

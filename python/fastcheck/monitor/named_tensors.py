@@ -35,7 +35,7 @@ _library: Optional[torch.library.Library] = None
 
 
 def define(read: _Read) -> bool:
-    """Has the ops call ``read``, which is the same each time. False where this torch can't."""
+    """Makes the ops call ``read``, which is the same each time. False where this torch can't."""
     global _library
     if not is_available():
         return False

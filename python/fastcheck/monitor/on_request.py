@@ -331,7 +331,7 @@ class Requests:
             self._tell(f"what was asked for was not observed: {first_line(error)}")
 
     def close(self) -> None:
-        """No step follows. Idempotent."""
+        """Ends the observation: no step follows. Idempotent."""
         with self._lock, self._guarded():
             if self._is_closed:
                 return

@@ -74,7 +74,7 @@ class ParameterDetails(NamedTuple):
 
 
 class UpdateInfo:
-    """One update: the sequence numbers of its records, and what they lack."""
+    """An update: the sequence numbers of its records, and what they lack."""
 
     __slots__ = (
         "buffers",

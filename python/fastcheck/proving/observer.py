@@ -38,7 +38,7 @@ class Learned:
     batch_norms: list[torch.nn.Module] = field(default_factory=list)
 
     def add(self, module: torch.nn.Module, tensors: list[tuple[str, torch.Tensor]]) -> None:
-        """A module that the step has called, and what it returned."""
+        """Notes a module that the step has called, and what it returned."""
         dtypes = [self.dtype, *(tensor.dtype for _, tensor in tensors)]
         self.dtype = next(one for one in _COARSE if one in dtypes)
         if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
@@ -80,8 +80,8 @@ class Observer:
 
     @contextlib.contextmanager
     def hooks(self, parameters: _Named, gradients: _Named, late: bool = False) -> Iterator[None]:
-        """Has the hooks in place, which put the gradients of ``parameters`` into ``gradients``;
-        ``late``: before an update alone, and where read_gradients() is called.
+        """Holds hooks in place in a ``with`` statement, which put the gradients of ``parameters``
+        into ``gradients``; ``late``: before an update alone, and where read_gradients() is called.
         """
         self._parameters, self._gradients = parameters, gradients
         handles = self._handles

@@ -156,7 +156,7 @@ class Prover:
         return self._floors[dropout]
 
     def ask(self, relation: Relation) -> Outcome:
-        """One relation. Raises nothing."""
+        """A relation. Raises nothing."""
         began = time.monotonic()
         try:
             outcome = self._ask(relation)

@@ -10,7 +10,7 @@ from .computed import Computed
 
 
 class Relation:
-    """One way to compute a training step that must agree with the step as it is. A subclass
+    """A way to compute a training step that must agree with the step as it is. A subclass
     overrides what it needs, and is given to ``fastcheck.prove(relations=[...])``::
 
         class MyKernel(fastcheck.Relation):

@@ -1,4 +1,4 @@
-"""Proof: what came of computing a step in ways that must agree, as data and as text."""
+"""Proof: the result of computing a step in ways that must agree, as data and as text."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ class Place:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One relation. ``state``: ``"holds"``, ``"differs"``, ``"by design"`` (the step may depend on
-    what was changed; ``note`` says why), ``"not asked"`` (``note`` says why) or ``"failed"`` (the
-    computation raised ``note``). ``score``: the largest difference, in units of the measured noise
-    of its tensor; None where nothing was compared. ``worst``: that tensor. ``first``: where the two
-    computations part, of one that differs.
+    """The answer to one relation. ``state``: ``"holds"``, ``"differs"``, ``"by design"`` (the step
+    may depend on what was changed; ``note`` says why), ``"not asked"`` (``note`` says why) or
+    ``"failed"`` (the computation raised ``note``). ``score``: the largest difference, in units of
+    the measured noise of its tensor; None where nothing was compared. ``worst``: that tensor.
+    ``first``: where the two computations part, of one that differs.
     """
 
     relation: str

@@ -71,7 +71,7 @@ class Calls(TorchFunctionMode):
 
 @contextlib.contextmanager
 def within(calls: Calls) -> Iterator[None]:
-    """Has ``calls`` see what the step calls, in backward too, where activations are computed again:
+    """Shows ``calls`` what the step calls, in backward too, where activations are computed again:
     torch takes a mode away while it runs a function that a mode has seen.
     """
     autograd: Any = torch.autograd
@@ -120,7 +120,7 @@ def without_dropout_of_recurrent(model: torch.nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def seen_checkpoints(leave_out: bool) -> Iterator[list[None]]:
-    """One entry for each call of torch.utils.checkpoint, which ``leave_out`` makes a plain call."""
+    """An entry for each call of torch.utils.checkpoint, which ``leave_out`` makes a plain call."""
     calls: list[None] = []
     reentrant: Any = checkpointing.CheckpointFunction
     generator = checkpointing._checkpoint_without_reentrant_generator

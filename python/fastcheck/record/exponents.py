@@ -41,6 +41,7 @@ class Share(NamedTuple):
 
     @property
     def is_exact(self) -> bool:
+        """Whether the two bounds are equal."""
         return self.least == self.most
 
     def __str__(self) -> str:
@@ -71,14 +72,17 @@ class Exponents:
 
     @property
     def components(self) -> int:
+        """All components that were read: of a complex tensor, two per element."""
         return int(self.words[0])
 
     @property
     def nonfinite_count(self) -> int:
+        """Components that are NaN or infinite; counted in no binade."""
         return int(self.words[1])
 
     @property
     def zero_count(self) -> int:
+        """Zeros of either sign; counted in no binade."""
         return int(self.words[2])
 
     @property
@@ -108,6 +112,7 @@ class Exponents:
 
     @property
     def elements(self) -> np.ndarray:
+        """The number of components in each binade: 64 counts, from the highest binade down."""
         return self._bins(_ELEMENTS)
 
     def maxima(self, block: int = 32) -> np.ndarray:

@@ -74,8 +74,9 @@ def offset_of(field: str) -> int:
 
 
 class Depth(enum.IntEnum):
-    """The part of a record that is computed; a field that the depth does not cover is zero
-    bytes.
+    """The part of a record that is computed: HEALTH, the eight counts; STATS, also ``min``,
+    ``max``, ``sum``, ``abs_sum`` and ``sum_sq``; FULL, also the checksum. A field that the depth
+    does not cover is zero bytes.
     """
 
     HEALTH = 1  #: the eight counts
@@ -99,7 +100,9 @@ ORDERS = {order.name.lower(): order for order in Order}
 
 
 class DeviceMode(enum.IntEnum):
-    """The way in which the device stores a result that is out of the format's range."""
+    """The way in which the device stores a result that is out of the format's range: IEEE, as an
+    infinity; SATURATING, as the largest finite number.
+    """
 
     IEEE = 0
     SATURATING = 1
@@ -107,7 +110,7 @@ class DeviceMode(enum.IntEnum):
 
 
 class Flag(enum.IntFlag):
-    """Bits of ``flags``; bits 8 to 11 hold the :class:`Verdict`."""
+    """Bits of a record's ``flags``; bits 8 to 11 hold the :class:`Verdict`."""
 
     NONFINITE = 1  #: the tensor has a NaN or an infinity
     RECOMPUTE = 2  #: seen while activation checkpointing ran a forward again
@@ -121,7 +124,14 @@ VERDICT_MASK = 0xF << VERDICT_SHIFT
 
 
 class Verdict(enum.IntEnum):
-    """The host's verdict on a non-finite record (``docs/design.md``, overflow counting)."""
+    """The host's verdict on a non-finite record (``docs/design.md``, overflow counting).
+
+    ORIGIN: everything that it was computed from was finite. ARRIVED: no observed module or operator
+    made it. PROPAGATED: it follows from an event that was reported. UNRESOLVED: what is made of it
+    will decide. ABSORBED: nothing that lasts or leaves was made of it. SCALED: a scaled gradient of
+    a step that loss scaling skips. INTENDED and BENIGN: written on purpose, or allowed. NONE: the
+    record is finite, or was not judged.
+    """
 
     NONE = 0
     ORIGIN = 1
@@ -136,7 +146,7 @@ class Verdict(enum.IntEnum):
 
 @dataclass(frozen=True)
 class DTypeInfo:
-    """One row of the table in ``csrc/core/dtypes.h``.
+    """A row of the table in ``csrc/core/dtypes.h``.
 
     ``components`` is how many counted components an element has: 2 for complex. ``kind`` is the
     type of ``min`` and ``max``: ``"f8"``, ``"i8"`` or ``"u8"``.

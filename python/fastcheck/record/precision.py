@@ -52,11 +52,12 @@ class PrecisionAdvice:
 
     @property
     def goes_down(self) -> bool:
+        """Whether a format narrower than the tensor's dtype will do."""
         return self.format != self.dtype
 
     @property
     def text(self) -> str:
-        """One line, without the site."""
+        """A line, without the site."""
         if not self.goes_down:
             return f"stays {self.dtype}: {self.because}"
         scale = "" if self.scale == 1 else f" at scale 2^{math.frexp(self.scale)[1] - 1}"

@@ -1,8 +1,8 @@
 """The Record v1 of a tensor, computed slowly from ``docs/record-format.md`` alone.
 
 Nothing here is shared with the kernels or with the rest of the package: only NumPy, and the methods
-of a tensor for finding its bytes. Every implementation is held to it: the kernels by the tests, a
-device by ``fastcheck doctor --device``. Section numbers in the comments are those of
+of a tensor for finding its bytes. Every implementation is compared with it: the kernels by tests,
+a device by ``fastcheck doctor --device``. Section numbers in the comments are those of
 ``docs/record-format.md``.
 
     record(tensor)                    -> 192 bytes
@@ -46,7 +46,7 @@ CANONICAL_NAN = struct.unpack("<d", struct.pack("<Q", 0x7FF8000000000000))[0]
 
 @dataclass(frozen=True)
 class DType:
-    """One row of the dtype table. A complex dtype is described by its component."""
+    """A row of the dtype table. A complex dtype is described by its component."""
 
     name: str
     code: int
@@ -167,7 +167,7 @@ def traversal(tensor: torch.Tensor, order: str) -> tuple[bytes, str]:
 
 
 def classify(bits: Array, dtype: DType) -> dict[str, Array]:
-    """One boolean array per class, by bit pattern."""
+    """A boolean array per class, by bit pattern."""
     nothing = np.zeros(bits.shape, bool)
     if dtype.kind != "float":
         values = decode(bits, dtype)

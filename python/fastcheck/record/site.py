@@ -49,7 +49,7 @@ GRAD_LOSS = "loss of grad()"
 
 @dataclass(frozen=True)
 class Site:
-    """One place in the model that tensors pass; the step and the call belong to the record instead.
+    """A place in the model that tensors pass; the step and the call belong to the record instead.
 
     ``module`` is the dotted path in the installed model, "" for the model itself. ``direction`` is
     ``forward``, ``backward`` or ``optimizer``. ``role`` is ``input``, ``output``, ``grad_input``,

@@ -63,18 +63,22 @@ class Stats:
 
     @property
     def numel(self) -> int:
+        """Elements of the tensor, whatever they hold."""
         return self._statistics.numel
 
     @property
     def nan_count(self) -> int:
+        """NaN components: of a complex tensor, up to two per element."""
         return self._statistics.nan_count
 
     @property
     def posinf_count(self) -> int:
+        """Components that are +inf."""
         return self._statistics.posinf_count
 
     @property
     def neginf_count(self) -> int:
+        """Components that are -inf."""
         return self._statistics.neginf_count
 
     @property
@@ -99,6 +103,7 @@ class Stats:
 
     @property
     def nonfinite_count(self) -> int:
+        """``nan_count + posinf_count + neginf_count``."""
         return self._statistics.nonfinite_count
 
     @property
@@ -175,10 +180,12 @@ class Stats:
 
     @property
     def depth(self) -> str:
+        """``"health"``, ``"stats"`` or ``"full"``: which fields were computed."""
         return Depth(int(self.record["depth"])).name.lower()
 
     @property
     def order(self) -> str:
+        """``"storage"`` or ``"logical"``: how the elements were traversed."""
         return Order(int(self.record["order"])).name.lower()
 
     # ---- whole ---------------------------------------------------------------------------------

@@ -164,6 +164,7 @@ class Override:
 
     @property
     def uses_apis(self) -> bool:
+        """Whether the given names need calls of torch's Python API to be followed."""
         return self._selection is not None and self._selection.uses_apis
 
 

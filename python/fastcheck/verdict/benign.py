@@ -16,7 +16,7 @@ _LIMITS = ("clamp", "clamp_max", "clamp_min", "constant_pad_nd")
 WRITERS = frozenset(f"aten.{name}{tail}" for name in _FILLS + _LIMITS for tail in ("", "_"))
 
 
-#: Ops of which each result is made of one element of each operand.
+#: Ops that make each result of one element of each operand.
 ELEMENTWISE = frozenset(
     f"aten.{name}{tail}"
     for name in ("add", "sub", "mul", "div")

@@ -92,7 +92,7 @@ class Gradient(NamedTuple):
 
 
 class Returned(NamedTuple):
-    """A module returned. ``is_complete``: all that it returned was read, and there was any;
+    """The return of a module. ``is_complete``: all that it returned was read, and there was any;
     ``ended_by``: the exception that left it, of an outermost call.
     """
 
@@ -246,7 +246,7 @@ class Moment(enum.Enum):
     #: An update under loss scaling of the user's own. Gradients that were not finite at the update
     #: have been judged there: what is still held belongs to an iteration that was skipped.
     OWN_SCALE_UPDATED = enum.auto()
-    #: What was made until now has met all that reads it, as a rule.
+    #: Tensors that were made until now have met all that reads them, as a rule.
     ALL_READ = enum.auto()
 
 
@@ -291,7 +291,7 @@ class Note(Task):
         self.function(*self.args)
 
 
-#: What rules judge: one of the tuples above.
+#: One of the tuples above, which rules judge.
 Seen = Union[
     Union[Batch, InnerInput, Output, Recomputed, Named, Gradient, Returned, Loss, LossKnown],
     Union[GradientNorm, Stored, UsedGradients, UnusedGradients, OptimizerState, GradientsUsed],
@@ -301,7 +301,7 @@ Entry = Union[Seen, Moment, ScaleDecided, Task]
 
 
 class GraphReplay:
-    """One replay of a captured graph, in the place of the entries of the capture."""
+    """A replay of a captured graph, in the place of the entries of the capture."""
 
     __slots__ = ()
 

@@ -153,7 +153,7 @@ class Blame(NamedTuple):
 
 
 class Finding:
-    """One non-finite record of the open step."""
+    """A non-finite record of the open step."""
 
     def __init__(
         self, record: np.void, role: str, call: Optional[Call] = None, thread: int = 0
@@ -237,7 +237,7 @@ class Finding:
 
     @property
     def is_mask(self) -> bool:
-        """Nothing but zeros and -Inf, both of them: only ever written on purpose."""
+        """Whether a tensor is zeros and -Inf, and both: only ever written on purpose."""
         record = self.record
         zeros = int(record["zero_count"])
         # Complex tensors count each part, and never match: no mask is complex.
@@ -444,7 +444,7 @@ class Findings:
     def lapse(
         self, finding: Finding, state: FindingState, reason: str, cause: Optional[Finding] = None
     ) -> None:
-        """Nothing came of it until now."""
+        """Settles a finding of which nothing came until now."""
         self._enter(finding, state, state.meanwhile, reason)
         finding.cause = cause
 
@@ -459,7 +459,7 @@ class Findings:
     # The end of an update, and of the step
 
     def skip_unused(self) -> None:
-        """No optimizer will use what it has not used until now."""
+        """Settles gradients that no optimizer has used, as none will."""
         for finding in self.all:
             if finding.state is FindingState.UNUSED:
                 reason = "the training loop has left this update out"

@@ -763,8 +763,8 @@ class ModuleRules:
             self.settle_open()
 
     def settle_open(self) -> None:
-        """Nothing of this step will be used any more. Something later in the step may still show
-        otherwise: another optimizer's update.
+        """Settles what is open: nothing of this step will be used any more. Something later in the
+        step may still show otherwise: another optimizer's update.
         """
         if not self.findings.all:
             return

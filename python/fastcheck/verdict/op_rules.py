@@ -52,7 +52,7 @@ from .module_rules import LOSS_OVERFLOWED, harm, was_finite
 # Findings of earlier steps that may still be read: parameters, masks, running statistics.
 _MAX_EARLIER_FINDINGS = 4096
 
-# Where what is allowed elsewhere is an event.
+# The places where an infinity is an event that is allowed elsewhere.
 _LASTING = frozenset(("gradient", "update", "state"))
 
 _OPEN = frozenset((Verdict.UNRESOLVED, Verdict.ABSORBED, Verdict.SCALED))
@@ -71,9 +71,9 @@ class OpMemory:
         self.earlier_findings: dict[int, Finding] = {}
         #: The places where a non-finite value counts, and their numbers.
         self.places: dict[Destination, int] = {HOST: 0, RANKS: 1, INTEGERS: 2}
-        #: What a record describes that was read of several findings, by its number.
+        #: The findings that a record was read of, where they are several, by its number.
         self.parts: dict[int, list[Finding]] = {}
-        #: Something is, or was in an earlier step, whose consequences decide.
+        #: Whether there is, or was in an earlier step, a finding whose consequences decide.
         self.has_open = False
 
 
@@ -118,7 +118,7 @@ class OpRules:
     # Operators
 
     def _operator(self, entry: Operator, bad: Records) -> None:
-        """An op that read or wrote a non-finite tensor."""
+        """Judges an op that read or wrote a non-finite tensor."""
         incident, self._is_filtered = entry.incident, entry.is_filtered
         for one in incident.nonfinite_inputs:
             if one.is_arrival and one.seq in bad and one.seq not in self.findings.by_seq:
@@ -313,7 +313,7 @@ class OpRules:
         return first[again] if again < len(first) else None
 
     def _is_of_now(self, finding: Finding) -> bool:
-        """An event of an earlier step counts in this one by its consequences."""
+        """Whether it is of this step: of an earlier step it counts by its consequences."""
         return self._is_strict or finding.seq in self.findings.by_seq
 
     # What is read by name, and is no result of an operator
@@ -375,7 +375,7 @@ class OpRules:
             self._decide_or_hold(finding, PossibleVerdict(Verdict.ARRIVED, reason))
 
     def _changed(self, finding: Finding, last_finite: int) -> None:
-        """A stored tensor that was finite in an earlier step, or before its module ran."""
+        """Judges a stored tensor that was finite in an earlier step, or before its module ran."""
         sites = self.findings.sites
         site = sites[finding.site]
         then = PossibleVerdict(Verdict.ARRIVED, was_finite(finding.role, last_finite))
@@ -392,7 +392,7 @@ class OpRules:
         self._count(finding, f"it reached {site.tensor_name}")
 
     def _loss(self, finding: Finding, entry: Loss) -> None:
-        """A number, or one whose ops were left out."""
+        """Judges a loss that is a number, or whose ops were left out."""
         earlier = self.findings.first_confirmed
         others = self.findings.all[:-1]
         roots = (f.root for f in others if f.is_tentative and not f.root.is_mask)
@@ -446,7 +446,7 @@ class OpRules:
             self._arrive(finding, False, self._outside)
 
     def _arrive(self, finding: Finding, is_collective: bool, reason: str) -> None:
-        """No observed op wrote it."""
+        """Judges a finding that no observed op wrote."""
         if is_collective:
             reason = "it came through a collective: look at the ranks that took part in it"
         elif _is_plain_number(finding):
@@ -574,7 +574,7 @@ class OpRules:
             self._hold(finding, then, [] if cause is None else [cause])
 
     def _lapse(self, finding: Finding, state: FindingState, reason: str) -> None:
-        """Nothing came of it. What is traced may still count in a later step."""
+        """Settles a finding of which nothing came. If it is traced it may count in a later step."""
         if finding.uses.is_traced:
             self.findings.lapse(finding, state, reason)
         else:
@@ -631,7 +631,7 @@ class OpRules:
                     spread[id(one)] = one
                     stack.append(one)
         for one in sorted(spread.values(), key=_position):
-            # What an earlier step has made of it is past.
+            # Findings that an earlier step has made of it are over.
             if _is_open(one) and one.seq in self.findings.by_seq:
                 self.findings.propagate(one, cause)
 
@@ -644,8 +644,8 @@ class OpRules:
     # The end of an update, and of the step
 
     def settle_scaled(self, skipped: bool) -> Optional[Finding]:
-        """A scaled gradient may overflow, NaNs included, where a mask keeps it from every
-        parameter: then the scaler does not skip the update.
+        """Settles scaled gradients. Where a mask keeps one from every parameter it may overflow:
+        then the scaler does not skip the update.
         """
         held = [f for f in self.findings.all if f.state is FindingState.SCALED]
         harmless = [] if skipped else [f for f in held if _is_absorbed(f, _WAITING | _SCALED)]
@@ -689,7 +689,7 @@ class OpRules:
         self.settle_open()
 
     def settle_open(self) -> None:
-        """Nothing of this step will be used any more, but what a later one reads."""
+        """Settles what is open: later steps alone may still read what this one made."""
         for finding in self.findings.all if not self._is_strict else ():
             if not finding.is_unresolved:
                 continue
@@ -707,13 +707,13 @@ class OpRules:
         self.settle()
 
     def count_cut_off(self) -> None:
-        """Does nothing: a finding that an exception keeps from its consequences has none."""
+        """Settles nothing: a finding that an exception keeps from its consequences has none."""
 
     def undecided(self) -> list[Finding]:
         return []
 
     def let_go(self) -> None:
-        """The step is over: later findings are traced to where these began, not along their way."""
+        """Ends the step: later findings are traced to where these began, not along their way."""
         for finding in self.findings.all:
             uses = finding.uses
             uses.archived = finding.verdict

@@ -52,7 +52,7 @@ class Rules(Protocol):
         """The step ends, or what was made until now has met all that reads it."""
 
     def settle_open(self) -> None:
-        """Nothing came of what is still pending."""
+        """Settles what is still pending, of which nothing came."""
 
     def renew(self) -> None:
         """The step does not end, and its findings are dropped."""

@@ -351,7 +351,7 @@ TENSOR_INVARIANTS: tuple[TensorRule, ...] = (
 
 
 INVARIANTS = (*NUMBER_INVARIANTS, *TENSOR_INVARIANTS)
-#: All that a run is held to.
+#: All rules, those of the watch included.
 NUMBER_RULES = (*rules.NUMBER_RULES, *NUMBER_INVARIANTS)
 TENSOR_RULES = (*rules.TENSOR_RULES, *TENSOR_INVARIANTS)
 

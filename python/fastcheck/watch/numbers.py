@@ -37,7 +37,7 @@ _NUMBERS = np.arange(2 * len(_RANGES))
 
 
 class Number(NamedTuple):
-    """One number of a step. ``usual``: the median of its range, or what else it is compared with;
+    """A number of a step. ``usual``: the median of its range, or what else it is compared with;
     ``score``: by how many spreads it is above that, as a logarithm (of the loss: as it is too,
     whichever says less). ``most``: the largest of half a window, ``recent`` of 32 steps (inf: too
     few), ``first`` the median of the first 16. ``share``: of steps that were skipped; ``run``: of

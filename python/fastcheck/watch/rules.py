@@ -52,7 +52,7 @@ _LEAST_SCALE = 64.0
 
 @dataclass(frozen=True)
 class Rule:
-    """One row of the table.
+    """A row of the table.
 
     ``kind``: of its events. ``signal``: what the condition looks at, in words. ``steps``: in how
     many steps in a row the condition holds. ``warns``: always or never, or a condition itself.
@@ -199,7 +199,7 @@ def is_jump(before: float, rate: float) -> bool:
 
 
 def rate_rose(rate: Number) -> bool:
-    """Whether the learning rate did."""
+    """Whether the learning rate rose from one step to the next."""
     return is_jump(rate.usual, rate.value)
 
 
@@ -219,7 +219,7 @@ def epsilon_is_large(rms: Number) -> bool:
 
 
 def explodes(view: StepsView) -> np.ndarray:
-    """A thousand times the largest magnitude that it ever had, and none of the harmless reasons."""
+    """Whether it is a thousand times its largest magnitude until now, for no harmless reason."""
     now, phases = view.now, view.now.phases
     level = now.levels[ABS_MAX]
     with np.errstate(invalid="ignore"):
@@ -237,14 +237,14 @@ def explodes(view: StepsView) -> np.ndarray:
 
 
 def comes_near_the_end(view: StepsView) -> np.ndarray:
-    """Forecast to leave the range of its dtype within the horizon."""
+    """Whether it is forecast to leave the range of its dtype within the horizon."""
     # A scaler skips scaled gradients that leave the range, and halves its scale.
     found: np.ndarray = (view.steps_left <= view.horizon) & ~view.now.is_scaled
     return found
 
 
 def _is_low(view: StepsView) -> np.ndarray:
-    """Half of what is not zero is subnormal, and was not so at first."""
+    """Whether half of what is not zero is subnormal, and was not so at first."""
     least = np.maximum(_SUBNORMAL, view.subnormal_at_first + _RISE)
     is_gradient = view.is_weighed & (view.now.phases == GRADIENT)
     found: np.ndarray = is_gradient & (view.now.subnormal_share >= least)
@@ -261,13 +261,13 @@ def underflows(view: StepsView) -> np.ndarray:
 
 
 def becomes_subnormal(view: StepsView) -> np.ndarray:
-    """The last step before that."""
+    """Whether it is about to underflow: half of what is not zero is subnormal."""
     found: np.ndarray = _is_low(view) & ~underflows(view)
     return found
 
 
 def is_saturated(view: StepsView) -> np.ndarray:
-    """Elements at the largest number of the dtype, of which there were none."""
+    """Whether elements are at the largest number of the dtype, and none were at first."""
     phases = view.now.phases
     is_of = view.is_weighed & ((phases == ACTIVATION) | (phases == GRADIENT))
     found: np.ndarray = is_of & (view.now.saturated_share > 0) & (view.saturated_at_first == 0)
@@ -275,32 +275,32 @@ def is_saturated(view: StepsView) -> np.ndarray:
 
 
 def is_at_ends(view: StepsView) -> np.ndarray:
-    """A tanh or sigmoid where it is flat, and was not at first."""
+    """Whether a tanh or sigmoid is where it is flat, and was not at first."""
     is_activation = view.is_weighed & (view.now.phases == ACTIVATION)
     found: np.ndarray = is_activation & view.is_at_end & (view.ends_at_first < 0.5)
     return found
 
 
 def is_dead(view: StepsView) -> np.ndarray:
-    """Nearly all zero, and it has lived."""
+    """Whether nearly all of it is zero, and was not in some step before."""
     found: np.ndarray = (view.now.phases == ACTIVATION) & view.is_zero & (view.alive > 0)
     return found & (view.now.numel >= LEAST_ELEMENTS)
 
 
 def is_constant(view: StepsView) -> np.ndarray:
-    """All equal, but not zero, and it was not."""
+    """Whether all of it is one number that is not zero, and was not before."""
     found: np.ndarray = (view.now.phases == ACTIVATION) & view.is_stuck & ~view.is_zero
     return found & (view.alive > 0) & (view.now.numel >= LEAST_ELEMENTS)
 
 
 def dies_at_once(view: StepsView) -> np.ndarray:
-    """One of the two, after many steps in a row in which it was not."""
+    """Whether it is zero or constant, after many steps in a row in which it was neither."""
     found: np.ndarray = (is_dead(view) | is_constant(view)) & (view.alive >= _ALIVE)
     return found
 
 
 def batch_is_unusual(row: int) -> Callable[[StepsView], np.ndarray]:
-    """One of its levels is far out of its range, on either side."""
+    """Whether one of the batch's levels is far out of its range, on either side."""
 
     def condition(view: StepsView) -> np.ndarray:
         far = np.abs(view.now.levels[row] - view.median[row]) >= _BATCH_SHIFT
@@ -312,7 +312,7 @@ def batch_is_unusual(row: int) -> Callable[[StepsView], np.ndarray]:
 
 
 def weight_jumps(view: StepsView) -> np.ndarray:
-    """Far above all of its range, by one update."""
+    """Whether one update took the weight far above its range."""
     far = view.now.levels[RMS] - view.highest[RMS] >= _WEIGHT_SHIFT
     found: np.ndarray = far & (view.scores[RMS] >= view.threshold)
     result: np.ndarray = found & (view.now.phases == WEIGHT)
@@ -509,5 +509,5 @@ TENSOR_RULES: tuple[TensorRule, ...] = (
     ),
 )  # fmt: skip
 
-#: All of them.
+#: All rules of tensors and numbers.
 RULES: tuple[Rule, ...] = (*NUMBER_RULES, *TENSOR_RULES)

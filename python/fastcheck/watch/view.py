@@ -23,11 +23,11 @@ from .signals import (
     Signals,
 )
 
-# How many steps a slope is of: a short one follows the last steps, a long one is less noisy.
+# The steps that a slope covers: a short one follows the last steps, a long one is less noisy.
 _SHORT, _LONG = 12, 48
 # A tensor with more room, in doublings, is not forecast.
 _MOST_BITS = 10.0
-# What share of the pairs of steps has to rise, in one of the two: growth, not noise.
+# The share of pairs of steps that has to rise in one of the two: growth, not noise.
 _LEAST_RISING = {_SHORT: 0.9, _LONG: 0.8}
 _NOISE = 2.0
 
@@ -52,7 +52,7 @@ class Forecasts:
         past, count = self._of["past"], self._of["count"]
         with np.errstate(all="ignore"):
             logs = np.log2(now.abs_max)
-        # What was read of each tensor, oldest first: the last so many times, and in these steps.
+        # The magnitudes of each tensor, oldest first: of its last readings, and of these steps.
         oldest = (count[sites] + np.arange(_LONG)[:, None]) % _LONG
         series = np.concatenate([past[oldest, sites], np.full_like(logs, np.nan)])
         step, at = np.nonzero(is_read)
@@ -111,7 +111,7 @@ def _slopes(values: np.ndarray) -> np.ndarray:
     return found
 
 
-# What a weight has to have done before it can stand still: so many moves. Of the gradients and the
+# The moves that a weight has to have made before it can stand still. Of the gradients and the
 # learning rates with which it moved, it then has at least this much, in doublings.
 _MOVES, _AS_LARGE = 16, -1.0
 # How far one update moves what is remembered of them.
@@ -130,7 +130,7 @@ class Standing:
             run=np.zeros(1, np.int64),
             # The gradient and the learning rate of the last update, in log2; NaN: it had none.
             due=np.full((2, 1), np.nan),
-            # The same of updates that moved it.
+            # The same two of the updates that moved it.
             moved=np.full((2, 1), np.nan),
         )
 
@@ -139,7 +139,7 @@ class Standing:
         self._of.grow(count)
 
     def add(self, now: Signals) -> np.ndarray:
-        """The count of such updates as of each step, by tensor."""
+        """The number of these updates in a row as of each step, by tensor."""
         found = np.zeros(now.is_read.shape, np.int64)
         at = np.flatnonzero(now.gradient_at >= 0)
         sites, gradients, of = now.sites[at], now.gradient_at[at], self._of
@@ -320,7 +320,7 @@ class Past:
         )
 
     def _ranges(self, now: Signals) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Holds each level to its range, and adds it to that."""
+        """Compares each level with its range, and adds it to that."""
         levels, is_weight = now.levels, now.phases == WEIGHT
         rows, steps, tensors = levels.shape
         numbers = now.sites * len(NAMES) + _ROWS
@@ -330,7 +330,7 @@ class Past:
             # Nothing is known of a weight that is 0, or the same everywhere: training changes it.
             levels = np.where(is_weight & (levels == NOTHING), np.nan, levels)
             scores = self._bands.scores(numbers[:, None], levels)
-            # What was always nothing has no range: its first use is no surprise.
+            # A tensor that was always 0 has no range: its first use is no surprise.
             scores = np.where(median == NOTHING, np.nan, scores)
             distance = levels - median
             # Gradients fall as training converges, and weights decay.
@@ -356,7 +356,7 @@ class Past:
             for k, level in enumerate(levels):
                 peak[k], past[k] = highest, count
                 is_usual = level > np.fmax(highest - BITS, NOTHING)
-                # What came before such a rise was no past of what came after.
+                # Values from before such a rise say nothing of those after it.
                 starts = (level - highest >= BITS) & (count < FIRST)
                 count = np.where(starts, 1, count + is_usual)
                 highest = np.fmax(highest, level)

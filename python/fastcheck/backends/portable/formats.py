@@ -40,7 +40,7 @@ _COMPONENT_DTYPES = {"complex64": "float32", "complex128": "float64"}
 
 @dataclass(frozen=True)
 class Format:
-    """One dtype. ``boundaries`` ascend; ``weights[i][k]`` is what one component at or above
+    """A dtype. ``boundaries`` ascend; ``weights[i][k]`` is what one component at or above
     boundary k adds to count i.
     """
 

@@ -1,4 +1,4 @@
-"""One reader for each kind of thing that can be compared; ``open`` chooses it.
+"""A reader for each kind of thing that can be compared; ``open`` chooses it.
 
 Each returns its side as Blocks (``comparison.block``).
 

@@ -1,8 +1,8 @@
 """Reads the files of a checkpoint: torch, safetensors and NumPy.
 
 Nothing of a file is executed: torch.load runs with weights_only=True, NumPy without pickles, unless
-``trust`` is set. Whoever wrote a file may have meant harm: what its numbers ask for is held against
-what is there before it is allocated.
+``trust`` is set. A file may be malicious: a size that it states is compared with what is there
+before memory is allocated.
 """
 
 from __future__ import annotations

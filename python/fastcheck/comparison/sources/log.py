@@ -116,7 +116,7 @@ def by_rank(found: dict[int, Any]) -> Any:
 
 
 class _RankLog:
-    """One rank's segments, and where each step lies in them."""
+    """A rank's segments, and where each step lies in them."""
 
     def __init__(self, rank: int, segments: list[str], sites: dict[int, Site]) -> None:
         self.rank = rank

@@ -48,7 +48,7 @@ def read_settings(path: str) -> Optional[dict[str, Any]]:
 
 
 class SettingsSource:
-    """One result of environment() or inventory()."""
+    """A result of environment() or inventory()."""
 
     compiled_modules = 0
     is_partial = False

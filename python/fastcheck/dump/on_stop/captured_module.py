@@ -1,4 +1,4 @@
-"""One module call with its inputs and outputs, kept while a stopped step runs again."""
+"""A module call with its inputs and outputs, kept while a stopped step runs again."""
 
 from __future__ import annotations
 

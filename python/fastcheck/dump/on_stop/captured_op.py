@@ -17,7 +17,7 @@ _KEPT_BYTES = 256 * 1024 * 1024
 
 
 class CapturedOp:
-    """One call. After finish(), ``args`` and ``kwargs`` hold its inputs as they were before it ran,
+    """A call. After finish(), ``args`` and ``kwargs`` hold its inputs as they were before it ran,
     and ``made`` the tensors that it wrote and returned.
     """
 

@@ -125,7 +125,7 @@ class StoppedCallDumper:
 
 
 class _Writer:
-    """One dump, in ``place``."""
+    """A dump, in ``place``."""
 
     def __init__(self, place: str, rank: int, culprit: Event) -> None:
         self._culprit = culprit

@@ -204,7 +204,7 @@ class ShardWriter:
             self._fail(error, path)
 
     def _is_full(self, name: str) -> bool:
-        """No plan writes there any longer, and all that was to go there is there."""
+        """Whether no plan writes there any longer, and all that was to go there is there."""
         with self._changed:
             is_planned = any(plan.file == name for plan in self._plans.values())
             return not is_planned and all(job.file != name for job in self._jobs)

@@ -1,4 +1,4 @@
-"""Has ranks meet in install(), and supports torch's Join: a thread answers for a rank that has no
+"""Lets ranks meet in install(), and supports torch's Join: a thread answers for a rank that has no
 more batches and waits in it.
 
 Join has no callback for other objects than its joinables, so its __exit__ is wrapped at class

@@ -40,7 +40,7 @@ _ABSENT: Any = object()
 
 
 class _Update:
-    """One optimizer step under way, shared by all guards of the process."""
+    """An optimizer step under way, shared by all guards of the process."""
 
     def __init__(self, word: Tensor, previous: Any, momentum_starts: list[Tensor]) -> None:
         self.word = word
@@ -57,7 +57,8 @@ _keys = itertools.count()
 
 
 class UpdateGuard:
-    """Has updates with a non-finite gradient skipped, by the optimizer itself and on the device.
+    """Lets updates with a non-finite gradient be skipped, by the optimizer itself and on the
+    device.
 
     Args:
         found_nonfinite: takes tensors of one device and returns a new 0-dim float32 tensor there,

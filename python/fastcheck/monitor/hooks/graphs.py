@@ -164,7 +164,7 @@ def _without_ends(written: Iterable[Written]) -> list[Entry]:
 
 
 class Replayed(GraphReplay):
-    """One replay of a stretch."""
+    """A replay of a stretch."""
 
     __slots__ = ("_shift", "_step", "_stretch")
 

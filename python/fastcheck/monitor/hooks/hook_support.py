@@ -66,7 +66,7 @@ class ModuleTree:
                     node.has_new_parts = True
 
     def take_news(self) -> str:
-        """One sentence on what is new since the last call; empty where nothing is."""
+        """A sentence on what is new since the last call; empty where nothing is."""
         if not self.may_differ:
             return ""
         self.may_differ = False

@@ -108,7 +108,7 @@ class _ModuleHook:
         return True
 
     def _attend(self, method: Callable[..., Any], *values: Any) -> None:
-        """Has the observer do it, where the recorder does not."""
+        """Passes on to the observer what the recorder has not taken."""
         observer, node = self._observer, self._node
         if observer is None or node is None or not node.enabled or is_compiling():
             if self.came_from and not is_compiling():
@@ -305,7 +305,7 @@ class ModuleObserver:
         return ForwardPreHook(self, node, recorder), ForwardHook(self, node, recorder)
 
     def deliver(self) -> None:
-        """Does what is due, outside of all locks. May raise."""
+        """Carries out what is due, outside of all locks. May raise."""
         self._stops()
 
     # Forward

@@ -358,7 +358,7 @@ class StateReader:
         return sites + batch.sites, known
 
     def _name_given(self, parameters: Sequence[StoredTensor]) -> None:
-        """Has the judge know the parameters that a module was given as an argument."""
+        """Tells the judge of the parameters that a module was given as an argument."""
         given = self._session.step.given.by_id
         for node, name, parameter in parameters if given else ():
             if id(parameter) in given:

@@ -636,7 +636,7 @@ _Loss = tuple[torch.Tensor, int, str]
 
 
 class _Backward:
-    """One call of backward() at losses that were not read yet: in their graph no parameter of the
+    """A call of backward() at losses that were not read yet: in their graph no parameter of the
     model was found.
     """
 

@@ -382,7 +382,7 @@ class OpLevel(Level):
 
     @property
     def observes_all_models(self) -> bool:
-        """Not once another monitor's run has replaced this one's."""
+        """Whether this run goes on: another monitor's may have replaced it."""
         return self.is_running
 
     @property
@@ -779,7 +779,7 @@ class Launcher:
         self._level = weakref.ref(level)
 
     def __call__(self, launches: Sequence[Launch]) -> None:
-        """Has the tensors read, on the streams of their devices."""
+        """Launches the reading of the tensors, on the streams of their devices."""
         level = self._level()
         if level is None:
             return

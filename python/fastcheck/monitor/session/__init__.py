@@ -1,4 +1,4 @@
-"""One monitor at work: options, events, the drain of device records, step boundaries, the stop.
+"""A monitor at work: options, events, the drain of device records, step boundaries, the stop.
 
 Imports ``backends``, ``calls``, ``log``, ``monitor.distributed``, ``record``, ``report``,
 ``reproducibility``, ``ring``, ``utils`` and ``verdict``.

@@ -66,7 +66,7 @@ class SessionListener:
         """A step is over, with these rows of the step table and these records."""
 
     def run_ended(self) -> None:
-        """No step will follow the last one."""
+        """The last step has ended: none will follow."""
 
     def setting_changed(self, name: str, before: Optional[float], after: float) -> None:
         """A number of an optimizer, or the clip threshold, is another one than before. ``before``
@@ -252,7 +252,7 @@ class EventStore:
         self._current = None
 
     def end_run(self, step: Step) -> None:
-        """Nothing will be read any more, and ``step`` is open."""
+        """The run ends within ``step``, which is open: nothing more will be read."""
         step.rules.count_cut_off()
         self._take_changes(step)
         self.store(step)

@@ -59,7 +59,7 @@ class Hit(NamedTuple):
 
 
 class _Device:
-    """One saturating device, and the readings of its status word so far."""
+    """A saturating device, and the readings of its status word so far."""
 
     def __init__(self, device: torch.device, status: OverflowStatus) -> None:
         self.device = device
@@ -131,7 +131,7 @@ class StatusReader:
                 session.note(self._judge, entry, session.step, observed[0])
 
     def _read(self, entry: _Device, observe: Callable[[torch.Tensor], Any]) -> Optional[Any]:
-        """Has the word observed, on the current stream; what that returned."""
+        """Observes the word, on the current stream; what that returned."""
         if entry.is_off:
             return None
         try:

@@ -813,7 +813,7 @@ class Session:
                 self.removed = was
 
     def let_go(self) -> None:
-        """No stop will ask any more for what is held of calls and of graphs."""
+        """Lets go of calls and graphs, for which no stop will ask any more."""
         self.passes.drop_before(self.step.index + 1)
         self.backwards.derivatives.clear()
 

@@ -86,8 +86,8 @@ class RaisingSink:
 
 
 class StepBoundary:
-    """Does what is due at the end of a step. Called outside the session's lock, by the thread that
-    closed the step.
+    """Carries out what is due at the end of a step. Called outside the session's lock, by the
+    thread that closed the step.
     """
 
     def __init__(
@@ -347,7 +347,7 @@ class StopHandler:
         _live.add(self)
 
     def __call__(self) -> None:
-        """Does what is due now, but for stops where several ranks have to agree first."""
+        """Carries out what is due now, but for stops where several ranks have to agree first."""
         event_store = self._session.event_store
         with event_store.lock:
             due = list(event_store.due)

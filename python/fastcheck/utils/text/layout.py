@@ -226,7 +226,7 @@ def sparkline(
     width: int = 60,
     ascii_only: bool = False,
 ) -> str:
-    """One character per value, ``×`` where ``bad``; the largest of each group when there are more
+    """A character per value, ``×`` where ``bad``; the largest of each group when there are more
     than ``width``.
 
     Logarithmic when the positive values span more than a factor of ten.

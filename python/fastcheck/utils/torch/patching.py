@@ -75,7 +75,7 @@ class WrappedMethods:
         *,
         is_inherited: bool = False,
     ) -> None:
-        """Does nothing to what ``kind`` does not define itself, unless it ``is_inherited``."""
+        """Wraps a method; one that ``kind`` does not define itself only if it ``is_inherited``."""
         original = getattr(kind, name) if is_inherited else vars(kind).get(name)
         if original is not None and not hasattr(original, "_fastcheck"):
             self._originals[kind, name] = vars(kind).get(name)
