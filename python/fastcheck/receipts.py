@@ -11,11 +11,11 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Union
+from typing import Any, Optional, Union
 
 import torch
 
-from fastcheck.comparison.names import BUILT_IN, Renaming
+from fastcheck.comparison.names import BUILT_IN, VOCABULARY, Renaming
 from fastcheck.comparison.relation import constant_text, dtype_name, group_counts
 from fastcheck.comparison.sources.checkpoint import CheckpointSource
 from fastcheck.errors import CompareError, ConfigError, UnsupportedTensorError, choice
@@ -86,6 +86,7 @@ def receipt(
     model: Union[torch.nn.Module, Mapping[str, Any]],
     *,
     before: Union[Receipt, Mapping[str, Any], None] = None,
+    vocabulary: Optional[int] = None,
 ) -> Receipt:
     """A list of the names, shapes, dtypes and checksums of a model's weights, to be compared
     with another model that should have them: ``fastcheck.verify(other, receipt)``.
@@ -97,6 +98,9 @@ def receipt(
         model: a module, or its state_dict.
         before: the receipt of the weights that the other side had before: verify() then tells those
             that are old.
+        vocabulary: the number of words, where embeddings and output layers have more rows: those
+            behind it are padding, and left out. (Padding that only the other side has needs no
+            option.)
 
     Raises:
         ConfigError: a model without tensors, or a ``before`` that is no receipt.
@@ -106,6 +110,12 @@ def receipt(
     """
     given = state_of(model)
     readable, unread = split_readable(given)
+    if vocabulary is not None:
+        at_least = "the number of words, of which embeddings have a row each"
+        if isinstance(vocabulary, bool) or not isinstance(vocabulary, int) or vocabulary < 1:
+            raise ConfigError("vocabulary can't be used", expected=at_least, got=repr(vocabulary))
+        padded = [name for name in readable if VOCABULARY.search(name) and readable[name].dim()]
+        readable.update({name: readable[name][:vocabulary] for name in padded})
     earlier = {} if before is None else _of(before).tensors
     slices: list[torch.Tensor] = []
     for tensor in readable.values():
@@ -160,6 +170,10 @@ def arrival(
             checks.hold(name, readable[name], sources)
         else:
             unexpected.append(name)
+    if checks.padded:
+        first, rows = next(iter(checks.padded.items()))
+        others = f", nor those of {len(checks.padded) - 1:,} more" if len(checks.padded) > 1 else ""
+        notes.append(f"{rows:,} rows of padding behind {first} are not verified{others}")
     if not checks.seen:
         notes += _other_prefix(unexpected, wanted)
     arrived = set(checks.equal)
@@ -193,6 +207,8 @@ class _Checks:
         self.cast = 0
         self.seen: set[str] = set()
         self.differing: dict[str, str] = {}
+        #: By name, how many rows are behind those of the vocabulary.
+        self.padded: dict[str, int] = {}
 
     def leave(self, name: str, sources: Sequence[str], why: str) -> None:
         """Notes a tensor that is not compared with its sources, and why."""
@@ -205,6 +221,9 @@ class _Checks:
         stacked = tensor.dim() - len(shapes[0])
         if len(shapes) > 1 and stacked > 0:  # one expert below the other
             tensor = tensor.flatten(0, stacked)
+        if VOCABULARY.search(name) and (rows := _padding(tensor, shapes)):
+            self.padded[name] = rows
+            tensor = tensor[:-rows]
         if not _fits(tensor, shapes):
             text = " + ".join(str(tuple(shape)) for shape in shapes)
             self.differing[name] = f"its shape is {tuple(tensor.shape)}, expected {text}"
@@ -257,7 +276,10 @@ class _Checks:
             if is_rounded and _parts(narrow) == sealed.get(dtype_name(format_)):
                 return f"rounded to {dtype_name(format_)}"
         if shape != entry["shape"]:
-            return f"its shape is {tuple(shape)}, expected {tuple(entry['shape'])}"
+            text = f"its shape is {tuple(shape)}, expected {tuple(entry['shape'])}"
+            is_cut = VOCABULARY.search(source) and shape[1:] == entry["shape"][1:]
+            hint = f"; if the rows behind are padding: receipt(vocabulary={shape[0]})"
+            return text + hint if is_cut else text
         return and_ + (_half(tensor, parts, entry) or constant or "other values")
 
 
@@ -380,6 +402,14 @@ def _fits(tensor: torch.Tensor, shapes: Sequence[Sequence[int]]) -> bool:
         return True
     fits = all(shape and list(shape[1:]) == list(tensor.shape[1:]) for shape in shapes)
     return fits and tensor.dim() > 0 and sum(shape[0] for shape in shapes) == tensor.shape[0]
+
+
+def _padding(tensor: torch.Tensor, shapes: Sequence[Sequence[int]]) -> int:
+    """The number of its rows behind those of a shape that is otherwise its own."""
+    (shape, *others) = shapes
+    if others or not shape or tensor.dim() != len(shape) or list(tensor.shape[1:]) != shape[1:]:
+        return 0
+    return max(tensor.shape[0] - shape[0], 0)
 
 
 def _pieces(

@@ -209,3 +209,49 @@ def test_weights_fused_head_by_head_arrive() -> None:
     assert found and found.equal == len(whole)
     found = fastcheck.verify(fused(whole, "q and k swapped"), made, map="megatron")
     assert list(found.differing) == ["decoder.layers.1.self_attention.linear_qkv.weight"]
+
+
+def padded(state: dict[str, torch.Tensor], rows: int) -> dict[str, torch.Tensor]:
+    """Behind the rows of the vocabulary others that no word has; of rows below 0 so many less."""
+    made = dict(state)
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        value = made[name]
+        more = value[:0] if rows < 0 else torch.randn(rows, value.shape[1])
+        made[name] = torch.cat([value[: rows if rows < 0 else None], more])
+    return made
+
+
+def test_padding_behind_the_vocabulary_is_left_out() -> None:
+    """vLLM and Megatron-Core pad, so that ranks have multiples of something."""
+    whole = whole_state()
+    for ranks in (1, 2):
+        sides = [of_vllm(rank) for rank in by_rank(padded(whole, 16), ranks)], whole
+        for actual, reference in (sides, sides[::-1]):
+            found = fastcheck.compare(actual, reference, rename="vllm")
+            assert found.verdict == "identical", str(found)
+            (note,) = (note for note in found.notes if "padding" in note)
+            assert note == (
+                "the padding behind the vocabulary is left out: 16 rows of "
+                "model.embed_tokens.weight, and of 1 more"
+            )
+
+
+def test_wrong_padding_is_found() -> None:
+    whole = whole_state()
+    cut = [of_vllm(rank) for rank in by_rank(padded(whole, -2), 2)]
+    found = fastcheck.compare(cut, whole, rename="vllm")
+    assert found.verdict == "different" and found["weights"].text.startswith("2 of ")
+    moved = padded(whole, 16)
+    moved["lm_head.weight"] = moved["lm_head.weight"].roll(16, 0)
+    found = fastcheck.compare([of_vllm(rank) for rank in by_rank(moved, 2)], whole, rename="vllm")
+    assert found["weights"].text.startswith("1 of "), str(found)
+    assert [row.name for row in found.rows] == ["lm_head.weight"]
+
+
+def test_padding_of_a_side_without_fused_names_is_of_equal_rows() -> None:
+    """Rows that are not alike may be the ones that the other side has lost."""
+    whole = whole_state()
+    zeros = dict(whole)
+    zeros["lm_head.weight"] = torch.nn.functional.pad(whole["lm_head.weight"], (0, 0, 0, 8))
+    assert fastcheck.compare(by_rank(zeros, 2), whole).verdict == "identical"
+    assert fastcheck.compare(by_rank(padded(whole, 8), 2), whole).verdict == "different"

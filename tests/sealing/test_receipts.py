@@ -222,3 +222,50 @@ def test_what_cannot_be_used_is_refused(made: fastcheck.types.Receipt) -> None:
         fastcheck.verify(Sender(), {"tensors": {}})
     with pytest.raises(fastcheck.ConfigError, match="unknown map"):
         fastcheck.verify(Sender(), made, map="vlm")
+
+
+def vocabulary(rows: int) -> Weights:
+    """Two weights with a row for each of 100 words, and others behind."""
+    torch.manual_seed(2)
+    table, head = torch.randn(2, 100, 64)
+    more = torch.randn(2, rows, 64) if rows > 0 else torch.zeros(2, 0, 64)
+    words = min(100, 100 + rows)
+    return {
+        "model.embed_tokens.weight": torch.cat([table[:words], more[0]]),
+        "model.norm.weight": torch.ones(64),
+        "lm_head.weight": torch.cat([head[:words], more[1]]),
+    }
+
+
+def test_padding_behind_the_vocabulary_is_not_verified() -> None:
+    made = fastcheck.receipt(vocabulary(0))
+    found = fastcheck.verify(vocabulary(28), made)
+    assert found and found.equal == 3
+    assert found.notes == (
+        "28 rows of padding behind model.embed_tokens.weight are not verified, nor those of 1 more",
+    )
+    # The sender pads, and knows how many words there are.
+    of_trainer = fastcheck.receipt(vocabulary(28), vocabulary=100)
+    for rows in (0, 28, 12):
+        assert fastcheck.verify(vocabulary(rows), of_trainer)
+
+
+def test_wrong_padding_is_found() -> None:
+    made = fastcheck.receipt(vocabulary(0))
+    found = fastcheck.verify(vocabulary(-4), made)
+    hint = "its shape is (96, 64), expected (100, 64); if the rows behind are padding: "
+    assert set(found.differing) == {"model.embed_tokens.weight", "lm_head.weight"}
+    assert found.differing["lm_head.weight"] == f"{hint}receipt(vocabulary=96)"
+    weights = vocabulary(28)
+    weights["lm_head.weight"] = weights["lm_head.weight"].roll(28, 0)
+    assert set(fastcheck.verify(weights, made).differing) == {"lm_head.weight"}
+    weights = vocabulary(0)
+    weights["model.norm.weight"] = torch.ones(72)
+    found = fastcheck.verify(weights, made)
+    assert found.differing == {"model.norm.weight": "its shape is (72,), expected (64,)"}
+
+
+@pytest.mark.parametrize("words", [0, -1, True, 1.5])
+def test_a_number_of_words_is_a_positive_int(words: Any) -> None:
+    with pytest.raises(fastcheck.ConfigError, match="vocabulary"):
+        fastcheck.receipt(vocabulary(0), vocabulary=words)

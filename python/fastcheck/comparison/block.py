@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Callable, Optional, Protocol
+from typing import Any, Callable, NamedTuple, Optional, Protocol
 
 import numpy as np
 import torch
@@ -54,8 +54,7 @@ class Kind(enum.Enum):
         return "run" if self in (Kind.LOG, Kind.DUMP, Kind.MSPROBE) else self.value
 
 
-@dataclass(frozen=True)
-class Extra:
+class Extra(NamedTuple):
     """The data of a tensor that its record does not have. ``load`` fetches the values, row-major or
     not, from memory or disk; None where there are only statistics.
     """

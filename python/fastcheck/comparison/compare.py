@@ -88,6 +88,11 @@ def notes_of(tally: Tally, actual: Source, reference: Source) -> list[str]:
             "sums and extremes, which do not tell the order of the elements; a "
             "Dumper(tensors=True) of both sides does"
         )
+    if tally.padded:
+        rest = f", and of {len(tally.padded) - 1:,} more" if len(tally.padded) > 1 else ""
+        found.append(
+            f"the padding behind the vocabulary is left out: {next(iter(tally.padded))}{rest}"
+        )
     if tally.grouped:
         more = len(tally.grouped) - 1
         found.append(next(iter(tally.grouped)) + (f", as {more:,} others" if more else ""))

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from fastcheck.comparison.block import Block, Extra, Phase, Source
-from fastcheck.comparison.names import Name, NameTable, Renaming
+from fastcheck.comparison.names import VOCABULARY, Name, NameTable, Renaming
 from fastcheck.comparison.relation import group_counts
 from fastcheck.comparison.split import merged
 from fastcheck.record.format import RECORD_DTYPE, Depth
@@ -262,6 +262,7 @@ class GatheredBlocks(NamedTuple):
     merged: int
     absent: int
     notes: list[str]
+    padded: list[str]
 
 
 def gather(
@@ -282,6 +283,8 @@ def gather(
     }
     found: tuple[list[_Whole], list[_Whole]] = ([], [])
     sums, notes, absent = set(), [], 0
+    padded: list[str] = []
+    met = [next(iter(own.values())).has_met_wholes for own in layout.renamings]
     for key in keys:
         pieces = [side.get(key, []) for side in sides]
         name = names[key[0]]
@@ -298,6 +301,10 @@ def gather(
             pair = (_size(pieces[0]), _size(pieces[1]))
         wholes = [_Whole(key[0], held, how) for held, how in zip(pieces, pair)]
         is_weight = name.role in ("param", "param_grad", "")
+        is_padded = bool(VOCABULARY.search(f"{name.module}.{name.label}"))
+        is_padded &= wholes[0].record["numel"] != wholes[1].record["numel"]
+        if is_padded and (text := _cut(wholes, is_weight, met)):
+            padded.append(f"{text} of {name}")
         groups = _load(wholes, layout.groups.get(_kind(name)), is_weight)
         if groups > 1 and _kind(name) not in layout.groups:
             notes.append(f"{name} has its parts in {groups:,} groups")
@@ -312,7 +319,7 @@ def gather(
             own.append(whole)
     blocks = [_block(side[0], own) for side, own in zip((ours, theirs), found)]
     count = sum(one.is_merged or other.is_merged for one, other in zip(*found))
-    return GatheredBlocks(blocks[0], blocks[1], frozenset(sums), count, absent, notes)
+    return GatheredBlocks(blocks[0], blocks[1], frozenset(sums), count, absent, notes, padded)
 
 
 def _pieces(blocks: Sequence[Block], names: NameTable, stages: Mapping[int, int]) -> _Pieces:
@@ -399,6 +406,7 @@ class _Whole:
 
     def __init__(self, number: int, pieces: Sequence[_Piece], how: str) -> None:
         self.number, self.phase = number, int(pieces[0].block.phases[pieces[0].place])
+        self.is_taken = False
         lowest = pieces[0].block.rank
         self.pieces = list(pieces)
         if how == _ONE:
@@ -423,6 +431,7 @@ class _Whole:
 
     def take(self, tensor: torch.Tensor) -> None:
         """Takes the values of a tensor, and its record."""
+        self.is_taken = True
         self.record = stats(tensor, depth="full", order="logical").record
         self.extra = Extra(shape=tuple(tensor.shape), load=lambda: tensor)
 
@@ -438,6 +447,8 @@ def _load(wholes: Sequence[_Whole], known: Optional[int], is_weight: bool) -> in
     """
     pieces = [piece for whole in wholes for piece in whole.pieces]
     if len(pieces) == 2 or any(piece.extra.load is None for piece in pieces):
+        return 1
+    if any(whole.is_taken for whole in wholes):
         return 1
     ways = [_joined(whole.pieces, is_weight) for whole in wholes]
     shape = next((shape for shape in ways[0] if shape in ways[1]), None)
@@ -455,6 +466,45 @@ def _load(wholes: Sequence[_Whole], known: Optional[int], is_weight: bool) -> in
         for whole, parts, dim in zip(wholes, rows, dims):
             whole.take(torch.cat(parts, dim))
     return known or 1
+
+
+def _cut(wholes: Sequence[_Whole], is_weight: bool, met: Sequence[bool]) -> str:
+    """Takes off what one of the two has behind the rows of the vocabulary, which are columns of
+    what is computed; "" where that is no padding. ``met``: of each, whether its side has the names
+    of fused modules, and so pads: rows that a side without them has more are a loss of the other
+    where they are not all alike.
+    """
+    (large, pads), (small, _) = sorted(
+        zip(wholes, (met[0] and not met[1], met[1] and not met[0])),
+        key=lambda pair: -int(pair[0].record["numel"]),
+    )
+    extra = int(large.record["numel"] - small.record["numel"])
+    if any(piece.extra.load is None for whole in wholes for piece in whole.pieces):
+        if large.record["zero_count"] < extra:
+            return ""
+        record = large.record.copy()
+        record["numel"] -= extra
+        record["zero_count"] -= extra
+        record["depth"], record["checksum"] = min(Depth.STATS, record["depth"]), 0
+        large.record, large.extra = record, Extra()
+        return f"{extra:,} zeros"
+    ways = [_joined(whole.pieces, is_weight) for whole in (large, small)]
+    for longer, (dim, parts) in ways[0].items():
+        for shape, (own, rows) in ways[1].items():
+            at = 0 if is_weight else len(shape) - 1
+            if len(longer) != len(shape) or (*longer[:at], *longer[at + 1 :]) != (
+                *shape[:at],
+                *shape[at + 1 :],
+            ):
+                continue
+            whole = torch.cat(parts, dim)
+            rest = whole.narrow(at, shape[at], longer[at] - shape[at])
+            if not pads and not torch.equal(rest, rest.narrow(at, 0, 1).expand_as(rest)):
+                return ""
+            large.take(whole.narrow(at, 0, shape[at]))
+            small.take(torch.cat(rows, own))
+            return f"{longer[at] - shape[at]:,} {'rows' if is_weight else 'columns'}"
+    return ""
 
 
 def _stack(wholes: Sequence[_Whole], ways: Sequence[Mapping[tuple[int, ...], _Way]]) -> None:

@@ -74,6 +74,11 @@ _FUSED: Mapping[str, Sequence[tuple[str, Sequence[str]]]] = {
         ("output_layer", ("lm_head",)),
     ),
 }
+#: Names of weights with a row for each word, behind which may be rows of padding, so that ranks or
+#: kernels have multiples of something: of Hugging Face, vLLM, Megatron-Core, GPT-2.
+VOCABULARY = re.compile(
+    r"(^|\.)(embed_tokens|word_embeddings|wte|tok_embeddings|lm_head|output_layer|embed_out)(\.|$)"
+)
 #: The maps that are built in.
 BUILT_IN = (*_LAST_PARTS, *_FUSED)
 #: Names of Transformer Engine's modules in Megatron-Core, and those of its own.
@@ -246,6 +251,12 @@ class Renaming:
     def has_parts(self) -> bool:
         """Whether several names may become one."""
         return any(rule.part >= 0 for rule in self._rules)
+
+    @property
+    def has_met_wholes(self) -> bool:
+        """Whether a name was one of fused modules, or of the program that has them."""
+        wholes = [rule.left for rule in self._rules if not rule.key]
+        return any(_fitted(left, path) for left in wholes for path in self._seen)
 
     def __call__(self, path: str) -> str:
         """The name that ``path`` has on the side of the reference."""

@@ -268,6 +268,7 @@ class BlockComparison:
         found = gather(layout, sides[0], sides[1], self.names)
         self.tally.absent += found.absent
         self.tally.merged += found.merged
+        self.tally.padded.update(dict.fromkeys(found.padded))
         self.tally.grouped.update(dict.fromkeys(found.notes))
         return found.ours, found.theirs, found.sums
 

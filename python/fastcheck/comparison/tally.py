@@ -86,6 +86,8 @@ class Tally:
         self.merged = 0
         #: Notes on fused tensors whose parts are divided into groups.
         self.grouped: dict[str, None] = {}
+        #: What is left out behind the rows of a vocabulary.
+        self.padded: dict[str, None] = {}
         self.lookalikes: dict[str, str] = {}
         #: Of weights that differ, what they are in reference; "" where none is equal.
         self.elsewhere: dict[str, str] = {}

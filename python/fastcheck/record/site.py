@@ -117,11 +117,13 @@ class Site:
         Raises:
             TypeError: a field is missing, or of another type.
         """
-        found = {name: fields[name] for name in cls.__dataclass_fields__ if name in fields}
-        for name, value in found.items():
-            wanted = int if name == "index" else str
-            if not isinstance(value, wanted) and not (name == "op" and value is None):
-                raise TypeError(f"{name} of a site is {value!r:.80}")
+        found = {}
+        for name in cls.__dataclass_fields__:
+            if name in fields:
+                found[name] = value = fields[name]
+                is_wanted = type(value) is (int if name == "index" else str)
+                if not is_wanted and not (name == "op" and value is None):
+                    raise TypeError(f"{name} of a site is {value!r:.80}")
         return cls(**found)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import gc
 import json
 import os
 import stat
@@ -51,6 +53,20 @@ def _check_mode(mode: int, path: Path) -> None:
         raise IsADirectoryError(errno.EISDIR, "a directory, where a file is expected", path)
     if not stat.S_ISREG(mode):
         raise OSError(errno.EINVAL, "not a regular file", path)
+
+
+@contextlib.contextmanager
+def without_collector() -> Iterator[None]:
+    """Pauses Python's cyclic garbage collector: what is read from a large file are many objects,
+    none of them in a circle, all of which it would go through again and again.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def parse_json(text: Union[str, bytes]) -> Any:
@@ -106,6 +122,7 @@ def read_json_lines(path: Path) -> Iterator[tuple[Any, int]]:
                 is_whole = rest.endswith(b"\n") or len(rest) < _MAX_LINE_BYTES
                 raw = b""
             try:
-                yield parse_json(raw), 0
+                # json would look for the encoding of each line.
+                yield parse_json(raw.decode("utf-8", "surrogatepass")), 0
             except ValueError:
                 yield None, size

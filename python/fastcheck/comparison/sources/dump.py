@@ -16,6 +16,7 @@ from fastcheck.errors import CompareError
 from fastcheck.log.reader import log_parts, read_meta, read_sites_and_meta
 from fastcheck.log.record_file import read_all
 from fastcheck.record.format import RECORD_DTYPE, VALUE_BYTES
+from fastcheck.utils.reading import without_collector
 
 from .log import SiteLookup, by_rank
 
@@ -76,6 +77,7 @@ class DumpSource:
     def is_cut(self, step: int, rank: int) -> bool:
         return not self._indices[step, rank].get("is_complete", False)
 
+    @without_collector()
     def block(
         self, step: int, rank: int, names: NameTable, renaming: Renaming, is_first: bool
     ) -> Block:
@@ -136,8 +138,7 @@ def _extra(entry: dict[str, Any], values: StoredValues, line: dict[str, Any], pa
     wants: Optional[bool] = bool(entry.get("requires_grad", False))
     if line.get("kind") == "op" and part == "out":
         wants = None  # the dispatcher hands tensors on before autograd has marked them
-    shape = tuple(int(size) for size in entry["shape"])
-    return Extra(shape=shape, requires_grad=wants, load=load)
+    return Extra(tuple(map(int, entry["shape"])), wants, None, load)
 
 
 def _is_known(records: np.ndarray, phases: np.ndarray) -> np.ndarray:

@@ -265,8 +265,9 @@ def _phase(site: Site) -> Phase:
     """The phase of a site, before the first step is told apart: parameters count as the outcome of
     an update.
     """
-    is_root = site.module == "" or re.fullmatch(
-        re.escape(site.module_type) + r"(_\d+)?", site.module
+    is_root = site.module == "" or (
+        site.module.startswith(site.module_type)
+        and re.fullmatch(r"(_\d+)?", site.module[len(site.module_type) :])
     )
     if site.role == "loss" or (site.role == "output" and is_root and _is_loss(site)):
         return Phase.LOSS
