@@ -5,12 +5,13 @@ What each rank does is in ranks_workers; here is what has to come out.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import pathlib
+import signal
 import subprocess
 import sys
-import textwrap
 from typing import Any
 
 import pytest
@@ -201,49 +202,57 @@ def test_installed_on_one_rank_only() -> None:
     assert others == [(None, [], 6.0)] * 3
 
 
+#: Forks the ranks when torch is imported; each runs to the end of the interpreter. The last line of
+#: the output has how the first three ended, and whether the fourth was there then.
+RANKS_THAT_END = """
+import os, signal, sys, time, torch.distributed as dist
+from fastcheck.monitor.distributed.agreement import RankAgreement
+children = []
+while len(children) < 4:
+    rank, child = len(children), os.fork()
+    if child == 0:
+        break
+    children.append(child)
+else:
+    statuses = [os.waitpid(child, 0)[1] for child in children[:3]]
+    is_there = os.waitpid(children[3], os.WNOHANG) == (0, 0)
+    print(*map(os.waitstatus_to_exitcode, statuses), is_there, flush=True)
+    os._exit(0)
+dist.init_process_group("gloo", init_method=sys.argv[1], rank=rank, world_size=4)
+agreement = RankAgreement()
+for step in range(3):
+    agreement.boundary()
+if rank == 3:
+    signal.pause()
+agreement.boundary()
+assert agreement._reductions.pending
+# Long enough for the thread to look.
+time.sleep(1.5)
+if rank == 1:
+    raise ValueError("on purpose")
+if rank == 2:
+    sys.exit(5)
+"""
+
+
 def test_a_process_ends_although_a_reduction_is_under_way(tmp_path: pathlib.Path) -> None:
-    """Real interpreters: rank 1 raises, rank 2 exits, rank 0 ends, while rank 3 is a step behind
-    and sleeps: nobody's end waits for it, and none is by a signal.
+    """Interpreters to their end: rank 1 raises, rank 2 exits, rank 0 ends, while rank 3 is a step
+    behind and sleeps: nobody's end waits for it, and none is by a signal.
     """
-    script = tmp_path / "script.py"
-    script.write_text(
-        textwrap.dedent(
-            """
-            import sys, time, torch.distributed as dist
-            from fastcheck.monitor.distributed.agreement import RankAgreement
-            rank = int(sys.argv[1])
-            dist.init_process_group("gloo", init_method=sys.argv[2], rank=rank, world_size=4)
-            agreement = RankAgreement()
-            for step in range(3):
-                agreement.boundary()
-            if rank == 3:
-                sys.stdin.read()
-            agreement.boundary()
-            assert agreement._reductions.pending
-            # Long enough for the thread to look.
-            time.sleep(1.5)
-            if rank == 1:
-                raise ValueError("on purpose")
-            if rank == 2:
-                sys.exit(5)
-            """
-        )
-    )
-    children = [
-        subprocess.Popen(
-            [sys.executable, str(script), str(rank), f"file://{tmp_path}/store"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+    script, output = tmp_path / "script.py", tmp_path / "output"
+    script.write_text(RANKS_THAT_END)
+    with open(output, "w") as file:
+        process = subprocess.Popen(
+            [sys.executable, str(script), f"file://{tmp_path}/store"],
+            stdout=file,
+            stderr=file,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
+            start_new_session=True,
         )
-        for rank in RANKS
-    ]
     try:
-        outputs = [child.communicate(timeout=GUARD_SECONDS)[0] for child in children[:3]]
-        assert [child.returncode for child in children[:3]] == [0, 1, 5], outputs
-        assert children[3].poll() is None
+        process.wait(GUARD_SECONDS)
     finally:
-        for child in children:
-            child.kill()
-            child.communicate()
+        with contextlib.suppress(ProcessLookupError):  # rank 3 should be there
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    assert output.read_text().splitlines()[-1] == "0 1 5 True", output.read_text()
