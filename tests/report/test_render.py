@@ -148,6 +148,13 @@ def test_numbers_when_nothing_finite_is_left() -> None:
     assert "8 NaN among 8 elements (100 %)" in text
 
 
+def test_a_tensor_of_one_element_has_no_share() -> None:
+    what = build.record(numel=1, nan_count=1, step=4)
+    assert section_of(text_of(build.report(what=what)), "what").startswith(
+        "1 NaN, the only element."
+    )
+
+
 def test_complex_tensors_count_parts() -> None:
     what = build.record("complex64", numel=8, nan_count=3, step=4)
     assert "3 NaN among 16 real and imaginary parts" in text_of(build.report(what=what))

@@ -145,7 +145,8 @@ def advise(
     """
     chosen, scale, lost, because = dtype, 1.0, Share(0.0, 0.0), ""
     if exponents.nonfinite_count:
-        because = f"{exponents.nonfinite_count:,} elements were NaN or infinite"
+        count = exponents.nonfinite_count
+        because = f"{count:,} element{'s were' if count != 1 else ' was'} NaN or infinite"
     elif not exponents.count:
         because = "only zeros were read"
     else:

@@ -390,6 +390,8 @@ def _verdict_text(event: Event) -> str:
 
 
 def _counts(reading: RecordStatistics, width: int) -> list[str]:
+    if reading.components == 1:
+        return [f"{format_nonfinite(reading)}, the only element."]
     share = format_share(reading.overflow_count, reading.components)
     unit = "real and imaginary parts" if reading.components != reading.numel else "elements"
     text = f"{format_nonfinite(reading)} among {reading.components:,} {unit} ({share})."

@@ -261,7 +261,7 @@ def test_what_has_to_stay() -> None:
     only_zeros = advise(fastcheck.exponents(torch.zeros(3)), "float32", 0.001)
     assert only_zeros.text == "stays float32: only zeros were read"
     bad = advise(fastcheck.exponents(torch.tensor([1.0, float("inf")])), "float32", 0.001)
-    assert bad.text == "stays float32: 1 elements were NaN or infinite"
+    assert bad.text == "stays float32: 1 element was NaN or infinite"
     narrow = advise(fastcheck.exponents(torch.ones(3).half()), "float8_e5m2", 0.001)
     assert narrow.text == "stays float8_e5m2: it is the narrowest already"
     wide = torch.exp2(torch.arange(-64.0, 64.0))
