@@ -105,8 +105,8 @@ of_composer=("torch_optimizer<0.4" "coolname<3" tabulate==0.9.0 "py-cpuinfo<10" 
 check composer-0.32 "$T/test_composer.py $ranks $docs composer" "${of_composer[@]}" -- mosaicml==0.32.1
 check composer-0.31 "$T/test_composer.py $ranks $docs composer" "${of_composer[@]}" -- mosaicml==0.31.0
 
-# Checkpoints alone: its optimizers need CUDA.
-check megatron-0.16 "$T/test_megatron.py" megatron-core==0.16.1
+# Checkpoints and tensor parallelism alone: its optimizers need CUDA.
+check megatron-0.16 "$T/test_megatron.py tests/proving/test_megatron.py" megatron-core==0.16.1
 check torchao "$T/test_torchao.py" torchao==0.18.0
 check sinks tests/monitor/sinks/test_real_libraries.py wandb==0.31.0 mlflow==3.17.2 trackio==0.43.0 aim==3.29.1
 

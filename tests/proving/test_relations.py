@@ -185,3 +185,43 @@ def test_a_rank_that_raises_is_told_and_leaves_the_model_as_it_was() -> None:
     assert outcome.note == "RuntimeError: rank 0: ValueError: no such plan"
     assert all(map(torch.equal, before, model.parameters()))
     assert not dist.is_initialized()
+
+
+class Decoder(nn.Module):
+    """Attends to ``ahead`` tokens that come later, in a list of layers."""
+
+    def __init__(self, ahead: int) -> None:
+        super().__init__()
+        self.embed, self.ahead = nn.Embedding(WORDS, WIDTH), ahead
+        self.layers = nn.ModuleList([nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WORDS)])
+
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        x = self.embed(ids)
+        seen = torch.ones(len(x[0]), len(x[0])).tril(self.ahead).bool() & mask[:, None].bool()
+        for layer in self.layers:
+            x = layer(F.scaled_dot_product_attention(x, x, x, attn_mask=seen))
+        return x
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_a_causal_mask_that_is_off_by_one_is_named(ahead: int) -> None:
+    torch.manual_seed(0)
+    model, given = Decoder(ahead), batch()
+
+    def step(given: dict[str, torch.Tensor]) -> torch.Tensor:
+        return model(given["ids"], given["attention_mask"]).square().mean()
+
+    (one,) = fastcheck.prove(step, given, model=model, relations="causal").outcomes
+    if not ahead:
+        assert one.state == "holds" and one.score == 0
+        return
+    assert one.state == "differs" and one.first is not None
+    # A list calls nothing: the model does.
+    assert (one.first.module, one.first.what) == ("", "what layers.0 is given (input[0])")
+    assert one.first.operator == "scaled_dot_product_attention"
+    without = {name: t.float() for name, t in given.items() if name != "ids"}
+    linear = nn.Linear(7, 1)
+    proof = fastcheck.prove(
+        lambda b: linear(b["labels"]).mean(), without, model=linear, relations="causal"
+    )
+    assert proof.outcomes[0].note == "the batch has no integers [rows, tokens]"

@@ -26,6 +26,7 @@ examples:
   fastcheck prove train.py:step
   fastcheck prove package.module:step --relations permuted padded
   fastcheck prove train.py:step --relations ddp fsdp      two ranks; step takes model and batch
+  fastcheck prove train.py:step --relations causal        for a model that is to be causal
   fastcheck prove train.py:step --json
 
 exit codes:

@@ -86,6 +86,66 @@ class Alone(_Rows):
         return Computed(tensors, base.rows)
 
 
+class Causal(_Rows):
+    """The last token of each row replaced by that of another row: the outputs of the tokens before
+    it stay.
+    """
+
+    name = "no token sees a later one"
+    kinds = ("output",)
+
+    def why_not(self, case: TestedStep) -> str:
+        reason = super().why_not(case)
+        return reason or ("" if self._ids(case) else "the batch has no integers [rows, tokens]")
+
+    def _ids(self, case: TestedStep) -> str:
+        """The tensor of tokens: the integers that are neither mask, targets nor positions."""
+        other = rf"{TARGETS}|mask|{_POSITIONS}|{_SEGMENTS}|type"
+        for name, tensor in case.given.tensors.items():
+            is_of_tokens = tensor.dim() == 2 and tensor.shape[0] == case.given.rows
+            if is_of_tokens and not tensor.is_floating_point() and not re.search(other, name):
+                return name
+        return ""
+
+    def batch(self, case: TestedStep) -> Any:
+        def replaced(name: str, tensor: torch.Tensor) -> torch.Tensor:
+            if name != self._ids(case):
+                return tensor
+            rows = torch.arange(len(tensor), device=tensor.device)
+            last, tensor = self._last(case).to(tensor.device), tensor.clone()
+            held = tensor[rows, last]
+            # A row whose successor ends with the same token gets one of its own tokens.
+            tensor[rows, last] = torch.where(held == held.roll(1), tensor[:, 0], held.roll(1))
+            return tensor
+
+        return case.map_batch(replaced)
+
+    def _last(self, case: TestedStep) -> torch.Tensor:
+        """The column of the last real token of each row."""
+        columns = case.given.tensors[self._ids(case)].shape[1]
+        real = torch.ones(case.given.rows, columns, dtype=torch.bool)
+        if case.given.mask:
+            real = (case.given.tensors[case.given.mask] == case.given.real).cpu()
+        return (torch.arange(columns) * real).amax(1)
+
+    def back(self, case: TestedStep, computed: Computed) -> Computed:
+        last = self._last(case)
+        tokens = case.given.tensors[self._ids(case)].shape[1]
+
+        def before(tensor: torch.Tensor) -> Optional[torch.Tensor]:
+            at = [d for d in range(1, tensor.dim()) if tensor.shape[d] == tokens]
+            if not at:
+                return None
+            moved = tensor.clone().movedim(at[0], 1)
+            moved[torch.arange(len(moved)), last.to(moved.device)] = 0
+            return moved.movedim(1, at[0])
+
+        return computed.map_rows(before)
+
+    def reference(self, case: TestedStep, base: Computed, sites: bool = False) -> Computed:
+        return self.back(case, base)
+
+
 class MicroBatches(_Rows):
     """The batch in two parts. Outputs are those of the whole; the gradient of the whole is the
     weighted sum of theirs, and the weights are found by least squares.

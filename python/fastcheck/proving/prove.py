@@ -42,6 +42,7 @@ _AUTO: dict[str, type[Relation]] = {
 #: Relations that are asked by name alone: they take longer.
 _BY_NAME: dict[str, Callable[[], Relation]] = {
     **_AUTO,
+    "causal": batches.Causal,
     "compiled": models.TorchCompile,
     "traced": lambda: models.TorchCompile("aot_eager"),
     "ddp": under_ddp,
@@ -238,7 +239,7 @@ def _asked(relations: _Relations) -> list[Relation]:
     if isinstance(relations, str):
         relations = list(_AUTO) if relations == "auto" else [relations]
     found = []
-    titles = {made.name: made for made in _AUTO.values()}
+    titles = {made.name: made for made in (*_AUTO.values(), batches.Causal)}
     for one in relations:
         if isinstance(one, str) and (made := _BY_NAME.get(one) or titles.get(one)):
             found.append(made())

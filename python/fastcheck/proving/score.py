@@ -136,7 +136,7 @@ def find_place(case: TestedStep, relation: Relation) -> Optional[Place]:
     elif not path:
         text = f"what it is given ({what})"
     else:  # what is given to a module is made by the one around it
-        module = path.rpartition(".")[0]
+        module = _around(case.model, path)
         text = f"what {path} is given ({what})"
         if phase == "backward":
             text = f"the gradient of what {path} returned ({what})"
@@ -204,6 +204,15 @@ def _of_reader(key: Key, other: Computed) -> Key:
     paths = {_split(k[1])[0] for k in same}
     outer = [k for k in same if not any(_split(k[1])[0].startswith(f"{p}.") for p in paths)]
     return outer[0] if len(outer) == 1 else key
+
+
+def _around(model: torch.nn.Module, path: str) -> str:
+    """The path of the module that calls this one: not of a list that holds it."""
+    modules = dict(model.named_modules(remove_duplicate=False))
+    path = path.rpartition(".")[0]
+    while isinstance(modules.get(path), (torch.nn.ModuleList, torch.nn.ModuleDict)):
+        path = path.rpartition(".")[0]
+    return path
 
 
 def _split(name: str) -> tuple[str, str]:
