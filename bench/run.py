@@ -56,6 +56,7 @@ BENCHES = (
     Bench("op_level.py", "Operators", needs=(COMPILER,)),
     Bench("path.py", "The path of a NaN"),
     Bench("reports.py", "Programs of public reports"),
+    Bench("loops.py", "Three people's loops"),
     Bench("dump.py", "Dumps"),
     Bench("movement.py", "Weights that do not move"),
     Bench("watch_cost.py", "The watch"),

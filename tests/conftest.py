@@ -205,6 +205,7 @@ SLOW = (
     "monitor/test_watching.py",
     "monitor/weight_updates/test_movement.py",
     "package/test_benches.py::test_they_run_in_small",
+    "package/test_docs_commands.py",
     "package/test_exported_members.py::test_import_loads_nothing_heavy",
     "package/test_guides.py",
     "package/test_hanging.py",

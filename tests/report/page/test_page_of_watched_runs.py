@@ -77,6 +77,18 @@ def test_lines_that_are_not_as_they_should_be(
             assert event[name] == value
 
 
+def test_a_page_opens_at_the_loss_where_that_moved_first(tmp_path: Path) -> None:
+    synthetic_logs.write(tmp_path, 8, 10, event_step=-1)
+    mover = {"step": 5, "site": None, "signal": "loss"}
+    line = {"step": 6, "rank": 0, "kind": "loss_spike", "site": None, "text": "x"}
+    line |= {"is_warning": True, "movers": [mover]}
+    (tmp_path / "watch-rank0.jsonl").write_text(json.dumps(line) + "\n")
+    header = header_of(tmp_path)
+    opens = header["opens"]
+    site = header["rows"]["site"][opens["row"]]
+    assert (header["sites"]["role"][site], opens["step"]) == ("loss", 5)
+
+
 def overflowing(log: Path, level: str) -> list[dict[str, Any]]:
     """The places of a step whose second layer overflows."""
     torch.manual_seed(0)

@@ -37,6 +37,7 @@ _MOST_BYTES = 128 << 20
 _MOST_WATCHED = 500
 # A forecast beyond it is no place on an axis.
 _MOST_STEPS = 1 << 53
+_LOSS = "the loss"
 
 
 def watched_events(found: Collected) -> dict[str, Any]:
@@ -58,7 +59,10 @@ def watch_lines(found: Collected) -> list[dict[str, Any]]:
 
 
 def _rows_by_name(found: Collected) -> dict[tuple[int, str], int]:
-    return {(rank, str(site)): row for (rank, site), row in found.row_of.items()}
+    rows = {(rank, str(site)): row for (rank, site), row in found.row_of.items()}
+    losses = [(rank, row) for (rank, site), row in found.row_of.items() if site.role == "loss"]
+    # A mover without a site; the first loss of several.
+    return {**rows, **{(rank, _LOSS): row for rank, row in reversed(losses)}}
 
 
 def _is_whole(line: Mapping[str, Any]) -> bool:
@@ -104,10 +108,10 @@ def _mover(
     if first is None:
         return None
     site = first.get("site")
-    name = site if isinstance(site, str) else "the loss"
+    name = site if isinstance(site, str) else _LOSS
     text = f"{name} ({first.get('signal')}, step {first['step']:,})"
     return {
-        "row": row_of.get((line["rank"], name), -1),
+        "row": row_of.get((line["rank"], name), -1) if site is None or site == name else -1,
         "step": first["step"],
         "text": printable(text),
     }
