@@ -6,7 +6,7 @@ import pytest
 
 from support.watched import Run
 
-FIRST, SECOND, FIRST_WEIGHT = 1, 2, 4
+INPUT, FIRST, SECOND, FIRST_WEIGHT = 0, 1, 2, 4
 
 
 def watched(every: int) -> Run:
@@ -49,5 +49,16 @@ def test_a_raised_learning_rate_explains_as_many_readings(
     run = watched(every)
     run.steps(later, learning_rate=0.1)
     events = run.step({FIRST: 8.0}, loss=9.0, learning_rate=0.1)
+    (spike,) = (one for one in events if one.kind == "loss_spike")
+    assert spike.cause == cause
+
+
+@pytest.mark.parametrize(("outlier", "cause"), [(5.0, "layer"), (50.0, "data")])
+def test_an_outlier_of_random_data_is_no_first_mover(outlier: float, cause: str) -> None:
+    """One element of the batch; the like of it has come before, with no spike."""
+    run = watched(1)
+    assert run.steps(1, {INPUT: {"max": 4.2}}) == []
+    run.steps(20)
+    events = run.step({INPUT: {"max": outlier}, FIRST: 8.0}, loss=9.0)
     (spike,) = (one for one in events if one.kind == "loss_spike")
     assert spike.cause == cause

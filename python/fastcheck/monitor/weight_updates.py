@@ -279,13 +279,13 @@ class StaleCopies:
             known.have_gradients, known.updates = have_gradients, 0
         known.updates += 1
         if known.updates == 1:
-            known.sums = _checksums(trained)
+            known.sums = checksums(trained)
         # What is in few bits may stay as it is while its copy moves.
         is_coarse = have_gradients and all(p.dtype.itemsize < 4 for p in trained)
         if known.updates < (_UPDATES_OF_NONE if is_coarse else UPDATES):
             return None
         known.is_over = True
-        is_moved = _checksums(trained) != known.sums
+        is_moved = checksums(trained) != known.sums
         if is_moved or (have_gradients and not _have_same_gradient(held, trained)):
             return None
         which = f"those of {type(optimizer).__name__} have the same shapes"
@@ -317,10 +317,13 @@ def _have_same_gradient(held: Sequence[torch.Tensor], trained: Sequence[torch.Te
         return any(float(one) > _SAME for one in likeness)
 
 
-def _checksums(parameters: Sequence[torch.Tensor]) -> list[int]:
+def checksums(parameters: Sequence[torch.Tensor]) -> list[int]:
+    """The checksum of each tensor, 0 where it can't be read; waits for a device."""
     values = (unwrapped(local(parameter)) for parameter in parameters)
     with unobserved(), no_grad():
-        return [int(stats(v).record["checksum"]) for v in values if can_read(v) and has_memory(v)]
+        return [
+            int(stats(v).record["checksum"]) if can_read(v) and has_memory(v) else 0 for v in values
+        ]
 
 
 def _form(parameter: torch.Tensor) -> tuple[int, ...]:
@@ -531,7 +534,8 @@ class StalledWeights:
         if look.buffers:
             self._warn_about(self._buffers.weigh(look, stored), _sudden)
         if strays_at < len(records):
-            self._weigh_strays(records[strays_at:])
+            strays = records[strays_at:]
+            self._weigh_strays(dict(zip(strays["site"].tolist(), strays["checksum"].tolist())))
 
     def _early_records(self, numbers: Sequence[int]) -> np.ndarray:
         records = self._history.between(min(numbers), max(numbers) + 1)
@@ -647,15 +651,26 @@ class StalledWeights:
         losses = self._history.latest_of(self._losses)
         return len(losses) > 0 and not losses["abs_sum"].any()
 
-    def _weigh_strays(self, records: np.ndarray) -> None:
-        before, now = self._stray_checksums, {}
-        unmoved = []
-        for record in records:
-            site = int(record["site"])
-            now[site] = int(record["checksum"])
-            if before.get(site) == now[site]:
-                unmoved.append(site)
-        self._stray_checksums = now
+    def compare_strays(self, sites: Sequence[int], parameters: Sequence[torch.Tensor]) -> None:
+        """Reads parameters that no optimizer holds, where an update does not: waits for a device,
+        until they were told of. Called with the ledger's lock held. Never raises.
+        """
+        if not self.is_on:
+            return
+        try:
+            self._know_sites()
+            new = [at for at, site in enumerate(sites) if not self._table["is_said"][site]]
+            if len(new):
+                sums = checksums([parameters[at] for at in new])
+                self._weigh_strays({sites[at]: one for at, one in zip(new, sums)})
+        except Exception as error:
+            self.is_on = False
+            self._trouble("whether weights move", error)
+
+    def _weigh_strays(self, now: dict[int, int]) -> None:
+        """``now``: the checksums, by site."""
+        before, self._stray_checksums = self._stray_checksums, now
+        unmoved = [site for site, checksum in now.items() if before.get(site) == checksum]
         self._warn_about(np.array(unmoved, np.int64), _stray)
 
     def _warn_about(self, sites: np.ndarray, spell: Callable[[str], str]) -> None:

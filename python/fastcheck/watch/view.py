@@ -15,6 +15,7 @@ from .signals import (
     ABS_MAX,
     FUNCTIONS,
     GRADIENT,
+    INPUT,
     IS_FLOAT,
     NAMES,
     NOTHING,
@@ -336,8 +337,11 @@ class Past:
             # Gradients fall as training converges, and weights decay.
             may_fall = (now.phases < GRADIENT) & (now.phases > WEIGHT)
             is_far = np.where(may_fall, np.abs(distance), distance) >= _LEAST_SHIFT
-            # A weight that grows all the time is the largest that it ever was in each step.
-            is_far &= ~is_weight | (levels - highest >= _LEAST_SHIFT)
+            # A weight that grows all the time is the largest that it ever was in each step, and the
+            # largest element of a random batch is far out now and then.
+            is_record = np.repeat(is_weight[None], rows, axis=0)
+            is_record[ABS_MAX] |= now.phases == INPUT
+            is_far &= ~is_record[:, None] | (levels - highest >= _LEAST_SHIFT)
             size = np.abs(scores)
             outside = is_far & (size >= _LEFT_AT)
             is_refused = is_far & (size >= self._threshold)

@@ -14,6 +14,7 @@ import fastcheck
 from fastcheck.monitor.weight_updates import StalledWeights
 from support.programs.stalled import STEPS, Branches, Frozen, said
 from support.programs.training import Net, batches
+from support.warned import warned
 
 pytestmark = pytest.mark.usefixtures("fresh_start")
 
@@ -457,3 +458,22 @@ def test_an_optimizer_of_a_copy(kind: str) -> None:
     texts = [str(w.message) for w in caught if "holds none of the model's" in str(w.message)]
     assert len(texts) == (kind == "copy")
     assert ("those of Adam have the same shapes" in " ".join(summary.split())) == (kind == "copy")
+
+
+@pytest.mark.parametrize("level", ["module", "op"])
+@pytest.mark.parametrize("writes", [False, True])
+def test_a_layer_that_no_optimizer_holds(level: str, writes: bool) -> None:
+    """``writes``: the loop updates it by itself."""
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    model.head = nn.Linear(8, 4)
+    with warned() as texts, fastcheck.install(model, level=level):
+        for x in batches(35):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+            if writes:
+                with torch.no_grad():
+                    model.head.weight.mul_(0.99)
+                    model.head.bias.sub_(0.01)
+    assert ["head.weight, head.bias" in text for text in texts] == [True] * (not writes)

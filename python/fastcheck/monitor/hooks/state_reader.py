@@ -226,8 +226,7 @@ class StateReader:
 
     def _read_strays(self) -> None:
         batch = TensorBatch()
-        parameters = parameters_of(self._nodes, None)
-        batch.add_stored(self._updates.unowned_parameters(parameters), "param")
+        batch.add_stored(self._updates.unowned_parameters(self.parameters()), "param")
         self._read(batch)
 
     def parameters(self) -> list[StoredTensor]:

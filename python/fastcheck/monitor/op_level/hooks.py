@@ -202,11 +202,25 @@ class OpState(StateReader):
         scaled: bool = False,
     ) -> None:
         session = self._session
+        if optimizer is not None:
+            self._look_for_strays(optimizer)
         if not scaled and optimizer is not None and gradients:
             session.level.update_uses(optimizer)
         if not scaled:
             session.due(Moment.UPDATE_DUE)
         session.step.update.state_read = True
+
+    def _look_for_strays(self, optimizer: torch.optim.Optimizer) -> None:
+        """Looks for parameters with a gradient that no optimizer holds, in one update of ten."""
+        session, stalled_weights = self._session, self.stalled_weights
+        look = self._updates.begin(optimizer, session.step)
+        if look is None or stalled_weights is None or not session.backwards.owns_gradients:
+            return
+        if self._updates.has_turn_for_strays(look):
+            strays = self._updates.unowned_parameters(self.parameters())
+            sites = [node.site("param", name, 0) for node, name, _ in strays]
+            with session.event_store.lock:
+                stalled_weights.compare_strays(sites, [one for _, _, one in strays])
 
     def read_statistics(self, node: ModuleNode) -> None:
         """The running statistics of a norm that has just run, where its operator does not show that
