@@ -2920,3 +2920,480 @@ def lbfgs_without_line_search(fixed: bool) -> Made:
         return optimizer.step(closure)
 
     return [model], step
+
+
+@program(
+    "VincentStimper/normalizing-flows#47",
+    "the scale of an affine coupling is the exponential of what a network says of an outlier",
+    place=r"\bcoupling\b|Coupling",
+    operator=r"\bexp\b|ExpBackward",
+    kind=OVERFLOW + r"|exp of",
+    advice=r"clamp|tanh|logsumexp|log_softmax|subtract",
+    never=(NO_RATE,),
+)
+def coupling_scale_overflows(fixed: bool) -> Made:
+    class Coupling(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = mlp(2, 16, 4)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            kept, moved = x.chunk(2, -1)
+            shift, scale = self.net(kept).chunk(2, -1)
+            if fixed:
+                scale = 2 * torch.tanh(scale / 2)
+            moved = moved * scale.exp() + shift  # FAULT
+            return torch.cat([kept, moved], -1), scale.sum(-1)
+
+    model = nn.ModuleDict({"coupling": Coupling()})
+    optimizer = torch.optim.Adam(model.parameters(), 1e-4)
+
+    def step(i: int) -> Tensor:
+        x = data(i, 16, 4)
+        if i == BAD:
+            x[3, :2] = torch.tensor([4000.0, -4000.0])
+        z, volume = model["coupling"](x)
+        return update(optimizer, (0.5 * z.tanh().square().sum(-1) - volume.tanh()).mean())
+
+    return [model], step
+
+
+@program(
+    "huggingface/trl#5339",
+    "in bfloat16 a likely answer has the log-probability 0, and log(1 - p) is -inf",
+    place=LOSS,
+    operator=r"\blog\b|LogBackward|\blog1p\b|Log1P",
+    kind=LOG_OF_ZERO,
+    advice=EPS + r"|float32|log1mexp|expm1",
+    never=(NO_RATE,),
+)
+def odds_of_certainty(fixed: bool) -> Made:
+    model = mlp(6, 16, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        logits = model(data(i, 8, 6)) * (400.0 if i == BAD else 1.0)
+        chosen = logits.log_softmax(-1).bfloat16()[:, 0]
+        if fixed:
+            chosen = chosen.float().clamp(max=-1e-6)
+        odds = chosen - torch.log(1 - chosen.exp())  # FAULT
+        return update(optimizer, -F.logsigmoid(odds.float().clamp(max=50)).mean())
+
+    return [model], step
+
+
+@program(
+    "allenai/open-instruct#1625",
+    "the mean log-probability of an answer that was cut off whole is 0/0",
+    place=LOSS,
+    operator=r"\bdiv\b|DivBackward",
+    kind=ZERO_DIVISION,
+    advice=EPS,
+    never=(NO_RATE, r"the loss itself overflowed"),
+)
+def answer_that_was_cut_off(fixed: bool) -> Made:
+    model = nn.Sequential(nn.Embedding(20, 16), nn.Linear(16, 20))
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+
+    def step(i: int) -> Tensor:
+        tokens = whole(i, 0, 20, 4, 9)
+        labels = tokens.clone()
+        labels[:, :3] = -100
+        if i == BAD:
+            labels[2] = -100
+        kept = labels[:, 1:] != -100
+        of_each = model(tokens[:, :-1]).log_softmax(-1).gather(-1, tokens[:, 1:, None])[..., 0]
+        count = kept.sum(-1)
+        if fixed:
+            count = count.clamp(min=1)
+        mean = (of_each * kept).sum(-1) / count  # FAULT
+        return update(optimizer, -F.logsigmoid(mean[:2] - mean[2:]).mean())
+
+    return [model], step
+
+
+@program(
+    "pytorch/pytorch#121416",
+    "losses of missing targets are dropped after the loss, and their gradients are 0 * NaN",
+    place=r"\btargets?\b|\bloss\b|MseLoss|\bmse|\bsrc\b",
+    operator=r"mse_loss|MseLoss|\bmul\b|\bwhere\b|index",
+    kind=r"NaN in (?:input\[1\]|the target)|0 ?\* ?NaN|read NaN|entered from outside",
+    advice=r"mask|where|data|target|index",
+    never=(NO_RATE,),
+)
+def missing_targets_dropped_late(fixed: bool) -> Made:
+    model = mlp(6, 16, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+
+    def step(i: int) -> Tensor:
+        x = data(i, 16, 6)
+        target = x.sum(1)
+        if i == BAD:
+            target[5] = float("nan")
+        found, known = model(x)[:, 0], ~target.isnan()
+        if fixed:
+            return update(optimizer, F.mse_loss(found[known], target[known]))
+        return update(optimizer, F.mse_loss(found, target, reduction="none")[known].mean())  # FAULT
+
+    return [model], step
+
+
+@program(
+    "Parskatt/RoMa#43",
+    "a system that is nearly singular is solved: the solution is beyond float32",
+    place=LOSS + r"|\bsolve\b",
+    operator=r"solve|\bpow\b|PowBackward",
+    kind=OVERFLOW + r"|beyond the range",
+    advice=r"eye|regularis|jitter|diagonal|lstsq|pinv|scale|float64|clamp|double",
+    never=(NO_RATE,),
+)
+def nearly_singular_system(fixed: bool) -> Made:
+    model = mlp(4, 16, 3)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-5)
+
+    def step(i: int) -> Tensor:
+        x = data(i, 8, 4)
+        system = torch.eye(3).repeat(8, 1, 1)
+        if i == BAD:
+            system[2, 2, 2] = 1e-38
+        if fixed:
+            system = system + 1e-2 * torch.eye(3)
+        found = torch.linalg.solve(system, model(x)[..., None] * 100)  # FAULT
+        return update(optimizer, found.square().mean())
+
+    return [model], step
+
+
+@program(
+    "scverse/scvi-tools#441",
+    "the library size of a cell is an exponential that overflows, and the rate is infinite",
+    place=r"\blibrary\b|Library|" + LOSS,
+    operator=r"\bexp\b|ExpBackward",
+    kind=OVERFLOW + r"|exp of",
+    advice=r"clamp|tanh|softplus|log",
+    never=(NO_RATE,),
+)
+def library_size_overflows(fixed: bool) -> Made:
+    model = nn.ModuleDict({"library": nn.Linear(8, 1), "genes": mlp(8, 16, 8)})
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        counts = whole(i, 0, 9, 16, 8).float()
+        if i == BAD:
+            counts[3] = 900.0
+        size = model["library"](counts)
+        share = model["genes"](counts.log1p()).softmax(-1)
+        if fixed:
+            size = 8 * torch.tanh(size / 8)
+        rate = (size if fixed else size * size.sign()).exp() * share  # FAULT
+        return update(optimizer, (rate - counts * (rate + 1e-8).log()).mean())
+
+    return [model], step
+
+
+@program(
+    "lululxvi/deepxde#1177",
+    "an equation with u**2.2 is asked of a network whose u is negative at first",
+    place=LOSS,
+    operator=r"\bpow\b|PowBackward",
+    kind=r"negative|below 0|less than 0|x\*\*p|of a number below",
+    advice=r"clamp|softplus|abs|\bwhere\b|exp",
+    never=(NO_RATE,),
+)
+def fractional_power_of_a_solution(fixed: bool) -> Made:
+    class Solution(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = mlp(1, 16, 1, activation=nn.Tanh)
+
+        def forward(self, t: Tensor) -> Tensor:
+            u = self.net(t) - 0.5
+            return F.softplus(u) if fixed else u
+
+    model = Solution()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        t = data(i, 32, 1).abs().requires_grad_()
+        u = model(t)
+        rate = torch.autograd.grad(u.sum(), t, create_graph=True)[0]
+        residual = rate + u**2.2  # FAULT
+        return update(optimizer, residual.square().mean())
+
+    return [model], step
+
+
+@program(
+    "sgl-project/sglang#31017",
+    "the sigmoids of all experts that a token is given to underflow, and their sum is 0",
+    place=r"\brouter\b|Router",
+    operator=r"\bdiv\b|DivBackward",
+    kind=ZERO_DIVISION,
+    advice=EPS,
+    never=(NO_RATE,),
+)
+def router_weights_underflow(fixed: bool) -> Made:
+    class Router(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gate = nn.Linear(8, 4)
+            self.register_buffer("bias", torch.tensor([0.3, 0.1, 0.0, 0.2]))
+
+        def forward(self, x: Tensor) -> Tensor:
+            scores = self.gate(x).sigmoid()
+            chosen = (scores + self.bias).topk(2, -1).indices
+            weights = scores.gather(-1, chosen)
+            total = weights.sum(-1, keepdim=True) + (1e-20 if fixed else 0.0)
+            return torch.zeros_like(scores).scatter(-1, chosen, weights / total)  # FAULT
+
+    model = nn.ModuleDict({"router": Router(), "experts": nn.Linear(8, 4)})
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        x = data(i, 16, 8)
+        if i == BAD:
+            x[2] = -900.0 * model["router"].gate.weight.detach().sum(0)
+        mixed = (model["router"](x) * model["experts"](x.tanh())).sum(-1)
+        return update(optimizer, (mixed - x.tanh().sum(-1)).square().mean())
+
+    return [model], step
+
+
+@program(
+    "zhutmost/lsq-net#17",
+    "a learned step of quantisation is pulled to 0 by weight decay, and what it divides is x/0",
+    place=r"\bquantised\b|Quantised",
+    operator=r"\bdiv\b|DivBackward",
+    kind=ZERO_DIVISION,
+    advice=EPS,
+)
+def learned_step_of_zero(fixed: bool) -> Made:
+    class Round(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.round()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
+            return gradient
+
+    class Quantised(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.step = nn.Parameter(torch.tensor(0.1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            size = self.step.abs().clamp_min(1e-4) if fixed else self.step
+            return Round.apply((x / size).clamp(-8, 7)) * size  # FAULT
+
+    model = nn.ModuleDict({"quantised": Quantised(), "head": nn.Linear(6, 1)})
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        x = data(i, 8, 6)
+        x[0, 0] = 0.0
+        if i == BAD and not fixed:
+            with torch.no_grad():
+                model["quantised"].step.mul_(0.0)
+        found = model["head"](model["quantised"](x))
+        return update(optimizer, (found - x.sum(1, keepdim=True)).square().mean())
+
+    return [model], step
+
+
+@program(
+    "google-research/timesfm#507",
+    "a patch of one value has the variance 0, whose root has an infinite derivative",
+    place=r"\bnorm\b|PatchNorm",
+    operator=r"\bsqrt\b|SqrtBackward",
+    kind=ROOT_AT_ZERO + r"|1 ?/ ?0|derivative",
+    advice=r"eps|sqrt\(",
+    never=(NO_RATE,),
+    is_finite=False,
+)
+def root_of_no_variance(fixed: bool) -> Made:
+    class PatchNorm(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            centred = x - x.mean(-1, keepdim=True)
+            variance = centred.square().mean(-1, keepdim=True).clamp_min(1e-8 if fixed else 0.0)
+            return centred / (variance.sqrt() + 1e-3)  # FAULT
+
+    model = nn.Sequential()
+    model.add_module("embed", nn.Linear(8, 8, bias=False))
+    model.add_module("norm", PatchNorm())
+    model.add_module("head", nn.Linear(8, 1))
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        x = data(i, 16, 8)
+        if i == BAD:
+            x[4] = 0.0
+        return update(optimizer, (model(x)[:, 0] - x.sum(1)).square().mean())
+
+    return [model], step
+
+
+@program(
+    "NVIDIA-NeMo/Speech#15843",
+    "two times of a sampler are out of order, and the root of what is left is that of -1e-3",
+    place=LOSS + r"|\bdenoiser\b",
+    operator=r"\bsqrt\b|SqrtBackward",
+    kind=r"negative|below 0|less than 0",
+    advice=r"clamp",
+    never=(NO_RATE,),
+)
+def sampler_below_zero(fixed: bool) -> Made:
+    model = nn.ModuleDict({"denoiser": mlp(5, 16, 4)})
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        x = data(i, 16, 4)
+        before = torch.full((16, 1), 0.8)
+        now = before * (1.0005 if i == BAD else 0.9)
+        clean = model["denoiser"](torch.cat([x, now], -1))
+        left = 1 - now.square() / before.square()
+        if fixed:
+            left = left.clamp_min(0)
+        noise = data(i + 9, 16, 4) * left.sqrt()  # FAULT
+        following = x * (now / before).square() + clean * left + noise
+        return update(optimizer, (following - x).square().mean())
+
+    return [model], step
+
+
+@program(
+    "summerlvsong/Aggregation-Cross-Entropy#2",
+    "a character that no frame shows has the probability 0 in all, and its logarithm is taken",
+    place=LOSS,
+    operator=r"\blog\b|LogBackward",
+    kind=LOG_OF_ZERO,
+    advice=EPS + r"|log_softmax|logsumexp",
+    never=(NO_RATE,),
+)
+def character_without_a_frame(fixed: bool) -> Made:
+    model = nn.ModuleDict({"frames": mlp(6, 16, 5)})
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        logits = model["frames"](data(i, 4, 7, 6))
+        if i == BAD:
+            logits = logits + torch.tensor([0.0, 0, 0, 0, -200.0])
+        share = logits.softmax(-1).mean(1)
+        if fixed:
+            share = share.clamp_min(1e-10)
+        target = whole(i, 1, 5, 4, 5).float()
+        return update(
+            optimizer, -(target / target.sum(-1, keepdim=True) * share.log()).mean()
+        )  # FAULT
+
+    return [model], step
+
+
+@program(
+    "tensorflow/tensorflow#22048",
+    "per-sample gradients of a norm that is 0, by vmap of grad, are NaN, and clipped and averaged",
+    place=r"\bnorm\b|gradient|\bweight\b|\bhead\b",
+    operator=r"sqrt|vmap|grad|\bmul\b|\bdiv\b",
+    kind=ROOT_AT_ZERO + r"|NaN|Inf",
+    advice=r"eps|sqrt|where",
+    never=(NO_RATE,),
+)
+def per_sample_norm_of_zero(fixed: bool) -> Made:
+    model = nn.ModuleDict({"head": nn.Linear(6, 3, bias=False)})
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+
+    def loss_of(weights: dict[str, Tensor], x: Tensor) -> Tensor:
+        found = torch.func.functional_call(model["head"], weights, (x,))
+        return (found.square().sum() + (1e-8 if fixed else 0.0)).sqrt()  # FAULT
+
+    def step(i: int) -> Optional[Tensor]:
+        x = data(i, 8, 6)
+        if i == BAD:
+            x[3] = 0.0
+        weights = {name: p.detach() for name, p in model["head"].named_parameters()}
+        optimizer.zero_grad()
+        of_each = torch.func.vmap(torch.func.grad(loss_of), (None, 0))(weights, x)
+        (model["head"](x).square().mean() * 0.01).backward()
+        weight = model["head"].weight
+        weight.grad = weight.grad + of_each["weight"].clamp(-1, 1).mean(0)
+        optimizer.step()
+        return weight.detach().sum()
+
+    return [model], step
+
+
+@program(
+    "facebookresearch/fairchem#1574",
+    "the backward of an arc tangent of one's own divides by x^2 + y^2, which underflows",
+    place=r"\brotation\b|Rotation",
+    operator=r"Angle|Backward|\bdiv\b",
+    kind=ZERO_DIVISION + r"|backward|Inf",
+    advice=EPS,
+    never=(NO_RATE,),
+)
+def arc_tangent_of_ones_own(fixed: bool) -> Made:
+    class Angle(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, y: Tensor, x: Tensor) -> Tensor:
+            ctx.save_for_backward(y, x)
+            return torch.atan2(y, x)
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+            y, x = ctx.saved_tensors
+            size = x.square() + y.square()
+            if fixed:
+                size = size.clamp_min(1e-7)
+            return gradient * x / size, -gradient * y / size  # FAULT
+
+    class Rotation(nn.Module):
+        def forward(self, edges: Tensor) -> Tensor:
+            return Angle.apply(edges[..., 0], edges[..., 1])[..., None]
+
+    model = nn.Sequential()
+    model.add_module("embed", nn.Linear(3, 3, bias=False))
+    model.add_module("rotation", Rotation())
+    model.add_module("head", nn.Linear(1, 1))
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        x = data(i, 16, 3)
+        if i == BAD:
+            x[5] = 1e-25
+        return update(optimizer, (model(x)[:, 0] - x[:, 0]).square().mean())
+
+    return [model], step
+
+
+@program(
+    "oppo-us-research/SpacetimeGaussians#96",
+    "points that are added in the middle of a run have the quaternion 0, which is normalised",
+    place=r"\bpoints\b|Points",
+    operator=r"\bdiv\b|DivBackward",
+    kind=ZERO_DIVISION,
+    advice=EPS,
+    never=(NO_RATE,),
+)
+def added_quaternions_of_zero(fixed: bool) -> Made:
+    class Points(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rotation = nn.Parameter(data(0, 16, 4))
+
+        def forward(self) -> Tensor:
+            size = self.rotation.square().sum(-1, keepdim=True).sqrt()
+            return self.rotation / size  # FAULT
+
+    model = nn.ModuleDict({"points": Points(), "colour": nn.Linear(4, 3)})
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        points = model["points"]
+        if i == BAD:
+            new = torch.zeros(4, 4)
+            new[:, 0] = 1.0 if fixed else 0.0
+            points.rotation = nn.Parameter(torch.cat([points.rotation.detach(), new]))
+            optimizer.param_groups[0]["params"][0] = points.rotation
+        return update(optimizer, model["colour"](points()).square().mean())
+
+    return [model], step

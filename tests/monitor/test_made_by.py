@@ -93,6 +93,7 @@ LOSSES: dict[str, tuple[Loss, str]] = {
     "log of 0 whose result nobody keeps": (lambda y: -(y * 0).log().sum() + 1, "LogBackward0"),
     "exp": (lambda y: (y + 200).exp().mean() - 1, "ExpBackward0"),
     "a power of 0": (lambda y: ((y * 0) ** -2).sum(), "PowBackward0"),
+    "a power that overflows": (lambda y: (y + 1e30).square().mean(), "PowBackward0"),
     "root of a negative number": (lambda y: (-y - 1).sqrt().mean(), "SqrtBackward0"),
     "every target ignored": (cross_entropy, "NllLossBackward0"),
     "a transcript longer than its frames": (too_long, "CtcLossBackward0"),
@@ -122,6 +123,21 @@ def test_its_inputs() -> None:
     assert set(inputs) == {"self", "other"}
     assert (inputs["other"].zero_count, inputs["other"].numel) == (4, 4)
     assert inputs["self"].zero_count == 0
+
+
+def test_a_count_that_is_0() -> None:
+    stop = stop_of(lambda y: (y.sum(-1) / torch.tensor([1, 0, 2, 3])).mean())
+    made = stop.report.made_by
+    assert made is not None
+    assert statistics_of(dict(made.inputs)["other"]).zero_count == 1
+    assert "The divisor other is 0 in 1 of 4 elements" in str(stop)
+
+
+def test_a_power_that_overflows_is_explained() -> None:
+    """And no negative number is blamed."""
+    text = " ".join(str(stop_of(lambda y: (1e30 * (y - 0.5)).square().mean())).split())
+    assert "a power of it is beyond the range of float32" in text
+    assert "fractional power" not in text.partition("log ")[0]
 
 
 def test_a_value_from_outside_the_graph() -> None:

@@ -222,11 +222,16 @@ class _GraphSearch:
                 if tensor.grad_fn is not node and not _MADE.match(name)
             }
             records = [(n, r) for n, t in inputs.items() if (r := self._note(t)) is not None]
+            counts = inputs.get("other")
+            if _kind(_name(node)) == "Div" and counts is not None and _is_whole(counts):
+                records.append(("other", stats(counts).record))
             for name, record in records:
                 # What has a graph was met before, if it is bad.
                 if inputs[name].grad_fn is None and self._is_bad(record):
                     return self._from_outside(node, name, inputs[name], record)
             result = next(iter(results.get(node, ())), None)
+            if result is None and _kind(_name(node)) == "Pow" and "self" in saved:
+                result = _bad_power(saved["self"], node)
             if result is not None or _makes_nonfinite(node, saved):
                 converted = None if result is None else self._before_conversion(node, result)
                 return self._made(*(converted or (node, records, result)))
@@ -393,6 +398,12 @@ def _saved_by(node: Any) -> dict[str, torch.Tensor]:
     return found
 
 
+def _is_whole(tensor: torch.Tensor) -> bool:
+    """Whether it holds integers that can be read, such as a count that a sum is divided by."""
+    kind = tensor.dtype
+    return not (kind.is_floating_point or kind.is_complex) and can_read(tensor)
+
+
 def _each(value: Any) -> tuple[Any, ...]:
     return tuple(value) if isinstance(value, (tuple, list)) else (value,)
 
@@ -449,11 +460,14 @@ def _variance(saved: Mapping[str, torch.Tensor], node: Any) -> Any:
     return count <= (1 if correction is None else correction)
 
 
-def _power(saved: Mapping[str, torch.Tensor], node: Any) -> Any:
-    exponent = float(node._saved_exponent)
-    is_zero = (saved["self"] == 0) if exponent < 0 else torch.zeros(())
-    is_negative = (saved["self"] < 0) if exponent != round(exponent) else torch.zeros(())
-    return is_zero.any() or is_negative.any()
+def _bad_power(read: torch.Tensor, node: Any) -> Optional[np.void]:
+    """The record of its power, which nobody may have kept, where it is not finite: which of the
+    causes it has (an overflow, 1/0, the root of a negative number) shows in the result alone.
+    """
+    made = _record(read.detach().pow(float(node._saved_exponent)))
+    known = _record(read)
+    is_made = made is not None and is_nonfinite(made)
+    return made if is_made and known is not None and not is_nonfinite(known) else None
 
 
 def _likelihood(saved: Mapping[str, torch.Tensor], node: Any) -> Any:
@@ -472,7 +486,6 @@ _MAKERS: dict[str, _Maker] = {
     "Mul": lambda saved, node: not (saved["self"] * saved["other"]).isfinite().all(),
     "NllLoss": _likelihood,
     "NllLoss2D": _likelihood,
-    "Pow": _power,
     "Var": _variance,
     "VarMean": _variance,
 }

@@ -175,6 +175,16 @@ def _power(case: Case, made: Operation) -> Iterator[Advice]:
             "eps before.",
             "(x + eps).rsqrt()" if made.name == "rsqrt" else "(x + eps) ** p",
         )
+    elif reading.min is None or reading.max is None or reading.nonfinite_count:
+        return
+    elif made.may_be_inf and "pow" in made.name and not reading.zero_count:
+        low, high = format_number(reading.min), format_number(reading.max)
+        yield Advice(
+            f"{label} goes from {low} to {high}: a power of it is beyond the range of "
+            f"{(made.result or case.reading).dtype}. Look for what made it so large, and scale or "
+            "clamp it before.",
+            "x.clamp(-limit, limit) ** p",
+        )
 
 
 def _exponential(case: Case, made: Operation) -> Iterator[Advice]:
