@@ -69,3 +69,34 @@ def test_another_kernel_of_the_same_update_is_a_note(tmp_path: Path) -> None:
     assert [setting.path for setting in found["hyper-parameters"].settings] == [
         "optimizers[0].groups[0].lr"
     ]
+
+
+class Halves(torch.nn.Linear):
+    """The same sums in another order."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first, last = self.weight.chunk(2, 1)
+        linear = torch.nn.functional.linear
+        return linear(x[..., :32], first, self.bias) + linear(x[..., 32:], last)
+
+
+@pytest.mark.parametrize(
+    ("turned", "said"), [(4e-6, "are alike within 1 %"), (4e-5, "not explained")]
+)
+def test_a_few_elements_of_an_update_may_turn(tmp_path: Path, turned: float, said: str) -> None:
+    """An element whose gradient is nearly 0 has an update whose sign rounding decides; ``turned``:
+    what that moves, relative to the weight.
+    """
+    for kind in (Halves, torch.nn.Linear):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Tanh(), kind(64, 64))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        with fastcheck.install(model, log_dir=tmp_path / kind.__name__):
+            for _ in range(2):
+                optimizer.zero_grad()
+                (model(torch.randn(16, 64)).square().mean() * 100).backward()
+                optimizer.step()
+                with torch.no_grad():
+                    model.get_parameter("0.weight").mul_(1 + turned * (kind is Halves))
+    found = fastcheck.compare(tmp_path / "Halves", tmp_path / "Linear")
+    assert found.agrees and said in found.advice[0], str(found)

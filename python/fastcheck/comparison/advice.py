@@ -71,10 +71,13 @@ def _of_origin(questions: Questions, origin: Origin) -> Iterator[str]:
     after = ""
     if origin.worst is not None:
         after = f"{origin.error_after:.2g} ({origin.worst.name})"
+    turned = ""
+    if origin.turned:
+        turned = f", but for {origin.turned:,} parameters whose updates are alike within 1 %"
     if first is None and origin.cause is Cause.ROUNDING:
         yield (
             f"rounding: {where} is the first that is not equal to the bit, and what is computed "
-            f"after it in its step differs by no more than {after}. {_ELEMENTS}"
+            f"after it in its step differs by no more than {after}{turned}. {_ELEMENTS}"
         )
     elif first is None:
         yield (

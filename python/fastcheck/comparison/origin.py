@@ -54,6 +54,8 @@ class Origin:
     is_permuted: bool
     readers: int = 0
     worst: Optional[Row] = None
+    #: How many parameters are left out of ``worst``: their updates differ by little of their size.
+    turned: int = 0
     is_open: bool = True  # an update that it has a part in is not read yet
 
     def follow(self, rows: int, worst: Optional[Row]) -> None:

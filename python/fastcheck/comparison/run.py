@@ -99,6 +99,9 @@ _RELATED = 100
 _FLOAT32 = next(code for code, info in enumerate(DTYPES) if info.name == "float32")
 # Statistics that went through text in float32, as msprobe's do.
 _GIVEN_BY_STATISTICS = 1e-5
+#: The most that a few elements whose update rounding has turned round make of an update's size, and
+#: of what rounding makes of a parameter.
+_TURNED, _TURNED_LIMITS = 0.01, 10
 #: Two runs of one program are no more than this many times as far apart as two others.
 _REPEATS = 4.0
 #: Sums in another order are this many times as far apart as rounding one number makes them.
@@ -349,6 +352,7 @@ class _Step:
         self._states = np.where(pairs.same, np.uint8(PairState.SAME), np.uint8(PairState.CLOSE))
         self._errors = np.zeros(count)
         self._reasons = np.zeros(count, np.uint8)
+        self._turned = np.zeros(count, bool)
         self._elements: dict[int, Elements] = {}
         self._relations: dict[int, str] = {}
         self._phases = theirs.phases[pairs.theirs].copy()
@@ -613,6 +617,7 @@ class _Step:
         if not wanted.any():
             return
         found = judge_updates(before, now, _FLOAT32)
+        self._turned[where] = found.ratios < _TURNED
         for which, reason in ((found.still, STILL), (found.apart, UPDATED)):
             for place in np.flatnonzero(which & wanted).tolist():
                 ratio = float(found.ratios[place])
@@ -693,6 +698,12 @@ class _Step:
                 reads = is_update
                 if origin.is_parameters_gradient:
                     reads = is_update & (self._states != PairState.SAME)
+                else:
+                    # Where a gradient is nearly 0 Adam's first updates have a sign by rounding.
+                    turned = is_update & self._turned & (self._errors > origin.limit)
+                    turned &= self._errors <= _TURNED_LIMITS * origin.limit
+                    origin.turned = int(turned.sum())
+                    is_update = is_update & ~turned
                 self._follow(origin, is_update, int(reads.sum()))
                 # The first update of Adam is the same for gradients with other last bits.
                 origin.is_open = origin.is_parameters_gradient and not reads.any()
