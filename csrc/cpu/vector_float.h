@@ -429,11 +429,10 @@ class FloatTiles {
           for (int j = 0; j < kBlockRaw; ++j) {
             const auto x = row_vectors[j] = load<Bits>(at + j * kVectorBytes);
             if constexpr (kZeros) {
-              const auto less_one = extremes.include_without_zeros(x);
-              row_vectors[j] &= ~less_one;
+              row_vectors[j] &= ~extremes.include_without_zeros(x);
               if constexpr (kCountsSubnormals) {
-                const Bits below = Format::kMinNormal - 1;  // and all ones, which is -1
-                signs.subnormal += count_less<Bits>(less_one, splat(below));
+                const auto absolute = x & splat(Format::kMagnitude);
+                signs.subnormal += count_less<Bits>(absolute, splat(Format::kMinNormal));
               }
             } else {
               extremes.include(x);

@@ -92,9 +92,9 @@ FASTCHECK_FN int count_equal(Vec<T> x, Vec<T> y) {
 
 template <class T, int kVectors>
 FASTCHECK_FN int count_zeros(const Vec<T> (&x)[kVectors]) {
-  int count = 0;
-  for (int j = 0; j < kVectors; ++j) count += count_equal<T>(x[j], Vec<T>{});
-  return count;
+  Vec<T> is_zero[kVectors];
+  for (int j = 0; j < kVectors; ++j) is_zero[j] = (Vec<T>)(x[j] == Vec<T>{});
+  return count_top_bits<T>(is_zero);
 }
 
 // How many lanes of x are below y, both without their top bit.
