@@ -269,6 +269,7 @@ def ask(make: Callable[[str], Loop], fault: str) -> Answer:
     if texts:
         return Answer(texts[0], first or time.monotonic() - begun, "warning")
     if loop.prove is not None and fault == "wrong mask":
+        begun = time.monotonic()  # the question is another one than the run
         found = loop.prove()
         if not found.holds:
             return Answer(str(found), time.monotonic() - begun, "prove")
