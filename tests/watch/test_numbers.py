@@ -129,6 +129,7 @@ class TestNumbers:
             (0.1, 0.02, 4.0, False),  # the loss comes down
             (0.1, 0.0, 3.0, False),  # it never has: a plateau at the beginning
             (0.01, 0.0, 4.0, False),  # weights hardly grow
+            (0.1, 0.0, 6.5, False),  # less than half of the first loss is left
         ],
     )
     def test_weights_that_grow_while_the_loss_stands_still(
@@ -146,19 +147,23 @@ class TestNumbers:
         assert kinds == ["update"] * is_event
         assert all("times as large as at first" in text for text in texts)
 
-    @pytest.mark.parametrize(("growth", "is_event"), [(0.1, False), (0.5, True)])
+    @pytest.mark.parametrize(
+        ("rms", "growth", "is_event"), [(0.05, 0.1, False), (0.05, 0.5, True), (0.005, 0.5, False)]
+    )
     @pytest.mark.parametrize("other", [0.5, None])
     def test_updates_that_are_large_beside_the_weights(
-        self, growth: float, is_event: bool, other: Optional[float]
+        self, rms: float, growth: float, is_event: bool, other: Optional[float]
     ) -> None:
-        """``other``: a parameter of a tenth of the elements does not matter."""
+        """What begins small may grow. ``other``: a parameter of a tenth of the elements does not
+        matter.
+        """
         run, kinds = Run(), []
         small = {"numel": 100, "rms": 1.0}
         for step in range(30):
-            large = {"rms": 0.02 * (1 + growth * step)}
+            large = {"rms": rms * (1 + growth * step)}
             changed: dict[int, Any] = {FIRST_WEIGHT: large, SECOND_WEIGHT: {**large, **small}}
             if other is not None:
-                changed[SECOND_WEIGHT]["rms"] = 0.02 * (1 + other * step)
+                changed[SECOND_WEIGHT]["rms"] = rms * (1 + other * step)
             kinds += [(one.step, one.kind, one.is_warning) for one in run.step(changed)]
         assert kinds == [(10, "update", True)] * is_event
 

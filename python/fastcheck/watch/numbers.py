@@ -23,7 +23,7 @@ _FIRST, _RECENT = 16, 32
 _GROWTH_STEPS = 10
 # The growth of weights since the first step is looked at every 16 steps, over four looks, where the
 # loss had come down by a tenth of the first ones before.
-_LOOK_STEPS, _LOOKS, _FIRST_LOSSES, _LEAST_FALL = 16, 4, 4, 0.1
+_LOOK_STEPS, _LOOKS, _FIRST_LOSSES, _LEAST_FALL, _HIGH = 16, 4, 4, 0.1, 0.5
 # How many steps of a loss scale a share of skipped ones is of.
 _SCALE_PAST = 100
 # The rounding of a sum, as a share of the sum of magnitudes.
@@ -110,7 +110,8 @@ class Standstill:
         (begun, before, high), (_, _, low) = self._looks[0], self._looks[-1]
         first = statistics.median(self._first)
         fall = first - high
-        if len(self._looks) < _LOOKS or not fall >= _LEAST_FALL * abs(first):
+        # A loss that is low stands still since there is little left to learn.
+        if len(self._looks) < _LOOKS or not fall >= _LEAST_FALL * first > 0 or low < _HIGH * first:
             return []
         share = (high - low) / fall
         return [Number("standstill", grown, before, share=share, steps=step - begun)]
@@ -215,6 +216,9 @@ def _medians(
     """
     is_known = is_read & (level > NOTHING) & (before > NOTHING) & np.isfinite(before)
     growth = np.where(is_known, level - np.where(is_known, before, 0.0), np.inf)
+    # What began small may grow to the size at which weights usually begin: 1 / sqrt(inputs), of a
+    # square matrix.
+    growth[is_known & (level < -np.log2(np.maximum(numel, 1)) / 4)] = 0.0
     order = np.argsort(growth, axis=1)
     elements = np.cumsum(np.take_along_axis(np.where(is_known, numel, 0.0), order, 1), axis=1)
     middle = (elements < elements[:, -1:] / 2).sum(axis=1)

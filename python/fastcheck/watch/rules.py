@@ -381,9 +381,9 @@ NUMBER_RULES: tuple[NumberRule, ...] = (
         kind="update", signal="rms of the weights / that at first, loss", names=["standstill"],
         condition=weights_grow_for_nothing, is_over=lambda number: False, steps=1,
         cause="optimizer",
-        text="weights are {value} times as large as at first, and were {usual} times {steps} steps "
-        "ago, in parameters with half of all elements, while the loss has come down by less than a "
-        "tenth of what it had come down before: updates are large beside the weights",
+        text="weights are {value} times as large as at first, and grow, in parameters with half of "
+        "all elements, while the loss has come down in {steps} steps by less than a tenth of what "
+        "it had come down before: updates are large beside the weights",
         advice=_SMALLER_UPDATES, source=_RECIPE,
     ),
     NumberRule(
