@@ -74,6 +74,16 @@ class TestTheLoss:
             assert run.steps(1, loss=[1.0, 0.001, 0.1, 0.01][step % 4]) == []
         assert run.steps(1, loss=loss) == kinds
 
+    @pytest.mark.parametrize(("loss", "kinds"), [(4.2, []), (7.0, ["loss_spike"])])
+    @pytest.mark.parametrize("noise", [0.05, 0.5])
+    def test_a_jump_while_the_loss_falls(self, noise: float, loss: float, kinds: list[str]) -> None:
+        """The fall makes the range wide. Of much noise a jump is a part."""
+        run = Run()
+        for step in range(100):
+            wave = [0.0, 1.0, -1.0, 0.5][step % 4]
+            assert run.steps(1, loss=5 * math.exp(-step / 80 + noise * wave)) == []
+        assert run.steps(1, loss=loss) == (kinds if noise < 0.1 else [])
+
     @pytest.mark.parametrize(
         ("later", "loss", "is_warning"), [(100, 5.0, False), (100, 7.0, True), (130, 5.0, True)]
     )

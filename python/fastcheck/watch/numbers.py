@@ -42,7 +42,7 @@ class Number(NamedTuple):
     whichever says less). ``most``: the largest of half a window, ``recent`` of 32 steps (inf: too
     few), ``first`` the median of the first 16. ``share``: of steps that were skipped; ``run``: of
     halvings in a row; ``steps``: how many there were; ``full_name``: of a setting.
-    ``is_early_jump``: as _jumps_early() has it.
+    ``is_jump``: as _jumps_while_falling() has it.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Number(NamedTuple):
     run: int = 0
     steps: int = 0
     is_skipped: bool = False
-    is_early_jump: bool = False
+    is_jump: bool = False
     full_name: str = ""
 
 
@@ -334,7 +334,7 @@ class Numbers:
             recent=max(recent) if len(recent) == self._recent else math.inf,
             first=self._median_of_first(at),
             threshold=self._threshold,
-            is_early_jump=name == "loss" and math.isnan(median) and _jumps_early(inside, value),
+            is_jump=name == "loss" and _jumps_while_falling(inside, value),
         )
 
     def _median_of_first(self, at: int) -> float:
@@ -361,17 +361,17 @@ class Numbers:
         return [self._look("update_size", math.sqrt(moved / squares) / rate)]
 
 
-def _jumps_early(before: Sequence[float], value: float) -> bool:
-    """Whether a loss that was falling, and steadily, is suddenly far above all that it ever was: of
-    the first steps, where there is no range yet.
+def _jumps_while_falling(before: Sequence[float], value: float) -> bool:
+    """Whether a loss that was falling, and steadily, is suddenly far above all of these, without a
+    range or with one that the fall has made wide.
     """
     if len(before) < _LEAST_BEFORE or not min(before) > 0:
         return False
-    values = list(before)
-    changes = [abs(after - earlier) for earlier, after in zip(values, values[1:])]
-    has_fallen = values[-1] <= _FALLEN * values[0]
-    is_sudden = value - values[-1] >= _SUDDEN * sum(changes) / len(changes)
-    return has_fallen and is_sudden and value >= _ABOVE_ALL * max(values)
+    if before[-1] > _FALLEN * before[0] or value < _ABOVE_ALL * max(before):
+        return False
+    levels = np.log2([*before, value])
+    *changes, last = np.abs(np.diff(levels)).tolist()
+    return last >= _SUDDEN * statistics.fmean(changes)
 
 
 def gradient_rms(now: Signals) -> list[float]:

@@ -117,8 +117,9 @@ def _is_small(loss: Number) -> bool:
 
 def loss_spikes(loss: Number) -> bool:
     """Whether the loss is far above its range, or many times what it was."""
-    is_jump = loss.value >= _JUMP * loss.recent > 0 and not _is_small(loss)
-    return is_jump or _loss_is_high(loss, loss.threshold)
+    is_jump = loss.value >= _JUMP * loss.recent > 0
+    is_jump |= loss.is_jump and not math.isnan(loss.usual)
+    return (is_jump and not _is_small(loss)) or _loss_is_high(loss, loss.threshold)
 
 
 def loss_rises(loss: Number) -> bool:
@@ -347,7 +348,7 @@ NUMBER_RULES: tuple[NumberRule, ...] = (
     ),
     NumberRule(
         kind="loss_spike", signal="loss", names=["loss"],
-        condition=lambda loss: loss.is_early_jump, steps=1, warns=True,
+        condition=lambda loss: loss.is_jump and math.isnan(loss.usual), steps=1, warns=True,
         text="the loss is {value}, and was at most {most} before, in steps that are too few to "
         "tell what left its range first",
         advice="the learning rate, or its warm-up, may be too large, or the batch is another kind "

@@ -698,7 +698,7 @@ class Watcher:
             steps=number.steps,
         )
         origin = FirstMovers((), rule.cause)
-        if number.is_early_jump:
+        if number.is_jump and math.isnan(number.usual):
             origin = FirstMovers(why="; ".join(map(str, self.causes.changes_before(step))))
         elif not rule.cause:
             origin = self.causes.origin(step, rule.kind)
