@@ -328,7 +328,7 @@ def row(name: str, make: Callable[[str], Loop], fault: str, show: bool) -> dict[
         "fault": fault,
         "how": answer.how,
         "seconds": round(answer.seconds, 1),
-        "said": " ".join(" ".join(shown).split()),
+        "said": re.sub(r"/\S*/site-packages/", "", " ".join(" ".join(shown).split())),
         "is_right": is_right,
     }
 
