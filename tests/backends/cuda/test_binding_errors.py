@@ -138,7 +138,7 @@ def test_a_query_of_counted_exponents_ends_no_capture() -> None:
 @pytest.mark.skipif(not hasattr(torch.accelerator, "Graph"), reason="torch has no such graphs")
 def test_a_query_of_replicas_ends_no_capture() -> None:
     streams_of.cache_clear()
-    copies = _ChecksumCopies(0, [put(random("float32", 100), NAME)])
+    copies = _ChecksumCopies(0, [], [put(random("float32", 100), NAME)])
     captured_while(copies.are_here)
 
 
