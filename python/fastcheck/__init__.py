@@ -25,12 +25,12 @@ from fastcheck.monitor.session.options import Filter, Log, OnRequest, Stop, Trai
 from fastcheck.proving.prove import prove
 from fastcheck.proving.ranks import Ranks
 from fastcheck.proving.relation import Relation
-from fastcheck.receipts import receipt
 from fastcheck.report.error import OverflowDetected
 from fastcheck.reproducibility.environment import environment
 from fastcheck.reproducibility.inventory import inventory
 from fastcheck.reproducibility.seeds import seed_all
-from fastcheck.sealing import NonFiniteWeightsError, seal, verify
+from fastcheck.sealing.receipts import receipt
+from fastcheck.sealing.seal import NonFiniteWeightsError, seal, verify
 from fastcheck.statistics.functions import checksum, exponents, found_nonfinite, stats
 from fastcheck.substitution.bisect import bisect
 from fastcheck.substitution.override import override

@@ -10,7 +10,6 @@ from .log.step_table import StepRow
 from .monitor.distributed.replicas import ReplicaMismatch
 from .monitor.reruns import Rerun
 from .proving.result import Outcome, Place, Proof
-from .receipts import Arrival, Receipt
 from .record.event import Event
 from .record.exponents import Exponents, Share
 from .record.format import RECORD_DTYPE, Depth, DeviceMode, Flag, Verdict
@@ -18,8 +17,9 @@ from .record.precision import PrecisionAdvice
 from .record.site import Site
 from .report.stop_report import StopReport
 from .reproducibility.seeds import Seeds
-from .resuming import Resumption
-from .sealing import Seal, Verification
+from .sealing.receipts import Arrival, Receipt
+from .sealing.resuming import Resumption
+from .sealing.seal import Seal, Verification
 from .statistics.stats import Stats, StatsList
 from .substitution.bisect import Bisection
 from .substitution.override import Override

@@ -12,7 +12,7 @@ from torch import nn
 
 import fastcheck
 from fastcheck.callbacks.seals import held_weights, is_spread
-from fastcheck.sealing import merged, seal_path
+from fastcheck.sealing.seal import merged, seal_path
 from fastcheck.utils.torch.sharding import LocalShard
 from support.ranks import training_workers
 from support.ranks.ranks_harness import run_ranks, values

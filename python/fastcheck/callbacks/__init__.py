@@ -9,7 +9,7 @@
     monitor = fastcheck.callbacks.megatron(model, optimizer)
     proof = fastcheck.callbacks.prove_trainer(trainer)
 
-Imports ``monitor``, ``proving``, ``report`` and ``utils``.
+Imports ``monitor``, ``proving``, ``report``, ``sealing`` and ``utils``.
 """
 
 from __future__ import annotations

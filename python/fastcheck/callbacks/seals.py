@@ -9,8 +9,8 @@ from typing import Any, Union
 import torch
 
 from fastcheck.errors import UnsealedCheckpointWarning, choice, warn
-from fastcheck.receipts import read_all
-from fastcheck.sealing import refusal, seal
+from fastcheck.sealing.receipts import read_all
+from fastcheck.sealing.seal import refusal, seal
 from fastcheck.utils.torch.rank import of_all_ranks, own_rank
 from fastcheck.utils.torch.sharding import is_part, local
 

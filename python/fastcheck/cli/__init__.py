@@ -2,5 +2,5 @@
 those on many ranks.
 
 Imports ``backends``, ``comparison``, ``dump``, ``fleet``, ``log``, ``monitor``, ``proving``,
-``record``, ``report``, ``reproducibility`` and ``utils``.
+``record``, ``report``, ``reproducibility``, ``sealing`` and ``utils``.
 """

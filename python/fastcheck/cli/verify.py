@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
     """Exit code 1 when the checkpoint is not as it was sealed, or not finite."""
     import sys
 
-    from fastcheck.sealing import verify
+    from fastcheck.sealing.seal import verify
 
     found = verify(options.checkpoint, trust=options.trust)
     if options.json:

@@ -24,10 +24,10 @@ from fastcheck.errors import (
     first_line,
     local_path,
 )
-from fastcheck.receipts import Arrival, Map, Receipt, arrival, place_of, read_all, state_of
 from fastcheck.record.format import DTYPES, NONFINITE_COUNTS
 from fastcheck.reproducibility.environment import environment
-from fastcheck.resuming import (
+from fastcheck.sealing.receipts import Arrival, Map, Receipt, arrival, place_of, read_all, state_of
+from fastcheck.sealing.resuming import (
     Resumption,
     Tree,
     check_parts,
