@@ -239,7 +239,8 @@ def _asked(relations: _Relations) -> list[Relation]:
     if isinstance(relations, str):
         relations = list(_AUTO) if relations == "auto" else [relations]
     found = []
-    titles = {made.name: made for made in (*_AUTO.values(), batches.Causal)}
+    known: list[type[Relation]] = [*_AUTO.values(), batches.Causal]
+    titles = {made.name: made for made in known}
     for one in relations:
         if isinstance(one, str) and (made := _BY_NAME.get(one) or titles.get(one)):
             found.append(made())

@@ -371,7 +371,7 @@ def _jumps_while_falling(before: Sequence[float], value: float) -> bool:
         return False
     levels = np.log2([*before, value])
     *changes, last = np.abs(np.diff(levels)).tolist()
-    return last >= _SUDDEN * statistics.fmean(changes)
+    return bool(last >= _SUDDEN * statistics.fmean(changes))
 
 
 def gradient_rms(now: Signals) -> list[float]:
