@@ -181,8 +181,9 @@ class StepWatcher:
         """``optimizer``, which holds no parameter of the model, is about to step. Whether its own
         have the shapes of these.
         """
-        copies = self._facts.copies
-        text = copies.look_at(optimizer, self._state.parameters())
+        copies, text = self._facts.copies, None
+        if self.session.backwards.owns_gradients:
+            text = copies.look_at(optimizer, self._state.parameters())
         if text is not None:
             self.session.faults.notes[text] = None
             warn(text)

@@ -350,12 +350,11 @@ class EventStore:
     def _counts(self, finding: Finding) -> bool:
         if self.config.stop.count == "calls" and finding.verdict is Verdict.PROPAGATED:
             site = self.sites[finding.blamed.site]
-            if (
-                site.direction == "backward"
-                and site.module_type == OUTSIDE
-                and not finding.uses.api
-            ):
-                return False  # sums of gradients, which autograd adds between the calls
+            is_outside = site.direction == "backward" and site.module_type == OUTSIDE
+            if site.role == "loss" or (is_outside and not finding.uses.api):
+                return (
+                    False  # no call: sums of gradients that autograd adds, a loss without its scale
+                )
         return finding.verdict in self.counter.verdicts
 
     def _call_of(self, finding: Finding) -> tuple[object, ...]:
