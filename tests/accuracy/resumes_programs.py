@@ -69,6 +69,13 @@ def spoil_weight(model: nn.Module) -> None:
         model.get_parameter("last.weight")[0, 0] += 1
 
 
+def save(path: str, model: nn.Module, parts: dict[str, Any]) -> None:
+    holders = {"model": model, **parts}
+    content = {name: one.state_dict() for name, one in holders.items()}
+    torch.save({**content, "random": torch.get_rng_state()}, path)
+    fastcheck.seal(path, model, step=SAVED, resume=True, **parts)
+
+
 def plain(place: Path, is_resumed: bool, options: dict[str, Any], fault: str) -> Any:
     model = Net(options, fault).to(options.get("dtype", torch.float32))
     optimizer = optimizer_of(model, options, fault)
@@ -106,10 +113,7 @@ def plain(place: Path, is_resumed: bool, options: dict[str, Any], fault: str) ->
         optimizer.step()
         scheduler.step()
         if step == SAVED - 1:
-            holders = {"model": model, **parts}
-            content = {name: one.state_dict() for name, one in holders.items()}
-            torch.save({**content, "random": torch.get_rng_state()}, path)
-            fastcheck.seal(path, model, step=SAVED, resume=True, **parts)
+            save(path, model, parts)
     return found
 
 
@@ -343,8 +347,5 @@ def fsdp2(place: Path, is_resumed: bool, options: dict[str, Any], fault: str) ->
         optimizer.step()
         scheduler.step()
         if step == SAVED - 1:
-            holders = {"model": model, **parts}
-            content = {name: one.state_dict() for name, one in holders.items()}
-            torch.save({**content, "random": torch.get_rng_state()}, path)
-            fastcheck.seal(path, model, step=SAVED, resume=True, **parts)
+            save(path, model, parts)
     return found

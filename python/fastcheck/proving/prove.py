@@ -10,7 +10,7 @@ from typing import Any, Callable, Optional, Union
 
 import torch
 
-from fastcheck.errors import ConfigError, first_line
+from fastcheck.errors import ConfigError, did_you_mean, first_line
 from fastcheck.monitor.reruns import set_aside
 from fastcheck.utils.torch.flatten import flatten
 from fastcheck.utils.torch.training_state import TrainingState
@@ -247,10 +247,11 @@ def _asked(relations: _Relations) -> list[Relation]:
         elif isinstance(one, Relation):
             found.append(one)
         else:
-            raise _refused("relations", '"auto", Relations, or of ' + ", ".join(_BY_NAME), one)
+            expected = '"auto", Relations, or of ' + ", ".join(_BY_NAME)
+            raise _refused("relations", expected, one, did_you_mean(str(one), _BY_NAME))
     return found
 
 
-def _refused(name: str, expected: str, got: object) -> ConfigError:
-    hint = "fastcheck.prove(step, batch, model=model, optimizer=optimizer)"
+def _refused(name: str, expected: str, got: object, hint: str = "") -> ConfigError:
+    hint = hint or "fastcheck.prove(step, batch, model=model, optimizer=optimizer)"
     return ConfigError(f"prove({name}=) can't be used", expected=expected, got=repr(got), hint=hint)

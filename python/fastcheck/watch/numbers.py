@@ -22,7 +22,7 @@ _FIRST, _RECENT = 16, 32
 # Over how many steps the growth of weights is.
 _GROWTH_STEPS = 10
 # The growth of weights since the first step is looked at every 16 steps, over four looks, where the
-# loss had come down by a tenth of the first ones before.
+# loss had come down by a tenth of the first ones before, and is half of them or more.
 _LOOK_STEPS, _LOOKS, _FIRST_LOSSES, _LEAST_FALL, _HIGH = 16, 4, 4, 0.1, 0.5
 # How many steps of a loss scale a share of skipped ones is of.
 _SCALE_PAST = 100

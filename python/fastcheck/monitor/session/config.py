@@ -208,7 +208,7 @@ def unknown_option(name: str) -> str:
         f"install() has no option {name!r}",
         expected=", ".join(options),
         got=name,
-        hint=did_you_mean(name, [*options, *moved]),
+        hint=did_you_mean(name, options) or did_you_mean(name, moved),
     )
 
 
