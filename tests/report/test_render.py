@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fastcheck.errors import FastcheckWarning
-from fastcheck.monitor.session.stop_handler import CallbackSink, ConsoleSink, RaisingSink
+from fastcheck.monitor.session.stop_handler import call_back, raise_stop, warn_of
 from fastcheck.record.format import Verdict
 from fastcheck.record.statistics import statistics_of
 from fastcheck.report.advice.choose import advise
@@ -345,16 +345,15 @@ def test_summary_says_what_was_found() -> None:
 def test_raising_sink() -> None:
     report = full_report()
     with pytest.raises(OverflowDetected) as caught:
-        RaisingSink()(report)
+        raise_stop(report)
     assert caught.value.report is report
 
 
 def test_console_sink_warns_once_for_each_event() -> None:
-    sink = ConsoleSink()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
-        sink(full_report())
-        sink(build.report(what=build.record(nan_count=1, step=42)))
+        warn_of(full_report())
+        warn_of(build.report(what=build.record(nan_count=1, step=42)))
     assert [warning.category for warning in caught] == [FastcheckWarning] * 2
     text = str(caught[0].message)
     assert "layers.3.attn" in text and "step 41" in text and "try: " in text
@@ -364,14 +363,14 @@ def test_console_sink_warns_once_for_each_event() -> None:
 def test_callback_sink_hands_over_the_event_and_lets_errors_pass() -> None:
     got = []
     report = full_report()
-    CallbackSink(got.append)(report)
+    call_back(got.append, report)
     assert got == [report.culprit]
 
     def angry(_: object) -> None:
         raise KeyError("mine")
 
     with pytest.raises(KeyError, match="mine"):
-        CallbackSink(angry)(report)
+        call_back(angry, report)
 
 
 def test_names_that_have_no_room_stay_whole_and_apart() -> None:

@@ -1,9 +1,9 @@
-"""HookRecorder, the protocol of the C++ recorder of module hooks, and NoRecorder in its place."""
+"""HookRecorder, the interface of the C++ recorder of module hooks."""
 
 from __future__ import annotations
 
 import threading
-from typing import Any, Callable, Optional, Protocol
+from typing import Any, Callable, Optional
 
 import numpy as np
 import torch
@@ -14,9 +14,10 @@ from fastcheck.ring.host import Cursor, HookReader
 from .module_calls import ModuleNode, ModuleRecorder
 
 
-class HookRecorder(Protocol):
+class HookRecorder:
     """Records the calls inside a pass, and gradients, of a session, from open() until close(); all
-    that it does not record comes to the ModuleObserver. The caller holds the session's lock.
+    that it does not record comes to the ModuleObserver. The caller holds the session's lock. This
+    one never records: the extension has the one that does.
     """
 
     def attach(
@@ -87,43 +88,6 @@ class HookRecorder(Protocol):
         """A tensor of this site was read a second time, and has the same record or not."""
 
 
-class NoRecorder:
-    """A recorder that never records."""
-
-    def attach(self, *args: Any) -> None:
-        pass
-
-    def open(self, *args: Any) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-    def rest(self) -> None:
-        pass
-
-    def redirect(self, entries: list[Any], /) -> None:
-        pass
-
-    def settle(self) -> None:
-        pass
-
-    def set_target(self, *args: Any) -> None:
-        pass
-
-    def clear_target(self) -> None:
-        pass
-
-    def let_wait(self, device_type: Optional[str], /) -> None:
-        pass
-
-    def read_waiting(self) -> None:
-        pass
-
-    def compared(self, site: int, are_same: bool, /) -> None:
-        pass
-
-
 def make_lock() -> Any:
     """A threading.RLock, or the extension's twin of it, which its recorder can take."""
     module = compiled()
@@ -134,17 +98,16 @@ def make_recorder(reader: HookReader, cursor: Cursor, lock: Any) -> HookRecorder
     """A recorder that reads through ``reader``, and takes ``lock`` while it does."""
     module = compiled()
     if module is None:
-        return NoRecorder()
+        return HookRecorder()
     recorder: HookRecorder = module.HookRecorder(reader, cursor, lock)
     return recorder
 
 
 def make_module_recorder(recorder: HookRecorder, node: ModuleNode) -> Optional[ModuleRecorder]:
     """A recorder of one module's hooks; None where nothing is ever recorded."""
-    if isinstance(recorder, NoRecorder):
-        return None
     module = compiled()
-    assert module is not None
+    if module is None:
+        return None
     made: ModuleRecorder = module.ModuleRecorder(
         recorder,
         node,

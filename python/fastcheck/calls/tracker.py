@@ -32,24 +32,16 @@ from fastcheck.utils.torch.versions import is_compiling
 from .module_calls import ModuleNode
 
 
-class OptimizerListener(Protocol):
-    """Callbacks around every step of an optimizer."""
-
-    def before_update(self, optimizer: torch.optim.Optimizer) -> None: ...
-
-    def after_update(self) -> None: ...
-
-
-class NoOptimizerListener:
-    """A listener that does nothing. While it is connected, others may connect and disconnect within
-    an optimizer's step.
+class OptimizerListener:
+    """Callbacks around every step of an optimizer, which do nothing here. While one is connected,
+    others may connect and disconnect within an optimizer's step.
     """
 
     def before_update(self, optimizer: torch.optim.Optimizer) -> None:
-        pass
+        """The optimizer's step begins, in this thread."""
 
     def after_update(self) -> None:
-        pass
+        """The step of an optimizer is over, in this thread."""
 
 
 _handles: list[Any] = []
@@ -142,7 +134,7 @@ class TrackerOwner(Protocol):
     def guarded(self, what: str, method: Callable[..., Any], *args: Any) -> Any: ...
 
 
-class ModuleTracker:
+class ModuleTracker(OptimizerListener):
     """Tells ``listeners`` what modules and optimizers do, in order."""
 
     def __init__(

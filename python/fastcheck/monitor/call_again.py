@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_map
 from fastcheck.calls.module_calls import Call
 from fastcheck.errors import first_line
 from fastcheck.monitor.session.config import Config
-from fastcheck.monitor.session.options import Filter, Log, Stop, Training
+from fastcheck.monitor.session.options import Stop
 from fastcheck.monitor.session.passes import Pass
 from fastcheck.monitor.session.session import Session
 from fastcheck.record.event import Event
@@ -403,14 +403,7 @@ def _observed(
         level="op",
         sync="never" if _is_on_cpu(running) else "call",
         record="stats",
-        log_dir=None,
-        include=None,
-        exclude=None,
-        every=1,
-        filter=Filter(),
         stop=Stop(protect_weights=False, report=False, find_operator=False),
-        log=Log(None),
-        training=Training(),
     )
     generators, is_caching = Generators(), torch.is_autocast_cache_enabled()
     copies = _TensorCopies()

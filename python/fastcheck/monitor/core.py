@@ -18,7 +18,7 @@ from fastcheck.dump.on_stop.captured_op import OpCaptures
 from fastcheck.dump.on_stop.stop_dumper import StoppedCallDumper
 from fastcheck.log.writer import RecordLog
 from fastcheck.monitor import named_tensors
-from fastcheck.monitor.distributed.join import agreement_for, follow
+from fastcheck.monitor.distributed.join import agreement_for, join_listeners
 from fastcheck.monitor.distributed.replicas import OwnBatches, ReplicaCheck, automatic_checks
 from fastcheck.monitor.hooks import optimizers
 from fastcheck.monitor.hooks.compiled import Connection, connect, disconnect, set_hook_id
@@ -218,7 +218,7 @@ def build(
         checks = _replica_checks(models, watching)
     boundary = StepBoundary(session, stops, checks)
     if agreement is not None:
-        follow(agreement, stops.at_step_boundary)
+        join_listeners.connect(stops)
 
     tree = ModuleTree(models.models, models.named, nodes, models.is_selected)
     limits = watched is not None and watched.skip_above is not None

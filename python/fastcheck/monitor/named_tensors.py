@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import itertools
 import threading
-import weakref
 from typing import Any, Callable, Optional
 
 import torch
 
 from fastcheck.calls.module_calls import Call, ModuleNode, new_call
 from fastcheck.errors import ConfigError, warn
-from fastcheck.monitor.hooks.compiled import is_available, keep_out
-from fastcheck.monitor.hooks.module_observer import ModuleObserver, last_pass
+from fastcheck.monitor.hooks.compiled import define_ops, integers, is_available, keep_out
+from fastcheck.monitor.hooks.module_observer import GradientHook, ModuleObserver, last_pass
 from fastcheck.monitor.hooks.traced import Traced, trace_named
 from fastcheck.monitor.op_level.hooks import OpModuleObserver
 from fastcheck.record.format import Flag
@@ -26,10 +25,10 @@ from fastcheck.verdict.entries import Gradient, Named, NamedResult
 # Readings whose gradients may still come; those of older ones pass unread.
 _MAX_READINGS = 16384
 
-_Read = Callable[[str, torch.Tensor, Traced], "list[NamedGradient]"]
+_Read = Callable[[str, torch.Tensor, Traced], "list[GradientHook]"]
 
 _lock = threading.Lock()
-_waiting: dict[int, list[NamedGradient]] = {}
+_waiting: dict[int, list[GradientHook]] = {}
 _next_number = 0
 _library: Optional[torch.library.Library] = None
 
@@ -45,37 +44,19 @@ def define(read: _Read) -> bool:
 
 
 def _defined(read: _Read) -> torch.library.Library:
-    from torch._higher_order_ops.effects import _EffectType
-
     def named_tensor(
         order: torch.Tensor, tensor: torch.Tensor, name: str, bits: int, grad: bool
     ) -> torch.Tensor:
         return _number_of(read(name, tensor, Traced([0], [bits], grad)))
 
-    make: Any = torch.library.Library  # untyped
-    library = make("fastcheck", "FRAGMENT")
-    # As the ops for modules: a CUDA graph would leave it out.
-    tags = [tag for tag in (getattr(torch.Tag, "cudagraph_unsafe", None),) if tag is not None]
-    for schema, implementation, fake in (
-        (
-            "named_tensor(Tensor(a!) order, Tensor tensor, str name, int bits, bool grad) "
-            "-> Tensor",
-            named_tensor,
-            _no_number,
-        ),
-        ("named_gradient(Tensor number, Tensor gradient) -> ()", _gradient, _nothing),
-    ):
-        name = library.define(schema, tags=tags)
-        library.impl(name, implementation, "CompositeExplicitAutograd")
-        library.impl(name, torch.library.fallthrough_kernel, "Autograd")
-        torch.library.register_fake(f"fastcheck::{name}", fake, lib=library)
-    # It writes nothing, and has to be kept all the same.
-    torch.library._register_effectful_op("fastcheck::named_gradient", _EffectType.ORDERED)
-    made: torch.library.Library = library
-    return made
+    schema = "(Tensor(a!) order, Tensor tensor, str name, int bits, bool grad) -> Tensor"
+    return define_ops(
+        (f"named_tensor{schema}", named_tensor, 1),
+        ("named_gradient(Tensor number, Tensor gradient) -> ()", _gradient, 0),
+    )
 
 
-def _number_of(gradients: list[NamedGradient]) -> torch.Tensor:
+def _number_of(gradients: list[GradientHook]) -> torch.Tensor:
     """The number by which the gradient will find them; -1: none is waited for."""
     global _next_number
     number = -1
@@ -85,21 +66,12 @@ def _number_of(gradients: list[NamedGradient]) -> torch.Tensor:
             _waiting[number] = gradients
             if len(_waiting) > _MAX_READINGS:
                 del _waiting[next(iter(_waiting))]
-    with torch.inference_mode(False):
-        return torch.tensor([number], dtype=torch.int64, device="cpu")
+    return integers(number)
 
 
 def _gradient(number: torch.Tensor, gradient: torch.Tensor) -> None:
     for found in _waiting.get(int(number), ()):
         found(gradient)
-
-
-def _no_number(*args: Any) -> torch.Tensor:
-    return torch.empty((1,), dtype=torch.int64, device="cpu")
-
-
-def _nothing(*args: Any) -> None:
-    pass
 
 
 # A name that holds the number of the step would never come again.
@@ -118,7 +90,7 @@ class NamedTensors:
         self.observer = observer
         #: Counts up with each monitor.
         self.number = next(_numbers)
-        self._session = observer.session
+        self.session = observer.session
         # By the path of the module that runs and by the name; the last one of each name.
         self._nodes: dict[tuple[str, str], ModuleNode] = {}
         self._last: dict[str, ModuleNode] = {}
@@ -127,7 +99,7 @@ class NamedTensors:
     @property
     def is_running(self) -> bool:
         """Whether a module of this monitor is running in this thread."""
-        return not self._session.removed and bool(self.observer.running)
+        return not self.session.removed and bool(self.observer.running)
 
     def is_repeated(self, name: str) -> bool:
         """Whether this may be a recomputation, in which no module is called."""
@@ -135,12 +107,12 @@ class NamedTensors:
 
     def read(
         self, name: str, tensor: torch.Tensor, traced: Optional[Traced]
-    ) -> Optional[NamedGradient]:
+    ) -> Optional[GradientHook]:
         """Reads the tensor, unless the step passes unread. Raises a stop that is due, and nothing
         else. ``traced``: within compiled code; then what has to be called with the gradient is
         returned.
         """
-        session, found = self._session, None
+        session, found = self.session, None
         if session.removed or name in self._off:
             return None
         try:
@@ -175,13 +147,13 @@ class NamedTensors:
         if problem:
             self._off.add(name)
             if len(self._off) <= _MAX_NAMES:
-                self._session.faults.notes[f"observe({name!r}): {problem}"] = None
+                self.session.faults.notes[f"observe({name!r}): {problem}"] = None
         return not problem
 
     def _read(
         self, name: str, tensor: torch.Tensor, traced: Optional[Traced]
-    ) -> Optional[NamedGradient]:
-        session, stack = self._session, self.observer.running
+    ) -> Optional[GradientHook]:
+        session, stack = self.session, self.observer.running
         if not stack and not _is_in_backward():
             if session.passes.are_paused:
                 return None
@@ -206,7 +178,7 @@ class NamedTensors:
         return self._watch(tensor, call, tensor_seq, traced)
 
     def _call(self, name: str, module: Optional[ModuleNode], parent: Optional[Call]) -> Call:
-        session, in_backward = self._session, _is_in_backward()
+        session, in_backward = self.session, _is_in_backward()
         step = session.step.index
         node = self._last.get(name) if module is None and in_backward else None
         if node is None:
@@ -226,7 +198,7 @@ class NamedTensors:
         node = self._nodes.get((path, name))
         if node is None:
             full = f"{path}.{name}" if path else name
-            node = ModuleNode(full, _NO_MODULE, self._session.sites, is_primary=False)
+            node = ModuleNode(full, _NO_MODULE, self.session.sites, is_primary=False)
             node.type_name = "observe"
             self._nodes[path, name] = node
         return node
@@ -235,38 +207,37 @@ class NamedTensors:
 
     def _watch(
         self, tensor: torch.Tensor, call: Call, tensor_seq: int, traced: Optional[Traced]
-    ) -> Optional[NamedGradient]:
+    ) -> Optional[GradientHook]:
         needs = tensor.requires_grad if traced is None else traced.needs_gradient(0)
         if not needs or isinstance(tensor, torch.nn.Parameter):
             return None
-        hook = NamedGradient(self, call, call.node.site("grad_output", "output", 0), tensor_seq)
+        site = call.node.site("grad_output", "output", 0)
+        hook = GradientHook(self, call, "grad_output", site, tensor_seq)
         if traced is None:
             watch: Any = tensor.register_hook  # torch leaves it untyped
             handle = watch(hook)
             if tensor.is_leaf:
-                self._session.step.leaf_handles.append(handle)
+                self.session.step.leaf_handles.append(handle)
         return hook
 
-    def gradient_came(self, hook: NamedGradient, gradient: torch.Tensor) -> None:
-        """Training goes on whatever happens here, but for a stop."""
-        session = self._session
-        if session.removed:
-            return
-        try:
-            with session.lock:
-                if not session.removed:
-                    session.begin_step_if_closed()
-                    if session.is_active and can_read(gradient):
-                        self._read_gradient(hook, gradient)
-                        if session.rings.settles_calls:
-                            session.settle_call()
-        except Exception as error:
-            session.switch_off(hook.site, error)
-        if session.event_store.due:
-            self.observer.deliver()
+    def deliver(self) -> None:
+        """Carries out what is due. May raise."""
+        self.observer.deliver()
 
-    def _read_gradient(self, hook: NamedGradient, gradient: torch.Tensor) -> None:
-        session = self._session
+    def gradient(self, hook: GradientHook, gradient: torch.Tensor) -> None:
+        """The gradient of a named tensor is complete."""
+        session = self.session
+        with session.lock:
+            if session.removed:
+                return
+            session.begin_step_if_closed()
+            if session.is_active and can_read(gradient):
+                self._read_gradient(hook, gradient)
+                if session.rings.settles_calls:
+                    session.settle_call()
+
+    def _read_gradient(self, hook: GradientHook, gradient: torch.Tensor) -> None:
+        session = self.session
         flags, call = self._gradient_flags(hook), hook.call.index
         code = session.level.read(gradient, hook.site, call, flags)
         if code < 0:
@@ -281,28 +252,9 @@ class NamedTensors:
         scaled = session.is_scaled
         session.level.saw(Gradient(seq, hook.call, "grad_output", hook.tensor_seq, scaled), is_bad)
 
-    def _gradient_flags(self, hook: NamedGradient) -> int:
-        flags = int(Flag.SCALED) if self._session.is_scaled else 0
+    def _gradient_flags(self, hook: GradientHook) -> int:
+        flags = int(Flag.SCALED) if self.session.is_scaled else 0
         return flags | (int(Flag.RECOMPUTE) if hook.call.is_recompute else 0)
-
-
-class NamedGradient:
-    """A hook that the autograd graph of a named tensor holds; does nothing once the monitor is gone
-    or removed.
-    """
-
-    __slots__ = ("_reader", "call", "site", "tensor_seq")
-
-    def __init__(self, reader: NamedTensors, call: Call, site: int, tensor_seq: int) -> None:
-        self._reader = weakref.ref(reader)
-        self.call = call
-        self.site = site
-        self.tensor_seq = tensor_seq
-
-    def __call__(self, gradient: torch.Tensor) -> None:
-        reader = self._reader()
-        if reader is not None:
-            reader.gradient_came(self, gradient)
 
 
 def _is_in_backward() -> bool:
@@ -316,12 +268,12 @@ class OpNamedTensors(NamedTensors):
 
     @property
     def is_running(self) -> bool:
-        return not self._session.removed and bool(self.observer.modules)
+        return not self.session.removed and bool(self.observer.modules)
 
     def _read(
         self, name: str, tensor: torch.Tensor, traced: Optional[Traced]
-    ) -> Optional[NamedGradient]:
-        session, modules = self.observer.session, self.observer.modules
+    ) -> Optional[GradientHook]:
+        session, modules = self.session, self.observer.modules
         if not modules and not _is_in_backward():
             if session.passes.are_paused:
                 return None
@@ -341,15 +293,15 @@ class OpNamedTensors(NamedTensors):
             return self._watch(tensor, call, -1, traced)
         return None
 
-    def _read_gradient(self, hook: NamedGradient, gradient: torch.Tensor) -> None:
+    def _read_gradient(self, hook: GradientHook, gradient: torch.Tensor) -> None:
         self._read_again(gradient, hook.site, hook.call.index, self._gradient_flags(hook))
 
     def _is_wanted(self, role: str) -> bool:
-        roles = self._session.config.filter.roles
+        roles = self.session.config.filter.roles
         return not roles or role in roles
 
     def _read_again(self, tensor: torch.Tensor, site: int, call: int, flags: int) -> None:
-        session = self.observer.session
+        session = self.session
         role = session.sites[site].role
         seq, is_bad, source = self.observer.level.read_again(tensor, site, call, flags)
         session.level.saw(NamedResult(seq, role, source, session.is_scaled), is_bad)
@@ -439,7 +391,7 @@ def _reading(name: str) -> list[NamedTensors]:
     )
 
 
-def _read_in_graph(name: str, tensor: torch.Tensor, traced: Traced) -> list[NamedGradient]:
+def _read_in_graph(name: str, tensor: torch.Tensor, traced: Traced) -> list[GradientHook]:
     found = (reader.read(name, tensor, traced) for reader in _reading(name))
     return [gradient for gradient in found if gradient is not None]
 

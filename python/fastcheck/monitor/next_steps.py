@@ -9,7 +9,7 @@ import torch
 
 from fastcheck.monitor.hooks.optimizers import step_ends
 from fastcheck.monitor.session.config import Config
-from fastcheck.monitor.session.options import Filter, Log, Stop, Training
+from fastcheck.monitor.session.options import Log, Stop
 
 from .install import _install
 
@@ -34,20 +34,7 @@ class NextSteps:
         former = _running.pop(model, None)
         if former is not None:
             former._close()
-        config = Config(
-            overflow_nums=-1,
-            level="module",
-            sync="never",
-            record="full",
-            log_dir=None,
-            include=None,
-            exclude=None,
-            every=1,
-            stop=Stop(protect_weights=False),
-            log=Log(directory),
-            filter=Filter(),
-            training=Training(),
-        )
+        config = Config(overflow_nums=-1, stop=Stop(protect_weights=False), log=Log(directory))
         self._count, self._done = count, done
         self._monitor = _install(config, (model,), is_alone=True)
         _running[model] = self

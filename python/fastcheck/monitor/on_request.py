@@ -21,7 +21,7 @@ from typing import Any, Callable, Optional, Union
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from fastcheck.calls.tracker import NoOptimizerListener, optimizer_listeners
+from fastcheck.calls.tracker import OptimizerListener, optimizer_listeners
 from fastcheck.dump.dumper import Dumper
 from fastcheck.dump.storage.files import place_of
 from fastcheck.errors import ConfigError, first_line, warn
@@ -252,7 +252,7 @@ class Requests:
         self._lock = threading.RLock()
         if session.config.may_stop:
             session.event_store.listeners.append(_EndBeforeStop(self))
-        self._listener = NoOptimizerListener()
+        self._listener = OptimizerListener()
 
     def begin(self) -> None:
         """Starts to look for requests. Raises ConfigError for a signal that can't be handled."""

@@ -18,7 +18,7 @@ from fastcheck.log.step_table import StepRow
 from fastcheck.monitor.hooks import optimizers as optimizer_hooks
 from fastcheck.monitor.session.config import Config
 from fastcheck.monitor.session.event_store import SessionListener
-from fastcheck.monitor.session.options import Filter, Log, Stop, Training
+from fastcheck.monitor.session.options import Stop, Training
 from fastcheck.monitor.session.session import Session
 from fastcheck.record.format import Depth, Flag, nonfinite
 from fastcheck.record.site import Site, SiteTable
@@ -390,15 +390,7 @@ class StepRunner:
         config = Config(
             overflow_nums=-1,
             level=self.level,
-            sync="never",
-            record="full",
-            log_dir=None,
-            include=None,
-            exclude=None,
-            every=1,
-            filter=Filter(),
             stop=Stop(protect_weights=False, report=False),
-            log=Log(None),
             training=Training(scaler=self.scaler),
         )
         monitor = self.install(config, self.models)

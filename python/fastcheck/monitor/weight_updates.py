@@ -46,8 +46,6 @@ _GLANCES = 100
 class ObservedUpdates:
     """The updates of one optimizer, as the last close look found them."""
 
-    __slots__ = ("all_zero", "glances", "gradients", "is_close", "parameters", "rates", "zero")
-
     def __init__(self) -> None:
         self.parameters: Sequence[int] = ()
         self.gradients: Sequence[int] = ()
@@ -75,20 +73,6 @@ class ParameterDetails(NamedTuple):
 
 class UpdateInfo:
     """An update: the sequence numbers of its records, and what they lack."""
-
-    __slots__ = (
-        "buffers",
-        "calls",
-        "close",
-        "early_gradients",
-        "first",
-        "first_gradient",
-        "first_stray",
-        "is_certain",
-        "is_training",
-        "stop",
-        "watch",
-    )
 
     def __init__(self, watch: ObservedUpdates, *, is_certain: bool) -> None:
         self.watch = watch

@@ -84,7 +84,7 @@ def test_a_report_writes_nowhere_else(together: bool, tmp_path: Path, monkeypatc
     )
     assert bytes(outside) in message
     stop = handler()
-    stop._agreement = type("Alone", (), {"world_size": 2, "close": lambda self: None})()
+    stop.agreement = type("Alone", (), {"world_size": 2, "close": lambda self: None})()
     with pytest.raises(fastcheck.OverflowDetected):
         stop._stop_if_agreed(Agreed(3, 1, message, together=together))
     with pytest.warns(fastcheck.FastcheckWarning, match="what another rank reports"):

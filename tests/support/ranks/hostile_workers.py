@@ -60,7 +60,7 @@ def trains(rank: int, kind: str, path: str) -> Any:
                     _write("post/0", entry(kind, path))
                 dist.barrier()
                 # What a rank that waits would have seen.
-                monitor._boundary._stop_handler._agreement._lose(RuntimeError("cut"))  # type: ignore[union-attr]
+                monitor._boundary._stop_handler.agreement._lose(RuntimeError("cut"))  # type: ignore[union-attr]
             model(torch.ones(2, 4)).sum().backward()
             optimizer.step()
             optimizer.zero_grad()

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fastcheck.monitor.distributed.agreement import RankAgreement
 from fastcheck.monitor.distributed.channel import Agreed
-from fastcheck.monitor.distributed.join import follow
+from fastcheck.monitor.distributed.join import join_listeners
 from fastcheck.utils.torch.sharding import is_sharded, local, reduce_found_inf
 
 # rank -> step of its event
@@ -257,16 +257,22 @@ def with_ddp(rank: int, faults: Faults) -> Any:
     return None
 
 
+class StopAfterJoin:
+    def __init__(self, agreement: RankAgreement) -> None:
+        self.agreement: Optional[RankAgreement] = agreement
+
+    def at_step_boundary(self) -> None:
+        assert self.agreement is not None
+        raise StopError(self.agreement.boundary())
+
+
 def in_join(rank: int, fault: tuple[int, int, int]) -> Any:
     """Ranks with different numbers of steps in each epoch, in torch's Join."""
     model = DistributedDataParallel(nn.Linear(4, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     agreement = RankAgreement()
-
-    def deliver() -> None:
-        raise StopError(agreement.boundary())
-
-    follow(agreement, deliver)
+    listener = StopAfterJoin(agreement)
+    join_listeners.connect(listener)
     counts = []
     try:
         for epoch in range(3):

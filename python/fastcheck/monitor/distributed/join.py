@@ -2,23 +2,22 @@
 more batches and waits in it.
 
 Join has no callback for other objects than its joinables, so its __exit__ is wrapped at class
-level, from the first follow() on, as long as there is an agreement.
+level, as long as there is a listener.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import threading
-import weakref
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Optional, Protocol
 
 import torch.distributed as dist
 from torch.distributed.algorithms.join import Join
 
 from fastcheck.errors import ConfigError, warn
+from fastcheck.utils.torch.patching import Listeners, WrappedMethods
 from fastcheck.utils.torch.rank import group_size
 
 from .agreement import RankAgreement
@@ -81,45 +80,30 @@ def _refusal(difference: str) -> ConfigError:
     )
 
 
-# Reentrant: the garbage collector may call _drop() in the middle of anything.
-_lock = threading.RLock()
-# In the order of their making, which is the same on every rank: at the end of a Join they align one
-# after the other. With each, what delivers a stop.
-_followed: dict[int, tuple[weakref.ref[RankAgreement], Callable[[], None]]] = {}
-_original: Optional[Callable[..., Any]] = None
+class JoinListener(Protocol):
+    """A part of a monitor whose ranks go through a Join."""
+
+    agreement: Optional[RankAgreement]
+
+    def at_step_boundary(self) -> None:
+        """Delivers a stop on which the ranks have agreed meanwhile: in place of the error of the
+        Join, whose collectives the others have left. May raise.
+        """
 
 
-def follow(agreement: RankAgreement, deliver: Callable[[], None] = lambda: None) -> None:
-    """Lets ``agreement`` follow each Join of the process from now on, as long as it exists.
-
-    ``deliver`` is called when the ranks have stopped meanwhile: in place of the error of the Join,
-    whose collectives the others have left. It may raise.
-    """
-    key = id(agreement)
-    with _lock:
-        _followed[key] = (weakref.ref(agreement), deliver)
-        _wrap()
-    weakref.finalize(agreement, _drop, key)
-
-
-def _drop(key: int) -> None:
-    global _original
-    with _lock:
-        _followed.pop(key, None)
-        # Someone may have wrapped it after us: then that wrapper stays, and ours inside it has no
-        # effect.
-        if not _followed and getattr(Join.__exit__, "_fastcheck", False):
-            join_class: Any = Join  # a method is put back, which mypy takes for a mistake
-            join_class.__exit__ = _original
-            _original = None
+_methods = WrappedMethods()
 
 
 def _wrap() -> None:
-    global _original
-    if _original is not None:
-        return
-    original = _original = Join.__exit__
+    _methods.wrap(Join, "__exit__", _leave)
 
+
+#: Those that follow each Join of the process, in the order of their making, which is the same on
+#: every rank: at the end of a Join their agreements align one after the other.
+join_listeners: Listeners[JoinListener] = Listeners(_wrap, _methods.restore)
+
+
+def _leave(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def leave(
         self: Any,
@@ -127,28 +111,24 @@ def _wrap() -> None:
         error: Optional[BaseException],
         traceback: Optional[TracebackType],
     ) -> Any:
-        open_ones = [] if kind is not None or not self._enable else _open()
-        if not open_ones:
+        followed = [] if kind is not None or not self._enable else _open()
+        if not followed:
             return original(self, kind, error, traceback)
         ranks = dist.get_process_group_ranks(self._process_group)
         try:
             with contextlib.ExitStack() as stack:
-                for agreement, _ in open_ones:
+                for agreement, _ in followed:
                     stack.enter_context(agreement.absent(ranks))
                 result = original(self, kind, error, traceback)
         finally:
-            for agreement, deliver in open_ones:
+            for agreement, listener in followed:
                 if agreement.has_news:
-                    deliver()
+                    listener.at_step_boundary()
         return result
 
-    wrapper: Any = leave
-    wrapper._fastcheck = True  # tells our wrapper from another's
-    join_class: Any = Join
-    join_class.__exit__ = wrapper
+    return leave
 
 
-def _open() -> list[tuple[RankAgreement, Callable[[], None]]]:
-    with _lock:
-        pairs = [(reference(), deliver) for reference, deliver in _followed.values()]
-    return [(one, deliver) for one, deliver in pairs if one is not None and not one.is_closed]
+def _open() -> list[tuple[RankAgreement, JoinListener]]:
+    pairs = [(listener.agreement, listener) for listener in join_listeners]
+    return [(one, listener) for one, listener in pairs if one is not None and not one.is_closed]

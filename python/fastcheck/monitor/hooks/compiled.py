@@ -7,6 +7,7 @@ never retraces, and layers that share one compilation share it still.
 
 from __future__ import annotations
 
+import functools
 import threading
 import weakref
 from collections import deque
@@ -65,7 +66,7 @@ class Connection:
 
     def address(self, index: int) -> torch.Tensor:
         """An input of the graphs that the module with this index is part of."""
-        return _integers(self.number, index)
+        return integers(self.number, index)
 
     @property
     def modules(self) -> list[str]:
@@ -177,7 +178,8 @@ def keep_out(*functions: Callable[..., Any]) -> None:
 # ---- While compiled code runs -------------------------------------------------------------------
 
 
-def _integers(*values: int) -> torch.Tensor:
+def integers(*values: int) -> torch.Tensor:
+    """A tensor by which a graph passes numbers on."""
     with torch.inference_mode(False):
         return torch.tensor(values, dtype=torch.int64, device="cpu")
 
@@ -193,7 +195,7 @@ def _run(
     connection = _connections.get(connection_number)
     observer = None if connection is None else connection.observer()
     if connection is None or observer is None:
-        return _integers(connection_number, index, -1)
+        return integers(connection_number, index, -1)
     node, call = connection.nodes[index], None
     if node.enabled:
         connection.compiled[index] = None
@@ -217,7 +219,7 @@ def _run(
             # What is raised here ends the compiled code, and none of its modules will return.
             observer.abandon_traced()
             raise
-    return _integers(connection_number, index, number)
+    return integers(connection_number, index, number)
 
 
 def _module_op(is_enter: bool) -> Callable[..., torch.Tensor]:
@@ -271,31 +273,40 @@ def _define() -> None:
     import torch._dynamo
     import torch._higher_order_ops.register_hook
     import torch._inductor.config
-    from torch._higher_order_ops.effects import _EffectType
 
     dynamo: Any = torch._dynamo  # untyped
     dynamo.assume_constant_result(traced.scope)
+    enter, leave, gradient = _SCHEMAS
+    _library = define_ops(
+        (enter, _module_op(True), 3), (leave, _module_op(False), 3), (gradient, _gradient, 0)
+    )
+
+
+def define_ops(*ops: tuple[str, Callable[..., Any], int]) -> torch.library.Library:
+    """Defines ops that call back into Python: the schema of each, the function that it calls, and
+    how many integers it returns in a tensor. The last one belongs to the backward graph.
+    """
+    from torch._higher_order_ops.effects import _EffectType
+
     make: Any = torch.library.Library  # untyped
     library = make("fastcheck", "FRAGMENT")
-    # It calls back into Python: a CUDA graph would replay everything else without it.
+    # A CUDA graph would replay everything else without it.
     tags = [tag for tag in (getattr(torch.Tag, "cudagraph_unsafe", None),) if tag is not None]
-    for schema, implementation in zip(_SCHEMAS, (_module_op(True), _module_op(False), _gradient)):
+    for schema, implementation, count in ops:
         name = library.define(schema, tags=tags)
         library.impl(name, implementation, "CompositeExplicitAutograd")
         library.impl(name, torch.library.fallthrough_kernel, "Autograd")
-        fake = _no_gradient if implementation is _gradient else _no_call
+        fake = functools.partial(_result, count)
         torch.library.register_fake(f"fastcheck::{name}", fake, lib=library)
     # The backward graph has nothing that it could write, but must keep it all the same.
-    torch.library._register_effectful_op("fastcheck::gradient", _EffectType.ORDERED)
-    _library = library
+    torch.library._register_effectful_op(f"fastcheck::{name}", _EffectType.ORDERED)
+    made: torch.library.Library = library
+    return made
 
 
-def _no_call(*args: Any) -> torch.Tensor:
-    return torch.empty((3,), dtype=torch.int64, device="cpu")
-
-
-def _no_gradient(*args: Any) -> None:
-    pass
+def _result(count: int, *args: Any) -> Optional[torch.Tensor]:
+    """A result without values, for what traces an op."""
+    return torch.empty((count,), dtype=torch.int64, device="cpu") if count else None
 
 
 def _configure() -> None:

@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from multiprocessing.context import get_spawning_popen
 from types import FrameType
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Optional, Protocol
 
 import torch
 
@@ -220,26 +220,49 @@ def _values_of(label: str, tensor: torch.Tensor) -> tuple[str, torch.Tensor]:
     return (label, tensor) if values is None else (f"{label}.values", values)
 
 
+class GradientReader(Protocol):
+    """Reads the gradients of one session that its hooks are given."""
+
+    session: Session
+
+    def gradient(self, hook: GradientHook, gradient: torch.Tensor, /) -> None: ...
+
+    def deliver(self) -> None: ...
+
+
 class GradientHook:
     """A hook that the autograd graph of an observed tensor holds; does nothing once the monitor is
     gone or removed.
     """
 
-    __slots__ = ("_observer", "call", "role", "site", "tensor_seq")
+    __slots__ = ("_reader", "call", "role", "site", "tensor_seq")
 
     def __init__(
-        self, observer: ModuleObserver, call: Call, role: str, site: int, tensor_seq: int
+        self, reader: GradientReader, call: Call, role: str, site: int, tensor_seq: int
     ) -> None:
-        self._observer = weakref.ref(observer)
+        self._reader = weakref.ref(reader)
         self.call = call
         self.role = role
         self.site = site
         self.tensor_seq = tensor_seq
 
     def __call__(self, gradient: torch.Tensor) -> None:
-        observer = self._observer()
-        if observer is not None:
-            observer.gradient_came(self, gradient)
+        reader = self._reader()
+        if reader is not None:
+            _gradient_came(reader, self, gradient)
+
+
+def _gradient_came(reader: GradientReader, hook: GradientHook, gradient: torch.Tensor) -> None:
+    """Training goes on whatever happens here, but for a stop."""
+    session = reader.session
+    if session.removed:
+        return
+    try:
+        reader.gradient(hook, gradient)
+    except Exception as error:
+        session.switch_off(hook.site, error)
+    if session.event_store.due:
+        reader.deliver()
 
 
 # ---- What the recorder leaves to Python ----------------------------------------------------------
@@ -573,15 +596,8 @@ class ModuleObserver:
             self.session.step.leaf_handles.append(handle)
 
     def gradient_came(self, hook: GradientHook, gradient: torch.Tensor) -> None:
-        """gradient(), as a hook has to: training goes on whatever happens here."""
-        if self.session.removed:
-            return
-        try:
-            self.gradient(hook, gradient)
-        except Exception as error:
-            self.session.switch_off(hook.site, error)
-        if self.session.event_store.due:
-            self.deliver()
+        """A hook of the extension leaves its work to Python."""
+        _gradient_came(self, hook, gradient)
 
     def gradient(self, hook: GradientHook, gradient: torch.Tensor) -> None:
         """The gradient of an observed tensor is complete."""

@@ -252,8 +252,7 @@ class OpState(StateReader):
         if not self._session.backwards.owns_gradients:
             return False
         clipped = {id(gradient) for gradient in gradients}
-        parameters = (p for node in self._nodes for p in stored_in(node, "_parameters").values())
-        own = [p.grad for p in parameters if p is not None and p.grad is not None]
+        own = [p.grad for _, _, p in self.parameters() if p.grad is not None]
         return bool(own) and all(id(gradient) in clipped for gradient in own)
 
     def read_optimizer_state(self, optimizer: torch.optim.Optimizer) -> None:

@@ -19,7 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fastcheck.backends.portable.traversal import dtype_and_order
 from fastcheck.backends.table import backend_for
 from fastcheck.calls.module_calls import ModuleNode
-from fastcheck.calls.recorder import NoRecorder
+from fastcheck.calls.recorder import HookRecorder
+from fastcheck.calls.stored import parameters_of
 from fastcheck.dump.on_stop.captured_op import OpCaptures
 from fastcheck.extension import extension
 from fastcheck.log.unobserved import UnreadOp
@@ -151,12 +152,9 @@ class DeferredOps(Task):
 Named = Iterable[tuple[str, torch.Tensor]]
 
 
-def _named_parameters(nodes: Sequence[ModuleNode]) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    for node in nodes:
-        module = node.module()
-        for name, p in () if module is None else module._parameters.items():
-            if p is not None:
-                yield node.name_of(name), p
+def _named_parameters(nodes: Sequence[ModuleNode]) -> Iterator[tuple[str, torch.Tensor]]:
+    for node, name, p in parameters_of(nodes, None):
+        yield node.name_of(name), p
 
 
 def _updated_by(
@@ -295,7 +293,7 @@ class OpLevel(Level):
 
     reads_captured_graphs = False
     seen = NothingSeen()
-    recorder = NoRecorder()
+    recorder = HookRecorder()
 
     def __init__(
         self, session: Session, has_excluded: bool, captures: Optional[OpCaptures]
@@ -356,9 +354,7 @@ class OpLevel(Level):
         """Passes on the modes of the devices that the models lie on: copies are read as if they
         still were there.
         """
-        modules = filter(None, (node.module() for node in nodes))
-        tensors = (p for module in modules for p in module.parameters(recurse=False))
-        for device in dict.fromkeys(tensor.device for tensor in tensors):
+        for device in dict.fromkeys(p.device for _, _, p in parameters_of(nodes, None)):
             if device.type not in ("cpu", "meta"):
                 backend = backend_for(device)
                 self._ops.set_device_mode(str(device), int(backend.device_mode))

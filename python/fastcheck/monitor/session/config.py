@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from dataclasses import InitVar, dataclass, fields
+from dataclasses import InitVar, dataclass, field, fields
 from typing import Any, Optional, Union
 
 from fastcheck.errors import ConfigError, choice, did_you_mean, explain
@@ -26,18 +26,18 @@ class Config:
         ConfigError: an option, or two of them together, can't be used.
     """
 
-    overflow_nums: int
-    level: str
-    sync: str
-    record: str
-    log_dir: InitVar[Union[str, os.PathLike[str], None]]
-    include: Patterns
-    exclude: Patterns
-    every: int
-    stop: Stop
-    log: Log
-    filter: Filter
-    training: Training
+    overflow_nums: int = 1
+    level: str = "module"
+    sync: str = "never"
+    record: str = "full"
+    log_dir: InitVar[Union[str, os.PathLike[str], None]] = None
+    include: Patterns = None
+    exclude: Patterns = None
+    every: int = 1
+    stop: Stop = field(default_factory=Stop)
+    log: Log = field(default_factory=lambda: Log(None))
+    filter: Filter = field(default_factory=Filter)
+    training: Training = field(default_factory=Training)
     on_request: Optional[OnRequest] = None
 
     def __post_init__(self, log_dir: Union[str, os.PathLike[str], None]) -> None:

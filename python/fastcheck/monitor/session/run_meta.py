@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from fastcheck.calls.module_calls import ModuleNode
+from fastcheck.calls.stored import parameters_of
 from fastcheck.errors import ConfigError, first_line
 from fastcheck.log.step_table import StepRow
 from fastcheck.log.unobserved import UnreadOp, to_meta
@@ -381,7 +382,9 @@ class RunMeta:
         number = self._met[optimizer] = len(self._optimizers)
         self.schedule.follow(step, number, optimizer)
         try:
-            self._optimizers.append(describe_optimizer(optimizer, self._names()))
+            parameters = parameters_of(self._nodes, None)
+            names = {id(p): node.name_of(name) for node, name, p in parameters}
+            self._optimizers.append(describe_optimizer(optimizer, names))
         except Exception as error:
             self._optimizers.append({"type": type(optimizer).__name__, "error": str(error)})
         # Wrapped or sharded since install(), it may hold another part of the model.
@@ -391,12 +394,3 @@ class RunMeta:
         with self._event_store.lock:
             if self._event_store.archive.log is not None:
                 self._event_store.archive.log.add_meta(**fields)
-
-    def _names(self) -> dict[int, str]:
-        found: dict[int, str] = {}
-        for node in self._nodes:
-            module = node.module()
-            for name, parameter in () if module is None else module._parameters.items():
-                if parameter is not None:
-                    found.setdefault(id(parameter), node.name_of(name))
-        return found

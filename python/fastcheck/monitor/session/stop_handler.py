@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import os
 import sys
 import weakref
@@ -49,40 +50,31 @@ from .run_meta import RunMeta
 from .session import Session
 
 
-class CallbackSink:
+def call_back(function: Callable[[Event], Any], report: StopReport) -> None:
     """Calls ``function(event)``. Its exceptions reach the training loop; its result is ignored."""
-
-    def __init__(self, function: Callable[[Event], Any]) -> None:
-        self.function = function
-
-    def __call__(self, report: StopReport) -> None:
-        if report.dump is not None:
-            # The function is given the event, which does not name the dump.
-            text = " ".join(report.dump.lines(1000))
-            warn(f"fastcheck: {text}")
-        self.function(report.culprit)
+    if report.dump is not None:
+        # The function is given the event, which does not name the dump.
+        text = " ".join(report.dump.lines(1000))
+        warn(f"fastcheck: {text}")
+    function(report.culprit)
 
 
-class ConsoleSink:
+def warn_of(report: StopReport) -> None:
     """Warns (FastcheckWarning) about the report's culprit, in a few lines.
 
     The text names the step, so Python's rule of showing equal warnings once hides none of them.
     """
-
-    def __call__(self, report: StopReport) -> None:
-        text = brief(report)
-        if report.dump is not None:
-            text += "\n  dump: " + " ".join(report.dump.lines(1000))
-        if report.log_path is not None:
-            text += f"\n  log: {report.log_path}"
-        warn(text)
+    text = brief(report)
+    if report.dump is not None:
+        text += "\n  dump: " + " ".join(report.dump.lines(1000))
+    if report.log_path is not None:
+        text += f"\n  log: {report.log_path}"
+    warn(text)
 
 
-class RaisingSink:
+def raise_stop(report: StopReport) -> NoReturn:
     """Raises OverflowDetected, whose text is the whole report."""
-
-    def __call__(self, report: StopReport) -> NoReturn:
-        raise OverflowDetected(report)
+    raise OverflowDetected(report)
 
 
 class StepBoundary:
@@ -294,8 +286,6 @@ def save_held(session: Session, meta: RunMeta, directory: str) -> Optional[str]:
     )
 
 
-Sink = Callable[[StopReport], None]
-
 _BEGINNINGS = (Verdict.ORIGIN, Verdict.ARRIVED)
 # Of events of one step on several ranks, one that began on its rank, or in that rank's batch, comes
 # before one that may have come from another rank. Of two alike, the one comes first before which
@@ -335,8 +325,8 @@ class StopHandler:
         self._meta = meta
         self._find_maker = find_maker
         self._read_weights = broken_weights
-        self._act = _make_sink(session.config)
-        self._agreement = agreement
+        self._act = _action_of(session.config)
+        self.agreement = agreement
         # The first stop that is due and was not proposed to the other ranks yet.
         self._held: Optional[Due] = None
         self._held_maker: Optional[MadeBy] = None
@@ -355,7 +345,7 @@ class StopHandler:
         for item in due:
             if item[1] is not Decision.STOP:
                 self._sink(self._report(item))
-            elif self._agreement is None:
+            elif self.agreement is None:
                 self._stop(self._report(item))
             elif self._held is None and self._proposed is None:
                 # What tells of the operator is gone at the boundary.
@@ -366,7 +356,7 @@ class StopHandler:
 
         ``is_last``: there will be no further one, and what the last ones agree on is waited for.
         """
-        agreement = self._agreement
+        agreement = self.agreement
         if agreement is None:
             self()
             return
@@ -376,8 +366,8 @@ class StopHandler:
 
     def close(self) -> None:
         """Leaves the agreement without waiting for other ranks."""
-        if self._agreement is not None:
-            self._agreement.close()
+        if self.agreement is not None:
+            self.agreement.close()
 
     def finish_at_exit(self) -> None:
         """The process ends: no hook will run any more that could raise what is due."""
@@ -421,13 +411,13 @@ class StopHandler:
         self()
 
     def _propose(self) -> None:
-        if self._held is None or self._agreement is None:
+        if self._held is None or self.agreement is None:
             return
         held, self._held = self._held, None
         report = self._proposed = self._report(held)
         with self._session.event_store.lock:
             priority = _priority(_culprit(held), held[2])
-        self._agreement.propose(report.step, packed(report), priority)
+        self.agreement.propose(report.step, packed(report), priority)
 
     def _stop_if_agreed(self, agreed: Optional[Agreed]) -> None:
         if agreed is None:
@@ -453,7 +443,7 @@ class StopHandler:
         with session.lock, event_store.lock:
             # Whoever catches the stop and goes on starts a new step.
             session.is_closed = True
-            if self._agreement is not None:
+            if self.agreement is not None:
                 # All into one directory, whose name came with the report: what of it is on one
                 # file system `fastcheck show` reads as one.
                 self._save(self._default(report.log_path))
@@ -541,7 +531,7 @@ class StopHandler:
         session, event_store = self._session, self._session.event_store
         finding, decision, step = due
         session.collect()
-        world_size = 1 if self._agreement is None else self._agreement.world_size
+        world_size = 1 if self.agreement is None else self.agreement.world_size
         if decision is not Decision.STOP:
             path = self._log_directory()
             return build_report(session, self._meta, finding, step, path, world_size)
@@ -550,7 +540,7 @@ class StopHandler:
         path = self._log_directory()
         if path is None:
             path = self._default()
-            if self._agreement is None:
+            if self.agreement is None:
                 path = self._save(path)
         report = build_report(session, self._meta, culprit, step, path, world_size)
         return self._with_page(replace(report, broken_weights=self._broken_weights(report)))
@@ -632,8 +622,8 @@ def _lost_report(agreed: Agreed) -> StopReport:
     return StopReport(culprit=event, step=agreed.step, rank=agreed.rank, is_lost=True)
 
 
-def _make_sink(config: Config) -> Sink:
+def _action_of(config: Config) -> Callable[[StopReport], None]:
     action: Union[str, Action] = config.stop.action
     if callable(action):
-        return CallbackSink(action)
-    return RaisingSink() if action == "raise" else ConsoleSink()
+        return functools.partial(call_back, action)
+    return raise_stop if action == "raise" else warn_of

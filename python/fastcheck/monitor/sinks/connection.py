@@ -159,30 +159,15 @@ def _close_all() -> None:
 _BYTES = np.array([one.components * one.component_bytes for one in DTYPES], np.int64)
 
 
-@dataclass(frozen=True)
-class StepFacts:
-    """A step that is over. ``chunks``: its records. The numbers of the run until then: ``skipped``
-    steps, counted ``events``, ``findings`` of any verdict, ``waits`` of the host for a device,
-    ``lost`` tensors; ``watched``: the numbers of the watch by name. ``lag``: how many steps the
-    training was further when the records arrived.
+def step_scalars(
+    row: StepRow, chunks: Sequence[np.ndarray], counts: Mapping[str, float]
+) -> tuple[dict[str, float], Optional[int]]:
+    """The scalars by name, and the number of the site with the least headroom. ``chunks``: the
+    records of the step; ``counts``: numbers of the run until then.
     """
-
-    row: StepRow
-    chunks: Sequence[np.ndarray]
-    skipped: int
-    events: int
-    findings: int
-    lag: int
-    waits: int
-    lost: int
-    watched: Mapping[str, float] = field(default_factory=dict)
-
-
-def step_scalars(facts: StepFacts) -> tuple[dict[str, float], Optional[int]]:
-    """The scalars by name, and the number of the site with the least headroom."""
-    row, bits, site = facts.row, np.inf, None
+    bits, site = np.inf, None
     tensors, read, bad = 0, 0, 0
-    for records in facts.chunks:
+    for records in chunks:
         tensors += len(records)
         read += int((records["numel"] * _BYTES[records["dtype"]]).sum())
         bad += int(nonfinite(records).sum())
@@ -195,17 +180,11 @@ def step_scalars(facts: StepFacts) -> tuple[dict[str, float], Optional[int]]:
         "loss_scale": row.scale,
         "learning_rate": row.learning_rate,
         "gradient_norm": row.gradient_norm,
-        "skipped_steps": facts.skipped,
-        "events": facts.events,
-        "findings": facts.findings,
         "nonfinite_tensors": bad,
         "headroom_bits": bits if site is not None else None,
-        "lag_steps": facts.lag,
         "tensors_read": tensors,
         "gigabytes_read": read / 1e9,
-        "host_waits": facts.waits,
-        "tensors_lost": facts.lost,
-        **facts.watched,
+        **counts,
     }
     found = {f"fastcheck/{name}": float(v) for name, v in values.items() if v is not None}
     return found, site
@@ -261,26 +240,27 @@ class SinkConnection(SessionListener):
         nothing = StepRow(event_store.ranks.own, step.index, None, False, None, None, None)
         row = rows[-1] if rows else nothing
         self._skipped += row.overflow
-        facts = StepFacts(
-            row=row,
-            chunks=chunks,
-            skipped=self._skipped,
-            events=event_store.counter.total,
-            findings=sum(event_store.archive.verdicts.values()) + len(step.findings.all),
-            lag=max(0, session.step.index - step.index),
-            waits=session.drain.wait_count,
-            lost=sum(ring.lost_count for ring in session.rings.of.values()),
-            watched={} if self._watched is None else self._watched.scalars(),
-        )
-        self._writer.put(lambda: self._entry(facts))
+        counts = {
+            "skipped_steps": self._skipped,
+            "events": event_store.counter.total,
+            "findings": sum(event_store.archive.verdicts.values()) + len(step.findings.all),
+            # How many steps the training was further when the records arrived.
+            "lag_steps": max(0, session.step.index - step.index),
+            "host_waits": session.drain.wait_count,
+            "tensors_lost": sum(ring.lost_count for ring in session.rings.of.values()),
+            **({} if self._watched is None else self._watched.scalars()),
+        }
+        self._writer.put(lambda: self._entry(row, chunks, counts))
 
-    def _entry(self, facts: StepFacts) -> Entry:
-        scalars, site = step_scalars(facts)
+    def _entry(
+        self, row: StepRow, chunks: Sequence[np.ndarray], counts: Mapping[str, float]
+    ) -> Entry:
+        scalars, site = step_scalars(row, chunks, counts)
         bits, texts = scalars.get("fastcheck/headroom_bits", np.inf), {}
         if site is not None and bits < self._least:
             self._least = bits
             texts[_SITE] = f"{printable(str(self._session.sites[site]))}: {bits:.1f} bits"
-        return Entry(facts.row.step, scalars, texts)
+        return Entry(row.step, scalars, texts)
 
     def stopping(self, report: StopReport) -> None:
         """The report is an alert of each sink."""
