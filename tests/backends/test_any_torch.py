@@ -26,8 +26,7 @@ ALONE = {"FASTCHECK_NO_BINDING": "1"}
 
 def values(tensors: list[torch.Tensor], depth: int = 3, *, logical: bool = False) -> list[bytes]:
     slots = torch.zeros((len(tensors), RECORD_BYTES), dtype=torch.uint8)
-    observe = NATIVE.observe_list_logical if logical else NATIVE.observe_list
-    observe(tensors, slots, 0, depth)
+    NATIVE.observe_list(tensors, slots, 0, depth, logical=logical)
     return [row.numpy().tobytes() for row in slots]
 
 

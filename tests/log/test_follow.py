@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from fastcheck.errors import LogError
-from fastcheck.log import follow, step_table
+from fastcheck.log import follow, record_file, step_table
 from fastcheck.log.follow import Growth, LogFollower
 from fastcheck.log.reader import read_log
-from fastcheck.log.step_table import RecentSteps, StepStream
+from fastcheck.log.step_table import StepStream
 from fastcheck.log.writer import RecordLog
 from fastcheck.record.format import RECORD_BYTES, RECORD_DTYPE
 from support.logs import as_bytes, site_table
@@ -44,8 +44,8 @@ def test_each_record_and_line_comes_once(tmp_path: Path, monkeypatch: pytest.Mon
         reads.append(len(found))
         return found
 
-    plain = follow.read_span
-    monkeypatch.setattr(follow, "read_span", read)
+    plain = record_file.read_span
+    monkeypatch.setattr(record_file, "read_span", read)
     sites = site_table(3)
     log = RecordLog(tmp_path, 0, None, sites)
     follower = LogFollower(str(tmp_path))
@@ -63,10 +63,10 @@ def test_each_record_and_line_comes_once(tmp_path: Path, monkeypatch: pytest.Mon
         events += growth.events
         watched += growth.watch
         sites.intern(build.site(f"new.{step}"))
+    assert taken(follower.poll()) == [] and sum(reads) == 50
     assert seen == as_bytes(read_log(tmp_path).records)
     assert named == {number: sites[number] for number in range(7)}
     assert [line["step"] for line in events] == [line["step"] for line in watched] == [*range(5)]
-    assert taken(follower.poll()) == [] and sum(reads) == 50
 
 
 def test_the_limit_moves_on_to_new_segments(tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_recent_steps_are_the_rows_of_the_log(
     stream = StepStream(view.sites, {}, 0)
     stream.add(view.records)
     whole = [repr(row) for row in stream.rows()]
-    recent = RecentSteps(0, 5)
+    recent = StepStream({}, {}, 0, 5)
     recent.name({n: site for n, site in view.sites.items() if n < 20})
     recent.name({n: site for n, site in view.sites.items() if n >= 20})
     for start in range(0, len(view.records), piece):

@@ -90,8 +90,10 @@ def reading(change: Callable[[Any, int, int], None]) -> Callable[[Backend], dict
             true.observe(x, slots, index, depth)
             change(slots, index, 1)
 
-        def observe_list(xs: Any, slots: Any, first: int, depth: int) -> None:
-            true.observe_list(xs, slots, first, depth)
+        def observe_list(
+            xs: Any, slots: Any, first: int, depth: int, logical: bool = False
+        ) -> None:
+            true.observe_list(xs, slots, first, depth, logical=logical)
             change(slots, first, len(xs))
 
         return {"observe": observe, "observe_list": observe_list}
@@ -133,7 +135,7 @@ def wait_for_an_event() -> None:
         ),
         (
             "values",
-            lambda true: {"observe_list_logical": true.observe_list},
+            lambda true: {"observe_list": lambda *args, logical=False: true.observe_list(*args)},
             "transposed",
         ),
         ("no-wait", waiting(lambda: torch.ones((), device=NAME).item()), "set_sync_debug_mode"),

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Callable, Optional
+from typing import Callable, Optional, Protocol
 
 import torch
 
@@ -43,6 +43,22 @@ def _resolved(tensor: torch.Tensor) -> torch.Tensor:
 
 #: (tensor, slots, index, depth)
 Observe = Callable[[torch.Tensor, torch.Tensor, int, int], None]
+
+
+class ObserveList(Protocol):
+    """Writes ``slots[first : first + len(tensors)]``; ``logical``: in row-major order, whatever the
+    strides.
+    """
+
+    def __call__(
+        self,
+        tensors: Sequence[torch.Tensor],
+        slots: torch.Tensor,
+        first: int,
+        depth: int,
+        *,
+        logical: bool = False,
+    ) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -87,13 +103,10 @@ class Backend:
     device_mode: DeviceMode
     #: Writes slots[index].
     observe: Observe
-    #: (tensors, slots, first, depth): slots[first : first + len(tensors)]
-    observe_list: Callable[[Sequence[torch.Tensor], torch.Tensor, int, int], None]
+    observe_list: ObserveList
     #: 0-dim float32 on the tensors' device: 1.0 where any of them holds a NaN or an infinity, or
     #: what a device that saturates leaves in the place of one.
     found_nonfinite: Callable[[Sequence[torch.Tensor]], torch.Tensor]
-    #: observe_list in row-major order, whatever the strides.
-    observe_list_logical: Callable[[Sequence[torch.Tensor], torch.Tensor, int, int], None]
     #: (tensor, logical) -> int64 (328,) on the tensor's device: its exponent counts, without
     #: synchronising, outside of autograd. The tensor is of floating-point components.
     #: None where ``portable.exponents`` counts them.

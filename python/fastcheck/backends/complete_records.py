@@ -43,12 +43,10 @@ def record_list(tensors: Sequence[torch.Tensor], depth: int, logical: bool) -> t
     identities = tuple(dtype_and_order(tensor, logical) for tensor in tensors)
     mode = int(backend.device_mode)
     rows = _identified(device, stream_key(device), depth, mode, identities).clone()
-    if logical:
-        backend.observe_list_logical(tensors, rows, 0, depth)
-    elif len(tensors) == 1:
+    if len(tensors) == 1 and not logical:
         backend.observe(tensors[0], rows, 0, depth)
     else:
-        backend.observe_list(tensors, rows, 0, depth)
+        backend.observe_list(tensors, rows, 0, depth, logical=logical)
     has_nonfinite = rows.view(torch.int64)[:, 1:4].any(1)
     rows.view(torch.int32)[:, _FLAGS].copy_(has_nonfinite)  # Flag.NONFINITE is 1
     return rows

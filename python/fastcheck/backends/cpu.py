@@ -18,17 +18,15 @@ _HEALTH, _FULL = 1, 3
 
 def cpu_backend(module: Any) -> Backend:
     """The backend of the kernels of ``module``, ``fastcheck._kernels``."""
-    observe_list = functools.partial(_observe_list, module)
     return Backend(
         name="cpu",
         determinism="bitwise",
         device_mode=DeviceMode.IEEE,
         observe=functools.partial(_observe, module),
-        observe_list=observe_list,
+        observe_list=functools.partial(_observe_list, module),
         found_nonfinite=functools.partial(_found_nonfinite, module),
         exponents=functools.partial(_exponents, module),
         observe_and_count=functools.partial(_observe_and_count, module),
-        observe_list_logical=functools.partial(observe_list, logical=True),
     )
 
 
@@ -44,6 +42,7 @@ def _observe_list(
     slots: torch.Tensor,
     first: int,
     depth: int,
+    *,
     logical: bool = False,
 ) -> None:
     _read(module, tensors, depth, logical, slots[first : first + len(tensors)])

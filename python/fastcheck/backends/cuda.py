@@ -5,7 +5,6 @@ Nothing here waits for the device. Records equal the CPU's bit for bit (``docs/d
 
 from __future__ import annotations
 
-import functools
 import operator
 import threading
 from collections.abc import Sequence
@@ -327,5 +326,4 @@ def backend_of(launches: Any) -> Backend:
         else BlackBox(begin=launches.cuda_begin_stretch, contents=box),
         exchange_capture_mode=launches.cuda_exchange_capture_mode,
         direct_observe=None if direct is None else direct(),
-        observe_list_logical=functools.partial(launches.cuda_observe_list, logical=True),
     )

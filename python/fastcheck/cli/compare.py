@@ -54,7 +54,6 @@ def add_parser(commands: Any) -> None:
         help="two logs, dumps or checkpoints: what differs first",
         description=_DESCRIPTION,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("actual", help="what is in question")
     parser.add_argument("reference", help="what it should be")

@@ -78,7 +78,6 @@ def add_parser(commands: Any) -> None:
         help="what is installed here, which kernels are used, and whether a device passes",
         description=_DESCRIPTION,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "--device", help="check this one: cuda, npu, mlu, cpu or another of torch's; cuda:1"

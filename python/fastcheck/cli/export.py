@@ -27,7 +27,7 @@ from fastcheck.log.reader import (
     read_watch,
 )
 from fastcheck.log.record_file import read_pieces
-from fastcheck.log.step_table import StepRow, StepStream, step_rows
+from fastcheck.log.step_table import STEP_NUMBERS, StepRow, StepStream, step_rows
 from fastcheck.log.table import COLUMNS, log_table
 from fastcheck.record.format import Verdict, nonfinite
 from fastcheck.record.statistics import LARGEST_FINITE, statistics_columns
@@ -38,7 +38,6 @@ from .console import print_json
 
 _STEP_MICROSECONDS = 1000
 _VERDICTS = [int(verdict) for verdict in Verdict]
-_NUMBERS = ("loss", "scale", "learning_rate", "gradient_norm")
 
 
 def write_trace(directory: str, path: str) -> int:
@@ -71,7 +70,7 @@ def _entries(directory: str) -> Iterator[dict[str, Any]]:
         for line in read_event_lines(directory, rank)[0]:
             yield from _instant(line, names, rank)
         for row in stream.rows():
-            for name in _NUMBERS:
+            for name in STEP_NUMBERS:
                 value = getattr(row, name)
                 if value is not None and math.isfinite(value):
                     yield _counter(f"step: {name}", rank, row.step, {name: value})
@@ -82,8 +81,7 @@ def _entries(directory: str) -> Iterator[dict[str, Any]]:
 def _counters(records: np.ndarray, names: dict[int, str], rank: int) -> Iterator[dict[str, Any]]:
     columns = statistics_columns(records)
     with np.errstate(all="ignore"):
-        abs_max = np.fmax(np.abs(columns["min"]), np.abs(columns["max"]))
-        headroom = np.log2(LARGEST_FINITE[records["dtype"]] / abs_max)
+        headroom = np.log2(LARGEST_FINITE[records["dtype"]] / columns["abs_max"])
     values = {"headroom bits": headroom, "rms": columns["rms"]}
     bad = nonfinite(records)
     for index, (site, step) in enumerate(zip(records["site"].tolist(), records["step"].tolist())):
@@ -163,7 +161,6 @@ def add_parser(commands: Any) -> None:
         help="a log as CSV, Parquet or Arrow",
         description=_DESCRIPTION,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "log", help="log directory, the fastcheck_log/ above it (the newest), or a dump"
@@ -335,7 +332,7 @@ _KINDS = {
     **dict.fromkeys(("min", "max", "sum", "abs_sum", "sum_sq", "mean", "rms", "l2_norm"), "f"),
     **dict.fromkeys(("recomputed", "scaled", "event"), "b"),
     "checksum": "u",
-    **dict.fromkeys(("loss", "scale", "learning_rate", "gradient_norm"), "f"),
+    **dict.fromkeys(STEP_NUMBERS, "f"),
     "overflow": "b",
 }
 

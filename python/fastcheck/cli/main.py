@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from fastcheck._version import __version__
 from fastcheck.errors import FastcheckError, printable
@@ -48,31 +49,26 @@ exit codes:
   130  interrupted"""
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser whose description and epilog are printed as they are; so are its commands'."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **options)
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The parser of the whole command line; each command's module adds its own part."""
     from . import compare, doctor, export, prove, report, run, show, top, verify
     from .fleet_commands import collect, compact, fleet
 
-    parser = argparse.ArgumentParser(
-        prog="fastcheck",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = _Parser(prog="fastcheck", description=_DESCRIPTION, epilog=_EPILOG)
     parser.add_argument("--version", action="store_true", help="print the version and exit")
     commands = parser.add_subparsers(dest="command", metavar="command", title="commands")
-    doctor.add_parser(commands)
-    show.add_parser(commands)
-    report.add_parser(commands)
-    top.add_parser(commands)
-    compare.add_parser(commands)
-    export.add_parser(commands)
-    collect.add_parser(commands)
-    compact.add_parser(commands)
-    fleet.add_parser(commands)
-    verify.add_parser(commands)
-    prove.add_parser(commands)
-    run.add_parser(commands)
+    for command in (
+        *(doctor, show, report, top, compare, export),
+        *(collect, compact, fleet, verify, prove, run),
+    ):
+        command.add_parser(commands)
     # The demo parses its own options (it needs torch, which takes seconds to import).
     demo = commands.add_parser(
         "demo",

@@ -41,7 +41,6 @@ def add_parser(commands: Any) -> None:
         help="whether a training step agrees with itself: in a batch, padded, checkpointed, ...",
         description=_DESCRIPTION,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("target", metavar="TARGET", help="train.py:step, or package.module:step")
     parser.add_argument("--relations", nargs="+", metavar="NAME", help="only these relations")

@@ -34,7 +34,6 @@ def add_parser(commands: Any) -> None:
         help="a log as an HTML page",
         description=_DESCRIPTION,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("log", help="log directory, or the fastcheck_log/ above it (the newest)")
     parser.add_argument(

@@ -40,7 +40,6 @@ def add_parser(commands: Any) -> None:
         help="run a Python program with its models observed, without a line in it",
         description=_DESCRIPTION,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--overflow-nums", type=int, metavar="N", help="stop at event N (1)")
     parser.add_argument("--level", help='"module" (default) or "op"')

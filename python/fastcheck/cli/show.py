@@ -36,7 +36,12 @@ from fastcheck.utils.text.layout import (
     wants_ascii,
     wrap,
 )
-from fastcheck.utils.text.numbers import format_nonfinite, format_number
+from fastcheck.utils.text.numbers import (
+    and_more,
+    format_fields,
+    format_nonfinite,
+    format_number,
+)
 
 from .console import print_json, show_sections
 
@@ -85,18 +90,13 @@ def text_sections(
         report = report_from_log(view, first_event(wanted.events), options.style)
         if report is not None:
             blocks += [Section(label, lines) for label, lines in parts(report, body, True)]
-        steps = step_table(step_rows(view), body, limit)
-        if steps:
-            blocks.append(Section("steps", steps))
-        watched = _watch_lines(path, limit, body)
-        if watched:
-            blocks.append(Section("watch", watched))
-        precision = _precision_lines(path, limit, body)
-        if precision:
-            blocks.append(Section("precision", precision))
-        unread = unread_lines(from_meta(view.meta.values()), body)
-        if unread:
-            blocks.append(Section("unread", unread))
+        more = (
+            ("steps", step_table(step_rows(view), body, limit)),
+            ("watch", _watch_lines(path, limit, body)),
+            ("precision", _precision_lines(path, limit, body)),
+            ("unread", unread_lines(from_meta(view.meta.values()), body)),
+        )
+        blocks += [Section(label, lines) for label, lines in more if lines]
     if wanted.events or options.events or not wanted.filtered:
         blocks.append(
             Section("events", _event_lines(path, view, wanted.events, limit, body, options.style))
@@ -156,17 +156,19 @@ def _watch_lines(path: str, limit: int | None, width: int) -> list[str]:
     """The events of install(watch=): those that warn, or else all."""
     events = read_watch(path)
     chosen = [one for one in events if one.get("is_warning")] or events
-    lines = [line for one in chosen[:limit] for line in wrap(printable(one["text"]), width)]
-    left = len(events) - len(chosen[:limit])
-    return [*lines, f"and {left:,} more (--json has them)"] if left else lines
+    return _first_texts([one["text"] for one in chosen[:limit]], len(events), width)
 
 
 def _precision_lines(path: str, limit: int | None, width: int) -> list[str]:
     """The advice of install(record="range")."""
     advice = advice_from_lines(read_ranges(path))
-    lines = [line for one in advice[:limit] for line in wrap(printable(str(one)), width)]
-    left = len(advice) - len(advice[:limit])
-    return [*lines, f"and {left:,} more (--json has them)"] if left else lines
+    return _first_texts([str(one) for one in advice[:limit]], len(advice), width)
+
+
+def _first_texts(texts: list[str], count: int, width: int) -> list[str]:
+    """``texts``: those of ``count`` that are shown."""
+    lines = [line for text in texts for line in wrap(printable(text), width)]
+    return lines + and_more(count - len(texts), "more (--json has them)")
 
 
 def _plural(number: int, noun: str) -> str:
@@ -210,9 +212,7 @@ def _event_lines(
             f"{Verdict(event.verdict).name.lower()} ({counted}): {event.reason}", width, "  "
         )
     hidden = len(events) - len(events[:limit])
-    if hidden:
-        lines.append(f"and {hidden:,} more events (--limit 0 shows all)")
-    return lines
+    return lines + and_more(hidden, "more events (--limit 0 shows all)")
 
 
 def _record_table(
@@ -232,32 +232,16 @@ def _record_table(
         rows.append(
             [
                 row_name(site, reading.call, style),
-                reading.dtype,
-                f"{reading.step:,}",
+                *format_fields(reading, "dtype", "step"),
                 *([str(view.ranks[index])] if several else []),
-                f"{reading.numel:,}",
-                f"{reading.nonfinite_count:,}",
-                format_number(reading.min),
-                format_number(reading.max),
-                format_number(reading.rms),
+                *format_fields(reading, "numel", "nonfinite_count", "min", "max", "rms"),
             ]
         )
-    header = [
-        "tensor",
-        "dtype",
-        "step",
-        *(["rank"] if several else []),
-        "numel",
-        "NaN+Inf",
-        "min",
-        "max",
-        "rms",
-    ]
+    rank = ["rank"] if several else []
+    header = ["tensor", "dtype", "step", *rank, "numel", "NaN+Inf", "min", "max", "rms"]
     lines: list[Part] = [Table(header, rows, left=2, width=width, styles=bad, may_be_text=True)]
     hidden = len(chosen) - len(shown)
-    if hidden:
-        lines.append(f"and {hidden:,} more records (--limit 0 shows all)")
-    return lines
+    return lines + and_more(hidden, "more records (--limit 0 shows all)")
 
 
 def _around_bad(records: np.ndarray, chosen: np.ndarray, limit: int) -> np.ndarray:
@@ -388,7 +372,6 @@ def add_parser(commands: Any) -> None:
         help="show a log: events, records, trends",
         description=_DESCRIPTION,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("path", help="log directory, a file in it, or a dump")
     parser.add_argument("--step", type=int, metavar="N", help="only step N (-1: the last one held)")

@@ -145,7 +145,6 @@ def add_parser(commands: Any) -> None:
         help="a log in the terminal, while it grows",
         description=_DESCRIPTION,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("log", help="log directory, or the fastcheck_log/ above it (the newest)")
     parser.add_argument("--once", action="store_true", help="print one picture and end")

@@ -7,6 +7,7 @@ from typing import Any
 
 from fastcheck.errors import printable
 from fastcheck.utils.text.layout import to_ascii, wants_ascii, wrap
+from fastcheck.utils.text.numbers import and_more
 
 from .console import print_json
 
@@ -34,7 +35,6 @@ def add_parser(commands: Any) -> None:
         help="whether a checkpoint holds the weights that were sealed, and finite ones",
         description=_DESCRIPTION,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("checkpoint", help="a checkpoint file, or a directory of them")
     parser.add_argument("--json", action="store_true", help="one JSON document instead of text")
@@ -69,8 +69,7 @@ def run(options: argparse.Namespace) -> int:
             lines.append(f"{title}:")
             for row in rows[:_SHOWN]:
                 lines += wrap(row, _WIDTH, "  ", "    ")
-            if len(rows) > _SHOWN:
-                lines.append(f"  and {len(rows) - _SHOWN:,} more (--json has all)")
+            lines += [f"  {line}" for line in and_more(len(rows) - _SHOWN, "more (--json has all)")]
     lines.append("verified" if found else "NOT VERIFIED")
     text = printable("\n".join(lines), keep="\n")
     print(to_ascii(text) if wants_ascii(sys.stdout) else text)

@@ -4,9 +4,10 @@ In the order of the data flow: ``sources`` read either side into the Blocks of `
 same ``names`` for the same tensors; ``over_time`` pairs the steps, also those of a run that
 continues another, ``split`` is about batches in other parts, and ``layout`` puts together what one
 side has in parts, on ranks or in modules; ``align`` matches the tensors of
-two Blocks; ``measure`` computes how far each pair is apart, and updates of parameters, and
-``noise`` finds differences that rounding explains; ``run`` does so block by block, and ``tally``
-collects the outcome. ``relation`` proves by the elements how two tensors belong together.
+two Blocks; ``pairs`` has what is found of each pair; ``measure`` computes how far it is apart,
+and updates of parameters, and ``noise`` finds differences that rounding explains; ``run`` does so
+block by block, and ``tally`` collects the outcome. ``relation`` proves by the elements how two
+tensors belong together.
 ``origin`` follows what the first tensor with other bits leads to, and ``advice`` says it.
 ``page`` makes an HTML file of it.
 ``nested_diff`` compares environments and hyper-parameters. ``questions`` turns the outcome into

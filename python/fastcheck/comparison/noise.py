@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Optional
 
 import numpy as np
 
 from fastcheck.comparison.block import Phase, Source
 from fastcheck.comparison.measure import CANCELLED, DRIFTED, MEASURED, PART, PairState
-from fastcheck.comparison.names import Name, NameTable
+from fastcheck.comparison.names import Name
+from fastcheck.comparison.pairs import Pairs
 from fastcheck.record.statistics import extreme_values
 from fastcheck.statistics.thresholds import rounding_unit
 
@@ -261,29 +261,7 @@ def _extent(record: np.void) -> float:
     return max((abs(end) for end in ends if np.isfinite(end)), default=0.0)
 
 
-@dataclass(frozen=True)
-class Measures:
-    """The measures of all pairs of one step of one rank; ``states``, ``errors`` and ``reasons`` are
-    written to. ``distances``: ``||a - b||`` of pairs whose values are there. ``formats``: the codes
-    of the dtypes whose rounding the pairs carry.
-    """
-
-    table: NameTable
-    numbers: np.ndarray
-    left: np.ndarray
-    right: np.ndarray
-    formats: np.ndarray
-    phases: np.ndarray
-    states: np.ndarray
-    errors: np.ndarray
-    reasons: np.ndarray
-    distances: Mapping[int, float]
-
-    def name(self, index: int) -> Name:
-        return self.table[int(self.numbers[index])]
-
-
-def excuse_parts(pairs: Measures) -> int:
+def excuse_parts(pairs: Pairs) -> int:
     """Sets differing gradients of modules' inputs to CLOSE; how many. fastcheck reads the gradient
     of the tensor that a module is given, msprobe what the module adds to it: of a residual stream
     these are two things.
@@ -293,13 +271,12 @@ def excuse_parts(pairs: Measures) -> int:
     for index in np.flatnonzero(differing).tolist():
         name = pairs.name(index)
         if name.role == "grad_input" and not name.op:
-            pairs.states[index], pairs.errors[index] = PairState.CLOSE, 0.0
-            pairs.reasons[index] = PART
+            pairs.set(index, PairState.CLOSE, 0.0, PART)
             count += 1
     return count
 
 
-def excuse_small(step: int, pairs: Measures, drift: Drift) -> list[str]:
+def excuse_small(pairs: Pairs, drift: Drift) -> list[str]:
     """Sets gradients of parameters to CLOSE that are rounding noise beside the largest of the step
     on both sides, where the gradients that they were made of are not there; their names.
     """
@@ -311,14 +288,13 @@ def excuse_small(step: int, pairs: Measures, drift: Drift) -> list[str]:
         allowed = min(rounding_unit(int(pairs.formats[index])), _SMALL) * largest
         differs = pairs.states[index] == PairState.DIFFERENT and pairs.reasons[index] in MEASURED
         if differs and norms[index] <= allowed:
-            pairs.states[index], pairs.reasons[index] = PairState.CLOSE, CANCELLED
-            pairs.errors[index] = norms[index] / largest
-            drift.follow(step, pairs.name(index), True)
+            pairs.set(index, PairState.CLOSE, float(norms[index]) / largest, CANCELLED)
+            drift.follow(pairs.step, pairs.name(index), True)
             found.append(str(pairs.name(index)))
     return found
 
 
-def excuse(step: int, pairs: Measures, drift: Drift, computed: Sequence[Phase]) -> list[str]:
+def excuse(pairs: Pairs, drift: Drift, computed: Sequence[Phase]) -> list[str]:
     """Sets pairs that noise explains to CLOSE; the names of gradients whose terms cancel."""
     suspects = (pairs.states == PairState.DIFFERENT) & np.isin(pairs.reasons, MEASURED)
     suspects &= np.isin(pairs.phases, computed)
@@ -326,7 +302,7 @@ def excuse(step: int, pairs: Measures, drift: Drift, computed: Sequence[Phase]) 
     inexact = np.flatnonzero(followed)
     if not len(inexact):
         return []
-    names = [pairs.table[number] for number in pairs.numbers.tolist()] if suspects.any() else []
+    names = [pairs.table[number] for number in pairs.names.tolist()] if suspects.any() else []
     settled = np.where(pairs.states == PairState.DIFFERENT, 0.0, pairs.errors)
     cancelled = Cancellation(names, pairs.left, pairs.right, pairs.formats, settled)
     found = []
@@ -335,29 +311,29 @@ def excuse(step: int, pairs: Measures, drift: Drift, computed: Sequence[Phase]) 
     for index in inexact[np.argsort(is_late, kind="stable")].tolist():
         name, is_noise = pairs.name(index), False
         if suspects[index]:
-            apart = pairs.distances.get(index)
-            apart = cancelled.distance(index) if apart is None else apart
+            elements = pairs.elements.get(index)
+            apart = cancelled.distance(index) if elements is None else elements.euclidean
             error = cancelled.explains(index, apart)
             is_noise = error is not None
             numel, raw = int(pairs.right["numel"][index]), float(pairs.errors[index])
-            if error is None and drift.explains(step, name, numel, apart, raw):
+            if error is None and drift.explains(pairs.step, name, numel, apart, raw):
                 error = 0.0
             if error is not None:
-                pairs.states[index], pairs.errors[index] = PairState.CLOSE, error
-                pairs.reasons[index] = CANCELLED if is_noise else DRIFTED
+                reason = CANCELLED if is_noise else DRIFTED
+                pairs.set(index, PairState.CLOSE, error, reason)
             if is_noise:
                 found.append(str(name))
         if name.role == "param_grad" and pairs.states[index] != PairState.DIFFERENT:
-            drift.follow(step, name, is_noise)
+            drift.follow(pairs.step, name, is_noise)
     return found
 
 
-def _gradients_to_follow(pairs: Measures, drift: Drift) -> np.ndarray:
+def _gradients_to_follow(pairs: Pairs, drift: Drift) -> np.ndarray:
     """A boolean array: the gradients with other last bits of which the optimizer may make more."""
     found: np.ndarray = pairs.states != PairState.SAME
     if not drift.normalises:
         return np.zeros(len(found), bool)
-    numbers = np.unique(pairs.numbers[found]).tolist()
+    numbers = np.unique(pairs.names[found]).tolist()
     wanted = [number for number in numbers if drift.is_followed(pairs.table[number])]
-    found &= np.isin(pairs.numbers, wanted)
+    found &= np.isin(pairs.names, wanted)
     return found

@@ -17,7 +17,7 @@ from .nested_diff import Setting
 from .origin import Cause, Origin
 from .tally import COMPUTED, Found, Missing, Tally
 
-#: What accept= may name.
+#: What accept= may name, first what is given.
 ACCEPTABLE = (
     "environment",
     "hyper-parameters",
@@ -28,13 +28,9 @@ ACCEPTABLE = (
     "missing",
 )
 GIVEN_PHASES = (Phase.ENVIRONMENT, Phase.HYPERPARAMETERS, Phase.BATCHES, Phase.WEIGHTS)
-_ACCEPTED_AS = {
-    Phase.ENVIRONMENT: "environment",
-    Phase.HYPERPARAMETERS: "hyper-parameters",
-    Phase.BATCHES: "batches",
-    Phase.WEIGHTS: "weights",
-}
-_IN_A_RUN = {
+_ACCEPTED_AS = dict(zip(GIVEN_PHASES, ACCEPTABLE))
+#: The questions about two runs.
+IN_A_RUN = {
     Phase.ENVIRONMENT: "environment",
     Phase.HYPERPARAMETERS: "hyper-parameters",
     Phase.BATCHES: "batches",
@@ -87,7 +83,7 @@ class Questions:
         self._exact, self._ask_all = exact, ask_all
         self.expects_bits, self._is_partial = expects_bits, is_partial
         self._is_split = is_split
-        self._labels = _ELSEWHERE.get(kind, _IN_A_RUN)
+        self._labels = _ELSEWHERE.get(kind, IN_A_RUN)
         self._in_order = kind.family == "run"
         self._missing: dict[Phase, list[Missing]] = {}
         for missing in tally.missing.values():

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Optional
 
 from fastcheck.comparison.over_time import shown_losses
 from fastcheck.utils.text.layout import Part, Section, Table, paint, plain_text, sparkline, wrap
-from fastcheck.utils.text.numbers import format_number, format_shape, format_steps
+from fastcheck.utils.text.numbers import and_more, format_number, format_shape, format_steps
 
 from .block import Kind
 from .measure import ELEMENTS, REASONS, PairState
@@ -107,9 +107,8 @@ def _details(answer: Answer, is_checkpoint: bool, indent: int) -> list[Part]:
     if answer.settings:
         rows = [[s.path or "it all", s.actual, s.reference] for s in answer.settings[:_SETTINGS]]
         lines.append(Table(["", "actual", "reference"], rows, left=3, width=110, indent=indent))
-        more = len(answer.settings) - len(rows)
-        if more:
-            lines.append(f"{pad}and {more:,} more (--json shows all)")
+        hidden = len(answer.settings) - len(rows)
+        lines += [pad + line for line in and_more(hidden, "more (--json shows all)")]
     if answer.found is not None:
         row = answer.found.row
         step = "" if is_checkpoint else f" at step {row.step:,}"
@@ -200,10 +199,8 @@ def _worst_tensors(comparison: Result) -> list[Part]:
         note = row.relation if is_shown else row.why
         cells.append([row.name, shape, _format_error(row.error), *measured, note])
     lines: list[Part] = [Table(header, cells, left=2, width=_BODY + 40, note=1)]
-    more = len(comparison.rows) + comparison.more_rows - len(rows)
-    if more:
-        lines.append(f"and {more:,} more (--csv FILE has all)")
-    return lines
+    hidden = len(comparison.rows) + comparison.more_rows - len(rows)
+    return lines + and_more(hidden, "more (--csv FILE has all)")
 
 
 def _sides(row: Row) -> list[Part]:

@@ -1,47 +1,18 @@
-"""Result: the outcome of a comparison as data, without its text; Compared: the pairs of one
-step of one rank with what was found of each.
-"""
+"""Result: the outcome of a comparison as data, without its text."""
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Optional
-
-import numpy as np
+from typing import Any, Optional
 
 from fastcheck.comparison.over_time import LossPair
 from fastcheck.utils.text.numbers import to_json
 
-from .block import Block
 from .measure import PairState
 from .questions import Answer
 from .row import Row
 from .tally import Found, Missing, StepError
-
-
-class Compared(NamedTuple):
-    """The pairs of one step of one rank. Arrays have one element a pair, in the order of the
-    reference.
-
-    ``step``: the reference's; ``before``: the step whose update the parameters of this one show;
-    ``names``: numbers of the run's NameTable; ``phases``, ``states``: values of Phase and
-    PairState; ``errors``: relative errors, and ``limits``: what is allowed of them; ``reasons``:
-    indices of REASONS; ``records``: of actual and of reference, RECORD_DTYPE; ``blocks``: all
-    tensors of either side.
-    """
-
-    step: int
-    before: int
-    rank: int
-    names: np.ndarray
-    phases: np.ndarray
-    states: np.ndarray
-    errors: np.ndarray
-    reasons: np.ndarray
-    limits: np.ndarray
-    records: tuple[np.ndarray, np.ndarray]
-    blocks: tuple[Block, Block]
 
 
 @dataclass(frozen=True)
@@ -106,48 +77,28 @@ class Result:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, ready for strict JSON."""
-        made: dict[str, Any] = {
-            "actual": self.actual,
-            "reference": self.reference,
-            "kind": self.kind,
-            "verdict": self.verdict,
-            "answers": [_answer(answer) for answer in self.answers],
-            "first": _found(self.first),
-            "first_inexact": _found(self.first_inexact),
-            "expects_bits": self.expects_bits,
-            "is_partial": self.is_partial,
-            "growth": [step._asdict() for step in self.growth],
-            "counts": self.counts,
-            "missing": [
-                {
-                    "name": one.name,
-                    "only_in": "actual" if one.state is PairState.ONLY_ACTUAL else "reference",
-                    "count": one.count,
-                    "first_step": one.first_step,
-                }
-                for one in self.missing
-            ],
-            "rows": [row.to_dict() for row in self.rows],
-            "more_rows": self.more_rows,
-            "steps": list(self.steps),
-            "unchanged": list(self.unchanged),
-            "losses": [{**loss._asdict(), "error": loss.error} for loss in self.losses],
-            "drifts_from": self.drifts_from,
-            "notes": list(self.notes),
-            "advice": list(self.advice),
-        }
+        made = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        made["answers"] = [_answer(answer) for answer in self.answers]
+        made["first"], made["first_inexact"] = _found(self.first), _found(self.first_inexact)
+        made["growth"] = [step._asdict() for step in self.growth]
+        made["missing"] = [
+            {
+                "name": one.name,
+                "only_in": "actual" if one.state is PairState.ONLY_ACTUAL else "reference",
+                "count": one.count,
+                "first_step": one.first_step,
+            }
+            for one in self.missing
+        ]
+        made["rows"] = [row.to_dict() for row in self.rows]
+        made["losses"] = [{**loss._asdict(), "error": loss.error} for loss in self.losses]
         plain: dict[str, Any] = to_json(made)
         return plain
 
 
 def _answer(answer: Answer) -> dict[str, Any]:
-    return {
-        "question": answer.question,
-        "answer": answer.answer,
-        "text": answer.text,
-        "settings": [setting._asdict() for setting in answer.settings],
-        "found": _found(answer.found),
-    }
+    settings = [setting._asdict() for setting in answer.settings]
+    return {**vars(answer), "settings": settings, "found": _found(answer.found)}
 
 
 def _found(found: Optional[Found]) -> Optional[dict[str, Any]]:

@@ -12,7 +12,7 @@ from fastcheck.comparison.over_time import LossPair, loss_of
 from fastcheck.log.step_table import loss_of_step, numbers_in
 from fastcheck.record.format import DTYPES, Depth
 from fastcheck.record.site import GIVEN_LOSS, GRAD_LOSS
-from fastcheck.statistics.elements import Elements, compare_elements
+from fastcheck.statistics.elements import compare_elements
 from fastcheck.statistics.functions import crc32
 from fastcheck.statistics.thresholds import BY_COARSENESS, COARSENESS, Threshold, coarser_of
 
@@ -38,13 +38,13 @@ from .measure import (
     measure_records,
 )
 from .names import Name, NameTable, Renaming
-from .noise import Drift, Measures, excuse, excuse_parts, excuse_small
+from .noise import Drift, excuse, excuse_parts, excuse_small
 from .origin import Origin, is_permuted, rounding_limit
+from .pairs import Pairs
 from .relation import find_parts, relation_of
-from .result import Compared
 from .row import Row, make_row
 from .split import Split, wholes_of
-from .tally import COMPUTED, KEPT_STEPS, Found, Key, Tally
+from .tally import COMPUTED, KEPT_STEPS, Found, Tally
 
 
 def inherited_formats(
@@ -92,8 +92,6 @@ def missing_of(
 
 
 _TRAIL = 8
-# More than a step has tensors.
-_LATER = 1 << 40
 # How many pairs are looked at for how they belong together: each costs some passes over both.
 _RELATED = 100
 _FLOAT32 = next(code for code, info in enumerate(DTYPES) if info.name == "float32")
@@ -122,7 +120,7 @@ def differing_names(
     """The largest error of each name that is not equal to the bit in some of these steps."""
     found: dict[Name, float] = {}
 
-    def take(compared: Compared) -> None:
+    def take(compared: Pairs) -> None:
         for index in np.flatnonzero(compared.states != PairState.SAME).tolist():
             name = runner.names[int(compared.names[index])]
             found[name] = max(found.get(name, 0.0), float(compared.errors[index]))
@@ -146,7 +144,7 @@ class BlockComparison:
         sink: Optional[RowSink] = None,
     ) -> None:
         self._actual, self._reference = actual, reference
-        self._renaming, self._thresholds, self._accept = renaming, thresholds, accept
+        self._renaming, self.thresholds, self._accept = renaming, thresholds, accept
         self._sink = sink
         self._of_reference = renaming.of_reference()
         self.names = NameTable()
@@ -156,7 +154,7 @@ class BlockComparison:
         kinds = (actual.kind, reference.kind)
         self.compares_parts = kinds[0] is not kinds[1] and Kind.MSPROBE in kinds
         #: Called with each step that was compared.
-        self.observer: Optional[Callable[[Compared], None]] = None
+        self.observer: Optional[Callable[[Pairs], None]] = None
         self._last_step: dict[int, int] = {}
         # The coarsest dtype, by rank, of what was not equal to the bit in the steps before.
         self.coarsest: dict[int, Optional[int]] = {}
@@ -333,48 +331,31 @@ class BlockComparison:
             self._sink(row)
 
 
-class _Step:
-    """An aligned pair of blocks."""
+class _Step(Pairs):
+    """Measures and judges the pairs of two blocks."""
 
     def __init__(
         self,
         run: BlockComparison,
         ours: Block,
         theirs: Block,
-        pairs: Alignment,
+        aligned: Alignment,
         before: int,
         sums: frozenset[int],
     ) -> None:
-        self._run, self._ours, self._theirs, self._pairs = run, ours, theirs, pairs
-        self._sums = sums
-        self._before = before  # the step whose update this step's parameters show
-        count = len(pairs.ours)
-        self._states = np.where(pairs.same, np.uint8(PairState.SAME), np.uint8(PairState.CLOSE))
-        self._errors = np.zeros(count)
-        self._reasons = np.zeros(count, np.uint8)
-        self._turned = np.zeros(count, bool)
-        self._elements: dict[int, Elements] = {}
-        self._relations: dict[int, str] = {}
-        self._phases = theirs.phases[pairs.theirs].copy()
-        left, right = ours.records[pairs.ours], theirs.records[pairs.theirs]
-        self._left, self._right = left, right
-        self._has_bits = (left["depth"] == Depth.FULL) & (right["depth"] == Depth.FULL)
-        self._coarsest = self._inherited_formats()
-
-    def _inherited_formats(self) -> np.ndarray:
-        run, rank = self._run, self._theirs.rank
-        codes: np.ndarray = coarser_of(self._left["dtype"], self._right["dtype"])
-        if not run._given:
-            return codes
-        given = np.isin(self._phases, run._given)
-        before = run.coarsest.get(rank)
-        found, run.coarsest[rank] = inherited_formats(codes, self._pairs.same | given, before)
-        return found
+        super().__init__(run.names, ours, theirs, aligned, before, run.thresholds)
+        self._run, self._sums = run, sums
+        self._turned = np.zeros(len(self.states), bool)
+        if run._given:
+            is_exact = aligned.same | np.isin(self.phases, run._given)
+            self.formats, run.coarsest[self.rank] = inherited_formats(
+                self.formats, is_exact, run.coarsest.get(self.rank)
+            )
 
     def take(self) -> None:
         """Measures what is not equal to the bit, and adds all to the tally."""
         tally = self._run.tally
-        open_pairs = np.flatnonzero(~self._pairs.same)
+        open_pairs = np.flatnonzero(~self.aligned.same)
         if len(open_pairs):
             self._measure(open_pairs)
         self._settle_arrived()
@@ -384,128 +365,93 @@ class _Step:
         self.is_rescheduled = self._excuse_operators()
         self._excuse_unsteady()
         self._excuse()
-        inexact = (self._states != PairState.SAME) & (self._has_bits | (self._errors > 0))
-        settled = (self._states == PairState.SAME) | (self._states == PairState.UNREADABLE)
-        tally.has_bits &= bool((self._has_bits | settled).all())
-        for phase in np.unique(self._phases).tolist():
-            here = self._phases == phase
-            states, counts = np.unique(self._states[here], return_counts=True)
+        inexact = (self.states != PairState.SAME) & (self.has_bits | (self.errors > 0))
+        settled = (self.states == PairState.SAME) | (self.states == PairState.UNREADABLE)
+        tally.has_bits &= bool((self.has_bits | settled).all())
+        for phase in np.unique(self.phases).tolist():
+            here = self.phases == phase
+            states, counts = np.unique(self.states[here], return_counts=True)
             for state, count in zip(states.tolist(), counts.tolist()):
                 tally.states[Phase(phase)][PairState(state)] += count
-            tally.steps[Phase(phase)].add(self._step_of(phase, int(np.argmax(here))))
-            self._note(tally.different, phase, here & (self._states == PairState.DIFFERENT))
+            tally.steps[Phase(phase)].add(self.step_of(phase, int(np.argmax(here))))
+            self._note(tally.different, phase, here & (self.states == PairState.DIFFERENT))
             self._note(tally.inexact, phase, here & inexact)
-            self._note(tally.nonfinite, phase, here & (self._reasons == NONFINITE))
+            self._note(tally.nonfinite, phase, here & (self.reasons == NONFINITE))
             self._note_growth(Phase(phase), here)
         self._trace(inexact)
         self._keep_rows()
         self._keep_losses()
         if tally.keeps_unchanged:
             self._keep_unchanged()
-        computed = np.isin(self._phases, COMPUTED[:3])
-        self._run.last_computed[self._theirs.rank] = self._summed_up(computed)
+        computed = np.isin(self.phases, COMPUTED[:3])
+        self._run.last_computed[self.rank] = self._summed_up(computed)
         if self._run.observer is not None:
-            self._run.observer(self._compared())
-
-    def _compared(self) -> Compared:
-        limits = np.array([limit.error for limit in self._run._thresholds])[self._coarsest]
-        return Compared(
-            self._theirs.step,
-            self._before,
-            self._theirs.rank,
-            self._theirs.names[self._pairs.theirs],
-            self._phases,
-            self._states,
-            self._errors,
-            self._reasons,
-            limits,
-            (self._left, self._right),
-            (self._ours, self._theirs),
-        )
-
-    def _key(self, phase: int, index: int) -> Key:
-        """The place of a pair in the order of computation. What an API reads of a parameter comes
-        after the optimizer's own calls, in the step before.
-        """
-        name = self._names_of(index)
-        place = index + (_LATER if name.op and name.role == "param" else 0)
-        return self._step_of(phase, index), phase, place, self._theirs.rank
-
-    def _step_of(self, phase: int, index: int) -> int:
-        """A parameter shows the update of the step before; a call of an optimizer is of its own."""
-        name = self._names_of(index)
-        is_read = phase == Phase.UPDATE and (not name.op or name.role == "param")
-        return self._before if is_read else self._theirs.step
+            self._run.observer(self)
 
     # Measuring
 
     def _measure(self, which: np.ndarray) -> None:
         run = self._run
-        readable = (self._left["version"][which] > 0) & (self._right["version"][which] > 0)
+        readable = (self.left["version"][which] > 0) & (self.right["version"][which] > 0)
         for index in which[~readable].tolist():
-            self._states[index] = PairState.UNREADABLE
-            self._reasons[index] = UNREADABLE
+            self.set(index, PairState.UNREADABLE, 0.0, UNREADABLE)
         which = which[readable]
-        left, right = self._left[which], self._right[which]
-        found = measure_records(left, right, run._thresholds, self._coarsest[which])
-        self._states[which], self._errors[which] = found.states, found.errors
-        self._reasons[which] = found.reasons
-        if self._ours.extras is not None and self._theirs.extras is not None:
+        left, right = self.left[which], self.right[which]
+        found = measure_records(left, right, run.thresholds, self.formats[which])
+        self.states[which], self.errors[which] = found.states, found.errors
+        self.reasons[which] = found.reasons
+        if self.ours.extras is not None and self.theirs.extras is not None:
             for index in which.tolist():
                 self._measure_more(index)
         for index in which[left["dtype"] != right["dtype"]].tolist():
-            both = [DTYPES[int(side["dtype"][index])].name for side in (self._left, self._right)]
+            both = [DTYPES[int(side["dtype"][index])].name for side in (self.left, self.right)]
             run.tally.dtypes[both[0], both[1]] += 1
-            if "dtype" not in run._accept and self._states[index] <= PairState.REORDERED:
-                self._set(index, PairState.DIFFERENT, self._errors[index], DTYPE)
-        self._relate(which[self._states[which] == PairState.DIFFERENT])
+            if "dtype" not in run._accept and self.states[index] <= PairState.REORDERED:
+                self.set(index, PairState.DIFFERENT, self.errors[index], DTYPE)
+        self._relate(which[self.states[which] == PairState.DIFFERENT])
 
     def _relate(self, which: np.ndarray) -> None:
         """Finds the relation of pairs that differ: by their values, where these are there; of
         weights by their checksums.
         """
         tally = self._run.tally
-        has_values = self._ours.extras is not None and self._theirs.extras is not None
+        has_values = self.ours.extras is not None and self.theirs.extras is not None
         if not has_values:
-            which = which[self._phases[which] == Phase.WEIGHTS]
+            which = which[self.phases[which] == Phase.WEIGHTS]
         held = {
             int(record["checksum"]): place
-            for place, record in enumerate(self._theirs.records if len(which) else ())
+            for place, record in enumerate(self.theirs.records if len(which) else ())
             # of equal elements: zeros are no sign of the weight that they come from
             if record["depth"] == Depth.FULL and record["min"] != record["max"]
         }
         for index in which.tolist():
-            place = held.get(int(self._left["checksum"][index]))
-            is_elsewhere = place is not None and self._names_of(index) != (
-                name := self._run.names[int(self._theirs.names[place])]
+            place = held.get(int(self.left["checksum"][index]))
+            is_elsewhere = place is not None and self.name(index) != (
+                name := self._run.names[int(self.theirs.names[place])]
             )
             if is_elsewhere:
-                self._relations[index] = f"it is what {_path(name)} is in reference"
-            if self._phases[index] == Phase.WEIGHTS:
-                own = _path(self._names_of(index))
+                self.relations[index] = f"it is what {_path(name)} is in reference"
+            if self.phases[index] == Phase.WEIGHTS:
+                own = _path(self.name(index))
                 tally.elsewhere[own] = _path(name) if is_elsewhere else ""
-            mine = self._ours.extra(int(self._pairs.ours[index]))
-            other = self._theirs.extra(int(self._pairs.theirs[index]))
+            mine, other = self.extras(index)
             if mine.load is None or other.load is None or tally.related >= _RELATED:
                 continue
             tally.related += 1
             if is_elsewhere:
                 continue
-            scales = self._scales_of(index) if self._left["dtype"][index] != _FLOAT32 else {}
-            self._relations[index] = relation_of(mine.load().cpu(), other.load().cpu(), scales)
+            scales = self._scales_of(index) if self.left["dtype"][index] != _FLOAT32 else {}
+            self.relations[index] = relation_of(mine.load().cpu(), other.load().cpu(), scales)
 
     def _scales_of(self, index: int) -> dict[str, torch.Tensor]:
         """Floats of the actual side alone whose name begins with that of a tensor, or that of its
         module.
         """
-        own = str(self._names_of(index))
+        own = str(self.name(index))
         module = own.rpartition(".")[0]
         found = {}
-        for place in self._pairs.only_ours.tolist():
-            name, extra = (
-                str(self._run.names[int(self._ours.names[place])]),
-                self._ours.extra(place),
-            )
+        for place in self.aligned.only_ours.tolist():
+            name, extra = str(self.table[int(self.ours.names[place])]), self.ours.extra(place)
             is_near = name.startswith(own) or (module and name.rpartition(".")[0] == module)
             if is_near and extra.load is not None:
                 scale = extra.load().cpu()
@@ -515,18 +461,17 @@ class _Step:
 
     def _measure_more(self, index: int) -> None:
         """Compares a pair by shape, by CRC32, by the elements themselves, where they are there."""
-        mine = self._ours.extra(int(self._pairs.ours[index]))
-        other = self._theirs.extra(int(self._pairs.theirs[index]))
+        mine, other = self.extras(index)
         if mine.shape is not None and other.shape is not None and mine.shape != other.shape:
-            self._set(index, PairState.DIFFERENT, float("inf"), SHAPE)
+            self.set(index, PairState.DIFFERENT, float("inf"), SHAPE)
             return
-        if self._left["dtype"][index] == self._right["dtype"][index]:
+        if self.left["dtype"][index] == self.right["dtype"][index]:
             sums = [
                 side.crc32 or (f"{crc32(side.load()):08x}" if needed and side.load else None)
                 for side, needed in ((mine, other.crc32), (other, mine.crc32))
             ]
             if sums[0] is not None and sums[0] == sums[1]:
-                self._set(index, PairState.SAME, 0.0, 0)
+                self.set(index, PairState.SAME, 0.0, 0)
                 return
         if mine.load is None or other.load is None:
             return
@@ -536,22 +481,19 @@ class _Step:
         elements = compare_elements(left, right)
         if not elements.differing and left.dtype == right.dtype and crc32(left) == crc32(right):
             # Equal row by row: only how they lie in memory differs.
-            self._set(index, PairState.SAME, 0.0, 0)
+            self.set(index, PairState.SAME, 0.0, 0)
             return
-        self._elements[index] = elements
-        allowed = self._run._thresholds[int(self._coarsest[index])]
+        self.elements[index] = elements
+        allowed = self._run.thresholds[int(self.formats[index])]
         error = elements.distance
         if elements.nonfinite:
-            self._set(index, PairState.DIFFERENT, float("inf"), NONFINITE)
+            self.set(index, PairState.DIFFERENT, float("inf"), NONFINITE)
         elif error > allowed.error or (allowed.error == 0 and elements.differing):
-            self._set(index, PairState.DIFFERENT, error, ELEMENTS)
+            self.set(index, PairState.DIFFERENT, error, ELEMENTS)
         elif elements.largest > allowed.largest:
-            self._set(index, PairState.DIFFERENT, error, LARGEST)
+            self.set(index, PairState.DIFFERENT, error, LARGEST)
         else:
-            self._set(index, PairState.CLOSE, error, 0)
-
-    def _set(self, index: int, state: PairState, error: float, reason: int) -> None:
-        self._states[index], self._errors[index], self._reasons[index] = state, error, reason
+            self.set(index, PairState.CLOSE, error, 0)
 
     # Judging
 
@@ -559,60 +501,53 @@ class _Step:
         """A float that a criterion reads may be a target or something computed between the modules:
         it counts as given while nothing computed before it in this step differs.
         """
-        arrived = np.flatnonzero(self._phases == Phase.ARRIVED)
+        arrived = np.flatnonzero(self.phases == Phase.ARRIVED)
         if not len(arrived):
             return
-        computed = np.isin(self._phases, COMPUTED[:3])
-        bad = np.flatnonzero(computed & (self._states != PairState.SAME))
-        first_bad = int(bad[0]) if len(bad) else len(self._phases)
-        self._phases[arrived[arrived < first_bad]] = Phase.BATCHES
-        self._phases[arrived[arrived > first_bad]] = Phase.FORWARD
+        computed = np.isin(self.phases, COMPUTED[:3])
+        bad = np.flatnonzero(computed & (self.states != PairState.SAME))
+        first_bad = int(bad[0]) if len(bad) else len(self.phases)
+        self.phases[arrived[arrived < first_bad]] = Phase.BATCHES
+        self.phases[arrived[arrived > first_bad]] = Phase.FORWARD
 
     def _judge_sums(self) -> None:
         """A sum of which each rank has a part is at fault where what is computed next differs."""
-        numbers = self._theirs.names[self._pairs.theirs]
-        is_sum = np.isin(numbers, list(self._sums))
+        is_sum = np.isin(self.names, list(self._sums))
         for phase in (Phase.FORWARD, Phase.GRADIENTS) if is_sum.any() else ():
-            here = np.flatnonzero(self._phases == phase)
+            here = np.flatnonzero(self.phases == phase)
             for index in here[is_sum[here]].tolist():
                 after = here[(here > index) & ~is_sum[here]]
-                if len(after) and self._states[after[0]] == PairState.DIFFERENT:
-                    self._set(index, PairState.DIFFERENT, float(self._errors[after[0]]), UNREDUCED)
+                if len(after) and self.states[after[0]] == PairState.DIFFERENT:
+                    self.set(index, PairState.DIFFERENT, float(self.errors[after[0]]), UNREDUCED)
 
     def _judge_given(self) -> None:
-        given = np.isin(self._phases, self._run._given)
-        given &= (self._states == PairState.CLOSE) | (self._states == PairState.REORDERED)
+        given = np.isin(self.phases, self._run._given)
+        given &= (self.states == PairState.CLOSE) | (self.states == PairState.REORDERED)
         if "dtype" in self._run._accept:
-            given &= self._left["dtype"] == self._right["dtype"]
-        known = np.isin(np.arange(len(given)), list(self._elements)) | self._has_bits
-        given &= known | (self._errors > _GIVEN_BY_STATISTICS)
-        reordered = given & (self._states == PairState.REORDERED)
-        for phase in self._phases[reordered].tolist():
+            given &= self.left["dtype"] == self.right["dtype"]
+        known = np.isin(np.arange(len(given)), list(self.elements)) | self.has_bits
+        given &= known | (self.errors > _GIVEN_BY_STATISTICS)
+        reordered = given & (self.states == PairState.REORDERED)
+        for phase in self.phases[reordered].tolist():
             self._run.tally.given_reordered[Phase(phase)] += 1
         if "order" in self._run._accept:
             given &= ~reordered
-        self._states[given] = PairState.DIFFERENT
-        self._reasons[given & (self._reasons == 0)] = GIVEN
+        self.states[given] = PairState.DIFFERENT
+        self.reasons[given & (self.reasons == 0)] = GIVEN
 
     def _judge_updates(self) -> None:
         """Compares the updates of parameters that are within the thresholds of their own size."""
-        run, rank = self._run, self._theirs.rank
-        stored = np.flatnonzero(np.isin(self._phases, [int(Phase.WEIGHTS), int(Phase.UPDATE)]))
-        numbers = self._theirs.names[self._pairs.theirs]
-        is_parameter = [run.names[number].role == "param" for number in numbers[stored].tolist()]
+        run, rank = self._run, self.rank
+        stored = np.flatnonzero(np.isin(self.phases, [int(Phase.WEIGHTS), int(Phase.UPDATE)]))
+        is_parameter = [self.name(index).role == "param" for index in stored.tolist()]
         where = stored[np.array(is_parameter, bool)]
-        now = Parameters(
-            self._theirs.step,
-            numbers[where],
-            self._left[where],
-            self._right[where],
-            self._coarsest[where],
-        )
+        arrays = (self.names, self.left, self.right, self.formats)
+        now = Parameters(self.step, *(array[where] for array in arrays))
         before, run.parameters[rank] = run.parameters.get(rank), now
         if before is None or not run._given or run.tally.keeps_unchanged:
             return
-        wanted = (self._phases[where] == Phase.UPDATE) & np.isin(
-            self._states[where], [int(PairState.CLOSE), int(PairState.REORDERED)]
+        wanted = (self.phases[where] == Phase.UPDATE) & np.isin(
+            self.states[where], [int(PairState.CLOSE), int(PairState.REORDERED)]
         )
         if not wanted.any():
             return
@@ -621,15 +556,15 @@ class _Step:
         for which, reason in ((found.still, STILL), (found.apart, UPDATED)):
             for place in np.flatnonzero(which & wanted).tolist():
                 ratio = float(found.ratios[place])
-                self._set(int(where[place]), PairState.DIFFERENT, ratio, reason)
+                self.set(int(where[place]), PairState.DIFFERENT, ratio, reason)
 
     def _excuse_unsteady(self) -> None:
         """Leaves out what two runs of the reference's program do not agree in either."""
         unsteady = self._run.unsteady
-        for index in np.flatnonzero(self._states != PairState.SAME).tolist() if unsteady else ():
-            name = self._names_of(index)
-            if self._errors[index] <= _REPEATS * unsteady.get(name, -1.0):
-                self._set(index, PairState.CLOSE, float(self._errors[index]), UNSTEADY)
+        for index in np.flatnonzero(self.states != PairState.SAME).tolist() if unsteady else ():
+            name = self.name(index)
+            if self.errors[index] <= _REPEATS * unsteady.get(name, -1.0):
+                self.set(index, PairState.CLOSE, float(self.errors[index]), UNSTEADY)
                 self._run.tally.unsteady.setdefault(str(name))
 
     def _excuse(self) -> None:
@@ -638,45 +573,33 @@ class _Step:
         """
         run = self._run
         first = run.tally.first(run.tally.different, COMPUTED)
-        if not run._given or (first is not None and first.key[0] < self._theirs.step):
+        if not run._given or (first is not None and first.key[0] < self.step):
             return
-        pairs = Measures(
-            run.names,
-            self._theirs.names[self._pairs.theirs],
-            self._left,
-            self._right,
-            self._coarsest,
-            self._phases,
-            self._states,
-            self._errors,
-            self._reasons,
-            {index: elements.euclidean for index, elements in self._elements.items()},
-        )
         if run.compares_parts:
-            run.tally.parts += excuse_parts(pairs)
-        drift = run.drift_of(self._theirs.rank)
+            run.tally.parts += excuse_parts(self)
+        drift = run.drift_of(self.rank)
         if run.split is not None:
-            for name in excuse_small(self._theirs.step, pairs, drift):
+            for name in excuse_small(self, drift):
                 run.tally.cancelled.setdefault(name)
-        for name in excuse(self._theirs.step, pairs, drift, COMPUTED):
+        for name in excuse(self, drift, COMPUTED):
             run.tally.cancelled.setdefault(name)
 
     def _excuse_operators(self) -> bool:
         """Leaves out operators that differ where the gradients of all parameters agree: they come
         in another order, once more, or between casts. Returns whether these agree.
         """
-        names = [self._run.names[n] for n in self._theirs.names[self._pairs.theirs].tolist()]
+        names = [self.table[n] for n in self.names.tolist()]
         grads = np.array([name.role == "param_grad" for name in names], bool)
         is_judged = self._run.judges_operators and any(name.op for name in names)
         if not grads.any() or not is_judged:
             return False
-        codes = coarser_of(self._left["dtype"][grads], self._right["dtype"][grads])
+        codes = coarser_of(self.left["dtype"][grads], self.right["dtype"][grads])
         limits = [_SUMMED * rounding_limit(int(code)) for code in codes]
-        agree = (self._states[grads] != PairState.DIFFERENT) & (self._errors[grads] <= limits)
-        differs = (self._states == PairState.DIFFERENT) | (self._states == PairState.REORDERED)
-        for index in np.flatnonzero(differs & (self._reasons != NONFINITE)).tolist():
+        agree = (self.states[grads] != PairState.DIFFERENT) & (self.errors[grads] <= limits)
+        differs = (self.states == PairState.DIFFERENT) | (self.states == PairState.REORDERED)
+        for index in np.flatnonzero(differs & (self.reasons != NONFINITE)).tolist():
             if agree.all() and names[index].op and names[index].direction != "optimizer":
-                self._set(index, PairState.CLOSE, 0.0, SCHEDULE)
+                self.set(index, PairState.CLOSE, 0.0, SCHEDULE)
                 self._run.tally.rescheduled += 1
         return bool(agree.all())
 
@@ -684,33 +607,33 @@ class _Step:
 
     def _trace(self, inexact: np.ndarray) -> None:
         """Notes the first computed tensor that is not equal to the bit, and what follows it."""
-        origins, rank = self._run.tally.origins, self._theirs.rank
-        computed = np.isin(self._phases, COMPUTED)
-        is_update = self._phases == Phase.UPDATE
+        origins, rank = self._run.tally.origins, self.rank
+        computed = np.isin(self.phases, COMPUTED)
+        is_update = self.phases == Phase.UPDATE
         drift = self._run.drift_of(rank)
         # Rounding noise moves some parameters as far as an update does.
-        for index in np.flatnonzero(is_update & (self._states == PairState.CLOSE)).tolist():
-            computed[index] &= not drift.may_move(self._names_of(index))
+        for index in np.flatnonzero(is_update & (self.states == PairState.CLOSE)).tolist():
+            computed[index] &= not drift.may_move(self.name(index))
         is_update &= computed
         origin = origins.get(rank)
         if origin is not None:
             if origin.is_open:
                 reads = is_update
                 if origin.is_parameters_gradient:
-                    reads = is_update & (self._states != PairState.SAME)
+                    reads = is_update & (self.states != PairState.SAME)
                 else:
                     # Where a gradient is nearly 0 Adam's first updates have a sign by rounding.
-                    turned = is_update & self._turned & (self._errors > origin.limit)
-                    turned &= self._errors <= _TURNED_LIMITS * origin.limit
+                    turned = is_update & self._turned & (self.errors > origin.limit)
+                    turned &= self.errors <= _TURNED_LIMITS * origin.limit
                     origin.turned = int(turned.sum())
                     is_update = is_update & ~turned
                 self._follow(origin, is_update, int(reads.sum()))
                 # The first update of Adam is the same for gradients with other last bits.
                 origin.is_open = origin.is_parameters_gradient and not reads.any()
             return
-        firsts = {phase: np.flatnonzero(inexact & (self._phases == phase)) for phase in COMPUTED}
+        firsts = {phase: np.flatnonzero(inexact & (self.phases == phase)) for phase in COMPUTED}
         keys = {
-            self._key(int(phase), int(where[0])): int(where[0])
+            self.key(int(phase), int(where[0])): int(where[0])
             for phase, where in firsts.items()
             if len(where)
         }
@@ -718,13 +641,13 @@ class _Step:
             return
         key = min(keys)
         index = keys[key]
-        code = int(self._coarsest[index])
-        left, right, state = self._left[index], self._right[index], PairState(self._states[index])
+        code = int(self.formats[index])
+        left, right, state = self.left[index], self.right[index], PairState(self.states[index])
         origin = origins[rank] = Origin(
             key,
-            self._row(index),
+            self.row(index),
             rounding_limit(code),
-            self._names_of(index).role == "param_grad",
+            self.name(index).role == "param_grad",
             is_permuted(left, right, state, code),
             is_open=key[1] != Phase.UPDATE,
         )
@@ -737,8 +660,8 @@ class _Step:
         where = np.flatnonzero(which)
         worst = None
         if len(where):
-            ranked = np.lexsort((self._errors[where], self._states[where] == PairState.DIFFERENT))
-            worst = self._row(int(where[ranked[-1]]))
+            ranked = np.lexsort((self.errors[where], self.states[where] == PairState.DIFFERENT))
+            worst = self.row(int(where[ranked[-1]]))
         origin.follow(readers, worst)
 
     def _note(self, table: dict[Phase, Found], phase: int, which: np.ndarray) -> None:
@@ -746,86 +669,68 @@ class _Step:
         if not len(where):
             return
         first = int(where[0])
-        key = self._key(phase, first)
+        key = self.key(phase, first)
         before = table.get(Phase(phase))
         if before is not None and before.key <= key:
             return
-        computed = np.isin(self._phases, COMPUTED)
+        computed = np.isin(self.phases, COMPUTED)
         # Parameters are read a step later than they are made.
-        beside = computed & ((self._phases == Phase.UPDATE) == (phase == Phase.UPDATE))
+        beside = computed & ((self.phases == Phase.UPDATE) == (phase == Phase.UPDATE))
         after = np.flatnonzero(beside & (np.arange(len(beside)) > first))[:_TRAIL]
         beside[first:] = False
         error, exact = self._summed_up(beside)
         count = int(beside.sum())
         if phase == Phase.UPDATE:
             count += len(computed)
-            before_error, before_exact = self._run.last_computed.get(self._theirs.rank, (0.0, True))
+            before_error, before_exact = self._run.last_computed.get(self.rank, (0.0, True))
             error, exact = max(error, before_error), exact and before_exact
-        trail = tuple(self._row(index) for index in after.tolist())
-        table[Phase(phase)] = Found(key, self._row(first), error, exact, trail, count)
+        trail = tuple(self.row(index) for index in after.tolist())
+        table[Phase(phase)] = Found(key, self.row(first), error, exact, trail, count)
 
     def _summed_up(self, which: np.ndarray) -> tuple[float, bool]:
-        errors, states = self._errors[which], self._states[which]
+        errors, states = self.errors[which], self.states[which]
         if not len(errors):
             return 0.0, True
         return float(errors.max()), bool((states == PairState.SAME).all())
 
     def _note_growth(self, phase: Phase, here: np.ndarray) -> None:
         where = np.flatnonzero(here)
-        worst = int(where[np.argmax(self._errors[where])])
-        error = float(self._errors[worst])
-        name = str(self._names_of(worst))
+        worst = int(where[np.argmax(self.errors[where])])
+        error = float(self.errors[worst])
+        name = str(self.name(worst))
         if phase in COMPUTED:
-            self._run.tally.grow(self._step_of(phase, worst), error, name)
+            self._run.tally.grow(self.step_of(phase, worst), error, name)
         before = self._run.tally.worst.get(phase)
         if error > (0.0 if before is None else before.row.error):
-            key = self._key(int(phase), worst)
-            self._run.tally.worst[phase] = Found(key, self._row(worst), 0.0, False)
+            key = self.key(int(phase), worst)
+            self._run.tally.worst[phase] = Found(key, self.row(worst), 0.0, False)
 
     def _keep_rows(self) -> None:
         run, tally = self._run, self._run.tally
         if run._sink is not None:
-            for index in np.flatnonzero(self._states != PairState.SAME).tolist():
-                run._sink(self._row(index))
-        kept = np.flatnonzero(self._states > PairState.CLOSE)
+            for index in np.flatnonzero(self.states != PairState.SAME).tolist():
+                run._sink(self.row(index))
+        kept = np.flatnonzero(self.states > PairState.CLOSE)
         tally.more_rows += len(kept[tally.room :])
-        tally.rows += [self._row(index) for index in kept[: tally.room].tolist()]
+        tally.rows += [self.row(index) for index in kept[: tally.room].tolist()]
 
     def _keep_losses(self) -> None:
         """The loss of the step, of the lowest rank."""
-        step, losses = self._theirs.step, self._run.tally.losses
+        step, losses = self.step, self._run.tally.losses
         if step in losses or len(losses) >= KEPT_STEPS:
             return
-        mine, other = (self._run.loss_of(block) for block in (self._ours, self._theirs))
+        mine, other = (self._run.loss_of(block) for block in (self.ours, self.theirs))
         if mine is not None and other is not None:
             losses[step] = LossPair(step, mine, other)
             return
-        for index in np.flatnonzero(self._phases == Phase.LOSS).tolist()[::-1]:
-            if self._names_of(index).direction == "forward":
-                mine, other = (loss_of(side[index]) for side in (self._left, self._right))
+        for index in np.flatnonzero(self.phases == Phase.LOSS).tolist()[::-1]:
+            if self.name(index).direction == "forward":
+                mine, other = (loss_of(side[index]) for side in (self.left, self.right))
                 if mine is not None and other is not None:
                     losses[step] = LossPair(step, mine, other)
                     return
 
     def _keep_unchanged(self) -> None:
         for is_same in (True, False):
-            for index in np.flatnonzero((self._states == PairState.SAME) == is_same).tolist():
-                self._run.tally.keep_unchanged(str(self._names_of(index)), is_same)
-
-    def _names_of(self, index: int) -> Name:
-        return self._run.names[int(self._theirs.names[self._pairs.theirs[index]])]
-
-    def _row(self, index: int) -> Row:
-        phase = int(self._phases[index])
-        return make_row(
-            self._run.names,
-            self._step_of(phase, index),
-            Phase(phase),
-            PairState(int(self._states[index])),
-            float(self._errors[index]),
-            int(self._reasons[index]),
-            (self._ours, int(self._pairs.ours[index])),
-            (self._theirs, int(self._pairs.theirs[index])),
-            self._elements.get(index),
-            self._relations.get(index, ""),
-        )
+            for index in np.flatnonzero((self.states == PairState.SAME) == is_same).tolist():
+                self._run.tally.keep_unchanged(str(self.name(index)), is_same)

@@ -109,7 +109,7 @@ def raise_config_error(
     raise ConfigError(what, expected=expected, got=repr(got), hint=hint)
 
 
-def check_names(what: str, given: Iterable[str], known: Iterable[str], hint: str = "") -> None:
+def check_names(what: str, given: Iterable[str], known: Iterable[str]) -> None:
     """Raises ConfigError for the first of the names that is not in ``known``."""
     names = sorted(known)
     for name in given:
@@ -118,7 +118,7 @@ def check_names(what: str, given: Iterable[str], known: Iterable[str], hint: str
                 f"unknown {what} {name!r}",
                 expected=", ".join(names),
                 got=repr(name),
-                hint=did_you_mean(str(name), names) or hint,
+                hint=did_you_mean(str(name), names),
             )
 
 

@@ -10,6 +10,7 @@ from typing import Any, Callable, Optional
 import torch
 
 from fastcheck.calls.recorder import make_lock
+from fastcheck.calls.tracker import Running
 from fastcheck.dump.storage.files import CALLS, INDEX, REFERENCE, json_text, write_json
 from fastcheck.dump.storage.record_writer import RecordWriter, ValueStore
 from fastcheck.dump.storage.shards import ShardWriter
@@ -17,9 +18,18 @@ from fastcheck.errors import warn_of_fault
 from fastcheck.log.writer import RecordLog
 from fastcheck.record.site import SiteTable
 from fastcheck.utils.private import AppendFile
+from fastcheck.utils.torch.operators import describe_tensor
 
 _LINES_AT_ONCE = 512
 _LEFT_OUT_NAMES = 10_000
+
+
+def module_line(
+    module: str, type_name: str, direction: str, call: int, kind: str = "module"
+) -> dict[str, Any]:
+    """A line of the index on a module, without its tensors."""
+    line: dict[str, Any] = {"kind": kind, "module": module, "type": type_name}
+    return {**line, "direction": direction, "call": call, "in": [], "out": []}
 
 
 class DumpSession:
@@ -70,6 +80,22 @@ class DumpSession:
         """Reads a tensor; returns the fields of its entry in the index."""
         fields, _ = self._records.read(tensor, site, call, flags)
         return fields
+
+    def entry(
+        self, label: str, tensor: torch.Tensor, site: int, call: int, flags: int = 0
+    ) -> dict[str, Any]:
+        """Reads a tensor; returns its entry in the index."""
+        return {"label": label, **describe_tensor(tensor), **self.read(tensor, site, call, flags)}
+
+    def entries(
+        self, running: Running, role: str, tensors: list[tuple[str, torch.Tensor]], flags: int = 0
+    ) -> list[dict[str, Any]]:
+        """Reads what a call of a module takes or makes, by label; returns the entries."""
+        node, call = running.node, running.call
+        return [
+            self.entry(label, tensor, node.site(role, label, position), call, flags)
+            for position, (label, tensor) in enumerate(tensors)
+        ]
 
     def op_recorder(self, python: object) -> Optional[Any]:
         """RecordWriter.op_recorder() of this dump's records."""

@@ -11,10 +11,10 @@ import torch
 from fastcheck.calls.selection import CallName, Selection
 from fastcheck.calls.tracker import CallListener, Running
 from fastcheck.record.format import Flag
-from fastcheck.utils.torch.operators import describe_tensor, plain_value
+from fastcheck.utils.torch.operators import plain_value
 from fastcheck.utils.torch.own_operators import is_unobserved
 
-from .dump_writer import DumpSession
+from .dump_writer import DumpSession, module_line
 
 
 class ModuleCalls(CallListener):
@@ -54,22 +54,16 @@ class ModuleCalls(CallListener):
                     self._watch(tensor, running, f"grad_{role}", label, position)
         if not is_wanted or (role == "output" and not tensors):
             return
-        session, node = self._session, running.node
         flags = int(Flag.RECOMPUTE) if running.is_recompute else 0
-        entries = []
-        for position, (label, tensor) in enumerate(tensors):
-            entry = {"label": label, **describe_tensor(tensor)}
-            site = node.site(role, label, position)
-            entry.update(session.read(tensor, site, running.call, flags))
-            entries.append(entry)
-        line = self._line(running, "forward")
-        line["in" if role == "input" else "out"] = entries
+        line = _line(running, "forward")
+        place = "in" if role == "input" else "out"
+        line[place] = self._session.entries(running, role, tensors, flags)
         arguments = _plain_arguments(given)
         if arguments:
             line["args"] = arguments
         if running.is_recompute:
             line["recompute"] = True
-        session.add_call(line)
+        self._session.add_call(line)
 
     def _watch(
         self, tensor: torch.Tensor, running: Running, role: str, label: str, position: int
@@ -95,25 +89,16 @@ class ModuleCalls(CallListener):
         with session.lock:
             if not session.is_on:
                 return
-            entry = {"label": label, **describe_tensor(gradient)}
             site = running.node.site(role, label, position)
-            entry.update(session.read(gradient, site, running.call))
-            line = self._line(running, "backward")
+            line = _line(running, "backward")
             # Backward reads the gradients of the outputs of forward.
-            line["in" if role == "grad_output" else "out"] = [entry]
+            place = "in" if role == "grad_output" else "out"
+            line[place] = [session.entry(label, gradient, site, running.call)]
             session.add_call(line)
 
-    def _line(self, running: Running, direction: str) -> dict[str, Any]:
-        node = running.node
-        return {
-            "kind": "module",
-            "module": node.path,
-            "type": node.type_name,
-            "direction": direction,
-            "call": running.call,
-            "in": [],
-            "out": [],
-        }
+
+def _line(running: Running, direction: str) -> dict[str, Any]:
+    return module_line(running.node.path, running.node.type_name, direction, running.call)
 
 
 def _call_name(running: Running, direction: str) -> CallName:

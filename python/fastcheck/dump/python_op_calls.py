@@ -20,7 +20,7 @@ from fastcheck.utils.torch.operators import (
     outputs_of,
 )
 
-from .dump_writer import DumpSession
+from .dump_writer import DumpSession, module_line
 from .reference import OpCall, Reference
 
 # Weak references to storages have no public form; torch.multiprocessing.reductions uses these.
@@ -100,23 +100,9 @@ class OpCalls(CallListener):
         """Records the inputs of a root module: the batch."""
         if not running.is_root or not self._selection.is_all:
             return
-        entries = []
-        for position, (label, tensor) in enumerate(inputs):
-            entry = {"label": label, **describe_tensor(tensor)}
-            site = running.node.site("input", label, position)
-            entry.update(self.session.read(tensor, site, running.call))
-            entries.append(entry)
-        self.session.add_call(
-            {
-                "kind": "module",
-                "module": running.node.path,
-                "type": running.node.type_name,
-                "direction": "forward",
-                "call": running.call,
-                "in": entries,
-                "out": [],
-            }
-        )
+        line = module_line(running.node.path, running.node.type_name, "forward", running.call)
+        line["in"] = self.session.entries(running, "input", inputs)
+        self.session.add_call(line)
 
     def pass_by(self, name: str) -> None:
         """Counts a higher-order operator as left out."""

@@ -10,21 +10,18 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Optional
 
 import numpy as np
 
 from fastcheck.log.reader import log_parts
-from fastcheck.log.record_file import check_version, count_records, read_span
+from fastcheck.log.record_file import count_records, read_span, read_spans
 from fastcheck.log.writer import is_kept
 from fastcheck.record.format import RECORD_DTYPE
 from fastcheck.record.site import is_valid
 
 _NUMBER = re.compile(r"-([0-9]{6,18})\.bin$")
-# 12 MiB.
-_PIECE = 1 << 16
 _ALL = 1 << 62
 _MOST_STEPS = 1 << 53
 Key = list[int]
@@ -139,7 +136,7 @@ def take_until(
                 continue
             if index > position.segment:
                 position = replace(position, segment=index, record=0)
-            for piece in _pieces(path, position.record):
+            for piece in read_spans(path, position.record):
                 later_steps = np.flatnonzero((piece["step"] >= end) & _is_sound(piece))
                 is_last = len(later_steps) > 0
                 taken = piece[: int(later_steps[0])] if is_last else piece
@@ -158,16 +155,6 @@ def _segments(directory: str, rank: int) -> dict[int, str]:
         match = _NUMBER.search(path)
         found[int(match.group(1)) if match else 0] = path
     return found
-
-
-def _pieces(path: str, start: int) -> Iterator[np.ndarray]:
-    while True:
-        piece = read_span(path, start, start + _PIECE)
-        if len(piece) == 0:
-            return
-        check_version(piece, path, start)
-        yield piece
-        start += len(piece)
 
 
 def _is_sound(records: np.ndarray) -> np.ndarray:

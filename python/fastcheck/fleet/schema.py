@@ -16,7 +16,7 @@ import numpy as np
 from fastcheck.errors import ConfigError, printable
 from fastcheck.record.format import COUNTS, VERDICT_MASK, VERDICT_SHIFT, Depth
 from fastcheck.record.site import Site
-from fastcheck.record.statistics import component_counts, statistics_columns
+from fastcheck.record.statistics import statistics_columns
 
 #: Of the tables; another meaning of a column is another number.
 RECORD_FORMAT = 1
@@ -129,11 +129,6 @@ def record_rows(
     }
     rows.update({name: records[name].astype(np.int64) for name in COUNT_COLUMNS})
     columns = statistics_columns(records)
-    finite = component_counts(records)
-    for name in ("nan_count", "posinf_count", "neginf_count"):
-        finite = finite - records[name]
-    with np.errstate(all="ignore"):
-        columns["mean_abs"] = columns["abs_sum"] / finite
     for name in FLOAT_COLUMNS:
         values = np.clip(columns[name], -_LARGEST_FLOAT32, _LARGEST_FLOAT32)
         single = values.astype(np.float32)

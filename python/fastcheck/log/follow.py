@@ -15,14 +15,13 @@ import numpy as np
 
 from fastcheck.errors import LogError
 from fastcheck.record.format import RECORD_BYTES
-from fastcheck.record.site import Site, is_valid
+from fastcheck.record.site import Site
 from fastcheck.utils.reading import open_regular, parse_json
 
 from .reader import find_logs, log_parts, read_meta, sites_of_lines
-from .record_file import check_version, read_span
+from .record_file import checked, read_spans
 
-# At once: 12 MiB of records, and of lines.
-_RECORDS = 1 << 16
+# Of lines, at once.
 _LINE_BYTES = 4 << 20
 #: How much of each rank's new records is read: the end of them.
 TAIL_BYTES = 24 << 20
@@ -140,18 +139,11 @@ class _RankFollower:
             found.changed = _modified(paths[-1])
 
     def _read(self, path: str, found: Growth) -> None:
-        while True:
-            start = self._offset // RECORD_BYTES
-            records = read_span(path, start, start + _RECORDS)
-            if not len(records):
-                return
+        for records in read_spans(path, self._offset // RECORD_BYTES):
             self._offset += len(records) * RECORD_BYTES
-            check_version(records, path, start)
-            valid = is_valid(records)
-            if not valid.all():
-                found.damaged += int(((records["version"] != 0) & ~valid).sum())
-                records = records[valid]
-            found.records.append(records)
+            piece = checked(records)
+            found.damaged += piece.damaged
+            found.records.append(piece.records)
 
     def _read_meta(self) -> Optional[dict[str, Any]]:
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Optional
+from typing import Callable, Optional
 
 import numpy as np
 
@@ -130,17 +130,12 @@ class History:
 
     def latest(self, site: int) -> Optional[np.void]:
         """The youngest held record of this site."""
-        for chunk in (*reversed(self._open), *reversed(self._closed)):
-            mine = chunk[chunk["site"] == site]
-            if len(mine):
-                record: np.void = mine[-1].copy()
-                return record
-        return None
+        return self._youngest(lambda chunk: chunk["site"] == site)
 
     def latest_of(self, sites: set[int]) -> np.ndarray:
         """The youngest held record of each of these sites, oldest first."""
         left, found = sites.copy(), []
-        for chunk in (*reversed(self._open), *reversed(self._closed)):
+        for chunk in self._youngest_first():
             if not left:
                 break
             mine = chunk[np.isin(chunk["site"], list(left))]
@@ -152,26 +147,32 @@ class History:
 
     def last_finite_step(self, site: int) -> Optional[int]:
         """The step of the youngest held record of this site that had nothing non-finite."""
-        for chunk in (*reversed(self._open), *reversed(self._closed)):
-            finite = chunk[(chunk["site"] == site) & ((chunk["flags"] & int(Flag.NONFINITE)) == 0)]
-            if len(finite):
-                return int(finite["step"][-1])
-        return None
+        record = self._youngest(lambda chunk: (chunk["site"] == site) & _is_finite(chunk))
+        return None if record is None else int(record["step"])
 
     def last_finite(self, record: np.void) -> Optional[np.void]:
         """The youngest held record of the same site and call, of an earlier step, that had nothing
         non-finite.
         """
-        for chunk in (*reversed(self._open), *reversed(self._closed)):
-            mine = chunk[
+        return self._youngest(
+            lambda chunk: (
                 (chunk["site"] == record["site"])
                 & (chunk["call"] == record["call"])
                 & (chunk["step"] < record["step"])
-                & ((chunk["flags"] & int(Flag.NONFINITE)) == 0)
-            ]
-            if len(mine):
-                found: np.void = mine[-1].copy()
-                return found
+                & _is_finite(chunk)
+            )
+        )
+
+    def _youngest_first(self) -> Iterator[np.ndarray]:
+        yield from reversed(self._open)
+        yield from reversed(self._closed)
+
+    def _youngest(self, is_wanted: Callable[[np.ndarray], np.ndarray]) -> Optional[np.void]:
+        for chunk in self._youngest_first():
+            found = chunk[is_wanted(chunk)]
+            if len(found):
+                record: np.void = found[-1].copy()
+                return record
         return None
 
     def all(self) -> np.ndarray:
@@ -191,6 +192,11 @@ def joined(parts: Sequence[np.ndarray]) -> np.ndarray:
         return np.zeros(0, RECORD_DTYPE)
     whole: np.ndarray = np.concatenate([part.view(BYTES_DTYPE) for part in parts])
     return whole.view(RECORD_DTYPE)
+
+
+def _is_finite(records: np.ndarray) -> np.ndarray:
+    found: np.ndarray = (records["flags"] & int(Flag.NONFINITE)) == 0
+    return found
 
 
 def _find(chunks: Iterator[np.ndarray], seq: int) -> Optional[tuple[np.ndarray, int]]:

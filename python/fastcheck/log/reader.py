@@ -21,7 +21,8 @@ from fastcheck.record.format import RECORD_BYTES, RECORD_DTYPE, RECORD_VERSION
 from fastcheck.record.site import MAX_SITES, Site
 from fastcheck.utils.reading import open_regular, read_json, read_json_lines
 
-from .record_file import Piece, read_all
+from .history import joined
+from .record_file import read_all, read_rank
 from .view import LogView, RankLog, merge_ranks
 
 _NAME = re.compile(
@@ -190,16 +191,14 @@ def _changed(place: str) -> float:
 
 
 def _read_rank(directory: str, rank: int, only: str | None) -> RankLog:
-    names = [only] if only is not None else [f"events-rank{rank}.bin", *_segments(directory, rank)]
-    dropped = 0
-    pieces = []
-    for name in names:
-        piece, lost = _read_records(os.path.join(directory, name), must_exist=only is not None)
-        pieces.append(piece)
-        dropped += lost
-    records = np.concatenate([piece.records for piece in pieces])
-    if only is None and len(pieces[0].records):
-        records = _without_doubles(records)
+    if only is not None:
+        pieces = [read_all(os.path.join(directory, only))]
+    else:
+        pieces = list(read_rank(directory, rank, log_parts(directory).get(rank, [])))
+    records = joined([piece.records for piece in pieces])
+    if os.path.exists(os.path.join(directory, f"events-rank{rank}.bin")):
+        # Kept events come from another file than their neighbours, and go back to these.
+        records = records[np.lexsort((records["seq"], records["step"]))]
     site_lines, lost_sites = _read_lines(os.path.join(directory, f"sites-rank{rank}.jsonl"))
     event_lines, lost_events = _read_lines(os.path.join(directory, f"events-rank{rank}.jsonl"))
     return RankLog(
@@ -208,7 +207,7 @@ def _read_rank(directory: str, rank: int, only: str | None) -> RankLog:
         sites=sites_of_lines(site_lines),
         events=event_lines,
         meta=read_meta(os.path.join(directory, f"meta-rank{rank}.json")),
-        dropped_bytes=dropped + lost_sites + lost_events,
+        dropped_bytes=sum(piece.dropped_bytes for piece in pieces) + lost_sites + lost_events,
         damaged_records=sum(piece.damaged for piece in pieces),
     )
 
@@ -223,27 +222,6 @@ def sites_of_lines(lines: Iterable[dict[str, Any]]) -> dict[int, Site]:
         except (KeyError, TypeError):
             continue
     return sites
-
-
-def _segments(directory: str, rank: int) -> list[str]:
-    found = []
-    for name in os.listdir(directory):
-        match = _NAME.fullmatch(name)
-        if match and match.group(1) == "records" and int(match.group(2)) == rank:
-            found.append((int(match.group(3) or 0), name))
-    return [name for _, name in sorted(found)]
-
-
-def _read_records(path: str, must_exist: bool = False) -> tuple[Piece, int]:
-    """The valid records, and how many bytes are those of no record."""
-    try:
-        found = read_all(path)
-        size = os.path.getsize(path)
-    except FileNotFoundError:
-        if must_exist:
-            raise
-        return Piece(np.zeros(0, RECORD_DTYPE), 0, 0), 0
-    return found, size % RECORD_BYTES + found.unwritten * RECORD_BYTES
 
 
 def _read_stray(path: str) -> LogView:
@@ -267,8 +245,8 @@ def _read_stray(path: str) -> LogView:
             got=f"{path}, {size:,} bytes of something else",
             hint="give the directory that the stop message ends with (or fastcheck_log/)",
         )
-    found, lost = _read_records(path)
-    part = RankLog(0, found.records, {}, [], {}, lost, found.damaged)
+    found = read_all(path)
+    part = RankLog(0, found.records, {}, [], {}, found.dropped_bytes, found.damaged)
     return merge_ranks(os.path.dirname(path) or ".", [part])
 
 
@@ -294,14 +272,3 @@ def read_meta(path: str) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def _without_doubles(records: np.ndarray) -> np.ndarray:
-    """One of each record: an eviction that a crash interrupted leaves an event both kept and in its
-    segment.
-    """
-    _, first = np.unique(records[["step", "seq", "site"]], return_index=True)
-    kept = records[np.sort(first)]
-    # Kept events come from another file than their neighbours: put them back in the order of the
-    # device.
-    return kept[np.lexsort((kept["seq"], kept["step"]))]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -18,13 +19,14 @@ _RECORDS = 1 << 16
 
 
 class Piece(NamedTuple):
-    """A part of a file: its valid records, how many others were ``damaged``, and how many were zero
-    bytes, which a machine that lost power can leave: no record, since its version would be 0.
+    """A part of a file: its valid records, how many others were ``damaged``, and the bytes that are
+    no record: of one that is cut short, or zeros, which a machine that lost power can leave (a
+    record's version is not 0).
     """
 
     records: np.ndarray
     damaged: int
-    unwritten: int
+    dropped_bytes: int
 
 
 def count_records(path: str) -> int:
@@ -72,6 +74,27 @@ def check_version(records: np.ndarray, path: str, first: int = 0) -> None:
         )
 
 
+def read_spans(path: str, start: int = 0, end: int = 1 << 62) -> Iterator[np.ndarray]:
+    """The records from ``start`` to ``end`` as they are, at most 65,536 at a time.
+
+    Raises:
+        OSError: the file can't be read.
+        LogError: a newer fastcheck has written it.
+    """
+    while len(records := read_span(path, start, min(start + _RECORDS, end))):
+        check_version(records, path, start)
+        yield records
+        start += len(records)
+
+
+def checked(records: np.ndarray) -> Piece:
+    """The valid records among these, and what the others are."""
+    is_written, valid = records["version"] != 0, is_valid(records)
+    damaged = int((is_written & ~valid).sum())
+    unwritten = len(records) - int(is_written.sum())
+    return Piece(records if valid.all() else records[valid], damaged, unwritten * RECORD_BYTES)
+
+
 def read_pieces(path: str) -> Iterator[Piece]:
     """The records of a file in order, at most 65,536 at a time.
 
@@ -80,15 +103,9 @@ def read_pieces(path: str) -> Iterator[Piece]:
         LogError: it can't be read, or a newer fastcheck has written it.
     """
     try:
-        count = count_records(path)
-        for start in range(0, count, _RECORDS):
-            piece = read_span(path, start, min(start + _RECORDS, count))
-            check_version(piece, path, start)
-            written = piece["version"] != 0
-            valid = is_valid(piece)
-            records = piece if valid.all() else piece[valid]
-            damaged = int((written & ~valid).sum())
-            yield Piece(records, damaged, len(piece) - int(written.sum()))
+        yield from map(checked, read_spans(path, 0, count_records(path)))
+        if cut := os.path.getsize(path) % RECORD_BYTES:
+            yield Piece(np.zeros(0, RECORD_DTYPE), 0, cut)
     except FileNotFoundError:
         raise
     except OSError as error:
@@ -104,5 +121,26 @@ def read_all(path: str) -> Piece:
     return Piece(
         np.concatenate(chunks) if chunks else np.zeros(0, RECORD_DTYPE),
         sum(piece.damaged for piece in pieces),
-        sum(piece.unwritten for piece in pieces),
+        sum(piece.dropped_bytes for piece in pieces),
     )
+
+
+def read_rank(directory: str, rank: int, segments: Sequence[str]) -> Iterator[Piece]:
+    """The records of one rank in pieces: those of events that outlived their segment, then those of
+    its segments. Raises what read_pieces() raises.
+    """
+    events = os.path.join(directory, f"events-rank{rank}.bin")
+    for piece in read_pieces(events) if os.path.exists(events) else ():
+        kept = piece.records
+        # A crash may have left them in their segment too.
+        for other in _pieces_if_there(segments[0]) if segments else ():
+            kept = kept[~np.isin(kept["seq"], other.records["seq"])]
+        yield piece._replace(records=kept)
+    for path in segments:
+        yield from _pieces_if_there(path)
+
+
+def _pieces_if_there(path: str) -> Iterator[Piece]:
+    """read_pieces() of a file that the log's limit may have removed since it was listed."""
+    with contextlib.suppress(FileNotFoundError):
+        yield from read_pieces(path)

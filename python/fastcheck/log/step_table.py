@@ -19,9 +19,9 @@ _SCALED, _ANEW = int(Flag.SCALED), int(Flag.ANEW)
 _SCALED_NONFINITE = _SCALED | int(Flag.NONFINITE)
 _VERDICT_SCALED = int(Verdict.SCALED)
 _NONFINITE = (("neginf_count", -math.inf), ("posinf_count", math.inf), ("nan_count", math.nan))
-_NUMBERS = ("loss", "scale", "learning_rate", "gradient_norm")
+STEP_NUMBERS = ("loss", "scale", "learning_rate", "gradient_norm")
 _KEPT = np.dtype(
-    [("step", "<i8"), ("overflow", "?"), ("known", "u1"), *((name, "<f8") for name in _NUMBERS)]
+    [("step", "<i8"), ("overflow", "?"), ("known", "u1"), *((name, "<f8") for name in STEP_NUMBERS)]
 )
 _MOST = 100_000
 # Records, 192 bytes each.
@@ -106,7 +106,7 @@ class StepTable:
         for kept in self._kept[max(0, self._count - _MOST) : self._count]:
             values = {
                 name: float(kept[name]) if kept["known"] >> bit & 1 else None
-                for bit, name in enumerate(_NUMBERS)
+                for bit, name in enumerate(STEP_NUMBERS)
             }
             found.append(
                 StepRow(self._rank, int(kept["step"]), overflow=bool(kept["overflow"]), **values)
@@ -169,51 +169,24 @@ def step_rows(view: LogView) -> list[StepRow]:
 
 
 class StepStream:
-    """The rows of one rank of a log that is read in pieces, step after step. Of the records only
-    those that the rows are made of are held, until enough of them have come.
+    """The rows of one rank of a log that is read in pieces, or that grows, step after step; of the
+    youngest ``most`` steps, or of all. Of the records only those that the rows are made of are
+    held, until enough of them have come.
     """
 
-    def __init__(self, sites: Mapping[int, Site], meta: Mapping[str, Any], rank: int) -> None:
-        self._codes = np.zeros(max(sites, default=-1) + 1, np.int8)
-        for number, site in sites.items():
-            self._codes[number] = _code(site)
-        self._rank = rank
-        self._rows = {row.step: row for row in _written(meta, rank)}
-        self._held: list[np.ndarray] = []
-
-    def add(self, records: np.ndarray) -> None:
-        """Takes the next records in."""
-        kept = records[(_kinds(records, self._codes) != 0) | _overflowed(records["flags"])]
-        if len(kept):
-            self._held.append(kept)
-        if sum(map(len, self._held)) > _MOST_HELD:
-            held = np.concatenate(self._held)
-            is_last = held["step"] == held["step"].max()  # it may go on in the next piece
-            self._take(held[~is_last])
-            self._held = [held[is_last]]
-
-    def rows(self) -> list[StepRow]:
-        """The rows of all that was added and, of steps before these, of what was written with a
-        stop; by step.
-        """
-        self._take(*self._held)
-        self._held = []
-        return [self._rows[step] for step in sorted(self._rows)]
-
-    def _take(self, *chunks: np.ndarray) -> None:
-        self._rows.update({row.step: row for row in _rows([chunks], self._codes, self._rank)[0]})
-
-
-class RecentSteps:
-    """The rows of the youngest ``most`` steps of one rank of a log that grows."""
-
-    def __init__(self, rank: int, most: int) -> None:
+    def __init__(
+        self,
+        sites: Mapping[int, Site],
+        meta: Mapping[str, Any],
+        rank: int,
+        most: Optional[int] = None,
+    ) -> None:
         self._rank = rank
         self._most = most
         self._codes = np.zeros(0, np.int8)
-        self._rows: dict[int, StepRow] = {}
-        # The records of the last step, which may go on.
+        self._rows = {row.step: row for row in _written(meta, rank)}
         self._held: list[np.ndarray] = []
+        self.name(sites)
 
     def name(self, sites: Mapping[int, Site]) -> None:
         """Adds sites by number, before their first records."""
@@ -223,27 +196,28 @@ class RecentSteps:
             self._codes[number] = _code(site)
 
     def add(self, records: np.ndarray) -> None:
-        """The next records."""
+        """Takes the next records in."""
         kept = records[(_kinds(records, self._codes) != 0) | _overflowed(records["flags"])]
-        if not len(kept):
-            return
-        held = np.concatenate([*self._held, kept])
-        is_last = held["step"] == held["step"].max()
-        if not is_last.all():
-            self._take(held[~is_last])
-            held = held[is_last]
-        self._held = [held[-_MOST_HELD:]]
+        if len(kept):
+            self._held.append(kept)
+        if sum(map(len, self._held)) > _MOST_HELD:
+            self._settle()
 
     def rows(self) -> list[StepRow]:
-        """The rows, in the order of the steps."""
-        open_rows = {row.step: row for row in _rows([self._held], self._codes, self._rank)[0]}
-        rows = {**self._rows, **open_rows}
-        return [rows[step] for step in sorted(rows)[-self._most :]]
+        """The rows of all that was added and, of steps before these, of what was written with a
+        stop; by step.
+        """
+        self._settle()
+        return list(self._rows.values())
 
-    def _take(self, *chunks: np.ndarray) -> None:
-        self._rows.update({row.step: row for row in _rows([chunks], self._codes, self._rank)[0]})
-        if len(self._rows) > self._most:
-            self._rows = {step: self._rows[step] for step in sorted(self._rows)[-self._most :]}
+    def _settle(self) -> None:
+        """Makes the rows of what is held. The last step may go on: its records stay."""
+        held = joined(self._held)
+        self._rows.update({row.step: row for row in _rows([[held]], self._codes, self._rank)[0]})
+        steps = sorted(self._rows)
+        youngest = steps if self._most is None else steps[-self._most :]
+        self._rows = {step: self._rows[step] for step in youngest}
+        self._held = [held[held["step"] == held["step"].max(initial=0)]]
 
 
 def _code(site: Site) -> int:
@@ -260,7 +234,7 @@ def _written(meta: Mapping[str, Any], rank: int) -> Iterator[StepRow]:
         rows = meta.get(key)
         for row in rows if isinstance(rows, list) else ():
             try:
-                values = {name: row.get(name) for name in _NUMBERS}
+                values = {name: row.get(name) for name in STEP_NUMBERS}
                 yield StepRow(
                     rank=rank,
                     step=int(row["step"]),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 from typing import Callable, Optional
 
@@ -23,7 +22,7 @@ from fastcheck.record.site import Site
 from fastcheck.record.statistics import statistics_columns
 
 from .reader import log_parts, read_sites_and_meta
-from .record_file import read_pieces
+from .record_file import read_rank
 
 _PLACE = ("module", "module_type", "op", "direction", "role", "label")
 _STATISTICS = ("min", "max", "sum", "abs_sum", "sum_sq", "mean", "rms", "l2_norm")
@@ -62,19 +61,12 @@ def log_table(
         LogError: a file of the log can't be read.
     """
     for rank, segments in log_parts(directory).items():
-        sites, _ = read_sites_and_meta(directory, rank)
-        places = _Places(sites)
-        events = os.path.join(directory, f"events-rank{rank}.bin")
-        if os.path.exists(events):
-            for kept in _pieces(events, on_damage):
-                # A crash may have left them in their segment too.
-                for piece in read_pieces(segments[0]) if segments else ():
-                    kept = kept[~np.isin(kept["seq"], piece.records["seq"])]
-                if len(kept):
-                    yield _columns(rank, kept, places)
-        for path in segments:
-            for records in _pieces(path, on_damage):
-                yield _columns(rank, records, places)
+        places = _Places(read_sites_and_meta(directory, rank)[0])
+        for piece in read_rank(directory, rank, segments):
+            if piece.damaged and on_damage is not None:
+                on_damage(piece.damaged)
+            if len(piece.records):
+                yield _columns(rank, piece.records, places)
 
 
 def named_table(rank: int, records: np.ndarray, sites: Iterable[Site]) -> dict[str, np.ndarray]:
@@ -84,18 +76,9 @@ def named_table(rank: int, records: np.ndarray, sites: Iterable[Site]) -> dict[s
     by_number = dict(enumerate(sites))
     names = np.array([*(printable(str(site)) for site in by_number.values()), ""], object)
     made = {"name": names[records["site"]], **_columns(rank, records, _Places(by_number))}
-    largest = np.maximum(np.abs(made["min"]), np.abs(made["max"]))
     is_float = np.array([info.kind == "f8" for info in DTYPES])[records["dtype"]]
-    made["abs_max"] = np.where(is_float, largest, np.nan)
+    made["abs_max"] = np.where(is_float, statistics_columns(records)["abs_max"], np.nan)
     return made
-
-
-def _pieces(path: str, on_damage: Optional[Callable[[int], None]]) -> Iterator[np.ndarray]:
-    for piece in read_pieces(path):
-        if piece.damaged and on_damage is not None:
-            on_damage(piece.damaged)
-        if len(piece.records):
-            yield piece.records
 
 
 class _Places:

@@ -192,8 +192,9 @@ def extreme_values(records: np.ndarray, field: str) -> np.ndarray:
 
 
 def statistics_columns(records: np.ndarray) -> dict[str, np.ndarray]:
-    """min, max, sum, abs_sum, sum_sq, mean, rms and l2_norm of each record, as float64 columns; NaN
-    where the record's depth doesn't cover the field, or nothing finite is left.
+    """min, max, abs_max, sum, abs_sum, sum_sq, mean, mean_abs, rms and l2_norm of each record, as
+    float64 columns; NaN where the record's depth doesn't cover the field, or nothing finite is
+    left.
     """
     finite = component_counts(records)
     for name in NONFINITE_COUNTS:
@@ -203,10 +204,12 @@ def statistics_columns(records: np.ndarray) -> dict[str, np.ndarray]:
         name: np.where(known & (finite > 0), extreme_values(records, name), np.nan)
         for name in ("min", "max")
     }
+    columns["abs_max"] = np.fmax(np.abs(columns["min"]), np.abs(columns["max"]))
     with np.errstate(all="ignore"):
         for name in ("sum", "abs_sum", "sum_sq"):
             columns[name] = np.where(known, records[name], np.nan)
         columns["mean"] = columns["sum"] / finite
+        columns["mean_abs"] = columns["abs_sum"] / finite
         columns["rms"] = np.sqrt(columns["sum_sq"] / finite)
         columns["l2_norm"] = np.sqrt(columns["sum_sq"])
     return columns

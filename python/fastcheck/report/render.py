@@ -30,7 +30,13 @@ from fastcheck.utils.text.layout import (
     to_ascii,
     wrap,
 )
-from fastcheck.utils.text.numbers import format_nonfinite, format_number, format_share
+from fastcheck.utils.text.numbers import (
+    and_more,
+    format_fields,
+    format_nonfinite,
+    format_number,
+    format_share,
+)
 
 from .spread import is_same_event, spread
 from .stop_report import StopReport
@@ -141,24 +147,11 @@ def input_lines(report: StopReport, width: int, most: int = _INPUT_ROWS) -> list
             name = tensor_place(source, reading.call, report.style)
         elif source.module != site.module and not source.is_stored:
             name += f" of {source.module or source.module_type}"
-        rows.append(
-            [
-                name,
-                reading.dtype,
-                f"{reading.numel:,}",
-                f"{reading.nonfinite_count:,}",
-                format_number(reading.min),
-                format_number(reading.max),
-                format_number(reading.rms),
-                *([_rms_before(before)] if has_earlier else []),
-            ]
-        )
+        fields = format_fields(reading, "dtype", "numel", "nonfinite_count", "min", "max", "rms")
+        rows.append([name, *fields, *([_rms_before(before)] if has_earlier else [])])
     header = ["tensor", "dtype", "elements", "NaN+Inf", "min", "max", "rms"]
     lines = table([*header, *(["rms before"] if has_earlier else [])], rows, left=2, width=width)
-    hidden = len(report.inputs) - most
-    if hidden > 0:
-        lines.append(f"and {hidden} more")
-    return lines
+    return lines + and_more(len(report.inputs) - most)
 
 
 def _rms_before(record: np.void | None) -> str:
@@ -344,11 +337,11 @@ def parts(report: StopReport, width: int, whole: bool = False) -> list[tuple[str
     return [(label, list(map(printable, lines))) for label, lines in found if lines]
 
 
-def brief(report: StopReport, width: int | None = None, ascii_only: bool | None = None) -> str:
+def brief(report: StopReport, ascii_only: bool | None = None) -> str:
     """The report in a few lines, for a warning: headline, reason, and the first thing to try."""
     if ascii_only is None:
         ascii_only = stderr_is_ascii()
-    width = line_width(WIDTH) if width is None else width
+    width = line_width(WIDTH)
     reading = statistics_of(report.culprit.record)
     lines = wrap(_headline(report, reading), width, "", "  ")
     lines += wrap(_verdict_text(report.culprit), width, "  ")
@@ -448,18 +441,8 @@ def made_by_lines(report: StopReport, width: int) -> list[str]:
     rows = []
     results = [] if made.result is None else [("its result", made.result)]
     for name, record in (*made.inputs[:_OPERAND_ROWS], *results):
-        reading = statistics_of(record)
-        rows.append(
-            [
-                name,
-                reading.dtype,
-                f"{reading.numel:,}",
-                f"{reading.nonfinite_count:,}",
-                f"{reading.zero_count:,}",
-                format_number(reading.min),
-                format_number(reading.max),
-            ]
-        )
+        fields = ("dtype", "numel", "nonfinite_count", "zero_count", "min", "max")
+        rows.append([name, *format_fields(statistics_of(record), *fields)])
     if rows:
         header = ["tensor", "dtype", "elements", "NaN+Inf", "zeros", "min", "max"]
         lines += table(header, rows, left=2, width=width)

@@ -9,7 +9,7 @@ from fastcheck.record.format import Verdict
 from fastcheck.record.statistics import statistics_of
 from fastcheck.utils.names.style import tensor_place
 from fastcheck.utils.text.layout import wrap
-from fastcheck.utils.text.numbers import format_nonfinite
+from fastcheck.utils.text.numbers import and_more, format_nonfinite
 
 if TYPE_CHECKING:
     from fastcheck.record.event import Event
@@ -34,8 +34,7 @@ def spread(events: Sequence[Event], culprit: Event, style: str, width: int) -> l
     for number, (name, event) in enumerate(reached[:_PLACES], start=1):
         text = f"{name}, {event.site.direction}: {format_nonfinite(statistics_of(event.record))}"
         lines += wrap(text, width, f"{number:>2}. ", "    ")
-    if len(reached) > _PLACES:
-        lines.append(f"and {len(reached) - _PLACES:,} more places")
+    lines += and_more(len(reached) - _PLACES, "more places")
     for verdict in (Verdict.ORIGIN, Verdict.ARRIVED):
         lines += _one_line([event for event in others if event.verdict is verdict], style, width)
     return lines + harmless(others, style, width)
@@ -57,9 +56,7 @@ def pending_lines(events: Sequence[Event], style: str, width: int) -> list[str]:
         place = tensor_place(event.site, int(event.record["call"]), style)
         text = f"{place}, {event.site.direction}: {format_nonfinite(statistics_of(event.record))}"
         lines += wrap(f"{text}: {event.reason}", width, "", "    ")
-    if len(events) > _PLACES:
-        lines.append(f"and {len(events) - _PLACES:,} more")
-    return lines
+    return lines + and_more(len(events) - _PLACES)
 
 
 def _one_line(events: list[Event], style: str, width: int) -> list[str]:

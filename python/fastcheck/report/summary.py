@@ -17,7 +17,7 @@ from fastcheck.record.statistics import statistics_of
 from fastcheck.utils.names.msprobe import name_of
 from fastcheck.utils.names.style import row_name
 from fastcheck.utils.text.layout import section, stderr_is_ascii, table, to_ascii, wrap
-from fastcheck.utils.text.numbers import format_number
+from fastcheck.utils.text.numbers import and_more, format_fields, format_number
 
 if TYPE_CHECKING:
     from fastcheck.record.site import Site
@@ -69,30 +69,24 @@ def summary(
     ]
     if rows:
         found += table(["verdict", "tensors"], rows, width=body)
-    blocks = [section("watched", watched), section("found", found)]
-    blocks += [section(label, lines) for label, lines in story]
-    if pending:
-        blocks.append(section("pending", pending))
-    if harmless:
-        blocks.append(section("harmless", harmless))
-    if step_table:
-        blocks.append(section("steps", step_table))
-    if watch:
-        blocks.append(section("watch", [line for one in watch for line in wrap(one, body)]))
-    if top_sites:
-        named = [[_where(s, style), s.direction, f"{n:,}"] for s, n in top_sites]
-        blocks.append(
-            section("where", table(["tensor", "pass", "events"], named, left=2, width=body))
-        )
-    if last_step:
-        blocks.append(section("last step", _last_step(last_step, body, style)))
-    if unread:
-        blocks.append(section("unread", unread))
-    if log_path is not None:
-        blocks.append(section("log", wrap(f"{log_path}   (fastcheck show {log_path})", body)))
-    if notes:
-        blocks.append(section("note", [line for note in notes for line in wrap(note, body)]))
-    text = "\n\n".join("\n".join(block) for block in blocks)
+    named = [[_where(s, style), s.direction, f"{n:,}"] for s, n in top_sites]
+    where = table(["tensor", "pass", "events"], named, left=2, width=body) if named else []
+    log = [] if log_path is None else wrap(f"{log_path}   (fastcheck show {log_path})", body)
+    blocks = [
+        ("watched", watched),
+        ("found", found),
+        *story,
+        ("pending", pending),
+        ("harmless", harmless),
+        ("steps", step_table),
+        ("watch", [line for one in watch for line in wrap(one, body)]),
+        ("where", where),
+        ("last step", _last_step(last_step, body, style) if last_step else []),
+        ("unread", unread),
+        ("log", log),
+        ("note", [line for note in notes for line in wrap(note, body)]),
+    ]
+    text = "\n\n".join("\n".join(section(label, lines)) for label, lines in blocks if lines)
     text = printable(text, keep="\n")
     return to_ascii(text) if (stderr_is_ascii() if ascii_only is None else ascii_only) else text
 
@@ -124,21 +118,10 @@ def _last_step(pairs: Sequence[tuple[Site, np.void]], width: int, style: str) ->
     rows = []
     for index in shown:
         site, reading = readings[index]
-        name = row_name(site, reading.call, style)
-        rows.append(
-            [
-                name,
-                reading.dtype,
-                f"{reading.nonfinite_count:,}",
-                format_number(reading.abs_max),
-                format_number(reading.rms),
-            ]
-        )
+        fields = format_fields(reading, "dtype", "nonfinite_count", "abs_max", "rms")
+        rows.append([row_name(site, reading.call, style), *fields])
     lines = table(["tensor", "dtype", "NaN+Inf", "abs max", "rms"], rows, left=2, width=width)
-    hidden = len(readings) - len(shown)
-    if hidden:
-        lines.append(f"and {hidden:,} more with smaller numbers")
-    return lines
+    return lines + and_more(len(readings) - len(shown), "more with smaller numbers")
 
 
 _SHOWN = 10
@@ -150,8 +133,7 @@ def unread_lines(rows: Sequence[UnreadOp], width: int) -> list[str]:
     for row in rows[:_SHOWN]:
         times = "1 call" if row.calls == 1 else f"{row.calls:,} calls"
         lines += wrap(f"{row.op}, {times}: {row.reason}", width, rest="  ")
-    hidden = len(rows) - _SHOWN
-    return lines + ([f"and {hidden:,} more"] if hidden > 0 else [])
+    return lines + and_more(len(rows) - _SHOWN)
 
 
 _ROWS = 10
@@ -181,9 +163,7 @@ def step_table(rows: Sequence[StepRow], width: int, limit: int | None = _ROWS) -
     if is_scaled:
         skipped = sum(row.overflow for row in rows)
         lines.append(f"{skipped:,} of the last {len(rows):,} updates skipped")
-    if len(shown) < len(rows):
-        lines.append(f"and {len(rows) - len(shown):,} steps before these")
-    return lines
+    return lines + and_more(len(rows) - len(shown), "steps before these")
 
 
 def _cell(value: float | None) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fastcheck.record.statistics import RecordStatistics, statistics_of
-from fastcheck.utils.text.numbers import format_number, format_share
+from fastcheck.utils.text.numbers import format_fields, format_number, format_share
 
 GROWN = 4.0
 EXPLODED = 1000.0
@@ -112,10 +112,8 @@ class Trend:
         return ["zeros", "subnormal", "NaN+Inf"]
 
     def cells(self, reading: RecordStatistics) -> list[str]:
-        bad = f"{reading.nonfinite_count:,}"
-        if self.has_stats:
-            return [format_number(reading.abs_max), format_number(reading.rms), bad]
-        return [f"{reading.zero_count:,}", f"{reading.subnormal_count:,}", bad]
+        shown = ("abs_max", "rms") if self.has_stats else ("zero_count", "subnormal_count")
+        return format_fields(reading, *shown, "nonfinite_count")
 
     @property
     def series_name(self) -> str:

@@ -60,12 +60,9 @@ def test_layouts(dtype: str) -> None:
     x = random(dtype, 12000, 8)
     hosts = [layout(x) for layout in LAYOUTS.values()]
     there = [put(x, NAME) for x in hosts]
-    for observe, order in (
-        (CUDA.observe_list, "storage"),
-        (CUDA.observe_list_logical, "logical"),
-    ):
+    for order in ("storage", "logical"):
         slots = slots_for(len(hosts))
-        observe(there, slots, 0, 3)
+        CUDA.observe_list(there, slots, 0, 3, logical=order == "logical")
         assert_all_same(slots, of_cpu(hosts, order=order), order)
 
 

@@ -156,8 +156,7 @@ class TestBits:
         x = random(dtype, 12000, 8)
         hosts = [layout(x) for layout in LAYOUTS.values()]
         slots = slots_for(len(hosts))
-        observe = cuda.observe_list if order == "storage" else cuda.observe_list_logical
-        observe([put(y, NAME) for y in hosts], slots, 0, 3)
+        cuda.observe_list([put(y, NAME) for y in hosts], slots, 0, 3, logical=order == "logical")
         assert_all_same(slots, of_cpu(hosts, order=order))
 
     @pytest.mark.parametrize("dtype", ALL)

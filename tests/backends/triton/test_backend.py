@@ -177,7 +177,7 @@ def test_what_a_compiler_refuses_is_read_by_the_portable_backend(
     for slot, x in zip(slots, xs):
         check(slot, x)
     slots.zero_()
-    entry.observe_list_logical(xs[2:3], slots, 1, 3)
+    entry.observe_list(xs[2:3], slots, 1, 3, logical=True)
     check(slots[1], xs[2], logical=True)
     assert launches.tried == [torch.float32, torch.int64]
     assert triton.remarks() == [

@@ -48,9 +48,7 @@ def check(
     xs: Sequence[torch.Tensor], depth: str = "full", logical: bool = False, first: int = 1
 ) -> None:
     slots = torch.full((len(xs) + first + 1, 192), FILLED, dtype=torch.uint8)
-    observe = triton.triton_backend("cpu").observe_list_logical if logical else triton._observe_list
-    assert observe is not None
-    observe(xs, slots, first, DEPTHS[depth])
+    triton.triton_backend("cpu").observe_list(xs, slots, first, DEPTHS[depth], logical=logical)
     for place, x in enumerate(xs):
         wanted = _C.record(x, DEPTHS[depth], logical).numpy().tobytes()
         got = slots[first + place].numpy().tobytes()

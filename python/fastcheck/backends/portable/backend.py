@@ -92,13 +92,6 @@ def observe(
         write_values(x, slots[index].view(torch.int64), tensor.numel(), depth, temporary_bytes)
 
 
-def observe_list_logical(
-    tensors: Sequence[torch.Tensor], slots: torch.Tensor, first: int, depth: int
-) -> None:
-    """:func:`observe_list` in row-major order, whatever the strides."""
-    observe_list(tensors, slots, first, depth, logical=True)
-
-
 def observe_list(
     tensors: Sequence[torch.Tensor],
     slots: torch.Tensor,
@@ -135,5 +128,4 @@ def portable_backend(device_type: str) -> Backend:
         observe=observe,
         observe_list=observe_list,
         found_nonfinite=any_nonfinite,
-        observe_list_logical=observe_list_logical,
     )

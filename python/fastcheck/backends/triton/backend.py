@@ -111,7 +111,6 @@ def triton_backend(device_type: str) -> Backend:
         observe=_observe,
         observe_list=_observe_list,
         found_nonfinite=any_nonfinite,
-        observe_list_logical=functools.partial(_observe_list, logical=True),
     )
 
 

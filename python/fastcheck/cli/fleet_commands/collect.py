@@ -41,7 +41,6 @@ def add_parser(commands: Any) -> None:
         help="the log of a node as Parquet files of a fleet",
         description=_DESCRIPTION,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("log", help="log directory, or the fastcheck_log/ above it (the newest)")
     parser.add_argument(

@@ -31,7 +31,6 @@ def add_parser(commands: Any) -> None:
         help="merge the small files of a fleet",
         description=_DESCRIPTION,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("folder", help="what fastcheck collect --out wrote to")
     parser.add_argument("--run", dest="run_name", help="which run; default: the only one")

@@ -40,7 +40,6 @@ def add_parser(commands: Any) -> None:
         help="which rank of many is faulty",
         description=_DESCRIPTION,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("folder", help="what fastcheck collect --out wrote to")
     parser.add_argument("--run", dest="run_name", help="which run; default: the only one")

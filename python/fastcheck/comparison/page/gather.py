@@ -11,10 +11,11 @@ import numpy as np
 from fastcheck.comparison.block import Kind, Phase, Source
 from fastcheck.comparison.measure import NONFINITE, PairState
 from fastcheck.comparison.over_time import Pairing
-from fastcheck.comparison.result import Compared
+from fastcheck.comparison.pairs import Pairs
 from fastcheck.log.reader import read_sites_and_meta
 from fastcheck.log.step_table import StepRow, StepStream
 from fastcheck.report.page.grid import Axis, Grid, values_of
+from fastcheck.report.page.rows import PageRows
 
 # The smallest number above 1, in the coarsest codes of a page.
 _ABOVE = 2.0**0.125
@@ -23,116 +24,74 @@ _MOST_EXCESS = 2.0**1000
 #: No step: the first weights stand at -1, where the first step is 0.
 NEVER = -(1 << 53)
 
-_NONE = {
-    "peak": -1.0,
-    "reference_peak": -1.0,
-    "peak_step": NEVER,
-    "first_inexact": NEVER,
-    "first_different": NEVER,
-    "worst_step": NEVER,
-    "reason": -1,
-    "first_bad_step": NEVER,
-    "last_step": NEVER,
+# What a row without pairs holds.
+_EMPTY: dict[str, np.generic] = {
+    **dict.fromkeys(("dtype", "numel", "phase", "records", "same", "different"), np.int64(0)),
+    "bad_records": np.int64(0),
+    "peak_step": np.int64(NEVER),
+    "first_inexact": np.int64(NEVER),
+    "first_different": np.int64(NEVER),
+    "worst_step": np.int64(NEVER),
+    "reason": np.int64(-1),
+    "first_bad_step": np.int64(NEVER),
+    "last_step": np.int64(NEVER),
+    "peak": np.float64(-1),
+    "reference_peak": np.float64(-1),
+    "worst": np.float64(0),
+    "worst_error": np.float64(0),
 }
-_INTEGERS = ("site", "rank", "dtype", "numel", "phase", "records", "same", "different")
-_MORE_INTEGERS = ("bad_records", "peak_step", "first_inexact", "first_different", "worst_step")
-_REST = ("reason", "first_bad_step", "last_step")
 
 
-class PairRows:
-    """The rows of the page: one for each name of each rank, numbered in the order in which they are
-    met.
+class PairRows(PageRows):
+    """A row for each name of each rank.
 
     ``excess``: the error over its limit. It is at most 1 where the pair is equal within the
     thresholds, and above 1 where it differs, whatever the reason.
     """
 
     def __init__(self) -> None:
-        self.count = 0
-        self._row_of: dict[int, np.ndarray] = {}
-        self._columns: dict[str, np.ndarray] = {
-            name: np.zeros(0, np.int64) for name in _INTEGERS + _MORE_INTEGERS + _REST
-        }
-        for name in ("peak", "reference_peak", "worst", "worst_error"):
-            self._columns[name] = np.zeros(0)
-
-    def columns(self) -> dict[str, np.ndarray]:
-        """The columns by name, of length ``count``."""
-        return {name: column[: self.count] for name, column in self._columns.items()}
-
-    def number(self, found: Compared) -> np.ndarray:
-        """The row of each pair."""
-        known = self._row_of.get(found.rank, np.full(0, -1))
-        size = int(found.names.max()) + 1
-        if size > len(known):
-            known = np.concatenate([known, np.full(2 * size - len(known), -1)])
-            self._row_of[found.rank] = known
-        new, first = np.unique(found.names, return_index=True)
-        first = np.sort(first[known[new] < 0])
-        names = found.names[first]
-        known[names] = self.count + np.arange(len(names))
-        self._grow(self.count + len(names))
-        self._columns["site"][known[names]] = names
-        self._columns["rank"][known[names]] = found.rank
-        self.count += len(names)
-        rows: np.ndarray = known[found.names]
-        return rows
+        super().__init__(_EMPTY)
 
     def add(
         self,
-        found: Compared,
+        found: Pairs,
         rows: np.ndarray,
         steps: np.ndarray,
         excess: np.ndarray,
         peaks: tuple[np.ndarray, np.ndarray],
     ) -> None:
         """``steps``: to which each pair belongs; ``peaks``: abs max of actual and reference."""
-        columns = self._columns
-        columns["dtype"][rows] = found.records[1]["dtype"]
-        columns["numel"][rows] = found.records[1]["numel"]
-        columns["phase"][rows] = found.phases
-        columns["last_step"][rows] = steps
-        np.add.at(columns["records"], rows, 1)
-        np.add.at(columns["same"], rows, found.states == PairState.SAME)
+        self["dtype"][rows] = found.right["dtype"]
+        self["numel"][rows] = found.right["numel"]
+        self["phase"][rows] = found.phases
+        self["last_step"][rows] = steps
         is_different = found.states == PairState.DIFFERENT
-        np.add.at(columns["different"], rows, is_different)
         is_bad = found.reasons == NONFINITE
-        np.add.at(columns["bad_records"], rows, is_bad)
+        np.add.at(self["records"], rows, 1)
+        np.add.at(self["same"], rows, found.states == PairState.SAME)
+        np.add.at(self["different"], rows, is_different)
+        np.add.at(self["bad_records"], rows, is_bad)
         inexact = (found.states != PairState.SAME) & (found.states != PairState.UNREADABLE)
         self._first("first_inexact", rows, steps, inexact)
         new = self._first("first_different", rows, steps, is_different)
-        columns["reason"][rows[new]] = found.reasons[new]
+        self["reason"][rows[new]] = found.reasons[new]
         self._first("first_bad_step", rows, steps, is_bad)
-        for name, values in (("peak", peaks[0]), ("reference_peak", peaks[1])):
-            higher = np.flatnonzero(values > columns[name][rows])
-            higher = higher[np.argsort(values[higher], kind="stable")]
-            columns[name][rows[higher]] = values[higher]
-            if name == "peak":
-                columns["peak_step"][rows[higher]] = steps[higher]
-        worse = np.flatnonzero(excess > columns["worst"][rows])
-        worse = worse[np.argsort(excess[worse], kind="stable")]
-        columns["worst"][rows[worse]] = excess[worse]
-        columns["worst_error"][rows[worse]] = found.errors[worse]
-        columns["worst_step"][rows[worse]] = steps[worse]
+        higher = self.raise_to("peak", rows, peaks[0])
+        self["peak_step"][rows[higher]] = steps[higher]
+        self.raise_to("reference_peak", rows, peaks[1])
+        worse = self.raise_to("worst", rows, excess)
+        self["worst_error"][rows[worse]] = found.errors[worse]
+        self["worst_step"][rows[worse]] = steps[worse]
 
     def _first(
         self, name: str, rows: np.ndarray, steps: np.ndarray, which: np.ndarray
     ) -> np.ndarray:
         """Notes the step of those that have none yet; returns their positions."""
-        column = self._columns[name]
+        column = self[name]
         new = np.flatnonzero(which & (column[rows] == NEVER))
         new = new[np.sort(np.unique(rows[new], return_index=True)[1])]
         column[rows[new]] = steps[new]
         return new
-
-    def _grow(self, rows: int) -> None:
-        room = len(self._columns["site"])
-        if rows <= room:
-            return
-        more = max(rows, 2 * room) - room
-        for name, column in self._columns.items():
-            added = np.full(more, _NONE.get(name, 0), column.dtype)
-            self._columns[name] = np.concatenate([column, added])
 
 
 class Gathered:
@@ -155,19 +114,19 @@ class Gathered:
         self._streams: tuple[dict[int, StepStream], ...] = ({}, {})
         self.is_timed = all(source.kind is Kind.LOG for source in sources)
 
-    def take(self, found: Compared) -> None:
+    def take(self, found: Pairs) -> None:
         """The next step."""
         self._follow_steps(found)
         if not len(found.names):
             return
-        rows = self.rows.number(found)
+        rows = self.rows.number(found.rank, found.names)
         steps = np.full(len(rows), found.step)
         if self._is_run:
             steps[found.phases == Phase.UPDATE] = found.before
             steps[found.phases == Phase.WEIGHTS] = found.step - 1
         steps = np.clip(steps, *self._span)
         excess = _excess(found)
-        values = [_values(records) for records in found.records]
+        values = [_values(records) for records in (found.left, found.right)]
         self.rows.add(found, rows, steps, excess, (values[0]["abs_max"], values[1]["abs_max"]))
         values[0]["bad"] = (found.reasons == NONFINITE).astype(np.uint8)
         if self.sides is None:
@@ -191,17 +150,17 @@ class Gathered:
         )
         return mine, other
 
-    def _follow_steps(self, found: Compared) -> None:
+    def _follow_steps(self, found: Pairs) -> None:
         if not self.is_timed:
             return
-        for source, streams, block in zip(self._sources, self._streams, found.blocks):
+        for source, streams, block in zip(self._sources, self._streams, (found.ours, found.theirs)):
             if found.rank not in streams:
                 sites, _ = read_sites_and_meta(source.title, found.rank)
                 streams[found.rank] = StepStream(sites, {}, found.rank)
             streams[found.rank].add(block.records)
 
 
-def _excess(found: Compared) -> np.ndarray:
+def _excess(found: Pairs) -> np.ndarray:
     """The error of each pair over its limit, so that it is above 1 where the pair differs."""
     with np.errstate(all="ignore"):
         excess = np.where(found.errors == 0, 0.0, found.errors / found.limits)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any, Optional, Union
 
 import numpy as np
@@ -14,14 +15,18 @@ from fastcheck.comparison.block import Kind, Phase
 from fastcheck.comparison.measure import REASONS
 from fastcheck.comparison.names import Name, NameTable
 from fastcheck.comparison.over_time import LOSS_DRIFT
+from fastcheck.comparison.questions import IN_A_RUN
 from fastcheck.comparison.render import sections
 from fastcheck.comparison.result import Result
 from fastcheck.comparison.row import Row
-from fastcheck.comparison.tally import Found
+from fastcheck.comparison.tally import COMPUTED, Found
 from fastcheck.errors import printable
 from fastcheck.log.step_table import StepRow
 from fastcheck.report.page.container import (
     Container,
+    details_html,
+    headline_html,
+    lines_html,
     page_html,
     table_html,
     text_html,
@@ -42,11 +47,9 @@ _PAGE_TITLES = {
 }
 
 
-def parted_signals(
-    actual: Sequence[StepRow], reference: Sequence[StepRow], allowed: float = LOSS_DRIFT
-) -> list[dict[str, Any]]:
+def parted_signals(actual: Sequence[StepRow], reference: Sequence[StepRow]) -> list[dict[str, Any]]:
     """The numbers that differ anywhere on the lowest rank: of each the first step where it is not
-    equal, with both values, and the first where it differs by more than ``allowed`` of the
+    equal, with both values, and the first where it differs by more than LOSS_DRIFT of the
     reference.
     """
     ranks = {row.rank for row in actual} & {row.rank for row in reference}
@@ -63,7 +66,7 @@ def parted_signals(
         apart = [(step, mine, other) for step, mine, other in pairs if not _same(mine, other)]
         if apart:
             step, mine, other = apart[0]
-            far = (step for step, mine, other in apart if _distance(mine, other) > allowed)
+            far = (step for step, mine, other in apart if _distance(mine, other) > LOSS_DRIFT)
             found.append(
                 {
                     "signal": _PAGE_TITLES.get(name, name),
@@ -97,14 +100,7 @@ def _cell(value: Any) -> Any:
 _MOST_ROWS = 500
 # Of the answers, those about what both sides were given: settings, batches, first weights.
 _GIVEN = 4
-_QUESTIONS = {
-    Phase.BATCHES: "batches",
-    Phase.WEIGHTS: "initial weights",
-    Phase.FORWARD: "forward",
-    Phase.LOSS: "loss",
-    Phase.GRADIENTS: "gradients",
-    Phase.UPDATE: "update",
-}
+_QUESTIONS = {phase: IN_A_RUN[phase] for phase in (Phase.BATCHES, Phase.WEIGHTS, *COMPUTED)}
 #: The order of signals that part at one step: causes before effects.
 _ORDER = (
     "learning rate",
@@ -310,11 +306,7 @@ def _verdict(comparison: Result) -> str:
     first = None if comparison.agrees else _first_found(comparison)
     if first is not None:
         result += f" First: {_place(comparison, first.row)}."
-    made = [f'<p class="headline {style}">{text_html(result)}</p>']
-    tries = _tries(comparison, first)
-    if tries:
-        items = "".join(f"<li>{text_html(text)}</li>" for text in tries)
-        made.append(f"<h3>Try</h3>\n<ol>{items}</ol>")
+    made = [headline_html(result, style, _tries(comparison, first))]
     made += [_section(section) for section in parts if section.label not in ("result", "why")]
     return "\n".join(made)
 
@@ -343,23 +335,10 @@ def _lines(parts: Sequence[Part]) -> str:
 
 def _section(section: Section) -> str:
     title = text_html(_TITLES.get(section.label, section.label))
-    opened = " open" if section.label in _OPEN else ""
-    body: list[str] = []
-    text: list[str] = []
-    for part in section.parts:
-        if isinstance(part, Table):
-            body += _pre(text)
-            text = []
-            body.append(table_html(part, title))
+    body = []
+    for kind, parts in groupby(section.parts, type):
+        if kind is Table:
+            body += [table_html(part, title) for part in parts if isinstance(part, Table)]
         else:
-            text.append(part)
-    body += _pre(text)
-    return (
-        f"<details{opened}><summary>{title}</summary>"
-        f'<div class="scrolling" tabindex="0" role="region" aria-label="{title}">'
-        f"{''.join(body)}</div></details>"
-    )
-
-
-def _pre(lines: Sequence[str]) -> list[str]:
-    return [f"<pre>{text_html(chr(10).join(lines))}</pre>"] if lines else []
+            body.append(lines_html(part for part in parts if isinstance(part, str)))
+    return details_html(title, "".join(body), section.label in _OPEN)

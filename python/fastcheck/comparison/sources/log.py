@@ -18,7 +18,8 @@ from fastcheck.comparison.names import Name, NameTable, Renaming, plain_label
 from fastcheck.comparison.over_time import Schedules, schedules_of
 from fastcheck.errors import CompareError
 from fastcheck.log.reader import find_logs, log_parts, read_schedule, read_sites_and_meta
-from fastcheck.log.record_file import check_version, count_records, read_span
+from fastcheck.log.record_file import read_span, read_spans
+from fastcheck.log.view import lost_site
 from fastcheck.record.format import DTYPES
 from fastcheck.record.site import NUMBER_ROLES, Site, is_valid
 
@@ -137,23 +138,17 @@ class _RankLog:
 
     def _index(self, number: int, runs: dict[int, list[tuple[int, int, int]]]) -> None:
         path = self._segments[number]
+        pieces = [(np.zeros(0, np.int64), np.zeros(0, bool))]
         try:
-            count = count_records(path)
-            if not count:
-                return
-            steps = np.zeros(count, np.int64)
-            valid = np.zeros(count, bool)
-            for start in range(0, count, _INDEXED_AT_ONCE):
-                piece = read_span(path, start, min(start + _INDEXED_AT_ONCE, count))
-                check_version(piece, path, start)
-                found = is_valid(piece)
-                steps[start : start + len(piece)] = piece["step"]
-                valid[start : start + len(piece)] = found
-                self.damaged += int((~found & (piece["version"] != 0)).sum())
+            for records in read_spans(path):
+                is_sound = is_valid(records)
+                pieces.append((records["step"].copy(), is_sound))
+                self.damaged += int((~is_sound & (records["version"] != 0)).sum())
         except OSError as error:
             raise unreadable_log(path, error) from error
-        starts = np.flatnonzero(np.r_[True, steps[1:] != steps[:-1]])
-        ends = np.r_[starts[1:], count]
+        steps, valid = map(np.concatenate, zip(*pieces))
+        starts = np.flatnonzero(np.diff(steps, prepend=steps[:1] - 1))
+        ends = np.append(starts[1:], len(steps))
         for start, end in zip(starts.tolist(), ends.tolist()):
             if valid[start:end].any():
                 runs[int(steps[start])].append((number, start, end))
@@ -189,7 +184,6 @@ def unreadable_log(path: str, error: OSError) -> CompareError:
     )
 
 
-_INDEXED_AT_ONCE = 1 << 14
 _IS_INTEGER = np.array([info.kind != "f8" for info in DTYPES])
 
 
@@ -236,9 +230,7 @@ class SiteLookup:
                 added = np.full(missing, -1 if field == "names" else 0, column.dtype)
                 setattr(self, field, np.concatenate([column, added]))
         for number in numbers[self.names[numbers] < 0].tolist():
-            site = self._sites.get(number) or Site(
-                f"site {number}", "name lost", "forward", "output", 0, "?"
-            )
+            site = self._sites.get(number) or lost_site(number)
             self.names[number] = self._names.number(_site_name(site, self._renaming))
             self.phases[number] = _phase(site)
             self.is_stored[number] = site.role in _STORED

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Callable, Optional
 import torch
 
 from fastcheck.calls.module_calls import ModuleNode
-from fastcheck.dump.dump_writer import DumpSession
+from fastcheck.dump.dump_writer import DumpSession, module_line
 from fastcheck.dump.storage.files import claim, place_of
 from fastcheck.dump.storage.shards import MEMORY_BYTES, Slot
 from fastcheck.errors import ConfigError, LogError
@@ -23,7 +23,7 @@ from fastcheck.record.site import OUTSIDE, Site, module_name
 from fastcheck.report.stop_report import Dumped
 from fastcheck.reproducibility.environment import environment_or_error
 from fastcheck.utils.private import create_private
-from fastcheck.utils.torch.operators import describe_tensor, inputs_of, others_of
+from fastcheck.utils.torch.operators import inputs_of, others_of
 from fastcheck.utils.torch.own_operators import unobserved
 from fastcheck.utils.torch.sharding import local
 from fastcheck.utils.torch.training_state import Generators
@@ -298,28 +298,18 @@ class _Writer:
         self, role: str, label: str, index: int, tensor: torch.Tensor
     ) -> tuple[dict[str, Any], Optional[TensorSpec]]:
         site = self._site
-        entry: dict[str, Any] = {"label": label, **describe_tensor(tensor)}
         number = self._session.sites.intern(
             Site(site.module, site.module_type, site.direction, role, index, label, site.op)
         )
-        entry.update(self._session.read(tensor, number, self._call))
+        entry = self._session.entry(label, tensor, number, self._call)
         value = entry.get("value")
         return entry, None if value is None else TensorSpec(tensor, Slot(*value))
 
     def _add(
         self, kind: str, direction: str, given: list[dict[str, Any]], made: list[dict[str, Any]]
     ) -> None:
-        self._session.add_call(
-            {
-                "kind": kind,
-                "module": self._site.module,
-                "type": self._site.module_type,
-                "direction": direction,
-                "call": self._call,
-                "in": given,
-                "out": made,
-            }
-        )
+        line = module_line(self._site.module, self._site.module_type, direction, self._call, kind)
+        self._session.add_call({**line, "in": given, "out": made})
 
     def _random(self, generators: Optional[Generators]) -> None:
         kept = generators or Generators()

@@ -14,7 +14,7 @@ import numpy as np
 
 from fastcheck.errors import printable
 from fastcheck.log.follow import Growth
-from fastcheck.log.step_table import RecentSteps, StepRow
+from fastcheck.log.step_table import StepRow, StepStream
 from fastcheck.log.view import RankLog, merge_ranks
 from fastcheck.record.event import Event
 from fastcheck.record.format import RECORD_DTYPE, overflowed
@@ -168,7 +168,7 @@ class RankState:
     first_step: int = -1
 
     def __post_init__(self) -> None:
-        self.steps = RecentSteps(self.rank, STEPS)
+        self.steps = StepStream({}, {}, self.rank, STEPS)
         self.events = RankEvents(self.rank)
         self._names: dict[int, str] = {}
         self._numbers: list[int] = []

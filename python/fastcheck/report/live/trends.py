@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from fastcheck.record.format import NONFINITE_COUNTS, RECORD_DTYPE, Depth, overflowed
-from fastcheck.record.statistics import LARGEST_FINITE, component_counts, extreme_values
+from fastcheck.record.format import RECORD_DTYPE, overflowed
+from fastcheck.record.statistics import LARGEST_FINITE, statistics_columns
 
 #: How many steps are held.
 STEPS = 32
@@ -35,7 +35,7 @@ class SiteTrends:
             return
         sites, steps = records["site"], records["step"]
         self._grow(int(sites.max()) + 1)
-        abs_max, bad = magnitudes(records), overflowed(records)
+        abs_max, bad = statistics_columns(records)["abs_max"], overflowed(records)
         self._set_last(records, abs_max, bad)
         self._advance(int(steps.max()))
         is_held = steps > self.step - STEPS
@@ -100,16 +100,3 @@ class SiteTrends:
         self.seen = np.concatenate([self.seen, np.zeros(more, bool)])
         self._abs_max = np.concatenate([self._abs_max, np.full((more, STEPS), np.nan)])
         self._bad = np.concatenate([self._bad, np.zeros((more, STEPS), bool)])
-
-
-def magnitudes(records: np.ndarray) -> np.ndarray:
-    """abs max of each record as float64; NaN where its depth does not cover it, or nothing finite
-    is left.
-    """
-    finite = component_counts(records)
-    for name in NONFINITE_COUNTS:
-        finite = finite - records[name]
-    known = (records["depth"] >= Depth.STATS) & (finite > 0)
-    low, high = (np.abs(extreme_values(records, name)) for name in ("min", "max"))
-    found: np.ndarray = np.where(known, np.fmax(low, high), np.nan)
-    return found

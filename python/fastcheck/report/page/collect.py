@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -12,36 +12,35 @@ import numpy as np
 
 from fastcheck.errors import LogError
 from fastcheck.log.reader import find_logs, log_parts, read_event_lines, read_sites_and_meta
-from fastcheck.log.record_file import count_records, read_pieces, read_span
+from fastcheck.log.record_file import count_records, read_rank, read_span
 from fastcheck.log.step_table import StepRow, StepStream
 from fastcheck.log.view import lost_site
-from fastcheck.record.format import NONFINITE_COUNTS, RECORD_DTYPE, RECORD_VERSION, Depth, nonfinite
+from fastcheck.record.format import NONFINITE_COUNTS, RECORD_VERSION, Depth, nonfinite
 from fastcheck.record.site import Site
 
 from .evidence import Evidence
 from .grid import Axis, Grid, values_of
+from .rows import PageRows
 
-_FIELDS = {
-    "rank": np.int64,
-    "site": np.int64,
-    "records": np.int64,
-    "dtype": np.int64,
-    "numel": np.int64,
-    "last_step": np.int64,
-    "last_abs_max": np.float64,
-    "peak": np.float64,
-    "peak_step": np.int64,
-    "zero_share": np.float64,
-    "bad_records": np.int64,
-    "first_bad_step": np.int64,
-    "compared": np.int64,
-    "changed": np.int64,
+# What a row without records holds.
+_EMPTY = {
+    "records": np.int64(0),
+    "dtype": np.int64(0),
+    "numel": np.int64(0),
+    "last_step": np.int64(0),
+    "last_abs_max": np.float64(np.nan),
+    "peak": np.float64(-1),
+    "peak_step": np.int64(0),
+    "zero_share": np.float64(np.nan),
+    "bad_records": np.int64(0),
+    "first_bad_step": np.int64(-1),
+    "compared": np.int64(0),
+    "changed": np.int64(0),
 }
-_NONE = {"last_abs_max": np.nan, "peak": -1.0, "zero_share": np.nan, "first_bad_step": -1}
 
 
-class SiteRows:
-    """Columns, one row a site of a rank, in the order of their first records.
+class SiteRows(PageRows):
+    """A row for each site of a rank.
 
     ``peak``: the largest abs max, at ``peak_step``; -1 without one. ``last_abs_max`` and
     ``zero_share``: of the last record. ``bad_records``: those with a NaN or an infinity.
@@ -49,97 +48,48 @@ class SiteRows:
     """
 
     def __init__(self) -> None:
-        self._columns = {n: np.full(64, _NONE.get(n, 0), kind) for n, kind in _FIELDS.items()}
-        self._checksum = np.zeros(64, np.uint64)
-        self._has_checksum = np.zeros(64, bool)
-        self._row_of: dict[int, np.ndarray] = {}
-        self.count = 0
-
-    def number(self, rank: int, sites: np.ndarray, number_of: np.ndarray) -> np.ndarray:
-        """The row of each record of ``rank``. ``sites``: their own numbers, below the length of
-        ``number_of``, which has those of the page.
-        """
-        known = self._row_of.setdefault(rank, np.full(len(number_of), -1, np.int64))
-        rows: np.ndarray = known[sites]
-        if (rows < 0).any():
-            new, first = np.unique(sites[rows < 0], return_index=True)
-            new = new[np.argsort(first)]
-            self._grow(self.count + len(new))
-            known[new] = np.arange(self.count, self.count + len(new))
-            self._columns["rank"][known[new]] = rank
-            self._columns["site"][known[new]] = number_of[new]
-            self.count += len(new)
-            rows = known[sites]
-        return rows
-
-    def find(self, rank: int, sites: np.ndarray) -> np.ndarray:
-        """The rows of sites of ``rank`` by their own numbers; -1 for one without records."""
-        known = self._row_of.get(rank)
-        if known is None:
-            return np.full(len(sites), -1, np.int64)
-        inside = (sites >= 0) & (sites < len(known))
-        found: np.ndarray = np.where(inside, known[np.where(inside, sites, 0)], -1)
-        return found
+        super().__init__(_EMPTY)
+        # The last checksum of each row that has one.
+        self._sums = np.zeros(0, np.uint64)
+        self._has_sum = np.zeros(0, bool)
 
     def add(self, rows: np.ndarray, records: np.ndarray, values: dict[str, np.ndarray]) -> None:
         """``values``: what values_of() has made of the records, which are in order."""
         if not len(rows):
             return
-        mine = self._columns
-        mine["records"][: self.count] += np.bincount(rows, minlength=self.count)
+        self["records"][:] += np.bincount(rows, minlength=self.count)
         # The last of several assignments to one place stays.
         for name in ("dtype", "numel"):
-            mine[name][rows] = records[name]
-        mine["last_step"][rows] = records["step"]
-        mine["last_abs_max"][rows] = values["abs_max"]
-        mine["zero_share"][rows] = values["zero_share"]
-        self._peak(rows, records["step"], values["abs_max"])
+            self[name][rows] = records[name]
+        self["last_step"][rows] = records["step"]
+        self["last_abs_max"][rows] = values["abs_max"]
+        self["zero_share"][rows] = values["zero_share"]
+        higher = self.raise_to("peak", rows, values["abs_max"])
+        self["peak_step"][rows[higher]] = records["step"][higher]
         bad = np.flatnonzero(nonfinite(records))
         if len(bad):
-            mine["bad_records"][: self.count] += np.bincount(rows[bad], minlength=self.count)
+            self["bad_records"][:] += np.bincount(rows[bad], minlength=self.count)
             first_rows, at = np.unique(rows[bad], return_index=True)
-            is_new = mine["first_bad_step"][first_rows] < 0
-            mine["first_bad_step"][first_rows[is_new]] = records["step"][bad[at[is_new]]]
+            is_new = self["first_bad_step"][first_rows] < 0
+            self["first_bad_step"][first_rows[is_new]] = records["step"][bad[at[is_new]]]
         self._compare(rows, records)
-
-    def columns(self) -> dict[str, np.ndarray]:
-        """The columns, as long as there are rows."""
-        return {name: column[: self.count] for name, column in self._columns.items()}
-
-    def _peak(self, rows: np.ndarray, steps: np.ndarray, abs_max: np.ndarray) -> None:
-        higher = np.flatnonzero(abs_max > self._columns["peak"][rows])[::-1]
-        # Few, once some steps are over. The ascending order leaves the largest one of each row, and
-        # of equal ones the first.
-        higher = higher[np.argsort(abs_max[higher], kind="stable")]
-        self._columns["peak"][rows[higher]] = abs_max[higher]
-        self._columns["peak_step"][rows[higher]] = steps[higher]
 
     def _compare(self, rows: np.ndarray, records: np.ndarray) -> None:
         full = np.flatnonzero(records["depth"] >= int(Depth.FULL))
         if not len(full):
             return
+        new = self.count - len(self._sums)
+        self._sums, self._has_sum = np.pad(self._sums, (0, new)), np.pad(self._has_sum, (0, new))
         order = full[np.argsort(rows[full], kind="stable")]
         at, sums = rows[order], records["checksum"][order]
         is_first = np.diff(at, prepend=-1) != 0
         before = np.concatenate([sums[:1], sums[:-1]])
-        before[is_first] = self._checksum[at[is_first]]
-        has_before = ~is_first | self._has_checksum[at]
+        before[is_first] = self._sums[at[is_first]]
+        has_before = ~is_first | self._has_sum[at]
         changed = has_before & (before != sums)
-        self._columns["compared"][: self.count] += np.bincount(at[has_before], None, self.count)
-        self._columns["changed"][: self.count] += np.bincount(at[changed], None, self.count)
-        self._checksum[at], self._has_checksum[at] = sums, True
-
-    def _grow(self, rows: int) -> None:
-        room = len(self._checksum)
-        if rows <= room:
-            return
-        more = max(rows, 2 * room) - room
-        for name, column in self._columns.items():
-            self._columns[name] = np.concatenate(
-                [column, np.full(more, _NONE.get(name, 0), column.dtype)]
-            )
-        self._checksum = np.concatenate([self._checksum, np.zeros(more, np.uint64)])
-        self._has_checksum = np.concatenate([self._has_checksum, np.zeros(more, bool)])
+        self["compared"][:] += np.bincount(at[has_before], None, self.count)
+        self["changed"][:] += np.bincount(at[changed], None, self.count)
+        self._sums[at], self._has_sum[at] = sums, True
 
 
 # Cells with non-finite values whose counts the page has.
@@ -175,6 +125,12 @@ class Collected:
         rows = self.rows.columns()
         places = zip(rows["rank"].tolist(), rows["site"].tolist())
         return {(rank, self.sites[site]): row for row, (rank, site) in enumerate(places)}
+
+    def rows_at(self, rank: int, numbers: Iterable[int]) -> list[int]:
+        """The rows of a rank's sites by its own numbers; -1 for one without records."""
+        known = self.sites_of[rank]
+        sites = (known.get(number) or lost_site(number) for number in numbers)
+        return [self.row_of.get((rank, site), -1) for site in sites]
 
 
 def newest_log(path: str) -> str:
@@ -270,7 +226,11 @@ class _Reading:
             sites = self._sites_of[rank]
             stream = StepStream(sites, found.meta[rank], rank)
             number_of = found.numbers_of[rank]
-            for records in self._pieces(rank, paths):
+            for piece in read_rank(found.directory, rank, paths):
+                has_place = _has_place(piece.records)
+                found.damaged += piece.damaged + int((~has_place).sum())
+                found.dropped_bytes += piece.dropped_bytes
+                records = piece.records if has_place.all() else piece.records[has_place]
                 if len(records) and not self._take(rank, records, number_of):
                     return
                 stream.add(records)
@@ -287,7 +247,7 @@ class _Reading:
             self.outside = [low, high]
             return False
         self._name_lost(records["site"], number_of)
-        rows = found.rows.number(rank, records["site"], number_of)
+        rows = found.rows.number(rank, number_of[records["site"]])
         values = values_of(records)
         found.grid.add(rows, steps, values)
         found.rows.add(rows, records, values)
@@ -298,26 +258,6 @@ class _Reading:
             counts = [records[name][at] for name in NONFINITE_COUNTS]
             self._bad.append(np.stack([rows[at], steps[at], *counts], axis=1))
         return True
-
-    def _pieces(self, rank: int, paths: list[str]) -> Iterator[np.ndarray]:
-        """The records that were kept of evicted segments, then those of the segments."""
-        path = os.path.join(self.collected.directory, f"events-rank{rank}.bin")
-        if os.path.exists(path):
-            for kept in self._of_file(path):
-                # A crash may have left them in their segment too.
-                for piece in read_pieces(paths[0]) if paths else ():
-                    kept = kept[~np.isin(kept["seq"], piece.records["seq"])]
-                yield kept
-        for path in paths:
-            yield from self._of_file(path)
-
-    def _of_file(self, path: str) -> Iterator[np.ndarray]:
-        for piece in read_pieces(path):
-            has_place = _has_place(piece.records)
-            self.collected.damaged += piece.damaged + int((~has_place).sum())
-            self.collected.dropped_bytes += piece.unwritten * RECORD_DTYPE.itemsize
-            yield piece.records if has_place.all() else piece.records[has_place]
-        self.collected.dropped_bytes += os.path.getsize(path) % RECORD_DTYPE.itemsize
 
     def _number_sites(self, sites: dict[int, Site]) -> np.ndarray:
         """The page's numbers of one rank's sites, -1 where a name is lost."""

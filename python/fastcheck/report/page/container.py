@@ -23,7 +23,7 @@ import hashlib
 import json
 import os
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any, Union
 
@@ -95,6 +95,28 @@ def table_html(table: Table, title: str) -> str:
     )
     caption = f"<caption>{title}</caption>"
     return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+
+
+def headline_html(text: str, kind: str, tries: Sequence[str]) -> str:
+    """The first lines of a verdict. ``kind``: "good", "bad" or ""; ``tries``: what to try."""
+    head = f'<p class="headline{" " if kind else ""}{kind}">{text_html(text)}</p>'
+    items = "".join(f"<li>{text_html(one)}</li>" for one in tries)
+    return f"{head}\n<h3>Try</h3>\n<ol>{items}</ol>" if tries else head
+
+
+def details_html(title: str, body: str, is_open: bool) -> str:
+    """A section that opens and closes. ``title``, ``body``: HTML."""
+    return (
+        f"<details{' open' if is_open else ''}><summary>{title}</summary>"
+        f'<div class="scrolling" tabindex="0" role="region" aria-label="{title}">'
+        f"{body}</div></details>"
+    )
+
+
+def lines_html(lines: Iterable[str]) -> str:
+    """Lines of text as they are."""
+    text = "\n".join(lines)
+    return f"<pre>{text_html(text)}</pre>"
 
 
 def page_html(title: str, name: str, verdict: str, data: tuple[str, str]) -> str:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fastcheck.record.format import COUNTS, Depth, DeviceMode, Flag
+from fastcheck.record.format import COUNTS, DeviceMode, Flag
 from fastcheck.record.statistics import component_counts, statistics_columns
 
 #: Bits of the plane ``bad``.
@@ -134,12 +134,10 @@ def values_of(records: np.ndarray) -> dict[str, np.ndarray]:
     bad |= ((records["flags"] & int(Flag.EVENT)) != 0) * np.uint8(BAD_EVENT)
     with np.errstate(all="ignore"):
         share = np.where(components > 0, counts["zero_count"] / components, np.nan)
-        abs_max = np.fmax(np.abs(columns["min"]), np.abs(columns["max"]))
-    finite = records["depth"] >= int(Depth.STATS)
     mean = np.where(np.isfinite(columns["mean"]), columns["mean"], np.nan)
     rms = np.where(np.isfinite(columns["rms"]), columns["rms"], np.nan)
     return {
-        "abs_max": np.where(finite, abs_max, np.nan),
+        "abs_max": columns["abs_max"],
         "rms": rms,
         "mean": mean,
         "zero_share": share,

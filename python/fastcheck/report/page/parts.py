@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fastcheck.log.step_table import StepRow
+from fastcheck.log.step_table import STEP_NUMBERS, StepRow
 from fastcheck.record.format import DTYPES
 from fastcheck.record.statistics import FLOAT_FORMATS
 from fastcheck.utils.text.numbers import to_json
@@ -20,7 +20,6 @@ from .grid import Grid
 # ends of a row, and of shares.
 _EXACT_CELLS, _FINE_CELLS = 16_000, 100_000
 _FINE, _COARSE = (32, 254, 254), (8, 62, 126)
-_STEP_NUMBERS = ("loss", "scale", "learning_rate", "gradient_norm")
 _STEP_BUCKETS, _MOST_STEP_ROWS = 500, 4000
 
 
@@ -101,7 +100,7 @@ def step_columns(rows: Sequence[StepRow], rank: int) -> dict[str, Any]:
     mine = [row for row in rows if row.rank == rank]
     shown = mine if len(mine) <= _MOST_STEP_ROWS else [mine[at] for at in _extremes(mine)]
     made: dict[str, Any] = {"step": [row.step for row in shown], "count": len(mine)}
-    for name in _STEP_NUMBERS:
+    for name in STEP_NUMBERS:
         values = [getattr(row, name) for row in shown]
         made[name] = values if any(value is not None for value in values) else []
     made["overflow"] = [row.step for row in shown if row.overflow]
@@ -116,7 +115,7 @@ def _extremes(rows: Sequence[StepRow]) -> list[int]:
     size = -(-len(rows) // _STEP_BUCKETS)
     for start in range(0, len(rows), size):
         bucket = range(start, min(start + size, len(rows)))
-        for name in _STEP_NUMBERS:
+        for name in STEP_NUMBERS:
             known = [(v, at) for at in bucket if (v := getattr(rows[at], name)) is not None]
             finite = [pair for pair in known if math.isfinite(pair[0])]
             if finite:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Optional, Union
 
@@ -25,7 +25,15 @@ from fastcheck.utils.names.style import STYLES
 from fastcheck.utils.text.numbers import format_steps, to_json
 
 from .collect import Collected, collect, newest_log
-from .container import Container, page_html, text_html, write_html
+from .container import (
+    Container,
+    details_html,
+    headline_html,
+    lines_html,
+    page_html,
+    text_html,
+    write_html,
+)
 from .evidence import event_of
 from .grid import values_of
 from .parts import add_grid, dtype_list, json_numbers, step_columns
@@ -154,14 +162,15 @@ _TITLES = {
 def verdict_html(report: StopReport, host: str = "") -> str:
     """The report's headline, what to try, and its other sections. ``host``: that of the rank."""
     first = headline(report) + (f" ({host})" if host and report.world_size > 1 else "")
-    parts = [f'<p class="headline bad">{text_html(first)}</p>', "<h3>Try</h3>", "<ol>"]
+    parts = [headline_html(first, "bad", []), "<h3>Try</h3>", "<ol>"]
     for item in advise(report):
         code = f"<pre><code>{text_html(item.code)}</code></pre>" if item.code else ""
         parts.append(f"<li>{text_html(item.text)}{code}</li>")
     parts.append("</ol>")
     for label, lines in report_sections(report, _WIDTH):
         if label in _TITLES and (label != "log" or report.log_path is not None):
-            parts.append(_section(_TITLES[label], lines, is_open=label in ("what", "where")))
+            is_open = label in ("what", "where")
+            parts.append(details_html(_TITLES[label], lines_html(lines), is_open))
     return "\n".join(parts)
 
 
@@ -169,15 +178,9 @@ def watched_html(found: Collected, warnings: Sequence[Mapping[str, Any]]) -> str
     """The verdict on a log whose watch warns: the gravest warning, what to try, and how many others
     there are.
     """
-    line = gravest(warnings)
-    parts = [f'<p class="headline bad">{text_html(_told(found, line))}</p>']
-    tries = advice_of(line)
-    if tries:
-        items = "".join(f"<li>{text_html(text)}</li>" for text in tries)
-        parts.append(f"<h3>Try</h3>\n<ol>{items}</ol>")
-    more = count_warnings(len(warnings))
-    parts.append(f"<p>{more} in all, in the table of what was unusual. {_extent(found)}</p>")
-    return "\n".join(parts)
+    line, more = gravest(warnings), count_warnings(len(warnings))
+    head = headline_html(_told(found, line), "bad", advice_of(line))
+    return f"{head}\n<p>{more} in all, in the table of what was unusual. {_extent(found)}</p>"
 
 
 def _told(found: Collected, line: Mapping[str, Any]) -> str:
@@ -208,11 +211,11 @@ def healthy_html(found: Collected, harmless: int) -> str:
         )
     else:
         text = "Every number that was read is finite."
-    kind = " good"
+    kind = "good"
     if lines:
         text += f" Unusual, without a warning: {_told(found, gravest(lines))}"
         kind = ""
-    return f'<p class="headline{kind}">{text_html(text)}</p>\n<p>{_extent(found)}</p>'
+    return f"{headline_html(text, kind, [])}\n<p>{_extent(found)}</p>"
 
 
 def _extent(found: Collected) -> str:
@@ -226,16 +229,6 @@ def title_of(found: Collected, report: Optional[StopReport]) -> str:
     if report is not None:
         return headline(report)
     return f"fastcheck: {found.directory}"
-
-
-def _section(title: str, lines: Iterable[str], is_open: bool) -> str:
-    text = text_html("\n".join(lines))
-    opened = " open" if is_open else ""
-    return (
-        f"<details{opened}><summary>{title}</summary>"
-        f'<div class="scrolling" tabindex="0" role="region" aria-label="{title}">'
-        f"<pre>{text}</pre></div></details>"
-    )
 
 
 _MOST = 400
@@ -264,9 +257,9 @@ def passed_places(found: Collected, events: Sequence[Event]) -> dict[str, Any]:
     for seq, found_event in of_step.items():
         if seq in number_of:
             named.setdefault(str(found_event.site), number_of[seq])
-    rows = found.rows.find(first.rank, shown["site"])
+    rows = found.rows_at(first.rank, shown["site"].tolist())
     places = []
-    for number, (record, row) in enumerate(zip(shown, rows.tolist())):
+    for number, (record, row) in enumerate(zip(shown, rows)):
         seq = int(record["seq"])
         event = of_step.get(seq)
         read = [] if event is None else [number_of.get(seq) for _, seq in event.inputs]
@@ -351,8 +344,7 @@ def _add_around(container: Container, found: Collected) -> Optional[dict[str, An
         # The largest of several calls.
         np.fmax.at(plane, (rows, at.reshape(-1)), values[name])
         container.add_f64(f"around.{name}", plane)
-    numbers = found.rows.find(first.rank, np.array(sites))
-    return {"rows": numbers.tolist(), "steps": steps.tolist()}
+    return {"rows": found.rows_at(first.rank, sites), "steps": steps.tolist()}
 
 
 def _event(event: Event, found: Collected) -> dict[str, Any]:
@@ -373,7 +365,7 @@ def _first(found: Collected) -> Optional[dict[str, int]]:
     first = found.evidence.first
     if first is None:
         return None
-    row = int(found.rows.find(first.rank, np.array([first.site]))[0])
+    (row,) = found.rows_at(first.rank, [first.site])
     return {"rank": first.rank, "step": first.step, "row": row}
 
 

@@ -74,6 +74,22 @@ def format_number(value: Number | None) -> str:
     return f"{value:.4g}"
 
 
+def format_fields(reading: RecordStatistics, *fields: str) -> list[str]:
+    """Fields of a record as the cells of a table."""
+    return [_field(reading, name) for name in fields]
+
+
+def _field(reading: RecordStatistics, name: str) -> str:
+    value = getattr(reading, name)
+    is_count = name.endswith("_count") or name in ("numel", "step")
+    return f"{value:,}" if is_count else value if name == "dtype" else format_number(value)
+
+
+def and_more(hidden: int, what: str = "more") -> list[str]:
+    """The last line of a list that leaves ``hidden`` things out; none where it has all."""
+    return [f"and {hidden:,} {what}"] if hidden > 0 else []
+
+
 def format_share(part: float, whole: float) -> str:
     """``part`` of ``whole`` in per cent; never rounds something to 0 % or less than everything to
     100 %.

@@ -1,0 +1,112 @@
+"""The pairs of one step of one rank, with what was found of each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fastcheck.record.format import Depth
+from fastcheck.statistics.elements import Elements
+from fastcheck.statistics.thresholds import Threshold, coarser_of
+
+from .align import Alignment
+from .block import Block, Extra, Phase
+from .measure import PairState
+from .names import Name, NameTable
+from .row import Row, make_row
+from .tally import Key
+
+# More than a step has tensors.
+_LATER = 1 << 40
+
+
+class Pairs:
+    """Arrays have one element a pair, in the order of the reference.
+
+    ``ours``, ``theirs``: all tensors of either side; ``step``: that of the reference, ``before``:
+    the step whose update the parameters of this one show; ``names``: numbers of ``table``;
+    ``phases``, ``states``: values of Phase and PairState; ``errors``: relative errors, and
+    ``limits``: what is allowed of them; ``reasons``: indices of REASONS; ``left``, ``right``: the
+    records of actual and of reference; ``formats``: the codes of the dtypes whose rounding the
+    pairs carry. ``elements``, ``relations``: by position, of pairs whose values are there.
+    """
+
+    def __init__(
+        self,
+        table: NameTable,
+        ours: Block,
+        theirs: Block,
+        aligned: Alignment,
+        before: int,
+        thresholds: Sequence[Threshold],
+    ) -> None:
+        self.table, self.ours, self.theirs, self.aligned = table, ours, theirs, aligned
+        self.step, self.rank, self.before = theirs.step, theirs.rank, before
+        self.thresholds = thresholds
+        count = len(aligned.ours)
+        self.names = theirs.names[aligned.theirs]
+        self.phases = theirs.phases[aligned.theirs].copy()
+        self.states = np.where(aligned.same, np.uint8(PairState.SAME), np.uint8(PairState.CLOSE))
+        self.errors = np.zeros(count)
+        self.reasons = np.zeros(count, np.uint8)
+        self.left, self.right = ours.records[aligned.ours], theirs.records[aligned.theirs]
+        self.formats: np.ndarray = coarser_of(self.left["dtype"], self.right["dtype"])
+        self.elements: dict[int, Elements] = {}
+        self.relations: dict[int, str] = {}
+
+    @property
+    def has_bits(self) -> np.ndarray:
+        """A boolean array: the pairs that can be compared to the bit."""
+        full = (side["depth"] == Depth.FULL for side in (self.left, self.right))
+        found: np.ndarray = np.logical_and(*full)
+        return found
+
+    @property
+    def limits(self) -> np.ndarray:
+        """The errors that are allowed."""
+        allowed: np.ndarray = np.array([one.error for one in self.thresholds])[self.formats]
+        return allowed
+
+    def set(self, index: int, state: PairState, error: float, reason: int) -> None:
+        """Sets what was found of a pair."""
+        self.states[index], self.errors[index], self.reasons[index] = state, error, reason
+
+    def name(self, index: int) -> Name:
+        """The name of a pair."""
+        return self.table[int(self.names[index])]
+
+    def key(self, phase: int, index: int) -> Key:
+        """The place of a pair in the order of computation. What an API reads of a parameter comes
+        after the optimizer's own calls, in the step before.
+        """
+        name = self.name(index)
+        place = index + (_LATER if name.op and name.role == "param" else 0)
+        return self.step_of(phase, index), phase, place, self.rank
+
+    def step_of(self, phase: int, index: int) -> int:
+        """A parameter shows the update of the step before; a call of an optimizer is of its own."""
+        name = self.name(index)
+        is_read = phase == Phase.UPDATE and (not name.op or name.role == "param")
+        return self.before if is_read else self.step
+
+    def extras(self, index: int) -> tuple[Extra, Extra]:
+        """The data of both sides of a pair beside its records."""
+        ours, theirs = int(self.aligned.ours[index]), int(self.aligned.theirs[index])
+        return self.ours.extra(ours), self.theirs.extra(theirs)
+
+    def row(self, index: int) -> Row:
+        """The row of a pair."""
+        phase = int(self.phases[index])
+        return make_row(
+            self.table,
+            self.step_of(phase, index),
+            Phase(phase),
+            PairState(int(self.states[index])),
+            float(self.errors[index]),
+            int(self.reasons[index]),
+            (self.ours, int(self.aligned.ours[index])),
+            (self.theirs, int(self.aligned.theirs[index])),
+            self.elements.get(index),
+            self.relations.get(index, ""),
+        )
