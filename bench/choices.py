@@ -97,7 +97,7 @@ def check(variant: Variant) -> None:
             for at, value in enumerate((0.0, float("nan"), -0.0, float("-inf"), 1e-39, 2e30)):
                 special[at * 4099 % numel] = value
             for x in (ordinary, special):
-                got, frozen = variant.record(x), fastcheck.stats(x, depth=case.depth).record
+                got, frozen = variant.record(x), fastcheck.stats(x, record=case.depth).record
                 assert got.tobytes()[:80] == frozen.tobytes()[:80], case.name
                 if case is FROZEN or case.depth == "stats":
                     assert got.tobytes() == frozen.tobytes(), case.name

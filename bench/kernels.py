@@ -104,7 +104,7 @@ def composite(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 def with_isa(isa: str, x: torch.Tensor, depth: str) -> None:
     _kernels.set_cpu_isa(isa)
-    fastcheck.stats(x, depth=depth)
+    fastcheck.stats(x, record=depth)
     _kernels.set_cpu_isa("auto")
 
 
@@ -132,7 +132,7 @@ def measure(
 
     cases: dict[str, harness.Case] = {"pure read": lambda i: read(pick(i))}
     for depth in DEPTHS:
-        cases[depth] = lambda i, depth=depth: fastcheck.stats(pick(i), depth=depth)
+        cases[depth] = lambda i, depth=depth: fastcheck.stats(pick(i), record=depth)
         # Most cloud machines have no more.
         if threads == 1 and _kernels.cpu_isa().startswith("avx512"):
             cases[f"{depth}, AVX2"] = lambda i, depth=depth: with_isa("avx2", pick(i), depth)

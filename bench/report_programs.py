@@ -169,7 +169,7 @@ def advantage_std_of_one(fixed: bool) -> Made:
     operator=r"\bvar\b|lerp",
     kind=ONE_ELEMENT,
     advice=ONE_ELEMENT,
-    never=(r"entered from outside", r"came from outside"),
+    never=(r"came from outside",),
     steps=12,
 )
 def running_var_of_one(fixed: bool) -> Made:
@@ -2579,7 +2579,7 @@ def contrast_term_is_negative(fixed: bool) -> Made:
     operator=r"\bdiv\b|out\.weight|optimizer|NorMuon",
     kind=ZERO_DIVISION + r"|0/0",
     advice=r"eps|clamp|where|guard|optimizer",
-    never=(NO_RATE, r"entered from outside the model"),
+    never=(NO_RATE, r"came from outside"),
 )
 def ratio_of_zero_updates(fixed: bool) -> Made:
     class NorMuon(torch.optim.Optimizer):
@@ -3017,7 +3017,7 @@ def answer_that_was_cut_off(fixed: bool) -> Made:
     "losses of missing targets are dropped after the loss, and their gradients are 0 * NaN",
     place=r"\btargets?\b|\bloss\b|MseLoss|\bmse|\bsrc\b",
     operator=r"mse_loss|MseLoss|\bmul\b|\bwhere\b|index",
-    kind=r"NaN in (?:input\[1\]|the target)|0 ?\* ?NaN|read NaN|entered from outside",
+    kind=r"NaN in (?:input\[1\]|the target)|0 ?\* ?NaN|read NaN|came from outside",
     advice=r"mask|where|data|target|index",
     never=(NO_RATE,),
 )

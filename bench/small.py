@@ -56,12 +56,12 @@ def measure(name: str, numel: int, rounds: int) -> list[dict[str, Any]]:
         "isfinite().all()": each(lambda x: torch.isfinite(x).all()),
     }
     for depth in DEPTHS:
-        cases[f"one call, {depth}"] = each(lambda x, depth=depth: fastcheck.stats(x, depth=depth))
+        cases[f"one call, {depth}"] = each(lambda x, depth=depth: fastcheck.stats(x, record=depth))
         for case in (f"list of {LIST_LENGTH}, {depth}", f"list of {LIST_LENGTH}, {depth}, again"):
-            cases[case] = lambda _, depth=depth: fastcheck.stats(tensors, depth=depth)
+            cases[case] = lambda _, depth=depth: fastcheck.stats(tensors, record=depth)
         # "The reading itself": the same bytes, as one tensor.
         cases[f"as one tensor, {depth}"] = lambda _, depth=depth: fastcheck.stats(
-            joined, depth=depth
+            joined, record=depth
         )
     seconds = harness.time_rounds(cases, rounds, warmup=2)
     microseconds = {case: 1e6 * times / LIST_LENGTH for case, times in seconds.items()}

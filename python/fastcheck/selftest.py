@@ -232,8 +232,8 @@ def _error_text(error: Exception) -> str:
 
 
 def check_values(device: torch.device) -> str:
-    """Every dtype, sizes around row and tile limits, special values and strides, at every depth, in
-    either order, alone and in a list, against the reference.
+    """Every dtype, sizes around row and tile limits, special values and strides, with every
+    ``record=``, in either order, alone and in a list, against the reference.
     """
     rows, missing, tensors = 0, [], 0
     for row in reference.TABLE:
@@ -248,8 +248,8 @@ def check_values(device: torch.device) -> str:
         dense, views = [*sizes(row), *special(row)], list(layouts(row))
         tensors += _check_list(device, dense + views)
         tensors += _check_list(device, views, order="logical")
-        for depth in ("health", "stats"):
-            tensors += _check_list(device, dense[-2:], depth=depth)
+        for kind in ("health", "stats"):
+            tensors += _check_list(device, dense[-2:], record=kind)
         alone = stats(copy_to(dense[-1].tensor, device)).record
         _compare(alone, dense[-1], backend_for(device))
     text = f"{tensors + rows} tensors of {rows} dtypes"
@@ -257,21 +257,21 @@ def check_values(device: torch.device) -> str:
 
 
 def _check_list(
-    device: torch.device, samples: Sequence[Sample], *, depth: str = "full", order: str = "storage"
+    device: torch.device, samples: Sequence[Sample], *, record: str = "full", order: str = "storage"
 ) -> int:
     """Reads the samples on the device, in one call."""
     there = [copy_to(sample.tensor, device) for sample in samples]
     backend = backend_for(device)
-    for sample, record in zip(samples, stats(there, depth=depth, order=order).numpy()):
-        _compare(record, sample, backend, depth, order)
+    for sample, got in zip(samples, stats(there, record=record, order=order).numpy()):
+        _compare(got, sample, backend, record, order)
     return len(samples)
 
 
 def _compare(
-    got: np.void, sample: Sample, backend: Backend, depth: str = "full", order: str = "storage"
+    got: np.void, sample: Sample, backend: Backend, record: str = "full", order: str = "storage"
 ) -> None:
     """Byte for byte; sums within 1e-6 where the backend guarantees no more."""
-    made = reference.record(sample.tensor, depth=depth, order=order)
+    made = reference.record(sample.tensor, depth=record, order=order)
     want = np.frombuffer(made, RECORD_DTYPE).copy()[0]
     want["device_mode"] = int(backend.device_mode)
     found = []
@@ -285,7 +285,7 @@ def _compare(
             continue
         found.append(f"{name}: got {_shown(got, name)}, expected {_shown(want, name)}")
     if found:
-        raise Fault(f"{sample.what}, depth {depth}, order {order}: {'; '.join(found)}")
+        raise Fault(f"{sample.what}, record={record!r}, order={order!r}: {'; '.join(found)}")
 
 
 def _is_close(name: str, got: np.void, want: np.void) -> bool:
@@ -319,7 +319,7 @@ def check_no_wait(device: torch.device) -> str:
 
     def observe() -> None:
         stats(tensors)
-        stats(tensors[1], depth="health")
+        stats(tensors[1], record="health")
         found_nonfinite(tensors)
 
     observe()  # the first time copies constants there

@@ -12,7 +12,7 @@ from .monitor.reruns import Rerun
 from .proving.result import Outcome, Place, Proof
 from .record.event import Event
 from .record.exponents import Exponents, Share
-from .record.format import RECORD_DTYPE, Depth, DeviceMode, Flag, Verdict
+from .record.format import RECORD_DTYPE, DeviceMode, Flag, Verdict
 from .record.precision import PrecisionAdvice
 from .record.site import Site
 from .report.stop_report import StopReport
@@ -30,7 +30,6 @@ __all__ = [
     "Arrival",
     "Bisection",
     "Comparison",
-    "Depth",
     "DeviceMode",
     "Event",
     "Exponents",

@@ -118,7 +118,7 @@ def zero_grad_of_some(is_faulty: bool) -> Iterator[Any]:
     train(model, adam(model), before=lambda step: cleared.zero_grad(), clears=False)
 
 
-@fault("zero_grad() between backward() and step()", "cleared after backward")
+@fault("zero_grad() between backward() and step()", "cleared between backward")
 def cleared_too_early(is_faulty: bool) -> Iterator[Any]:
     model = mlp()
     yield model
@@ -158,7 +158,7 @@ def clip_too_late(is_faulty: bool) -> Iterator[Any]:
     train(model, adam(model), **{"after" if is_faulty else "between": clip})
 
 
-@fault("clipping before scaler.unscale_()", "while they carried the loss scale")
+@fault("clipping before scaler.unscale_()", "while they were still multiplied by the loss scale")
 def clip_of_scaled(is_faulty: bool) -> Iterator[Any]:
     model = mlp()
     yield model
@@ -352,7 +352,7 @@ def optimizer_of_a_copy(is_faulty: bool) -> Iterator[Any]:
     train(model, adam(held), before=lambda step: model.zero_grad())
 
 
-@fault("DeepSpeed#8354", "no optimizer that has stepped holds it")
+@fault("DeepSpeed#8354", "no optimizer that has stepped holds")
 def module_replaced(is_faulty: bool) -> Iterator[Any]:
     model = mlp()
     optimizer = adam(model)
@@ -369,7 +369,7 @@ def head_left_out(is_faulty: bool) -> Iterator[Any]:
     train(model, adam(model[0] if is_faulty else model), before=lambda step: model.zero_grad())
 
 
-@fault("pytorch-115607", "it kept every bit in")
+@fault("pytorch-115607", "no bit of it has changed in")
 def weight_stands_still(is_faulty: bool) -> Iterator[Any]:
     model = mlp()
     yield model
@@ -384,7 +384,7 @@ def weight_stands_still(is_faulty: bool) -> Iterator[Any]:
     train(model, adam(model), after=keep)
 
 
-@fault("pytorch-115607, all of them", "it kept every bit in")
+@fault("pytorch-115607, all of them", "no bit of it has changed in")
 def weights_written_back(is_faulty: bool) -> Iterator[Any]:
     model = mlp()
     yield model
@@ -458,7 +458,7 @@ def eval_left_on(is_faulty: bool) -> Iterator[Any]:
     train(model, adam(model), after=validate)
 
 
-@fault("transformers-33844", "dropout is on in passes without gradients")
+@fault("transformers-33844", "dropout is active in passes without gradients")
 def dropout_in_evaluation(is_faulty: bool) -> Iterator[Any]:
     model = mlp(nn.Dropout(0.2))
     yield model
@@ -617,7 +617,7 @@ class _Positions(nn.Module):
         return self.head(torch.cat([angles.sin(), angles.cos()], dim=1))
 
 
-@fault("rotary positions in bfloat16", "in bfloat16, which does not hold each of them")
+@fault("rotary positions in bfloat16", "in bfloat16, which can't represent all of them")
 def positions_in_bfloat16(is_faulty: bool) -> Iterator[Any]:
     model = _Positions()
     yield model
@@ -794,7 +794,10 @@ def scheduler_of_micro_batches(is_faulty: bool) -> Iterator[Any]:
             scheduler.step()
 
 
-@fault("OPT.12: a resume without the scheduler's state", "begins at 0: was its state not loaded")
+@fault(
+    "OPT.12: a resume without the scheduler's state",
+    "begins at 0: its state may not have been loaded",
+)
 def scheduler_not_loaded(is_faulty: bool) -> Iterator[Any]:
     first = mlp()
     optimizer = adam(first)
@@ -810,7 +813,7 @@ def scheduler_not_loaded(is_faulty: bool) -> Iterator[Any]:
     train(model, optimizer, after=lambda step: again.step(), steps=40)
 
 
-@fault("a checkpoint whose moments are all 0", "all that it keeps is 0 .Adam: exp_avg, exp_avg_sq")
+@fault("a checkpoint whose moments are all 0", "its whole state is 0 .Adam: exp_avg, exp_avg_sq")
 def moments_not_saved(is_faulty: bool) -> Iterator[Any]:
     first = mlp()
     optimizer = adam(first)
@@ -828,7 +831,9 @@ def moments_not_saved(is_faulty: bool) -> Iterator[Any]:
     train(model, optimizer, steps=40)
 
 
-@fault("parameters of a shared encoder in two optimizers", "two optimizers that step hold the same")
+@fault(
+    "parameters of a shared encoder in two optimizers", "parameters are updated by two optimizers"
+)
 def held_by_two(is_faulty: bool) -> Iterator[Any]:
     model = mlp()
     yield model
@@ -865,7 +870,9 @@ class _Tied(nn.Module):
         return self.head(self.embedding(ids))
 
 
-@fault("OPT.15, RL-RO.15: untied by to_empty()", "weights that should be one are two parameters")
+@fault(
+    "OPT.15, RL-RO.15: untied by to_empty()", "weights that should be tied are separate parameters"
+)
 def weights_untied(is_faulty: bool) -> Iterator[Any]:
     model = _Tied()
     if is_faulty:

@@ -28,7 +28,7 @@ def thread(source: str, text: str) -> Any:
     return add
 
 
-@thread("yandex-research/tabm#20", "clipping came before backward")
+@thread("yandex-research/tabm#20", "gradients were clipped before backward")
 def clip_before_backward(is_faulty: bool) -> Iterator[Any]:
     model = mlp()
     yield model
@@ -144,7 +144,7 @@ def norms_of_ones_in_bfloat16(is_faulty: bool) -> Iterator[Any]:
     train(model, torch.optim.AdamW(model.parameters(), 1e-3), batches=batches)
 
 
-@thread("CodefyUI#147", "3 optimizers have stepped the same parameters")
+@thread("CodefyUI#147", "3 optimizers have updated the same parameters")
 def optimizer_made_in_each_epoch(is_faulty: bool) -> Iterator[Any]:
     model = mlp()
     yield model
@@ -224,7 +224,7 @@ def loss_made_of_a_number(is_faulty: bool) -> Iterator[Any]:
 
 @thread(
     "princeton-vl/pytorch_stacked_hourglass#44",
-    "batch norm counts its statistics in passes without gradients",
+    "batch norm updates its statistics in passes without gradients",
 )
 def statistics_of_the_validation_set(is_faulty: bool) -> Iterator[Any]:
     model = mlp(nn.BatchNorm1d(32))
@@ -268,7 +268,7 @@ def weights_of_one_number(is_faulty: bool) -> Iterator[Any]:
     train(model, adam(model))
 
 
-@thread("F.dropout() without training=", "dropout is on")
+@thread("F.dropout() without training=", "dropout is active")
 def dropout_of_a_function(is_faulty: bool) -> Iterator[Any]:
     class Dropping(nn.Module):
         def __init__(self) -> None:

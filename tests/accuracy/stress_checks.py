@@ -47,7 +47,7 @@ def value_bytes(record: np.void) -> bytes:
 
 def reference(copy: torch.Tensor, depth: int) -> np.void:
     """The CPU kernel's record of a copy."""
-    s = fastcheck.stats(copy.cpu(), depth=Depth(depth).name.lower())
+    s = fastcheck.stats(copy.cpu(), record=Depth(depth).name.lower())
     record: np.void = np.frombuffer(s.record.tobytes(), RECORD_DTYPE)[0]
     return record
 

@@ -193,7 +193,7 @@ class TestNonfinite:
         first, then = synthetic.Fault("nan", (9,), 3, 4), synthetic.Fault("nan", (2, 4), 6, 4)
         report = judged(fleet(tmp_path, then, first))
         assert report.accused == (9,)
-        assert "2 other ranks have one later in that step" in report.findings[0].what
+        assert "2 other ranks had one later in that step" in report.findings[0].what
 
     def test_one_that_was_judged_harmless_is_none(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -216,7 +216,7 @@ class TestStopped:
 
     def test_ranks_without_a_record(self, tmp_path: Path) -> None:
         report = judged(fleet(tmp_path, synthetic.Fault("stuck", (3, 4), 0, 0)))
-        assert any("2 of 32 ranks have no record: 3, 4" in one.what for one in report.findings)
+        assert any("2 of 32 ranks have no records: 3, 4" in one.what for one in report.findings)
 
     def test_a_lag_is_allowed(self, tmp_path: Path) -> None:
         folder = fleet(tmp_path, synthetic.Fault("stuck", (3,), 0, 22))

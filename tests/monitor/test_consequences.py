@@ -62,7 +62,9 @@ def test_a_batch_that_is_imputed_until_it_is_not() -> None:
             optimizer.step()
             assert monitor.event_count == 0
     assert monitor.event_count >= 1
-    assert "some that did no harm until then" in next(e for e in monitor.events if e.counted).reason
+    assert (
+        "values that had done no harm before" in next(e for e in monitor.events if e.counted).reason
+    )
 
 
 def test_a_buffer_that_is_used_is_named() -> None:

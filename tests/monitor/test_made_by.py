@@ -963,7 +963,7 @@ def test_what_is_computed_between_two_models() -> None:
     assert made is not None and made.operator == "DivBackward0"
     assert "the first operator in the graph of input[0] whose result is not finite" in text
     assert "try 1. The divisor other is 0 throughout" in text
-    assert "For the line run it again" in text
+    assert "To find the line, run again" in text
 
 
 @pytest.mark.parametrize("level", ["module", "op"])

@@ -77,7 +77,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "    model = torch.nn.Linear(4, 4)\n"
         "    return model, torch.randn(2, 4), lambda x: model(x).square().mean()\n"
     )
-    assert main(["collect", str(folder / "run_log"), "--out", str(folder / "shared/fleet")]) == 0
+    for fleet in ("fleet", "shared/fleet"):
+        assert main(["collect", str(folder / "run_log"), "--out", str(folder / fleet)]) == 0
     return folder
 
 

@@ -1,14 +1,15 @@
 """Each guide begins with a program and its output: both are run, and what they print is compared.
 
-The first block of Python of a page is the program, the next block what it prints, or what
-``$ fastcheck ...`` prints after it; ``...`` stands for what is left out. Numbers may differ, as
-they depend on the processor.
+The first block of Python of a page is the program, the next block what it prints: by itself, or by
+the commands that follow ``$``. ``...`` stands for what is left out. Numbers may differ, as they
+depend on the processor.
 """
 
 from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,18 @@ PAGES = (
     "report",
     "torch-compile",
     "compat",
+    "fleet",
+    "top",
+    "trainers",
+    "backends",
+    "npu",
 )
+#: What runs a command of a page.
+RUN: dict[str, tuple[str, ...]] = {
+    "python": (),
+    "torchrun": ("-m", "torch.distributed.run"),
+    "fastcheck": ("-m", "fastcheck"),
+}
 LONGEST = 24
 
 
@@ -47,19 +59,30 @@ def masked(text: str) -> str:
     return " ".join(re.sub(r"(?<![A-Za-z_])[-+]?\d[\d,.]*(?:e[-+]?\d+)?", "#", text).split())
 
 
+def commands(shown: list[str]) -> Iterator[tuple[list[str], str]]:
+    """The commands of a block, each with what it prints; the program comes first."""
+    if not re.match(r"\$ .*\btrain\.py$", shown[0]):
+        shown = ["$ python train.py", "...", *shown]
+    for part in re.split(r"^\$ ", "\n".join(shown), flags=re.MULTILINE)[1:]:
+        command, _, output = part.partition("\n")
+        yield shlex.split(command), output
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_a_guide_begins_with_a_program_that_prints_what_is_shown(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if page == "fleet":
+        pytest.importorskip("duckdb")
     program, shown = blocks(page)
     assert len([line for line in program.splitlines() if line]) <= LONGEST
     monkeypatch.setenv("COLUMNS", "100")
     (tmp_path / "train.py").write_text(program)
-    done = run_python("train.py", cwd=tmp_path)
-    if shown[0].startswith("$ fastcheck "):
-        assert done.returncode == 0, done.stderr
-        done = run_python("-m", *shlex.split(shown.pop(0)[2:]), cwd=tmp_path)
-    printed, place = masked(done.stdout + done.stderr), 0
-    for part in filter(None, map(str.strip, masked("\n".join(shown)).split("..."))):
-        assert part in printed[place:], (part, printed)
-        place = printed.index(part, place) + len(part)
+    done = None
+    for (name, *arguments), output in commands(shown):
+        assert done is None or done.returncode == 0, done.stderr
+        done = run_python(*RUN[name], *arguments, cwd=tmp_path)
+        printed, place = masked(done.stdout + done.stderr), 0
+        for part in filter(None, map(str.strip, masked(output).split("..."))):
+            assert part in printed[place:], (part, printed)
+            place = printed.index(part, place) + len(part)

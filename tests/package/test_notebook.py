@@ -99,7 +99,7 @@ def test_a_monitor_is_not_changed_by_being_shown(fresh_start: None) -> None:
 
 def test_stats() -> None:
     x = torch.tensor([1.5, float("nan"), -3.0])
-    parts = parts_of(fastcheck.stats(x, depth="full"))
+    parts = parts_of(fastcheck.stats(x, record="full"))
     cells = dict(zip(parts.text[1::2], parts.text[2::2]))
     assert parts.text[0] == "3 elements, float32" and cells["nan_count"] == "1"
     assert cells["min"] == "-3" and cells["checksum"] == f"{fastcheck.checksum(x):016x}"

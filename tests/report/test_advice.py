@@ -634,8 +634,8 @@ def test_an_operator_from_the_graph_of_the_loss_is_as_good() -> None:
     made = MadeBy("DivBackward0", "found", inputs=(("self", ZERO), ("other", ZERO)))
     report = build.report(loss, build.record(numel=1, nan_count=1, step=5), made_by=made)
     assert "The divisor other is 0 in 2 of 8 elements" in advise(report)[0].text
-    assert "For the line run it again" in advice_of(report)
-    assert "run it again" not in advice_of(replace(report, made_by=replace(made, line="a.py:1")))
+    assert "To find the line, run again" in advice_of(report)
+    assert "run again" not in advice_of(replace(report, made_by=replace(made, line="a.py:1")))
     outside = MadeBy("", "found", variable="w, assigned at a.py:3 in step: w = a / a.sum()")
     grown = np.stack([build.record(numel=1, high=10.0**n, step=n) for n in range(5)])
     report = replace(report, trend=np.append(grown, report.culprit.record))

@@ -118,11 +118,11 @@ BREAKS: dict[str, tuple[dict[str, Callable[..., Any]], str]] = {
     ),
     "a checksum of a tail": (
         {"record_list": changed("checksum", lambda x, row: x ^ (row["numel"] == 4097))},
-        "4097 components of any bits, depth full, order storage: checksum",
+        "4097 components of any bits, record='full', order='storage': checksum",
     ),
     "a depth computes too much": (
         {"record_list": lambda true, x, depth, logical: true(x, int(Depth.FULL), logical)},
-        "depth health",
+        "record='health'",
     ),
     "one tensor is read unlike a list": (
         {"record": lambda true, x, depth, logical: true(x[1:], depth, logical)},
@@ -130,7 +130,7 @@ BREAKS: dict[str, tuple[dict[str, Callable[..., Any]], str]] = {
     ),
     "order is ignored": (
         {"record_list": lambda true, x, depth, logical: true(x, depth, False)},
-        "transposed, depth full, order logical",
+        "transposed, record='full', order='logical'",
     ),
     "strides are ignored": (
         {"record_list": lambda true, x, *rest: true([y.contiguous() for y in x], *rest)},

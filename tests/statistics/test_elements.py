@@ -245,10 +245,10 @@ def test_integers_have_no_tolerance() -> None:
 def test_a_lesser_depth_compares_what_it_has() -> None:
     x = torch.randn(1000, generator=torch.Generator().manual_seed(0))
     for depth in ("health", "stats"):
-        made = np.array([fastcheck.stats(x, depth=depth).record])
+        made = np.array([fastcheck.stats(x, record=depth).record])
         assert measured(made, record(x)) == ("CLOSE", "", 0.0)
         assert measured(record(x), made) == ("CLOSE", "", 0.0)
-    health = np.array([fastcheck.stats(x.relu(), depth="health").record])
+    health = np.array([fastcheck.stats(x.relu(), record="health").record])
     assert measured(health, record(x))[:2] == ("DIFFERENT", "the counts differ")
 
 

@@ -42,7 +42,7 @@ def test_fields() -> None:
     assert (s.min, s.max, s.abs_max) == (-2.0, 4.0, 4.0)
     assert (s.sum, s.abs_sum, s.sum_sq) == (3.0, 7.0, 21.0)
     assert (s.mean, s.rms, s.l2_norm) == (0.75, math.sqrt(5.25), math.sqrt(21.0))
-    assert (s.dtype, s.depth, s.order) == ("float32", "full", "storage")
+    assert (s.dtype, s.order, s.to_dict()["record"]) == ("float32", "storage", "full")
     assert s.checksum == fastcheck.checksum(X)
 
 
@@ -83,11 +83,11 @@ def test_nothing_finite_and_nothing_at_all() -> None:
         assert "numel=0" in repr(s)
 
 
-@pytest.mark.parametrize("depth", ["health", "stats", "full"])
-def test_depth(depth: str) -> None:
-    s = fastcheck.stats(X, depth=depth)
-    assert s.depth == depth
-    assert_same(s.record.tobytes(), record(HOST_X, depth=depth))
+@pytest.mark.parametrize("computed", ["health", "stats", "full"])
+def test_what_is_computed(computed: str) -> None:
+    s = fastcheck.stats(X, record=computed)
+    assert s.to_dict()["record"] == computed
+    assert_same(s.record.tobytes(), record(HOST_X, depth=computed))
     beyond = {
         "health": [
             "min",
@@ -103,12 +103,12 @@ def test_depth(depth: str) -> None:
         ],
         "stats": ["checksum"],
         "full": [],
-    }[depth]
+    }[computed]
     for name in beyond:
         assert getattr(s, name) is None
     assert set(s.to_dict()).isdisjoint(beyond)
     assert "nan=1" in repr(s)
-    assert ("checksum" in repr(s)) == (depth == "full")
+    assert ("checksum" in repr(s)) == (computed == "full")
 
 
 def test_order() -> None:
@@ -124,7 +124,7 @@ def test_order() -> None:
 def test_equality_is_of_the_value_fields() -> None:
     a, b = fastcheck.stats(X), fastcheck.stats(X.clone())
     assert a == b and hash(a) == hash(b) and (a != b) is False
-    assert a != fastcheck.stats(X, depth="stats")
+    assert a != fastcheck.stats(X, record="stats")
     changed = X.clone()
     changed[2] = -0.0
     assert a != fastcheck.stats(changed)
@@ -237,7 +237,7 @@ def test_list() -> None:
     with pytest.raises(IndexError, match="5 tensors"):
         many[5]
     assert repr(many).count("Stats(") == 5
-    assert fastcheck.stats(tuple(xs), depth="health")[0].depth == "health"
+    assert fastcheck.stats(tuple(xs), record="health")[0].min is None
     assert fastcheck.stats([xs[3]], order="logical")[0].order == "logical"
 
 

@@ -76,11 +76,11 @@ def test_one_tensor_is_wanted() -> None:
 
 
 @pytest.mark.parametrize("got", ["ful", "", "FULL", None, 3, ["full"]])
-def test_wrong_depth(got: Any) -> None:
+def test_wrong_record(got: Any) -> None:
     with pytest.raises(
-        fastcheck.ConfigError, match=r'(?s)depth.*"health" or "stats" or "full"'
+        fastcheck.ConfigError, match=r'(?s)record.*"health" or "stats" or "full"'
     ) as error:
-        fastcheck.stats(X, depth=got)
+        fastcheck.stats(X, record=got)
     assert repr(got) in str(error.value)
 
 
@@ -96,7 +96,7 @@ def test_wrong_order(got: Any) -> None:
 
 def test_near_names_are_offered() -> None:
     with pytest.raises(fastcheck.ConfigError, match="did you mean 'full'"):
-        fastcheck.stats(X, depth="ful")
+        fastcheck.stats(X, record="ful")
     with pytest.raises(fastcheck.ConfigError, match="did you mean 'logical'"):
         fastcheck.stats(X, order="logic")
 

@@ -94,7 +94,7 @@ def kernel(x: torch.Tensor, depth: str = "full", order: str = "storage") -> byte
     """The Record that the extension makes, or that the other device does."""
     if ON_CPU:
         return _C.record(x, DEPTHS[depth], order == "logical").numpy().tobytes()
-    return fastcheck.stats(put(x), depth=depth, order=order).record.tobytes()
+    return fastcheck.stats(put(x), record=depth, order=order).record.tobytes()
 
 
 @functools.lru_cache(maxsize=256)

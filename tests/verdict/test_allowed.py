@@ -95,7 +95,7 @@ def test_what_gets_out_is_an_event() -> None:
     fastcheck.install(model)
     stop = stopped(train, model)
     assert where(stop.culprit) == ("fc", "output", "output", "origin")
-    assert "what allow_nonfinite() allows in impute.shift (Shift)" in stop.culprit.reason
+    assert "values that allow_nonfinite() allows in impute.shift (Shift)" in stop.culprit.reason
 
 
 def test_gradients_of_parameters_are_never_allowed() -> None:

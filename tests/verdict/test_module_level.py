@@ -251,7 +251,7 @@ class TestBackward:
         fastcheck.install(model)
         stop = stopped(train, model)
         assert where(stop.culprit) == ("p.first", "grad_output", "output", "origin")
-        assert "code of p.forward" in stop.culprit.reason
+        assert "the code in p.forward" in stop.culprit.reason
 
     def test_gradients_after_the_first_are_propagated(self) -> None:
         model = chain(a=nn.Linear(8, 8), bad=Apply(nan_gradient), b=nn.Linear(8, 8))

@@ -39,7 +39,7 @@ def test_a_mask_is_no_event() -> None:
     run(model)
     assert monitor.event_count == 0
     assert {where(event)[0] for event in monitor.events} == {"f0", "f1"}
-    assert "what is made of it decides" in monitor.events[0].reason
+    assert "whether it counts depends on what is computed from it" in monitor.events[0].reason
 
 
 def test_what_the_model_returns_is_named_where_it_began() -> None:

@@ -84,7 +84,7 @@ class TestForward:
         stop = stopped(model, torch.ones(2, 8))
         assert finished
         assert where(stop.culprit) == ("f0", "output", "output", "origin")
-        assert stop.culprit.reason.endswith("its parameters too; the model returned it")
+        assert stop.culprit.reason.endswith("including its parameters; the model returned it")
         assert not monitor._core.hooks.observer._local.stack
 
     def test_everything_counts_where_that_is_asked_for(self) -> None:

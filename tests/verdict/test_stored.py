@@ -164,7 +164,7 @@ def test_a_gradient_beside_a_negative_infinity_is_no_first_of_all(install: Any) 
     model(torch.randn(8, 4)).sum().backward()
     stop = stopped(optimizer.step)
     assert where(stop.culprit)[1] == "param_grad"
-    assert "observed in this step was finite, but for -Inf in log (Apply)" in stop.culprit.reason
+    assert "observed in this step was finite, except for -Inf in log (Apply)" in stop.culprit.reason
 
 
 def test_two_modules_that_read_one_tensor_are_both_named(install: Any) -> None:

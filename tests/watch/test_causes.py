@@ -49,7 +49,7 @@ def test_a_batch_that_comes_again_with_a_spike_is_to_blame(period: int, cause: s
     later(run, 69)
     (second,) = (e for e in run.step({FIRST: 8.0}, loss=4.0) if e.kind == "loss_spike")
     assert second.cause == cause
-    assert ("the batch came with the loss_spike of step 100 too" in str(second)) is (
+    assert ("the batch also came with the loss_spike of step 100" in str(second)) is (
         cause == "data"
     )
 

@@ -48,7 +48,7 @@ def test_texts_use_what_there_is(rule: Rule) -> None:
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "invariant"])
 def test_the_page_has_a_row_for_each_rule(kind: str) -> None:
-    table = PAGE.partition("## What is an event")[2].partition("\n## ")[0]
+    table = PAGE.partition("## Events")[2].partition("\n## ")[0]
     rows = [line for line in table.splitlines() if line.startswith(f"| `{kind}`")]
     rules = [rule for rule in RULES if rule.kind == kind]
     assert len(rows) == len(rules) - 2 * (kind == "batch")  # one row for its three levels

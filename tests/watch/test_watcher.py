@@ -326,7 +326,7 @@ class TestTensors:
         (event,) = warmed_up().step({FIRST: {"max": 1e5}})
         assert (event.kind, event.site.module) == ("explosion", "first")
         assert (event.value, event.reference) == pytest.approx((1e5, 3.1), rel=0.1)
-        assert "its abs max is 100,000, and was 3." in event.text
+        assert "its abs max is 100,000, and was at most 3." in event.text
 
     def test_a_batch_out_of_its_range_is_a_note(self) -> None:
         (event,) = warmed_up().step({INPUT: {"rms": 5.0, "sum": 5.0 * 1024}})

@@ -19,6 +19,7 @@ from fastcheck.errors import first_line
 from fastcheck.extension import status
 from fastcheck.kernels import status as kernel_status
 from fastcheck.utils.text.layout import Part, Section, Table, paint, wants_color, wrap
+from fastcheck.utils.text.numbers import counted
 
 from .console import print_json, show_sections
 
@@ -208,7 +209,7 @@ def _backends(torch: Any, found: DoctorReport) -> None:
     reason = "compiled kernels" if usable else "no compiled kernels: portable reads the CPU"
     found.backends.append(("cpu", usable, reason))
     devices = _cuda_devices(torch)
-    visible = f"{_counted(devices, 'CUDA device')} visible to torch"
+    visible = f"{counted(devices, 'CUDA device')} visible to torch"
     if usable and _has_cuda():
         from fastcheck.backends import cuda
 
@@ -235,11 +236,7 @@ def _entry(name: str, module: Any) -> tuple[str, bool, str]:
         return name, False, first_line(error)
     if not devices:
         return name, False, f"torch_{name} sees no device"
-    return name, True, f"{_counted(devices)}, read by Triton or the portable backend"
-
-
-def _counted(devices: int, kind: str = "device") -> str:
-    return f"{devices} {kind}{'s' if devices != 1 else ''}"
+    return name, True, f"{counted(devices, 'device')}, read by Triton or the portable backend"
 
 
 def _triton(found: DoctorReport) -> tuple[str, bool, str]:

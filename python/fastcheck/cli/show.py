@@ -38,6 +38,7 @@ from fastcheck.utils.text.layout import (
 )
 from fastcheck.utils.text.numbers import (
     and_more,
+    counted,
     format_fields,
     format_nonfinite,
     format_number,
@@ -116,8 +117,10 @@ def _log_lines(others: list[str], view: LogView) -> list[str]:
     if len(records):
         steps = np.unique(records["step"])
         lines.append(
-            f"steps {steps[0]:,} to {steps[-1]:,} ({len(steps):,} held), {len(records):,} records "
-            f"of {len(np.unique(records['site'])):,} tensors, {_plural(len(view.events), 'event')}"
+            f"steps {steps[0]:,} to {steps[-1]:,} ({len(steps):,} held), "
+            f"{counted(len(records), 'record')} of "
+            f"{counted(len(np.unique(records['site'])), 'tensor')}, "
+            f"{counted(len(view.events), 'event')}"
         )
     else:
         lines.append("no records")
@@ -141,7 +144,7 @@ def _log_lines(others: list[str], view: LogView) -> list[str]:
         lines.append(f"{dropped:,} later events or more are not here: the log's limit left no room")
     if view.damaged_records:
         lines.append(
-            f"{_plural(view.damaged_records, 'damaged record')} left out: with numbers that no "
+            f"{counted(view.damaged_records, 'damaged record')} left out: with numbers that no "
             "fastcheck writes"
         )
     if others:
@@ -171,10 +174,6 @@ def _first_texts(texts: list[str], count: int, width: int) -> list[str]:
     return lines + and_more(count - len(texts), "more (--json has them)")
 
 
-def _plural(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
 def _event_lines(
     path: str, view: LogView, events: list[Any], limit: int | None, width: int, style: str
 ) -> list[str]:
@@ -199,7 +198,7 @@ def _event_lines(
         )
     for event in events[:limit]:
         reading = statistics_of(event.record)
-        counted = "counted" if event.counted else "not counted"
+        how = "counted" if event.counted else "not counted"
         rank = f"rank {event.rank}, " if several or event.rank else ""
         lines += wrap(
             f"{rank}step {event.step:,}: {format_nonfinite(reading)} in "
@@ -208,9 +207,7 @@ def _event_lines(
             "",
             "  ",
         )
-        lines += wrap(
-            f"{Verdict(event.verdict).name.lower()} ({counted}): {event.reason}", width, "  "
-        )
+        lines += wrap(f"{Verdict(event.verdict).name.lower()} ({how}): {event.reason}", width, "  ")
     hidden = len(events) - len(events[:limit])
     return lines + and_more(hidden, "more events (--limit 0 shows all)")
 

@@ -432,7 +432,7 @@ class _Whole:
     def take(self, tensor: torch.Tensor) -> None:
         """Takes the values of a tensor, and its record."""
         self.is_taken = True
-        self.record = stats(tensor, depth="full", order="logical").record
+        self.record = stats(tensor, record="full", order="logical").record
         self.extra = Extra(shape=tuple(tensor.shape), load=lambda: tensor)
 
 

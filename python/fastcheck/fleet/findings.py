@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, Optional
 
+from fastcheck.utils.text.numbers import counted
+
 
 @dataclass(frozen=True)
 class FleetRank:
@@ -104,8 +106,9 @@ class FleetReport:
         """The extent of the records that were read, in words."""
         hosts = len({one.host for one in self.ranks.values()})
         return (
-            f"{len(self.ranks):,} ranks on {hosts:,} hosts, {self.site_count:,} sites, "
-            f"steps {self.first_step:,} to {self.last_step:,}, {self.row_count:,} rows"
+            f"{counted(len(self.ranks), 'rank')} on {counted(hosts, 'host')}, "
+            f"{counted(self.site_count, 'site')}, steps {self.first_step:,} to "
+            f"{self.last_step:,}, {counted(self.row_count, 'row')}"
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from fastcheck.errors import ConfigError, LogError
 from fastcheck.utils.text.layout import listed
+from fastcheck.utils.text.numbers import counted
 
 from .engines import Engine
 from .findings import Cell, FleetFinding, FleetRank, FleetReport, Suspect
@@ -268,7 +269,7 @@ def _nonfinite(
                 "step",
                 False,
                 f"the first NaN or infinity is on {len(first):,} ranks at once, in step {step:,}: "
-                "not a rank",
+                "a step, not a rank",
                 "look at what all ranks share: the loss, the learning rate, the range of the dtype "
                 "(fastcheck show on one of the logs)",
                 step,
@@ -276,11 +277,11 @@ def _nonfinite(
             )
         ]
     later = len(firsts) - len(first)
-    spread = f"; {later:,} other ranks have one later in that step" if later else ""
+    spread = f"; {counted(later, 'other rank')} had one later in that step" if later else ""
     what = "the first NaN or infinity of the run"
     advice = (
-        "fastcheck show on this rank's log: what it was computed from; if that was finite, run the "
-        "same batch on another device, " + _SWAP.format(step=step)
+        "run fastcheck show on this rank's log to see what it was computed from; if that was "
+        "finite, run the same batch on another device, " + _SWAP.format(step=step)
     )
     return [FleetFinding("nonfinite", True, what + spread, advice, step, suspects)]
 
@@ -293,9 +294,9 @@ def _replicas(
     for row in answers["replicas"]:
         most, total, cells = int(row["most"]), int(row["total"]), int(row["cells"])
         is_outvoted = 2 * int(row["outvoted"]) > cells
-        places = f"{cells:,} readings of {int(row['site_count']):,} weights"
+        places = f"{counted(cells, 'reading')} of {counted(int(row['site_count']), 'weight')}"
         how = (
-            f"{most:,} of {total:,} replicas hold the same bits, this one others ({places})"
+            f"{most:,} of {total:,} replicas hold the same bits, this rank others ({places})"
             if is_outvoted
             else f"no majority among {total:,} replicas ({places})"
         )
@@ -311,7 +312,7 @@ def _replicas(
         is_few = len(odd) <= max(1, len(ranks) * _MOST_ACCUSED)
         what = "a weight differs from that of the replicas"
         if not is_few:
-            what = f"{len(odd):,} ranks hold other weights than their replicas: not a rank"
+            what = f"{len(odd):,} ranks hold other weights than their replicas: no single rank"
         found.append(_replica_finding(odd, what, is_few, step))
     for group in pairs.values():
         step = min(one.first_step for one in group)
@@ -328,8 +329,8 @@ def _replica_finding(
 ) -> FleetFinding:
     suspects = sorted(suspects, key=lambda one: (one.first_step, one.rank))
     together = (
-        "if the weights differ from the first step on, look for a seed or a weight that was not "
-        "broadcast, or a parameter that the data parallelism does not manage"
+        "if the weights differ from the first step on, look for different seeds, weights that were "
+        "not broadcast, or a parameter that data parallelism does not manage"
     )
     advice = _SWAP.format(step=step) if is_accusation else together
     return FleetFinding("replicas", is_accusation, what, advice, step, tuple(suspects))
@@ -380,9 +381,9 @@ def _by_host(suspects: list[Suspect], ranks: Mapping[int, FleetRank]) -> list[Fl
             FleetFinding(
                 "outlier",
                 False,
-                f"{len(suspects):,} ranks are far from the others: not a rank",
-                "do these ranks see other data, or hold other parts of the model? Give their place "
-                "(FASTCHECK_PLACEMENT)",
+                f"{len(suspects):,} ranks are far from the others: no single rank",
+                "check whether these ranks have other data, or hold other parts of the model; if "
+                "so, set their placement (FASTCHECK_PLACEMENT)",
                 suspects[0].first_step,
                 tuple(suspects[:3]),
             )
@@ -404,10 +405,11 @@ def _by_host(suspects: list[Suspect], ranks: Mapping[int, FleetRank]) -> list[Fl
             found.append(FleetFinding("host", True, what, advice, step, tuple(group), host))
         else:
             for one in group:
-                what = "a rank is far from its peers again and again"
+                what = "a rank is repeatedly far from its peers"
                 advice = (
-                    _SWAP.format(step=one.first_step) + "; a rank that reads data of its own kind "
-                    "can look like this too"
+                    _SWAP.format(step=one.first_step)
+                    + "; a rank that trains on a different kind of "
+                    "data can look the same"
                 )
                 found.append(FleetFinding("outlier", True, what, advice, one.first_step, (one,)))
     return found
@@ -424,10 +426,10 @@ def _steps(answers: dict[str, list[Row]]) -> list[FleetFinding]:
     for rows in stretches[:10]:
         step, last = int(rows[0]["step"]), int(rows[-1]["step"])
         moved, of = (int(rows[0][name]) for name in ("moved", "site_count"))
-        more = f" (and again until step {last:,})" if last > step else ""
+        more = f" (until step {last:,})" if last > step else ""
         what = (
-            f"step {step:,}: the median of all ranks moved at {moved:,} of {of:,} sites, "
-            f"{float(rows[0]['factor']):.3g} times{more}: a step, not a rank"
+            f"step {step:,}: the median of all ranks moved at {moved:,} of {of:,} sites, by a "
+            f"factor of {float(rows[0]['factor']):.3g}{more}: a step, not a rank"
         )
         advice = "look at the batch and at the learning rate of that step"
         found.append(FleetFinding("step", False, what, advice, step))
@@ -454,14 +456,14 @@ def _stopped(
         if not group:
             continue
         who = "one rank" if len(group) == 1 else f"{len(group):,} ranks"
-        what = f"{who} wrote nothing more while the others went on to step {last:,}"
+        what = f"{who} stopped writing records while the others went on to step {last:,}"
         advice = (
-            "is the process alive, and where does it wait (py-spy dump)? Look at the rank and at "
-            "those that it exchanges data with"
+            "check whether the process is alive and where it waits (py-spy dump), on this rank and "
+            "on those that it exchanges data with"
         )
         if not is_accusation:
             what = f"all ranks of a node end before step {last:,}"
-            advice = "is fastcheck collect running there? If it is, the node has stopped"
+            advice = "check whether fastcheck collect runs there; if it does, the node has stopped"
         suspects = tuple(
             Suspect(
                 one.rank, one.last_step + 1, "all sites", f"last record: step {one.last_step:,}"
@@ -474,7 +476,7 @@ def _stopped(
     missing = sorted(set(range(max(sizes, default=0))) - set(ranks))
     if missing:
         named = listed(missing, 10, ", ...")
-        what = f"{len(missing):,} of {max(sizes):,} ranks have no record: {named}"
-        advice = "collect the logs of all nodes; if they are, these ranks wrote nothing"
+        what = f"{len(missing):,} of {max(sizes):,} ranks have no records: {named}"
+        advice = "collect the logs of all nodes; if that is done, these ranks have written nothing"
         found.append(FleetFinding("stopped", False, what, advice, 0))
     return found

@@ -37,7 +37,7 @@ Reading = tuple[Optional[float], int]
 
 @dataclass(frozen=True)
 class StepRow:
-    """A step of one rank. None: not observed, or not held by records of this depth.
+    """A step of one rank. None: not observed, or left out by ``record=``.
 
     ``loss``: what backward() was called on, before it was scaled: the sum over the calls of the
     step whose gradients were not thrown away, as of parts of a batch or of several losses (with

@@ -29,7 +29,7 @@ _STATISTICS = ("min", "max", "sum", "abs_sum", "sum_sq", "mean", "rms", "l2_norm
 _VERDICTS = np.array([verdict.name.lower() for verdict in Verdict])
 _DTYPES = np.array([info.name for info in DTYPES])
 
-#: Text, int64, float64 (NaN where a record's depth doesn't cover the column), uint64 and bool.
+#: Text, int64, float64 (NaN where ``record=`` left the column out), uint64 and bool.
 COLUMNS = (
     "rank",
     "step",
@@ -41,7 +41,7 @@ COLUMNS = (
     *_STATISTICS,
     "checksum",
     "order",
-    "depth",
+    "record",
     "recomputed",
     "scaled",
     "event",
@@ -106,7 +106,7 @@ def _columns(rank: int, records: np.ndarray, places: _Places) -> dict[str, np.nd
     made.update(statistics_columns(records))
     made["checksum"] = records["checksum"].astype(np.uint64)
     made["order"] = _names(Order, records["order"])
-    made["depth"] = _names(Depth, records["depth"])
+    made["record"] = _names(Depth, records["depth"])
     flags = records["flags"]
     for name, flag in (
         ("recomputed", Flag.RECOMPUTE),

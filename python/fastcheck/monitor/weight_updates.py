@@ -276,14 +276,14 @@ class StaleCopies:
         if have_gradients:
             return (
                 f"an optimizer that holds none of the model's parameters: {which} and had "
-                f"gradients in {known.updates} updates, in which the model's kept every bit. "
-                "Copies have to be written back to the model after each step()"
+                f"gradients in {known.updates} updates, while the model's parameters kept every "
+                "bit. Copies have to be written back to the model after each step()"
             )
         return (
             f"an optimizer that holds none of the model's parameters: {which}, and had no "
-            f"gradients in {known.updates} updates, while the model's had, and kept every bit. Was "
-            "it made before the model was copied, converted or replaced? Give it the parameters of "
-            "the model that is trained"
+            f"gradients in {known.updates} updates, while the model's parameters had some and kept "
+            "every bit. It may have been made before the model was copied, converted or replaced: "
+            "give it the parameters of the model that is trained"
         )
 
 
@@ -678,36 +678,36 @@ def _names(sites: Sequence[Site]) -> str:
 def _unmoved(names: str) -> str:
     return (
         f"weights that don't move: {names} kept every bit for at least {UPDATES} updates although "
-        "gradient and learning rate were not 0. Is the update smaller than the spacing of the "
-        "dtype (bfloat16 weights want a float32 master copy), or written back by something else?"
+        "gradient and learning rate were not 0. Either updates are smaller than the spacing of the "
+        "dtype (bfloat16 weights need a float32 master copy), or something writes old values back"
     )
 
 
 def _zero(names: str) -> str:
     return (
-        f"gradients that are all 0: of {names}, in {UPDATES} updates in a row. A dead activation, "
-        "a loss multiplied by 0, or float16 gradients that underflow do that"
+        f"gradients that are all 0: of {names}, in {UPDATES} updates in a row. Possible causes: a "
+        "dead activation, a loss that is multiplied by 0, float16 gradients that underflow"
     )
 
 
 def _none(names: str) -> str:
     return (
-        f"no gradient: {names} had grad=None in {UPDATES} updates in a row, though an optimizer "
-        "holds it. Is the branch detached, under no_grad(), or never called? Set "
-        "requires_grad=False where that is meant"
+        f"no gradient: {names} had grad=None in {UPDATES} updates of an optimizer in a row. Check "
+        "whether the branch is detached, runs under no_grad(), or is never called; where that is "
+        "intended, set requires_grad=False"
     )
 
 
 def _stray(names: str) -> str:
     return (
-        f"weights that don't move: {names} has a gradient, but no optimizer that has stepped holds "
-        f"it, and it kept every bit for {UPDATES} updates. Give it to an optimizer, or set "
-        "requires_grad=False where it is to be frozen"
+        f"weights that don't move: no optimizer that has stepped holds {names}: there were "
+        f"gradients, and every bit was kept for {UPDATES} updates. Give an optimizer these "
+        "parameters, or freeze them with requires_grad=False"
     )
 
 
 def _sudden(names: str) -> str:
     return (
         f"a buffer that had been constant has changed: {names}, after at least {UPDATES} updates "
-        "without a change. Does an in-place operator write to it?"
+        "without a change. An in-place operator may have written to it"
     )

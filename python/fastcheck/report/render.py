@@ -198,10 +198,10 @@ WIDTH = 88
 VERDICT_TEXTS = {
     Verdict.NONE: "not judged",
     Verdict.ORIGIN: "it began here",
-    Verdict.ARRIVED: "it entered from outside",
+    Verdict.ARRIVED: "it came from outside",
     Verdict.PROPAGATED: "it follows from an earlier tensor",
     Verdict.INTENDED: "an infinity written on purpose",
-    Verdict.ABSORBED: "an overflow that no later tensor shows",
+    Verdict.ABSORBED: "no later tensor shows it",
     Verdict.UNRESOLVED: "undecided: nothing has shown that it does harm",
     Verdict.SCALED: "a scaled gradient whose update was skipped",
     Verdict.BENIGN: "an output that may hold any value",
@@ -309,7 +309,7 @@ def _when_in_short(report: StopReport, reading: RecordStatistics, width: int) ->
 
 def _log_in_short(report: StopReport, width: int, has_page: bool) -> list[str]:
     if report.log_path is None:
-        return wrap("the records of the last steps could not be written to disk.", width)
+        return wrap("The records of the last steps could not be written to disk.", width)
     path = f"'{report.log_path}'" if " " in report.log_path else report.log_path
     lines = [f"fastcheck show {path} --step {report.step}"]
     if report.page is not None and has_page:
@@ -354,7 +354,7 @@ def brief(report: StopReport, ascii_only: bool | None = None) -> str:
 def _lost(report: StopReport) -> str:
     return (
         f"rank {report.rank} stopped at step {report.step}; its report was lost when the process "
-        f"exited: see the log and the output of rank {report.rank}"
+        f"exited. See the log and the output of rank {report.rank}"
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any, Union, overload
 
 import torch
 
-from fastcheck.backends.complete_records import record, record_list
+from fastcheck.backends import complete_records
 from fastcheck.backends.table import backend_for, exponent_words
 from fastcheck.errors import UnsupportedTensorError, choice
 from fastcheck.extension import extension, status
@@ -51,13 +51,13 @@ def register() -> None:
 def _stats(x: torch.Tensor, depth: int = 3, logical: bool = False) -> torch.Tensor:
     _check_depth(depth)
     check(x)
-    return record(x, depth, logical)
+    return complete_records.record(x, depth, logical)
 
 
 def _stats_list(xs: list[torch.Tensor], depth: int = 3, logical: bool = False) -> torch.Tensor:
     _check_depth(depth)
     check_list(xs)
-    return record_list(xs, depth, logical)
+    return complete_records.record_list(xs, depth, logical)
 
 
 def _checksum(x: torch.Tensor, logical: bool = False) -> torch.Tensor:
@@ -123,11 +123,11 @@ _CRC_CHUNK_BYTES = 16 * 1024 * 1024
 
 
 @overload
-def stats(x: torch.Tensor, *, depth: str = ..., order: str = ...) -> Stats: ...
+def stats(x: torch.Tensor, *, record: str = ..., order: str = ...) -> Stats: ...
 @overload
-def stats(x: Sequence[torch.Tensor], *, depth: str = ..., order: str = ...) -> StatsList: ...
+def stats(x: Sequence[torch.Tensor], *, record: str = ..., order: str = ...) -> StatsList: ...
 def stats(
-    x: Union[torch.Tensor, Sequence[torch.Tensor]], *, depth: str = "full", order: str = "storage"
+    x: Union[torch.Tensor, Sequence[torch.Tensor]], *, record: str = "full", order: str = "storage"
 ) -> Union[Stats, StatsList]:
     """Counts, extremes, sums and checksum of a tensor, computed where the tensor lies.
 
@@ -139,8 +139,8 @@ def stats(
             float8_e4m3fn, float8_e5m2, complex64/128, integers, bool), or a list or tuple of them:
             one call for all, all on one device. Any device: where no kernel is compiled for it,
             torch's own operations read the tensor there (``docs/backends.md``).
-        depth: ``"health"`` (counts alone), ``"stats"`` (and extremes and sums) or ``"full"`` (and
-            the checksum).
+        record: what is computed, as for :func:`fastcheck.install`: ``"health"`` (counts alone),
+            ``"stats"`` (also extremes and sums) or ``"full"`` (also the checksum).
         order: ``"storage"`` reads a dense tensor as it lies in memory, at full speed;
             ``"logical"`` always row by row, for comparing tensors of different strides.
 
@@ -151,25 +151,25 @@ def stats(
 
     Raises:
         UnsupportedTensorError: x can't be read; the message has what was expected and a hint.
-        ConfigError: an unknown depth or order.
+        ConfigError: an unknown ``record`` or ``order``.
     """
-    level = int(DEPTHS[choice("depth", depth, DEPTHS)])
+    depth = int(DEPTHS[choice("record", record, DEPTHS)])
     logical = ORDERS[choice("order", order, ORDERS)] == Order.LOGICAL
     if isinstance(x, torch.Tensor):
         if not (_IS_COMPILED and x.is_cpu):
             check(x)
-            return Stats(record(x, level, logical))
+            return Stats(complete_records.record(x, depth, logical))
         try:
-            return Stats(extension.record(x, level, logical))
+            return Stats(extension.record(x, depth, logical))
         except TypeError as error:
             raise UnsupportedTensorError(str(error)) from None
     if not isinstance(x, (list, tuple)):
         raise not_a_tensor(x, "a torch.Tensor or a list of them")
     if not _is_compiled_for(x[0] if x else None):
         check_list(x)
-        return StatsList(record_list(x, level, logical))
+        return StatsList(complete_records.record_list(x, depth, logical))
     try:
-        return StatsList(extension.record_list(x, level, logical))
+        return StatsList(extension.record_list(x, depth, logical))
     except TypeError as error:
         check_devices(x)
         raise UnsupportedTensorError(str(error)) from None

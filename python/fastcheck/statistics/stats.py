@@ -35,7 +35,7 @@ class Stats:
     for byte, so that two Stats are equal on any machine when the tensors were.
 
     Non-finite elements are counted and left out of everything else. Complex tensors are counted by
-    their real and imaginary parts. Fields beyond the ``depth`` of the call are None.
+    their real and imaginary parts. Fields that ``record=`` of the call left out are None.
     """
 
     __slots__ = ("_fetched", "_numbers", "_slot")
@@ -59,7 +59,7 @@ class Stats:
             self._fetched = self._slot.cpu().numpy().view(RECORD_DTYPE)[0].copy()
         return self._fetched
 
-    # ---- counts: every depth -------------------------------------------------------------------
+    # ---- counts --------------------------------------------------------------------------------
 
     @property
     def numel(self) -> int:
@@ -116,7 +116,7 @@ class Stats:
         """Finite elements above zero."""
         return self.finite_count - self.zero_count - self.negative_count
 
-    # ---- depth "stats" and "full" --------------------------------------------------------------
+    # ---- record="stats" and "full" -------------------------------------------------------------
 
     @property
     def min(self) -> Optional[float]:
@@ -164,7 +164,7 @@ class Stats:
         found = self._statistics
         return 0 if found.has_stats and found.abs_max is None else found.abs_max
 
-    # ---- depth "full" --------------------------------------------------------------------------
+    # ---- record="full" -------------------------------------------------------------------------
 
     @property
     def checksum(self) -> Optional[int]:
@@ -179,11 +179,6 @@ class Stats:
         return self._statistics.dtype
 
     @property
-    def depth(self) -> str:
-        """``"health"``, ``"stats"`` or ``"full"``: which fields were computed."""
-        return Depth(int(self.record["depth"])).name.lower()
-
-    @property
     def order(self) -> str:
         """``"storage"`` or ``"logical"``: how the elements were traversed."""
         return Order(int(self.record["order"])).name.lower()
@@ -191,11 +186,14 @@ class Stats:
     # ---- whole ---------------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
-        """Every field that the depth covers, derived ones included, as plain Python numbers."""
+        """All fields that were computed, derived ones included, as plain Python numbers. ``record``
+        is ``"health"``, ``"stats"`` or ``"full"``.
+        """
         names = [*COUNTS, "nonfinite_count", "finite_count", "positive_count"]
         names += ["min", "max", "sum", "abs_sum", "sum_sq", "mean", "rms", "l2_norm", "abs_max"]
-        names += ["checksum", "dtype", "depth", "order"]
+        names += ["checksum", "dtype", "order"]
         values = {name: getattr(self, name) for name in names}
+        values["record"] = Depth(int(self.record["depth"])).name.lower()
         return {name: value for name, value in values.items() if value is not None}
 
     def __eq__(self, other: object) -> bool:
@@ -243,7 +241,7 @@ class Stats:
         return self._numbers
 
     def _or_nan(self, value: Optional[float]) -> Optional[float]:
-        """``value``; NaN where the depth covers it and nothing is finite."""
+        """``value``; NaN where it was computed and nothing is finite."""
         return math.nan if self._statistics.has_stats and value is None else value
 
 

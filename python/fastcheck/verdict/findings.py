@@ -205,7 +205,7 @@ class Finding:
     @cached_property
     def saturated_signs(self) -> int:
         """The signs of saturated values. Bit 0: the largest finite number is among them; bit 1: the
-        lowest. 0: there are none, or the record's depth has no extremes.
+        lowest. 0: there are none, or ``record=`` left the extremes out.
         """
         if not self.is_saturated or self.record["depth"] < Depth.STATS:
             return 0

@@ -46,19 +46,19 @@ from .findings import CONFIRMED, Blame, Finding, Findings, FindingState, Possibl
 from .step import Step
 
 LOSS_OVERFLOWED = (
-    "every tensor that was read in this step was finite: it was made where none is read, on the "
-    "way to the loss"
+    "every tensor that was read in this step was finite: it was made between these tensors and the "
+    "loss, where nothing is read"
 )
 
-_WAITS = "what is made of it decides whether it counts"
-_ABSORBED = "nothing that lasts, and nothing that left the model, is non-finite"
+_WAITS = "whether it counts depends on what is computed from it"
+_ABSORBED = "no stored tensor, and nothing that the model returned, is non-finite"
 _BETWEEN = ("grad_input", "grad_output")
 
 
 def was_finite(role: str, step: int) -> str:
     """The reason why a stored tensor, last seen finite in ``step``, is an event."""
     when = "when it was read in" if role == "buffer" else "just before the update of"
-    return f"it was finite {when} step {step}, and is not any more"
+    return f"it was finite {when} step {step}, and no longer is"
 
 
 def harm(findings: Findings, root: Finding, harmed: Finding) -> str:
@@ -110,7 +110,7 @@ class ModuleRules:
         if earlier is not None and not entry.is_data:
             self.findings.propagate(finding, earlier)
             return
-        reason = "it came in with the batch: no observed module made it"
+        reason = "it is part of the batch, and no observed module made it"
         if not entry.is_data:
             where = "in an excluded module, or outside" if entry.has_excluded else "outside"
             reason = (
@@ -119,7 +119,7 @@ class ModuleRules:
             )
         if finding.only_neginf or (entry.is_data and not finding.is_saturated):
             # A model may impute what is missing: what it makes of it decides.
-            waits = finding.mask_reason if finding.only_neginf else "it came in with the batch"
+            waits = finding.mask_reason if finding.only_neginf else "it is part of the batch"
             self.findings.hold(
                 finding, FindingState.DOUBTFUL, waits, PossibleVerdict(Verdict.ARRIVED, reason)
             )
@@ -136,7 +136,7 @@ class ModuleRules:
         reason = f"{name}.forward computed it between its submodules, from finite values"
         if parent.node.has_excluded_parts:
             verdict = Verdict.ARRIVED
-            reason = f"no observed module made it: {name} contains modules that are excluded"
+            reason = f"no observed module made it, but {name} contains modules that are excluded"
         elif entry.after_gap:
             verdict = Verdict.ARRIVED
             reason = (
@@ -178,18 +178,18 @@ class ModuleRules:
     def _output(self, finding: Finding, entry: Output) -> None:
         call = entry.call
         related = self._related(call, finding)
-        reason = f"everything that {call.node.name} read was finite, its parameters too"
+        reason = f"everything that {call.node.name} read was finite, including its parameters"
         if call.node.has_excluded_parts or call.node.has_new_parts:
             reason = (
-                f"all that was observed of what {call.node.name} read was finite; it contains "
-                "modules that are not observed"
+                f"everything that {call.node.name} read was finite, as far as it was observed; it "
+                "contains modules that are not observed"
             )
         verdict = Verdict.ORIGIN
         if self._has_other_ranks and call.node.is_collective:
             verdict = Verdict.ARRIVED
             reason = (
-                f"everything that {call.node.name} read on this rank was finite: it came with the "
-                "statistics of the other ranks, or overflowed there"
+                f"everything that {call.node.name} read on this rank was finite: the value came "
+                "with the statistics of other ranks, or they overflowed"
             )
         tentative = [f for f in related if f.is_tentative]
         if tentative:
@@ -199,7 +199,7 @@ class ModuleRules:
             if all(one.only_neginf for one in tentative):
                 reason += f"the -Inf of {place} (a row that is masked entirely does this)"
             else:
-                reason += f"some that did no harm until then: {place}"
+                reason += f"values that had done no harm before, of {place}"
         self._judge_forward(finding, related, call, call.node, PossibleVerdict(verdict, reason))
 
     def _judge_forward(
@@ -218,7 +218,9 @@ class ModuleRules:
         allowed = next((f for f in related if f.verdict is Verdict.INTENDED), None)
         if allowed is not None:
             place = self.findings.sites[allowed.site]
-            then = then._replace(reason=f"what allow_nonfinite() allows in {place} came this far")
+            then = then._replace(
+                reason=f"values that allow_nonfinite() allows in {place} spread here"
+            )
         tentative = [f for f in related if f.is_tentative]
         if finding.only_neginf:
             fresh = (f for f in tentative if not (f.uses.is_absorbed or self._is_mask(f.root)))
@@ -388,7 +390,7 @@ class ModuleRules:
             return
         reason = "it is not finite after the update"
         if entry.is_square_large:
-            reason += ", which used a finite gradient whose square its dtype does not hold"
+            reason += ", which used a finite gradient whose square is beyond the range of its dtype"
         self.findings.decide(finding, Verdict.ORIGIN, reason)
 
     # Gradients
@@ -427,8 +429,8 @@ class ModuleRules:
         then = self._how_made(finding)
         if finding.site in before:
             reason = (
-                "it was finite when backward() ended: what has changed it since made it so (the "
-                "training loop's own clipping or unscaling)"
+                "it was finite when backward() ended: a later change, such as the training loop's "
+                "own clipping or unscaling, made it non-finite"
             )
             then = PossibleVerdict(Verdict.ORIGIN, reason)
         self._judge_gradient(finding, earlier, then, is_scaled)
@@ -462,14 +464,14 @@ class ModuleRules:
     def _gradient_norm(self, finding: Finding, entry: GradientNorm) -> None:
         verdict = Verdict.ORIGIN
         reason = (
-            "every gradient that was read is finite, and their norm is not: it overflowed, and "
+            "every gradient that was read is finite, but their norm is not: it overflowed, and "
             "clipping multiplies each gradient by max_norm / norm"
         )
         if self._has_other_ranks:
             verdict = Verdict.ARRIVED
             reason = (
-                "every gradient that was read on this rank is finite, and the total norm is not: "
-                "it came with the gradients of other ranks, or overflowed"
+                "every gradient that was read on this rank is finite, but the total norm is not: "
+                "the value came with the gradients of other ranks, or the norm overflowed"
             )
         then = PossibleVerdict(verdict, reason)
         self._judge_gradient(finding, self._earlier(), then, entry.is_scaled)
@@ -509,12 +511,12 @@ class ModuleRules:
             if others:
                 return consumer, (
                     f"the backward of {consumer.node.name} made it, or that of "
-                    f"{', '.join(others)}, which read the same tensor: the gradients of what they "
-                    "returned were finite"
+                    f"{', '.join(others)}, which read the same tensor: the gradients of their "
+                    "outputs were finite"
                 )
             return consumer, (
                 f"the backward of {consumer.node.name} made it, or that of code outside of modules "
-                "that used the same tensor: the gradients of what the module returned were finite"
+                "that used the same tensor: the gradients of the module's outputs were finite"
             )
         producer = calls.producer(tensor_seq)
         if producer is None:
@@ -527,12 +529,12 @@ class ModuleRules:
             user = user.parent
         if user is None:
             return None, (
-                "the code that used it after the model (the loss) made it: no gradient came back "
+                "the backward of the code after the model (the loss) made it: no gradient was read "
                 "before this one"
             )
         return user, (
-            f"code of {user.node.name}.forward that used it made it, outside its submodules: the "
-            "gradients that came back before this one were finite"
+            f"the backward of the code in {user.node.name}.forward that used the tensor, outside "
+            "its submodules, made it: the gradients read before this one were finite"
         )
 
     def _how_made(self, finding: Finding) -> PossibleVerdict:
@@ -545,8 +547,8 @@ class ModuleRules:
         finite = "every activation and every gradient observed in this step was finite"
         tentative = next((f for f in self.findings.all if f.is_tentative), None)
         if tentative is not None:  # a -Inf that may be a mask
-            which = "-Inf" if tentative.only_neginf else "what did no harm"
-            finite += f", but for {which} in {self.findings.sites[tentative.blamed.site]}"
+            which = "-Inf" if tentative.only_neginf else "values that did no harm"
+            finite += f", except for {which} in {self.findings.sites[tentative.blamed.site]}"
         made = "became NaN" if finding.record["nan_count"] else "overflowed"
         how = f"{made} while it was computed or accumulated"
         if self._has_other_ranks:
@@ -556,8 +558,8 @@ class ModuleRules:
         if self._step.update.has_changed_gradients:
             reason = (
                 f"{finite}; the training loop changed gradients between backward() and the update, "
-                "before they were read (its own clipping or unscaling): it may have begun in "
-                "another one"
+                "before they were read (its own clipping or unscaling): the fault may have begun "
+                "in another gradient"
             )
         return PossibleVerdict(Verdict.ORIGIN, reason)
 

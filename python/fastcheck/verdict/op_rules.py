@@ -200,7 +200,7 @@ class OpRules:
         ):
             self._intend(finding, self.findings.follows(intended[0]), intended[0])
         elif not finding.has_nan and not inputs and self._is_copied(finding, incident):
-            self._intend(finding, f"{op} read it where it is a number like others")
+            self._intend(finding, f"{op} copied it from where it is an ordinary number")
         elif entry.is_scaled and finding.is_gradient:
             reason = unread or f"{op} read only finite values"
             verdict = Verdict.ARRIVED if unread else Verdict.ORIGIN
@@ -210,7 +210,9 @@ class OpRules:
         elif unread:
             self._arrive(finding, False, unread)
         elif from_allowed:
-            reason = f"what allow_nonfinite() allows in {sites[from_allowed.site]} came this far"
+            reason = (
+                f"values that allow_nonfinite() allows in {sites[from_allowed.site]} spread here"
+            )
             self._decide_or_hold(finding, PossibleVerdict(Verdict.ORIGIN, reason), inputs)
         elif self._decides_at_once(finding):
             self._judge_at_once(finding, waiting, intended, incident.is_optimizer)
@@ -220,7 +222,9 @@ class OpRules:
             then = PossibleVerdict(Verdict.ORIGIN, self._why(finding, intended))
             self._hold(finding, then, carried or inputs)
         elif new_count:
-            reason = f"{op} made it: {new_count:,} of its infinities are not those that it read"
+            reason = (
+                f"{op} made it: {new_count:,} of its infinities are not among those that it read"
+            )
             self._hold(finding, PossibleVerdict(Verdict.ORIGIN, reason), ())
         else:
             reason = f"{op} made it: everything that it read was finite"
@@ -240,14 +244,14 @@ class OpRules:
         """
         op = finding.uses.op
         if _is_certain(finding) and waiting is not None:
-            what = "made a NaN of it" if finding.has_nan else "made another of it, not negative"
+            what = "made a NaN of it" if finding.has_nan else "made a positive one of it"
             self._blame(waiting, f"{op} {what}")
             self.findings.propagate(finding, waiting)
         elif _is_certain(finding):
             self.findings.decide(finding, Verdict.ORIGIN, self._why(finding, intended))
         elif finding.role != "grad_input" and is_optimizer:
             # It stays in the optimizer's state, which every later step reads.
-            reason = f"{op} overflowed in what the optimizer keeps"
+            reason = f"{op} overflowed in the optimizer's state"
             self.findings.decide(finding, Verdict.ORIGIN, reason)
         else:
             reason = f"{op} made it: everything that it read was finite"
@@ -330,11 +334,11 @@ class OpRules:
             self.findings.decide(finding, Verdict.BENIGN, reason)
             return
         finding.is_data = not entry.is_collective
-        reason = "it came in with the batch: no observed op wrote it"
+        reason = "it is part of the batch, and no observed operator wrote it"
         if sources:
             root = sources[0].root
             finding.uses.line = sources[0].uses.line or root.uses.line
-            reason = f"it came in with the batch: it was written there by {self._writer(root)}"
+            reason = f"it is part of the batch, into which {self._writer(root)} wrote it"
         self._arrive(finding, entry.is_collective, reason)
 
     def _is_from_outside(self, finding: Finding) -> bool:
@@ -418,7 +422,7 @@ class OpRules:
 
     def _compiled(self, finding: Finding, entry: Compiled) -> None:
         earlier = self.findings.first_confirmed
-        reason = f"it was made within compiled code, of which {entry.name} is the first to show it"
+        reason = f"it was made within compiled code: {entry.name} is the first that shows it"
         # The consumers of the finding are not observed either.
         finding.uses.unseen_count += 1
         if earlier is not None:
@@ -464,10 +468,10 @@ class OpRules:
     def _outside(self) -> str:
         if self._is_filtered:
             return (
-                "no observed op has made it: it came from what ops=, roles=, include=, exclude=, "
-                "steps= or every= leave unread, or from outside of torch's operators"
+                "no observed operator made it: it came from tensors that ops=, roles=, include=, "
+                "exclude=, steps= or every= leave unread, or from outside of torch's operators"
             )
-        return "no observed op has made it: it came from outside of torch's operators"
+        return "no observed operator made it: it came from outside of torch's operators"
 
     # Findings
 
@@ -553,7 +557,7 @@ class OpRules:
 
     def _hold(self, finding: Finding, then: PossibleVerdict, parents: Sequence[Finding]) -> None:
         """Leaves a finding to its consequences."""
-        reason = "what becomes of it decides whether it counts"
+        reason = "whether it counts depends on what is computed from it"
         self.findings.hold(finding, FindingState.PENDING, reason, then)
         self._trace(finding, parents)
 
@@ -568,7 +572,7 @@ class OpRules:
     def _wait(self, finding: Finding, then: PossibleVerdict, cause: Optional[Finding]) -> None:
         """Leaves a finding to its consumers, or to its consequences."""
         if self._decides_at_once(finding):
-            reason = "an infinity; what is made of it decides"
+            reason = "an infinity; whether it counts depends on what is computed from it"
             self.findings.hold(finding, FindingState.DOUBTFUL, reason, then, cause)
         else:
             self._hold(finding, then, [] if cause is None else [cause])
@@ -650,7 +654,7 @@ class OpRules:
         held = [f for f in self.findings.all if f.state is FindingState.SCALED]
         harmless = [] if skipped else [f for f in held if _is_absorbed(f, _WAITING | _SCALED)]
         for finding in harmless:
-            reason = "a scaled gradient, and all that was made of it came out finite"
+            reason = "a scaled gradient, and everything computed from it was finite"
             self._lapse(finding, FindingState.SETTLED, reason)
         for finding in held if not skipped and not self._is_strict else ():
             if finding.state is FindingState.SCALED and not finding.is_saturated:
@@ -664,7 +668,7 @@ class OpRules:
         for finding in list(self.findings.all):
             is_unknown = finding.is_unresolved and finding.has_nan and finding.uses.unseen_count
             if is_unknown and _is_open(finding):
-                self._count(finding, "what read it is not observed")
+                self._count(finding, "its consumers are not observed")
         self.findings.ensure_event()
 
     def _settle_infinities(self) -> None:
@@ -696,7 +700,7 @@ class OpRules:
             if any(one.verdict is Verdict.SCALED for one in finding.uses.made):
                 self._lapse(finding, FindingState.SKIPPED, _UPDATE_SKIPPED)
                 continue
-            reason = "nothing that lasts, and nothing that left the computation, was made of it"
+            reason = "nothing that is stored, or that left the computation, was computed from it"
             if _is_absorbed(finding):
                 reason = _why_absorbed(finding)
             self._lapse(finding, FindingState.SETTLED, reason)
@@ -787,9 +791,9 @@ def _why_absorbed(finding: Finding) -> str:
     consumers = finding.uses.finite_count + len(finding.uses.made)
     plural = "s" if consumers > 1 else ""
     if consumers:
-        return f"{consumers} op{plural} read it, and came out finite"
+        return f"{consumers} operator{plural} read it and returned finite values"
     return (
-        "only what passes unread (a filter leaves it out, or it runs compiled) took it in, and "
+        "only operators that are not observed (left out by a filter, or compiled) read it, and "
         "nothing that was read afterwards is a NaN"
     )
 

@@ -125,136 +125,138 @@ def _fact(
 NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
     _fact(
         "not_cleared", signal="gradients at backward()", cause="gradient",
-        text="gradients are not cleared: backward() added to those of the update before in "
-        "{value} updates in a row (seen at {name})",
+        text="gradients are not cleared: in {value} updates in a row, backward() added to the "
+        "gradients of the update before (seen at {name})",
         advice="call optimizer.zero_grad() after each update", source="TrainCheck",
     ),
     _fact(
         "cleared_early", signal="gradients at the update", cause="gradient",
-        text="gradients were cleared after backward() and before the update, in {value} updates "
-        "in a row (seen at {name}): the update had none there",
+        text="gradients were cleared between backward() and the update, in {value} updates in a "
+        "row: the update had no gradient of {name}",
         advice="call zero_grad() after optimizer.step(), or before backward()",
     ),
     _fact(
         "nan_kept", signal="gradients at backward()", cause="gradient",
         text="the gradient of {name} holds NaN, and the last {value} calls of backward() added "
-        "to it, with no update and nothing that cleared it in between: it stays NaN",
-        advice="call optimizer.zero_grad() also where an update is skipped", source="espnet#3283",
+        "to it without an update or a zero_grad() in between: it stays NaN",
+        advice="call optimizer.zero_grad() where an update is skipped, too", source="espnet#3283",
     ),
     _fact(
         "clipped_late", signal="gradients at clipping", cause="gradient",
         text="gradients were clipped after the update that used them, in {value} updates in a "
-        "row: the update had them as they were",
+        "row: the update used unclipped gradients",
         advice="clip between backward() and optimizer.step()",
     ),
     _fact(
         "clipped_none", signal="gradients at clipping", cause="gradient",
         text="clipping was given no gradient in {value} updates in a row, though {name} had one",
-        advice="a generator of parameters is empty once it was used: pass model.parameters() anew",
+        advice="a generator of parameters is empty after its first use: pass model.parameters() "
+        "in each call",
     ),
     _fact(
         "clipped_early", signal="gradients at clipping", cause="gradient",
-        text="clipping came before backward(), and found no gradient, in {value} updates in a row:"
-        " the update had them as they were",
+        text="gradients were clipped before backward(), when there were none, in {value} updates "
+        "in a row: the update used unclipped gradients",
         advice="clip between backward() and optimizer.step()", source="tabm#20",
     ),
     _fact(
         "cleared_between", signal="gradients at backward()", cause="gradient",
-        text="before an update, gradients of {name} calls of backward() were cleared, in {value} "
-        "updates in a row: it has those of the last one", source="RAE#67",
+        text="the gradients of {name} calls of backward() were cleared before the update, in "
+        "{value} updates in a row: it used those of the last call alone", source="RAE#67",
     ),
     NumberRule(
         kind="invariant", signal="norm of all gradients / threshold", names=["clip_ratio"],
         condition=lambda ratio: ratio.value >= _CLIPS, is_over=_never, steps=_CLIP_STEPS, pause="",
         warns=False, cause="optimizer",
         text="every update is clipped to less than a thousandth: the norm of all gradients is "
-        "{value} times the threshold {usual}", advice="", source="fastcheck",
+        "{value} times the threshold of {usual}", advice="", source="fastcheck",
     ),
     NumberRule(
         kind="invariant", signal="norm of all gradients / threshold", names=["clip_ratio"],
         condition=lambda ratio: ratio.value <= 1 / _CLIPS, is_over=_never, steps=_CLIP_STEPS,
         pause="", warns=False, cause="optimizer",
-        text="clipping changes nothing: the norm of all gradients is {value} of the threshold "
-        "{usual}", advice="", source="fastcheck",
+        text="clipping changes nothing: the norm of all gradients is {value} times the threshold "
+        "of {usual}", advice="", source="fastcheck",
     ),
     NumberRule(
         kind="invariant", signal="loss scale, skipped updates", names=["loss_scale"],
         condition=lambda scale: scale.is_skipped and scale.run == 0,
         is_over=_never, steps=_STUCK, pause="", cause="precision",
-        text="the loss scale stays at {value} though updates are skipped",
-        advice="is its backoff_factor 1, or is the scale set anew in each step?",
+        text="the loss scale stays at {value} although updates are skipped",
+        advice="check that its backoff_factor is below 1 and that no step sets the scale again",
         source="Micikevicius et al. (2018)",
     ),
     _fact(
         "not_multiplied", signal="loss scale, root of backward()", cause="precision",
         text="gradients are divided by a loss scale that the loss was not multiplied by, in "
-        "{value} updates in a row: backward() was called on what scaler.scale() was given, "
-        "not on what it returned",
+        "{value} updates in a row: backward() was called on the argument of scaler.scale(), "
+        "not on its result",
         advice="call scaler.scale(loss).backward()", source="DeepSpeed#7837",
     ),
     _fact(
         "reduced_twice", signal="gradients at backward() and at the update", cause="gradient",
         text="between backward() and the update, gradients that DistributedDataParallel had "
-        "averaged over its ranks were multiplied by {name}, in {value} updates in a row: a second "
-        "all_reduce(), or a second division, does that",
+        "averaged over its ranks were multiplied by {name}, in {value} updates in a row, as a "
+        "second all_reduce() or a second division does",
         source="Megatron-LM#7452",
     ),
     _fact(
         "evaluation_mode", signal="training flags of modules", cause="layer",
-        text="the model is trained in evaluation mode, as after eval(), which changes {name}: so"
-        " it was at {value} looks in a row, ten updates apart",
+        text="the model is trained in evaluation mode, as after eval(), which changes {name}: "
+        "seen {value} times in a row, ten updates apart",
         advice="call model.train() before training",
     ),
     _fact(
         "frozen_norms", signal="training flags of modules", cause="layer",
-        text="frozen layers are in training mode, and count their statistics on: {name}",
+        text="frozen layers are in training mode and go on updating their statistics: {name}",
         source="indexnet_matting#35",
     ),
     _fact(
         "frozen", signal="requires_grad of parameters", cause="optimizer",
-        text="few of the model's weights are trained, {name}",
+        text="few of the model's weights are trained: {name}",
         source="PyTorch forum 84911",
     ),
     _fact(
         "held_twice", signal="parameters of optimizers", cause="optimizer",
-        text="two optimizers that step hold the same parameters, {value} of them: {name}",
+        text="{value} parameters are updated by two optimizers: {name}",
     ),
     _fact(
         "untied", signal="tie_word_embeddings of a config", cause="layer",
-        text="weights that should be one are two parameters: {name}",
-        advice="call model.tie_weights() after weights were loaded, moved or made anew",
+        text="weights that should be tied are separate parameters: {name}",
+        advice="call model.tie_weights() after weights were loaded, moved or replaced",
         source="verl, OPT.15",
     ),
     _fact(
         "scheduled_twice", signal="calls of a scheduler", cause="optimizer",
         text="a learning rate scheduler steps several times for each update of its optimizer: "
-        "{name}, in {value} updates in a row",
+        "{name} an update, in {value} updates in a row",
     ),
     _fact(
         "schedule_anew", signal="steps of an optimizer and of its scheduler", cause="optimizer",
-        text="the optimizer goes on at its update {value}, and {name} begins at 0: was its state"
-        " not loaded?",
+        text="the optimizer continues at update {value} and {name} begins at 0: its state may not "
+        "have been loaded",
         source="OPT.12",
     ),
     _fact(
         "moments_lost", signal="state of an optimizer before its first update here",
         cause="optimizer",
-        text="the optimizer goes on at its update {value}, and all that it keeps is 0 ({name}): "
-        "its first updates may be several times larger than those before",
-        advice="was its state saved or loaded as zeros? Load it from a checkpoint that holds it",
+        text="the optimizer continues at update {value} and its whole state is 0 ({name}): its "
+        "first updates may be several times larger than those before",
+        advice="check whether the state was saved or loaded as zeros, and load it from a "
+        "checkpoint that has it",
         source="fastcheck",
     ),
     _fact(
         "made_anew", signal="optimizers that step", cause="optimizer",
-        text="{value} optimizers have stepped the same parameters one after the other, and each "
-        "began without a state ({name})", source="CodefyUI#147",
+        text="{value} optimizers have updated the same parameters one after the other, each "
+        "beginning without a state ({name})", source="CodefyUI#147",
     ),
     NumberRule(
         kind="invariant", signal="learning rate", names=["rate_share"],
         condition=lambda rate: 0 < rate.value < _LEAST_RATE * rate.usual, is_over=_never,
         steps=_TINY_STEPS, pause="", warns=False, cause="optimizer",
-        text="the learning rate is {value}, less than a millionth of {usual}, the largest that it "
-        "was", advice="", source="fastcheck",
+        text="the learning rate is {value}, less than a millionth of its largest value until now, "
+        "{usual}", advice="", source="fastcheck",
     ),
     _fact(
         "siblings", signal="dtypes of the outputs of one class", cause="precision",
@@ -263,20 +265,20 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
     ),
     _fact(
         "dropout_on", signal="passes without gradients", cause="layer",
-        text="dropout is on in passes without gradients: {value} of them in a row ran in "
+        text="dropout is active in passes without gradients: {value} such passes in a row ran in "
         "training mode ({name})",
         source="transformers#33844",
     ),
     _fact(
         "statistics_on", signal="passes without gradients", cause="layer",
-        text="batch norm counts its statistics in passes without gradients: {value} of them in a "
-        "row ran in training mode ({name})", source="pytorch_stacked_hourglass#44",
+        text="batch norm updates its statistics in passes without gradients: {value} such passes "
+        "in a row ran in training mode ({name})", source="pytorch_stacked_hourglass#44",
     ),
     _fact(
         "probabilities", signal="sums of what cross entropy is given", cause="layer",
-        text="{name} is between 0 and 1, and adds up to a whole number as {usual} rows of "
-        "probabilities do, in {value} looks in a row: cross entropy applies softmax itself",
-        advice="give it what the layer before softmax returns", source="fastcheck",
+        text="{name} holds numbers between 0 and 1 that add up to {usual}, as {usual} rows of "
+        "probabilities do, {value} times in a row: cross entropy applies softmax itself",
+        advice="pass it the logits, the input of softmax", source="fastcheck",
     ),
     _fact(
         "one_number", signal="smallest and largest element of a weight", cause="layer",
@@ -289,7 +291,7 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
     ),
     _fact(
         "repeated_batch", signal="checksums of the batch", cause="data",
-        text="each batch comes {value} times in a row, bit for bit: so did the last {usual}",
+        text="each batch comes {value} times in a row, bit for bit, as the last {usual} did",
         source="TrainCheck",
     ),
     _fact(
@@ -300,8 +302,8 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
     _fact(
         "one_batch", signal="checksums of the batch, by rank", cause="data",
         text="{name} trained on the same batch, bit for bit, in each of {value} steps",
-        advice="unless each of them computes another part of it, give each batches of its own "
-        "(DistributedSampler, another seed)",
+        advice="give each rank batches of its own (DistributedSampler, another seed), unless each "
+        "computes another part of the batch",
     ),
 )  # fmt: skip
 
@@ -309,43 +311,43 @@ TENSOR_INVARIANTS: tuple[TensorRule, ...] = (
     TensorRule(
         kind="invariant", signal="checksum of a weight", condition=stands_still(True), steps=1,
         is_over=_once, pause="", value=lambda view: view.standing, cause="optimizer",
-        text="it kept every bit in {value} updates in a row, and moved before, though its gradient "
-        "and the learning rate are at least half as large as they were then",
-        advice="is it still the tensor that the optimizer holds, or is it written back?",
+        text="no bit of it has changed in {value} updates in a row, though it moved before and its "
+        "gradient and the learning rate are at least half as large as they were then",
+        advice="check that the optimizer still holds this tensor and that nothing restores it",
         source="TrainCheck",
     ),
     TensorRule(
         kind="invariant", signal="checksum of a weight", condition=stands_still(False), steps=1,
         is_over=_once, pause="", value=lambda view: view.standing, cause="precision", warns=False,
-        text="it kept every bit in {value} updates in a row, and moved before: updates may be "
-        "smaller than the spacing of {dtype}", advice="", source="fastcheck",
+        text="no bit of it has changed in {value} updates in a row, though it moved before: "
+        "updates may be smaller than the spacing of {dtype}", advice="", source="fastcheck",
     ),
     TensorRule(
         kind="invariant", signal="extremes of a buffer", condition=counter_will_stop, steps=8,
         is_over=_once, pause="", value=lambda view: view.now.abs_max, cause="precision",
         usual=lambda view: _WHOLE[view.now.codes],
-        text="it counts in {dtype}, and is at {value}: from {usual} on, adding 1 changes nothing",
-        advice="keep it in float32 or an integer", source="DeepSpeed, NUM.08",
+        text="it counts in {dtype} and has reached {value}: from {usual} on, adding 1 changes "
+        "nothing", advice="keep it in float32 or in an integer dtype", source="DeepSpeed, NUM.08",
     ),
     TensorRule(
         kind="invariant", signal="extremes of the input", condition=position_is_rounded, steps=3,
         is_over=_once, pause="", value=lambda view: view.now.abs_max, cause="precision",
         warns=False,
-        text="whole numbers up to {value} in {dtype}, which does not hold each of them", advice="",
+        text="whole numbers up to {value} in {dtype}, which can't represent all of them", advice="",
         source="fastcheck",
     ),
     TensorRule(
         kind="invariant", signal="labels", condition=labels_are_ignored, steps=3, is_over=_once,
         pause="", value=lambda view: view.now.sums / view.now.numel, cause="data",
-        text="every label is {value} in 3 steps in a row, which cross entropy leaves out",
-        advice="look at how labels are masked", source="fastcheck",
+        text="every label is {value}, which cross entropy ignores, in 3 steps in a row",
+        advice="check how labels are masked", source="fastcheck",
     ),
     TensorRule(
         kind="invariant", signal="smallest and largest element of the input",
         condition=input_is_constant, steps=10, is_over=_once, pause="",
         value=lambda view: view.now.sums / view.now.numel, cause="data",
-        text="all its elements are {value} in 10 steps in a row, and nothing that the model is "
-        "given has two numbers", advice="look at what the loader returns", source="fastcheck",
+        text="all its elements are {value} in 10 steps in a row, and no other input of the model "
+        "varies", advice="check what the data loader returns", source="fastcheck",
     ),
 )  # fmt: skip
 
@@ -435,7 +437,7 @@ class Siblings:
             odd = [(m, name) for name in modules if name != common for m in modules[name]]
             if count >= _SIBLINGS and odd and len(odd) <= count / 4:
                 named = ", ".join(f"{module} ({name})" for module, name in odd[:3])
-                text = f"{len(odd)} of {count} modules of class {kind} return another dtype than "
+                text = f"{len(odd)} of {count} modules of class {kind} return a dtype other than "
                 yield Number("siblings", len(odd), full_name=f"{text}{common}: {named}")
                 return
 

@@ -332,32 +332,32 @@ _OLMO = "OLMo-core's StabilityMonitorCallback"
 _LOW_BITS = "Micikevicius et al. (2018)"
 _ADAM = "Kingma and Ba (2015)"
 _RECIPE = "A. Karpathy's recipe"
-_SMALLER_UPDATES = "lower the learning rate: an update of a thousandth of the weights is common"
+_SMALLER_UPDATES = "lower the learning rate: updates of a thousandth of the weights are common"
 
 NUMBER_RULES: tuple[NumberRule, ...] = (
     NumberRule(
         kind="loss_spike", signal="loss", names=["loss"], condition=loss_spikes, steps=1,
         warns=loss_is_worth_a_look, again=2.0,
-        text="the loss is {value}, usual is {usual}", advice="", source=_OLMO,
+        text="the loss is {value} (usually {usual})", advice="", source=_OLMO,
     ),
     NumberRule(
         kind="loss_spike", signal="loss", names=["loss"], condition=loss_rises, steps=5,
         warns=loss_is_worth_a_look, again=2.0,
-        text="the loss stays high: {value}, usual is {usual}", advice="",
+        text="the loss stays high: {value} (usually {usual})", advice="",
         source="LLM Foundry's KillLossSpike",
     ),
     NumberRule(
         kind="loss_spike", signal="loss", names=["loss"],
         condition=lambda loss: loss.is_jump and math.isnan(loss.usual), steps=1, warns=True,
-        text="the loss is {value}, and was at most {most} before, in steps that are too few to "
-        "tell what left its range first",
-        advice="the learning rate, or its warm-up, may be too large, or the batch is another kind "
-        "of data", source="fastcheck",
+        text="the loss is {value}, and was at most {most} before; the run is too short to tell "
+        "what left its range first",
+        advice="the learning rate may be too large, its warm-up too short, or the batch a "
+        "different kind of data", source="fastcheck",
     ),
     NumberRule(
         kind="gradient_spike", signal="norm of all gradients", names=["gradient_norm"],
         condition=norm_spikes, steps=1, warns=False,
-        text="the norm of all gradients is {value}, usual is {usual}", advice="", source=_OLMO,
+        text="the norm of all gradients is {value} (usually {usual})", advice="", source=_OLMO,
     ),
     NumberRule(
         kind="gradient_spike", signal="norm of all gradients", names=["skipped"],
@@ -368,23 +368,23 @@ NUMBER_RULES: tuple[NumberRule, ...] = (
     NumberRule(
         kind="update", signal="size of the update / learning rate", names=["update_size"],
         condition=update_is_unusual, steps=3, warns=False, cause="optimizer",
-        text="updates are {value} of the weights for each unit of the learning rate, usual is "
-        "{usual}", advice="", source="fastcheck",
+        text="updates are {value} of the weights per unit of the learning rate (usually {usual})",
+        advice="", source="fastcheck",
     ),
     NumberRule(
         kind="update", signal="rms of the weights / that of ten steps ago",
         names=["weight_growth"], condition=weights_grow, steps=1, cause="optimizer",
-        text="weights are {value} times as large as ten steps ago, in parameters with half of all "
-        "elements: updates are large beside the weights",
+        text="weights are {value} times as large as ten steps ago, in parameters that hold half of "
+        "all elements: updates are large relative to the weights",
         advice=_SMALLER_UPDATES, source=_RECIPE,
     ),
     NumberRule(
         kind="update", signal="rms of the weights / that at first, loss", names=["standstill"],
         condition=weights_grow_for_nothing, is_over=lambda number: False, steps=1,
         cause="optimizer",
-        text="weights are {value} times as large as at first, and grow, in parameters with half of "
-        "all elements, while the loss has come down in {steps} steps by less than a tenth of what "
-        "it had come down before: updates are large beside the weights",
+        text="weights are {value} times as large as at first and still grow, in parameters that "
+        "hold half of all elements, while in {steps} steps the loss has fallen by less than a "
+        "tenth of what it fell before: updates are large relative to the weights",
         advice=_SMALLER_UPDATES, source=_RECIPE,
     ),
     NumberRule(
@@ -414,22 +414,21 @@ NUMBER_RULES: tuple[NumberRule, ...] = (
     NumberRule(
         kind="settings", signal="threshold of clipping, loss scale", names=["scaled_threshold"],
         condition=clips_scaled, steps=1, cause="optimizer",
-        text="gradients were clipped to {value} while they carried the loss scale of {usual}, by "
-        "which they are divided afterwards", advice="call scaler.unscale_(optimizer) before "
-        "clipping", source=_LOW_BITS,
+        text="gradients were clipped to {value} while they were still multiplied by the loss scale "
+        "of {usual}", advice="call scaler.unscale_(optimizer) before clipping", source=_LOW_BITS,
     ),
     NumberRule(
         kind="settings", signal="beta2 of Adam at first", names=["beta2"],
         condition=beta2_is_too_small, steps=1, cause="optimizer",
-        text="Adam's beta2 is {value}, and its bound for this beta1 is beta1^4 = {usual}",
-        advice="0.999, or 0.95 for language models, are usual", source=_ADAM,
+        text="Adam's beta2 is {value}, not above beta1^4 = {usual}, the bound of its convergence",
+        advice="usual values are 0.999, and 0.95 for language models", source=_ADAM,
     ),
     NumberRule(
         kind="settings", signal="rms of all gradients / eps of Adam", names=["gradient_rms"],
         condition=epsilon_is_large, steps=20, cause="optimizer",
         text="the rms of all gradients is {value}, below half of the optimizer's eps of {usual}: "
         "most elements are divided by eps, not by their own size",
-        advice="a smaller eps, or a larger loss", source=_ADAM,
+        advice="use a smaller eps or a larger loss", source=_ADAM,
     ),
 )  # fmt: skip
 
@@ -438,14 +437,14 @@ TENSOR_RULES: tuple[TensorRule, ...] = (
         kind="explosion", signal="abs max", condition=explodes, steps=1,
         pause="warning",
         value=_level(ABS_MAX), usual=lambda view: np.exp2(view.peak),
-        text="its abs max is {value}, and was {usual} at most before", advice="",
+        text="its abs max is {value}, and was at most {usual} before", advice="",
         source="msprobe's monitor",
     ),
     *(
         TensorRule(
             kind="batch", signal=f"{name} of the input", condition=batch_is_unusual(row), steps=1,
             value=_level(row), usual=_median(row), warns=False, cause="data",
-            text=f"its {name} is {{value}}, usual is {{usual}}", advice="", source="fastcheck",
+            text=f"its {name} is {{value}} (usually {{usual}})", advice="", source="fastcheck",
         )
         for row, name in enumerate(NAMES)
     ),
@@ -460,7 +459,7 @@ TENSOR_RULES: tuple[TensorRule, ...] = (
     TensorRule(
         kind="precision", signal="share of zeros and of subnormal elements", condition=underflows,
         steps=10, value=lambda view: view.now.zero_share, cause="precision", pause="warning",
-        text="{value:.1%} of its elements are zero now, and most others subnormal: values too "
+        text="{value:.1%} of its elements are zero now and most others are subnormal: they are too "
         "small for {dtype}", advice="scale the loss, or keep this gradient in float32",
         source=_LOW_BITS,
     ),
@@ -469,8 +468,8 @@ TENSOR_RULES: tuple[TensorRule, ...] = (
         steps=10, value=lambda view: view.now.subnormal_share,
         usual=lambda view: view.subnormal_at_first, warns=False, cause="precision",
         pause="warning",
-        text="{value:.1%} of its elements that are not zero are subnormal now: values near the "
-        "smallest of {dtype}, with fewer bits", advice="", source=_LOW_BITS,
+        text="{value:.1%} of its nonzero elements are subnormal now: they are near the smallest "
+        "{dtype} and have fewer significant bits", advice="", source=_LOW_BITS,
     ),
     TensorRule(
         kind="precision", signal="elements at the largest number of the dtype", steps=10,
@@ -489,13 +488,13 @@ TENSOR_RULES: tuple[TensorRule, ...] = (
     TensorRule(
         kind="dead", signal="share of zeros", condition=is_dead, steps=50, pause="warning",
         text="{value:.1%} of its elements have been zero for 50 steps",
-        advice="a lower learning rate, or a function with a slope below 0",
+        advice="lower the learning rate, or use an activation with a slope below 0 (LeakyReLU)",
         source="Maas et al. (2013)",
     ),
     TensorRule(
         kind="dead", signal="smallest and largest element", condition=is_constant, steps=50,
         pause="warning", text="all its elements have been equal for 50 steps",
-        advice="look at the weights and at the input of its module", source="fastcheck",
+        advice="check the weights and the input of its module", source="fastcheck",
     ),
     TensorRule(
         kind="dead", signal="share of zeros, smallest and largest element",
@@ -505,7 +504,7 @@ TENSOR_RULES: tuple[TensorRule, ...] = (
     TensorRule(
         kind="update", signal="rms of a parameter", condition=weight_jumps, steps=1, warns=False,
         value=_level(RMS), usual=lambda view: np.exp2(view.highest[RMS]), cause="optimizer",
-        text="its rms is {value}, and was {usual} at most before: one update changed it",
+        text="its rms is {value}, and was at most {usual} before: one update changed it",
         advice="", source="fastcheck",
     ),
 )  # fmt: skip

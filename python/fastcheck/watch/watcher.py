@@ -75,8 +75,8 @@ CAUSES = {
 
 
 class FirstMovers(NamedTuple):
-    """The movers that left their range first, the cause that they point to, and the sentence for
-    that.
+    """The signals that left their range first, the cause that they point to, and the sentence that
+    says so.
     """
 
     movers: tuple[Mover, ...] = ()
@@ -228,7 +228,7 @@ class Causes:
 
     def batch(self, step: int, origin: FirstMovers) -> Union[int, str, None]:
         """The name of the batch that the event is about."""
-        is_of_mover = origin.movers and not origin.why.startswith("the batch came")
+        is_of_mover = origin.movers and not origin.why.startswith("the batch also came")
         return self._batch_of(origin.movers[0].step if is_of_mover else step)
 
     def step_ended(self, step: int, found: Sequence[WatchEvent]) -> None:
@@ -262,7 +262,7 @@ class Causes:
         earlier = None if name is None else self._spiked.get(name)
         if kind not in _OF_BATCH or earlier is None or name == self._batch_before:
             return ""
-        return f"the batch came with the {earlier[1]} of step {earlier[0]:,} too"
+        return f"the batch also came with the {earlier[1]} of step {earlier[0]:,}"
 
     def _note_near(self, now: Signals, k: int, is_near: np.ndarray, has_room: np.ndarray) -> None:
         of, sites = self._of, now.sites
@@ -733,7 +733,7 @@ class Watcher:
         )
         sites = [self._sites[int(now.sites[place])] for place in at]
         if len(sites) > 1:
-            text += ". So with " + ", ".join(map(str, sites[1 : 1 + _NAMED]))
+            text += ". The same holds for " + ", ".join(map(str, sites[1 : 1 + _NAMED]))
             left = len(sites) - 1 - _NAMED
             text += f" and {left:,} more tensors" if left > 0 else ""
         origin = FirstMovers((), rule.cause)
@@ -784,8 +784,8 @@ class Watcher:
     def _skipped(self, row: Optional[StepRow]) -> Number:
         norm, limit = None if row is None else row.gradient_norm, self._limit
         if norm is not None and limit is not None and norm > limit:
-            why = f"the norm of its gradients is {norm:,.4g}, and the limit {limit:,.4g}"
+            why = f"the norm of its gradients is {norm:,.4g}, above the limit of {limit:,.4g}"
         else:
-            why = "a gradient is not finite, or the norm of those of one optimizer is too large"
+            why = "a gradient is not finite, or the gradients of one optimizer are too large"
         known = math.nan if norm is None else norm, math.nan if limit is None else limit
         return Number("skipped", *known, full_name=why)

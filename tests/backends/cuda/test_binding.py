@@ -131,8 +131,8 @@ def test_stats_is_the_cpus_record() -> None:
     x = random("float16", 7000)
     for y in (x, x[:6400].view(80, 80).t(), x[::3]):
         for depth, order in itertools.product(DEPTHS, ("storage", "logical")):
-            there = fastcheck.stats(put(y, NAME), depth=depth, order=order)
-            here = fastcheck.stats(y, depth=depth, order=order)
+            there = fastcheck.stats(put(y, NAME), record=depth, order=order)
+            here = fastcheck.stats(y, record=depth, order=order)
             assert there.record.tobytes() == here.record.tobytes()
     assert fastcheck.checksum(put(x, NAME)) == fastcheck.checksum(x)
     assert fastcheck.found_nonfinite([put(x, NAME)]).item() == 1.0

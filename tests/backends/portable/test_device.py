@@ -134,7 +134,7 @@ def test_public_functions_do_not_wait() -> None:
     x, y = on_device(5000), on_device(70, torch.float16)
     for call in (
         lambda: fastcheck.stats(x),
-        lambda: fastcheck.stats(x, depth="health"),
+        lambda: fastcheck.stats(x, record="health"),
         lambda: fastcheck.stats([x, y]),
         lambda: fastcheck.stats(x.view(50, 100).t(), order="logical"),
         lambda: fastcheck.found_nonfinite([x, y]),

@@ -166,7 +166,7 @@ def test_ten_thousand_ranks(window: Tab, tmp_path: Path) -> None:
     ranks[4000] = replace(ranks[4000], last_step=49)
     cells = [Cell(6487, step, "outlying", 30.0, 3) for step in range(40, 100)]
     suspect = Suspect(6487, 40, "blocks.7.mlp", "60 steps")
-    finding = FleetFinding("outlier", True, "a rank is far", "test it", 40, (suspect,))
+    finding = FleetFinding("outlier", True, "a rank is repeatedly far", "test it", 40, (suspect,))
     gone = Suspect(4000, 50, "all sites", "last record: step 49")
     findings = (finding, FleetFinding("stopped", True, "one rank", "look", 50, (gone,)))
     steps = tuple(range(100))

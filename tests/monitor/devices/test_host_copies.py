@@ -168,7 +168,7 @@ def test_what_is_made_of_it_is_no_origin() -> None:
     assert (first.site.role, first.verdict) == ("input", fastcheck.types.Verdict.ARRIVED), (
         first.reason
     )
-    assert "written there by outside the model · aten._to_copy" in first.reason
+    assert "into which outside the model · aten._to_copy" in first.reason
 
 
 def test_a_scaled_gradient_that_is_made_of_it_is_no_origin() -> None:

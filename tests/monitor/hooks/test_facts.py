@@ -116,7 +116,7 @@ def test_gradients_that_are_cleared_before_the_update() -> None:
         optimizer.step()
 
     found = texts(program)
-    assert len(found) == 1 and "cleared after backward() and before the update" in found[0]
+    assert len(found) == 1 and "cleared between backward() and the update" in found[0]
 
 
 def test_clipping_that_comes_too_late() -> None:
@@ -200,7 +200,7 @@ def test_dropout_in_passes_without_gradients() -> None:
                 model(torch.randn(8, 8))
 
     found = texts(program)
-    assert len(found) == 1 and "dropout is on in passes without gradients" in found[0]
+    assert len(found) == 1 and "dropout is active in passes without gradients" in found[0]
     assert not texts(lambda model, optimizer: program(model, optimizer, 2))
 
 

@@ -247,7 +247,7 @@ class TestVerdicts:
         fastcheck.install(model)
         stop = stopped(train, model)
         assert where(stop.culprit) == ("1.attn.logits", "grad_output", "output", "origin")
-        assert "code of 1.forward that used it made it" in stop.culprit.reason
+        assert "the code in 1.forward that used the tensor" in stop.culprit.reason
 
     def test_a_module_that_reads_it_is_blamed_for_its_gradient(self) -> None:
         inner = Apply(nan_gradient)

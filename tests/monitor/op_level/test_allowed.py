@@ -51,7 +51,7 @@ def test_a_model_that_returns_gaps_of_its_batch() -> None:
     with watch(model):
         stop = stopped(model, batch())
         assert culprit(stop) == ("shift", "aten.add.Tensor", "forward", "origin")
-        assert "what allow_nonfinite() allows in scale (Apply)" in stop.culprit.reason
+        assert "values that allow_nonfinite() allows in scale (Apply)" in stop.culprit.reason
     fastcheck.allow_nonfinite("shift", "output", reason="gaps stay")
     with watch(model) as monitor:
         model(batch())

@@ -299,7 +299,7 @@ class TestStopping:
         fastcheck.install(model, level="op", sync="step")
         stop = stopped(loop, model, data)
         assert stop.culprit.verdict is Verdict.ARRIVED
-        assert "came in with the batch" in stop.culprit.reason
+        assert "is part of the batch" in stop.culprit.reason
 
     @pytest.mark.parametrize("foreach", [False, True])
     def test_an_optimizer_whose_second_moment_overflows(self, foreach: bool) -> None:
@@ -342,7 +342,7 @@ class TestFilters:
             loop(model, data)
         assert monitor.event_count == 0
         absorbed = [event for event in monitor.events if event.verdict is Verdict.ABSORBED]
-        assert absorbed and "a filter leaves it out" in absorbed[0].reason
+        assert absorbed and "left out by a filter" in absorbed[0].reason
 
     def test_steps(self) -> None:
         model = Net().to(NAME)

@@ -60,7 +60,7 @@ class TestBesideOthers:
                 y = model(x.to(NAME))
             monitor.flush()
         found = {int(c) for c in monitor.records()["checksum"]}
-        assert int(fastcheck.stats(y.cpu(), depth="full").checksum) in found
+        assert int(fastcheck.stats(y.cpu(), record="full").checksum) in found
 
     @pytest.mark.parametrize("sync", ["never", "step"])
     def test_a_scaler_that_skips(self, sync: str) -> None:

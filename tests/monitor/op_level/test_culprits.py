@@ -82,7 +82,7 @@ def test_the_infinities_that_are_named_are_those_that_did_harm(is_intended: bool
     stop = stopped(train, model, 1, shape=(6, 8))
     assert culprit(stop) == ("1", "aten.add.Tensor", "forward", "origin")
     assert int(stop.culprit.record["neginf_count"]) == 6
-    assert "5 of its infinities are not those that it read" in stop.culprit.reason
+    assert "5 of its infinities are not among those that it read" in stop.culprit.reason
 
 
 ORIGINS: list[tuple[str, Callable[[torch.Tensor], torch.Tensor], str]] = [

@@ -81,7 +81,7 @@ def test_odd_strides_are_read_in_the_same_order(make: Any) -> None:
     monitor = fastcheck.install(Net().to(NAME), level="op", sync="call")
     _ = tensor * 3  # read here, as its input
     held = monitor.records()
-    expected = fastcheck.stats(make(base), depth="full").record
+    expected = fastcheck.stats(make(base), record="full").record
     same = held[held["checksum"] == expected["checksum"]]
     assert len(same) and same["order"][0] == expected["order"]
     assert same["sum"][0] == expected["sum"]

@@ -116,7 +116,7 @@ class TestValues:
             loop(model, 1)
         event = next(event for event in monitor.events if event.counted)
         assert event.verdict is Verdict.ORIGIN
-        assert "made another of it, not negative" in event.reason
+        assert "made a positive one of it" in event.reason
 
     @pytest.mark.parametrize("record", ["health", "stats"])
     @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def checksums(monitor: fastcheck.Monitor, op: str) -> list[int]:
 def test_a_dtensor_is_read_as_its_local_shard(mesh: DeviceMesh) -> None:
     whole = torch.arange(16.0).reshape(8, 2) + 1
     sharded = distribute_tensor(whole, mesh, [Shard(0)])
-    expected = fastcheck.stats(whole[:4] * 2, depth="full").checksum
+    expected = fastcheck.stats(whole[:4] * 2, record="full").checksum
     other = distribute_tensor(torch.full((8, 2), 2.0), mesh, [Shard(0)])
     monitor = fastcheck.install(Net(), level="op", overflow_nums=-1, stop=EVERYTHING)
     product = sharded * other
@@ -86,7 +86,7 @@ def test_a_conjugate_view_is_read_as_it_shows() -> None:
     monitor.flush()
     read = {int(record["checksum"]) for record in monitor.records()}
     for shown in (torch.imag(x.conj()).resolve_neg(), taken):
-        assert int(fastcheck.stats(shown, depth="full").checksum) in read
+        assert int(fastcheck.stats(shown, record="full").checksum) in read
     assert not monitor.event_count
     monitor.remove()
 

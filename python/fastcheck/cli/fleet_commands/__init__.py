@@ -1,5 +1,5 @@
 """The commands on the logs of many ranks: ``collect``, ``compact`` and
 ``fleet``.
 
-Imports ``cli``, ``fleet`` and ``log``.
+Imports ``cli``, ``fleet``, ``log`` and ``utils``.
 """

@@ -15,6 +15,7 @@ from fastcheck.errors import ConfigError, printable
 from fastcheck.fleet.collector import Collector, Written, attempts, follow
 from fastcheck.fleet.store import Folder
 from fastcheck.log.reader import find_logs, log_parts, read_log, read_sites_and_meta
+from fastcheck.utils.text.numbers import counted
 
 from ..console import print_json
 
@@ -146,7 +147,12 @@ def _show(collector: Any, done: Written, options: argparse.Namespace) -> None:
         print_json("collect", vars(done), indent=None)
         return
     each = f", {done.bytes / done.rows:.1f} bytes a row" if done.rows else ""
-    print(printable(f"{options.out}: {done.rows:,} rows in {done.files:,} files{each}"), flush=True)
+    print(
+        printable(
+            f"{options.out}: {counted(done.rows, 'row')} in {counted(done.files, 'file')}{each}"
+        ),
+        flush=True,
+    )
     if done.lost_segments:
         print(
             f"{done.lost_segments:,} segments of the log were deleted before they were seen to be "

@@ -251,7 +251,7 @@ def record_of(load: Loader) -> tuple[np.void, Extra]:
         return empty, Extra(problem=first_line(error))
     shape = () if tensor.is_nested else tuple(tensor.shape)
     try:
-        record = stats(tensor.detach(), depth="full", order="logical").record
+        record = stats(tensor.detach(), record="full", order="logical").record
     except UnsupportedTensorError as error:
         return empty, Extra(shape=shape, problem=first_line(error))
     return record, Extra(shape=shape, load=load)

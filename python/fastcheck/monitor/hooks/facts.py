@@ -218,7 +218,7 @@ class Facts:
         about = f"{type(drops[0]).__name__}, p={drops[0].p:g}" if drops else ""
         self._count("dropout_on", bool(drops), about, times=_PASSES)
         norms = [m for m in modal if isinstance(m, _BatchNorm)]
-        about = f"{type(norms[0]).__name__}, in all {len(norms)}" if norms else ""
+        about = _counted(norms)
         self._count("statistics_on", bool(norms), about, times=_PASSES)
 
     def backward_began(self, roots: Sequence[torch.Tensor]) -> None:
@@ -377,7 +377,7 @@ class Facts:
         held = type(optimizer), frozenset(parameter_ids(optimizer))
         self._made[held] += 1
         if self._made[held] == _MADE:
-            about = f"{type(optimizer).__name__}, of {self._updates} updates in all"
+            about = f"{type(optimizer).__name__}, {self._updates} updates together"
             self._tell_once("made_anew", _MADE, about)
 
     def _look_at_holders(self) -> None:
@@ -408,11 +408,9 @@ class Facts:
         modal = [module for module in modules if _has_modes(module)]
         is_off = bool(modal) and not any(m is not None and m.training for m in (*modal, *roots))
         frozen = [module for module in modal if module.training and _is_frozen_norm(module)]
-        about = f"{type(frozen[0]).__name__}, in all {len(frozen)}" if frozen else ""
+        about = _counted(frozen)
         self._count("frozen_norms", bool(frozen), about, times=_LOOKS)
-        kinds = dict.fromkeys(type(module).__name__ for module in modal)
-        about = f"{', '.join(kinds)} (in all {len(modal)})"
-        self._count("evaluation_mode", is_off, about, times=_LOOKS)
+        self._count("evaluation_mode", is_off, _counted(modal), times=_LOOKS)
 
     def _look_at_shares(self) -> None:
         parameters = [s for s in self._state.parameters() if is_materialised(s[2])]
@@ -453,6 +451,12 @@ class Facts:
     def _name_of(self, parameter: Optional[torch.Tensor]) -> str:
         found = (n.name_of(name) for n, name, p in self._state.parameters() if p is parameter)
         return next(found, "a parameter")
+
+
+def _counted(modules: Sequence[torch.nn.Module]) -> str:
+    """The classes of modules, and how many modules these are."""
+    kinds = dict.fromkeys(type(module).__name__ for module in modules)
+    return f"{', '.join(kinds)}, {len(modules)} module{'s' if len(modules) > 1 else ''}"
 
 
 def _names(parameters: Sequence[StoredTensor]) -> str:

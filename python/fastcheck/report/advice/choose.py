@@ -449,7 +449,7 @@ def _closer(case: Case, report: StopReport) -> Iterator[Advice]:
     # The step that made what is stored is over when it is read.
     replay = ", or with stop=fastcheck.Stop(replay=True) and monitor.run(step, batch)"
     yield Advice(
-        f'For {what} run it again with install(..., level="op"){"" if was_finite else replay}.',
+        f'To find {what}, run again with install(..., level="op"){"" if was_finite else replay}.',
         is_kept=True,
     )
 
@@ -465,10 +465,10 @@ def _go_on(report: StopReport) -> Advice:
     how = "To record and go on instead of stopping: install(..., overflow_nums=-1)"
     if report.broken_weights:
         return Advice(
-            f"{how}. {named_weights(report.broken_weights)} by now: load a checkpoint from before "
-            "that first, or all that follows comes from these."
+            f"{how}. {named_weights(report.broken_weights)} by now: first load a checkpoint from "
+            "before that, or everything that follows comes from these weights."
         )
     return Advice(
-        f"{how}. Then no update is held back for what fastcheck finds, and a weight that becomes "
-        "NaN stays NaN: keep a checkpoint from before."
+        f"{how}. fastcheck then prevents no update, and a weight that becomes NaN stays NaN: keep "
+        "an earlier checkpoint."
     )

@@ -43,4 +43,4 @@ def row_name(site: Site, call: Optional[int], style: str) -> str:
     name = site.module or site.module_type
     if site.op:
         name += f" {site.op}" + ("" if call is None else f" #{call}")
-    return f"{name} {site.tensor_name}"
+    return f"{name} {site.tensor_name}".strip()

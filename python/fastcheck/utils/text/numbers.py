@@ -148,3 +148,8 @@ def format_steps(steps: Sequence[int]) -> str:
 
 def format_shape(shape: Sequence[int]) -> str:
     return "x".join(map(str, shape)) if shape else "scalar"
+
+
+def counted(number: int, noun: str) -> str:
+    """``"1 rank"`` or ``"1,024 ranks"``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
