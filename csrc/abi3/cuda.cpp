@@ -27,15 +27,17 @@ cuda::Tuning tuning_of(PyObject* multiprocessors) {
 }
 
 cuda::Workspace workspace_of(PyObject* tuple) {
-  const std::vector<PyObject*> fields = items(
-      tuple, "a workspace (counters, partials, their bytes, table, its copy, their bytes)", 6);
+  const std::vector<PyObject*> fields =
+      items(tuple,
+            "a workspace (counters, partials, their bytes, table, its copy, their bytes, gate)", 7);
   return {pointer<cuda::Counter>(fields[0]),
           pointer(fields[1]),
           integer(fields[2]),
           pointer(fields[3]),
           pointer(fields[4]),
           integer(fields[5]),
-          {}};
+          {},
+          pointer<std::int32_t>(fields[6])};
 }
 
 PyObject* device(const std::vector<PyObject*>&) {

@@ -54,6 +54,7 @@ struct RecordsLaunch {
   Partial* partials;  // one per chunk
   Sums* levels;       // of the last block's tree
   BoxArgument box;
+  const std::int32_t* gate;
 };
 
 struct FoundLaunch {

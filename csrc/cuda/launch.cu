@@ -173,6 +173,7 @@ int records(const Request& request, Depth depth, Record* slots, const Workspace&
     launch.counters = workspace.counters;
     launch.box = workspace.box;
     launch.box.slots = reinterpret_cast<std::uintptr_t>(slots);
+    launch.gate = workspace.gate;
     launch.partials = static_cast<Partial*>(workspace.partials);
     launch.levels = reinterpret_cast<Sums*>(launch.partials + cut.chunks);
     const auto block = static_cast<unsigned>(cut.warps * kWarp);

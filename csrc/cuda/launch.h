@@ -72,6 +72,9 @@ struct Workspace {
   void* table_device;
   std::int64_t table_bytes;
   BoxArgument box;
+  // In device memory: where it is 0 when a launch of records runs, that launch reads and writes
+  // nothing. So a captured graph can be replayed without them. Null: there is none.
+  const std::int32_t* gate;
 };
 
 // How the work is cut. Any choice gives the same bits.

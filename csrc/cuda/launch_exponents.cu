@@ -115,6 +115,7 @@ int fastcheck_cuda_record_and_exponents(const TensorArgument* tensor, fastcheck:
   record.counters = workspace->counters + 1;
   record.box = workspace->box;
   record.box.slots = reinterpret_cast<std::uintptr_t>(slots);
+  record.gate = nullptr;
   record.partials = static_cast<fastcheck::Partial*>(workspace->partials);
   record.levels = reinterpret_cast<fastcheck::Sums*>(record.partials + planned.chunks);
   arguments.counts = counts_of(*workspace, words);

@@ -272,6 +272,7 @@ FASTCHECK_DEVICE_CALLED void finish_chunk(const RecordsLaunch& launch, int index
 template <class Component, Depth kDepth>
 FASTCHECK_KERNEL(kMaxThreads, kBlocksPerSm)
 records_kernel(FASTCHECK_ARGUMENT RecordsLaunch launch) {
+  if (launch.gate != nullptr && *launch.gate == 0) return;
   auto& shared = block_shared<BlockShared<Component>>();
   const List& list = launch.list;
   for (std::int64_t chunk = blockIdx.x; chunk < list.chunks; chunk += gridDim.x) {

@@ -12,7 +12,7 @@ TypeError, ValueError: arguments that are not as described. RuntimeError: CUDA's
 from __future__ import annotations
 
 _Tensors = list[tuple[int, int, tuple[int, ...], tuple[int, ...]]]
-_Workspace = tuple[int, int, int, int, int, int]
+_Workspace = tuple[int, int, int, int, int, int, int]
 
 table: object
 

@@ -2,6 +2,7 @@
 // before another thread could have taken it.
 #include "torch/binding/cuda_module.h"
 
+#include <optional>
 #include <stdexcept>
 #include <string>
 
@@ -35,8 +36,11 @@ void observe_directly(at::ArrayRef<at::Tensor> tensors, const at::Tensor& slots,
 constexpr DirectObserve kDirectObserve{observe_directly};
 
 void observe_list(const py::sequence& tensors, py::handle slots, std::int64_t first,
-                  std::int64_t depth, bool logical) {
-  observe(readable_list(tensors, kDeviceType), unpack(slots), first, checked_depth(depth), logical);
+                  std::int64_t depth, bool logical, const py::object& gate) {
+  const std::optional<at::Tensor> opens =
+      gate.is_none() ? std::nullopt : std::make_optional(unpack(gate));
+  observe(readable_list(tensors, kDeviceType), unpack(slots), first, checked_depth(depth), logical,
+          opens);
 }
 
 py::object found_nonfinite_in(const py::sequence& tensors) {
@@ -68,7 +72,7 @@ void define_functions(py::module_& m) {
   m.def("cuda_observe", observe_one, py::arg("tensor"), py::arg("slots"), py::arg("index"),
         py::arg("depth"));
   m.def("cuda_observe_list", observe_list, py::arg("tensors"), py::arg("slots"), py::arg("first"),
-        py::arg("depth"), py::arg("logical") = false);
+        py::arg("depth"), py::arg("logical") = false, py::arg("gate") = py::none());
   m.def("cuda_direct_observe", [] { return py::capsule(&kDirectObserve, kDirectObserveName); });
   m.def("cuda_begin_stretch", begin_stretch, py::arg("device"));
   m.def(

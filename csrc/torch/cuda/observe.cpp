@@ -78,7 +78,7 @@ void in_parts(at::ArrayRef<TensorArgument> tensors, c10::Device device, const La
     const TensorArgument* const part = tensors.data() + done;
     const auto start = [&](const WorkspaceSize& size) {
       const Workspace workspace = workspaces.fit(size);
-      return launch(part, static_cast<int>(count), &workspace, &tuning, stream);
+      return launch(part, static_cast<int>(count), workspace, &tuning, stream);
     };
     int error = kErrorWorkspace;
     if (is_one_launch(part, count)) error = start({static_cast<std::int64_t>(count), 0, 0});
@@ -91,6 +91,13 @@ void in_parts(at::ArrayRef<TensorArgument> tensors, c10::Device device, const La
     check(error, "a launch");
     done += count;
   }
+}
+
+const std::int32_t* gate_of(const at::Tensor& gate, c10::Device device) {
+  if (gate.device() != device || gate.scalar_type() != at::kInt || gate.numel() != 1) {
+    throw std::invalid_argument("expected an int32 gate of one element on " + device.str());
+  }
+  return gate.const_data_ptr<std::int32_t>();
 }
 
 at::Tensor empty_words(c10::Device device) {
@@ -115,15 +122,17 @@ std::string problem(std::int64_t index) {
 }
 
 void observe(at::ArrayRef<at::Tensor> tensors, const at::Tensor& slots, std::int64_t first,
-             Depth depth, bool logical) {
+             Depth depth, bool logical, const std::optional<at::Tensor>& gate) {
   slot(slots, first, static_cast<std::int64_t>(tensors.size()), kDeviceType);
   Record* const to = slot(slots, 0, 0, kDeviceType);
   const c10::DeviceGuard guard(slots.device());
   const Arguments arguments(tensors, slots.device(), first, logical);
+  const std::int32_t* const opens = gate ? gate_of(*gate, slots.device()) : nullptr;
   in_parts(arguments.all(), slots.device(),
-           [&](const TensorArgument* part, int count, const Workspace* workspace,
-               const Tuning* tuning, void* stream) {
-             return fastcheck_cuda_records(part, count, static_cast<int>(depth), to, workspace,
+           [&](const TensorArgument* part, int count, Workspace workspace, const Tuning* tuning,
+               void* stream) {
+             workspace.gate = opens;
+             return fastcheck_cuda_records(part, count, static_cast<int>(depth), to, &workspace,
                                            tuning, stream);
            });
 }
@@ -138,11 +147,11 @@ at::Tensor found_nonfinite(at::ArrayRef<at::Tensor> tensors) {
     found = at::zeros({}, at::TensorOptions(device).dtype(at::kFloat));
   }
   in_parts(arguments.all(), device,
-           [&](const TensorArgument* part, int count, const Workspace* workspace,
+           [&](const TensorArgument* part, int count, const Workspace& workspace,
                const Tuning* tuning, void* stream) {
              return fastcheck_cuda_found_nonfinite(part, count,
                                                    static_cast<float*>(found.mutable_data_ptr()),
-                                                   workspace, tuning, stream);
+                                                   &workspace, tuning, stream);
            });
   return found;
 }

@@ -8,6 +8,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "core/record.h"
@@ -19,9 +20,9 @@ std::string problem(std::int64_t device);
 
 // Has slots[first + i] written from tensors[i], which are readable, and on the device of `slots`,
 // uint8 (n, 192). Whole records except the host's fields: seq, step, site and call are
-// zero.
+// zero. `gate`: int32, of one element on that device; nothing is read or written while it is 0.
 void observe(at::ArrayRef<at::Tensor> tensors, const at::Tensor& slots, std::int64_t first,
-             Depth depth, bool logical);
+             Depth depth, bool logical, const std::optional<at::Tensor>& gate = std::nullopt);
 
 // float32, 0-dim, on the tensors' device: 1.0 where any of them has a NaN or an infinity. On the
 // CPU for no tensors.

@@ -158,7 +158,8 @@ Workspace Workspaces::fit(const WorkspaceSize& size) {
                   nullptr,
                   nullptr,
                   0,
-                  {}};
+                  {},
+                  nullptr};
   // A replay would write to the stretch of its capture.
   if (!is_capturing_) space.box = box_of(device_.index());
   if (size.table_bytes == 0) return space;

@@ -97,14 +97,25 @@ class Launches:
         first: int,
         depth: int,
         logical: bool = False,
+        gate: Optional[torch.Tensor] = None,
     ) -> None:
-        """Launches the writing of ``slots[first : first + len(tensors)]``."""
+        """Launches the writing of ``slots[first : first + len(tensors)]``, which does nothing where
+        ``gate``, int32 of one element on their device, is 0 by then.
+        """
         _check_slots(slots, first, len(tensors))
         address = slots.data_ptr() + first * RECORD_BYTES
+        opens = 0 if gate is None else gate.data_ptr()
 
-        def launch(part: list[TensorArgument], done: int, *where: Any) -> None:
+        def launch(
+            part: list[TensorArgument],
+            done: int,
+            processors: int,
+            workspace: tuple[int, ...],
+            stream: int,
+        ) -> None:
             to = address + done * RECORD_BYTES
-            self._module.cuda_records(part, logical, depth, to, *where)
+            where = (*workspace[:-1], opens)
+            self._module.cuda_records(part, logical, depth, to, processors, where, stream)
 
         self._in_parts(tensors, slots.device, logical, launch)
 
@@ -225,14 +236,14 @@ class Launches:
         assert buffers.counters is not None and buffers.partials is not None
         of_all = (buffers.counters.data_ptr(), buffers.partials.data_ptr(), len(buffers.partials))
         if not table_bytes:
-            return (*of_all, 0, 0, 0), None
+            return (*of_all, 0, 0, 0, 0), None
         if _is_smaller(buffers.table, table_bytes):
             size = _grown(table_bytes, _FIRST_BYTES)
             buffers.table = torch.empty(size, dtype=torch.uint8, device=device)
         assert buffers.table is not None
         pinned = self._pinned(buffers, len(buffers.table), table_bytes)
         table = (pinned.memory.data_ptr(), buffers.table.data_ptr(), table_bytes)
-        return (*of_all, *table), pinned
+        return (*of_all, *table, 0), pinned
 
     def _pinned(self, buffers: _Buffers, size: int, table_bytes: int) -> _Pinned:
         """A pinned table that the stream has passed, of ``table_bytes`` at least."""
@@ -308,6 +319,16 @@ def backend_of(launches: Any) -> Backend:
     """The backend of an object with the ``cuda_`` functions of the extension. Python's launches
     have no black box, and no function for C++.
     """
+
+    def capture_list(
+        tensors: Sequence[torch.Tensor],
+        slots: torch.Tensor,
+        first: int,
+        depth: int,
+        gate: torch.Tensor,
+    ) -> None:
+        launches.cuda_observe_list(tensors, slots, first, depth, gate=gate)
+
     box = getattr(launches, "cuda_box", None)
     direct = getattr(launches, "cuda_direct_observe", None)
     return Backend(
@@ -319,7 +340,7 @@ def backend_of(launches: Any) -> Backend:
         found_nonfinite=launches.cuda_found_nonfinite,
         exponents=launches.cuda_exponents,
         observe_and_count=launches.cuda_observe_and_count,
-        is_capturable=True,
+        capture_list=capture_list,
         reads_lists_in_one_launch=True,
         black_box=None
         if box is None

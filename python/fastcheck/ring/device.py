@@ -318,7 +318,7 @@ class DeviceRing:
         if self.captured is not None:
             slots = self.captured(self)
             if slots is not None:
-                slots.observe(tensor, identity)
+                slots.observe_list([tensor], [identity])
             return
         segment = self._segment()
         if segment is None:
@@ -532,6 +532,8 @@ class GraphSlots:
         self._blocks: list[torch.Tensor] = []
         #: Replays that the host counted, and those that only the device did.
         self.replays = self.unseen_replays = 0
+        #: What the gate in the device's memory is, or is about to be.
+        self.reads = True
         self._depth = depth
         self._template: Optional[np.ndarray] = None
         self._free: deque[Segment] = deque()
@@ -539,21 +541,18 @@ class GraphSlots:
 
     # While the graph is captured
 
-    def observe(self, tensor: torch.Tensor, identity: tuple[int, ...]) -> None:
-        """Captures the reading of ``tensor`` into a slot."""
-        block, row = self._next()
-        self.backend.observe(tensor, block, row, self._depth)
-        self.identities.append(identity)
-
     def observe_list(
         self, tensors: Sequence[torch.Tensor], identities: Sequence[tuple[int, ...]]
     ) -> None:
+        """Captures the reading of tensors into slots."""
+        capture_list = self.backend.capture_list
+        assert capture_list is not None
         done = 0
         while done < len(tensors):
             block, row = self._next()
             part = tensors[done : done + len(block) - row]
             with no_grad():
-                self.backend.observe_list(part, block, row, self._depth)
+                capture_list(part, block, row, self._depth, self._gate)
             self.identities += identities[done : done + len(part)]
             done += len(part)
 
@@ -569,6 +568,7 @@ class GraphSlots:
             return
         with no_grad():
             self._counter.zero_()
+            self._gate.fill_(1)
         self._template = np.zeros(len(self.identities), RECORD_DTYPE)
         mode = self.backend.device_mode
         identify(self._template, self.identities, self._depth, mode)
@@ -579,15 +579,27 @@ class GraphSlots:
     def _counter(self) -> torch.Tensor:
         return self._blocks[0].view(torch.int64)[0, :1]
 
+    @property
+    def _gate(self) -> torch.Tensor:
+        return self._blocks[0].view(torch.int32)[0, 2:3]  # behind the counter
+
     def _next(self) -> tuple[torch.Tensor, int]:
         """A block that has a free row, and which one that is."""
-        row = 1 + len(self.identities)  # behind the counter
+        row = 1 + len(self.identities)  # behind the row of the counter and the gate
         if row >= BLOCK_SLOTS * len(self._blocks):
             with torch.inference_mode(False):
                 self._blocks.append(self.streams.empty(BLOCK_SLOTS, RECORD_BYTES))
         return self._blocks[row // BLOCK_SLOTS], row % BLOCK_SLOTS
 
-    # After a replay, on the stream that it runs on
+    # Before and after a replay, on the stream that it runs on
+
+    def let_read(self, reads: bool) -> None:
+        """The kernels of later replays read, or return at once and leave the slots as they are."""
+        if reads == self.reads or not self._blocks:
+            return
+        self.reads = reads
+        with no_grad():
+            self._gate.fill_(int(reads))
 
     def snapshot(self) -> Optional[GraphCopy]:
         """A free copy; None when too many are in flight."""

@@ -400,6 +400,24 @@ def test_black_box(seed: int) -> None:
     assert box.bytes() == all_rows.tobytes()
 
 
+@pytest.mark.parametrize("depth", ["health", "stats", "full"])
+def test_a_launch_whose_gate_is_0_reads_and_writes_nothing(depth: str) -> None:
+    tensors = [torch.arange(9000.0), torch.ones(3)]
+    wanted = Call(tensors).records(depth)
+    gate = Garbage(4, fill=0)
+    call = Call(tensors)
+    call.workspace.gate = gate.address
+    slots, partials = call.slots.bytes(), call.partials.bytes()
+    for argument in call.arguments[: call.count]:
+        argument.data = None  # reading it would be the end
+    call.records(depth)
+    assert (call.slots.bytes(), call.partials.bytes()) == (slots, partials)
+    opened = Call(tensors)
+    opened.workspace.gate = gate.address
+    ctypes.memset(gate.address, 1, 1)
+    assert opened.records(depth) == wanted
+
+
 def test_blocks_fill_a_multiprocessor() -> None:
     """found_nonfinite takes fewer registers than the record kernels: three blocks, not two."""
     call = Call([torch.ones(4096 * 70)], cut=Cut(warps=8, share=1, multiprocessors=2))

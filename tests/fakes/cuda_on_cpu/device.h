@@ -56,6 +56,7 @@ inline std::vector<fastcheck::cuda::Entry> locate(fastcheck::cuda::RecordsLaunch
   locate(launch.counters);
   locate(launch.partials);
   locate(launch.levels);
+  locate(launch.gate);
   return locate(launch.list);
 }
 

@@ -148,6 +148,7 @@ class Workspace(ctypes.Structure):
         ("claims", ctypes.c_void_p),
         ("stretch", ctypes.c_uint64),
         ("box_slots", ctypes.c_uint64),
+        ("gate", ctypes.c_void_p),
     )
 
 

@@ -56,6 +56,8 @@ class GraphSegment:
         self.begins = False
         #: An optimizer, or monitor.step() if ``is_explicit``, closes the step.
         self.closes = self.is_explicit = False
+        #: Whether the replay under way reads: one of a step that is not observed does not.
+        self.is_read = True
         #: Updates of weights that each replay applies.
         self.update_count = 0
         self.entries: list[Entry] = []
@@ -314,7 +316,7 @@ class GraphFollower:
         ring = session.rings.ring_of(device)
         session.tape = tape = CapturedJournal(session)
         self._graphs[graph] = _Followed(tape, streams)
-        if not ring.backend.is_capturable:
+        if ring.backend.capture_list is None:
             # It copies from the host what depends on shapes, or waits for what it keeps.
             tape.problem = (
                 f"only the CUDA kernels can be captured, not the {ring.backend.name} ones"
@@ -382,7 +384,17 @@ class GraphFollower:
         return followed is not None and followed.is_captured
 
     def replay_begins(self, graph: Any) -> bool:
-        self._graphs[graph].wait()
+        followed, session = self._graphs[graph], self._session
+        followed.wait()
+        step, is_closed, is_read = session.step.index, session.is_closed, session.is_active
+        for stretch in followed.tape.stretches:
+            if stretch.begins:
+                step += is_closed
+                is_closed, is_read = False, session.would_read(step)
+            stretch.is_read = is_read
+            for slots in stretch.slots.values():
+                slots.let_read(is_read)
+            is_closed = is_closed or self._closes_step(stretch)
         return False
 
     def replayed(self, graph: Any) -> bool:
@@ -397,9 +409,9 @@ class GraphFollower:
                 session.begin_step_if_closed()
                 session.apply_pause()
             session.step.update.count += stretch.update_count
-            if session.is_active:
+            if session.is_active and stretch.is_read:
                 self._follow(stretch)
-            if stretch.closes and (stretch.is_explicit or not session.is_explicit):
+            if self._closes_step(stretch):
                 self.watcher.close_step()
         followed.mark()
         if session.rings.settles_calls:
@@ -407,6 +419,9 @@ class GraphFollower:
         else:
             session.end_pass()
         return True
+
+    def _closes_step(self, stretch: GraphSegment) -> bool:
+        return stretch.closes and (stretch.is_explicit or not self._session.is_explicit)
 
     def _follow(self, stretch: GraphSegment) -> None:
         session, step, template = self._session, self._session.step, stretch.step

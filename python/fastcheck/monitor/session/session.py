@@ -838,10 +838,13 @@ class Session:
         if self.config.level == "op":
             self.apply_pause()
 
+    def would_read(self, step: int) -> bool:
+        """Whether a pass of this step that begins now is read."""
+        return self.config.observes(step) and not self.passes.are_paused and not is_dry_run()
+
     def apply_pause(self) -> None:
         """A pass begins, and is read or not."""
-        is_wanted = self.config.observes(self.step.index) and not self.passes.are_paused
-        is_wanted = is_wanted and not is_dry_run()
+        is_wanted = self.would_read(self.step.index)
         if self.is_active and not is_wanted:
             # What it would have decided stays as it is.
             self.due(Moment.CLOSED)

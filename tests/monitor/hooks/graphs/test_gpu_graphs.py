@@ -81,6 +81,14 @@ def test_replays_make_nothing_wait() -> None:
     assert monitor.step_index == WARM_UP + 40 - 1
 
 
+def test_replays_that_every_leaves_out_leave_no_record() -> None:
+    training, monitor = installed(Net(64), every=3)
+    training.capture()
+    training.run([x.to(NAME) for x in batches(10, 16, 64)])
+    monitor.flush()
+    assert set(monitor.records()["step"]) == {0, 3, 6, 9}
+
+
 def test_training_stays_bit_identical() -> None:
     def run(is_observed: bool) -> list[Any]:
         torch.manual_seed(0)

@@ -290,6 +290,28 @@ def test_every_and_steps_are_a_matter_of_the_replays() -> None:
         monitor.remove()
 
 
+def test_the_kernels_of_a_replay_that_is_left_out_read_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Their slots keep what the last replay that was read has written."""
+    slots: list[device.GraphSlots] = []
+    start = device.GraphSlots.start
+    monkeypatch.setattr(device.GraphSlots, "start", lambda self: (slots.append(self), start(self)))
+    training = Training(deep(2), NAME)
+    monitor = fastcheck.install(training.model, every=3, log=fastcheck.Log(None, history=100))
+    training.warm_up()
+    training.capture()
+    written: dict[int, torch.Tensor] = {}
+    for x in data(8):
+        training.run([x])
+        written[monitor.step_index] = torch.cat(slots[0].pieces())[1:].cpu()
+    assert sorted(written) == list(range(2, 10))
+    for first in (3, 6):
+        assert torch.equal(written[first], written[first + 1])
+        assert torch.equal(written[first], written[first + 2])
+        assert not torch.equal(written[first], written[first + 3])
+
+
 def test_a_weight_that_does_not_move_is_said_of_replays() -> None:
     """Healthy replays are examined too: the same warnings as for steps."""
     model = Net().to(NAME)
