@@ -225,8 +225,13 @@ SPLIT = [
         for fault in ("frozen", "half", "transposed gradient")
     ),
     *(
-        Pair(f"2 ranks, {fault}", False, {"ranks": 2, "fault": fault}, said="NO", run=train_ranks)
-        for fault in ("not averaged", "one gradient is not reduced")
+        Pair(f"2 ranks, {fault}", False, {"ranks": 2, "fault": fault}, said=said, run=train_ranks)
+        for fault, said in {
+            "not averaged": "NO",
+            "one gradient is not reduced": "NO",
+            "another weight on rank 1": "2 · optimizer · 2.weight on rank 1 of actual is not that",
+            "learning rate of rank 1": "optimizers.rank 1[0].groups[0].lr",
+        }.items()
     ),
 ]
 AUTOCAST, LONG = {"autocast": True}, {"steps": 30, "rate": 3e-3}
@@ -257,6 +262,9 @@ LAYERS = [
             ({"mlp": "formula"}, BF16),
             ({"optimizer": "in another order"}, {}),
             ({"optimizer": "SGD, fused"}, {"optimizer": "SGD"}),
+            ({"optimizer": "groups in another order"}, {"optimizer": "groups"}),
+            ({"optimizer": "groups of one decay"}, {"optimizer": "groups, one of all"}),
+            ({"loss": "apart"}, {"loss": "whole"}),
             ({"clip": "of lists"}, {"clip": "all"}),
         )
     ),
@@ -278,6 +286,8 @@ LAYERS = [
             ({"mlp": "GELU"}, {}),
             ({"mlp": "read in turns"}, {"mlp": "fused"}),
             ({"embedding": "shifted"}, {}),
+            ({"optimizer": "groups, swapped"}, {"optimizer": "groups"}),
+            ({"loss": "another weight"}, {"loss": "apart"}),
             ({"optimizer": "Adam"}, {}),
             ({"optimizer": "one is missing"}, {}),
             ({"optimizer": "one is missing"}, SMALL),
@@ -357,6 +367,8 @@ LAYOUTS = [
     _layout("fsdp2", ranks=4),
     _layout("fsdp2", against={"layout": "fsdp2", "ranks": 4}),
     _layout("fsdp2", against={"layout": "dtensor"}),
+    _layout("ddp"),
+    _layout("ddp", against={"layout": "fsdp2"}),
     *(
         _layout("tp", fault, f"first at step 0: {said}")
         for fault, said in {
@@ -434,6 +446,7 @@ CHECKED = (
     "q, k, v in one",
     "fused AdamW",
     "channels_last",
+    "rows flipped, labels too",
     "eps of the norm",
     "two heads swapped",
     "transposed gradient",
@@ -451,6 +464,14 @@ CHECKED = (
     "4 parts, the sum is lost",
     "4 parts, frozen",
     "autocast True, attention grouped",
+    "optimizer groups in another order",
+    "optimizer groups of one decay",
+    "optimizer groups, swapped",
+    "loss apart",
+    "loss another weight",
+    "2 ranks, another weight on rank 1",
+    "2 ranks, learning rate of rank 1",
+    "ddp against fsdp2",
     "dtype torch.float64, norm torch",
     "norm eps",
     "tp",

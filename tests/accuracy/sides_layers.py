@@ -141,7 +141,19 @@ def _optimizer(model: nn.Module, kind: str, rate: float) -> torch.optim.Optimize
         name = "blocks.1.mlp.down.weight"
         parameters = [value for other, value in model.named_parameters() if other != name]
     decay = 0.0 if kind == "no decay" else 0.01
-    return torch.optim.AdamW(parameters, rate, weight_decay=decay)
+    given: Any = parameters
+    if kind.startswith("groups") and kind != "groups, one of all":
+        decays = {"groups of one decay": (0.01, 0.01), "groups, swapped": (0.0, 0.01)}
+        sides = (
+            [p for p in parameters if (p.dim() > 1) == is_matrix] for is_matrix in (True, False)
+        )
+        given = [
+            {"params": side, "weight_decay": own}
+            for side, own in zip(sides, decays.get(kind, (0.01, 0.0)))
+        ]
+    if kind == "groups in another order":
+        given = given[::-1]
+    return torch.optim.AdamW(given, rate, weight_decay=decay)
 
 
 def train_layers(
@@ -153,6 +165,7 @@ def train_layers(
     embedding: str = "",
     optimizer: str = "",
     clip: str = "",
+    loss: str = "",
     autocast: bool = False,
     dtype: torch.dtype = torch.float32,
     rate: float = 1e-3,
@@ -162,6 +175,7 @@ def train_layers(
     fastcheck.seed_all(0)
     model: Any = Model(attention, norm, mlp, embedding).to(dtype)
     criterion, update = nn.CrossEntropyLoss(), _optimizer(model, optimizer, rate)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(update, 0.5)
     draw = torch.Generator().manual_seed(1)
     with fastcheck.install(model, criterion, log_dir=log):
         for _ in range(steps):
@@ -169,9 +183,16 @@ def train_layers(
             update.zero_grad()
             with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
                 logits = model(ids[:, :-1]).flatten(0, 1).float()
-                loss = criterion(logits, ids[:, 1:].flatten())
-            loss.backward()
+                found = criterion(logits, ids[:, 1:].flatten())
+            more = logits.square().mean() * (0.1 if loss == "another weight" else 0.01)
+            if loss == "apart":  # backward() of each part
+                found.backward(retain_graph=True)
+                more.backward()
+            else:
+                (found + more if loss else found).backward()
             parts = [[one] for one in model.parameters()] if clip == "each" else []
             for part in parts or ([list(model.parameters())] if clip else []):
                 nn.utils.clip_grad_norm_(part, 0.5, foreach=clip == "of lists")
             update.step()
+            if optimizer.startswith("groups"):
+                schedule.step()

@@ -406,7 +406,7 @@ def _spread(model: Any, layout: str, ranks: int) -> Any:
         for layer in model.model.layers:
             fully_shard(layer, mesh=mesh)
         return fully_shard(model, mesh=mesh)
-    return model
+    return nn.parallel.DistributedDataParallel(model) if layout == "ddp" else model
 
 
 def train_layout(
@@ -453,7 +453,7 @@ def _train(
         observing = fastcheck.install(*modules, log_dir=log)
     with observing:
         for x, labels in batches(steps):
-            if layout.startswith("fsdp"):
+            if layout in ("fsdp2", "ddp"):
                 x, labels = x.chunk(ranks)[rank], labels.chunk(ranks)[rank]
             if layout.startswith("pp"):
                 _pipelined(model, criterion, x, labels, rank, fault)

@@ -436,9 +436,14 @@ def _rank(rank: int, world: int, log: str, fault: str, port: int) -> None:
     model = nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.Linear(16, 5))
     criterion = nn.CrossEntropyLoss()
     update = torch.optim.AdamW(model.parameters(), 1e-2)
+    if rank and fault == "learning rate of rank 1":
+        update.param_groups[0]["lr"] = 2e-2
     draw = torch.Generator().manual_seed(1)
     with fastcheck.install(model, criterion, log_dir=log):
-        for _ in range(4):
+        for step in range(4):
+            if rank and step == 2 and fault == "another weight on rank 1":
+                with torch.no_grad():
+                    model.get_parameter("2.weight").mul_(0.9)
             x = torch.randn(8, 12, generator=draw).chunk(world)[rank]
             labels = torch.randint(0, 5, (8,), generator=draw).chunk(world)[rank]
             update.zero_grad()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -34,6 +35,31 @@ MEGATRON = "decoder.layers.3."
             ],
         ),
         ("vllm", "mlp.experts.w13_weight", ["mlp.experts.gate_up_proj"]),
+        (
+            "vllm",
+            f"{LAYER}block_sparse_moe.experts.routed_experts.w13_weight",
+            [
+                f"{LAYER}block_sparse_moe.experts.{expert}.{kind}.weight"
+                for expert in (0, 1)
+                for kind in ("w1", "w3")
+            ],
+        ),
+        (
+            "vllm",
+            f"{LAYER}block_sparse_moe.experts.routed_experts.w2_weight",
+            [f"{LAYER}mlp.experts.down_proj"],
+        ),
+        ("vllm", f"{LAYER}block_sparse_moe.gate.weight", [f"{LAYER}mlp.gate.weight"]),
+        (
+            "megatron",
+            f"{MEGATRON}mlp.shared_experts.linear_fc1.weight",
+            [f"{LAYER}mlp.shared_expert.{x}_proj.weight" for x in ("gate", "up")],
+        ),
+        (
+            "megatron",
+            f"{MEGATRON}mlp.shared_experts.gate_weight",
+            [f"{LAYER}mlp.shared_expert_gate.weight"],
+        ),
         (
             "megatron",
             f"{MEGATRON}self_attention.linear_qkv.weight",
@@ -197,7 +223,7 @@ def test_experts_are_one_below_the_other() -> None:
     assert fastcheck.verify(fused, fastcheck.receipt(whole), map="vllm").equal == 36
     fused[f"{path}.w13_weight"][[3, 4]] = fused[f"{path}.w13_weight"][[4, 3]]
     found = fastcheck.compare(fused, whole, rename="vllm")
-    assert [row.name for row in found.rows] == [f"{path}.w13_weight"]
+    assert [row.name for row in found.rows] == ["model.layers.0.mlp.experts.w13_weight"]
     arrived = fastcheck.verify(fused, fastcheck.receipt(whole), map="vllm")
     assert f"it is {path}.4.w1.weight of the receipt" in arrived.differing[f"{path}.w13_weight"]
 
@@ -246,6 +272,42 @@ def test_wrong_padding_is_found() -> None:
     found = fastcheck.compare([of_vllm(rank) for rank in by_rank(moved, 2)], whole, rename="vllm")
     assert found["weights"].text.startswith("1 of "), str(found)
     assert [row.name for row in found.rows] == ["lm_head.weight"]
+
+
+def log_padded(log: Path, rows: int, fill: float = 0.0, scale: float = 1.0) -> Path:
+    """A log of three steps of a model of 12 words, whose tables have ``rows`` of padding."""
+    torch.manual_seed(0)
+    tables = torch.randn(2, 12, 8)
+    model, body, embedding = torch.nn.Module(), torch.nn.Module(), torch.nn.Embedding(12 + rows, 8)
+    head = torch.nn.Linear(8, 12 + rows, bias=False)
+    body.embed_tokens, model.model, model.lm_head = embedding, body, head
+    for held, table in zip((embedding, head), tables):
+        held.weight.data = torch.cat([table * scale, torch.full((rows, 8), fill)])
+    model.forward = lambda ids: head(embedding(ids))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    torch.manual_seed(1)
+    with fastcheck.install(model, log_dir=log):
+        for _ in range(3):
+            ids = torch.randint(0, 12, (4, 7))
+            optimizer.zero_grad()
+            logits = model(ids[:, :-1])[..., :12]
+            criterion = torch.nn.functional.cross_entropy
+            loss: Any = criterion(logits.flatten(0, 1), ids[:, 1:].flatten())
+            loss.backward()
+            optimizer.step()
+    return log
+
+
+def test_padding_in_logs_is_left_out_where_it_is_zeros(tmp_path: Path) -> None:
+    plain, other = (log_padded(tmp_path / f"{rows}", rows) for rows in (0, 4))
+    for sides in ((other, plain), (plain, other)):
+        found = fastcheck.compare(*sides, rename="vllm")
+        assert found.agrees and not found.missing, str(found)
+        (note,) = (note for note in found.notes if "padding" in note)
+        assert "32 zeros of model.embed_tokens" in note
+    for name, options in {"filled": {"fill": 0.5}, "scaled": {"scale": 1.001}}.items():
+        wrong = fastcheck.compare(log_padded(tmp_path / name, 4, **options), plain, rename="vllm")
+        assert wrong["initial weights"].answer == "no", str(wrong)
 
 
 def test_padding_of_a_side_without_fused_names_is_of_equal_rows() -> None:

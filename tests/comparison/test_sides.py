@@ -100,3 +100,28 @@ def test_a_few_elements_of_an_update_may_turn(tmp_path: Path, turned: float, sai
                     model.get_parameter("0.weight").mul_(1 + turned * (kind is Halves))
     found = fastcheck.compare(tmp_path / "Halves", tmp_path / "Linear")
     assert found.agrees and said in found.advice[0], str(found)
+
+
+def test_rows_that_nothing_reads_may_differ(tmp_path: Path) -> None:
+    """As those of padding, which two ways to attend fill differently. Where the loss reads them
+    they are a difference.
+    """
+    for name, last in (("actual", 1.5), ("reference", 1.0)):
+        for kept in (6, 8):
+            torch.manual_seed(0)
+            inner = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh())
+            model = torch.nn.Sequential(inner, torch.nn.Linear(8, 1))
+            factors = torch.tensor([1.0] * 6 + [last] * 2)[:, None]
+            inner.register_forward_hook(lambda module, x, y, by=factors: y * by)
+            optimizer = torch.optim.SGD(model.parameters(), 0.1)
+            with fastcheck.install(model, log_dir=tmp_path / f"{name}{kept}"):
+                for _ in range(3):
+                    optimizer.zero_grad()
+                    model(torch.randn(8, 4))[:kept].square().mean().backward()
+                    optimizer.step()
+    found = fastcheck.compare(tmp_path / "actual6", tmp_path / "reference6")
+    assert found.agrees, str(found)
+    assert any("6 tensors of modules differ" in note and "padding" in note for note in found.notes)
+    assert not fastcheck.compare(tmp_path / "actual6", tmp_path / "reference6", exact=True).agrees
+    read = fastcheck.compare(tmp_path / "actual8", tmp_path / "reference8")
+    assert read.first is not None and read.first.row.name == "0 · forward · output[0]"

@@ -196,6 +196,25 @@ def test_fused_weights_by_a_map(weights: Weights, made: fastcheck.types.Receipt)
     assert fastcheck.verify(fused(weights), made).equal < 14
 
 
+def test_another_order_of_the_parts_is_said(weights: Weights, made: Any) -> None:
+    """vLLM reads each part in one piece: in turns by row, or with q at the end, they are others."""
+    right, own = fused(weights), {"gate_up_proj.*": ["gate_proj.*", "up_proj.*"]}
+    gate_up, qkv = right["gate_up_proj.weight"], right["qkv_proj.weight"]
+    in_turns = {**right, "gate_up_proj.weight": torch.stack(gate_up.chunk(2), 1).flatten(0, 1)}
+    found = fastcheck.verify(in_turns, made, map="vllm")
+    rows = len(gate_up) // 2
+    text = f"its parts follow each other in {rows} groups, and are expected in one"
+    assert found.differing == {"gate_up_proj.weight": text}
+    found = fastcheck.verify(in_turns, made, map=own)
+    assert "gate_up_proj.weight" not in found.differing
+    assert f"gate_up_proj.weight has its parts in {rows} groups" in found.notes[0]
+    q = len(weights["q_proj.weight"])
+    moved = {**right, "qkv_proj.weight": torch.cat([qkv[q:], qkv[:q]])}
+    assert fastcheck.verify(moved, made, map="vllm").differing == {
+        "qkv_proj.weight": "its parts are in the order k_proj.weight, v_proj.weight, q_proj.weight"
+    }
+
+
 def test_dimensions_in_another_order() -> None:
     stacked = torch.randn(4, 8, 8)
     found = fastcheck.verify({"experts": stacked.mT}, fastcheck.receipt({"experts": stacked}))

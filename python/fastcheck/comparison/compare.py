@@ -9,12 +9,16 @@ from typing import Any, Callable, Optional, TextIO, Union
 
 from fastcheck.comparison.over_time import (
     LOSS_DRIFT,
+    CommonGroups,
     Pairing,
     Steps,
+    common_groups,
     described_at,
     drift_start,
     pair_steps,
     parted,
+    regrouped,
+    regrouped_schedules,
     shifted,
 )
 from fastcheck.comparison.page.gather import Gathered
@@ -46,6 +50,7 @@ from .nested_diff import (
     Setting,
     alike_ranks,
     differing_settings,
+    of_each_rank,
     without_implementations,
 )
 from .questions import ACCEPTABLE, Answer, Questions
@@ -105,6 +110,19 @@ def notes_of(tally: Tally, actual: Source, reference: Source) -> list[str]:
         found.append(
             f"{tally.rescheduled:,} tensors of operators differ or are on one side alone, and the "
             "gradients of all parameters agree: another schedule of the same step"
+        )
+    if tally.unread:
+        found.append(
+            f"{sum(tally.unread.values()):,} tensors of modules differ or are on one side alone, "
+            f"{next(iter(tally.unread))} first, and the loss and the gradients of all parameters "
+            "agree: nothing is made of what differs in them (rows of padding), or a side has a "
+            "gradient in parts"
+        )
+    if tally.strays:
+        more = len(tally.strays) - 1
+        found.append(
+            f"the ranks do not have the same weights: {next(iter(tally.strays))} is not that of "
+            "the first rank" + (f", and {more:,} more" if more else "")
         )
     if tally.absent:
         found.append(
@@ -335,7 +353,7 @@ def compare(
     layout = None
     if pairing.places and not pairing.is_shifted:
         layout = find_layout(*sides, pairing.starts, (renaming, renaming.of_reference()))
-    settings = _settings(*sides, renaming, pairing, layout)
+    settings, groups = _settings(*sides, renaming, pairing, layout)
     rows = None if csv is None else _open_csv(os.fspath(csv), actual, reference)
     if html is not None:
         _check_place("page", os.fspath(html), actual, reference)
@@ -344,6 +362,7 @@ def compare(
             *sides, renaming, limits, accepted, None if rows is None else rows.write
         )
         runner.tally.keeps_unchanged = pairing.is_shifted
+        runner.reads_rates = groups is None
         if not pairing.is_shifted and pairing.places:
             runner.split = find_split(*sides, pairing.starts, renaming)
         if runner.split is not None:
@@ -521,8 +540,12 @@ def _settings(
     renaming: Renaming,
     pairing: Pairing,
     layout: Optional[Layout],
-) -> dict[Phase, Optional[list[Setting]]]:
+) -> tuple[dict[Phase, Optional[list[Setting]]], Optional[CommonGroups]]:
+    """The settings that differ; and the groups of parameters, where the optimizers of the two sides
+    have other ones.
+    """
     found: dict[Phase, Optional[list[Setting]]] = {}
+    groups = None
     for phase in (Phase.ENVIRONMENT, Phase.HYPERPARAMETERS):
         mine, other = (
             _setting_at(side, phase, start)
@@ -534,18 +557,24 @@ def _settings(
             own = Renaming({})
         mine, other = alike_ranks(mine, other)
         if mine is not None and other is not None:
+            if phase is Phase.HYPERPARAMETERS and actual.kind.family == "run":
+                held = mine["optimizers"], other["optimizers"]
+                groups = common_groups(*held, (own, own.of_reference()))
+                if groups is not None:
+                    held = regrouped(held[0], groups, 0), regrouped(held[1], groups, 1)
+                mine, other = ({"optimizers": one} for one in of_each_rank(*held))
             found[phase] = differing_settings(phase, mine, other, own)
             if phase is Phase.HYPERPARAMETERS and actual.kind.family == "run":
                 found[phase], ways = without_implementations(found[phase] or [])
                 reference.notes += ways
             if phase is Phase.HYPERPARAMETERS:
-                parts = _parted_schedules(actual, reference, pairing)
+                parts = _parted_schedules(actual, reference, pairing, groups)
                 found[phase] = [*(found[phase] or []), *parts]
         elif actual.kind is Kind.CHECKPOINT and (mine is None) == (other is None):
             found[phase] = []
         else:
             found[phase] = None
-    return found
+    return found, groups
 
 
 def _setting_at(side: Source, phase: Phase, step: int) -> Any:
@@ -556,7 +585,9 @@ def _setting_at(side: Source, phase: Phase, step: int) -> Any:
     return found
 
 
-def _parted_schedules(actual: Source, reference: Source, pairing: Pairing) -> list[Setting]:
+def _parted_schedules(
+    actual: Source, reference: Source, pairing: Pairing, groups: Optional[CommonGroups]
+) -> list[Setting]:
     sides = [side for side in (actual, reference) if isinstance(side, LogSource)]
     if len(sides) < 2 or not pairing.places:
         return []
@@ -572,6 +603,9 @@ def _parted_schedules(actual: Source, reference: Source, pairing: Pairing) -> li
             shifted(schedules[0], mine, other - mine),
             shifted(schedules[1], other, 0),
         ]
+    if groups is not None:
+        bases = tuple(regrouped(base, groups, side) for side, base in enumerate(bases))
+        schedules = [regrouped_schedules(one, groups, side) for side, one in enumerate(schedules)]
     return parted(schedules[0], schedules[1], (bases[0], bases[1]), last)
 
 

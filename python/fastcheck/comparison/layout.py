@@ -284,7 +284,9 @@ def gather(
     found: tuple[list[_Whole], list[_Whole]] = ([], [])
     sums, notes, absent = set(), [], 0
     padded: list[str] = []
-    met = [next(iter(own.values())).has_met_wholes for own in layout.renamings]
+    firsts = [next(iter(own.values())) for own in layout.renamings]
+    met = [one.has_met_wholes for one in firsts]
+    has_groups = all(one.has_groups for one in firsts)
     for key in keys:
         pieces = [side.get(key, []) for side in sides]
         name = names[key[0]]
@@ -305,7 +307,7 @@ def gather(
         is_padded &= wholes[0].record["numel"] != wholes[1].record["numel"]
         if is_padded and (text := _cut(wholes, is_weight, met)):
             padded.append(f"{text} of {name}")
-        groups = _load(wholes, layout.groups.get(_kind(name)), is_weight)
+        groups = _load(wholes, layout.groups.get(_kind(name)), is_weight, has_groups)
         if groups > 1 and _kind(name) not in layout.groups:
             notes.append(f"{name} has its parts in {groups:,} groups")
         if name.role in _WEIGHTS and wholes[0].record["checksum"] == wholes[1].record["checksum"]:
@@ -441,9 +443,10 @@ def _kind(name: Name) -> str:
     return re.sub(r"\d+", "*", name.module or name.label)
 
 
-def _load(wholes: Sequence[_Whole], known: Optional[int], is_weight: bool) -> int:
+def _load(wholes: Sequence[_Whole], known: Optional[int], is_weight: bool, has_groups: bool) -> int:
     """Puts the values of both sides together, where they are there: a fused one's parts in the
     groups ``known``, or in those in which both sides are equal. Returns their number.
+    ``has_groups``: whether there may be more than one on a rank.
     """
     pieces = [piece for whole in wholes for piece in whole.pieces]
     if len(pieces) == 2 or any(piece.extra.load is None for piece in pieces):
@@ -456,7 +459,7 @@ def _load(wholes: Sequence[_Whole], known: Optional[int], is_weight: bool) -> in
         _stack(wholes, ways)
         return 1
     dims, rows = zip(*(way[shape] for way in ways))
-    for groups in [known] if known else _groups(wholes, rows, dims):
+    for groups in [known] if known else _groups(wholes, rows, dims, has_groups):
         tensors = [_in_groups(parts, dim, groups) for parts, dim in zip(rows, dims)]
         for whole, tensor in zip(wholes, tensors):
             whole.take(tensor)
@@ -542,7 +545,10 @@ def _joined(pieces: Sequence[_Piece], is_weight: bool) -> dict[tuple[int, ...], 
 
 
 def _groups(
-    wholes: Sequence[_Whole], rows: Sequence[list[torch.Tensor]], dims: Sequence[int]
+    wholes: Sequence[_Whole],
+    rows: Sequence[list[torch.Tensor]],
+    dims: Sequence[int],
+    has_groups: bool,
 ) -> list[int]:
     """The numbers of groups to try: parts may follow each other within each rank, or each head."""
     in_parts = [place for place, parts in enumerate(rows) if len(parts) > 1]
@@ -550,7 +556,9 @@ def _groups(
         return [1]
     (place,) = in_parts
     sizes = [part.shape[dims[place]] for part in rows[place]]
-    return group_counts(sizes, len(wholes[1 - place].pieces))
+    ranks = len(wholes[1 - place].pieces)
+    found = group_counts(sizes, ranks)
+    return found if has_groups else [count for count in found if count in (1, ranks)]
 
 
 def _in_groups(parts: list[torch.Tensor], dim: int, groups: int) -> torch.Tensor:

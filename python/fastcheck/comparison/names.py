@@ -67,6 +67,18 @@ _FUSED: Mapping[str, Sequence[tuple[str, Sequence[str]]]] = {
             "decoder.layers.*.mlp.experts.local_experts.*.linear_fc2",
             ("model.layers.*.mlp.experts.*.down_proj",),
         ),
+        (
+            "decoder.layers.*.mlp.shared_experts.linear_fc1",
+            tuple(f"model.layers.*.mlp.shared_experts.{kind}_proj" for kind in ("gate", "up")),
+        ),
+        (
+            "decoder.layers.*.mlp.shared_experts.linear_fc2",
+            ("model.layers.*.mlp.shared_experts.down_proj",),
+        ),
+        (
+            "decoder.layers.*.mlp.shared_experts.gate_weight",
+            ("model.layers.*.mlp.shared_expert_gate.weight",),
+        ),
         ("decoder.layers.*.mlp", ("model.layers.*.mlp",)),
         ("decoder.layers.*.mlp", ("model.layers.*.block_sparse_moe",)),
         ("decoder", ("model",)),
@@ -81,12 +93,20 @@ VOCABULARY = re.compile(
 )
 #: The maps that are built in.
 BUILT_IN = (*_LAST_PARTS, *_FUSED)
-#: Names of Transformer Engine's modules in Megatron-Core, and those of its own.
-_MEGATRON_OWN = (
-    (r"self_attention\.linear_qkv\.layer_norm_", "input_layernorm."),
-    (r"mlp\.linear_fc1\.layer_norm_", "pre_mlp_layernorm."),
-    (r"experts\.linear_fc([12])\.weight(\d+)$", r"experts.local_experts.\2.linear_fc\1.weight"),
-)
+#: Other names of the same modules: those of Transformer Engine in Megatron-Core; what newer vLLM
+#: has between experts and their weights; Mixtral's block, which is mlp in newer transformers.
+_OWN: Mapping[str, Sequence[tuple[str, str]]] = {
+    "megatron": (
+        (r"self_attention\.linear_qkv\.layer_norm_", "input_layernorm."),
+        (r"mlp\.linear_fc1\.layer_norm_", "pre_mlp_layernorm."),
+        (r"experts\.linear_fc([12])\.weight(\d+)$", r"experts.local_experts.\2.linear_fc\1.weight"),
+        (r"\.mlp\.shared_expert\.", ".mlp.shared_experts."),
+    ),
+    "vllm": (
+        (r"\.experts\.routed_experts\.", ".experts."),
+        (r"\.block_sparse_moe\.", ".mlp."),
+    ),
+}
 
 
 class Name(NamedTuple):
@@ -173,8 +193,10 @@ class Renaming:
         rules: Mapping[str, str | Sequence[str]],
         last_parts: Mapping[str, str] | None = None,
         of_reference: Mapping[str, str] | None = None,
-        fused: Sequence[tuple[str, Sequence[str]]] = (),
+        program: str = "",
     ) -> None:
+        self._program = program
+        fused = _FUSED.get(program, ())
         self._last_parts = dict(last_parts or {})
         self._rules_of_reference = dict(of_reference or {})
         self._used: set[str] = set()
@@ -197,7 +219,6 @@ class Renaming:
                     expected='"layers.*.qkv": ["layers.*.q", "layers.*.k", "layers.*.v"]',
                     got=f"{left!r}: {list(parts)!r}",
                 )
-        self._fused = fused
         for left, parts in (*self._parted, *fused):
             found.append(_Rule(left, left, -1, ""))
             for place, part in enumerate(parts):
@@ -214,7 +235,7 @@ class Renaming:
             return cls({})
         if isinstance(rename, str):
             if rename in _FUSED:
-                return cls({}, fused=_FUSED[rename])
+                return cls({}, program=rename)
             if rename not in _LAST_PARTS:
                 raise ConfigError(
                     "unknown rename",
@@ -235,7 +256,7 @@ class Renaming:
     def of_reference(self) -> Renaming:
         """The renaming of the names of the reference."""
         rules = {**self._rules_of_reference, **dict(self._parted)}
-        found = Renaming(rules, self._last_parts, None, self._fused)
+        found = Renaming(rules, self._last_parts, None, self._program)
         found._used = self._used
         return found
 
@@ -246,6 +267,13 @@ class Renaming:
         found = copy.copy(self)
         found._layers = (layers, first)
         return found
+
+    @property
+    def has_groups(self) -> bool:
+        """Whether the parts of a whole may follow each other in groups of heads. vLLM has each part
+        in one piece.
+        """
+        return self._program != "vllm"
 
     @property
     def has_parts(self) -> bool:
@@ -273,7 +301,7 @@ class Renaming:
         return self._of_model(name), part
 
     def _renamed(self, path: str) -> tuple[str, tuple[int, ...]]:
-        for old, new in _MEGATRON_OWN if self._fused is _FUSED["megatron"] else ():
+        for old, new in _OWN.get(self._program, ()):
             path = re.sub(old, new, path)
         for rule in self._rules:
             found = _fitted(rule.left, path)

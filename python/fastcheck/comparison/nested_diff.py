@@ -54,6 +54,15 @@ def alike_ranks(actual: Any, reference: Any) -> tuple[Any, Any]:
     return actual, reference
 
 
+def of_each_rank(actual: Any, reference: Any) -> tuple[Any, Any]:
+    """Both by rank, where one side alone is: the other for each of its ranks."""
+    if isinstance(actual, Mapping) and not isinstance(reference, Mapping):
+        return actual, dict.fromkeys(actual, reference)
+    if isinstance(reference, Mapping) and not isinstance(actual, Mapping):
+        return dict.fromkeys(reference, actual), reference
+    return actual, reference
+
+
 #: Switches of torch's optimizers that choose a kernel of the same update.
 _IMPLEMENTATIONS = ("foreach", "fused", "capturable")
 

@@ -28,7 +28,7 @@ _INPUT = 2.0
 #: How many gradients before one are looked at for what it was computed from.
 _WINDOW = 8
 #: The norm of a gradient over the largest of its step, at most, for noise of a coarse dtype.
-_SMALL = 1e-4
+SMALL = 1e-4
 _GRADIENTS = ("grad_input", "grad_output", "param_grad")
 _PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "convolution", "attention", "linear", "matmul")
 
@@ -285,7 +285,7 @@ def excuse_small(pairs: Pairs, drift: Drift) -> list[str]:
     largest = float(np.nanmax(norms[gradients], initial=0.0))
     found = []
     for index in gradients:
-        allowed = min(rounding_unit(int(pairs.formats[index])), _SMALL) * largest
+        allowed = min(rounding_unit(int(pairs.formats[index])), SMALL) * largest
         differs = pairs.states[index] == PairState.DIFFERENT and pairs.reasons[index] in MEASURED
         if differs and norms[index] <= allowed:
             pairs.set(index, PairState.CLOSE, float(norms[index]) / largest, CANCELLED)

@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, Callable, NamedTuple, Optional, Union
 
 import numpy as np
 
@@ -66,6 +66,68 @@ def parted(
                     texts = [NOT_THERE if v is None else f"{v:.6g}" for v in (mine, other)]
                     found.append(Setting(f"{name} from step {step:,} on", *texts))
                 break
+    return found
+
+
+_GROUP = re.compile(r"optimizers\[(\d+)\]\.groups\[(\d+)\]\.(.+)")
+#: Of each optimizer, the groups of actual and of reference that hold the same parameters.
+CommonGroups = list[list[tuple[int, int]]]
+
+
+def common_groups(
+    actual: Any, reference: Any, names: tuple[Callable[[str], str], Callable[[str], str]]
+) -> Optional[CommonGroups]:
+    """The groups of two descriptions of optimizers whose parameters, by these names, are divided or
+    ordered in another way; None where they are not, or one side has other parameters.
+    """
+    try:
+        sides = [
+            [
+                [{rename(str(n)) for n in g["parameters"]} for g in one["groups"]]
+                for one in optimizers
+            ]
+            for optimizers, rename in zip((actual, reference), names)
+        ]
+    except (KeyError, TypeError):  # of each rank its own, or of an earlier version
+        return None
+    if sides[0] == sides[1] or len(sides[0]) != len(sides[1]):
+        return None
+    found = []
+    for mine, others in zip(*sides):
+        held = [sum(map(len, side)) for side in (mine, others)]
+        pairs = [(i, k) for k, b in enumerate(others) for i, a in enumerate(mine) if a & b]
+        common = sum(len(mine[i] & others[k]) for i, k in pairs)
+        if held != [common, common]:
+            return None
+        found.append(pairs)
+    return found
+
+
+def regrouped(optimizers: Any, groups: CommonGroups, side: int) -> Any:
+    """The description of optimizers in these groups, without their parameters."""
+    return [
+        {
+            **one,
+            "groups": [
+                {k: v for k, v in one["groups"][pair[side]].items() if k != "parameters"}
+                for pair in pairs
+            ],
+        }
+        for one, pairs in zip(optimizers, groups)
+    ]
+
+
+def regrouped_schedules(schedules: Schedules, groups: CommonGroups, side: int) -> Schedules:
+    """The schedules under the numbers of these groups."""
+    found: Schedules = {}
+    for name, values in schedules.items():
+        match = _GROUP.fullmatch(name)
+        pairs = groups[int(match[1])] if match and int(match[1]) < len(groups) else []
+        for place, pair in enumerate(pairs) if match else ():
+            if pair[side] == int(match[2]):
+                found[f"optimizers[{match[1]}].groups[{place}].{match[3]}"] = values
+        if not match:
+            found[name] = values
     return found
 
 

@@ -14,7 +14,13 @@ from fastcheck.record.format import DTYPES, Depth
 from fastcheck.record.site import GIVEN_LOSS, GRAD_LOSS
 from fastcheck.statistics.elements import compare_elements
 from fastcheck.statistics.functions import crc32
-from fastcheck.statistics.thresholds import BY_COARSENESS, COARSENESS, Threshold, coarser_of
+from fastcheck.statistics.thresholds import (
+    BY_COARSENESS,
+    COARSENESS,
+    Threshold,
+    coarser_of,
+    rounding_unit,
+)
 
 from .align import Alignment, align
 from .block import Block, Kind, Phase, Source
@@ -28,6 +34,7 @@ from .measure import (
     SCHEDULE,
     SHAPE,
     STILL,
+    UNREAD,
     UNREADABLE,
     UNREDUCED,
     UNSTEADY,
@@ -38,12 +45,12 @@ from .measure import (
     measure_records,
 )
 from .names import Name, NameTable, Renaming
-from .noise import Drift, excuse, excuse_parts, excuse_small
+from .noise import SMALL, Drift, excuse, excuse_parts, excuse_small
 from .origin import Origin, is_permuted, rounding_limit
 from .pairs import Pairs
 from .relation import find_parts, relation_of
 from .row import Row, make_row
-from .split import Split, wholes_of
+from .split import Split, wholes_of, with_losses_of_steps, with_strays, without_role
 from .tally import COMPUTED, KEPT_STEPS, Found, Tally
 
 
@@ -104,6 +111,10 @@ _TURNED, _TURNED_LIMITS = 0.01, 10
 _REPEATS = 4.0
 #: Sums in another order are this many times as far apart as rounding one number makes them.
 _SUMMED = 10.0
+#: The relative difference of two losses that are equal but for rounding.
+_SAME_LOSS = 1e-5
+#: Dtypes whose sums are this much more exact than a threshold.
+_FINE = [code for code, info in enumerate(DTYPES) if info.name in ("float32", "float64")]
 # What the loss of a step was multiplied by.
 _SCALE = Name("", "optimizer", "loss_scale", "loss scale")
 
@@ -165,6 +176,8 @@ class BlockComparison:
         self.split: Optional[Split] = None
         #: Where tensors are in other parts, on ranks or in modules.
         self.layout: Optional[Layout] = None
+        #: Whether learning rates are compared: those of groups have one record.
+        self.reads_rates = True
         #: Whether operators of another schedule are left out.
         self.judges_operators = True
         #: By name, the largest error between two runs of the reference's program.
@@ -178,6 +191,8 @@ class BlockComparison:
         names = self.names
         ours = self._actual.block(step, rank, names, self._renaming, is_first)
         theirs = self._reference.block(other, rank, names, self._of_reference, is_first)
+        if not self.reads_rates:
+            ours, theirs = (without_role(one, "learning_rate", names) for one in (ours, theirs))
         if is_first:
             ours, theirs = (
                 self._carried(self._actual, ours, theirs, self._renaming),
@@ -190,6 +205,8 @@ class BlockComparison:
             own = self.split.ranks
             ours = self._whole(self._actual, ours, own[0], self._renaming, self.split)
             theirs = self._whole(self._reference, theirs, own[1], self._of_reference, self.split)
+        losses = [self.loss_of(ours), self.loss_of(theirs)]
+        ours, theirs = with_losses_of_steps((ours, theirs), losses, names)
         pairs = align(ours, theirs, names)
         self.tally.reordered += pairs.reordered
         self.tally.moved += pairs.moved
@@ -199,7 +216,7 @@ class BlockComparison:
             )
         compared = _Step(self, ours, theirs, pairs, self._last_step.get(rank, other), sums)
         compared.take()
-        self._note_missing(ours, theirs, pairs, compared.is_rescheduled)
+        self._note_missing(ours, theirs, pairs, compared)
         self._last_step[rank] = other
 
     def _carried(self, source: Source, block: Block, other: Block, renaming: Renaming) -> Block:
@@ -245,7 +262,12 @@ class BlockComparison:
             for rank in ranks
             if rank != block.rank and (block.step, rank) in source.places()
         ]
-        return wholes_of(split, blocks, [self.loss_of(one) for one in blocks], self.names)[0]
+        wholes = wholes_of(split, blocks, [self.loss_of(one) for one in blocks], self.names)
+        whole, strays = with_strays(wholes, self.names)
+        for name, rank in strays.items():
+            side = "actual" if source is self._actual else "reference"
+            self.tally.strays.setdefault(f"{name} on rank {rank} of {side}")
+        return whole
 
     def _together(
         self, layout: Layout, step: int, other: int
@@ -292,17 +314,22 @@ class BlockComparison:
             self._drifts[rank] = Drift(self._actual, self._reference)
         return self._drifts[rank]
 
-    def _note_missing(
-        self, ours: Block, theirs: Block, pairs: Alignment, is_rescheduled: bool
-    ) -> None:
+    def _note_missing(self, ours: Block, theirs: Block, pairs: Alignment, compared: _Step) -> None:
+        on_both = set(ours.names[pairs.ours].tolist())
         for state, block, index, phase in missing_of(
             (self._actual, self._reference), ours, theirs, pairs
         ):
             name = self.names[int(block.names[index])]
             # msprobe dumps no call of the module that is not in another.
             of_root = self.compares_parts and name.role in _PASSED and not (name.module or name.op)
-            if of_root or (is_rescheduled and name.op and name.direction != "optimizer"):
-                self.tally.rescheduled += not of_root
+            is_operator = compared.are_gradients_alike and name.op and name.direction != "optimizer"
+            # backward() was called once more, for a part of the loss.
+            is_part = compared.is_step_alike and name.role in _PASSED[2:]
+            is_part &= int(block.names[index]) in on_both
+            if of_root or is_operator or is_part:
+                self.tally.rescheduled += bool(is_operator)
+                if is_part:
+                    self.tally.unread[str(name)] = self.tally.unread.get(str(name), 0) + 1
                 self.tally.miss(state, str(name), phase, block.step, True)
                 continue
             self.tally.states[phase][state] += 1
@@ -351,6 +378,8 @@ class _Step(Pairs):
             self.formats, run.coarsest[self.rank] = inherited_formats(
                 self.formats, is_exact, run.coarsest.get(self.rank)
             )
+        #: Whether the gradients of all parameters are equal but for rounding, and the loss too.
+        self.are_gradients_alike = self.is_step_alike = False
 
     def take(self) -> None:
         """Measures what is not equal to the bit, and adds all to the tally."""
@@ -362,7 +391,7 @@ class _Step(Pairs):
         self._judge_sums()
         self._judge_given()
         self._judge_updates()
-        self.is_rescheduled = self._excuse_operators()
+        self._excuse_unread()
         self._excuse_unsteady()
         self._excuse()
         inexact = (self.states != PairState.SAME) & (self.has_bits | (self.errors > 0))
@@ -378,7 +407,7 @@ class _Step(Pairs):
             self._note(tally.inexact, phase, here & inexact)
             self._note(tally.nonfinite, phase, here & (self.reasons == NONFINITE))
             self._note_growth(Phase(phase), here)
-        self._trace(inexact)
+        self._trace(inexact & (self.reasons != UNREAD))
         self._keep_rows()
         self._keep_losses()
         if tally.keeps_unchanged:
@@ -584,24 +613,53 @@ class _Step(Pairs):
         for name in excuse(self, drift, COMPUTED):
             run.tally.cancelled.setdefault(name)
 
-    def _excuse_operators(self) -> bool:
-        """Leaves out operators that differ where the gradients of all parameters agree: they come
-        in another order, once more, or between casts. Returns whether these agree.
+    def _excuse_unread(self) -> None:
+        """Leaves out what differs where the gradients of all parameters agree: operators that come
+        in another order, once more, or between casts; and if the loss agrees too, what modules take
+        and return, of which nothing is made that differs.
         """
+        run, tally = self._run, self._run.tally
         names = [self.table[n] for n in self.names.tolist()]
         grads = np.array([name.role == "param_grad" for name in names], bool)
-        is_judged = self._run.judges_operators and any(name.op for name in names)
-        if not grads.any() or not is_judged:
-            return False
+        if not grads.any() or not run.judges_operators:
+            return
         codes = coarser_of(self.left["dtype"][grads], self.right["dtype"][grads])
-        limits = [_SUMMED * rounding_limit(int(code)) for code in codes]
-        agree = (self.states[grads] != PairState.DIFFERENT) & (self.errors[grads] <= limits)
+        limits = np.array([rounding_limit(int(code)) for code in codes])
+        errors, is_small = self.errors[grads], self._is_small(grads, codes)
+        are_alike = (self.states[grads] != PairState.DIFFERENT) & (errors <= _SUMMED * limits)
+        self.are_gradients_alike = alike = bool((are_alike | is_small).all())
+        limits = np.where(np.isin(codes, _FINE), _SUMMED, 1) * limits
+        self.is_step_alike = alike and bool(((errors <= limits) | is_small).all())
+        self.is_step_alike = self.is_step_alike and self._has_same_loss()
         differs = (self.states == PairState.DIFFERENT) | (self.states == PairState.REORDERED)
-        for index in np.flatnonzero(differs & (self.reasons != NONFINITE)).tolist():
-            if agree.all() and names[index].op and names[index].direction != "optimizer":
+        differs &= alike & (self.reasons != NONFINITE)
+        is_made = np.isin(self.phases, [int(Phase.FORWARD), int(Phase.GRADIENTS)])
+        for index in np.flatnonzero(differs).tolist():
+            name = names[index]
+            if name.op and name.direction != "optimizer":
                 self.set(index, PairState.CLOSE, 0.0, SCHEDULE)
-                self._run.tally.rescheduled += 1
-        return bool(agree.all())
+                tally.rescheduled += 1
+            elif (
+                self.is_step_alike
+                and is_made[index]
+                and name.role in _PASSED
+                and self.states[index] == PairState.DIFFERENT
+            ):
+                self.set(index, PairState.CLOSE, 0.0, UNREAD)
+                tally.unread[str(name)] = tally.unread.get(str(name), 0) + 1
+
+    def _is_small(self, grads: np.ndarray, codes: np.ndarray) -> np.ndarray:
+        """Whether gradients are rounding noise beside the largest of the step, on both sides."""
+        norms = np.sqrt(np.fmax(self.left["sum_sq"][grads], self.right["sum_sq"][grads]))
+        units = np.array([rounding_unit(int(code)) for code in codes])
+        found: np.ndarray = norms <= np.minimum(units, SMALL) * np.nanmax(norms, initial=0.0)
+        return found
+
+    def _has_same_loss(self) -> bool:
+        mine, other = (self._run.loss_of(block) for block in (self.ours, self.theirs))
+        if mine is None or other is None:
+            return False
+        return LossPair(self.step, mine, other).error <= _SAME_LOSS
 
     # Adding to the tally
 

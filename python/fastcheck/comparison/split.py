@@ -122,6 +122,56 @@ def wholes_of(
     return wholes
 
 
+def with_strays(wholes: Sequence[Block], names: NameTable) -> tuple[Block, dict[str, int]]:
+    """The block of the first rank, with the parameters of other ranks where these differ from its
+    own, which replicas may not; and the names of these, each with its rank.
+    """
+    first, *others = wholes
+    records, found = first.records.copy(), {}
+    for other in others:
+        for number in np.unique(other.names).tolist():
+            own, its = (np.flatnonzero(one.names == number) for one in (first, other))
+            for mine, theirs in zip(own, its) if names[number].role == "param" else ():
+                record = other.records[theirs]
+                is_known = first.records["depth"][mine] == record["depth"] == Depth.FULL
+                if is_known and first.records["checksum"][mine] != record["checksum"]:
+                    records[mine] = record
+                    found.setdefault(str(names[number]), other.rank)
+    return Block(first.step, first.rank, first.names, first.phases, records), found
+
+
+def with_losses_of_steps(
+    sides: tuple[Block, Block], losses: Sequence[Optional[float]], names: NameTable
+) -> tuple[Block, Block]:
+    """Both blocks, with the loss of the step where backward() was called another number of times:
+    for each part of a loss, and for their sum.
+    """
+    if len({int((one.phases == Phase.LOSS).sum()) for one in sides}) == 1 or None in losses:
+        return sides
+    is_loss = [
+        np.isin(one.names, [n for n in np.unique(one.names).tolist() if names[n].role == "loss"])
+        for one in sides
+    ]
+    if 0 in (counts := [int(one.sum()) for one in is_loss]) or counts[0] == counts[1]:
+        return sides
+    found = []
+    for block, loss, which in zip(sides, losses, is_loss):
+        kept = np.flatnonzero(~which | (np.arange(len(block)) == np.argmax(which)))
+        made = _only(block, kept)
+        place = int(np.flatnonzero(which[kept])[0])
+        made.names[place] = names.number(_LOSS)
+        code = int(COARSENESS[block.records["dtype"][which]].max())
+        made.records[place] = _number(float(loss or 0.0), code, block.records[0])
+        found.append(made)
+    return found[0], found[1]
+
+
+def without_role(block: Block, role: str, names: NameTable) -> Block:
+    """The block without the tensors of a role."""
+    numbers = [n for n in np.unique(block.names).tolist() if names[n].role == role]
+    return _only(block, np.flatnonzero(~np.isin(block.names, numbers)))
+
+
 def _only(block: Block, kept: np.ndarray) -> Block:
     return Block(block.step, block.rank, block.names[kept], block.phases[kept], block.records[kept])
 

@@ -30,6 +30,8 @@ Map = Union[str, Mapping[str, Union[str, Sequence[str]]], None]
 #: Larger tensors are read in so many parts, which tell where one is half written.
 _PARTS = 4
 _MANY = 4096
+#: How many parts of a tensor are tried in another order.
+_FEW = 3
 #: Formats that weights are cast to on their way.
 _CASTS = (torch.bfloat16, torch.float16)
 
@@ -159,9 +161,12 @@ def arrival(
     else:
         state = state_of(other)
     readable, unread = split_readable(state)
-    checks = _Checks(wanted, accept="dtype" in accept)
+    if isinstance(map, str):
+        choice("map", map, BUILT_IN, "a mapping")
+    renaming = Renaming.of(map)
+    checks = _Checks(wanted, "dtype" in accept, renaming.has_groups)
     unexpected, notes = [], []
-    for name, sources in _sources(map, state, wanted).items():
+    for name, sources in _sources(renaming, state, wanted).items():
         if name in unread and sources:
             checks.leave(name, sources, f"can't be read: {unread[name]}")
         elif name in unread:
@@ -174,6 +179,10 @@ def arrival(
         first, rows = next(iter(checks.padded.items()))
         others = f", nor those of {len(checks.padded) - 1:,} more" if len(checks.padded) > 1 else ""
         notes.append(f"{rows:,} rows of padding behind {first} are not verified{others}")
+    if checks.grouped:
+        first, groups = next(iter(checks.grouped.items()))
+        others = f", as {len(checks.grouped) - 1:,} others" if len(checks.grouped) > 1 else ""
+        notes.append(f"{first} has its parts in {groups:,} groups{others}")
     if not checks.seen:
         notes += _other_prefix(unexpected, wanted)
     arrived = set(checks.equal)
@@ -196,8 +205,10 @@ def arrival(
 class _Checks:
     """Compares tensors with the entries of a receipt, one after another."""
 
-    def __init__(self, wanted: Mapping[str, dict[str, Any]], accept: bool) -> None:
-        self._wanted, self._accepts_casts = wanted, accept
+    def __init__(
+        self, wanted: Mapping[str, dict[str, Any]], accept: bool, has_groups: bool
+    ) -> None:
+        self._wanted, self._accepts_casts, self._has_groups = wanted, accept, has_groups
         self._by_content = {
             tuple(parts): name
             for name, entry in wanted.items()
@@ -207,6 +218,8 @@ class _Checks:
         self.cast = 0
         self.seen: set[str] = set()
         self.differing: dict[str, str] = {}
+        #: By name, in how many groups its parts are divided.
+        self.grouped: dict[str, int] = {}
         #: By name, how many rows are behind those of the vocabulary.
         self.padded: dict[str, int] = {}
 
@@ -228,14 +241,26 @@ class _Checks:
             text = " + ".join(str(tuple(shape)) for shape in shapes)
             self.differing[name] = f"its shape is {tuple(tensor.shape)}, expected {text}"
             return
+        sizes = [shape[0] for shape in shapes] if len(shapes) > 1 else []
         found: list[str] = []
-        for groups in group_counts([shape[0] for shape in shapes] if len(shapes) > 1 else []):
-            pieces = _pieces(tensor, shapes, groups)
-            tried = [self._problem(p, self._wanted[s], s) for s, p in zip(sources, pieces)]
+        for groups in group_counts(sizes):
+            tried = self._tried(tensor, sources, groups)
             found = found or tried
-            if not any(tried):
-                found = tried
-                break
+            if any(tried):
+                continue
+            if groups > 1 and not self._has_groups:
+                text = f"its parts follow each other in {groups:,} groups, and are expected in one"
+                self.differing[name] = text
+                return
+            if groups > 1:
+                self.grouped.setdefault(name, groups)
+            found = tried
+            break
+        if all(found) and len(set(sizes)) > 1 and len(sizes) <= _FEW:
+            for order in itertools.permutations(sources):
+                if not any(self._tried(tensor, order, 1)):
+                    self.differing[name] = f"its parts are in the order {', '.join(order)}"
+                    return
         problems = []
         for source, piece, problem in zip(sources, _pieces(tensor, shapes, 1), found):
             if problem:
@@ -245,6 +270,12 @@ class _Checks:
                 self.cast += dtype_name(piece.dtype) != self._wanted[source]["dtype"]
         if problems:
             self.differing[name] = "; ".join(problems)
+
+    def _tried(self, tensor: torch.Tensor, sources: Sequence[str], groups: int) -> list[str]:
+        """The problem of each of these parts, which follow each other in so many groups."""
+        entries = [self._wanted[source] for source in sources]
+        pieces = _pieces(tensor, [entry["shape"] for entry in entries], groups)
+        return [self._problem(*one) for one in zip(pieces, entries, sources)]
 
     def _problem(self, tensor: torch.Tensor, entry: Mapping[str, Any], source: str) -> str:
         """The difference of a tensor from its entry, in words; "" where it is equal."""
@@ -427,12 +458,9 @@ def _pieces(
 
 
 def _sources(
-    given: Map, state: Mapping[str, Any], wanted: Mapping[str, Any]
+    renaming: Renaming, state: Mapping[str, Any], wanted: Mapping[str, Any]
 ) -> dict[str, list[str]]:
     """The names of the receipt that each tensor is made of; none where the receipt has none."""
-    if isinstance(given, str):
-        choice("map", given, BUILT_IN, "a mapping")
-    renaming = Renaming.of(given)
     parts: dict[str, list[tuple[tuple[int, ...], str]]] = {}
     for name in wanted:
         whole, part = renaming.of_reference().place(name)
