@@ -384,10 +384,20 @@ def test_what_a_masked_class_adds_to_the_loss() -> None:
 
 def test_derivatives_are_those_of_torch() -> None:
     """Where the table says infinite, torch's own gradient is not finite, and nowhere else."""
+
+    def against(loss: Callable[..., torch.Tensor], target: float) -> Loss:
+        return lambda x: loss(x, torch.tensor(target).half())
+
+    losses = [
+        *(nn.functional.mse_loss, nn.functional.huber_loss, nn.functional.smooth_l1_loss),
+        *(nn.functional.binary_cross_entropy_with_logits, nn.functional.soft_margin_loss),
+    ]
     functions: list[Callable[..., torch.Tensor]] = [
         *(torch.acos, torch.acosh, torch.asin, torch.atanh, torch.div, torch.erfinv, torch.exp),
         *(torch.exp2, torch.expm1, torch.hypot, torch.log, torch.log10, torch.log1p, torch.log2),
-        *(torch.logit, torch.mul, torch.reciprocal, torch.rsqrt, torch.sqrt),
+        *(torch.logit, torch.mul, torch.reciprocal, torch.rsqrt, torch.sqrt, torch.sinh),
+        *(torch.cosh, torch.lgamma, torch.logaddexp, torch.xlogy),
+        *(against(*both) for both in itertools.product(losses, (0.0, 1.0, math.inf, math.nan))),
         lambda x: torch.complex(x.float() * 1e-25, x.float() * 1e-25).angle().half(),
         lambda x: x**0.5,
         lambda x: x**2,
@@ -401,7 +411,8 @@ def test_derivatives_are_those_of_torch() -> None:
     points = (0.0, 0.5, 1.0, -1.0, 2.0, 200.0, float("inf"), -float("inf"), 1e-3)
     met = set()
     for function in functions:
-        count = 1 + (function in (torch.div, torch.hypot, torch.mul))
+        of_two = (torch.div, torch.hypot, torch.mul, torch.logaddexp, torch.xlogy)
+        count = 1 + (function in of_two)
         count = getattr(getattr(function, "__code__", None), "co_argcount", count)
         for values in itertools.product(points, repeat=count):
             xs = [torch.tensor(value).half().requires_grad_() for value in values]
@@ -1077,3 +1088,18 @@ def test_a_quotient_of_an_infinity_was_not_made_by_the_division() -> None:
     values = {"self": torch.tensor([math.inf, 1.0, 1.0]), "other": torch.tensor([0.0, 0.0, 1.0])}
     found = loss_graph._made_by_node(SavedByNode("DivBackward0", 0, (True, True), values))
     assert found is not None and found.tolist() == [False, True, False]
+
+
+def test_weights_that_the_loop_itself_breaks() -> None:
+    """No optimizer ends a step: the weights were finite earlier in the same one."""
+    model = nn.Linear(4, 1)
+    with fastcheck.install(model), pytest.raises(fastcheck.OverflowDetected) as stop:
+        for x in (torch.ones(2, 4), torch.zeros(2, 4), torch.ones(2, 4)):
+            model.zero_grad()
+            model(x).square().mean().backward()
+            with torch.no_grad():
+                model.weight -= 0.1 * model.weight.grad / model.weight.grad.norm()
+    text = " ".join(str(stop.value).split())
+    assert "it was finite when step 0 began, and no optimizer has stepped since" in text
+    assert "A write in this step broke weight" in text and "0/0" in text
+    assert "first read" not in text and "check the checkpoint" not in text

@@ -82,6 +82,18 @@ def test_the_module_level_yields_the_operator_and_the_line() -> None:
     assert str(pickle.loads(pickle.dumps(stop))) == text
 
 
+def test_the_advice_is_that_of_the_replay() -> None:
+    """Of the module alone only the input is known."""
+
+    def spread(x: torch.Tensor) -> torch.Tensor:
+        return (x * 1e3).exp()
+
+    replay = stopped(Run(), function=spread)
+    alone = stopped(Run(stop=fastcheck.Stop(find_operator=False)), function=spread)
+    limit = "exp of more than 88.7 is beyond the range of float32"
+    assert limit in " ".join(str(replay).split()) and limit not in " ".join(str(alone).split())
+
+
 def test_nothing_is_kept_without_it() -> None:
     run = Run(stop=fastcheck.Stop())
     assert stopped(run).report.replay is None

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import fastcheck
+from fastcheck.record.event import CHANGED_BY_LOOP
 from fastcheck.record.format import Verdict
 from fastcheck.report.advice.choose import advise
 from fastcheck.report.stop_report import MadeBy, StopReport
@@ -87,6 +88,23 @@ def test_nan_from_finite_inputs_depends_on_what_the_inputs_hold() -> None:
     assert "input[0] holds 7 zeros of 1,000" in told and "0/0" in told
     plain = advice_of(build.report(where, what, inputs=((source, build.record(low=0.1)),)))
     assert "the module itself made it" in plain and "negative numbers (" not in plain
+
+
+def test_a_negative_number_is_no_news_where_no_earlier_record_is_held() -> None:
+    what = build.record("float32", nan_count=3, step=0)
+    source = build.site("", "Net", role="input", label="input[0]")
+    read = ((source, build.record(negative_count=7, low=-2.5)),)
+    items = advise(build.report(build.site("head", "Head"), what, inputs=read))
+    assert "the module itself made it" in items[0].text and "negative numbers (" in items[1].text
+
+
+def test_a_gradient_that_the_loop_has_changed() -> None:
+    where = build.site("fc", "Linear", direction="backward", role="param_grad", label="weight")
+    report = build.report(where, build.record("float32", nan_count=3, step=41))
+    reason = f"{CHANGED_BY_LOOP}: what has changed it since made it so"
+    report = replace(report, culprit=replace(report.culprit, reason=reason))
+    assert "Look between backward() and the update" in advise(report)[0].text
+    assert "The backward of sqrt" not in advice_of(report)
 
 
 def test_nan_out_of_attention_suspects_a_masked_row_first() -> None:
@@ -443,6 +461,28 @@ OPERATORS = {
         operator_report("aten.mul_.Tensor", {"self": of()}, nan_count=8),
         "self held finite numbers alone, so the number that mul multiplies them by is NaN or Inf",
     ),
+    "a mask times Inf": (
+        operator_report("aten.mul.Tensor", {"self": ZERO}, nan_count=2, neginf_count=6),
+        "self is 0 in 2 of 8 elements, and no other element became NaN: the number that it is "
+        "multiplied by is Inf",
+    ),
+    "a mask of zeros times Inf": (
+        operator_report("aten.mul.Tensor", {"self": of(0.0, 0.0, zero_count=8)}, nan_count=8),
+        "self is 0 throughout: the number that it is multiplied by is Inf or NaN, and 0 * Inf is",
+    ),
+    "fused Adam without eps": (
+        operator_report("aten._fused_adam_", {"self": of()}, nan_count=2),
+        "It divides by sqrt(exp_avg_sq), 0 where a gradient always was, and the optimizer adds eps",
+    ),
+    "a learned exponent": (
+        operator_report(
+            "aten.pow.Tensor_Tensor",
+            {"self": of(-2.0, 1.0, negative_count=3)},
+            backward=True,
+            nan_count=3,
+        ),
+        "the derivative of x ** p by p, x ** p * log(x)",
+    ),
     "alpha of NaN": (
         operator_report("aten.add_.Tensor", {"self": of(), "other": of()}, nan_count=8),
         "self and other held finite numbers alone",
@@ -672,7 +712,7 @@ def test_an_update_that_divides_by_zero_is_no_learning_rate() -> None:
     wide = build.record(nan_count=3, step=9)
     before = build.grown("float32", 1.0, 1.0, 3, 8)
     mine = build.report(WEIGHT, wide, Verdict.ARRIVED, before, learning_rates=(("Lamb", 1e-3),))
-    assert "an optimizer makes that of a division, 0/0" in advise(mine)[0].text
+    assert "which makes that of a division, 0/0" in advise(mine)[0].text
     assert "optimizer Lamb, lr 0.001" in text_of(mine)
 
 

@@ -553,11 +553,13 @@ def _variable(
     the one of the least rank.
     """
     found = [(rank(value), name, frame) for frame, name, value in _locals() if is_it(value)]
-    if not found:
-        return None
-    _, name, frame = min(found, key=lambda one: one[0])
-    lines = _assignments(frame).get(name)
-    return _Variable(name, frame, lines[-1][0] if lines else 0)
+    least = min((one[0] for one in found), default=0)
+    variables = []
+    for _, name, frame in (one for one in found if one[0] == least):
+        lines = _assignments(frame).get(name)
+        variables.append(_Variable(name, frame, lines[-1][0] if lines else 0))
+    # An argument was not assigned there, but by a caller perhaps.
+    return max(variables, key=lambda one: one.line > 0, default=None)
 
 
 def _later_variable(is_of: Callable[[Any], bool], is_later: Callable[[torch.Tensor], bool]) -> str:

@@ -53,6 +53,10 @@ class Makers:
         if session.config.level == "op":  # what made it is known
             site = session.sites[culprit.site]
             return bad_argument(site) if culprit.is_data and not site.op else None
+        if culprit.uses.given is not None:
+            given = culprit.uses.given()
+            name = session.sites[culprit.site].key
+            return None if given is None or not is_now else search_graph(given, name)
         if culprit.role not in _FORWARD:
             return self._of_gradient(culprit, step, session)
         if culprit.role == "input" and culprit.verdict is Verdict.ARRIVED:

@@ -557,7 +557,9 @@ class StalledWeights:
                 parameter = self._parameter_of.get((site.module, label), number)
                 table["parameter"][number] = parameter
             elif site.role == "param" and site.label == "bias":
-                table["weight"][number] = self._parameter_of.get((site.module, "weight"), -1)
+                own = f"{site.module}.parametrizations.weight"  # as of spectral_norm
+                weight = self._parameter_of.get((own, "original"), -1)
+                table["weight"][number] = self._parameter_of.get((site.module, "weight"), weight)
 
     def _weigh_parameters(self, look: UpdateInfo, records: np.ndarray) -> None:
         """Finds the parameters that have moved since the last close look, and warns about those

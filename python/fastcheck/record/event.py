@@ -12,6 +12,10 @@ from fastcheck.record.site import Site
 
 #: How the reason begins of an input that the program computed outside of the modules.
 COMPUTED_OUTSIDE = "it was computed"
+#: Of a tensor that functional_call() has put in the place of a parameter.
+GIVEN_INSTEAD = "functional_call() was given it"
+#: Of a gradient that the training loop has changed.
+CHANGED_BY_LOOP = "it was finite when backward() ended"
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fastcheck.errors import printable
+from fastcheck.record.event import GIVEN_INSTEAD
 from fastcheck.record.format import Verdict
 from fastcheck.record.site import OUTSIDE, module_name
 from fastcheck.record.statistics import RecordStatistics, statistics_of
@@ -376,9 +377,10 @@ def _headline(report: StopReport, reading: RecordStatistics) -> str:
 def _verdict_text(event: Event) -> str:
     verdict = Verdict(event.verdict)
     text = VERDICT_TEXTS.get(verdict, "")
-    if verdict is Verdict.ARRIVED and event.site.role in ("param", "buffer", "optimizer_state"):
-        text = "it is stored in the model"
     reason = event.reason.strip()
+    is_stored = event.site.role in ("param", "buffer", "optimizer_state")
+    if verdict is Verdict.ARRIVED and is_stored and not reason.startswith(GIVEN_INSTEAD):
+        text = "it is stored in the model"
     return f"{verdict.name.lower()}, {text}" + (f": {reason}" if reason else ".")
 
 

@@ -17,6 +17,7 @@ FindingState, which Findings alone changes.
 from __future__ import annotations
 
 import enum
+import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping
 from functools import cached_property
@@ -141,6 +142,8 @@ class Uses:
         self.parents: list[Finding] = []
         # The verdict under which its step was closed.
         self.archived: Optional[Verdict] = None
+        # The tensor, where functional_call() was given it in place of a parameter.
+        self.given: Optional[weakref.ref[Any]] = None
 
 
 class Blame(NamedTuple):

@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Callable, Optional
 
 from fastcheck.calls.module_calls import Call, ModuleNode
-from fastcheck.record.event import COMPUTED_OUTSIDE
+from fastcheck.record.event import CHANGED_BY_LOOP, COMPUTED_OUTSIDE, GIVEN_INSTEAD
 from fastcheck.record.format import Verdict
 
 from .entries import (
@@ -314,8 +314,9 @@ class ModuleRules:
         the middle of a verdict.
         """
         first: Optional[Finding] = None
-        for record, role in self._step.read_stored(node):
+        for record, role, given in self._step.read_stored(node):
             finding = Finding(record, role)
+            finding.uses.given = given
             if finding.seq not in self.findings.by_seq:
                 finding.position = triggered_by.position
                 self.findings.add(finding)
@@ -338,7 +339,9 @@ class ModuleRules:
             return
         last_finite = self._last_finite_step(finding.site)
         verdict = Verdict.ARRIVED
-        if last_finite is None:
+        if finding.uses.given is not None:
+            reason = f"{GIVEN_INSTEAD} in place of the model's own"
+        elif last_finite is None:
             reason = (
                 "it was non-finite when it was first read: look at the checkpoint or at the "
                 "initialisation"
@@ -346,6 +349,10 @@ class ModuleRules:
         elif self._has_run(finding):
             verdict = Verdict.ORIGIN
             reason = f"{was_finite(finding.role, last_finite)}; its module has run since"
+        elif last_finite == self._step.index and not self._step.update.count:
+            reason = (
+                f"it was finite when step {last_finite} began, and no optimizer has stepped since"
+            )
         else:
             reason = was_finite(finding.role, last_finite)
         # One that was non-finite before may have been reset to that.
@@ -429,8 +436,8 @@ class ModuleRules:
         then = self._how_made(finding)
         if finding.site in before:
             reason = (
-                "it was finite when backward() ended: a later change, such as the training loop's "
-                "own clipping or unscaling, made it non-finite"
+                f"{CHANGED_BY_LOOP}: a later change, such as the training loop's own clipping or "
+                "unscaling, made it non-finite"
             )
             then = PossibleVerdict(Verdict.ORIGIN, reason)
         self._judge_gradient(finding, earlier, then, is_scaled)

@@ -16,11 +16,14 @@ from fastcheck.utils.torch.versions import GradScaler
 from .entries import Journal, Records, Seen
 from .findings import Finding, Findings
 
-#: Reads what a module and its submodules store now: the non-finite records, with their roles.
-ReadStored = Callable[[ModuleNode], Iterable[tuple[np.void, str]]]
+#: The record of what a module stores, its role, and the tensor, where functional_call() has put it
+#: in the place of a parameter.
+ReadTensor = tuple[np.void, str, Optional["weakref.ref[Any]"]]
+#: Reads what a module and its submodules store now that is non-finite.
+ReadStored = Callable[[ModuleNode], Iterable[ReadTensor]]
 
 
-def nothing_stored(node: ModuleNode) -> Iterable[tuple[np.void, str]]:
+def nothing_stored(node: ModuleNode) -> Iterable[ReadTensor]:
     """A ReadStored that reads nothing."""
     return ()
 

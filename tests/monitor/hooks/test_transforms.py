@@ -148,6 +148,34 @@ def test_a_bad_parameter_that_the_call_was_given() -> None:
 
     stop = stopped(grad(outputs), parameters)
     assert where(stop.culprit) == ("b", "param", "bias", "arrived")
+    text = " ".join(str(stop).split())
+    assert "functional_call() was given it in place of the model's own" in text
+    assert "stored in the model" not in text and "hold NaN" not in text
+
+
+def test_what_made_a_parameter_that_the_call_was_given() -> None:
+    """It was moved by a gradient that is NaN; the model's own is as it was."""
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    fastcheck.install(model)
+
+    def train() -> None:
+        for number, x in enumerate(batches(4)):
+            own = dict(model.named_parameters())
+            root = (sum(p.square().sum() for p in own.values()) * (number < 2)).sqrt()
+            found = torch.autograd.grad(root, list(own.values()), create_graph=True)
+            moved = {k: p - 0.1 * g for (k, p), g in zip(own.items(), found)}
+            optimizer.zero_grad()
+            functional_call(model, moved, (x,)).square().mean().backward()
+            optimizer.step()
+
+    stop = stopped(train)
+    assert where(stop.culprit) == ("a", "param", "weight", "arrived") and stop.step == 2
+    made = stop.report.made_by
+    assert made is not None and made.operator == "DivBackward0"
+    text = " ".join(str(stop).split())
+    assert "The divisor other is 0" in text and "No weight holds NaN or Inf now." in text
+    assert "The update of step" not in text
 
 
 def test_an_ensemble() -> None:

@@ -259,6 +259,20 @@ def test_an_optimizer_that_never_does_anything() -> None:
     assert "weight, bias kept every bit" in text
 
 
+def test_a_bias_that_cancels_where_its_weight_is_parametrized() -> None:
+    """The last layer of a critic: what two halves of the batch add to its bias is 0."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.utils.parametrizations.spectral_norm(nn.Linear(8, 1)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with warnings.catch_warnings(), fastcheck.install(model, overflow_nums=-1):
+        warnings.simplefilter("error")
+        for x in batches(20):
+            optimizer.zero_grad()
+            y = model(x)
+            (y[:2].mean() - y[2:].mean()).backward()
+            assert not model[1].bias.grad.any() and model[0].weight.grad.any()
+            optimizer.step()
+
+
 def test_tied_weights() -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:

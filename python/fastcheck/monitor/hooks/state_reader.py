@@ -8,6 +8,7 @@ from typing import Any, Callable, Optional
 
 import numpy as np
 import torch
+from torch.nn import Parameter
 
 from fastcheck.backends.table import backend_for
 from fastcheck.calls.module_calls import ModuleNode
@@ -161,7 +162,9 @@ class StateReader:
         as such.
         """
         batch = TensorBatch()
-        batch.add_stored(parameters_of(self._nodes, None), "param")
+        # Within functional_call() others are in their place.
+        own = [one for one in parameters_of(self._nodes, None) if isinstance(one[2], Parameter)]
+        batch.add_stored(own, "param")
         batch.add_stored(buffers_of(self._nodes), "buffer")
         self._read(batch)
 
@@ -239,7 +242,9 @@ class StateReader:
         with unobserved(), no_grad():
             for node, name, parameter in self.parameters():
                 values = unwrapped(local(parameter))
-                if can_read(values) and has_memory(values):
+                # Not what functional_call() has put there.
+                is_own = isinstance(parameter, Parameter)
+                if is_own and can_read(values) and has_memory(values):
                     # float8 has no isfinite().
                     wide = values.float() if values.element_size() == 1 else values
                     if not wide.isfinite().all():

@@ -149,10 +149,30 @@ def _product(saved: SavedByNode) -> list[Any]:
     return [value for value in saved.values.values() if torch.is_tensor(value)]
 
 
+def _soft_margin(x: Any, target: Any) -> Any:
+    z = (-target * x).exp()
+    return target * z / (1 + z)
+
+
+def _xlogy(saved: SavedByNode) -> list[Any]:
+    x, y = map(saved.values.get, ("self", "other"))
+    if x is None or y is None:
+        return []
+    by_x = y.log().masked_fill((x == 0) & (y <= 0), 0)
+    return [one for one, is_asked in zip((by_x, x / y), saved.needs_gradient) if is_asked]
+
+
+def _logaddexp(x: Any, y: Any) -> Any:
+    return 1 / (1 + (y - x).exp())
+
+
 DECOMPOSITIONS = frozenset(("LinalgEighBackward0", "LinalgSvdBackward0"))
 _INVERSE = _of("self", lambda x: 1 / x)
 _POWER = Factors(("self", "exponent"), _power_of)
 _RESULT = _of("result", lambda y: y)
+# A target that is NaN makes the gradient NaN where its loss was left out, too: 0 * NaN.
+_LOSS = ("self", "target")
+_BOUNDED_DIFFERENCE = _of_both(lambda x, target: (x - target).clamp(-1, 1), _LOSS)
 #: By the name of a node.
 DERIVATIVES: Mapping[str, Factors] = {
     "AcosBackward0": _of("self", lambda x: (1 - x * x).rsqrt()),
@@ -161,6 +181,8 @@ DERIVATIVES: Mapping[str, Factors] = {
     "AngleBackward0": _of("self", _of_angle),
     "AsinBackward0": _of("self", lambda x: (1 - x * x).rsqrt()),
     "AtanhBackward0": _of("self", lambda x: 1 / (1 - x * x)),
+    "BinaryCrossEntropyWithLogitsBackward0": _of_both(lambda x, t: x.sigmoid() - t, _LOSS),
+    "CoshBackward0": _of("self", torch.sinh),
     # The derivative of a class of probability 0 is exp(-Inf + Inf).
     "CtcLossBackward0": _of("log_probs", lambda x: x),
     "DivBackward0": Factors(("self", "other"), _quotient),
@@ -168,7 +190,9 @@ DERIVATIVES: Mapping[str, Factors] = {
     "Exp2Backward0": _RESULT,
     "ExpBackward0": _RESULT,
     "Expm1Backward0": _RESULT,
+    "HuberLossBackward0": _BOUNDED_DIFFERENCE,
     "HypotBackward0": _of_both(lambda x, y: (x.abs() + y.abs()) / x.hypot(y)),
+    "LgammaBackward0": _of("self", torch.digamma),
     "LinalgEighBackward0": _differences("eigenvalues"),
     "LinalgSvdBackward0": _differences("S"),
     "Log10Backward0": _INVERSE,
@@ -176,15 +200,21 @@ DERIVATIVES: Mapping[str, Factors] = {
     "Log2Backward0": _INVERSE,
     "LogBackward0": _INVERSE,
     "LogSoftmaxBackward0": _of("result", lambda y: y.exp()),
+    "LogaddexpBackward0": _of_both(_logaddexp),
     "LogitBackward0": Factors(("self", "eps"), _logit),
     "LogsumexpBackward0": Factors(("self", "result", "dim", "keepdim"), _logsumexp),
+    "MseLossBackward0": _of_both(lambda x, target: x - target, _LOSS),
     "MulBackward0": Factors(("self", "other"), _product),
     "PowBackward0": _POWER,
     "PowBackward1": _POWER,
     "ReciprocalBackward0": _of("result", lambda y: y * y),
     "RsqrtBackward0": _of("result", lambda y: y**3),
+    "SinhBackward0": _of("self", torch.cosh),
+    "SmoothL1LossBackward0": _BOUNDED_DIFFERENCE,
+    "SoftMarginLossBackward0": _of_both(_soft_margin, _LOSS),
     "SoftmaxBackward0": _RESULT,
     "SqrtBackward0": _of("result", lambda y: 1 / y),
+    "XlogyBackward0": Factors(("self", "other"), _xlogy),
 }
 
 

@@ -17,6 +17,7 @@ from typing import Any, Callable, Optional
 
 import numpy as np
 import torch
+from torch.nn import Parameter
 
 from fastcheck.backends.backend import Observe
 from fastcheck.backends.portable.traversal import dtype_and_order
@@ -59,7 +60,7 @@ from fastcheck.verdict.entries import (
     Returned,
     Seen,
 )
-from fastcheck.verdict.step import Step, Tape
+from fastcheck.verdict.step import ReadTensor, Step, Tape
 
 from .config import Config
 from .drain import Drain, Faults, StepPart
@@ -146,10 +147,8 @@ class Level:
     def saw(self, entry: Seen, is_bad: Optional[bool]) -> None:
         """Judges what was just read if it is non-finite: now, or when its record arrives."""
 
-    def read_stored(self, node: ModuleNode) -> Iterable[tuple[np.void, str]]:
-        """The records that are non-finite, and the roles, of what a module and its submodules
-        store, in the middle of a verdict.
-        """
+    def read_stored(self, node: ModuleNode) -> Iterable[ReadTensor]:
+        """Reads what a module and its submodules store, in the middle of a verdict: what is bad."""
         return ()
 
     def read_number(self, number: torch.Tensor, site: int) -> int:
@@ -417,19 +416,28 @@ class ModuleLevel(Level):
         self.cursor.seq = first + len(tensors)
         return found
 
-    def read_stored(self, node: ModuleNode) -> Iterator[tuple[np.void, str]]:
+    def read_stored(self, node: ModuleNode) -> Iterator[ReadTensor]:
         """Reads them now on the CPU; on a device, where this is called later, takes the last
         readings.
         """
         batch = self.stored.within(node)
         if self.session.rings.is_deferred:
             records = self.session.event_store.archive.history.latest_of(set(batch.sites))
+            given = {}
         else:
             with self.session.lock:
+                self.collect()  # what the step has read of them already
                 records = self._read_now(batch.tensors, batch.sites)
+            stored = zip(batch.sites, batch.roles, batch.given)
+            given = {
+                s: weakref.ref(t)
+                for s, r, t in stored
+                if r == "param" and not isinstance(t, Parameter)
+            }
         roles = dict(zip(batch.sites, batch.roles))
         for record in records[nonfinite(records)] if len(records) else ():
-            yield record.copy(), roles[int(record["site"])]
+            site = int(record["site"])
+            yield record.copy(), roles[site], given.get(site)
 
     def _read_now(self, tensors: Sequence[torch.Tensor], sites: Sequence[int]) -> np.ndarray:
         """Reads tensors of the host; the records that are non-finite."""

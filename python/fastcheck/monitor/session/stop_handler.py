@@ -154,7 +154,9 @@ def build_report(
 def _update(session: Session, finding: Finding, step: Step) -> dict[str, Any]:
     """Whether the weights were updated in the step of the finding, and what with."""
     began = since_step = int(finding.record["step"])
-    if finding.role == "param":  # it is read before the update of a step
+    if (
+        finding.role == "param" and finding.uses.given is None
+    ):  # it is read before the update of a step
         finite = session.event_store.archive.history.last_finite(finding.record)
         since_step = began if finite is None else int(finite["step"])
     since = [index for index in session.event_store.archive.updated_steps if index >= since_step]

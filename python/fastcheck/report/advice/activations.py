@@ -152,6 +152,10 @@ def nan_from_finite(case: Case) -> Iterator[Advice]:
             "scores.masked_fill(mask, torch.finfo(scores.dtype).min)",
         )
     read = case.news if case.has_domain else []
+    # Where nothing earlier is held, a number below 0 or a zero in the input is no news.
+    has_earlier = any(before is not None for _, _, before in read)
+    if not has_earlier and not case.op_name:
+        yield _made_within()
     fewer = [(s, r, b) for s, r, b in read if b is not None and r.numel * 2 <= b.numel]
     negative = [(s, r) for s, r, b in read if r.negative_count and not (b and b.negative_count)]
     zeros = [(s, r) for s, r, b in read if r.zero_count > (b.zero_count if b else 0)]
@@ -180,18 +184,22 @@ def nan_from_finite(case: Case) -> Iterator[Advice]:
             f"{_least(reading)}: log, sqrt, rsqrt and fractional powers of them are NaN. "
             "Clamp before: x.clamp_min(eps)."
         )
-    if not fewer and not negative and not zeros and not case.op_name:
-        yield Advice(
-            "All it read was finite, so the module itself made it. Look in its forward for a "
-            "division (0/0: a mean over nothing, x / x.norm()), log or sqrt of a negative "
-            "number, or Inf - Inf, and add an eps or a clamp there."
-        )
+    if has_earlier and not fewer and not negative and not zeros and not case.op_name:
+        yield _made_within()
     if case.has_domain and case.reading.dtype == "float16":
         yield Advice(
             "Check eps: in float16 anything below 6e-8 is zero, so eps=1e-8 protects nothing."
         )
     if case.trend.has_grown and not case.trend.has_exploded:
         yield from growth(case)
+
+
+def _made_within() -> Advice:
+    return Advice(
+        "All it read was finite, so the module itself made it. Look in its forward for a division "
+        "(0/0: a mean over nothing, x / x.norm()), log or sqrt of a negative number, or Inf - Inf, "
+        "and add an eps or a clamp there."
+    )
 
 
 def _ignored_labels(case: Case) -> Iterator[Advice]:

@@ -100,6 +100,8 @@ class Case:
     inputs: tuple[tuple[Site, RecordStatistics], ...]
     scale: float | None
     log_path: str | None
+    #: That of the verdict.
+    reason: str = ""
     #: What the module read, as it was in an earlier step; None where it is not held.
     inputs_before: tuple[RecordStatistics | None, ...] = ()
     learning_rates: tuple[tuple[str, float], ...] = ()

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Callable
 
-from fastcheck.record.event import COMPUTED_OUTSIDE
+from fastcheck.record.event import CHANGED_BY_LOOP, COMPUTED_OUTSIDE, GIVEN_INSTEAD
 from fastcheck.record.format import Verdict
 from fastcheck.record.statistics import RecordStatistics, statistics_of
 from fastcheck.report.trend import Trend
@@ -58,7 +58,14 @@ def stored(case: Case) -> Iterator[Advice]:
             f"learning rate{case.rates}."
         )
         return
-    if case.step == 0 or not case.trend.healthy:
+    if case.reason.startswith(GIVEN_INSTEAD):
+        yield Advice(
+            f"What was given in place of {name} is not finite: look at what computes it, such as "
+            "an inner step's gradient. The derivative of sqrt, log and division is Inf at 0, and "
+            "Inf * 0 is NaN: add the eps inside, sqrt(x + eps)."
+        )
+        return
+    if not case.trend.healthy:
         yield Advice(
             f"Parameter {name} was non-finite before the first step that fastcheck observed: check "
             "the checkpoint.",
@@ -80,7 +87,9 @@ def stored(case: Case) -> Iterator[Advice]:
         yield broken_rate(*rates[0])
     elif divides and not grew and case.has_nan:
         yield from _quotient_of_update(case)
-    lost = f"The update before this step broke {name}: the model in memory is lost. Go back to the "
+    is_before = case.trend.healthy[-1].step < case.step
+    what = "The update before this step" if is_before else "A write in this step"
+    lost = f"{what} broke {name}: the model in memory is lost. Go back to the "
     if rates or (divides and not grew and case.has_nan):
         yield Advice(f"{lost}last checkpoint.")
         return
@@ -114,9 +123,9 @@ def _quotient_of_update(case: Case) -> Iterator[Advice]:
         )
         return
     yield Advice(
-        "The weight was steady, and NaN came with one update: an optimizer makes that of a "
-        "division, 0/0, where a second moment, a row mean or a norm is 0 and its eps does not "
-        "keep it away. Add an eps inside each root and each divisor."
+        "The weight was steady, and NaN came with one update, which makes that of a division, "
+        "0/0, where a second moment, a row mean or a norm is 0 and its eps does not keep it away. "
+        "Add an eps inside each root and each divisor."
     )
 
 
@@ -170,6 +179,14 @@ def loss(case: Case) -> Iterator[Advice]:
 
 
 def gradient(case: Case) -> Iterator[Advice]:
+    if case.reason.startswith(CHANGED_BY_LOOP):
+        yield Advice(
+            "Look between backward() and the update, where the loop writes to p.grad (clipping, "
+            "unscaling, a projection, an average): where it divides by a norm, a sum or a count "
+            "of 0, 0/0 is NaN, and x/0 is Inf. Add an eps to the divisor.",
+            "p.grad.mul_(max_norm / (norm + 1e-6))",
+        )
+        return
     scaled = case.scale is not None
     if scaled and case.scale is not None:
         if case.has_nan and not case.reading.inf_count:
@@ -297,26 +314,30 @@ def advise(report: StopReport) -> list[Advice]:
 
 
 def _case(report: StopReport) -> Case:
-    event, made = report.culprit, report.made_by
+    # What the step showed when it ran again, operator by operator, is nearer to the cause.
+    again = None if report.replay is None else report.replay.report
+    seen = report if again is None or not again.culprit.site.op else again
+    event, made = seen.culprit, report.made_by
     reading = statistics_of(event.record)
     variable = "" if made is None or made.operator else made.variable
-    inputs = tuple((site, statistics_of(record)) for site, record in report.inputs)
+    inputs = tuple((site, statistics_of(record)) for site, record in seen.inputs)
     return Case(
         site=event.site,
         reading=reading,
         verdict=Verdict(event.verdict),
+        reason=event.reason,
         step=report.step,
         trend=Trend.of(report.trend),
         inputs=inputs,
         scale=report.scale,
         log_path=report.log_path,
         inputs_before=tuple(
-            None if record is None else statistics_of(record) for record in report.inputs_before
+            None if record is None else statistics_of(record) for record in seen.inputs_before
         ),
         learning_rates=report.learning_rates,
         left_out_by=report.left_out_by,
         silent_norms=report.silent_norms,
-        operation=_operation(report, reading, inputs),
+        operation=_operation(seen, reading, inputs),
         outside=variable.partition(",")[0],
         source=variable.partition(": ")[2],
     )

@@ -152,6 +152,10 @@ def _eps(reading: RecordStatistics) -> str:
     return {"bfloat16": "0.004", "float16": "0.0005"}.get(reading.dtype, "its spacing")
 
 
+def _down_to(reading: RecordStatistics) -> str:
+    return "" if reading.min is None else f" (down to {format_number(reading.min)})"
+
+
 def _power(case: Case, made: Operation) -> Iterator[Advice]:
     label, reading = made.operand(0)
     if reading is None:
@@ -161,11 +165,10 @@ def _power(case: Case, made: Operation) -> Iterator[Advice]:
             )
         return
     if made.may_be_nan and reading.negative_count:
-        low = "" if reading.min is None else f" (down to {format_number(reading.min)})"
         what = "a fractional power" if made.name in ("pow", "float_power") else made.name
         yield Advice(
-            f"{label} holds {reading.negative_count:,} negative numbers{low}: {what} of them is "
-            "NaN. torch.where after it keeps the NaN in the gradient: clamp before.",
+            f"{label} holds {reading.negative_count:,} negative numbers{_down_to(reading)}: {what} "
+            "of them is NaN. torch.where after it keeps the NaN in the gradient: clamp before.",
             f"x.clamp_min(eps){'.' + made.name + '()' if 'sqrt' in made.name else ' ** p'}",
         )
     elif made.may_be_inf and reading.zero_count and made.name != "sqrt":
@@ -324,6 +327,10 @@ def _product(case: Case, made: Operation) -> Iterator[Advice]:
     """Multiplications, whose NaN is 0 * Inf."""
     if not made.may_be_nan:
         return
+    unknown = _unknown_factor(made)
+    if unknown is not None:
+        yield unknown
+        return
     yield from _bad_number(made, "multiplies them by")
     for place, (label, reading) in enumerate(made.inputs[:2]):
         if reading.inf_count:
@@ -335,6 +342,25 @@ def _product(case: Case, made: Operation) -> Iterator[Advice]:
                 "torch.where(keep, x, 0.0)  # not x * keep",
             )
             return
+
+
+def _unknown_factor(made: Operation) -> Advice | None:
+    """Advice on a product of which one factor is known: as many zeros as the result has NaN."""
+    if len(made.inputs) != 1 or made.result is None or not made.is_nan:
+        return None
+    (label, reading), result = made.inputs[0], made.result
+    if reading.nonfinite_count or reading.zero_count != result.nan_count:
+        return None
+    is_all = reading.zero_count == reading.components
+    other = "Inf or NaN" if is_all or not made.is_op else "Inf"
+    what = "the number that it is multiplied by" if made.is_op else "the other factor, not held,"
+    return Advice(
+        f"{_zeros(label, reading)}{'' if is_all else ', and no other element became NaN'}: {what} "
+        f"is {other}, and "
+        "0 * Inf is NaN (a mask (1 - keep) * -inf, or p * log(p) at 0). Write masks with "
+        "masked_fill or torch.where; torch.xlogy(p, p) is 0 at 0.",
+        "scores.masked_fill(keep == 0, -math.inf)" if made.is_op else "torch.xlogy(p, q)",
+    )
 
 
 def _bad_number(made: Operation, use: str) -> Iterator[Advice]:
@@ -458,6 +484,16 @@ def _has_zero(made: Operation) -> bool:
 
 
 def _root_at_zero(case: Case, made: Operation) -> Iterator[Advice]:
+    label, base = made.operand(0)
+    if made.name == "pow" and base is not None and base.negative_count and case.has_nan:
+        yield Advice(
+            f"{label} holds {base.negative_count:,} negative numbers{_down_to(base)}: a fractional "
+            "power of them is NaN, and so is the derivative of x ** p by p, x ** p * log(x), also "
+            "where the power itself is finite (p = 2). torch.where after it does not stop that: "
+            "clamp before.",
+            "x.clamp_min(eps) ** p",
+        )
+        return
     if any(reading.nan_count for _, reading in made.inputs):
         yield Advice(
             f"The result of {made.name} was NaN (of a negative number), and torch.where after it "
@@ -507,11 +543,14 @@ def _logarithm_backward(case: Case, made: Operation) -> Iterator[Advice]:
 
 
 def _product_backward(case: Case, made: Operation) -> Iterator[Advice]:
-    if case.has_nan and any(reading.inf_count for _, reading in made.inputs):
+    bad = next(((label, r) for label, r in made.inputs if r.nonfinite_count), None)
+    if case.has_nan and bad is not None:
+        value = "NaN" if bad[1].nan_count else "Inf"
         yield Advice(
-            f"The backward of {made.name} multiplies the gradient by what its forward read: "
-            "0 * Inf is NaN, also where the result was masked away. Keep Inf out of its input: "
-            "clamp, or torch.where before it.",
+            f"The backward of {made.name} multiplies the gradient by what its forward read, and "
+            f"{bad[0]} holds {value}: 0 * {value} is NaN, also where the result was masked away or "
+            f"left out by an index. Keep {value} out of its input: torch.where or an index before "
+            "it, or a clamp.",
             "f(torch.where(ok, x, 1.0))",
         )
 
@@ -536,13 +575,17 @@ def _logsumexp_backward(case: Case, made: Operation) -> Iterator[Advice]:
 
 def _optimizer(case: Case, made: Operation) -> Iterator[Advice]:
     label, divisor = made.operand(2)
-    if divisor is None or not divisor.zero_count:
+    seen, reading = f"The divisor {_zeros(label, divisor)}, though" if divisor else "", divisor
+    if made.name.startswith("fused_"):  # it divides by what is made within
+        seen, reading = "It divides by sqrt(exp_avg_sq), 0 where a gradient always was, and", None
+        reading = made.result if made.is_nan else None
+    if reading is None or (divisor is reading and not divisor.zero_count):
         return
     yield Advice(
-        f"The divisor {_zeros(label, divisor)}, though the optimizer adds eps to it: "
+        f"{seen} the optimizer adds eps to it: "
         + (
             "Adam's eps=1e-8 is 0 in float16. Keep float32 weights under autocast, or set eps=1e-4."
-            if divisor.dtype == "float16"
+            if reading.dtype == "float16"
             else "its eps is 0, or lost beside the dtype's spacing. Give it a larger eps."
         ),
         "torch.optim.Adam(parameters, eps=1e-4)",
@@ -550,7 +593,7 @@ def _optimizer(case: Case, made: Operation) -> Iterator[Advice]:
 
 
 _FORWARD: tuple[tuple[str, _Rule], ...] = (
-    (r"addcdiv", _optimizer),
+    (r"addcdiv|fused_ada\w+", _optimizer),
     (r"(?:std|var)(?:_mean)?", _spread),
     (
         r"mean|nanmean|(?:smooth_)?l1_loss|mse_loss|huber_loss|binary_cross_entropy(?:_with_logits)?"
@@ -586,5 +629,9 @@ _BACKWARD: tuple[tuple[str, _Rule], ...] = (
     (r"(?:log_)?softmax", _softmax),
     (r"logsumexp", _logsumexp_backward),
     (r"ctc_loss", _ctc),
-    (r"mul|exp|pow|sqrt", _product_backward),
+    (
+        r"mul|exp2?|expm1|pow|sqrt|sinh|cosh|(?:mse|smooth_l1|huber|soft_margin)_loss"
+        r"|binary_cross_entropy_with_logits",
+        _product_backward,
+    ),
 )
