@@ -170,6 +170,24 @@ void add_gradients(const py::object& batch, const py::list& stored, const py::st
   });
 }
 
+py::tuple parameter_states(const py::list& stored, const py::object& state_of) {
+  py::list trained, with_gradient, parts;
+  each_stored(stored, [&](PyObject* one, PyObject* parameter) {
+    if (!is_ordinary(parameter)) {
+      const py::tuple state = state_of(py::handle(one));
+      trained.append(state[0]);
+      with_gradient.append(state[1]);
+      parts.append(state[2]);
+      return;
+    }
+    const at::Tensor& tensor = unpack(parameter);
+    trained.append(py::bool_(tensor.requires_grad() && tensor.numel() > 0));
+    with_gradient.append(py::bool_(tensor.grad().defined()));
+    parts.append(py::bool_(false));
+  });
+  return py::make_tuple(trained, with_gradient, parts);
+}
+
 bool are_on_host(const py::list& tensors) {
   return std::all_of(tensors.begin(), tensors.end(),
                      [](py::handle tensor) { return unpack(tensor).is_cpu(); });
@@ -346,6 +364,7 @@ void define_stored(py::module_& m) {
         py::arg("add"));
   m.def("add_gradients", add_gradients, py::arg("batch"), py::arg("stored"), py::arg("role"),
         py::arg("add"));
+  m.def("parameter_states", parameter_states, py::arg("stored"), py::arg("state_of"));
   m.def("is_readable", is_readable, py::arg("tensor"));
   m.def("largest_magnitude", largest_magnitude, py::arg("records"));
   m.def("are_on_host", are_on_host, py::arg("tensors"));

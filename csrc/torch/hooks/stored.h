@@ -17,6 +17,9 @@ namespace fastcheck {
 //                              `add(stored)` does it of one that is not ordinary or has no site yet
 // add_gradients(batch, stored, role, add)
 //                              the same with the gradients of parameters
+// parameter_states(stored, state_of) -> (list of bool, list of bool, list of bool)
+//                              of each parameter: whether it is trained, has a gradient, and is a
+//                              part of one; `state_of(stored)` tells it of one that is not ordinary
 // is_readable(tensor) -> bool  can_read() of Python; False: it is not ordinary, or it can't be read
 // largest_magnitude(records) -> float
 //                              of floating-point tensors

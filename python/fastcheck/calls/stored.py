@@ -11,7 +11,7 @@ import torch
 
 from fastcheck.extension import status
 from fastcheck.utils.torch.memory_ref import values_of
-from fastcheck.utils.torch.readable import can_read, has_memory, is_plain
+from fastcheck.utils.torch.readable import can_read, has_memory, is_materialised, is_plain
 from fastcheck.utils.torch.sharding import local
 from fastcheck.utils.torch.transforms import unwrapped
 
@@ -85,6 +85,29 @@ def gradients_of(parameters: Iterable[StoredTensor]) -> Iterator[StoredTensor]:
             yield node, f"{name}.main_grad", main
 
 
+def parameter_states(parameters: list[StoredTensor]) -> tuple[list[bool], list[bool], list[bool]]:
+    """Whether each parameter is trained and has elements, whether it has a gradient, and whether it
+    is a part, of which other ranks hold the rest.
+    """
+    if _module is not None:
+        found: tuple[list[bool], list[bool], list[bool]]
+        found = _module.parameter_states(parameters, _state_of)
+        return found
+    states = [_state_of(one) for one in parameters]
+    trained, with_gradient, parts = ([state[part] for state in states] for part in range(3))
+    return trained, with_gradient, parts
+
+
+def _state_of(one: StoredTensor) -> tuple[bool, bool, bool]:
+    parameter = one[2]
+    # Under FSDP1 a parameter that is all on other ranks has no elements here.
+    is_plain = type(parameter) is torch.nn.Parameter and not hasattr(parameter, "ds_tensor")
+    has_elements = (is_plain or is_materialised(parameter)) and parameter.numel() > 0
+    has_gradient = parameter.grad is not None or getattr(parameter, "main_grad", None) is not None
+    is_part = not is_plain and local(parameter) is not parameter
+    return parameter.requires_grad and has_elements, has_gradient, is_part
+
+
 class TensorBatch:
     """Tensors to be read in one call, with their sites and roles."""
 
@@ -118,7 +141,11 @@ class TensorBatch:
             node, name, tensor = one
             self.add(tensor, node.site(role, name, 0), role)
 
-        self._add_all(None if _module is None else _module.add_stored, stored, role, add)
+        if _module is not None:
+            _module.add_stored(self, stored, role, add)
+            return
+        for one in stored:
+            add(one)
 
     def add_gradients(
         self,
@@ -133,20 +160,10 @@ class TensorBatch:
             for node, name, gradient in gradients_of([one]):
                 self.add(gradient, site_of(node, name, gradient), "param_grad")
 
-        compiled = None if _module is None else _module.add_gradients
-        self._add_all(compiled, parameters, "param_grad", add)
-
-    def _add_all(
-        self,
-        compiled: Optional[Callable[..., None]],
-        stored: list[StoredTensor],
-        role: str,
-        add: Callable[[StoredTensor], None],
-    ) -> None:
-        if compiled is not None:
-            compiled(self, stored, role, add)
+        if _module is not None:
+            _module.add_gradients(self, parameters, "param_grad", add)
             return
-        for one in stored:
+        for one in parameters:
             add(one)
 
 

@@ -23,14 +23,14 @@ import torch.nn.functional as F
 from torch.nn.modules.batchnorm import _NormBase
 
 from fastcheck.calls.module_calls import ModuleNode
-from fastcheck.calls.stored import StoredTensor, parameter_ids
+from fastcheck.calls.stored import StoredTensor, parameter_ids, parameter_states
 from fastcheck.log.history import History, joined
 from fastcheck.record.format import DTYPES, Flag
 from fastcheck.record.site import Site, SiteTable
 from fastcheck.statistics.functions import stats
 from fastcheck.utils.text.layout import listed
 from fastcheck.utils.torch.own_operators import no_grad, unobserved
-from fastcheck.utils.torch.readable import can_read, has_memory, is_materialised
+from fastcheck.utils.torch.readable import can_read, has_memory
 from fastcheck.utils.torch.sharding import local
 from fastcheck.utils.torch.transforms import unwrapped
 from fastcheck.verdict.step import Step
@@ -144,7 +144,7 @@ class UpdateWatcher:
         self,
         look: UpdateInfo,
         optimizer: Optional[torch.optim.Optimizer],
-        parameters: Sequence[StoredTensor],
+        parameters: list[StoredTensor],
         parameters_read: Sequence[int],
         gradients_read: Sequence[int],
     ) -> None:
@@ -162,24 +162,20 @@ class UpdateWatcher:
             return
         watch.parameters, watch.gradients, watch.rates = parameters_read, gradients_read, rates
         watch.glances = 0
-        look.close = ParameterDetails([], [], [], [])
-        still = _still(optimizer) if any(rates) and optimizer is not None else ()
+        is_live, has_gradient, is_part = parameter_states(parameters)
+        if optimizer is None:
+            # It may hold the original of a copy in few bits, which moves unseen.
+            is_wide = [parameter.dtype.itemsize >= 4 for _, _, parameter in parameters]
+            is_live = list(map(operator.and_, is_live, is_wide))
+        elif any(rates):
+            still = _still(optimizer)
+            moves = [id(parameter) not in still for _, _, parameter in parameters]
+            is_live = list(map(operator.and_, is_live, moves))
         # Their sites are known, unless one could not be read.
-        are_read = len(parameters_read) == len(parameters)
-        look.close.parameters.extend(
-            parameters_read if are_read else [n.site("param", name, 0) for n, name, _ in parameters]
-        )
-        for _, _, parameter in parameters:
-            # The optimizer may hold the original of a copy in few bits, which moves unseen.
-            is_copy = optimizer is None and parameter.dtype.itemsize < 4
-            # Under FSDP1 a parameter that is all on other ranks has no elements here.
-            is_plain = type(parameter) is torch.nn.Parameter and not hasattr(parameter, "ds_tensor")
-            has_elements = (is_plain or is_materialised(parameter)) and parameter.numel() > 0
-            is_trained = parameter.requires_grad and has_elements
-            look.close.is_live.append(is_trained and id(parameter) not in still and not is_copy)
-            main = getattr(parameter, "main_grad", None)
-            look.close.has_gradient.append(parameter.grad is not None or main is not None)
-            look.close.is_part.append(not is_plain and local(parameter) is not parameter)
+        sites = list(parameters_read)
+        if len(sites) < len(parameters):
+            sites = [node.site("param", name, 0) for node, name, _ in parameters]
+        look.close = ParameterDetails(sites, is_live, has_gradient, is_part)
 
     def look_at_buffers(self, look: UpdateInfo, buffers_read: list[int]) -> None:
         """``buffers_read``: the sites of the buffers that were read."""

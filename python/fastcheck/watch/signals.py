@@ -116,6 +116,9 @@ class SignalReader:
         self._is_of_parameter = np.zeros(0, bool)
         self._is_rate = np.zeros(0, bool)
         self._is_input = np.zeros(0, bool)
+        # The weights by module and label; and, by the number of a site, which of them it is about.
+        self._weights: dict[tuple[str, str], int] = {}
+        self._weight = np.zeros(0, np.int64)
         self._plan: Optional[_RecordOrder] = None
         self._gradient_at = np.zeros(0, np.int64)
 
@@ -179,17 +182,22 @@ class SignalReader:
         self._is_of_parameter = np.append(self._is_of_parameter, of_parameters)
         self._is_rate = np.append(self._is_rate, [s.role == "learning_rate" for s in new])
         self._is_input = np.append(self._is_input, [s.role == "input" for s in new])
+        weights = [self._weight_of(site) for site in new]
+        self._weight = np.append(self._weight, np.array(weights, np.int64))
+
+    def _weight_of(self, site: Site) -> int:
+        """The number of the weight that this is the site of, or of its gradient; -1: of none."""
+        if site.role not in ("param", "param_grad"):
+            return -1
+        key = site.module, site.label.removesuffix(".main_grad")
+        return self._weights.setdefault(key, len(self._weights))
 
     def _gradients_of(self, sites: np.ndarray) -> np.ndarray:
         """The place among these of the gradient of each that is a weight; or -1."""
-        known = [self._sites[number] for number in sites.tolist()]
-        places = {
-            (site.module, site.label.removesuffix(".main_grad")): at
-            for at, site in enumerate(known)
-            if site.role == "param_grad"
-        }
-        found = [places.get((s.module, s.label), -1) if s.role == "param" else -1 for s in known]
-        return np.array(found, np.int64)
+        weights, is_gradient = self._weight[sites], self._is_of_parameter[sites]
+        place_of = np.full(len(self._weights) + 1, -1)  # the last: of no weight
+        place_of[weights[is_gradient]] = np.flatnonzero(is_gradient)
+        return np.where(is_gradient, -1, place_of[weights])
 
     def _find_batch(self, records: np.ndarray, plan: _RecordOrder) -> None:
         inputs = plan.sites[self._is_input[plan.sites]].tolist()
@@ -201,11 +209,17 @@ class SignalReader:
             return
         small = {int(n) for n in records["site"][records["numel"] == 1]}
         scalars = {self._sites[n].module for n in small if self._sites[n].role == "output"}
-        with_gradient = {(s.module, s.label) for s in self._sites if s.role == "grad_input"}
-        for number in inputs:
+        criteria = [
+            number
+            for number in inputs
+            if (site := self._sites[number]).module in scalars or site.module_type.endswith("Loss")
+        ]
+        with_gradient: set[tuple[str, str]] = set()
+        if criteria:
+            with_gradient.update((s.module, s.label) for s in self._sites if s.role == "grad_input")
+        for number in criteria:
             site = self._sites[number]
-            is_criterion = site.module in scalars or site.module_type.endswith("Loss")
-            if is_criterion and (site.module, site.label) not in with_gradient:
+            if (site.module, site.label) not in with_gradient:
                 self._phases[number] = INPUT
 
 

@@ -86,11 +86,12 @@ class HandChanges:
         if self.was_seen:
             return self._passes >= min(self._passes_before.values(), default=1)
         if self.is_first:
-            self._note(spread(parameters))
-            return self._passes <= _MOST_PASSES
-        for node, name in self._places:
-            self._note_one(node, name, parameter_at(node, name))
-        return False
+            self._places = [(node, name) for node, name, _ in spread(parameters)]
+        for place in self._places:
+            parameter = parameter_at(*place)
+            if parameter is not None and parameter.grad is not None:
+                self._probes[place] = _probe(parameter.grad)
+        return self.is_first and self._passes <= _MOST_PASSES
 
     def seen(self) -> None:
         """A gradient was changed between backward() and the update."""
@@ -124,27 +125,16 @@ class HandChanges:
             return False
         for place in list(self._probes):
             one = parameter_at(*place)
-            is_held = one is not None and (owned is None or id(one) in owned)
-            if one is not None and is_held and self._is_changed(place, one):
+            if one is None or (owned is not None and id(one) not in owned):
+                continue
+            probe = self._probes.pop(place)
+            if one.grad is not None and probe.is_changed(one.grad):
                 self.seen()
                 return not was_first
         if owner not in self._parameters:
             self._parameters[owner] = [(node, name) for node, name, _ in spread(parameters)]
             self._places = [one for places in self._parameters.values() for one in places]
         return False
-
-    def _note(self, parameters: Sequence[StoredTensor]) -> None:
-        for node, name, parameter in parameters:
-            self._note_one(node, name, parameter)
-
-    def _note_one(self, node: ModuleNode, name: str, parameter: Optional[torch.Tensor]) -> None:
-        gradient = None if parameter is None else parameter.grad
-        if gradient is not None:
-            self._probes[node, name] = _probe(gradient)
-
-    def _is_changed(self, place: tuple[ModuleNode, str], parameter: torch.Tensor) -> bool:
-        probe, gradient = self._probes.pop(place, None), parameter.grad
-        return probe is not None and gradient is not None and probe.is_changed(gradient)
 
 
 def spread(parameters: Sequence[StoredTensor]) -> list[StoredTensor]:

@@ -207,11 +207,14 @@ def _pass(
         with untransformed():
             plain = [(label, unwrapped(tensor)) for label, tensor in tensors]
             method(node, plain, None)
-    elif any(tensor.layout is not torch.strided for _, tensor in tensors):
-        # Under another name: the recorder has no site for the tensor itself, and leaves it to us.
-        method(node, [_values_of(label, tensor) for label, tensor in tensors], None)
-    else:
-        method(node, tensors, None)
+        return
+    for _, tensor in tensors:
+        if tensor.layout is not torch.strided:
+            # Under another name: the recorder has no site for the tensor itself, and leaves it to
+            # us.
+            tensors = [_values_of(label, tensor) for label, tensor in tensors]
+            break
+    method(node, tensors, None)
 
 
 def _values_of(label: str, tensor: torch.Tensor) -> tuple[str, torch.Tensor]:

@@ -32,8 +32,10 @@ from fastcheck.utils.torch.readable import are_on_host, can_read, has_memory
 from fastcheck.utils.torch.sharding import is_part, local
 from fastcheck.utils.torch.transforms import unwrapped
 from fastcheck.verdict.entries import (
+    Entry,
     GradientsUsed,
     Moment,
+    Note,
     OptimizerState,
     Seen,
     Stored,
@@ -187,7 +189,7 @@ class StateReader:
             session.step.update.has_changed_gradients = True
         is_watched = gradients and stalled_weights is not None and stalled_weights.is_on
         look = updates.begin(optimizer, session.step) if is_watched else None
-        first = session.next_seq
+        first = session.level.next_seq
         batch = TensorBatch()
         batch.is_used_now = optimizer is not None
         batch.add_stored(parameters, "param")
@@ -195,7 +197,7 @@ class StateReader:
         batch.is_used_now = False
         batch.add_stored(buffers_of(self._nodes), "buffer")
         self._read(batch)
-        first_gradient = session.next_seq
+        first_gradient = session.level.next_seq
         is_used_now = optimizer is not None
         gradients_read, early = (
             self._read_gradients(parameters, scaled, is_used_now=is_used_now)
@@ -204,21 +206,24 @@ class StateReader:
         )
         if gradients and session.step.update.is_elsewhere and not gradients_read:
             self._were_taken()
+        stop = session.level.next_seq
+        due: list[Entry] = []
         if gradients_read and not scaled:
-            session.note(self._large_squares.weigh, first_gradient, session.next_seq)
+            due.append(Note(self._large_squares.weigh, first_gradient, stop))
         if look is not None and stalled_weights is not None:
             look.first, look.first_gradient, look.early_gradients = first, first_gradient, early
-            look.first_stray = session.next_seq
+            look.first_stray = look.stop = stop
             if updates.has_turn_for_strays(look) and session.backwards.owns_gradients:
                 self._read_strays()
-            look.stop = session.next_seq
+                look.stop = session.level.next_seq
             stored = batch.sites[:buffers_at]
             updates.look_at_parameters(look, optimizer, parameters, stored, gradients_read)
             updates.look_at_buffers(look, batch.sites[buffers_at:])
-            session.note(stalled_weights.settle, look)
+            due.append(Note(stalled_weights.settle, look))
         if not scaled:
             # Now, while the update can still be prevented.
-            session.due(Moment.UPDATE_DUE)
+            due.append(Moment.UPDATE_DUE)
+        session.due(*due)
         session.step.update.state_read = True
 
     def _were_taken(self) -> None:
@@ -293,8 +298,8 @@ class StateReader:
         if all(one.is_cpu for one in batch.tensors) and not self._has_nonfinite(batch.tensors):
             early.waiting.update(dict.fromkeys(batch.sites, FINITE))
             return True
-        first = session.next_seq
-        fields = session.has_own_scale, self.hand_changes.was_seen
+        first = session.level.next_seq
+        fields = session.config.training.has_own_scale, self.hand_changes.was_seen
         self._read(batch, 0, UnusedGradients, *fields)
         for number, at in enumerate(_as_read(batch.tensors)):
             early.add(read[at], first + number)
@@ -350,7 +355,7 @@ class StateReader:
         if known and not scaled and not is_early:
             # The optimizer is about to use them: what was held back as scaled is real.
             session.due(Moment.SCALED_USED)
-        first = session.next_seq
+        first = session.level.next_seq
         flags = int(Flag.SCALED) if scaled and not is_early else 0
         self._read(batch, flags, UsedGradients, scaled, before)
         order = _as_read(batch.tensors) if is_early or before else ()

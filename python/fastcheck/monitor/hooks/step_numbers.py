@@ -22,29 +22,31 @@ class StepNumbers:
         self._session = session
         # What was read last, which is the same in most steps.
         self._last: Optional[tuple[list[float], torch.Tensor]] = None
+        # By type and role.
+        self._sites: dict[tuple[str, str], int] = {}
 
     def loss_scale(self, scale: Any) -> None:
         """The loss of this step is multiplied by ``scale``, a number or a tensor."""
         is_tensor = isinstance(scale, torch.Tensor)
         with unobserved():
             self._session.step.update.scale = scale.detach().clone() if is_tensor else float(scale)
-        site = Site("", "", "optimizer", "loss_scale", 0, "loss scale")
+        site = self._site("", "loss_scale", "loss scale")
         self._read(scale if is_tensor else [float(scale)], site)
 
     def found_inf(self, word: torch.Tensor) -> int:
         """Reads what a GradScaler has found in the gradients of one device; returns the number of
         its record.
         """
-        return self._record(word, Site("", "GradScaler", "optimizer", "found_inf", 0, "found_inf"))
+        return self._record(word, self._site("GradScaler", "found_inf", "found_inf"))
 
     def skipped(self, word: torch.Tensor, optimizer: torch.optim.Optimizer) -> None:
         """Whether the optimizer is about to skip its update: 1.0 or 0.0, on its device."""
-        kind = type(optimizer).__name__
-        self._record(word, Site("", kind, "optimizer", "skipped_update", 0, "skipped update"))
+        site = self._site(type(optimizer).__name__, "skipped_update", "skipped update")
+        self._record(word, site)
 
     def learning_rates(self, optimizer: torch.optim.Optimizer) -> None:
         """Reads the learning rates of the groups, as the optimizer is about to use them."""
-        site = Site("", type(optimizer).__name__, "optimizer", "learning_rate", 0, "lr")
+        site = self._site(type(optimizer).__name__, "learning_rate", "lr")
         here: list[float] = []
         elsewhere: list[torch.Tensor] = []
         for group in optimizer.param_groups:
@@ -58,7 +60,14 @@ class StepNumbers:
         for rate in elsewhere:
             self._read(rate, site)
 
-    def _read(self, numbers: Union[list[float], torch.Tensor], site: Site) -> None:
+    def _site(self, kind: str, role: str, label: str) -> int:
+        number = self._sites.get((kind, role))
+        if number is None:
+            site = Site("", kind, "optimizer", role, 0, label)
+            number = self._sites[kind, role] = self._session.sites.intern(site)
+        return number
+
+    def _read(self, numbers: Union[list[float], torch.Tensor], site: int) -> None:
         if not self._session.level.reads_numbers:
             return
         if isinstance(numbers, list):
@@ -69,6 +78,5 @@ class StepNumbers:
         if numbers.is_cpu or streams_of(numbers.device) is not None:
             self._record(numbers, site)
 
-    def _record(self, number: torch.Tensor, site: Site) -> int:
-        session = self._session
-        return session.level.read_number(number, session.sites.intern(site))
+    def _record(self, number: torch.Tensor, site: int) -> int:
+        return self._session.level.read_number(number, site)

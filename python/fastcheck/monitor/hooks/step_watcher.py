@@ -682,6 +682,8 @@ class LossReader:
         self._is_anew = False
         # What the last backward() began at.
         self._last: list[MemoryRef] = []
+        # The sites of losses, by place and label.
+        self._sites: dict[tuple[int, str], int] = {}
 
     # backward()
 
@@ -732,7 +734,7 @@ class LossReader:
             before = scaled.get(id(root))
             loss = before[1] if before is not None and before[0].is_of(root) else root
             if loss.numel() == 1 and can_hold_nonfinite(loss) and can_read(loss):
-                is_own_scaled = session.has_own_scale and loss is root
+                is_own_scaled = session.config.training.has_own_scale and loss is root
                 name = GRAD_LOSS if is_grad else SCALED_LOSS if is_own_scaled else "loss"
                 gradient = gradients[position] if gradients else None
                 value = _times(loss, gradient)
@@ -787,7 +789,7 @@ class LossReader:
         config = self._session.config
         if not self._session.level.reads_numbers:
             return
-        if self._session.has_own_scale:
+        if self._session.config.training.has_own_scale:
             scaler: Any = config.training.scaler
             self._numbers.loss_scale(scaler() if callable(scaler) else scaler)
         elif backward.scale is not None:
@@ -832,10 +834,13 @@ class LossReader:
 
     def _read(self, loss: torch.Tensor, position: int, label: str, flags: int = 0) -> None:
         session = self._session
-        site = Site("", "", "forward", "loss", position, label)
+        site = self._sites.get((position, label))
+        if site is None:
+            made = Site("", "", "forward", "loss", position, label)
+            site = self._sites[position, label] = session.sites.intern(made)
         if label.startswith(SCALED_LOSS):
             flags |= int(Flag.SCALED)
-        session.level.read_loss(loss, session.sites.intern(site), flags)
+        session.level.read_loss(loss, site, flags)
 
 
 class _Parameters:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from dataclasses import InitVar, dataclass, field, fields
+from functools import cached_property
 from typing import Any, Optional, Union
 
 from fastcheck.errors import ConfigError, choice, did_you_mean, explain
@@ -119,12 +120,12 @@ class Config:
         steps = self.filter.steps
         return step % self.every == 0 and (steps is None or step in steps)
 
-    @property
+    @cached_property
     def is_filtered(self) -> bool:
         """Operators, their tensors or steps are left out."""
         return self.every > 1 or self.filter != Filter()
 
-    @property
+    @cached_property
     def left_out_by(self) -> tuple[str, ...]:
         """The options that leave modules, operators or steps unread."""
         given = {
@@ -135,22 +136,22 @@ class Config:
         }
         return tuple(name for name, is_given in given.items() if is_given)
 
-    @property
+    @cached_property
     def may_stop(self) -> bool:
         """Whether events can end the run."""
         return self.overflow_nums > 0 and self.stop.action == "raise"
 
-    @property
+    @cached_property
     def is_strict(self) -> bool:
         """Whether a non-finite value is an event where it appears, whatever becomes of it."""
         return self.stop.count != "origin"
 
-    @property
+    @cached_property
     def may_wait(self) -> bool:
         """Whether the host may wait for a device in the middle of a step."""
         return self.level == "op" and self.sync == "call"
 
-    @property
+    @cached_property
     def runs_again(self) -> bool:
         """Whether a step of monitor.run() that is stopped is run again: a dump at module level
         needs the inputs of its calls.
@@ -169,7 +170,7 @@ class Config:
             "within": stop.within,
         }
 
-    @property
+    @cached_property
     def depth(self) -> Depth:
         return Depth.FULL if self.record == "range" else DEPTHS[self.record]
 

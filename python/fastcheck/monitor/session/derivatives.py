@@ -246,10 +246,6 @@ def _last_nodes(roots: Sequence[torch.Tensor]) -> list[tuple[Any, _Attributes]]:
     return nodes
 
 
-def _is_needed(following: tuple[Any, int]) -> bool:
-    return following[0] is not None
-
-
 _by_order = operator.attrgetter("order")
 
 
@@ -283,7 +279,7 @@ class Derivatives:
                 for node, attributes in nodes:
                     values = self._saved(node, attributes)
                     if values:
-                        needs = tuple(map(_is_needed, node.next_functions))
+                        needs = tuple([one is not None for one, _ in node.next_functions])
                         graph.append(SavedByNode(node.name(), node._sequence_nr(), needs, values))
             graph.sort(key=_by_order, reverse=True)
             self._graphs.append(graph)

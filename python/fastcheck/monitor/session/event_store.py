@@ -308,7 +308,8 @@ class EventStore:
             self._settle_scaled(step, entry.skipped or any(map(self._is_set, entry.words)))
         else:
             step.rules.apply(entry, bad)
-        self._take_changes(step)
+        if step.findings.changed:
+            self._take_changes(step)
 
     def replay(self, step: Step, journal: Journal, records: np.ndarray) -> None:
         """Takes in the records of a part of a step and judges its entries, in order."""

@@ -6,6 +6,7 @@ import os
 import signal as signals
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from numbers import Real
 from typing import Any, Callable, Optional, Union
 
@@ -292,10 +293,15 @@ class Training:
         """``optimizer`` as a tuple."""
         return _checked_optimizers(self.optimizer)
 
-    @property
+    @cached_property
     def has_own_scaling(self) -> bool:
         """The scale is a number or a callable: which updates are skipped is then not observable."""
         return self.scaler is not None and not isinstance(self.scaler, GradScaler)
+
+    @cached_property
+    def has_own_scale(self) -> bool:
+        """The loss is scaled without a GradScaler."""
+        return self.has_own_scaling and self.scaler != 1.0
 
 
 def at_least_one(

@@ -665,15 +665,17 @@ class Session:
         """``function(*args)`` is due when all that was read so far is judged."""
         self.due(Note(function, *args))
 
-    def due(self, entry: Entry) -> None:
-        """Notes an entry that matters even where nothing that was read is non-finite."""
+    def due(self, *entries: Entry) -> None:
+        """Notes entries that matter even where nothing that was read is non-finite."""
         if self.rings.is_deferred:
             self.level.gather()
-            self.step.journal.add_due(entry)
+            for entry in entries:
+                self.step.journal.add_due(entry)
             return
         with self.event_store.lock:
-            self.collect()
-            self.event_store.judge(self.step, entry)
+            self.level.collect()
+            for entry in entries:
+                self.event_store.judge(self.step, entry)
 
     @property
     def is_open(self) -> bool:
@@ -901,10 +903,4 @@ class Session:
     @property
     def is_scaled(self) -> bool:
         """Gradients of this step carry a loss scale."""
-        return self.step.update.scaler is not None or self.has_own_scale
-
-    @property
-    def has_own_scale(self) -> bool:
-        """The loss is scaled without a GradScaler."""
-        training = self.config.training
-        return training.has_own_scaling and training.scaler != 1.0
+        return self.step.update.scaler is not None or self.config.training.has_own_scale
