@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import importlib
 import os
 import re
 import sys
 import warnings
 from collections.abc import Iterable
 from types import FrameType
-from typing import Optional, Union
+from typing import Any, Optional, Union
 
 # Frames that are never the user's: torch and the libraries stand between the user's line and
 # fastcheck's (module and optimizer wrappers, hooks, backward, context managers, imports, threads).
@@ -135,6 +136,22 @@ def warn_of_fault(message: str) -> None:
 def _is_internal(frame: FrameType) -> bool:
     package = str(frame.f_globals.get("__name__")).partition(".")[0]
     return package in _INTERNAL_PACKAGES
+
+
+def needed_module(name: str, what: str, hint: str) -> Any:
+    """The module of this name, which ``what`` needs.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        package = name.partition(".")[0]
+        expected = f"{package}, installed"
+        raise ConfigError(
+            f"{what} needs {package}", expected=expected, got=str(error), hint=hint
+        ) from error
 
 
 def explain(what: str, *, expected: str, got: str, hint: str = "") -> str:

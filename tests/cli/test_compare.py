@@ -317,7 +317,7 @@ def test_without_pyarrow_there_is_a_hint(
     def missing(name: str) -> Any:
         return without(name)
 
-    monkeypatch.setattr("fastcheck.cli.export.importlib.import_module", missing)
+    monkeypatch.setattr("fastcheck.errors.importlib.import_module", missing)
     code, _, err = run(capsys, "export", log, tmp_path / f"records.{suffix}")
     assert code == 2 and "pip install 'fastcheck[tools]'" in err
     assert not (tmp_path / f"records.{suffix}").exists()

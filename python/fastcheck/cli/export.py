@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import csv
-import importlib
 import json
 import math
 import os
@@ -17,7 +16,7 @@ from typing import Any, Callable
 import numpy as np
 
 from fastcheck.dump.storage.files import places_in
-from fastcheck.errors import CompareError, ConfigError
+from fastcheck.errors import CompareError, ConfigError, needed_module
 from fastcheck.log.reader import (
     find_logs,
     log_parts,
@@ -31,7 +30,7 @@ from fastcheck.log.step_table import STEP_NUMBERS, StepRow, StepStream, step_row
 from fastcheck.log.table import COLUMNS, log_table
 from fastcheck.record.format import Verdict, nonfinite
 from fastcheck.record.statistics import LARGEST_FINITE, statistics_columns
-from fastcheck.utils.private import new_file
+from fastcheck.utils.private import new_file, writing
 from fastcheck.utils.text.layout import csv_text
 
 from .console import print_json
@@ -217,21 +216,16 @@ def run(options: argparse.Namespace) -> int:
     part = options.file + ".part"
     damaged: list[int] = []
     try:
-        os.close(new_file(part, 0o666))
-        if is_trace:
-            rows = write_trace(path, part)
-        elif options.steps:
-            rows = writers[suffix]([_step_columns(path)], part, _STEP_COLUMNS)
-        else:
-            pieces = (log_table(place, damaged.append) for place in places)
-            rows = writers[suffix](chain.from_iterable(pieces), part, COLUMNS)
-        os.replace(part, options.file)
-    except OSError as error:
-        raise CompareError(
-            "the table can't be written",
-            expected="a file that can be created, and room for it",
-            got=f"{options.file}: {error.strerror or error}",
-        ) from error
+        with writing(options.file, "the table", CompareError):
+            os.close(new_file(part, 0o666))
+            if is_trace:
+                rows = write_trace(path, part)
+            elif options.steps:
+                rows = writers[suffix]([_step_columns(path)], part, _STEP_COLUMNS)
+            else:
+                pieces = (log_table(place, damaged.append) for place in places)
+                rows = writers[suffix](chain.from_iterable(pieces), part, COLUMNS)
+            os.replace(part, options.file)
     finally:
         with contextlib.suppress(OSError):
             os.unlink(part)
@@ -338,12 +332,5 @@ _KINDS = {
 
 
 def _need(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise ConfigError(
-            "this format needs pyarrow",
-            expected="pyarrow, installed",
-            got=str(error),
-            hint="pip install 'fastcheck[tools]', or write .csv, which needs nothing",
-        ) from error
+    hint = "pip install 'fastcheck[tools]', or write .csv, which needs nothing"
+    return needed_module(name, "this format", hint)

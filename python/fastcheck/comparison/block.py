@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Callable, NamedTuple, Optional, Protocol
+from typing import Any, Callable, NamedTuple, Optional
 
 import numpy as np
 import torch
@@ -92,7 +92,7 @@ class Block:
 _NOTHING = Extra()
 
 
-class Source(Protocol):
+class Source:
     """A side of a comparison."""
 
     title: str
@@ -101,12 +101,13 @@ class Source(Protocol):
     #: Nested dictionaries that are compared key by key, by the question that they answer.
     settings: dict[Phase, Any]
     #: How many modules ran inside torch.compile, as far as the source records it.
-    compiled_modules: int
+    compiled_modules = 0
     #: Whether names were chosen, so that what lies between them is not there.
-    is_partial: bool
+    is_partial = False
 
     def places(self) -> list[tuple[int, int]]:
         """The (step, rank) that there are blocks of, sorted."""
+        return []
 
     def block(
         self, step: int, rank: int, names: NameTable, renaming: Renaming, is_first: bool
@@ -114,9 +115,11 @@ class Source(Protocol):
         """Reads one block. ``is_first``: it is the first that is compared, so that its parameters
         are initial weights rather than the outcome of an update.
         """
+        raise NotImplementedError("there are no blocks")
 
     def is_cut(self, step: int, rank: int) -> bool:
         """Whether the block may lack its end: the source ends within this step."""
+        return False
 
 
 #: Counts and extremes. Not the sums: some backends add them up in an order of their own.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Callable, Optional, TextIO, Union
 
 from fastcheck.comparison.over_time import (
@@ -37,6 +38,7 @@ from fastcheck.errors import (
 )
 from fastcheck.notebook import block_html, fields_html, guarded_html, lines_html, table_html
 from fastcheck.statistics.thresholds import Threshold, make_thresholds
+from fastcheck.utils.private import writing
 from fastcheck.utils.reading import read_json
 from fastcheck.utils.text.layout import csv_text
 from fastcheck.utils.text.numbers import format_shape, format_steps
@@ -185,32 +187,22 @@ class CsvRows:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        try:
+        with self._naming():
             self._file: TextIO = open(path, "w", newline="", encoding="utf-8")  # noqa: SIM115  (closed by close())
-        except OSError as error:
-            raise self._failed(error) from error
         self._writer = csv.writer(self._file)
         self._writer.writerow(COLUMNS)
 
     def write(self, row: Row) -> None:
         values = row.to_dict()
-        try:
+        with self._naming():
             self._writer.writerow([_cell(values[column]) for column in COLUMNS])
-        except OSError as error:
-            raise self._failed(error) from error
 
     def close(self) -> None:
-        try:
+        with self._naming():
             self._file.close()
-        except OSError as error:
-            raise self._failed(error) from error
 
-    def _failed(self, error: OSError) -> CompareError:
-        return CompareError(
-            "the CSV can't be written",
-            expected="a file that can be created, and room for it",
-            got=f"{self._path}: {error.strerror or error}",
-        )
+    def _naming(self) -> AbstractContextManager[None]:
+        return writing(self._path, "the CSV", CompareError)
 
 
 def _cell(value: object) -> object:

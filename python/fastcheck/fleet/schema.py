@@ -7,13 +7,12 @@ Integers are signed, because engines other than DuckDB have no unsigned ones: a 
 from __future__ import annotations
 
 import hashlib
-import importlib
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from fastcheck.errors import ConfigError, printable
+from fastcheck.errors import needed_module, printable
 from fastcheck.record.format import COUNTS, VERDICT_MASK, VERDICT_SHIFT, Depth
 from fastcheck.record.site import Site
 from fastcheck.record.statistics import statistics_columns
@@ -83,16 +82,7 @@ def need(name: str, extra: str = "fleet") -> Any:
     Raises:
         ConfigError: it is not installed.
     """
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        package = name.partition(".")[0]
-        raise ConfigError(
-            f"this command needs {package}",
-            expected=f"{package}, installed",
-            got=str(error),
-            hint=f"pip install 'fastcheck[{extra}]'",
-        ) from error
+    return needed_module(name, "this command", f"pip install 'fastcheck[{extra}]'")
 
 
 def site_id(site: Site) -> int:

@@ -13,10 +13,9 @@ from typing import Any, Optional
 
 import numpy as np
 
-from fastcheck.errors import LogError
 from fastcheck.record.format import RECORD_BYTES
 from fastcheck.record.site import Site
-from fastcheck.utils.reading import open_regular, parse_json
+from fastcheck.utils.reading import open_regular, parse_json, reading
 
 from .reader import find_logs, log_parts, read_meta, sites_of_lines
 from .record_file import checked, read_spans
@@ -73,13 +72,11 @@ class LogFollower:
                 return []
             self.directory = found[-1]
         grown = []
-        try:
+        with reading():
             for rank, paths in log_parts(self.directory).items():
                 if rank not in self._ranks:
                     self._ranks[rank] = _RankFollower(self.directory, rank, self._tail_bytes)
                 grown.append(self._ranks[rank].poll(paths))
-        except OSError as error:
-            raise LogError(f"{error.filename} can't be read: {error.strerror}") from error
         return grown
 
 

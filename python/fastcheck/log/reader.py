@@ -19,7 +19,7 @@ import numpy as np
 from fastcheck.errors import LogError
 from fastcheck.record.format import RECORD_BYTES, RECORD_DTYPE, RECORD_VERSION
 from fastcheck.record.site import MAX_SITES, Site
-from fastcheck.utils.reading import open_regular, read_json, read_json_lines
+from fastcheck.utils.reading import open_regular, read_json, read_json_lines, reading
 
 from .history import joined
 from .record_file import read_all, read_rank
@@ -71,10 +71,8 @@ def find_logs(path: str) -> list[str]:
     """The log directories at ``path`` and one level below it, the newest last."""
     if not os.path.isdir(path):
         return []
-    try:
+    with reading(f"the logs in {path}"):
         below = sorted(entry.path for entry in os.scandir(path) if entry.is_dir())
-    except OSError as error:
-        raise LogError(f"the logs in {path} can't be read: {error.strerror}") from error
     found = [place for place in [path, *below] if os.access(place, os.R_OK) and _ranks_in(place)]
     return sorted(found, key=lambda place: (_changed(place), place))
 
@@ -170,10 +168,8 @@ def _read_directory(place: str, only: int | None) -> LogView:
 
 def _files_in(place: str) -> list[re.Match[str]]:
     """The names of a log's files: kind, rank, number and ending."""
-    try:
+    with reading(f"the log in {place}"):
         names = os.listdir(place)
-    except OSError as error:
-        raise LogError(f"the log in {place} can't be read: {error.strerror}") from error
     return [match for match in map(_NAME.fullmatch, names) if match]
 
 
@@ -228,12 +224,9 @@ def _read_stray(path: str) -> LogView:
     """A file that doesn't have a log's name: still shown when it is made of records (a renamed
     segment).
     """
-    try:
-        with open_regular(path) as file:
-            first = file.read(RECORD_BYTES)
+    with reading(path), open_regular(path) as file:
+        first = file.read(RECORD_BYTES)
         size = os.path.getsize(path)
-    except OSError as error:
-        raise LogError(f"{path} can't be read: {error.strerror}") from error
     looks_right = (
         len(first) == RECORD_BYTES
         and int(np.frombuffer(first, RECORD_DTYPE)["version"][0]) == RECORD_VERSION
@@ -254,15 +247,11 @@ def _read_lines(path: str) -> tuple[list[dict[str, Any]], int]:
     """The objects in a file's lines, and how many bytes are in lines that are none."""
     lines: list[dict[str, Any]] = []
     lost = 0
-    try:
+    with reading(path), contextlib.suppress(FileNotFoundError):
         for value, size in read_json_lines(path):
             lost += size
             if isinstance(value, dict):
                 lines.append(value)
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        raise LogError(f"{path} can't be read: {error.strerror}") from error
     return lines, lost
 
 

@@ -145,11 +145,8 @@ class RecordLog:
 
         False once the log is switched off. ``step`` only names the step in the message of a
         failure."""
-        if self.failed:
-            return False
-        if len(records) == 0:
-            return True
-        try:
+
+        def write() -> None:
             self._write_sites()
             if events:
                 self._write_event(self._path("events", "bin"), record_bytes(records))
@@ -157,16 +154,13 @@ class RecordLog:
                 for part in self._parts(records):
                     self._append_to_segment(part)
             self._evict()
-        except Exception as error:  # a log must never break the run that it describes
-            self._switch_off(error, step)
-            return False
-        return True
+
+        return self._attempt(write, step) if len(records) else not self.failed
 
     def append_event(self, *events: Event) -> bool:
         """Writes verdict and reason of each as one line. Their records go through append()."""
-        if self.failed:
-            return False
-        try:
+
+        def write() -> None:
             self._write_sites()
             for event in events:
                 data = _line(_fields_of(event))
@@ -174,31 +168,20 @@ class RecordLog:
                     self._write_event(self._path("events", "jsonl"), data)
                 else:
                     self._drop_event()
-        except Exception as error:
-            self._switch_off(error, events[0].step if events else None)
-            return False
-        return True
+
+        return self._attempt(write, events[0].step if events else None)
 
     def append_line(self, kind: str, line: Mapping[str, Any]) -> None:
         """Writes a line to ``<kind>-rankR.jsonl``. Never raises."""
-        if self.failed:
-            return
-        try:
-            self._write(self._path(kind, "jsonl"), _line(line))
-        except Exception as error:  # a log must never break the run that it describes
-            self._switch_off(error, None)
+        self._attempt(lambda: self._write(self._path(kind, "jsonl"), _line(line)))
 
     def add_meta(self, **fields: Any) -> None:
         """Adds to the meta file what wasn't known when the log was begun. Replaces the file as a
         whole, so that a crash leaves one of the two; never raises.
         """
-        if self.failed:
-            return
-        self._meta.update(fields)
-        try:
-            self._write_meta()
-        except Exception as error:  # a log must never break the run that it describes
-            self._switch_off(error, None)
+        if not self.failed:
+            self._meta.update(fields)
+            self._attempt(self._write_meta)
 
     def _write_meta(self) -> None:
         path = os.path.join(self._root, f"meta-rank{self.rank}.json")
@@ -208,12 +191,12 @@ class RecordLog:
 
     def sync(self) -> None:
         """Waits until what was written is on the disk itself (a power cut is then survived too)."""
-        for file in self._files.values():
-            try:
+
+        def sync() -> None:
+            for file in self._files.values():
                 file.sync()
-            except OSError as error:
-                self._switch_off(error, None)
-                return
+
+        self._attempt(sync)
 
     def close(self) -> None:
         """Closes the files, and notes the time in the meta file. Idempotent; the log takes nothing
@@ -335,6 +318,17 @@ class RecordLog:
             self._segments.popleft()
             self._bytes -= size
             self.dropped_records += int((~kept).sum())
+
+    def _attempt(self, write: Callable[[], object], step: int | None = None) -> bool:
+        """Writes; a failure switches the log off: it must never break the run that it describes.
+        False once it is off.
+        """
+        if not self.failed:
+            try:
+                write()
+            except Exception as error:
+                self._switch_off(error, step)
+        return not self.failed
 
     def _switch_off(self, error: Exception, step: int | None) -> None:
         self.failed = True

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import base64
+import functools
 import json
-from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -16,13 +16,11 @@ from fastcheck.record.format import RECORD_DTYPE, Verdict
 from fastcheck.record.site import Site, is_valid
 
 from .render import render
-from .stop_report import Dumped, MadeBy, ReplayOutcome, StopReport
+from .stop_report import StopReport
 
 #: A message that is longer is not read.
 MOST_BYTES = 16 << 20
 _MOST_EVENTS = 2048
-
-_T = TypeVar("_T")
 
 
 def packed(report: StopReport) -> bytes:
@@ -43,7 +41,10 @@ def unpacked(message: bytes) -> StopReport:
     """
     if len(message) > MOST_BYTES:
         raise ValueError(f"a message of {len(message):,} bytes")
-    report = _report(json.loads(message))
+    report: StopReport = _made(StopReport, json.loads(message))
+    if report.replay is not None and report.replay.report is not None:
+        inner = replace(report.replay.report, replay=None)
+        report = replace(report, replay=replace(report.replay, report=inner))
     choice("style", report.style, ("fastcheck", "msprobe"))
     render(report, whole=True)  # here rather than where the run stops
     return report
@@ -64,91 +65,42 @@ def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-# What comes back is checked field by field: whoever reaches the store of the ranks can write to it.
+# What comes back is checked against the types of the fields: whoever reaches the store of the ranks
+# can write to it.
 
 
-def _report(given: Any, is_replay: bool = False) -> StopReport:
-    known = _Fields(given)
-    return StopReport(
-        culprit=_event(known["culprit"]),
-        step=known.of("step", int),
-        events=known.all("events", _event),
-        event_count=known.of("event_count", int),
-        overflow_nums=known.of("overflow_nums", int),
-        inputs=known.all("inputs", lambda pair: (Site.from_dict(pair[0]), _record(pair[1]))),
-        inputs_before=known.all("inputs_before", lambda one: None if one is None else _record(one)),
-        trend=_records(known["trend"]),
-        log_path=known.of("log_path", str, None),
-        scale=known.of("scale", float, int, None),
-        rank=known.of("rank", int),
-        world_size=known.of("world_size", int),
-        weights_intact=known.of("weights_intact", bool, None),
-        why_updated=known.of("why_updated", str),
-        updated_since=known.all("updated_since", int),
-        broken_weights=known.maybe("broken_weights", lambda names: tuple(map(str, names))),
-        is_lost=known.of("is_lost", bool),
-        style=known.of("style", str),
-        replay=None if is_replay else known.maybe("replay", _replay),
-        dump=known.maybe("dump", _dumped),
-        learning_rates=known.all("learning_rates", lambda pair: (str(pair[0]), float(pair[1]))),
-        left_out_by=known.all("left_out_by", str),
-        page=known.of("page", str, None),
-        batch=known.of("batch", int, str, None),
-        made_by=known.maybe("made_by", _made_by),
-        silent_norms=known.all("silent_norms", str),
-    )
+@functools.cache
+def _types_of(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind, None, {"Event": Event, "Site": Site})
 
 
-def _event(given: Any) -> Event:
-    known = _Fields(given)
-    return Event(
-        site=Site.from_dict(known["site"]),
-        record=_record(known["record"]),
-        step=known.of("step", int),
-        verdict=Verdict(known.of("verdict", int)),
-        reason=known.of("reason", str),
-        counted=known.of("counted", bool),
-        rank=known.of("rank", int),
-        line=known.of("line", str),
-        api=known.of("api", str),
-        inputs=known.all("inputs", lambda pair: (str(pair[0]), int(pair[1]))),
-    )
-
-
-def _replay(given: Any) -> ReplayOutcome:
-    known = _Fields(given)
-    report = known.maybe("report", lambda one: _report(one, is_replay=True))
-    return ReplayOutcome(report, known.all("notes", str), known.maybe("dump", _dumped))
-
-
-def _made_by(given: Any) -> MadeBy:
-    known = _Fields(given)
-    return MadeBy(
-        known.of("operator", str),
-        known.of("how", str),
-        known.of("line", str),
-        known.all("inputs", lambda pair: (str(pair[0]), _record(pair[1]))),
-        known.maybe("result", _record),
-        known.of("variable", str),
-        known.of("is_backward", bool),
-        known.maybe("site", Site.from_dict),
-    )
-
-
-def _dumped(given: Any) -> Dumped:
-    known = _Fields(given)
-    return Dumped(
-        known.of("path", str, None),
-        known.of("what", str),
-        known.of("script", str, None),
-        known.all("notes", str),
-    )
-
-
-def _record(given: str) -> np.void:
-    (record,) = _records(given)
-    assert isinstance(record, np.void)
-    return record
+def _made(kind: Any, given: Any) -> Any:
+    """The value of this type that _plain() has made ``given`` of."""
+    parts = get_args(kind)
+    if get_origin(kind) is Union:
+        if given is None and type(None) in parts:
+            return None
+        return _made(type(given) if type(given) in parts else parts[0], given)
+    if get_origin(kind) is tuple and isinstance(given, list):
+        kinds = parts[:1] * len(given) if parts[-1] is Ellipsis else parts
+        if len(kinds) != len(given):
+            raise ValueError(f"expected {len(kinds)} items, got {given!r:.80}")
+        return tuple(map(_made, kinds, given))
+    if kind is np.ndarray:
+        return _records(given)
+    if kind is np.void:
+        (record,) = _records(given)
+        return record
+    if kind is Site:
+        return Site.from_dict(given)
+    if kind is Verdict:
+        return Verdict(_made(int, given))
+    if is_dataclass(kind) and isinstance(given, dict):
+        make: Any = kind
+        return make(**{name: _made(of, given[name]) for name, of in _types_of(make).items()})
+    if type(given) is not kind and not (kind is float and type(given) is int):
+        raise TypeError(f"expected {kind}, got {given!r:.80}")
+    return given
 
 
 def _records(given: str) -> np.ndarray:
@@ -156,28 +108,3 @@ def _records(given: str) -> np.ndarray:
     if not is_valid(records).all():
         raise ValueError("a record that no kernel has made")
     return records
-
-
-class _Fields:
-    """An object of JSON. Its methods raise TypeError or KeyError where a field is another one."""
-
-    def __init__(self, given: Any) -> None:
-        if not isinstance(given, Mapping):
-            raise TypeError(f"expected an object, got {given!r:.80}")
-        self._given = given
-
-    def __getitem__(self, name: str) -> Any:
-        return self._given[name]
-
-    def of(self, name: str, *kinds: type | None) -> Any:
-        value = self._given[name]
-        if (None if value is None else type(value)) not in kinds:
-            raise TypeError(f"{name} is {value!r:.80}")
-        return value
-
-    def all(self, name: str, make: Callable[[Any], _T]) -> tuple[_T, ...]:
-        return tuple(make(one) for one in self.of(name, list))
-
-    def maybe(self, name: str, make: Callable[[Any], _T]) -> _T | None:
-        value = self._given[name]
-        return None if value is None else make(value)

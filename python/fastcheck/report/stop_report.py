@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Optional, Union
 
 import numpy as np
 
 from fastcheck.record.format import RECORD_DTYPE
 from fastcheck.utils.text.layout import wrap
+
+# message.py reads the types of the fields, in Python 3.9 too: Optional[...], not ... | None.
 
 if TYPE_CHECKING:
     from fastcheck.record.event import Event
@@ -25,9 +27,9 @@ class Dumped:
     could not be dumped, and why.
     """
 
-    path: str | None
+    path: Optional[str]
     what: str = ""
-    script: str | None = None
+    script: Optional[str] = None
     notes: tuple[str, ...] = ()
 
     def lines(self, width: int) -> list[str]:
@@ -51,9 +53,9 @@ class ReplayOutcome:
     be restored, or why the step was not run. ``dump``: the dump that the replay wrote, if any.
     """
 
-    report: StopReport | None
+    report: Optional[StopReport]
     notes: tuple[str, ...] = ()
-    dump: Dumped | None = None
+    dump: Optional[Dumped] = None
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -85,10 +87,10 @@ class MadeBy:
     how: str
     line: str = ""
     inputs: tuple[tuple[str, np.void], ...] = ()
-    result: np.void | None = None
+    result: Optional[np.void] = None
     variable: str = ""
     is_backward: bool = False
-    site: Site | None = None
+    site: Optional[Site] = None
 
 
 @dataclass(frozen=True)
@@ -123,23 +125,23 @@ class StopReport:
     event_count: int = 1
     overflow_nums: int = 1
     inputs: tuple[tuple[Site, np.void], ...] = ()
-    inputs_before: tuple[np.void | None, ...] = ()
+    inputs_before: tuple[Optional[np.void], ...] = ()
     trend: np.ndarray = field(default_factory=lambda: np.zeros(0, RECORD_DTYPE))
-    log_path: str | None = None
-    scale: float | None = None
+    log_path: Optional[str] = None
+    scale: Optional[float] = None
     rank: int = 0
     world_size: int = 1
-    weights_intact: bool | None = None
+    weights_intact: Optional[bool] = None
     why_updated: str = ""
     updated_since: tuple[int, ...] = ()
-    broken_weights: tuple[str, ...] | None = None
+    broken_weights: Optional[tuple[str, ...]] = None
     is_lost: bool = False
     style: str = "fastcheck"
-    replay: ReplayOutcome | None = None
-    dump: Dumped | None = None
+    replay: Optional[ReplayOutcome] = None
+    dump: Optional[Dumped] = None
     learning_rates: tuple[tuple[str, float], ...] = ()
     left_out_by: tuple[str, ...] = ()
-    page: str | None = None
-    batch: int | str | None = None
-    made_by: MadeBy | None = None
+    page: Optional[str] = None
+    batch: Optional[Union[int, str]] = None
+    made_by: Optional[MadeBy] = None
     silent_norms: tuple[str, ...] = ()

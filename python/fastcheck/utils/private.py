@@ -13,7 +13,10 @@ import errno
 import os
 import re
 import stat
+from collections.abc import Iterator
 from typing import Any, BinaryIO
+
+from fastcheck.errors import FastcheckError
 
 # The short ones are also parts of other words (`PASSES` of a compiler, `PATH`): they count alone.
 _SECRET = (
@@ -30,6 +33,21 @@ _VALUE = re.compile(
     r"(?:(?:Bearer|Basic)\s+)?[^\s&;,]+",
     re.IGNORECASE,
 )
+
+
+@contextlib.contextmanager
+def writing(path: str, what: str, kind: type[FastcheckError]) -> Iterator[None]:
+    """Raises an error of this kind, which says that ``what`` can't be written, in place of an
+    OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise kind(
+            f"{what} can't be written",
+            expected="a file that can be created, and room for it",
+            got=f"{path}: {error.strerror or error}",
+        ) from error
 
 
 def is_secret_name(name: str) -> bool:

@@ -11,6 +11,8 @@ import stat
 from collections.abc import Iterator
 from typing import Any, BinaryIO, Union
 
+from fastcheck.errors import LogError
+
 Path = Union[str, "os.PathLike[str]"]
 
 #: Of a JSON document that is read as a whole.
@@ -19,6 +21,17 @@ MAX_JSON_BYTES = 1 << 30
 _MAX_DEPTH = 100
 # Of one line of a JSON file with a document in each line.
 _MAX_LINE_BYTES = 64 << 20
+
+
+@contextlib.contextmanager
+def reading(what: str = "") -> Iterator[None]:
+    """Raises a LogError that says that ``what`` (by default the file) can't be read in place of an
+    OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise LogError(f"{what or error.filename} can't be read: {error.strerror}") from error
 
 
 def check_regular(path: Path) -> None:

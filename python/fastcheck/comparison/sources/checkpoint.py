@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fastcheck.comparison.block import Block, Extra, Kind, Phase
+from fastcheck.comparison.block import Block, Extra, Kind, Phase, Source
 from fastcheck.comparison.names import Name, NameTable, Renaming
 from fastcheck.errors import CompareError, UnsupportedTensorError, first_line
 from fastcheck.record.format import RECORD_DTYPE
@@ -76,51 +76,36 @@ def _prefixes(names: list[str]) -> list[str]:
     return ["", *sorted(found, key=len)]
 
 
-class MemorySource:
+class MemorySource(Source):
     """Named tensors, each behind a function that loads it, and values beside them."""
 
     kind = Kind.CHECKPOINT
-    is_partial = False
-    compiled_modules = 0
 
     def __init__(
         self, title: str, tensors: Mapping[str, Loader], values: Mapping[str, Any] | None = None
     ) -> None:
         self.title = title
         self.notes: list[str] = []
-        self._tensors = dict(tensors)
+        #: The loader of each tensor, by name.
+        self.tensors = dict(tensors)
         self.settings: dict[Phase, Any] = {Phase.HYPERPARAMETERS: dict(values or {}) or None}
-
-    @property
-    def tensors(self) -> Mapping[str, Loader]:
-        """The loader of each tensor, by name."""
-        return self._tensors
 
     def unwrap(self, side: str, prefix: str) -> None:
         """Takes ``prefix`` off the names that begin with it, and notes that it did."""
         if prefix:
-            self._tensors = {
-                without_prefix(name, prefix): load for name, load in self._tensors.items()
-            }
+            self.tensors = {without_prefix(name, prefix): t for name, t in self.tensors.items()}
             self.notes.append(f"{side}: names are those below {prefix[:-1]}")
-
-    @property
-    def has_tensors(self) -> bool:
-        return bool(self._tensors)
 
     def places(self) -> list[tuple[int, int]]:
         return [(0, 0)]
-
-    def is_cut(self, step: int, rank: int) -> bool:
-        return False
 
     def block(
         self, step: int, rank: int, names: NameTable, renaming: Renaming, is_first: bool
     ) -> Block:
         """Reads every tensor once."""
         numbers, phases, extras = [], [], []
-        records = np.zeros(len(self._tensors), RECORD_DTYPE)
-        for index, (name, load) in enumerate(self._tensors.items()):
+        records = np.zeros(len(self.tensors), RECORD_DTYPE)
+        for index, (name, load) in enumerate(self.tensors.items()):
             path, part = renaming.place(name)
             numbers.append(names.number(Name("", "", "", path, "", part)))
             phases.append(Phase.UPDATE if _is_state(name) else Phase.WEIGHTS)
@@ -132,12 +117,10 @@ class MemorySource:
         )
 
 
-class RanksSource:
+class RanksSource(Source):
     """The checkpoints of several ranks, each with its parts."""
 
     kind = Kind.CHECKPOINT
-    is_partial = False
-    compiled_modules = 0
 
     def __init__(self, title: str, ranks: Sequence[MemorySource]) -> None:
         self.title = title
@@ -147,9 +130,6 @@ class RanksSource:
 
     def places(self) -> list[tuple[int, int]]:
         return [(0, rank) for rank in range(len(self._ranks))]
-
-    def is_cut(self, step: int, rank: int) -> bool:
-        return False
 
     def block(
         self, step: int, rank: int, names: NameTable, renaming: Renaming, is_first: bool

@@ -8,7 +8,7 @@ from typing import Any, Optional
 import numpy as np
 import torch
 
-from fastcheck.comparison.block import Block, Extra, Kind, Phase
+from fastcheck.comparison.block import Block, Extra, Kind, Phase, Source
 from fastcheck.comparison.names import NameTable, Renaming
 from fastcheck.dump.storage.files import places_in
 from fastcheck.dump.storage.reading import StoredValues, read_calls, read_index, value_of
@@ -37,14 +37,12 @@ def is_dump(path: str) -> bool:
     return os.path.isdir(path) and any(True for _ in places_in(path))
 
 
-class DumpSource:
+class DumpSource(Source):
     kind = Kind.DUMP
-    compiled_modules = 0
 
     def __init__(self, path: str, side: str) -> None:
         self.title = path
         self.notes: list[str] = []
-        self.is_partial = False
         self.has_operators = False
         self._places: dict[tuple[int, int], str] = {}
         self._indices: dict[tuple[int, int], dict[str, Any]] = {}

@@ -21,6 +21,7 @@ from typing import IO, Any, BinaryIO, Callable, Optional, Union
 import numpy as np
 import torch
 
+from fastcheck.dump.storage.reading import open_safetensors
 from fastcheck.errors import CompareError, first_line
 from fastcheck.utils.reading import check_regular, open_regular
 
@@ -80,17 +81,7 @@ def _of_mindspore(path: str) -> CompareError:
 
 
 def _safetensors(path: str) -> dict[str, Loader]:
-    """Read by the library of that name, which maps the file."""
-    try:
-        from safetensors import safe_open
-    except ModuleNotFoundError as error:
-        raise CompareError(
-            "a safetensors file can't be read without the package safetensors",
-            expected="it is installed",
-            got=path,
-            hint='pip install "fastcheck[tools]"',
-        ) from error
-    file: Any = safe_open(path, framework="pt")
+    file = open_safetensors(path, "a safetensors file")
 
     def of(name: str) -> Loader:
         return lambda: file.get_tensor(name)

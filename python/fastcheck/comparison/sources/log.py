@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fastcheck.comparison.block import Block, Kind, Phase
+from fastcheck.comparison.block import Block, Kind, Phase, Source
 from fastcheck.comparison.names import Name, NameTable, Renaming, plain_label
 from fastcheck.comparison.over_time import Schedules, schedules_of
 from fastcheck.errors import CompareError
@@ -32,11 +32,10 @@ def is_log(path: str) -> bool:
     return os.path.isdir(path) and bool(find_logs(path))
 
 
-class LogSource:
+class LogSource(Source):
     """Reads the newest log at or right below ``path``."""
 
     kind = Kind.LOG
-    is_partial = False
 
     def __init__(self, path: str, side: str) -> None:
         self.title = find_logs(path)[-1]
@@ -45,7 +44,6 @@ class LogSource:
         #: Of each rank, those that install() has found: ``{"tp": 1}``.
         self.coordinates: dict[int, dict[str, Any]] = {}
         environments, optimizers = {}, {}
-        self.compiled_modules = 0
         for rank, segments in log_parts(self.title).items():
             sites, meta = read_sites_and_meta(self.title, rank)
             if segments:

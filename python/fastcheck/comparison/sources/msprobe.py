@@ -16,7 +16,7 @@ from typing import Any, Optional
 import numpy as np
 import torch
 
-from fastcheck.comparison.block import SOME, UNKNOWN_COUNT, Block, Extra, Kind, Phase
+from fastcheck.comparison.block import SOME, UNKNOWN_COUNT, Block, Extra, Kind, Phase, Source
 from fastcheck.comparison.names import Name, NameTable, Renaming
 from fastcheck.errors import CompareError
 from fastcheck.record.format import DTYPES, NONFINITE_COUNTS, RECORD_DTYPE, RECORD_VERSION, Depth
@@ -68,12 +68,10 @@ def _rank_files(path: str) -> Iterator[tuple[str, str]]:
             yield name, file
 
 
-class MsprobeSource:
+class MsprobeSource(Source):
     """``path``: what msprobe calls dump_path, a step or a rank below it, or a dump.json."""
 
     kind = Kind.MSPROBE
-    is_partial = False
-    compiled_modules = 0
 
     def __init__(self, path: str, trust: bool = False) -> None:
         self.title = path
@@ -98,9 +96,6 @@ class MsprobeSource:
         """Whether its first step has calls of APIs, as L1 and mix have."""
         calls = _read_json(self._files[min(self._files)]) if self._files else ()
         return any(_API.fullmatch(key) and not _MODULE.fullmatch(key) for key in calls)
-
-    def is_cut(self, step: int, rank: int) -> bool:
-        return False
 
     def block(
         self, step: int, rank: int, names: NameTable, renaming: Renaming, is_first: bool

@@ -13,8 +13,7 @@ from typing import Any, Optional
 
 import torch
 
-from fastcheck.comparison.block import Block, Kind, Phase, Source
-from fastcheck.comparison.names import NameTable, Renaming
+from fastcheck.comparison.block import Kind, Phase, Source
 from fastcheck.errors import CompareError, did_you_mean
 from fastcheck.utils.reading import read_json
 
@@ -47,11 +46,8 @@ def read_settings(path: str) -> Optional[dict[str, Any]]:
     return found if settings_kind(found) is not None else None
 
 
-class SettingsSource:
-    """A result of environment() or inventory()."""
-
-    compiled_modules = 0
-    is_partial = False
+class SettingsSource(Source):
+    """A result of environment() or inventory(): it has no tensors."""
 
     def __init__(self, title: str, value: Mapping[str, Any]) -> None:
         kind = settings_kind(value)
@@ -63,17 +59,6 @@ class SettingsSource:
         plain = json.loads(json.dumps(dict(value), default=str))
         phase = Phase.ENVIRONMENT if kind is Kind.ENVIRONMENT else Phase.HYPERPARAMETERS
         self.settings: dict[Phase, Any] = {phase: plain}
-
-    def places(self) -> list[tuple[int, int]]:
-        return []
-
-    def is_cut(self, step: int, rank: int) -> bool:
-        return False
-
-    def block(
-        self, step: int, rank: int, names: NameTable, renaming: Renaming, is_first: bool
-    ) -> Block:
-        raise NotImplementedError("settings have no tensors")
 
 
 _TAKEN = (
@@ -143,7 +128,7 @@ def _open_path(path: str, side: str, trust: bool) -> Source:
         if ranks := rank_files(path):
             return RanksSource(path, [CheckpointSource(one, trust) for one in ranks])
         source = CheckpointSource(path, trust)
-        if source.has_tensors:
+        if source.tensors:
             return source
     else:
         try:

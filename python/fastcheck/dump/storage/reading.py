@@ -36,6 +36,26 @@ def read_calls(place: str) -> Iterator[dict[str, Any]]:
             yield line
 
 
+def open_safetensors(path: str, what: str) -> Any:
+    """The file, opened by the library of that name, which maps it. ``what``: how an error calls it.
+
+    Raises:
+        CompareError: the package is missing.
+        OSError, or an error of the library: it can't be read.
+    """
+    try:
+        from safetensors import safe_open
+    except ModuleNotFoundError as error:
+        raise CompareError(
+            f"{what} can't be read without the package safetensors",
+            expected="it is installed",
+            got=path,
+            hint='pip install "fastcheck[tools]"',
+        ) from error
+    check_regular(path)
+    return safe_open(path, framework="pt")
+
+
 class StoredValues:
     """The tensors in the safetensors files of one dump, read by the library of that name."""
 
@@ -68,17 +88,9 @@ class StoredValues:
         # Never another directory: the index may come from an untrusted source.
         path = os.path.join(self._place, os.path.basename(file))
         try:
-            from safetensors import safe_open
-        except ModuleNotFoundError as error:
-            raise CompareError(
-                "the values of a dump can't be read without the package safetensors",
-                expected="it is installed",
-                got=path,
-                hint='pip install "fastcheck[tools]"',
-            ) from error
-        try:
-            check_regular(path)
-            return safe_open(path, framework="pt")
+            return open_safetensors(path, "the values of a dump")
+        except CompareError:
+            raise
         except Exception as error:  # SafetensorError, OSError, or what a binding of Rust raises
             raise _unreadable(path, error) from error
 

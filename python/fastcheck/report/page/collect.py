@@ -17,6 +17,7 @@ from fastcheck.log.step_table import StepRow, StepStream
 from fastcheck.log.view import lost_site
 from fastcheck.record.format import NONFINITE_COUNTS, RECORD_VERSION, Depth, nonfinite
 from fastcheck.record.site import Site
+from fastcheck.utils.reading import reading
 
 from .evidence import Evidence
 from .grid import Axis, Grid, values_of
@@ -171,11 +172,9 @@ def _span(directory: str, segments: Mapping[int, list[str]]) -> tuple[int, int]:
     """The least and the largest step at the ends of the segments."""
     steps: list[int] = []
     for path in (path for paths in segments.values() for path in paths):
-        try:
+        with reading(path):
             count = count_records(path)
             ends = [read_span(path, 0, 1), read_span(path, max(count - 1, 0), count)]
-        except OSError as error:
-            raise LogError(f"{path} can't be read: {error.strerror}") from error
         found = np.concatenate(ends)
         found = found[(found["version"] == RECORD_VERSION) & _has_place(found)]
         steps += found["step"].tolist()

@@ -30,7 +30,7 @@ from typing import Any, Union
 import numpy as np
 
 from fastcheck.errors import LogError, printable
-from fastcheck.utils.private import write_private
+from fastcheck.utils.private import write_private, writing
 from fastcheck.utils.text.layout import Table
 
 _ZERO, _LEAST, _MOST = -32767, -32000, 32000
@@ -144,14 +144,8 @@ def write_html(path: Union[str, os.PathLike[str]], page: str) -> int:
     """
     data = page.encode()
     place = os.fspath(path)
-    try:
+    with writing(place, "the page", LogError):
         write_private(place, data)
-    except OSError as error:
-        raise LogError(
-            "the page can't be written",
-            expected="a file that can be created, and room for it",
-            got=f"{place}: {error.strerror or error}",
-        ) from error
     return len(data)
 
 
