@@ -22,6 +22,7 @@ import accuracy.invariants_examples  # noqa: F401  # adds to HEALTHY
 import fastcheck
 import harness
 from accuracy.invariants_healthy import HEALTHY
+from accuracy.invariants_loops import LOOPS
 from accuracy.invariants_programs import FAULTS
 from accuracy.invariants_threads import THREADS
 from support.ranks import replicas_workers
@@ -85,7 +86,9 @@ def main() -> int:
     options = parser.parse_args()
     torch.set_num_threads(1)
     rows = []
-    faults = [f for f in (*FAULTS, *THREADS) if not options.names or f.name in options.names]
+    faults = [
+        f for f in (*FAULTS, *THREADS, *LOOPS) if not options.names or f.name in options.names
+    ]
     for fault in harness.few(faults) if options.only != "healthy" else ():
         warned, told = texts_of(fault.program(True))
         seen = [text for text in (*warned, *told) if re.search(fault.text, text)]

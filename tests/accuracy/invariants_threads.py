@@ -144,7 +144,7 @@ def norms_of_ones_in_bfloat16(is_faulty: bool) -> Iterator[Any]:
     train(model, torch.optim.AdamW(model.parameters(), 1e-3), batches=batches)
 
 
-@thread("CodefyUI#147", "3 optimizers have updated the same parameters")
+@thread("CodefyUI#147", "began without a state for the third time")
 def optimizer_made_in_each_epoch(is_faulty: bool) -> Iterator[Any]:
     model = mlp()
     yield model
@@ -199,7 +199,7 @@ class _Classifier(nn.Module):
         return self.criterion(output.softmax(-1) if self.is_faulty else output, y)
 
 
-@thread("personal-wiki.pages.dev: PyTorch debugging", "as 32 rows of probabilities do")
+@thread("personal-wiki.pages.dev: PyTorch debugging", "is given the result of softmax")
 def softmax_before_cross_entropy(is_faulty: bool) -> Iterator[Any]:
     model = _Classifier(is_faulty)
     yield model

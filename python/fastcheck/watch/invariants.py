@@ -38,8 +38,6 @@ _SAME, _RUNS, _ROUNDS = 64, 16, 4
 _IGNORED = -100
 # A learning rate beside the largest that it was, in so many steps in a row.
 _LEAST_RATE, _TINY_STEPS = 1e-6, 20
-# How often it is looked whether a criterion is given probabilities, and the rounding of their sum.
-_ROWS_EVERY, _ROWS_LOOKS, _ROUNDING = 8, 3, 1e-6
 #: Layers whose weight is a matrix, or several: by the class of the module.
 _MATRICES = re.compile(r"(Linear|(Lazy)?Conv(Transpose)?[123]d|Embedding)$")
 _COUNTED = 32
@@ -164,6 +162,28 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         text="the gradients of {name} calls of backward() were cleared before the update, in "
         "{value} updates in a row: it used those of the last call alone", source="RAE#67",
     ),
+    _fact(
+        "cleared_seldom", signal="gradients at backward()", cause="gradient",
+        text="gradients are cleared after {value} updates each, not after each one: the updates in "
+        "between have the gradients of those before in them (seen at {name})",
+    ),
+    _fact(
+        "across", signal="gradients at backward(), updates of other optimizers", cause="gradient",
+        text="backward() adds to a gradient that an earlier one made before another optimizer "
+        "stepped, in {value} updates in a row (seen at {name}): as where a discriminator's update "
+        "has the gradients of the generator's loss in it",
+    ),
+    _fact(
+        "doubled", signal="root of backward()", cause="gradient",
+        text="backward() was called on one loss twice, and its gradients added up, in {value} "
+        "updates in a row (seen at {name})",
+        advice="call it once, or clear the gradients in between",
+    ),
+    _fact(
+        "clipped_between", signal="gradients at clipping", cause="gradient",
+        text="gradients are clipped {name} for one update, and backward() adds to what was clipped"
+        ", in {value} updates in a row",
+    ),
     NumberRule(
         kind="invariant", signal="norm of all gradients / threshold", names=["clip_ratio"],
         condition=lambda ratio: ratio.value >= _CLIPS, is_over=_never, steps=_CLIP_STEPS, pause="",
@@ -192,6 +212,13 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         "{value} updates in a row: backward() was called on the argument of scaler.scale(), "
         "not on its result",
         advice="call scaler.scale(loss).backward()", source="DeepSpeed#7837",
+    ),
+    _fact(
+        "not_divided", signal="loss scale, root of backward()", cause="precision",
+        text="the loss was multiplied by a loss scale, and gradients were not divided by it, in "
+        "{value} updates in a row (seen at {name}): optimizer.step() was called, not "
+        "scaler.step(optimizer)",
+        advice="call scaler.step(optimizer) and scaler.update()",
     ),
     _fact(
         "reduced_twice", signal="gradients at backward() and at the update", cause="gradient",
@@ -232,6 +259,12 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         "{name} an update, in {value} updates in a row",
     ),
     _fact(
+        "idle_schedule", signal="calls of a scheduler, optimizers that step", cause="optimizer",
+        text="a learning rate scheduler steps whose optimizer does not: {name}, at {value} of its "
+        "steps in a row, while another optimizer holds the same parameters",
+        advice="make the scheduler of the optimizer that steps",
+    ),
+    _fact(
         "schedule_anew", signal="steps of an optimizer and of its scheduler", cause="optimizer",
         text="the optimizer continues at update {value} and {name} begins at 0: its state may not "
         "have been loaded",
@@ -247,9 +280,15 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         source="fastcheck",
     ),
     _fact(
-        "made_anew", signal="optimizers that step", cause="optimizer",
-        text="{value} optimizers have updated the same parameters one after the other, each "
-        "beginning without a state ({name})", source="CodefyUI#147",
+        "written", signal="first elements of a weight", cause="optimizer",
+        text="something other than its optimizer has changed {name} between updates, {value} "
+        "times: weights of an average or a checkpoint may have replaced those that are trained",
+        source="Open-Sora-Plan#186",
+    ),
+    _fact(
+        "made_anew", signal="state of an optimizer before an update", cause="optimizer",
+        text="an optimizer of the same parameters began without a state for the third time: {name}",
+        source="CodefyUI#147",
     ),
     NumberRule(
         kind="invariant", signal="learning rate", names=["rate_share"],
@@ -275,10 +314,31 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         "in a row ran in training mode ({name})", source="pytorch_stacked_hourglass#44",
     ),
     _fact(
-        "probabilities", signal="sums of what cross entropy is given", cause="layer",
-        text="{name} holds numbers between 0 and 1 that add up to {usual}, as {usual} rows of "
-        "probabilities do, {value} times in a row: cross entropy applies softmax itself",
-        advice="pass it the logits, the input of softmax", source="fastcheck",
+        "norm_momentum", signal="momentum of batch norm", cause="layer",
+        text="the running statistics of batch norm are no average of many batches ({name}): with a "
+        "momentum of 0 they stay as they are, near 1 they are those of the last batch, and Keras's "
+        "0.99 is 0.01 here",
+    ),
+    _fact(
+        "given_twice", signal="graph of the loss", cause="layer",
+        text="in the graph of the loss {name}, in {value} checks in a row, ten updates apart",
+        advice="give the criterion what that function is given", source="fastcheck",
+    ),
+    _fact(
+        "broadcast", signal="graph of the loss", cause="layer",
+        text="in the loss a result of shape {name} when a target was subtracted, in {value} checks "
+        "in a row, ten updates apart: each output is compared with each target",
+        advice="give both the same shape: target[:, None], or output.squeeze(1)",
+    ),
+    _fact(
+        "unregistered", signal="graph of the loss", cause="optimizer",
+        text="the loss depends on tensors that need a gradient, and that no observed module and no "
+        "optimizer holds: {name}. They are not trained, as layers in a Python list are not",
+    ),
+    _fact(
+        "one_label", signal="graph of the loss", cause="data",
+        text="all labels of a batch were {name}, as in {value} checks in a row, ten updates apart, "
+        "in which they were one number each",
     ),
     _fact(
         "one_number", signal="smallest and largest element of a weight", cause="layer",
@@ -457,22 +517,16 @@ class Rates:
 
 
 class Layers:
-    """Weights as they are before the first update, and what criteria are given."""
+    """Weights as they are before the first update."""
 
     def __init__(self, sites: SiteTable) -> None:
         self._sites = sites
-        self._steps = self._looks = 0
+        self._is_over = False
 
-    def of_step(self, now: Signals, k: int) -> Iterator[Number]:
+    def of_step(self, now: Signals, k: int) -> Iterable[Number]:
         """Step ``k``."""
-        self._steps += 1
-        if self._steps == 1:
-            yield from self._of_one_number(now, k)
-        if self._steps % _ROWS_EVERY == 0 and self._looks < _ROWS_LOOKS:
-            name, rows = self._given_probabilities(now, k)
-            self._looks = self._looks + 1 if name else 0
-            if self._looks == _ROWS_LOOKS:
-                yield Number("probabilities", _ROWS_LOOKS, rows, full_name=name)
+        is_first, self._is_over = not self._is_over, True
+        return self._of_one_number(now, k) if is_first else ()
 
     def _of_one_number(self, now: Signals, k: int) -> Iterator[Number]:
         is_one = (now.phases == WEIGHT) & now.is_read[k] & now.is_equal[k] & (now.sums[k] != 0)
@@ -481,21 +535,6 @@ class Layers:
             if site.label == "weight" and _MATRICES.match(site.module_type):
                 yield Number("one_number", now.sums[k, at] / now.numel[k, at], full_name=site.key)
                 return
-
-    def _given_probabilities(self, now: Signals, k: int) -> tuple[str, float]:
-        """The criterion whose input adds up to a whole number, without negative elements or some
-        above 1, and that number; "": there is none.
-        """
-        of_criteria = (now.phases == ACTIVATION) & now.is_read[k] & (now.abs_max[k] <= 1)
-        of_criteria &= (now.abs_sums[k] == now.sums[k]) & IS_FLOAT[now.codes]
-        for at in np.flatnonzero(of_criteria).tolist():
-            site, total = self._sites[int(now.sites[at])], float(now.sums[k, at])
-            is_first = site.role == "input" and site.index == 0
-            rest = abs(total - round(total))
-            is_whole = 1 <= total < now.numel[k, at] and rest <= max(1e-3, _ROUNDING * total) < 0.1
-            if is_first and is_whole and site.module_type == "CrossEntropyLoss":
-                return str(site), round(total)
-        return "", 0.0
 
 
 class Clipping:

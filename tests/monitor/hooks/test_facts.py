@@ -13,6 +13,7 @@ from torch import nn
 
 import fastcheck
 from accuracy.invariants_healthy import HEALTHY
+from accuracy.invariants_loops import LOOPS
 from accuracy.invariants_programs import FAULTS
 from accuracy.invariants_threads import THREADS
 from support.sampling import sample
@@ -56,10 +57,10 @@ def test_gradients_that_are_cleared_now_and_then(to_none: bool) -> None:
 
     def program(model: nn.Module, optimizer: Any) -> None:
         uncleared(model, optimizer)
-        if next(count) % 5 == 4:
+        if next(count) % 9 in (3, 8):
             optimizer.zero_grad(set_to_none=to_none)
 
-    assert not texts(program, 60)
+    assert not texts(program, 90)
 
 
 @pytest.mark.parametrize(
@@ -172,12 +173,78 @@ def test_a_loss_that_is_not_the_scaled_one() -> None:
     assert not texts(lambda model, optimizer: program(model, optimizer, False))
 
 
+def test_gradients_that_are_unscaled_are_divided() -> None:
+    scaler = torch.amp.GradScaler("cpu")
+
+    def program(model: nn.Module, optimizer: Any) -> None:
+        optimizer.zero_grad()
+        scaler.scale(loss(model)).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        scaler.update()
+
+    assert not texts(program, 30)
+
+
+def test_two_losses_and_parts_of_one_add_up() -> None:
+    def program(model: nn.Module, optimizer: Any) -> None:
+        optimizer.zero_grad()
+        one = loss(model)
+        one.backward(inputs=list(model[0].parameters()), retain_graph=True)
+        one.backward(inputs=list(model[2].parameters()))
+        loss(model).backward()
+        optimizer.step()
+
+    assert not texts(program, 30)
+
+
+def test_a_closure_makes_the_gradients() -> None:
+    def program(model: nn.Module, optimizer: Any, clears: bool = False) -> None:
+        def closure() -> torch.Tensor:
+            if clears:
+                optimizer.zero_grad()
+            made = loss(model)
+            made.backward()
+            return made
+
+        optimizer.step(closure)
+
+    found = texts(program, 40)
+    assert len(found) == 1 and "gradients are not cleared" in found[0]
+    assert not texts(lambda model, optimizer: program(model, optimizer, True), 40)
+
+
+def test_a_weight_that_is_written_at_each_update_is_a_constraint() -> None:
+    def program(model: nn.Module, optimizer: Any) -> None:
+        optimizer.zero_grad()
+        uncleared(model, optimizer)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(0.99)
+
+    assert not texts(program, 60)
+
+
+def test_differences_of_all_pairs_are_meant() -> None:
+    """A ranking loss, and distances to as many centres as there are rows."""
+
+    def program(model: nn.Module, optimizer: Any) -> None:
+        optimizer.zero_grad()
+        scores = model(torch.randn(8, 8))[:, 0]
+        pairs = (scores[:, None] - scores[None]).square().mean()
+        (pairs + (scores[:, None] - torch.linspace(0, 1, 8)).square().mean()).backward()
+        optimizer.step()
+
+    assert not texts(program, 60)
+
+
 def test_the_losses_of_a_scaler_are_bounded_where_nothing_is_updated() -> None:
     scaler = torch.amp.GradScaler("cpu")
     with fastcheck.install(nn.Linear(2, 2)) as monitor:
         for _ in range(100):
             scaler.scale(torch.ones(()))
-        assert len(monitor._watcher._facts._unscaled) == 16
+        assert len(monitor._watcher._facts._losses._given) == 16
 
 
 def test_evaluation_mode() -> None:
@@ -216,39 +283,54 @@ def test_nothing_is_said_where_nothing_is_watched() -> None:
     "name",
     sample(
         [
+            "average_not_put_back",
+            "backward_twice",
             "cleared_for_each_micro_batch",
             "clip_before_backward",
             "clip_of_everything",
             "clip_of_nothing",
+            "clipped_in_each_micro_batch",
             "counter_in_bfloat16",
             "frozen_norms_that_count_on",
+            "gradients_of_the_other_loss",
             "held_by_two",
+            "labels_of_one_class",
             "layer_outside_of_autocast",
+            "layers_in_a_list",
+            "momentum_of_keras",
             "nan_gradients_that_are_kept",
             "only_batch_norm_is_trained",
             "optimizer_made_in_each_epoch",
             "plateau_in_the_wrong_mode",
             "positions_in_bfloat16",
+            "scale_not_divided",
             "scale_that_is_stuck",
             "scheduler_not_loaded",
+            "scheduler_of_another",
             "scheduler_of_micro_batches",
             "scheduler_twice",
+            "sigmoid_twice",
             "softmax_before_cross_entropy",
+            "state_cleared",
             "statistics_of_the_validation_set",
+            "step_in_each_micro_batch",
+            "target_broadcast",
             "weights_of_one_number",
             "weights_untied",
         ],
-        9,
+        11,
     ),
 )
 def test_a_fault_and_its_fixed_version(name: str) -> None:
-    fault = next(one for one in (*FAULTS, *THREADS) if one.name == name)
+    fault = next(one for one in (*FAULTS, *THREADS, *LOOPS) if one.name == name)
     for is_faulty in (True, False):
         torch.manual_seed(0)
         program = fault.program(is_faulty)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with fastcheck.install(next(program), overflow_nums=-1) as monitor:
+            models = next(program)
+            models = models if isinstance(models, tuple) else (models,)
+            with fastcheck.install(*models, overflow_nums=-1) as monitor:
                 for _ in program:
                     pass
         found = [e.text for e in monitor.watch.events if e.kind == "invariant"]

@@ -2,9 +2,10 @@
 
 Each is an order of calls or a flag of a module: whether gradients were cleared between two updates,
 when they were clipped, what scaler.scale() was given, in which mode the model is. A fact is told
-when it has held in so many updates in a row, once. Two read tensors: gradients to which many calls
-of backward() have added without an update, once for all of these, and on the CPU the first elements
-of one that DistributedDataParallel has averaged.
+when it has held in so many updates in a row, once. Four read tensors: gradients to which many
+calls of backward() have added without an update, once for all of these, and on the CPU the first
+elements of one that DistributedDataParallel has averaged and of a weight, and the labels of a loss
+(``loss_forms.py``).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import math
 import weakref
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Optional, Union
 
 import torch
@@ -32,6 +34,7 @@ from fastcheck.utils.torch.rank import group_size
 from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read, has_memory, is_materialised
 
 from .hand_changes import first_elements
+from .loss_forms import LossForms
 from .state_reader import StateReader
 
 #: Updates in a row in which a fact has to hold.
@@ -44,10 +47,81 @@ _SCALED = 16
 _PASSES = 3
 # Calls of backward() for one update whose gradients were cleared.
 _LOST = 2
-# Optimizers of the same parameters, one after the other.
+# How often an optimizer of the same parameters begins without a state.
 _MADE = 3
+# How often something else than an optimizer writes a weight, of at most one in so many updates.
+_WRITTEN, _SELDOM = 3, 10
+# Of so many updates between two at which gradients were cleared, the last such numbers.
+_WINDOWS = 8
+# What is looked for in the graphs of losses.
+_FORMS = ("broadcast", "given_twice", "one_label", "unregistered")
+# A momentum of batch norm from which on its statistics are nearly those of the last batch.
+_LARGE_MOMENTUM = 0.9
 _MOST_TRAINED = 0.02
 _NAMED = 3
+
+
+@dataclass
+class _SinceUpdate:
+    """Events at a gradient since the last update.
+
+    ``is_whole``: every backward() has begun with what was left there. ``lost``: how often it was
+    None when backward() began, though an earlier one had made it. ``is_clipped_early``: clipping
+    came before the first backward(). ``is_passed``: another optimizer has stepped while it was
+    there; ``is_across``: and backward() has added to it then. ``is_clipped``: it was clipped, and
+    ``clipped_between``: how often backward() has added to what was. ``is_again``: the last
+    backward() is on the loss of the one before, and ``is_doubled``: has added to what that left.
+    ``elements``: its first ones when the last backward() ended, if they are looked at.
+    """
+
+    is_whole: bool = True
+    has_backward: bool = False
+    had_gradient: bool = False
+    lost: int = 0
+    is_clipped_early: bool = False
+    is_passed: bool = False
+    is_across: bool = False
+    is_clipped: bool = False
+    clipped_between: int = 0
+    is_again: bool = False
+    is_doubled: bool = False
+    elements: Optional[torch.Tensor] = None
+
+
+class _Losses:
+    """The losses on which backward() was called since the last update. ``given_is_root``: one that
+    GradScaler.scale() was given is among them; ``made_is_root``: one that it has returned.
+    """
+
+    def __init__(self) -> None:
+        # A frozen model never has an update that clears them.
+        self._given: deque[MemoryRef] = deque(maxlen=_SCALED)
+        self._made: deque[MemoryRef] = deque(maxlen=_SCALED)
+        self.given_is_root = self.made_is_root = False
+        # The last of them, and its version.
+        self._root: Optional[tuple[MemoryRef, int]] = None
+
+    def scaled(self, outputs: Any, results: Any) -> None:
+        self._given.extend(MemoryRef(tensor) for _, tensor in flatten(outputs, ""))
+        self._made.extend(MemoryRef(tensor) for _, tensor in flatten(results, ""))
+
+    def backward_began(self, roots: Sequence[torch.Tensor]) -> bool:
+        """Whether it is on the same loss as the call before."""
+        if self._given:
+            self.given_is_root |= any(one.is_of(root) for one in self._given for root in roots)
+            self.made_is_root |= any(one.is_of(root) for one in self._made for root in roots)
+        before, self._root = self._root, None
+        if len(roots) != 1 or roots[0].numel() != 1 or not has_memory(roots[0]):
+            return False
+        root = roots[0]
+        self._root = MemoryRef(root), root._version
+        return before is not None and before[0].is_of(root) and before[1] == root._version
+
+    def update_comes(self) -> None:
+        self._given.clear()
+        self._made.clear()
+        self.given_is_root = self.made_is_root = False
+        self._root = None
 
 
 class _Chain:
@@ -59,20 +133,21 @@ class _Chain:
         self._place: Optional[tuple[int, int]] = None
         # The gradient as the last update, backward() or clipping has left it.
         self._left: Optional[tuple[MemoryRef, int, int]] = None
-        # Since the last update: every backward() has begun with what was left, and there was one.
-        self.is_whole = self.has_backward = False
-        # backward() has left a gradient since the last update.
-        self.had_gradient = False
+        self.since = _SinceUpdate(is_whole=False)
         self.updates = 0
         # Calls of backward() that have added to the gradient since the last update; the most before
         # an update.
         self.added = self.most_added = 0
-        # Since the last update: how often the gradient was None when backward() began, though an
-        # earlier one had made it; and whether clipping came before the first backward().
-        self.lost, self.is_clipped_early = 0, False
-        # The first elements of the gradient when the last backward() ended, if they are looked at.
-        self.elements: Optional[torch.Tensor] = None
-        # The calls of each scheduler of the optimizer since the last update, and all.
+        # In how many updates it was not cleared since it was last, and the same before that.
+        self.kept = 0
+        self.windows: deque[int] = deque(maxlen=_WINDOWS)
+        self.has_state = False
+        # The first elements of the parameter as the last update has left them, and between how many
+        # updates something else has changed them.
+        self.weights: Optional[torch.Tensor] = None
+        self.written = 0
+        # The calls of each scheduler of the optimizer since the last update, all, and the number of
+        # updates at the last of them.
         self.schedulers: weakref.WeakKeyDictionary[Any, list[int]] = weakref.WeakKeyDictionary()
 
     @property
@@ -105,11 +180,16 @@ class _Chain:
         memory = left[0] if left is not None and is_known else MemoryRef(gradient)
         self._left = memory, gradient._version, id(gradient)
 
-    def backward_began(self) -> None:
-        is_as_left = self.is_as_left()
-        self.lost += self.had_gradient and self.gradient is None
-        self.has_backward = True
-        self.is_whole = self.is_whole and is_as_left
+    def backward_began(self, is_again: bool) -> None:
+        """``is_again``: on the same loss as the call before."""
+        is_as_left, since = self.is_as_left(), self.since
+        since.is_across = (since.is_across or since.is_passed) and is_as_left
+        since.is_again = is_again and is_as_left
+        since.clipped_between += since.is_clipped and is_as_left
+        since.is_passed = since.is_clipped = False
+        since.lost += since.had_gradient and self.gradient is None
+        since.has_backward = True
+        since.is_whole = since.is_whole and is_as_left
         self.added = self.added if is_as_left else 0
 
     def keeps_nan(self) -> bool:
@@ -125,7 +205,7 @@ class _Chain:
         found = (place for place, one in _gradients_of(optimizer) if _holds_nan(one))
         place = next(found, None)
         if place is not None:
-            self._place, self.added, self.is_whole = place, 0, False
+            self._place, self.added, self.since.is_whole = place, 0, False
             self.leave(is_new=True)
         return False
 
@@ -133,16 +213,18 @@ class _Chain:
         optimizer = self._optimizer()
         if self.gradient is None and optimizer is not None:
             self._place = next((place for place, _ in _gradients_of(optimizer)), None)
-            self.is_whole = False
+            self.since.is_whole = False
         gradient, left = self.gradient, self._left
         if gradient is not None and left is not None and left[0].is_of(gradient):
-            self.added += left[1] != gradient._version
+            is_added = left[1] != gradient._version
+            self.added += is_added
+            self.since.is_doubled |= is_added and self.since.is_again
         self.leave(is_new=True)
-        self.had_gradient = self._left is not None
+        self.since.had_gradient = self._left is not None
 
     def is_multiplied_by(self, factor: float) -> bool:
         """Whether the gradient is so many times what the last backward() has left."""
-        gradient, then = self.gradient, self.elements
+        gradient, then = self.gradient, self.since.elements
         now = None if gradient is None or then is None else first_elements(gradient)
         if now is None or then is None or now.shape != then.shape:
             return False
@@ -153,9 +235,32 @@ class _Chain:
         self.leave()
         self.updates += 1
         self.most_added, self.added = max(self.most_added, self.added), 0
-        self.is_whole, self.has_backward, self.had_gradient = True, False, False
-        self.lost, self.is_clipped_early = 0, False
-        self.elements = None
+        self.since = _SinceUpdate()
+
+    def is_written(self) -> bool:
+        """Whether something has changed the parameter since the last update, as a few times before:
+        what does so at each update is a part of the program.
+        """
+        parameter, then = self.parameter, self.weights
+        now = None if parameter is None or then is None else first_elements(parameter)
+        if now is None or then is None or now.shape != then.shape:
+            return False
+        with unobserved():
+            is_changed = not torch.equal(now, then)
+        self.written += is_changed
+        return is_changed and self.written >= _WRITTEN and self.updates >= _SELDOM * self.written
+
+    def window_of(self, is_kept: bool) -> int:
+        """An update comes. After how many updates gradients are cleared, if it was the same number
+        each time; 0: it was not, or it is after each.
+        """
+        if is_kept:
+            self.kept += 1
+            return 0
+        self.windows.append(self.kept + 1)
+        self.kept = 0
+        is_steady = len(self.windows) == _WINDOWS and len(set(self.windows)) == 1
+        return self.windows[0] if is_steady and self.windows[0] > 1 else 0
 
 
 def _gradients_of(
@@ -199,10 +304,8 @@ class Facts:
         self._told: set[str] = set()
         self._updates = 0
         self._threshold = math.nan
-        # What scaler.scale() was given since the last update, and whether backward() began there.
-        # A frozen model never has one.
-        self._unscaled: deque[MemoryRef] = deque(maxlen=_SCALED)
-        self._is_unscaled = False
+        self._losses = _Losses()
+        self._forms = LossForms()
         # How many optimizers began without a state, by class and the parameters that they hold.
         self._made: Counter[tuple[type, frozenset[int]]] = Counter()
         # Over how many ranks DistributedDataParallel averages; None: not looked up yet.
@@ -225,71 +328,102 @@ class Facts:
         """backward() is called on these."""
         self._runs.pop(("dropout_on", 0), None)
         self._runs.pop(("statistics_on", 0), None)
+        is_again = self._losses.backward_began(roots)
         for chain in self._of_all:
-            chain.backward_began()
-        if self._unscaled:
-            self._is_unscaled |= any(one.is_of(root) for one in self._unscaled for root in roots)
+            chain.backward_began(is_again)
+        self._look_at_graph(roots)
+
+    def _look_at_graph(self, roots: Sequence[torch.Tensor]) -> None:
+        """Looks at the first loss after an update: of several optimizers that take turns at the
+        losses of each.
+        """
+        turn = self._updates % _EVERY
+        if turn >= len(self._of_all) or not self._forms.is_due(self._updates // _EVERY, turn):
+            return
+        held = {key for optimizer in self._chains for key in parameter_ids(optimizer)}
+        held.update(id(parameter) for _, _, parameter in self._state.parameters())
+        found = self._forms.look(roots, held)
+        for form in _FORMS:
+            self._count(form, form in found, found.get(form, ""), turn, times=_LOOKS)
 
     def backward_ended(self) -> None:
         """Backward has made gradients."""
         for chain in self._of_all:
             chain.backward_ended()
             if self._averaged_over() > 1 and chain.gradient is not None:
-                chain.elements = first_elements(chain.gradient)
+                chain.since.elements = first_elements(chain.gradient)
             if chain.added and "nan_kept" not in self._told and chain.keeps_nan():
                 self._tell_once("nan_kept", chain.added, chain.parameter)
 
-    def scaled(self, outputs: Any) -> None:
-        """GradScaler.scale() was given these."""
-        self._unscaled.extend(MemoryRef(tensor) for _, tensor in flatten(outputs, ""))
+    def scaled(self, outputs: Any, results: Any) -> None:
+        """GradScaler.scale() was given ``outputs``, and has returned ``results``."""
+        self._losses.scaled(outputs, results)
 
     def clipping(self, gradients: Sequence[torch.Tensor]) -> None:
         """Gradients are about to be clipped."""
         for chain in self._of_all:
             gradient = chain.gradient
             if gradient is None:
-                chain.is_clipped_early = not (chain.has_backward or gradients)
+                chain.since.is_clipped_early = not (chain.since.has_backward or gradients)
                 continue
             if any(gradient is one for one in gradients):
-                is_late = not chain.has_backward and chain.is_as_left()
+                is_late = not chain.since.has_backward and chain.is_as_left()
                 self._count("clipped_late", is_late, "")
-            chain.is_clipped_early = False
-            if chain.has_backward:
+            chain.since.is_clipped_early = False
+            if chain.since.has_backward:
                 self._count("clipped_none", not gradients, chain.parameter)
 
     def clipped(self, norm: Optional[torch.Tensor], threshold: object) -> None:
         """Gradients were clipped, to ``threshold``; ``norm``: None where each element was."""
         for chain in self._of_all:
             chain.leave()
-            chain.elements = None
+            chain.since.elements = None
+            chain.since.is_clipped = chain.since.has_backward
         if norm is not None and isinstance(threshold, (int, float)):
             if threshold != self._threshold and 0 < threshold < math.inf:
                 self._tell("norm_threshold", threshold, "")
             self._threshold = threshold
 
-    def before_update(self, optimizer: torch.optim.Optimizer, is_scaled: bool) -> None:
-        """The optimizer is about to step. ``is_scaled``: a GradScaler has divided its gradients."""
+    def before_update(
+        self, optimizer: torch.optim.Optimizer, is_scaled: bool, is_unscaled: bool
+    ) -> None:
+        """The optimizer is about to step. ``is_scaled``: a GradScaler has it step, and has divided
+        its gradients. ``is_unscaled``: unscale_() has.
+        """
         chain = self._chains.get(optimizer)
         if chain is None:
             self._look_at_moments(optimizer)
-            self._look_at_copies_before(optimizer)
-        elif chain.has_backward:
+            self._look_at_beginning(optimizer)
+        elif chain.since.has_backward:
             parameter = chain.parameter
-            is_kept = chain.is_whole and (chain.is_as_left() or is_scaled)
+            is_kept = chain.since.is_whole and (chain.is_as_left() or is_scaled)
             self._count("not_cleared", is_kept, parameter, id(optimizer))
-            is_lost = chain.had_gradient and chain.gradient is None and parameter is not None
+            window = chain.window_of(is_kept)
+            if window:
+                self._tell_once("cleared_seldom", window, parameter)
+            self._count("across", chain.since.is_across, parameter, id(optimizer))
+            self._count("doubled", chain.since.is_doubled, parameter, id(optimizer))
+            is_divided = is_scaled or is_unscaled or not chain.is_as_left()
+            has_scale = self._losses.made_is_root and not is_divided
+            self._count("not_divided", has_scale, parameter, id(optimizer))
+            about = f"{chain.since.clipped_between + 1} times"
+            self._count("clipped_between", chain.since.clipped_between > 0, about, id(optimizer))
+            is_lost = chain.since.had_gradient and chain.gradient is None and parameter is not None
             self._count("cleared_early", is_lost, parameter, id(optimizer))
-            self._count("clipped_early", chain.is_clipped_early, "", id(optimizer))
-            calls = f"{chain.lost} of {chain.lost + 1}"
-            self._count("cleared_between", chain.lost >= _LOST, calls, id(optimizer))
+            self._count("clipped_early", chain.since.is_clipped_early, "", id(optimizer))
+            calls = f"{chain.since.lost} of {chain.since.lost + 1}"
+            self._count("cleared_between", chain.since.lost >= _LOST, calls, id(optimizer))
             if chain.schedulers:
                 self._look_at_schedulers(optimizer, chain)
-            if chain.elements is not None and not is_scaled:
+            if chain.since.elements is not None and not is_scaled:
                 self._look_at_reduction(optimizer, chain)
+            if chain.is_written():
+                self._tell_once("written", chain.written, parameter)
+            if chain.has_state and not optimizer.state:
+                self._look_at_beginning(optimizer)
         if is_scaled:
-            self._count("not_multiplied", self._is_unscaled, "")
-        self._unscaled.clear()
-        self._is_unscaled = False
+            self._count("not_multiplied", self._losses.given_is_root, "")
+        self._losses.update_comes()
         self._updates += 1
         if self._updates % _EVERY == 0:
             self._look_at_modes()
@@ -305,23 +439,39 @@ class Facts:
             chain = self._chains[optimizer] = _Chain(optimizer)
             self._of_all = tuple(self._chains.values())
         chain.update_ended()
-        # Another may hold the same parameters.
+        chain.has_state = bool(optimizer.state)
         for other in self._of_all:
+            if other is chain or other.parameter is chain.parameter:
+                other.weights = None if chain.parameter is None else first_elements(chain.parameter)
+            # Another may hold the same parameters.
             other.added = 0
+            other.since.is_passed |= other.since.had_gradient
 
     def scheduler_stepped(self, scheduler: Any) -> None:
         """A learning rate scheduler has stepped, of whatever optimizer."""
         optimizer = getattr(scheduler, "optimizer", None)
+        # One that wraps another never steps itself.
         chain = None if optimizer is None else self._chains.get(optimizer)
         if optimizer is None or chain is None:
             return
-        calls = chain.schedulers.setdefault(scheduler, [0, 0])
+        calls = chain.schedulers.setdefault(scheduler, [0, 0, -1])
+        before, calls[2] = calls[2], chain.updates
+        is_idle = chain.updates == before and self._is_replaced(optimizer)
+        about = f"{type(scheduler).__name__} of {type(optimizer).__name__}"
+        self._count("idle_schedule", is_idle, about, id(scheduler))
         calls[0] += 1
         calls[1] += 1
         if calls[1] == 1 and getattr(scheduler, "last_epoch", 0) == 1:
             updates = _updates_of(optimizer)
             if updates > chain.updates:
                 self._tell_once("schedule_anew", updates, type(scheduler).__name__)
+
+    def _is_replaced(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether another optimizer of the same parameters was met after this one."""
+        own = parameter_ids(optimizer)
+        met = list(self._chains)
+        later = met[met.index(optimizer) + 1 :]
+        return any(not own.isdisjoint(parameter_ids(other)) for other in later)
 
     def _look_at_schedulers(self, optimizer: torch.optim.Optimizer, chain: _Chain) -> None:
         # Some wrappers step a scheduler once for each rank.
@@ -367,9 +517,9 @@ class Facts:
                 names = ", ".join(dict.fromkeys(name for name, _ in moments))
                 self._tell_once("moments_lost", updates, f"{type(optimizer).__name__}: {names}")
 
-    def _look_at_copies_before(self, optimizer: torch.optim.Optimizer) -> None:
-        """Counts the optimizers of one class that step the same parameters one after the other, and
-        begin without a state.
+    def _look_at_beginning(self, optimizer: torch.optim.Optimizer) -> None:
+        """Counts how often an optimizer of one class and the same parameters begins without a
+        state.
         """
         # Without momentum it keeps none.
         if optimizer.state or not any(g.get("momentum", True) for g in optimizer.param_groups):
@@ -410,6 +560,9 @@ class Facts:
         frozen = [module for module in modal if module.training and _is_frozen_norm(module)]
         about = _counted(frozen)
         self._count("frozen_norms", bool(frozen), about, times=_LOOKS)
+        norms = [m for m in modal if m.training and _averages_little(m)]
+        about = f"{_counted(norms)}, momentum={norms[0].momentum:g}" if norms else ""
+        self._count("norm_momentum", bool(norms), about, times=_LOOKS)
         self._count("evaluation_mode", is_off, _counted(modal), times=_LOOKS)
 
     def _look_at_shares(self) -> None:
@@ -485,3 +638,8 @@ def _has_modes(module: torch.nn.Module) -> bool:
 def _is_frozen_norm(module: torch.nn.Module) -> bool:
     weight = module.weight if isinstance(module, _BatchNorm) else None
     return weight is not None and not weight.requires_grad
+
+
+def _averages_little(module: torch.nn.Module) -> bool:
+    momentum = module.momentum if isinstance(module, _BatchNorm) else None
+    return momentum is not None and not 0 < momentum < _LARGE_MOMENTUM

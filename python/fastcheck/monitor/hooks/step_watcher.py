@@ -160,7 +160,7 @@ class StepWatcher:
         self.session.step.update.is_elsewhere |= not holds_ours
         # A model that no optimizer holds may be frozen.
         if not has_closure and (holds_ours or has_copies):
-            self._notice(self._facts.before_update, optimizer, self._scaling.optimizer is optimizer)
+            self._notice_update(optimizer)
         self._read_learning_rates(optimizer)
         if self.session.is_active:
             self._state.read_for_update(
@@ -207,7 +207,10 @@ class StepWatcher:
         """The closure has made the gradients, and the optimizer uses them next."""
         is_ours = self._concerns(optimizer)
         if is_ours:
-            self._uses_gradients(optimizer, self._evaluations.ended(optimizer))
+            number = self._evaluations.ended(optimizer)
+            if number == 1 and self._state.owned_by(optimizer):
+                self._notice_update(optimizer)
+            self._uses_gradients(optimizer, number)
         return is_ours
 
     def after_update(self, optimizer: torch.optim.Optimizer, has_closure: bool) -> bool:
@@ -216,8 +219,7 @@ class StepWatcher:
         if not self._concerns(optimizer):
             return False
         self._evaluating = None
-        if not has_closure:
-            self._notice(self._facts.after_update, optimizer)
+        self._notice(self._facts.after_update, optimizer)
         session = self.session
         session.level.update_ended(optimizer)
         if has_closure and session.is_active and not self._evaluations.count(optimizer):
@@ -341,6 +343,17 @@ class StepWatcher:
         if is_on and self.session.backwards.owns_gradients:
             self._apart("what the training loop does", method, *args)
 
+    def _notice_update(self, optimizer: torch.optim.Optimizer) -> None:
+        is_scaled = self._scaling.optimizer is optimizer
+        self._notice(self._facts.before_update, optimizer, is_scaled, self._is_unscaled)
+
+    @property
+    def _is_unscaled(self) -> bool:
+        """Whether unscale_() of the scaler of this step was called."""
+        known = self.session.step.update.scaler
+        scaler = None if known is None else known()
+        return scaler is not None and _has_unscaled(scaler)
+
     def before_clipping(self, gradients: Sequence[torch.Tensor]) -> bool:
         self._notice(self._facts.clipping, gradients)
         return self._apart("gradient clipping", self._read_before_clipping, gradients)
@@ -355,9 +368,7 @@ class StepWatcher:
             if norm is not None:
                 self._apart("gradient clipping", self.session.level.gradients_clipped, norm)
             self._meta.schedule.clipped(self.session.step.index, threshold)
-            known = self.session.step.update.scaler
-            scaler = None if known is None else known()
-            if scaler is not None and not _has_unscaled(scaler):
+            if self.session.step.update.scaler is not None and not self._is_unscaled:
                 self._scaling.clipped_to = threshold
         return is_ours
 
@@ -434,7 +445,7 @@ class StepWatcher:
         """GradScaler.scale(outputs) has returned ``results``."""
         if not self._scales_ours(scaler, outputs):
             return False
-        self._notice(self._facts.scaled, outputs)
+        self._notice(self._facts.scaled, outputs, results)
         if self.session.is_active:
             self._apart("consequences", self.session.level.loss_given, outputs)
         scale = getattr(scaler, "_scale", None)
