@@ -349,7 +349,7 @@ class ModuleRules:
         elif self._has_run(finding):
             verdict = Verdict.ORIGIN
             reason = f"{was_finite(finding.role, last_finite)}; its module has run since"
-        elif last_finite == self._step.index and not self._step.update.count:
+        elif last_finite == self._step.index and not self._may_have_been_updated():
             reason = (
                 f"it was finite when step {last_finite} began, and no optimizer has stepped since"
             )
@@ -372,6 +372,10 @@ class ModuleRules:
         else:
             self._reach([root], self._it_reached(finding))
             self.findings.propagate(finding, root)
+
+    def _may_have_been_updated(self) -> bool:
+        update = self._step.update
+        return bool(update.count or update.is_partial or update.is_elsewhere)
 
     def _has_run(self, finding: Finding) -> bool:
         """Whether the module of this buffer has run in this step, in training."""

@@ -259,10 +259,11 @@ class StateReader:
     def read_gradients(
         self, optimizer: torch.optim.Optimizer, *, scaled: bool, is_early: bool = False
     ) -> None:
-        """The gradients alone, where ``optimizer`` was skipped or makes them within its step.
-        ``is_early``: they will be asked for again.
+        """The gradients alone, where ``optimizer`` was skipped or makes them within its step;
+        all of the model, where it holds copies. ``is_early``: they will be asked for again.
         """
-        parameters = parameters_of(self._nodes, parameter_ids(optimizer))
+        owned = parameter_ids(optimizer) if self.owned_by(optimizer) else None
+        parameters = parameters_of(self._nodes, owned)
         self._read_gradients(parameters, scaled, is_early=is_early)
         self._session.step.update.state_read = True
 

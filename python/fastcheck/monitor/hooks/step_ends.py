@@ -143,6 +143,14 @@ class OtherHolders:
         """Whether the optimizer is one of them."""
         return self.is_on and optimizer in self._known
 
+    def hold(self, gradients: Sequence[torch.Tensor]) -> bool:
+        """Whether any of these gradients is of a tensor that one of them holds."""
+        if not self.is_on or not self._known:
+            return False
+        ids = set(map(id, gradients))
+        held = (p for one in self._known for group in one.param_groups for p in group["params"])
+        return any(id(p.grad) in ids for p in held if p.grad is not None)
+
     def takes(self, optimizer: Optimizer, has_copies: bool = False) -> bool:
         """``optimizer``, which holds no parameter of the model, is about to step. Whether it ends
         steps: its own have gradients, or the shapes of the model's (``has_copies``), and a backward

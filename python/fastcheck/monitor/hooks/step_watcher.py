@@ -216,7 +216,9 @@ class StepWatcher:
     def after_update(self, optimizer: torch.optim.Optimizer, has_closure: bool) -> bool:
         """An optimizer has stepped."""
         self.protection.after_update(optimizer)
-        if not self._concerns(optimizer):
+        # The closure of the first step of one that holds copies has run only now.
+        is_ours = self._concerns_or_takes if has_closure else self._concerns
+        if not is_ours(optimizer):
             return False
         self._evaluating = None
         self._notice(self._facts.after_update, optimizer)
@@ -364,7 +366,8 @@ class StepWatcher:
         """Gradients were clipped, to ``threshold``; ``norm``: their total norm before."""
         is_ours = self._apart("gradient clipping", self._read_norm, gradients, norm)
         if is_ours:
-            self._notice(self._facts.clipped, norm, threshold)
+            if self._of_model(gradients) is gradients:
+                self._notice(self._facts.clipped, norm, threshold)
             if norm is not None:
                 self._apart("gradient clipping", self.session.level.gradients_clipped, norm)
             self._meta.schedule.clipped(self.session.step.index, threshold)
@@ -378,18 +381,19 @@ class StepWatcher:
         if not session.is_open:
             return False
         self._state.hand_changes.excuse()
+        given = self._of_model(gradients)
         is_ours = self._state.read_before_clipping(
-            gradients, self._owned_by_given(), scaled=session.is_scaled
+            given, self._owned_by_given(), scaled=session.is_scaled
         )
         self._settle(is_ours)
-        if is_ours:
+        if is_ours and given is gradients:
             self.protection.before_clipping(gradients)
         return is_ours
 
     def _read_norm(self, gradients: Sequence[torch.Tensor], norm: Optional[torch.Tensor]) -> bool:
         """Reads the norm by which gradients were clipped. Whether any is the model's."""
         session = self.session
-        if not session.is_open or not self._state.were_clipped(gradients):
+        if not session.is_open or not self._state.were_clipped(self._of_model(gradients)):
             return False
         if norm is None or is_part(norm):  # of the shards of this rank
             return True
@@ -398,6 +402,13 @@ class StepWatcher:
             session.level.read_norm(norm, session.sites.intern(site))
             self._settle(True)
         return True
+
+    def _of_model(self, gradients: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """Chooses these gradients, or those of the model that they are copies of."""
+        if not self.ends.others.hold(gradients):
+            return gradients
+        of_all = (parameter.grad for _, _, parameter in self._state.parameters())
+        return [gradient for gradient in of_all if gradient is not None]
 
     def _read_after_backward(self) -> None:
         """Reads gradients where a closure has called backward(), because they are used at once, and

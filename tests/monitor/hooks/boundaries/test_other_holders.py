@@ -61,10 +61,10 @@ def watched(model: nn.Module, level: str) -> Iterator[tuple[fastcheck.Monitor, l
         yield monitor, texts
 
 
-@pytest.mark.parametrize("clears", [False, True])
+@pytest.mark.parametrize(("clears", "clips"), [(False, False), (True, False), (False, True)])
 @pytest.mark.parametrize("make", [one_by_one, flat])
 @pytest.mark.parametrize("level", ["module", "op"])
-def test_master_copies_end_steps(level: str, make: Make, clears: bool) -> None:
+def test_master_copies_end_steps(level: str, make: Make, clears: bool, clips: bool) -> None:
     torch.manual_seed(0)
     model = mlp(torch.bfloat16)
     copies = make(model)
@@ -75,6 +75,8 @@ def test_master_copies_end_steps(level: str, make: Make, clears: bool) -> None:
             give_gradients(model, copies)
             if clears:
                 model.zero_grad()
+            if clips:
+                nn.utils.clip_grad_norm_(copies, 1.0)
             optimizer.step()
             write_back(model, copies)
             model.zero_grad()
@@ -104,7 +106,50 @@ def test_copies_that_are_not_written_back(dtype: torch.dtype) -> None:
     assert [WRITTEN_BACK in text for text in texts] == [True]
 
 
-def test_a_bad_gradient_stops_before_the_copies_are_updated() -> None:
+@pytest.mark.parametrize("level", ["module", "op"])
+def test_an_infinite_norm_by_which_gradients_of_copies_are_clipped(level: str) -> None:
+    model = mlp(torch.bfloat16)
+    copies = one_by_one(model)
+    optimizer = torch.optim.SGD(copies, 1e-2)
+    with fastcheck.install(model, level=level), pytest.raises(fastcheck.OverflowDetected) as stop:
+        for step in range(6):
+            (loss_of(model, step) * (1e22 if step == 4 else 1.0)).backward()
+            give_gradients(model, copies)
+            nn.utils.clip_grad_norm_(copies, 1.0)
+            optimizer.step()
+            write_back(model, copies)
+            model.zero_grad()
+    assert stop.value.step == 4
+    assert "norm" in str(stop.value.culprit.site) and "infinite norm" in str(stop.value)
+
+
+def test_a_closure_that_makes_gradients_of_copies() -> None:
+    """The first step of such an optimizer ends one, too."""
+    torch.manual_seed(0)
+    model = mlp()
+    copies = one_by_one(model)
+    optimizer = torch.optim.LBFGS(copies, 0.1, max_iter=3)
+    with fastcheck.install(model), pytest.raises(fastcheck.OverflowDetected) as stop:
+        for step in range(6):
+
+            def closure(step: int = step) -> Tensor:
+                write_back(model, copies)
+                model.zero_grad()
+                loss = loss_of(model, step)
+                loss = (loss * (step != 4)).sqrt()
+                loss.backward()  # type: ignore[no-untyped-call]
+                give_gradients(model, copies)
+                return loss
+
+            optimizer.step(closure)  # type: ignore[no-untyped-call]
+    assert stop.value.step == 4
+    assert stop.value.culprit.site.direction == "backward"
+    assert "SqrtBackward0" in str(stop.value)
+    assert all(bool(copy.isfinite().all()) for copy in copies)
+
+
+@pytest.mark.parametrize("clips", [False, True])
+def test_a_bad_gradient_stops_before_the_copies_are_updated(clips: bool) -> None:
     torch.manual_seed(0)
     model = mlp()
     copies = one_by_one(model)
@@ -115,6 +160,8 @@ def test_a_bad_gradient_stops_before_the_copies_are_updated() -> None:
             if step == 4:
                 next(model.parameters()).grad[0, 0] = float("nan")  # type: ignore[index]
             give_gradients(model, copies)
+            if clips:
+                nn.utils.clip_grad_norm_(copies, 1.0)
             optimizer.step()
             write_back(model, copies)
             model.zero_grad()
