@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import re
@@ -21,6 +22,9 @@ from fastcheck.monitor.hooks.optimizers import watchers
 from fastcheck.monitor.op_level.level import CallMode
 
 TESTS = Path(__file__).resolve().parent
+
+# Nothing of what is imported goes, so nothing is looked for until all tests are collected.
+gc.disable()
 
 IS_WHOLE = os.environ.get("FASTCHECK_WHOLE") == "1"
 if not IS_WHOLE:
@@ -271,6 +275,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         raise pytest.UsageError("a file that loads the fake accelerator is not in collect_ignore")
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 #: The file of the test that runs, and the monitors that outlive their test, as those of a module's
@@ -281,16 +286,17 @@ _kept = 0
 
 def pytest_runtest_logstart(nodeid: str) -> None:
     """Models and their monitors are cycles: what a file of tests leaves behind is not to observe
-    the next one's training.
+    the next one's training. Collections of the next one leave out what is there now, as imports.
     """
     global _file, _kept
     file, _file = _file, nodeid.partition("::")[0]
-    if file != _file and _observing():
+    if file != _file:
         gc.collect()
         for watcher in list(watchers):  # of a model that something still holds
             with watcher.session.lock:
                 watcher.session.removed = True
         _kept = _observing()
+        gc.freeze()
 
 
 def pytest_runtest_logfinish() -> None:
@@ -532,3 +538,8 @@ def nothing_compiled(fresh_start: None) -> Iterator[None]:
     yield
     torch._dynamo.reset()
     gc.collect()
+    _freeze_imports_of_compiler()
+
+
+#: Once: the first compilation imports what every later collection would go through.
+_freeze_imports_of_compiler = functools.cache(gc.freeze)

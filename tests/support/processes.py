@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import gc
 import json
 import os
 import subprocess
@@ -85,6 +86,7 @@ def _serve() -> None:
     import torch
     import torch._dynamo  # noqa: F401  # imported for the processes that are forked
 
+    gc.freeze()  # a collection of a program's would go through all of it, and copy its pages
     for line in sys.stdin:
         request = json.loads(line)
         child = os.fork()

@@ -8,6 +8,7 @@ speed limit.
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import pickle
@@ -91,6 +92,7 @@ def _child(
     function: Callable[..., Any],
     args: tuple[Any, ...],
 ) -> None:
+    gc.freeze()  # a collection would go through what the server has imported, and copy its pages
     # At the level of the process: what C++ writes is part of the story.
     out = os.open(os.path.join(directory, f"out{rank}"), os.O_WRONLY | os.O_CREAT, 0o600)
     os.dup2(out, 1)
