@@ -24,16 +24,22 @@ enum class State { kReady, kAtBarrier, kAtExchange, kDone };
 
 struct Block;
 
+// A fiber that has ended leaves its stack in begin(), where the next one goes on: a context of its
+// own would take two system calls.
+struct Stack {
+  std::unique_ptr<char[]> memory{new char[kStackBytes]};
+  bool begun = false;
+  ucontext_t context;
+  jmp_buf resume;
+};
+
 struct Fiber {
   Thread thread;
   Block* block = nullptr;
   bool slow = false;
   State state = State::kReady;
   Place place{"", 0};  // where it waits, or did last
-  bool begun = false;
-  ucontext_t context;
-  jmp_buf resume;
-  char* stack = nullptr;
+  Stack* stack = nullptr;
 };
 
 struct Warp {
@@ -61,12 +67,12 @@ jmp_buf scheduler;
 const std::function<void()>* kernel_body = nullptr;
 std::size_t launched_shared = 0;
 std::vector<Fiber*> ready;
-std::vector<char*> spare_stacks;
+std::vector<Stack*> spare_stacks;
 
 enum Event : int { kYielded = 1, kFailed = 2 };
 
 void to_scheduler(int event) {
-  if (_setjmp(running->resume) == 0) _longjmp(scheduler, event);
+  if (_setjmp(running->stack->resume) == 0) _longjmp(scheduler, event);
 }
 
 // Takes a fiber out of the ready ones, hardly ever a slow one while there are others.
@@ -108,13 +114,14 @@ bool same(const Place& left, const Place& right) {
   _longjmp(scheduler, kFailed);
 }
 
-void begin() {
-  (*kernel_body)();
-  Fiber& me = *running;
-  me.state = State::kDone;
-  ++me.block->done;
-  to_scheduler(kYielded);
-  std::abort();  // a fiber that is done is never picked
+[[noreturn]] void begin() {
+  for (;;) {
+    (*kernel_body)();
+    Fiber& me = *running;
+    me.state = State::kDone;
+    ++me.block->done;
+    to_scheduler(kYielded);
+  }
 }
 
 void start(Block& block, unsigned index, unsigned size, unsigned grid) {
@@ -130,20 +137,31 @@ void start(Block& block, unsigned index, unsigned size, unsigned grid) {
         {i}, {index}, {size}, {grid}, static_cast<int>(i / kWarp), static_cast<int>(i % kWarp)};
     fiber.block = &block;
     fiber.slow = slow_warps >> (fiber.thread.warp % 32) & 1;
-    if (spare_stacks.empty()) spare_stacks.push_back(static_cast<char*>(std::malloc(kStackBytes)));
+    if (spare_stacks.empty()) spare_stacks.push_back(new Stack);
     fiber.stack = spare_stacks.back();
     spare_stacks.pop_back();
-    getcontext(&fiber.context);
-    fiber.context.uc_stack.ss_sp = fiber.stack;
-    fiber.context.uc_stack.ss_size = kStackBytes;
-    fiber.context.uc_link = nullptr;
-    makecontext(&fiber.context, begin, 0);
     make_ready(fiber);
   }
 }
 
+// A thread that was dropped has left its stack in the middle of the kernel.
 void finish(Block& block) {
-  for (Fiber& fiber : block.fibers) spare_stacks.push_back(fiber.stack);
+  for (Fiber& fiber : block.fibers) {
+    if (fiber.state != State::kDone) fiber.stack->begun = false;
+    spare_stacks.push_back(fiber.stack);
+  }
+}
+
+[[noreturn]] void go_on(Stack& stack) {
+  if (stack.begun) _longjmp(stack.resume, 1);
+  stack.begun = true;
+  getcontext(&stack.context);
+  stack.context.uc_stack.ss_sp = stack.memory.get();
+  stack.context.uc_stack.ss_size = kStackBytes;
+  stack.context.uc_link = nullptr;
+  makecontext(&stack.context, begin, 0);
+  setcontext(&stack.context);
+  std::abort();  // it has failed
 }
 
 // What stands in the way when no thread can go on.
@@ -302,11 +320,7 @@ bool run_grid(unsigned grid, unsigned block_size, const std::function<void()>& k
       }
       running = pick();
       const int event = _setjmp(scheduler);
-      if (event == 0) {
-        if (running->begun) _longjmp(running->resume, 1);
-        running->begun = true;
-        setcontext(&running->context);
-      }
+      if (event == 0) go_on(*running->stack);
       if (event == kFailed) {
         failed = true;
         break;
