@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
 import pytest
 
 from support.ranks import replicas_workers as work
 from support.ranks.ranks_harness import run_ranks, values
+from support.sampling import sample
 
 NAMES = ("first.weight", "first.bias", "second.weight", "second.bias")
 
@@ -17,8 +19,7 @@ def test_replicas_that_agree_are_not_reported(every: int) -> None:
     assert values(run_ranks(work.healthy, every)) == [([], [], ())] * 4
 
 
-@pytest.mark.parametrize("bit", [0, 31])
-@pytest.mark.parametrize("odd", [0, 3])
+@pytest.mark.parametrize(("odd", "bit"), sample(itertools.product((0, 3), (0, 31)), 2))
 def test_a_flipped_bit_is_found_and_named(odd: int, bit: int) -> None:
     for found, said, _ in values(run_ranks(work.bit_flips, odd, bit)):
         [(when, what, text)] = found
@@ -86,7 +87,7 @@ WITHOUT_A_CALL = {
 }
 
 
-@pytest.mark.parametrize("fault", WITHOUT_A_CALL)
+@pytest.mark.parametrize("fault", sample(WITHOUT_A_CALL, 2))
 def test_replicas_are_compared_by_themselves(fault: str) -> None:
     place, cause = WITHOUT_A_CALL[fault]
     for found, said, _ in values(run_ranks(work.by_itself, fault)):
@@ -106,7 +107,7 @@ WHY = {
 }
 
 
-@pytest.mark.parametrize("layout, fault", LAID_OUT)
+@pytest.mark.parametrize("layout, fault", sample(LAID_OUT, 2))
 def test_replicas_of_a_layout_are_compared_by_themselves(layout: str, fault: str) -> None:
     place, parameter, odd, cause = LAID_OUT[layout, fault]
     for rank, (found, said, _) in enumerate(values(run_ranks(work.laid_out, layout, fault))):
@@ -128,7 +129,7 @@ def test_one_batch_for_all_ranks(layout: str) -> None:
         assert len(said) == 1 and ONE_BATCH in said[0]
 
 
-@pytest.mark.parametrize("layout", ["hsdp", "fsdp", "tensor parallel", "megatron"])
+@pytest.mark.parametrize("layout", sample(["hsdp", "fsdp", "megatron", "tensor parallel"], 2))
 def test_nothing_is_said_of_a_layout(layout: str) -> None:
     """Ranks of one tensor parallel group have one batch."""
     assert values(run_ranks(work.laid_out, layout, "none")) == [([], [], [])] * 4

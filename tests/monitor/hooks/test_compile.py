@@ -30,6 +30,7 @@ from support.programs.compiling import (
     sites,
 )
 from support.programs.training import Apply, Net, batches, nan_gradient, stopped, train, where
+from support.sampling import sample
 
 pytestmark = compiling.marks
 
@@ -110,7 +111,7 @@ def each_block(model: nn.Module) -> nn.Module:
 
 
 class TestTheSameAsEager:
-    @pytest.mark.parametrize("wrap", [compiled, in_place, one_submodule, each_block])
+    @pytest.mark.parametrize("wrap", sample([compiled, in_place, one_submodule, each_block], 2))
     def test_however_it_is_compiled(self, wrap: Wrap) -> None:
         expected, eager_monitor = observed(net, eager, train)
         losses, monitor = observed(net, wrap, train)
@@ -120,7 +121,7 @@ class TestTheSameAsEager:
         assert "modules run compiled" in monitor.summary()
         assert "modules run compiled" not in eager_monitor.summary()
 
-    @pytest.mark.parametrize("make", [Structures, Tokens, Half])
+    @pytest.mark.parametrize("make", sample([Structures, Tokens, Half], 2))
     def test_whatever_is_compiled(self, make: Callable[[], nn.Module]) -> None:
         expected, eager_monitor = observed(make, eager, train)
         losses, monitor = observed(make, compiled, train)

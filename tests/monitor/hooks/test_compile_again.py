@@ -14,6 +14,7 @@ import fastcheck
 from support.programs import compiling
 from support.programs.compiling import compiled, counter, eager, net, observed, one_submodule, sites
 from support.programs.training import Apply, Residual, batches, stopped, train, where
+from support.sampling import sample
 
 pytestmark = compiling.marks
 
@@ -229,7 +230,7 @@ class TestInductor:
 class TestTheOperatorOfAStop:
     """A call of compiled code is run again, operator by operator."""
 
-    @pytest.mark.parametrize("what", ["model", "method", "layer", "function"])
+    @pytest.mark.parametrize("what", sample(["model", "method", "layer", "function"], 2))
     def test_it_is_named_with_its_line(self, what: str) -> None:
         model = nn.Sequential(nn.Linear(8, 8), Apply(_logarithm), nn.Linear(8, 4))
         runner: Any = model
