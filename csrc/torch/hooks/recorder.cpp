@@ -243,6 +243,15 @@ PyObject* read_waiting(PyObject* self, PyObject*) {
   });
 }
 
+PyObject* has_passed(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
+  if (count != 2) return PyErr_Format(PyExc_TypeError, "expected a tensor and a site");
+  const long long site = PyLong_AsLongLong(arguments[1]);
+  if (site == -1 && PyErr_Occurred() != nullptr) return nullptr;
+  return translated([&] {
+    return PyBool_FromLong(hook_recorder_of(self).waiting.has_passed(unpack(arguments[0]), site));
+  });
+}
+
 PyObject* compared(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
   if (count != 2) return PyErr_Format(PyExc_TypeError, "expected a site and a bool");
   const long long site = PyLong_AsLongLong(arguments[0]);
@@ -267,6 +276,7 @@ PyMethodDef kRecorderMethods[] = {
     {"clear_target", &clear_target, METH_NOARGS, "clear_target(self) -> None"},
     {"let_wait", &let_wait, METH_O, "let_wait(self, device_type) -> None"},
     {"read_waiting", &read_waiting, METH_NOARGS, "read_waiting(self) -> None"},
+    {"has_passed", as_method(&has_passed), METH_FASTCALL, "has_passed(self, tensor, site) -> bool"},
     {"compared", as_method(&compared), METH_FASTCALL, "compared(self, site, are_same) -> None"},
     {nullptr, nullptr, 0, nullptr},
 };

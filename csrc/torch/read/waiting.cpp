@@ -40,11 +40,19 @@ Waiting::Site& Waiting::site_of(std::int64_t number) {
   return sites_[at];
 }
 
+bool Waiting::can_wait(const at::Tensor& tensor, std::int64_t number) const {
+  return type_ == tensor.device().type() && number >= 0 && is_simple(tensor) && is_training() &&
+         tensor.numel() * static_cast<std::int64_t>(tensor.element_size()) <= kMostBytes;
+}
+
+bool Waiting::has_passed(const at::Tensor& tensor, std::int64_t number) {
+  if (!can_wait(tensor, number)) return false;
+  const Site& site = site_of(number);
+  return !site.is_at_once && site.trial >= 0 && site.pending == 0;
+}
+
 Waiting::Turn Waiting::turn_of(const at::Tensor& tensor, std::int64_t number, std::int64_t step) {
-  if (type_ != tensor.device().type() || number < 0 || !is_simple(tensor) || !is_training() ||
-      tensor.numel() * static_cast<std::int64_t>(tensor.element_size()) > kMostBytes) {
-    return Turn::kNow;
-  }
+  if (!can_wait(tensor, number)) return Turn::kNow;
   Site& site = site_of(number);
   if (site.is_at_once) return Turn::kNow;
   if (site.first < 0) site.first = step;

@@ -59,6 +59,10 @@ class Waiting {
   // Tensors of devices of this type may wait; nullopt: none may.
   void allow(std::optional<c10::DeviceType> type) { type_ = type; }
   Turn turn_of(const at::Tensor& tensor, std::int64_t site, std::int64_t step);
+  // Whether the site has passed its trial, and this tensor of it may wait. For captured graphs,
+  // which have no trial: their tensors wait elsewhere (GraphSlots in
+  // python/fastcheck/ring/device.py).
+  bool has_passed(const at::Tensor& tensor, std::int64_t site);
   // `stream`: the current one, that of all that waits.
   void add(const at::Tensor& tensor, const Identity& identity, std::int64_t dtype,
            std::int64_t order, const c10::Stream& stream);
@@ -82,6 +86,7 @@ class Waiting {
     bool is_at_once = false;
   };
   Site& site_of(std::int64_t number);
+  bool can_wait(const at::Tensor& tensor, std::int64_t site) const;
 
   std::optional<c10::DeviceType> type_;
   std::optional<c10::Stream> stream_;

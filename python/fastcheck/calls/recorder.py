@@ -84,6 +84,10 @@ class HookRecorder:
     def read_waiting(self) -> None:
         """Calls ``ModuleLevel.read_waiting()`` if a tensor waits to be read."""
 
+    def has_passed(self, tensor: torch.Tensor, site: int, /) -> bool:
+        """Whether this tensor may wait, and the site has passed its trial."""
+        return False
+
     def compared(self, site: int, are_same: bool, /) -> None:
         """A tensor of this site was read a second time, and has the same record or not."""
 

@@ -318,7 +318,7 @@ class DeviceRing:
         if self.captured is not None:
             slots = self.captured(self)
             if slots is not None:
-                slots.observe_list([tensor], [identity])
+                slots.observe(tensor, identity)
             return
         segment = self._segment()
         if segment is None:
@@ -399,9 +399,9 @@ class DeviceRing:
             for seq, site, tensor in zip(itertools.count(first_seq), sites, tensors)
         ]
 
-    def new_graph_slots(self) -> GraphSlots:
-        """Slots for a graph whose capture has begun."""
-        return GraphSlots(self._streams, self.backend, self._depth)
+    def new_graph_slots(self, stream: Any, may_wait: MayWait) -> GraphSlots:
+        """Slots for a graph whose capture has begun on ``stream``."""
+        return GraphSlots(self._streams, self.backend, self._depth, stream, may_wait)
 
     @property
     def is_capturing(self) -> bool:
@@ -518,14 +518,48 @@ _MAX_BYTES = 12 * 2**20
 _FIRST_SNAPSHOTS = 4
 
 
+#: (tensor, site): as of HookRecorder.has_passed().
+MayWait = Callable[[torch.Tensor, int], bool]
+# Of small tensors, as in csrc/torch/read/waiting.h.
+_MOST_WAITING = 32
+
+
+class _Waiting(NamedTuple):
+    """A small tensor that is to be read with others, and what it was when it was seen."""
+
+    alias: torch.Tensor
+    identity: tuple[int, ...]
+    version: int
+    address: int
+
+    @property
+    def is_unchanged(self) -> bool:
+        return self.alias._version == self.version and self.alias.data_ptr() == self.address
+
+
 class GraphSlots:
-    """The slots of one segment of a graph, on one device.
+    """The slots of one segment of a graph, on one device. ``stream``: where its capture began.
+
+    Small tensors wait for each other (csrc/torch/read/waiting.h) on that stream alone: the capture
+    ends in failure where something is put on another one after the two were joined.
 
     Not thread-safe: the caller holds the session's lock.
     """
 
-    def __init__(self, streams: DeviceStreams, backend: Backend, depth: int) -> None:
+    def __init__(
+        self,
+        streams: DeviceStreams,
+        backend: Backend,
+        depth: int,
+        stream: Any,
+        may_wait: MayWait,
+    ) -> None:
         self.streams = streams
+        self._stream = stream
+        self._may_wait = may_wait
+        self._waiting: list[_Waiting] = []
+        #: The numbers of tensors that were overwritten before they were read.
+        self.unread: list[int] = []
         self.backend = backend
         #: Each as of an Identity, with the numbers of the capture.
         self.identities: list[tuple[int, ...]] = []
@@ -540,6 +574,25 @@ class GraphSlots:
         self._snapshot_count = 0
 
     # While the graph is captured
+
+    def observe(self, tensor: torch.Tensor, identity: tuple[int, ...]) -> None:
+        """Captures the reading of ``tensor`` into a slot, with others if it may wait for them."""
+        site = Identity(*identity).site
+        if self.streams.current() != self._stream or not self._may_wait(tensor, site):
+            self.observe_list([tensor], [identity])
+            return
+        with no_grad():
+            alias = tensor.detach()
+        self._waiting.append(_Waiting(alias, identity, alias._version, alias.data_ptr()))
+        if len(self._waiting) == _MOST_WAITING:
+            self._read_waiting()
+
+    def _read_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        whole = [each for each in waiting if each.is_unchanged]
+        self.unread += [Identity(*each.identity).seq for each in waiting if not each.is_unchanged]
+        with self.streams.on(self._stream):
+            self.observe_list([each.alias for each in whole], [each.identity for each in whole])
 
     def observe_list(
         self, tensors: Sequence[torch.Tensor], identities: Sequence[tuple[int, ...]]
@@ -558,6 +611,7 @@ class GraphSlots:
 
     def end_capture(self) -> None:
         """Captures the counter's increment, as the last launch of the graph."""
+        self._read_waiting()
         if self._blocks:
             with no_grad():
                 self._counter.add_(1)

@@ -74,8 +74,9 @@ class GraphSegment:
 class CapturedJournal:
     """Filled in while a graph is captured, under the session's lock."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, stream: Any) -> None:
         self.stretches: list[GraphSegment] = []
+        self._stream = stream  # that of the capture
         #: Why replays can't be followed; None: they can.
         self.problem: Optional[str] = None
         self._session = session
@@ -101,7 +102,9 @@ class CapturedJournal:
             return None
         slots = self._stretch.slots.get(ring)
         if slots is None:
-            slots = self._stretch.slots[ring] = ring.new_graph_slots()
+            slots = self._stretch.slots[ring] = ring.new_graph_slots(
+                self._stream, self._session.recorder.has_passed
+            )
         return slots
 
     def take(self, step: Step, journal: Journal, closes_step: bool) -> None:
@@ -314,7 +317,7 @@ class GraphFollower:
         if streams is None or not self._observes(device):
             return False
         ring = session.rings.ring_of(device)
-        session.tape = tape = CapturedJournal(session)
+        session.tape = tape = CapturedJournal(session, streams.current())
         self._graphs[graph] = _Followed(tape, streams)
         if ring.backend.capture_list is None:
             # It copies from the host what depends on shapes, or waits for what it keeps.
@@ -430,6 +433,7 @@ class GraphFollower:
         for ring, slots in stretch.slots.items():
             if slots.identities:
                 ring.follow(slots, shift, step.index)
+            session.leave_unread([seq + shift for seq in slots.unread])
         session.next_seq = stretch.stop_seq + shift
         update, captured = step.update, template.update
         update.state_read = update.state_read or captured.state_read

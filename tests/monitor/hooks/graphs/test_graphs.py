@@ -312,6 +312,77 @@ def test_the_kernels_of_a_replay_that_is_left_out_read_nothing(
         assert not torch.equal(written[first], written[first + 3])
 
 
+class Rescaled(nn.Module):
+    """Writes to what a layer has returned, if it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Linear(8, 8), nn.Linear(8, 4)
+        self.writes = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.embed(x)
+        if self.writes:
+            y.mul_(2)
+        out: torch.Tensor = self.head(y.relu())
+        return out
+
+
+def test_small_tensors_of_a_graph_are_read_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one launch, and one for each of what is read at once and of the optimizer's lists."""
+    launches: list[int] = []
+    observe_list = device.GraphSlots.observe_list
+
+    def counted(self: Any, tensors: Any, identities: Any) -> None:
+        launches.append(len(tensors))
+        observe_list(self, tensors, identities)
+
+    monkeypatch.setattr(device.GraphSlots, "observe_list", counted)
+    training = Training(deep(6), NAME)
+    fastcheck.install(training.model)
+    training.warm_up()
+    training.capture()
+    assert sum(launches) > 40
+    assert len(launches) <= 5
+
+
+def test_a_small_tensor_that_is_overwritten_in_a_graph_alone_leaves_no_record() -> None:
+    """In the warm-up nothing was written to it, so it may wait in the capture."""
+    training = Training(Rescaled(), NAME)
+    monitor = fastcheck.install(training.model, log=fastcheck.Log(None, history=100))
+    training.warm_up()
+    training.model.writes = True
+    training.capture()
+    training.run(data(3))
+    monitor.flush()
+    embeds = [
+        int(record["step"])
+        for record in monitor.records()
+        if (site := monitor.sites[int(record["site"])]).module == "embed" and site.role == "output"
+    ]
+    assert embeds == list(range(WARM_UP))
+    assert "small tensors that left no record: 3, overwritten" in str(monitor.summary())
+
+
+def test_what_another_stream_of_a_capture_holds_is_read_at_once() -> None:
+    """A launch on it after the streams were joined would end the capture in failure."""
+    training = Training(Net(), NAME)
+    monitor = fastcheck.install(training.model)
+    training.warm_up()
+    ring = next(iter(monitor._session.rings.of.values()))
+    first, other = fake.Stream(), fake.Stream()
+    slots = ring.new_graph_slots(first, lambda tensor, site: True)
+    identity = (0, 0, 0, 0, 0, 0, 0)
+    with fake.stream(other):
+        slots.observe(training.x, identity)
+        assert len(slots.identities) == 1
+    with fake.stream(first):
+        slots.observe(training.x, identity)
+        assert len(slots.identities) == 1
+    slots.end_capture()
+    assert len(slots.identities) == 2
+
+
 def test_a_weight_that_does_not_move_is_said_of_replays() -> None:
     """Healthy replays are examined too: the same warnings as for steps."""
     model = Net().to(NAME)
