@@ -23,7 +23,7 @@ export function runCells(model: Model): Cells {
   });
   return {
     title: "Layers by steps",
-    hint: "Click a cell, or move with the arrow keys and press Enter, for the curves of its site.",
+    hint: "Click a cell, or move with the arrow keys and press Enter, to show the curves of its site.",
     modes: [
       ["headroom", "headroom"],
       ["unusual", "unusual for its site"],

@@ -51,14 +51,15 @@ function parted(store: Store, compared: ComparisonHeader): HTMLElement {
     one.row < 0 ? "–" : open(store, one.row, one.first_different ?? one.first_inexact ?? 0),
   ]);
   const first = ordered[0]!;
+  const signal = first.signal.replace("tensors: ", "");
   const sentence =
     first.first_different === null
-      ? `No difference is beyond its limit; ${first.signal} is the first that is not equal, ` +
+      ? `No difference is beyond its limit. The first signal that is not equal is ${signal}, ` +
         `${inWords(first.first_inexact)}.`
-      : `They part ${inWords(first.first_different)}: ${first.signal}` +
-        `${first.row < 0 ? "" : `, ${model.name(first.row)}`}.`;
+      : `The runs part ${inWords(first.first_different)}, first in ${signal}` +
+        `${first.row < 0 ? "" : ` (${model.name(first.row)})`}.`;
   const table = plainTable(
-    "The values are those of the first step that is not equal; the limit of a number of a step is 1 %.",
+    "Values are those of the first step that is not equal. The limit of a step's loss, norm or rate is 1 %.",
     [
       "signal",
       "not equal from step",
@@ -109,7 +110,8 @@ function profile(store: Store): HTMLElement {
   };
   show();
   store.onTheme(show);
-  const hint = "1 is the limit of the tensor's dtype; what is equal to the bit has no point.";
+  const hint =
+    "1 is the limit of the tensor's dtype. Pairs that are equal to the bit have no point.";
   return section("profile", "How far each tensor is apart", h("p", { class: "hint" }, hint), body);
 }
 
@@ -181,7 +183,7 @@ function pairTable(compared: ComparisonHeader): HTMLElement | null {
   ]);
   const more = count > pairs.length ? `, the first ${formatCount(pairs.length)} shown` : "";
   const table = plainTable(
-    `${formatCount(count)} pairs that differ or have no partner, in their order${more}; actual / reference.`,
+    `${formatCount(count)} pairs that differ or have no partner, in their order${more}: actual / reference.`,
     [
       "question",
       "tensor",
@@ -221,7 +223,7 @@ function text(title: string, of: (model: Model, row: number) => string): Column 
 
 const DIFFERENCES: SiteColumns = {
   title: "Tensors of both sides",
-  caption: "Every pair of tensors, over all steps; a click on its name shows it.",
+  caption: "Every pair of tensors, over all steps. Click a name to show it.",
   columns: [
     {
       title: "tensor",

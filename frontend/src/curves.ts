@@ -114,7 +114,8 @@ function draw(
       return [2 ** Math.floor(Math.log2(low) - 0.2), 2 ** Math.ceil(Math.log2(high) + 0.2)];
     }
     const room = (high - low || Math.abs(high) || 1) * 0.08;
-    return [low - room, high + room];
+    // Of shares, losses and rates none is below 0.
+    return [low < 0 ? low - room : Math.max(low - room, 0), high + room];
   };
   const across = (_: uPlot, low: number, high: number): [number, number] => [
     low,

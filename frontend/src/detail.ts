@@ -109,7 +109,7 @@ function around(model: Model, row: number, step: number): HTMLElement {
   });
   const note = model.header.exact
     ? ""
-    : " ≈ marks values that the page holds in steps of a fraction of an octave, or of several steps.";
+    : " ≈ marks values that are rounded, or the extremes of several steps.";
   const header = ["step", ...STATISTICS.map((statistic) => TITLES[statistic]), "not finite"];
   const table = plainTable(
     `Around step ${formatCount(step)}.${note}`,

@@ -8,8 +8,8 @@ export function differenceCells(model: Model): Cells {
   return {
     title: "Difference, layers by steps",
     hint:
-      "The limit is what rounding may explain in the tensor's dtype. Click a cell, or move with the " +
-      "arrow keys and press Enter, for the curves of both sides.",
+      "The limit is the error that rounding may explain in the tensor's dtype. Click a cell, or move " +
+      "with the arrow keys and press Enter, to show the curves of both sides.",
     modes: [
       ["difference", "error over its limit"],
       ["ratio", "abs max over that of the reference"],

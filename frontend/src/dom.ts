@@ -46,7 +46,7 @@ export function plainTable(
   return h(
     "table",
     {},
-    h("caption", {}, caption),
+    h("caption", {}, h("span", {}, caption)),
     h(
       "thead",
       {},

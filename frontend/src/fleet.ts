@@ -119,9 +119,9 @@ class Fleet {
       matrixSection(theme, "fleet-map", "Ranks by steps", matrix, {
         modes: [["outlying", "outliers"]],
         hint:
-          "A column is one step or several. Click a cell, or move with the arrow keys and press Enter, for " +
-          "the rank. Names in colour are those of suspects, and their rows are three pixels high at least. " +
-          "Outliers of ranks that no finding names are pale: among many, chance makes some.",
+          "A column is one step or several. Click a cell, or move with the arrow keys and press Enter, to " +
+          "show the rank. Suspects have coloured names. Outliers of ranks that no finding names are pale: " +
+          "among many ranks some occur by chance.",
         isWatched: false,
         filter: this.#filter(() => matrix.rowsChanged()),
       }),
@@ -201,7 +201,7 @@ class Fleet {
         `${formatCount(ranks.first_step[line]!)} to ${formatCount(ranks.last_step[line]!)}`,
       ],
       ["records", formatCount(ranks.row_count[line]!)],
-      ["columns of the map that stand out", formatCount(this.#unusual[line]!)],
+      ["unusual columns of the map", formatCount(this.#unusual[line]!)],
     ];
     const items = facts.map(([name, text]) => h("div", {}, h("dt", {}, name), h("dd", {}, text)));
     const found = this.#findingsOf.get(line) ?? [];
@@ -253,7 +253,7 @@ class Fleet {
         ["", "all ranks"],
         ["named", "ranks that a finding names"],
         ["hosts", "the hosts of these ranks"],
-        ["unusual", "ranks that ever stand out"],
+        ["unusual", "ranks with an unusual step"],
       ],
       "",
       (value) => {
@@ -312,15 +312,15 @@ class Fleet {
         (this.#findingsOf.get(line) ?? []).map((one) => one.kind).join(", ") || "–",
       ]);
     const left = ordered.length - rows.length;
-    const more = left > 0 ? ` ${formatCount(left)} more ranks stand out less.` : "";
+    const more = left > 0 ? ` ${formatCount(left)} more ranks are not shown.` : "";
     const table = plainTable(
-      `Ranks that a finding names, then those that stand out in most columns of the map.${more}`,
+      `Ranks that a finding names, then those that are unusual in most columns of the map.${more}`,
       ["rank", "host", "device", "serial", "replica group", "columns", "at most", "findings"],
       rows,
       new Set([0, 5]),
     );
     table.id = "fleet-table";
-    return section("fleet-ranks", "Ranks that stand out", scrolling("Table of ranks", table));
+    return section("fleet-ranks", "Unusual ranks", scrolling("Table of ranks", table));
   }
 }
 
@@ -341,8 +341,8 @@ function scoreOf(code: number): number {
 function stateText(code: number): string {
   if (code === CODE.none) return "no record";
   if (code === CODE.nonfinite) return "NaN or infinity";
-  if (code === CODE.replicas) return "other bits than the replicas";
-  if (code === CODE.ordinary) return "as its peers";
+  if (code === CODE.replicas) return "differs from the replicas";
+  if (code === CODE.ordinary) return "like its peers";
   const least = code === CODE.most ? "more than" : "about";
   const found = deviations(code);
   return `${least} ${found < 100 ? found.toPrecision(2) : formatCount(Math.round(found))} robust standard deviations`;

@@ -46,19 +46,19 @@ function names(store: Store): HTMLElement | null {
   const { prefix, rowCount } = store.model;
   const arrows = new Set(range(rowCount).map((row) => store.model.arrow(row)));
   const parts = [
-    ...(arrows.has("← ") ? ["← of the backward pass"] : []),
-    ...(arrows.has("↻ ") ? ["↻ of the optimizer's turn"] : []),
-    ...(prefix ? [`${prefix} is left out of the names`] : []),
+    ...(arrows.has("← ") ? ["← backward pass"] : []),
+    ...(arrows.has("↻ ") ? ["↻ optimizer's step"] : []),
+    ...(prefix ? [`names without ${prefix}`] : []),
   ];
   return parts.length ? h("p", { class: "hint names" }, parts.join(" · ")) : null;
 }
 
-/** Folds and unfolds the rows of the optimizer's turns. */
+/** Folds and unfolds the rows of the optimizer's step. */
 function foldButton(store: Store): HTMLElement {
   const button = h("button", { type: "button", class: "more", onClick: () => store.toggleFold() });
   const show = (): void => {
     const folded = store.foldedRows;
-    const rows = `${formatCount(folded)} row${folded === 1 ? "" : "s"} of the optimizer's turns`;
+    const rows = `${formatCount(folded)} row${folded === 1 ? "" : "s"} of the optimizer's step`;
     button.textContent = store.isFolded ? `Show ${rows}` : `Hide ${rows}`;
     button.hidden = !folded;
   };

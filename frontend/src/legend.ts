@@ -10,7 +10,7 @@ const ENDS: Record<Mode, [string, string]> = {
   difference: ["equal, or a thousandth of the limit", "a thousand times the limit"],
   ratio: [`1/${2 ** MOST_RATIO} of the reference`, `${2 ** MOST_RATIO} times it`],
   ranks: [`1/${2 ** MOST_RATIO} of the median of the ranks`, `${2 ** MOST_RATIO} times it`],
-  outlying: ["as its peers", `${MOST_OUTLYING} robust standard deviations or more`],
+  outlying: ["like its peers", `${MOST_OUTLYING} robust standard deviations or more`],
 };
 
 const NOT_FINITE = "NaN or Inf on one side";
@@ -34,7 +34,7 @@ export function legend(
     h("span", {}, right),
     pair(bad, mode === "difference" ? NOT_FINITE : "NaN or Inf"),
     ...(mode === "outlying"
-      ? [pair(differs, "bits that the replicas do not have"), pair(none, "no record")]
+      ? [pair(differs, "differs from the replicas"), pair(none, "no record")]
       : []),
     ...(isWatched ? [h("span", { class: "pair" }, diamond, "unusual (watch)")] : []),
   ];

@@ -55,8 +55,8 @@ export function rankMap(store: Store): HTMLElement | null {
       ["headroom", "least headroom"],
     ],
     hint:
-      "A cell is that of the rank's site which is farthest off in these steps, by abs max. Click it, " +
-      "or move with the arrow keys and press Enter, for this site.",
+      "A cell shows the rank's site that is farthest off in these steps, by abs max. Click a cell, or " +
+      "move with the arrow keys and press Enter, to show this site.",
     isWatched: false,
     filter: null,
   });

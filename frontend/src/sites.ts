@@ -74,7 +74,7 @@ export interface SiteColumns {
 
 const RUN: SiteColumns = {
   title: "Sites",
-  caption: "Every tensor that was read; a click on its name shows it.",
+  caption: "Every tensor that was read. Click a name to show it.",
   columns: COLUMNS,
   stepOf: (model, row) => {
     const bad = model.number("first_bad_step", row);
@@ -115,7 +115,7 @@ class SiteTable {
         this.#draw();
       },
     });
-    const caption = h("caption", {}, given.caption);
+    const caption = h("caption", {}, h("span", {}, given.caption));
     const table = h(
       "table",
       { id: "site-table" },
@@ -151,7 +151,7 @@ class SiteTable {
     this.#body.replaceChildren(...ordered.slice(0, this.#shown).map((row) => this.#row(row)));
     const left = rows.length - this.#shown;
     this.#more.hidden = left <= 0;
-    this.#more.textContent = `Show ${Math.min(left, PAGE)} more of ${formatCount(left)}`;
+    this.#more.textContent = `Show ${left > PAGE ? `${PAGE} of ${formatCount(left)}` : left} more`;
   }
 
   #row(row: number): HTMLTableRowElement {

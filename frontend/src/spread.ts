@@ -52,8 +52,8 @@ export function spread(store: Store): HTMLElement | null {
     h(
       "p",
       {},
-      `In step ${formatCount(first.step)}${rank} ${formatCount(count)} tensors of ` +
-        `${formatCount(modules)} modules were not finite, numbered in the order of the device. ` +
+      `In step ${formatCount(first.step)}${rank}, ${formatCount(count)} tensors of ` +
+        `${formatCount(modules)} modules were not finite. Numbers give their order on the device. ` +
         edgesText(boxes),
     ),
     list,
@@ -66,15 +66,13 @@ function edgesText(boxes: Box[]): string {
   const hasFollows = boxes.some((box) => box.follows.length);
   const texts = [
     hasRead
-      ? "“reads 1” is an edge of data: an operator of this box read the tensor of box 1."
-      : 'This log has no edges of data: they are recorded with level="op".',
+      ? "“reads 1”: an operator of this box read the tensor of box 1."
+      : 'Only level="op" records which operator read which tensor.',
     ...(hasFollows
-      ? [
-          "“follows from 1” is the verdict: it is derived from box 1, through any number of tensors.",
-        ]
+      ? ["“follows from 1”: by its verdict it comes from box 1, through any number of tensors."]
       : []),
     ...(hasRead || hasFollows
-      ? ["An arrow leads to the next box where that comes from this one."]
+      ? ["An arrow leads to the next box if that comes from this one."]
       : []),
   ];
   return texts.join(" ");

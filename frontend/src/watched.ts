@@ -60,8 +60,8 @@ export function watched(store: Store): HTMLElement | null {
       "p",
       {},
       `${formatCount(count)} event${count === 1 ? "" : "s"} of the watch, ${formatCount(warnings)} ` +
-        `with a warning.${cut} In the pictures a diamond marks the cell, and a bracket the steps ` +
-        "for which an overflow is forecast.",
+        `with a warning.${cut} In the heat map a diamond marks an event, and a bracket the steps for ` +
+        "which an overflow is forecast.",
     ),
     body,
   );
@@ -71,7 +71,7 @@ function table(store: Store, events: Watched[]): HTMLElement {
   const { model } = store;
   const several = model.hasSeveralRanks;
   const made = plainTable(
-    "By step; the cause is what the records show, not a proof.",
+    "In the order of steps. The cause is what the records show, not a proof.",
     [
       "step",
       ...(several ? ["rank"] : []),

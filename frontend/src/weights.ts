@@ -35,8 +35,8 @@ export function weights(store: Store): HTMLElement {
   ]);
   const hidden = still.length > rows.length ? `, the first ${rows.length} shown` : "";
   const caption =
-    `${formatCount(still.length)} of ${formatCount(compared.length)} weights kept their bytes${hidden}. ` +
-    "Those that are frozen on purpose are among them.";
+    `${formatCount(still.length)} of ${formatCount(compared.length)} weights did not change${hidden}, ` +
+    "including those that are frozen on purpose.";
   const table = plainTable(
     caption,
     ["weight", "readings compared", "elements"],

@@ -401,7 +401,7 @@ LAYOUTS = [
         }.items()
     ),
     _layout("megatron", "q and k swapped", "decoder.layers.1.self_attention.linear_proj · forward"),
-    _layout("pp", "layers of stage 0", "weights stand in each other's place: model.layers.2."),
+    _layout("pp", "layers of stage 0", "weights are swapped: model.layers.2."),
     _layout("pp", "a layer is left out", "optimizers[0].groups[0].parameters.model.layers.3."),
     _layout("pp", "gradient doubled", "first at step 0: model.layers.1 · backward"),
     _layout("fsdp2", "one weight is not loaded", "model.layers.1.mlp.up_proj · optimizer"),
@@ -502,7 +502,7 @@ def judge(pair: Pair, logs: Path) -> dict[str, Any]:
     if pair.accept:
         accepted = fastcheck.compare(*sides, accept=pair.accept).agrees
         is_right = accepted and not found.agrees and f"--accept {pair.accept}" in _flat(report)
-    elif not pair.is_healthy and "If that is meant: --accept order" in _flat(report):
+    elif not pair.is_healthy and "If this order is intended, use --accept order" in _flat(report):
         # Advice that may be followed of a wrong pair has to leave it different.
         is_right &= not fastcheck.compare(*sides, accept="order").agrees
     is_right &= pair.said in _flat(report)

@@ -32,7 +32,7 @@ def test_infinities_on_one_side_lead(tmp_path: Path) -> None:
     report = " ".join(str(comparison).split())
     assert "+Inf" in report and "NaN/Inf on one side" in report
     # The rounding of the operator before it is a remark.
-    assert "Not equal to the bit already" in report
+    assert "The first tensor that is not equal to the bit" in report
 
 
 def test_nothing_is_claimed_of_what_was_not_dumped(tmp_path: Path) -> None:

@@ -205,7 +205,7 @@ def test_an_environment_that_differs_is_named_and_may_be_accepted(
     assert answers(comparison)["forward"] == "not asked"
     accepted = fastcheck.compare(actual, reference, accept="environment")
     assert accepted.verdict == "equal"  # not identical: the environment is not
-    assert "environment, which you accept" in str(accepted)
+    assert "environment (accepted)" in str(accepted)
 
 
 def regression(

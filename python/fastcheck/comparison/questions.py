@@ -149,7 +149,7 @@ class Questions:
         if phase in (Phase.ENVIRONMENT, Phase.HYPERPARAMETERS):
             settings = self._settings.get(phase)
             if settings is None:
-                return Answer(label, "unknown", "not known of both sides")
+                return Answer(label, "unknown", "not known for both sides")
             if not settings:
                 return Answer(label, "yes", "")
             count = len(settings)
@@ -188,9 +188,9 @@ class Questions:
         missing = self._missing.get(phase, [])
         unreadable = counts[PairState.UNREADABLE]
         if not compared and not missing and not unreadable and not counts[PairState.DIFFERENT]:
-            why = "nothing of it is in both sides"
+            why = "nothing that both sides have"
             if self._is_split and phase is Phase.FORWARD:
-                why = "it follows the split of the batch: not compared"
+                why = "depends on how the batch is split: not compared"
             return Answer(label, "unknown", why)
         text = self._how_well(phase) if first is None else self._until(first, phase)
         if (missing or unreadable) and "missing" not in self._accept:

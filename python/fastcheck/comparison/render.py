@@ -123,16 +123,16 @@ def _result(comparison: Result, color: bool) -> list[str]:
         return [paint("identical: equal to the bit, nothing missing.", "green", color)]
     if comparison.verdict == "equal":
         accepted = [a.question for a in comparison.answers if a.answer == "accepted"]
-        but = f", but for {_enumerated(accepted)}, which you accept" if accepted else ""
+        but = f", except for {_enumerated(accepted)} (accepted)" if accepted else ""
         return [paint(f"equal within the thresholds{but}.", "green", color)]
     wrong = [answer.question for answer in comparison.answers if answer.answer == "no"]
     if wrong:
         text = f"different: {_enumerated(wrong)}."
         if any(answer.answer == "not asked" for answer in comparison.answers):
-            text += " What comes after follows from it, or can't be told from it."
+            text += " Later questions are not asked: their answers may follow from this."
         style = "red"
     else:
-        text = "different: not all tensors have a partner that can be read; those that have agree."
+        text = "different: some tensors have no partner that can be read; the others agree."
         style = "yellow"
     return [paint(line, style, color) for line in wrap(text, _BODY)]
 
@@ -148,7 +148,7 @@ def _first(comparison: Result, found: Found) -> list[Part]:
     lines: list[Part] = []
     lines += wrap(f"{where}step {row.step:,}: {row.name}{call}", _BODY, "", "  ")
     if not found.count_before:
-        text = "nothing that was computed before it in this step is in both sides"
+        text = "no tensor that was computed before it in this step is on both sides"
     elif found.exact_before:
         what = "what was dumped" if comparison.is_partial else "everything computed"
         text = f"{what} before it in this step is equal to the bit"
@@ -165,13 +165,13 @@ def _first(comparison: Result, found: Found) -> list[Part]:
     if inexact is not None and inexact.key < found.key:
         lines.append("")
         hint = (
-            "In one environment, look there."
+            "Both sides have the same environment, so look there."
             if comparison.expects_bits
-            else "The two were computed in different ways, which round differently."
+            else "The two sides were computed in different ways, which round differently."
         )
         lines += wrap(
-            f"Not equal to the bit already: step {inexact.row.step:,}, {inexact.row.name} (error "
-            f"{_format_error(inexact.row.error)}). {hint}",
+            f"The first tensor that is not equal to the bit: step {inexact.row.step:,}, "
+            f"{inexact.row.name} (error {_format_error(inexact.row.error)}). {hint}",
             _BODY,
         )
     return lines

@@ -49,7 +49,7 @@ def test_sections_and_where_they_part(tab: Tab) -> None:
     assert text(tab, ".headline").startswith("different: forward and loss.")
     assert text(tab, ".headline").endswith(f" First: {place}, step 25.")
     assert text(tab, "#verdict ol") == f"Look at {place}: its numbers on both sides are below."
-    expected = "They part at step 25: tensors: forward, blocks.0.norm · forward · output[0]."
+    expected = "The runs part at step 25, first in forward (blocks.0.norm · forward · output[0])."
     assert text(tab, "#parted-first") == expected
     assert text(tab, "#site-name") == "blocks.0.norm · forward · output[0]"
     assert text(tab, "#around strong") == "25"

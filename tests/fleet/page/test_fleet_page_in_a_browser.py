@@ -94,7 +94,7 @@ def choose(tab: Tab, label: str, value: str) -> None:
 def test_findings_stand_in_the_page_as_text(tab: Tab, page: Path) -> None:
     assert tab.problems == [] and tab.requests == [page.as_uri()]
     titles = tab.value("[...document.querySelectorAll('h2')].map(e => e.textContent)")
-    assert titles == ["Verdict", "Ranks by steps", "Rank", "Ranks that stand out"]
+    assert titles == ["Verdict", "Ranks by steps", "Rank", "Unusual ranks"]
     assert text(tab, "#verdict .headline") == (
         "synthetic: 3 ranks of 32 are suspect: "
         "5 (host0000) from step 2, 9 (host0001) from step 4, 30 (host0003) from step 10"
@@ -122,7 +122,7 @@ def test_the_map_by_keyboard(tab: Tab) -> None:
     tab.value("document.getElementById('fleet-map-view').focus()")
     for key in ("ArrowUp", "ArrowUp", "ArrowUp", "ArrowUp", "ArrowRight"):
         tab.press(key)
-    expected = "rank 5 · host0000, step 5: other bits than the replicas at 1 site"
+    expected = "rank 5 · host0000, step 5: differs from the replicas at 1 site"
     assert text(tab, "#fleet-map .status") == expected
     tab.press("Enter")
     assert text(tab, "#rank-name") == "rank 5 · host0000"

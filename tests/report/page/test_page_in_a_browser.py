@@ -107,10 +107,10 @@ def test_a_warning_is_the_headline_and_its_first_mover_is_drawn(
     assert text(window, ".headline.bad") == headline
     tries = window.value("[...document.querySelectorAll('#verdict li')].map(e => e.textContent)")
     assert tries == [
-        f"Look at {mover}, the first that left its range: its curves are below.",
+        f"Look at {mover}, the first tensor that left its range: its curves are below.",
         "If the loss does not come down by itself, go back to a checkpoint from before step 90.",
     ]
-    assert text(window, "#verdict > p:last-child").startswith("2 warnings of the watch in all")
+    assert text(window, "#verdict > p:last-child").startswith("2 warnings of the watch, listed")
     assert text(window, "#site-name").startswith(f"{mover.module} · ")
     assert text(window, "#site-name").endswith(", rank 1")
     assert text(window, "#around strong") == "88"
@@ -126,7 +126,7 @@ def test_what_did_not_warn_is_told_too(window: Tab, tmp_path: Path) -> None:
     write_page(tmp_path, tmp_path / "report.html")
     window.open(tmp_path / "report.html", READY)
     assert text(window, ".headline") == (
-        f"Every number that was read is finite. Unusual, without a warning: {text_of_event}"
+        f"Every number that was read is finite. Unusual, but without a warning: {text_of_event}"
     )
     assert not window.value("document.querySelector('.headline.good')")
     # The tensor that came nearest to the end of its dtype is drawn.
@@ -267,7 +267,7 @@ def test_names_of_rows_keep_their_role_and_tell_a_weight_from_its_gradient(
     roles = {name.rpartition(" ")[2] for name in names}
     assert {"out", "in[0]", "out[0].grad", "weight.grad", "weight"} <= roles
     assert {name.split()[-2] for name in names if name.endswith(".grad")} == {"←"}
-    assert text(tab, "#heatmap .names") == "← of the backward pass · ↻ of the optimizer's turn"
+    assert text(tab, "#heatmap .names") == "← backward pass · ↻ optimizer's step"
 
 
 def test_a_common_prefix_is_left_out_of_the_names(window: Tab, tmp_path: Path) -> None:
@@ -278,7 +278,7 @@ def test_a_common_prefix_is_left_out_of_the_names(window: Tab, tmp_path: Path) -
     write_page(tmp_path, tmp_path / "report.html")
     window.size(1280, 900, dark=False)
     window.open(tmp_path / "report.html", READY)
-    assert text(window, "#heatmap .names").endswith("· transformer. is left out of the names")
+    assert text(window, "#heatmap .names").endswith("· names without transformer.")
     names = [name for name in drawn(window, 1280) if " " in name]
     assert "h.0.attn.qkv out" in names and "lm_head out" in names
     assert not any("transformer" in name for name in names)
@@ -299,7 +299,7 @@ def test_rows_of_the_optimizer_are_folded_but_for_those_not_finite(tab: Tab, log
     bad = {int(site) for site in view.records["site"][view.records["nan_count"] > 0]}
     turns = {n for n, site in view.sites.items() if site.direction == "optimizer"}
     assert turns & bad and turns - bad
-    rows = f"{len(turns - bad)} rows of the optimizer's turns"
+    rows = f"{len(turns - bad)} rows of the optimizer's step"
     assert text(tab, "#heatmap .more") == f"Show {rows}" and shown() == len(turns & bad)
     unfold(tab)
     assert text(tab, "#heatmap .more") == f"Hide {rows}" and shown() == len(turns)
@@ -383,6 +383,12 @@ def test_nothing_is_wider_than_the_window(tab: Tab, width: int) -> None:
     tab.size(width, 900)
     tab.wait_for(f"document.querySelector('.stage canvas').clientWidth <= {width}")
     assert tab.value("document.documentElement.scrollWidth") <= width
+    # Captions stay in view where their tables scroll, and so does the text of the verdict.
+    tab.value("document.querySelectorAll('.scrolling').forEach(e => e.scrollTo(200, 0))")
+    ends = "[...document.querySelectorAll('caption span, #verdict pre')].map(e => {{ const {0} }})"
+    boxes = ends.format("b = e.getBoundingClientRect(); return [b.left, b.right, e.scrollWidth]")
+    for left, right, content in tab.value(boxes):
+        assert 0 <= left < right <= width and (width > 400 or content <= width)
 
 
 def test_ranks_by_steps(window: Tab, tmp_path: Path) -> None:

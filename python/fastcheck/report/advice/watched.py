@@ -20,14 +20,13 @@ _GRAVEST = (
 # Warnings of other kinds say in their text what to do (watch/rules.py).
 _WITHOUT_ADVICE = ("loss_spike", "explosion", "headroom")
 _BY_CAUSE: Mapping[str, str] = {
-    "data": "Look at the batch of step {step}: monitor.batch(name) before the forward pass has the "
-    "warning name it.",
-    "optimizer": "Take back what the warning says was changed; if it names no change, lower the "
-    "learning rate.",
-    "layer": "Look at {mover}, the first that left its range: its curves are below.",
+    "data": "Look at the batch of step {step}. After monitor.batch(name) before the forward pass, "
+    "warnings name the batch.",
+    "optimizer": "Undo the change that the warning names, or else lower the learning rate.",
+    "layer": "Look at {mover}, the first tensor that left its range: its curves are below.",
     "gradient": "Clip the gradients, or lower the learning rate: {mover} left its range first.",
-    "hardware": "Another rank held other weights: `fastcheck doctor --device` on that machine, and "
-    "fastcheck.rerun() of a step.",
+    "hardware": "The ranks held different weights: run `fastcheck doctor --device` on their "
+    "machines, and fastcheck.rerun() of a step.",
 }
 
 
@@ -54,7 +53,7 @@ def advice_of(line: Mapping[str, Any]) -> list[str]:
     if kind not in _WITHOUT_ADVICE:
         return []
     if kind == "headroom":
-        return ["Compute this tensor in bfloat16 or float32, or make it smaller, before that."]
+        return ["Compute this tensor in bfloat16 or float32 before then, or scale it down."]
     mover = first_mover(line)
     name = mover.get("site") if mover is not None else None
     text = _BY_CAUSE.get(str(line.get("cause")))

@@ -22,7 +22,7 @@ from fastcheck.report.render import headline, report_sections
 from fastcheck.report.stop_report import StopReport
 from fastcheck.report.summary import count_warnings
 from fastcheck.utils.names.style import STYLES
-from fastcheck.utils.text.numbers import format_steps, to_json
+from fastcheck.utils.text.numbers import counted, format_steps, to_json
 
 from .collect import Collected, collect, newest_log
 from .container import (
@@ -180,7 +180,7 @@ def watched_html(found: Collected, warnings: Sequence[Mapping[str, Any]]) -> str
     """
     line, more = gravest(warnings), count_warnings(len(warnings))
     head = headline_html(_told(found, line), "bad", advice_of(line))
-    return f"{head}\n<p>{more} in all, in the table of what was unusual. {_extent(found)}</p>"
+    return f"{head}\n<p>{more}, listed under What was unusual. {_extent(found)}</p>"
 
 
 def _told(found: Collected, line: Mapping[str, Any]) -> str:
@@ -206,14 +206,14 @@ def healthy_html(found: Collected, harmless: int) -> str:
         text = "This log holds no records."
     elif harmless or bad:
         text = (
-            f"No event is counted. {bad:,} records hold a NaN or an infinity, "
+            f"No event was counted. {counted(bad, 'record')} with a NaN or an infinity, "
             f"{harmless:,} of them with a verdict."
         )
     else:
         text = "Every number that was read is finite."
     kind = "good"
     if lines:
-        text += f" Unusual, without a warning: {_told(found, gravest(lines))}"
+        text += f" Unusual, but without a warning: {_told(found, gravest(lines))}"
         kind = ""
     return f"{headline_html(text, kind, [])}\n<p>{_extent(found)}</p>"
 
@@ -221,7 +221,7 @@ def healthy_html(found: Collected, harmless: int) -> str:
 def _extent(found: Collected) -> str:
     steps = sorted({int(step) for step in found.rows.columns()["last_step"].tolist()})
     last = f" up to {format_steps(steps[-1:])}" if steps else ""
-    return f"{found.records:,} records of {found.rows.count:,} tensors{last}."
+    return f"{counted(found.records, 'record')} of {counted(found.rows.count, 'tensor')}{last}."
 
 
 def title_of(found: Collected, report: Optional[StopReport]) -> str:
