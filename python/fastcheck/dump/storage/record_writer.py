@@ -110,7 +110,7 @@ class RecordWriter:
                 with unobserved():
                     read = stats(
                         host.detach(),
-                        depth=Depth(self._depth).name.lower(),
+                        record=Depth(self._depth).name.lower(),
                         order="logical" if self._is_logical else "storage",
                     )
                 self._put(index, read.tensor, site, call, flags)
