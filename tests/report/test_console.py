@@ -120,24 +120,28 @@ def test_a_terminal_without_colours_gets_the_plain_text(
     assert terminal.getvalue() == plain_text(REPORT) + "\n"
 
 
-def test_nobody_is_told_of_progress_off_a_terminal() -> None:
+def test_nobody_is_told_of_progress_off_a_terminal_or_without_rich(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with progress("comparing", "blocks") as told:
         assert told is None
-
-
-@pytest.mark.parametrize("has_rich", [True, False])
-def test_progress_leaves_nothing_behind(has_rich: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if has_rich:
-        pytest.importorskip("rich")
     terminal = use_terminal(monkeypatch)
-    monkeypatch.setattr(console, "has_rich", lambda: has_rich)
+    monkeypatch.setattr(console, "has_rich", lambda: False)
+    with progress("comparing", "blocks") as told:
+        assert told is None
+    assert terminal.getvalue() == ""
+
+
+def test_progress_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("rich")
+    terminal = use_terminal(monkeypatch)
     with pytest.raises(KeyError), progress("comparing", "blocks") as told:
         assert told is not None
         for done in range(500):
             told(done, 1000)
         raise KeyError("from the work itself")
     assert "comparing" in terminal.getvalue() and "blocks" in terminal.getvalue()
-    assert terminal.getvalue().endswith("\x1b[2K" if has_rich else "\x1b[K"), "what erases a line"
+    assert terminal.getvalue().endswith("\x1b[2K"), "what erases a line"
 
 
 def test_the_command_on_a_terminal() -> None:

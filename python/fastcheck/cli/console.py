@@ -53,38 +53,24 @@ def print_json(kind: str, document: Mapping[str, Any], *, indent: Optional[int] 
 @contextlib.contextmanager
 def progress(doing: str, of_what: str) -> Iterator[Optional[Callable[[int, int], None]]]:
     """Yields a function of (done, total) that draws a progress bar on standard error; None where
-    that is no terminal. The bar is erased at the end.
+    that is no terminal, or without rich. The bar is erased at the end.
     """
-    if not sys.stderr.isatty():
+    if not sys.stderr.isatty() or not has_rich():
         yield None
-    elif has_rich():
-        from rich import progress as bars
-        from rich.console import Console
+        return
+    from rich import progress as bars
+    from rich.console import Console
 
-        columns = (
-            bars.TextColumn(doing),
-            bars.BarColumn(),
-            bars.MofNCompleteColumn(),
-            bars.TextColumn(of_what + ","),
-            bars.TimeRemainingColumn(),
-        )
-        with bars.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task(doing, total=None)
-            yield lambda done, total: bar.update(task, completed=done, total=total)
-    else:
-        try:
-            yield _count(doing, of_what)
-        finally:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-
-
-def _count(doing: str, of_what: str) -> Callable[[int, int], None]:
-    def show(done: int, total: int) -> None:
-        if done % max(total // 100, 1) == 0:
-            line = f"\r{doing}: {done:,} of {total:,} {of_what}"
-            print(line, end="", file=sys.stderr, flush=True)
-
-    return show
+    columns = (
+        bars.TextColumn(doing),
+        bars.BarColumn(),
+        bars.MofNCompleteColumn(),
+        bars.TextColumn(of_what + ","),
+        bars.TimeRemainingColumn(),
+    )
+    with bars.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(doing, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def has_rich() -> bool:

@@ -143,7 +143,8 @@ def examine(
     if with_cells:
         answers.update(cell_answers(engine))
     ranks = {int(row["rank"]): _rank(row) for row in answers["ranks"]}
-    names = {int(row["site"]): str(row["name"]) for row in answers["sites"]}
+    known = {int(row["site"]): str(row["name"]) for row in answers["sites"]}
+    names = defaultdict(lambda: "a site without a name", known)
     findings = [
         *_nonfinite(answers, names, len(ranks)),
         *_replicas(answers, names, ranks),
@@ -157,7 +158,7 @@ def examine(
         run=run,
         engine=kind,
         ranks=ranks,
-        site_count=len(names),
+        site_count=len(known),
         row_count=sum(one.row_count for one in ranks.values()),
         first_step=min(first for first, _ in steps),
         last_step=max(last for _, last in steps),
@@ -258,7 +259,7 @@ def _nonfinite(
         Suspect(
             int(row["rank"]),
             step,
-            names.get(int(row["site"]), "a site without a name"),
+            names[int(row["site"])],
             f"{row['nan_count']:,} NaN and {row['inf_count']:,} infinities, the first of all ranks",
         )
         for row in first
@@ -300,7 +301,7 @@ def _replicas(
             if is_outvoted
             else f"no majority among {total:,} replicas ({places})"
         )
-        site = names.get(int(row["site"]), "a site without a name")
+        site = names[int(row["site"])]
         suspect = Suspect(int(row["rank"]), int(row["first_step"]), site, how, cells)
         if is_outvoted:
             odd.append(suspect)
@@ -367,7 +368,7 @@ def _outliers(
             f"{float(named['factor']):.3g} times the median of {int(named['peers']):,} peers, "
             f"up to {float(named['z']):.0f} robust standard deviations"
         )
-        site = names.get(int(named["site"]), "a site without a name") + sites
+        site = names[int(named["site"])] + sites
         suspects.append(Suspect(rank, first, site, how, len(places)))
     return _by_host(suspects, ranks)
 

@@ -8,7 +8,7 @@ from typing import Any, Optional
 import numpy as np
 import torch
 
-from fastcheck.comparison.block import Block, Extra, Kind, Phase, Source
+from fastcheck.comparison.block import Block, Extra, Kind, Phase, Source, leading_bytes
 from fastcheck.comparison.names import NameTable, Renaming
 from fastcheck.dump.storage.files import places_in
 from fastcheck.dump.storage.reading import StoredValues, read_calls, read_index, value_of
@@ -18,18 +18,10 @@ from fastcheck.log.record_file import read_all
 from fastcheck.record.format import RECORD_DTYPE, VALUE_BYTES
 from fastcheck.utils.reading import without_collector
 
-from .log import SiteLookup, by_rank
+from .log import SiteLookup, settings_of
 
 #: The options of Dumper that choose what is dumped.
 _LISTS = ("ops", "modules", "first", "last", "from_log")
-_VALUES = np.dtype(
-    {
-        "names": ["values"],
-        "formats": [np.dtype((np.void, VALUE_BYTES))],
-        "offsets": [0],
-        "itemsize": RECORD_DTYPE.itemsize,
-    }
-)
 
 
 def is_dump(path: str) -> bool:
@@ -63,11 +55,7 @@ class DumpSource(Source):
             # The optimizers of the first step in which one stepped.
             if meta.get("optimizers") is not None:
                 optimizers.setdefault(rank, meta["optimizers"])
-        described = by_rank(optimizers)
-        self.settings: dict[Phase, Any] = {
-            Phase.ENVIRONMENT: by_rank(environments),
-            Phase.HYPERPARAMETERS: None if described is None else {"optimizers": described},
-        }
+        self.settings = settings_of(environments, optimizers)
 
     def places(self) -> list[tuple[int, int]]:
         return sorted(self._places)
@@ -143,7 +131,7 @@ def _is_known(records: np.ndarray, phases: np.ndarray) -> np.ndarray:
     """Whether what an op reads was computed earlier in this step, or is stored by a module, found
     by its contents: if not, it was given to the step, as labels are.
     """
-    _, contents = np.unique(records.view(_VALUES)["values"], return_inverse=True)
+    _, contents = np.unique(leading_bytes(records, VALUE_BYTES), return_inverse=True)
     contents = contents.reshape(-1)
     first = np.full(int(contents.max(initial=-1)) + 1, len(records), np.int64)
     places = np.arange(len(records))

@@ -75,11 +75,7 @@ class LogSource(Source):
             self.notes.append(
                 f"{side}: the log's limit has evicted the steps before {min(evicted):,}"
             )
-        described = by_rank(optimizers)
-        self.settings: dict[Phase, Any] = {
-            Phase.ENVIRONMENT: by_rank(environments),
-            Phase.HYPERPARAMETERS: None if described is None else {"optimizers": described},
-        }
+        self.settings = settings_of(environments, optimizers)
 
     @property
     def parameters(self) -> set[str]:
@@ -103,7 +99,16 @@ class LogSource(Source):
         return step == max(self._ranks[rank].places)
 
 
-def by_rank(found: dict[int, Any]) -> Any:
+def settings_of(environments: dict[int, Any], optimizers: dict[int, Any]) -> dict[Phase, Any]:
+    """The settings of a source, of what each rank has."""
+    described = _by_rank(optimizers)
+    return {
+        Phase.ENVIRONMENT: _by_rank(environments),
+        Phase.HYPERPARAMETERS: None if described is None else {"optimizers": described},
+    }
+
+
+def _by_rank(found: dict[int, Any]) -> Any:
     """The value that all ranks have; by rank where they differ. None where none has one."""
     known = {rank: value for rank, value in found.items() if value is not None}
     if not known:

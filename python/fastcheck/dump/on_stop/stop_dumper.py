@@ -156,20 +156,17 @@ class _Writer:
 
     def write_op(self, call: CapturedOp) -> Dumped:
         site, info = self._site, call.info
-        specs = []
-        entries: list[dict[str, Any]] = []
         backward = site.direction == "backward"
-        for place, label, tensor in inputs_of(info, call.args, call.kwargs):
-            role = "grad_output" if backward else "input"
-            entry, spec = self._read(role, label, place, tensor)
-            entries.append(entry)
-            if spec is not None:
-                specs.append((label, tensor, spec))
-        made: list[dict[str, Any]] = []
-        for position, tensor in enumerate(call.made):
-            label = f"output[{position}]" if position else "output"
-            role = "grad_input" if backward else "output"
-            made.append(self._read(role, label, position, tensor)[0])
+        taken, given = ("grad_output", "grad_input") if backward else ("input", "output")
+        inputs = list(inputs_of(info, call.args, call.kwargs))
+        read = [self._read(taken, label, place, tensor) for place, label, tensor in inputs]
+        specs = [
+            (label, tensor, spec) for (_, label, tensor), (_, spec) in zip(inputs, read) if spec
+        ]
+        made = [
+            self._read(given, f"output[{at}]" if at else "output", at, tensor)[0]
+            for at, tensor in enumerate(call.made)
+        ]
         line: dict[str, Any] = {
             "kind": "op",
             "op": site.op or info.name,
@@ -178,7 +175,7 @@ class _Writer:
             "module": site.module,
             "type": site.module_type,
             "ran": info.name,
-            "in": entries,
+            "in": [entry for entry, _ in read],
             "out": made,
         }
         others = others_of(info, call.args, call.kwargs)
@@ -188,11 +185,7 @@ class _Writer:
         self._random(call.generators)
         what = f"{site.op or info.name} #{self._call} in {module_name(site)}"
         self._finish()
-        written = [
-            tensor
-            for place, _, tensor in inputs_of(info, call.args, call.kwargs)
-            if place in info.written
-        ]
+        written = [tensor for place, _, tensor in inputs if place in info.written]
 
         def text() -> str:
             title = self._title(what, info.name)
@@ -200,7 +193,7 @@ class _Writer:
                 title, call.func, call.args, call.kwargs, specs, written, self._counts(made)
             )
 
-        if len(specs) < len(entries):
+        if len(specs) < len(inputs):
             self._notes.append("no script: not all that the operator read could be written")
             return self._dumped(what, None)
         return self._dumped(what, text)
