@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import operator
 import re
-import threading
 import weakref
 from collections import Counter
 from collections.abc import Sequence
@@ -455,10 +454,12 @@ class StalledWeights:
         sites: SiteTable,
         history: History,
         report_internal_error: Callable[[str, Exception], None],
+        warn: Callable[[str], None],
     ) -> None:
         self._sites = sites
         self._history = history
         self._trouble = report_internal_error
+        self._warn = warn
         self._table = _Table()
         self._parameter_of: dict[tuple[str, str], int] = {}
         self._alike: dict[str, int] = {}
@@ -467,20 +468,9 @@ class StalledWeights:
         self._has_learnt = False
         self._stray_checksums: dict[int, int] = {}
         self._buffers = ConstantBuffers()
-        self._lock = threading.Lock()
-        #: The warnings that were not given yet.
-        self.unsaid: list[str] = []
         #: All warnings, for summary().
         self.notes: list[str] = []
         self.is_on = True
-
-    def take_warnings(self) -> Sequence[str]:
-        """The warnings that were not given yet, once."""
-        if not self.unsaid:
-            return ()
-        with self._lock:
-            texts, self.unsaid = self.unsaid, []
-        return texts
 
     def settle(self, look: UpdateInfo) -> None:
         """The records of the look are here. Never raises."""
@@ -664,9 +654,8 @@ class StalledWeights:
             return
         said[new] = True
         text = spell(_names([self._sites[site] for site in new]))
-        with self._lock:
-            self.notes.append(text)
-            self.unsaid.append(text)
+        self.notes.append(text)
+        self._warn(text)
 
 
 def _names(sites: Sequence[Site]) -> str:

@@ -59,6 +59,7 @@ _FORMS = ("broadcast", "given_twice", "one_label", "unregistered")
 _LARGE_MOMENTUM = 0.9
 _MOST_TRAINED = 0.02
 _NAMED = 3
+_LOOKED_AT = (_DropoutNd, _BatchNorm, DistributedDataParallel)
 
 
 @dataclass
@@ -293,7 +294,8 @@ class Facts:
         self.copies = StaleCopies()
         self._session = session
         self._state = state
-        self._nodes = nodes
+        # Of the modules that are looked at.
+        self._nodes = [n for n in nodes if n.is_primary or isinstance(n.module(), _LOOKED_AT)]
         self._chains: weakref.WeakKeyDictionary[torch.optim.Optimizer, _Chain] = (
             weakref.WeakKeyDictionary()
         )

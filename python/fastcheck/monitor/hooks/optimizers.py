@@ -82,11 +82,14 @@ def _tell(what: str, method: Callable[..., bool], *args: Any) -> None:
 
 def _before_update(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
     """The arguments of an optimizer's step, where they are others from now on."""
-    has_closure = _closure_of(args, kwargs) is not None
-    _tell("optimizer steps", StepWatcher.before_update, optimizer, has_closure)
-    if not has_closure:
+    closure = _closure_of(args, kwargs)
+    _tell("optimizer steps", StepWatcher.before_update, optimizer, closure is not None)
+    if closure is None or getattr(closure, "_fastcheck_optimizer", None) == id(optimizer):
         return None
-    return _with_watched_closure(optimizer, args, kwargs, *_at_evaluations)
+    watched = _watched(closure, optimizer)
+    if len(args) > 1:
+        return (args[0], watched, *args[2:]), kwargs
+    return args, {**kwargs, "closure": watched}
 
 
 def _closure_of(args: Any, kwargs: Any) -> Optional[Callable[..., Any]]:
@@ -95,19 +98,11 @@ def _closure_of(args: Any, kwargs: Any) -> Optional[Callable[..., Any]]:
     return closure if callable(closure) else None
 
 
-def _with_watched_closure(
-    optimizer: torch.optim.Optimizer,
-    args: Any,
-    kwargs: Any,
-    began: Callable[[torch.optim.Optimizer], None],
-    ended: Callable[[torch.optim.Optimizer], None],
-) -> Any:
-    """The arguments of its step with a closure that calls ``began`` before each evaluation and
-    ``ended`` after it, unless it raised. None: there is no closure, or it is such a one already.
+def _watched(closure: Callable[..., Any], optimizer: torch.optim.Optimizer) -> Callable[..., Any]:
+    """The closure of a step, which tells of the beginning of each evaluation and, unless it raises,
+    of its end.
     """
-    closure = _closure_of(args, kwargs)
-    if closure is None or getattr(closure, "_fastcheck_optimizer", None) == id(optimizer):
-        return None
+    began, ended = _at_evaluations
 
     @functools.wraps(closure)
     def evaluate(*given: Any, **named: Any) -> Any:
@@ -117,9 +112,7 @@ def _with_watched_closure(
         return result
 
     evaluate._fastcheck_optimizer = id(optimizer)  # type: ignore[attr-defined]  # not twice
-    if len(args) > 1:
-        return (args[0], evaluate, *args[2:]), kwargs
-    return args, {**kwargs, "closure": evaluate}
+    return evaluate
 
 
 def _evaluation_began(optimizer: torch.optim.Optimizer) -> None:

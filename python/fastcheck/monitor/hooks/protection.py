@@ -112,8 +112,6 @@ class WeightProtection:
         self._is_loop_known = False
         self._cannot_protect = False
         self._has_combined = False
-        #: The texts to warn with.
-        self.warnings: list[str] = []
 
     def before_update(self, optimizer: torch.optim.Optimizer, evaluation: int = 0) -> None:
         """The optimizer is about to use its gradients, unless it is to skip that.
@@ -157,14 +155,14 @@ class WeightProtection:
         if note not in session.faults.notes:
             session.faults.notes[note] = None
             if self._norm_limit is not None:
-                self.warnings.append(
+                session.event_store.warn_later(
                     f"Watch(skip_above=) skips no update of {type(optimizer).__name__}: {reason}"
                 )
             if (
                 session.config.stop.protect_weights is True
                 or session.event_store.ranks.together > 1
             ):
-                self.warnings.append(
+                session.event_store.warn_later(
                     f"{note}. A stop comes one step after the event: by then an update has applied "
                     "what was not finite"
                 )
@@ -186,7 +184,7 @@ class WeightProtection:
         if self._norm_limit is None or self._is_loop_known:
             return
         self._is_loop_known = True
-        self.warnings.append(
+        self._session.event_store.warn_later(
             "Watch(skip_above=) compares the norm of gradients as the optimizer gets them, and the "
             "training loop changes them after backward(). Where that is clipping, no norm is large "
             "any more: clip with torch.nn.utils.clip_grad_norm_, whose gradients are read before"
@@ -200,11 +198,6 @@ class WeightProtection:
             # The next update of the step, or evaluation of the closure, has gradients of its own.
             used = {id(one) for many in gradients_by_device(optimizer).values() for one in many}
             self._clipped = [(ids - used, norm) for ids, norm in self._clipped]
-
-    def take_warnings(self) -> list[str]:
-        """The texts to warn with since the last time."""
-        warnings, self.warnings = self.warnings, []
-        return warnings
 
     def release(self) -> None:
         """Takes back what a step that raised has left on its optimizer."""

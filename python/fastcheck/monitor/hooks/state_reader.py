@@ -149,9 +149,12 @@ class StateReader:
         #: None where records have no checksum.
         self.stalled_weights: Optional[StalledWeights] = None
         if session.config.depth is Depth.FULL:
-            event_store = session.event_store
+            store = session.event_store
             self.stalled_weights = StalledWeights(
-                session.sites, event_store.archive.history, session.report_internal_error
+                session.sites,
+                store.archive.history,
+                session.report_internal_error,
+                store.warn_later,
             )
         self._large_squares = LargeSquares(session.event_store.archive.history)
         self._updates = UpdateWatcher(nodes, session.config.training.optimizers)

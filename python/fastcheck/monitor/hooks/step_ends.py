@@ -188,8 +188,6 @@ class EndlessSteps:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        #: The text to warn with; empty as a rule.
-        self.warning = ""
         self._has_warned = False
 
     def after_backward(self) -> bool:
@@ -205,17 +203,12 @@ class EndlessSteps:
             return False
         if not self._has_warned:
             self._has_warned = True
-            self.warning = (
+            session.event_store.warn_later(
                 f"{_MOST_PASSES:,} backward passes have run in step {index:,} without an update of "
                 f"the weights that ends it: fastcheck ends a step after {_MOST_PASSES:,} of them. "
                 "Call monitor.step() where an iteration of the loop ends"
             )
         return True
-
-    def take_warning(self) -> str:
-        """The text to warn with, once."""
-        warning, self.warning = self.warning, ""
-        return warning
 
 
 #: A module, the name of a parameter in it, and the version of its gradient.

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 
 from fastcheck.calls.module_calls import ModuleNode
 from fastcheck.calls.stored import parameter_at, parameter_ids
-from fastcheck.errors import LearningRateWarning, warn
+from fastcheck.errors import warn
 from fastcheck.monitor.session.run_meta import RunMeta
 from fastcheck.monitor.session.session import Removal, Session
 from fastcheck.record.format import Flag
@@ -186,7 +186,7 @@ class StepWatcher:
             text = copies.look_at(optimizer, self._state.parameters())
         if text is not None:
             self.session.faults.notes[text] = None
-            warn(text)
+            self.session.event_store.warn_later(text)
         return copies.has(optimizer)
 
     def _uses_gradients(self, optimizer: torch.optim.Optimizer, evaluation: int = 0) -> None:
@@ -553,25 +553,19 @@ class StepWatcher:
 
     def emit_warnings(self) -> None:
         """Emits the warnings that are due, outside of all locks."""
-        rates, stalled = self._meta.schedule.rates, self._state.stalled_weights
-        has_warnings = self.protection.warnings or self.ends.endless.warning or rates.warning
-        if has_warnings or self._tree.may_differ or (stalled is not None and stalled.unsaid):
-            self._warn()
-        for listener in self.session.event_store.listeners:
-            listener.at_boundary()
-
-    def _warn(self) -> None:
-        news, stalled = self._tree.take_news(), self._state.stalled_weights
+        store = self.session.event_store
+        news = self._tree.take_news() if self._tree.may_differ else ""
         if news:
             self.session.faults.notes[news] = None
-        texts = [*self.protection.take_warnings(), news, self.ends.endless.take_warning()]
-        for text in filter(None, texts):
-            warn(text)
-        rates = self._meta.schedule.take_warning()
-        if rates:
-            warn(rates, LearningRateWarning)
-        for text in () if stalled is None else stalled.take_warnings():
-            warn(text)
+            store.warn_later(news)
+        if store.warnings:
+            with store.lock:
+                due = list(store.warnings)
+                store.warnings.clear()
+            for text, kind in due:
+                warn(text, kind)
+        for listener in store.listeners:
+            listener.at_boundary()
 
     def release(self) -> None:
         """Takes back what a step that raised has left on its optimizer."""

@@ -15,6 +15,7 @@ from typing import Callable, NamedTuple, Optional
 
 import numpy as np
 
+from fastcheck.errors import FastcheckWarning
 from fastcheck.log.history import History
 from fastcheck.log.step_table import StepRow, StepTable
 from fastcheck.log.unobserved import UnreadOp, to_meta
@@ -185,12 +186,18 @@ class EventStore:
         # What a stop, a warning or a callback is due for; acted on outside all locks and guards.
         # One list for good: the recorder looks at it, too.
         self.due: list[Due] = []
+        #: What the training thread is to warn of, outside of all locks too, with the class of each.
+        self.warnings: deque[tuple[str, type[Warning]]] = deque()
         self._allowances = allowances()
         self._sites_memory = SiteMemory()
         self.op_memory = OpMemory()
         self._skipped_steps = 0
         # The step whose findings are not among the past events yet.
         self._current: Optional[Step] = None
+
+    def warn_later(self, text: str, kind: type[Warning] = FastcheckWarning) -> None:
+        """Notes what the training thread is to warn of. Needs no lock."""
+        self.warnings.append((text, kind))
 
     # Steps
 

@@ -18,7 +18,7 @@ import torch
 
 from fastcheck.calls.module_calls import ModuleNode
 from fastcheck.calls.stored import parameters_of
-from fastcheck.errors import ConfigError, first_line
+from fastcheck.errors import ConfigError, LearningRateWarning, first_line
 from fastcheck.log.step_table import StepRow
 from fastcheck.log.unobserved import UnreadOp, to_meta
 from fastcheck.reproducibility.environment import environment_or_error
@@ -145,20 +145,12 @@ class Schedule:
     def __init__(self, event_store: EventStore) -> None:
         self._event_store = event_store
         self._last: dict[str, Any] = {}
-        #: Looks for learning rates that stay 0.
-        self.rates = _RateWatch()
+        self._rates = _RateWatch(event_store)
         # By optimizer and group, the options as they were last (empty: they may change in place),
         # and the learning rate.
         self._seen: dict[tuple[int, int], tuple[tuple[Any, ...], list[float]]] = {}
         #: Of an optimizer that has stepped with a learning rate that is not finite: both.
         self.broken: Optional[tuple[str, float]] = None
-
-    def take_warning(self) -> str:
-        """The warning that no learning rate is other than 0, once; empty where there is nothing to
-        tell.
-        """
-        warning, self.rates.warning = self.rates.warning, ""
-        return warning
 
     def follow(self, step: int, number: int, optimizer: torch.optim.Optimizer) -> None:
         """Looks at the groups of an optimizer that is about to step. Its first values are in the
@@ -174,7 +166,7 @@ class Schedule:
             rates += seen[1]
 
         # Of a rate that a device has nothing is known.
-        self.rates.follow(step, not any(rates) and len(rates) == len(optimizer.param_groups))
+        self._rates.follow(step, not any(rates) and len(rates) == len(optimizer.param_groups))
 
     def _follow_group(
         self, step: int, number: int, group: int, optimizer: torch.optim.Optimizer
@@ -226,11 +218,10 @@ class Schedule:
 
 
 class _RateWatch:
-    """Counts the steps in a row in which every learning rate is 0."""
+    """Counts the steps in a row in which every learning rate is 0, and warns of many."""
 
-    def __init__(self) -> None:
-        #: The text to warn with; empty where there is nothing to tell.
-        self.warning = ""
+    def __init__(self, event_store: EventStore) -> None:
+        self._event_store = event_store
         self._is_done = False
         self._moved = self._last = -1
         self._since = self._steps = 0
@@ -250,7 +241,8 @@ class _RateWatch:
             when = f"has been 0 since step {self._since:,}: no weight moves any more"
             if self._moved < 0:
                 when = f"was 0 in the first {STILL_STEPS} steps: no weight has moved"
-            self.warning = f"the learning rate of every parameter group {when}"
+            text = f"the learning rate of every parameter group {when}"
+            self._event_store.warn_later(text, LearningRateWarning)
 
 
 def _are_fixed(values: Sequence[Any]) -> bool:
