@@ -317,7 +317,11 @@ GRADIENTS: dict[str, tuple[Loss, str, str]] = {
         "LinalgSvdBackward0",
         "differences of",
     ),
-    "a length of nothing": (lambda y: torch.hypot(y * 0, y * 0).sum(), "HypotBackward0", "Inf at"),
+    "a length of nothing": (
+        lambda y: torch.hypot(y * 0, y * 0).sum(),
+        "HypotBackward0",
+        "divides by its result",
+    ),
     "ctc of a class that is masked": (
         lambda y: nn.functional.ctc_loss(
             torch.stack([y] * 5).masked_fill(torch.arange(8) == 7, -torch.inf).log_softmax(-1),

@@ -231,8 +231,19 @@ void OpObserver::begin_zero_tensor(const at::RecordFunction& fn, const Op& op, T
   frame.op = &op;
   frame.is_zero_tensor = true;
   frame.began = mine.ops_begun;
-  const bool is_selected = op.choice.load(std::memory_order_relaxed) == Choice::kSelected;
-  frame.opens = opens || (op.is_composite && is_selected);
+  const Choice choice = op.choice.load(std::memory_order_relaxed);
+  frame.opens = opens || (op.is_composite && choice == Choice::kSelected);
+  if (fn.seqNr() < 0 || torch::autograd::get_current_graph_task_id() != -1) return;
+  // The node of autograd is that of this call, not of what the call within is made of.
+  frame.line = Thread::line(nullptr);
+  const std::int32_t module = mine.modules.empty() ? -1 : mine.modules.back();
+  const auto number = static_cast<std::size_t>(op.number);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto& calls = calls_[static_cast<std::size_t>(Direction::kForward)];
+  const std::int32_t call = number < calls.size() ? calls[number] : 0;
+  frame.node = fn.seqNr();
+  forward_ops_.add(fn.threadId(), fn.seqNr(),
+                   {op.number, call, module, mine.api, choice, frame.line, -1});
 }
 
 void OpObserver::begin_op(const at::RecordFunction& fn, Thread& mine) {

@@ -189,8 +189,12 @@ bool OpObserver::take_results(const at::RecordFunction& fn, Frame& frame, Thread
       look_at_output(tensor, index++, frame, mine, incident);
     });
   }
-  if (frame.node >= 0 && !incident.made.empty()) {
-    ForwardOp* const made = forward_ops_.find(fn.threadId(), frame.node);
+  // A call of wrapped tensors has the number of autograd, and the same op within it the record.
+  const Frame* const outer = mine.depth > 1 ? &mine.frames[mine.depth - 2] : &frame;
+  const bool is_within = frame.node < 0 && outer->is_zero_tensor && outer->op == frame.op;
+  const std::int64_t node = is_within ? outer->node : frame.node;
+  if (node >= 0 && !incident.made.empty()) {
+    ForwardOp* const made = forward_ops_.find(fn.threadId(), node);
     if (made != nullptr) made->seq = incident.made.front();
   }
   bool is_bad = false;

@@ -484,12 +484,14 @@ class Findings:
 
     def overdue(self, finding: Finding, skipped_steps: int) -> None:
         """Loss scaling has skipped so many steps in a row that it will not recover by itself."""
-        self.decide(
-            finding,
-            Verdict.ORIGIN,
-            f"{skipped_steps} steps in a row were skipped by loss scaling: the gradients overflow "
-            "at any scale",
+        is_nan = finding.record["nan_count"] and not (
+            finding.record["posinf_count"] or finding.record["neginf_count"]
         )
+        what = "are NaN, which no scale changes" if is_nan else "overflow at any scale"
+        reason = (
+            f"{skipped_steps} steps in a row were skipped by loss scaling: the gradients {what}"
+        )
+        self.decide(finding, Verdict.ORIGIN, reason)
 
     def ensure_event(self) -> None:
         """Counts the first non-finite record of a step where none was counted as an origin."""

@@ -471,7 +471,11 @@ class OpRules:
                 "no observed operator made it: it came from tensors that ops=, roles=, include=, "
                 "exclude=, steps= or every= leave unread, or from outside of torch's operators"
             )
-        return "no observed operator made it: it came from outside of torch's operators"
+        # Within torch.func.grad operators are called for wrappers alone.
+        return (
+            "no observed operator made it: it came from outside of torch's operators, or out of a "
+            "transform of torch.func"
+        )
 
     # Findings
 

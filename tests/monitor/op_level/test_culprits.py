@@ -270,3 +270,47 @@ def test_backward_goes_by_the_call_of_the_forward() -> None:
     assert int(stop.culprit.record["call"]) == 2
     assert stop.culprit.site.label.startswith("grad_input[")
     assert "of aten.sqrt #2 in 1 (Apply)" in str(stop)
+
+
+def test_the_operator_behind_the_gradient_of_one_sample() -> None:
+    """Under vmap(grad) a call of wrappers has the node, and what it calls the numbers."""
+    model = nn.Linear(4, 2, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+
+    def loss(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        y = torch.func.functional_call(model, {"weight": weight}, (x,))
+        return (y / (y.square().sum().sqrt() + 0.0)).sum()
+
+    def run() -> None:
+        for step in range(3):
+            x = torch.ones(3, 4)
+            x[1] = 0.0 if step == 2 else 2.0
+            weight = model.weight.detach()
+            of_each = torch.func.vmap(torch.func.grad(loss), (None, 0))(weight, x)
+            model.weight.grad = of_each.mean(0)
+            optimizer.step()
+
+    with fastcheck.install(model, level="op"):
+        stop = stopped(run)
+    assert culprit(stop)[1:3] == ("aten.div.Tensor", "backward")
+    text = " ".join(str(stop).split())
+    assert "in loss" in text and "The derivative of x / n divides by n" in text
+
+
+@pytest.mark.filterwarnings("ignore::fastcheck.WatchWarning")
+def test_a_gradient_that_is_nan_in_each_step_does_not_overflow() -> None:
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+
+    def run() -> None:
+        for _ in range(30):
+            optimizer.zero_grad()
+            y = model(torch.ones(3, 4)) + 5
+            scaler.scale(torch.where(y > 0, y, (-y.abs()).sqrt()).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+    with fastcheck.install(model, level="op"):
+        stop = stopped(run)
+    assert "the gradients are NaN, which no scale changes" in " ".join(str(stop).split())

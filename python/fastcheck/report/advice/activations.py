@@ -289,15 +289,16 @@ def diverged(case: Case) -> Iterator[Advice]:
 def arrived(case: Case) -> Iterator[Advice]:
     if case.site.role == "input" and not case.site.module:
         yield Advice(
-            f"The batch was non-finite before the model or the loss read it ({case.site.label}): "
-            "look at the data, not at the model. Check the samples of this step where they are "
-            "loaded.",
+            f"{'It' if case.site.op else 'The batch'} was non-finite before the model or the loss "
+            f"read it ({case.site.label}): look at the data, not at the model. Check the samples "
+            "of this step where they are loaded.",
             "assert torch.isfinite(batch).all()",
         )
         yield Advice(
             "Usual sources: missing values in the file, a normalisation that divides by a "
             "standard deviation of zero, log of zero, an augmentation that makes an empty crop, "
-            "uninitialised memory (torch.empty)."
+            "uninitialised memory (torch.empty)"
+            + (", a gradient that torch.func has made." if case.site.op else ".")
         )
         if case.is_narrow:
             yield Advice(

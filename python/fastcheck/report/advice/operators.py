@@ -543,7 +543,9 @@ def _logarithm_backward(case: Case, made: Operation) -> Iterator[Advice]:
 
 
 def _product_backward(case: Case, made: Operation) -> Iterator[Advice]:
-    bad = next(((label, r) for label, r in made.inputs if r.nonfinite_count), None)
+    is_root = made.name in ("sqrt", "pow")  # of a negative number: _root_at_zero
+    read = ((label, r) for label, r in made.inputs if r.inf_count or not is_root)
+    bad = next(((label, r) for label, r in read if r.nonfinite_count), None)
     if case.has_nan and bad is not None:
         value = "NaN" if bad[1].nan_count else "Inf"
         yield Advice(
@@ -552,6 +554,15 @@ def _product_backward(case: Case, made: Operation) -> Iterator[Advice]:
             f"left out by an index. Keep {value} out of its input: torch.where or an index before "
             "it, or a clamp.",
             "f(torch.where(ok, x, 1.0))",
+        )
+
+
+def _hypot_backward(case: Case, made: Operation) -> Iterator[Advice]:
+    if _has_zero(made):
+        yield Advice(
+            "The derivative of hypot divides by its result, which is 0 where both operands are: "
+            "0/0 is NaN. Add the eps inside the root.",
+            "(x * x + y * y + eps).sqrt()",
         )
 
 
@@ -625,6 +636,7 @@ _BACKWARD: tuple[tuple[str, _Rule], ...] = (
     (r"log(?:2|10|1p)?|xlogy", _logarithm_backward),
     (r"acosh?|asin|atanh", _domain),
     (r"angle", _angle_backward),
+    (r"hypot", _hypot_backward),
     (r"(?:linalg_)?(?:svd|eigh|eig|symeig)", _decomposition),
     (r"(?:log_)?softmax", _softmax),
     (r"logsumexp", _logsumexp_backward),
