@@ -31,8 +31,9 @@ KERNELS = {
     "records_floats": 12,
     "records_integers": 18,
 }
-# Half of the time; test_extension_build.py compiles all of them, without optimisation.
-LONG = ("record_and_exponents", "records_integers")
+# Half of the time, and what has no kernel; test_extension_build.py compiles all of them, without
+# optimisation.
+LONG = ("launch", "launch_exponents", "record_and_exponents", "records_integers")
 # Two blocks of 256 threads per multiprocessor; one where exponents are counted beside the record.
 MAX_REGISTERS = 128
 MAX_WITH_EXPONENTS = 255

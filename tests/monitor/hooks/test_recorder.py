@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import sys
 import threading
 from typing import Any
@@ -21,6 +22,7 @@ from fastcheck.monitor.session.derivatives import _last_nodes
 from fastcheck.ring.device import DeviceRing
 from fastcheck.ring.host import HostRing
 from support.programs.recorder_models import MODELS, NAN, Block, Poison, outcome
+from support.sampling import sample
 
 pytestmark = [
     pytest.mark.fake_hooks,
@@ -47,7 +49,11 @@ def in_python(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module_observer, "make_module_recorder", lambda recorder, node: None)
 
 
-@pytest.mark.parametrize("name", MODELS)
+#: The CPU's runs have all of them.
+ON_FAKE = os.environ.get("FASTCHECK_FAKE_DEVICE") == "1"
+
+
+@pytest.mark.parametrize("name", sample(MODELS, 5) if ON_FAKE else MODELS)
 def test_it_records_what_python_would(
     name: str, device: str, counted: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -72,7 +78,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("name", sample(OPTIONS, 3) if ON_FAKE else OPTIONS)
 def test_whatever_was_asked_for(name: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for model in ("blocks", "backward"):
         short = outcome(MODELS[model], device, **OPTIONS[name])
