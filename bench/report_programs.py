@@ -3397,3 +3397,383 @@ def added_quaternions_of_zero(fixed: bool) -> Made:
         return update(optimizer, model["colour"](points()).square().mean())
 
     return [model], step
+
+
+@program(
+    "uber/causalml#167",
+    "a KL divergence of one's own: a probability of exactly 0 gives 0 * log(0)",
+    place=LOSS,
+    operator=r"\blog\b|LogBackward|\bmul\b|MulBackward|xlogy",
+    kind=LOG_OF_ZERO + r"|0 ?\* ?-?[Ii]nf",
+    advice=r"xlogy|where|clamp|eps|masked_fill|kl_div",
+    never=(NO_RATE, r"the loss itself overflowed"),
+)
+def divergence_of_impossible_class(fixed: bool) -> Made:
+    model = mlp(6, 16, 5)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        target = data(i + 30, 8, 5).softmax(-1)
+        if i == BAD:
+            target[2] = torch.tensor([1.0, 0.0, 0.0, 0.0, 0.0])
+        logs = model(data(i, 8, 6)).log_softmax(-1)
+        if fixed:
+            return update(optimizer, F.kl_div(logs, target, reduction="batchmean"))
+        divergence = target * (target.log() - logs)  # FAULT
+        return update(optimizer, divergence.sum(-1).mean())
+
+    return [model], step
+
+
+@program(
+    "pytorch/pytorch#184030",
+    "PoissonNLLLoss(log_input=False) of a linear layer: the log of a negative rate",
+    place=LOSS + r"|PoissonNLLLoss|criterion",
+    operator=r"\blog\b|LogBackward|PoissonNLLLoss|poisson",
+    kind=r"negative|below 0|less than 0",
+    advice=r"clamp|softplus|log_input|exp",
+    never=(NO_RATE, r"the loss itself overflowed"),
+)
+def poisson_of_negative_rate(fixed: bool) -> Made:
+    model = mlp(6, 16, 1)
+    with torch.no_grad():
+        model[2].bias.fill_(3.0)
+    criterion = nn.PoissonNLLLoss(log_input=False)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        rate = model(data(i, 16, 6) * (12 if i >= BAD else 1))[:, 0]
+        rate = F.softplus(rate) if fixed else rate
+        return update(optimizer, criterion(rate, whole(i, 0, 9, 16).float()))  # FAULT
+
+    return [model, criterion], step
+
+
+@program(
+    "cerebroai/reformers#3",
+    "a mask as (1 - keep) * -inf: 0 * -inf is NaN wherever a key is kept",
+    place=r"\battn\b|Attention",
+    operator=r"\bmul\b",
+    kind=r"0 ?\* ?-?[Ii]nf|-?[Ii]nf ?\* ?0",
+    advice=r"masked_fill|where|finite",
+    never=(NO_RATE,),
+)
+def mask_times_infinity(fixed: bool) -> Made:
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.qkv = nn.Linear(16, 48)
+
+        def forward(self, x: Tensor, keep: Tensor) -> Tensor:
+            q, k, v = self.qkv(x).chunk(3, -1)
+            scores = q @ k.transpose(-2, -1) / 4
+            keep = keep[:, None, :].float()
+            if fixed:
+                scores = scores.masked_fill(keep == 0, -math.inf)
+            else:
+                scores = scores + (1 - keep) * -math.inf  # FAULT
+            return scores.softmax(-1) @ v
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(30, 16)
+            self.attn = Attention()
+            self.head = nn.Linear(16, 3)
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            return self.head(self.attn(self.embed(tokens), tokens != 0).mean(1))
+
+    model = Model()
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        return update(optimizer, F.cross_entropy(model(whole(i, 1, 30, 4, 6)), whole(i, 0, 3, 4)))
+
+    return [model], step
+
+
+@program(
+    "karpathy/micrograd#41",
+    "a learned exponent of a negative base: the power is finite (p = 2), its derivative by p NaN",
+    place=r"\bpool\b|Power|exponent",
+    operator=r"\bpow\b|PowBackward",
+    kind=r"negative|below 0|less than 0",
+    advice=r"clamp|abs|negative",
+    never=(NO_RATE,),
+)
+def learned_exponent(fixed: bool) -> Made:
+    class Power(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.exponent = nn.Parameter(torch.tensor(2.0))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (x.clamp_min(1e-3) if fixed else x).pow(self.exponent)  # FAULT
+
+    model = nn.Sequential()
+    model.add_module("body", nn.Linear(6, 8))
+    model.add_module("pool", Power())
+    model.add_module("head", nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        return update(optimizer, F.cross_entropy(model(data(i, 8, 6)), whole(i, 0, 3, 8)))
+
+    return [model], step
+
+
+@program(
+    "WeiChengTseng/Pytorch-PCGrad#7",
+    "the projection on the gradient of a task that is 0 divides by its norm: 0/0 in p.grad",
+    place=r"gradient|\bgrad\b|weight|bias",
+    operator=r"\bdiv\b|\bgrad\b|gradient",
+    kind=ZERO_DIVISION + r"|after backward|by hand",
+    advice=r"eps|clamp|where|divi",
+    never=(NO_RATE,),
+)
+def projection_on_zero_gradient(fixed: bool) -> Made:
+    model = mlp(6, 16, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+
+    def step(i: int) -> Tensor:
+        y = model(data(i, 8, 6))
+        first = y[:, 0].square().mean()
+        second = F.relu(y[:, 1] - (1e3 if i == BAD else -10)).mean()
+        weights = list(model.parameters())
+        of_first = torch.autograd.grad(first, weights, retain_graph=True)
+        of_second = torch.autograd.grad(second, weights)
+        pairs = list(zip(of_first, of_second))
+        dot = torch.stack([(a * b).sum() for a, b in pairs]).sum()
+        square = torch.stack([b.square().sum() for _, b in pairs]).sum()
+        scale = dot.clamp(max=0) / (square + (1e-12 if fixed else 0.0))  # FAULT
+        for p, (a, b) in zip(weights, pairs):
+            p.grad = a - scale * b + b
+        optimizer.step()
+        return first.detach()
+
+    return [model], step
+
+
+@program(
+    "fcakyon/balanced-loss#12",
+    "weights of classes from their counts, one of which is 0: inf / inf",
+    place=LOSS + r"|weight",
+    operator=r"\bdiv\b|reciprocal|weights",
+    kind=ZERO_DIVISION + r"|[Ii]nf ?/ ?[Ii]nf",
+    advice=r"clamp|eps|data|0/0|count",
+    never=(NO_RATE, r"the loss itself overflowed"),
+)
+def weights_of_missing_class(fixed: bool) -> Made:
+    model = mlp(6, 16, 4)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        labels = whole(i, 0, 2, 16) if i == BAD else torch.arange(16) % 4
+        count = torch.bincount(labels, minlength=4).float()
+        weights = 1 / (count.clamp_min(1) if fixed else count)  # FAULT
+        weights = weights / weights.sum() * 4
+        return update(optimizer, F.cross_entropy(model(data(i, 16, 6)), labels, weight=weights))
+
+    return [model], step
+
+
+@program(
+    "meta-pytorch/torchtune#2341",
+    "a micro-batch of an accumulation without any target divides its sum by a count of 0",
+    place=LOSS,
+    operator=r"\bdiv\b|DivBackward",
+    kind=ZERO_DIVISION + "|" + EMPTY_MEAN,
+    advice=EPS + r"|count",
+    never=(NO_RATE, r"the loss itself overflowed"),
+)
+def micro_batch_without_targets(fixed: bool) -> Made:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(30, 16)
+            self.head = nn.Linear(16, 30)
+
+        def forward(self, tokens: Tensor) -> dict[str, Tensor]:
+            return {"logits": self.head(self.embed(tokens))}
+
+    model = Model()
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        optimizer.zero_grad()
+        total = torch.zeros(())
+        for part in range(4):
+            tokens = whole(10 * i + part, 0, 30, 2, 6)
+            labels = tokens.clone()
+            labels[:, :2] = -100
+            if i == BAD and part == 2:
+                labels[:] = -100
+            logits = model(tokens)["logits"].flatten(0, 1)
+            summed = F.cross_entropy(logits, labels.flatten(), reduction="sum")
+            count = (labels != -100).sum()
+            loss = summed / (count.clamp_min(1) if fixed else count)  # FAULT
+            (loss / 4).backward()
+            total += loss.detach() / 4
+        optimizer.step()
+        return total
+
+    return [model], step
+
+
+@program(
+    "crowsonkb/k-diffusion#111",
+    "a learned scale becomes negative by an update, and its root is taken",
+    place=r"\bsim\b|Scaled|\bscale\b",
+    operator=r"sqrt|SqrtBackward",
+    kind=r"negative|below 0|less than 0",
+    advice=r"clamp|abs",
+)
+def root_of_learned_scale(fixed: bool) -> Made:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.tensor([0.05]))
+
+        def forward(self, x: Tensor) -> Tensor:
+            scale = self.scale.abs() + 1e-6 if fixed else self.scale
+            return F.normalize(x, dim=-1) * scale.sqrt()  # FAULT
+
+    model = nn.Sequential()
+    model.add_module("body", nn.Linear(6, 8))
+    model.add_module("sim", Scaled())
+    model.add_module("head", nn.Linear(8, 3))
+    others = [*model.body.parameters(), *model.head.parameters()]
+    groups = [{"params": others}, {"params": [model.sim.scale], "lr": 0.02}]
+    optimizer = torch.optim.Adam(groups, 1e-3)
+
+    def step(i: int) -> Tensor:
+        penalty = 0.1 * model.sim.scale.sum()
+        return update(optimizer, model(data(i, 16, 6)).square().mean() + penalty)
+
+    return [model], step
+
+
+@program(
+    "pytorch/pytorch#20192",
+    "spectral_norm of a layer whose weight is zero: W / sigma is 0/0",
+    place=r"\blast\b|weight",
+    operator=r"\bdiv\b|DivBackward|spectral|SpectralNorm",
+    kind=ZERO_DIVISION + r"|norm[^.]{0,60}(?:zero|0\b)",
+    advice=r"eps|zero|init|divi",
+    never=(NO_RATE,),
+)
+def spectral_norm_of_zero(fixed: bool) -> Made:
+    normalised = nn.utils.parametrizations.spectral_norm
+    last = nn.Linear(16, 1)
+    if not fixed:
+        nn.init.zeros_(last.weight)
+    critic = nn.Sequential()
+    critic.add_module("body", normalised(nn.Linear(6, 16)))
+    critic.add_module("act", nn.LeakyReLU(0.2))
+    critic.add_module("last", normalised(last))
+    maker = mlp(4, 16, 6)
+    of_critic = torch.optim.Adam(critic.parameters(), 1e-3)
+    of_maker = torch.optim.Adam(maker.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        fake, real = maker(data(i, 8, 4)), data(i + 40, 8, 6)
+        hinge = F.relu(1 - critic(real)).mean() + F.relu(1 + critic(fake.detach())).mean()
+        update(of_critic, hinge)
+        return update(of_maker, -critic(fake).mean())
+
+    return [critic, maker], step
+
+
+@program(
+    "papagina/RotationContinuity#1",
+    "the cosine of two equal directions is 1.0000002, whose acos is NaN",
+    place=LOSS,
+    operator=r"acos|Acos",
+    kind=r"outside of -1 to 1|domain|above 1",
+    advice=r"clamp",
+    never=(NO_RATE, r"the loss itself overflowed"),
+)
+def acos_beyond_one(fixed: bool) -> Made:
+    model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3))
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+
+    def step(i: int) -> Tensor:
+        z = model(data(i, 64, 6))
+        z = z / z.norm(dim=-1, keepdim=True)
+        goal = z.detach() if i == BAD else F.normalize(data(i + 7, 64, 3), dim=-1)
+        cosine = (z * goal).sum(-1) * (1 + 2e-7)  # as rounding leaves it
+        inside = cosine.clamp(-1 + 1e-4, 1 - 1e-4) if fixed else cosine
+        return update(optimizer, inside.acos().mean())  # FAULT
+
+    return [model], step
+
+
+@program(
+    "facebookresearch/fairscale#263",
+    "float32 copies of bfloat16 weights: gradients of 1e20 have an infinite norm, and become 0",
+    place=r"norm",
+    operator=r"clip_grad_norm_|norm",
+    kind=OVERFLOW + r"|infinite norm|norm is Inf",
+    advice=r"divide the loss|learning rate|norm",
+    is_finite=True,
+    steps=10,
+)
+def clipping_of_copies(fixed: bool) -> Made:
+    model = mlp(6, 16, 1).bfloat16()
+    copies = [p.detach().float().clone().requires_grad_() for p in model.parameters()]
+    optimizer = torch.optim.SGD(copies, 1e-2)
+
+    def step(i: int) -> Tensor:
+        x = data(i, 16, 6)
+        loss = F.mse_loss(model(x.bfloat16()).float()[:, 0], x.sum(1))
+        model.zero_grad()
+        (loss * (1e22 if i >= BAD and not fixed else 1.0)).backward()
+        for p, copy in zip(model.parameters(), copies):
+            copy.grad = None if p.grad is None else p.grad.float()
+        nn.utils.clip_grad_norm_(copies, 1.0)  # FAULT
+        optimizer.step()
+        with torch.no_grad():
+            for p, copy in zip(model.parameters(), copies):
+                p.copy_(copy)
+        return loss
+
+    return [model], step
+
+
+@program(
+    "pytorch/pytorch#41527",
+    "a layer norm of one's own in float16: eps of 1e-8 is 0, and a row of zeros 0 * inf",
+    place=r"\bnorm\b|Norm\b",
+    operator=r"rsqrt|\bmul\b",
+    kind=r"1/sqrt\(0\)|0 ?\* ?Inf|\beps\b[^.]{0,60}(?:zero|0\b)",
+    advice=r"\beps\b|float32",
+    never=(NO_RATE,),
+)
+def norm_of_zeros_in_float16(fixed: bool) -> Made:
+    class Norm(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gain = nn.Parameter(torch.ones(16))
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x - x.mean(-1, keepdim=True)
+            square = x.square().mean(-1, keepdim=True)
+            return x * torch.rsqrt(square + (1e-3 if fixed else 1e-8)) * self.gain  # FAULT
+
+    model = nn.Sequential()
+    model.add_module("embed", nn.Embedding(40, 16))
+    model.add_module("norm", Norm())
+    model.add_module("head", nn.Linear(16, 4))
+    with torch.no_grad():
+        model.embed.weight[0] = 0
+    model = model.half()
+    optimizer = torch.optim.SGD(model.parameters(), 0.5)
+
+    def step(i: int) -> Tensor:
+        tokens = whole(i, 1, 40, 6, 5)
+        if i == BAD:
+            tokens[2, 3] = 0  # padding
+        return update(optimizer, F.cross_entropy(model(tokens).mean(1).float(), whole(i, 0, 4, 6)))
+
+    return [model], step
