@@ -199,6 +199,42 @@ def test_a_path_in_a_dump_leads_nowhere_else(tmp_path: Path) -> None:
         fastcheck.compare(rank, DUMPS / "tensors")
 
 
+def own_calls(directory: Path, nudge: float = 0.0, act: Any = None) -> Path:
+    """The run of the fixtures, dumped at the level of APIs."""
+    torch.manual_seed(0)
+    model = Net()
+    with torch.no_grad():
+        model.head.weight[0, 0] += nudge
+    model.act = act or model.act
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(2):
+        x, y = torch.randn(5, 4), torch.randint(0, 3, (5,))
+        with fastcheck.Dumper(directory, step=step, level="api", order="logical"):
+            nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return directory
+
+
+def test_calls_of_apis_against_those_of_msprobe(tmp_path: Path) -> None:
+    """Level L1 of both: msprobe's numbers, with the weights known as such by fastcheck's dump."""
+    # The dump is of one machine: on another the last bits may differ.
+    options: Any = {"accept": "order"}
+    own, wrong = own_calls(tmp_path / "own"), own_calls(tmp_path / "wrong", 0.5)
+    other = own_calls(tmp_path / "other", act=nn.GELU(approximate="tanh"))
+    for sides in ((own, DUMPS / "apis"), (DUMPS / "apis", own)):
+        found = fastcheck.compare(*sides, **options)
+        assert found.agrees and not found.missing and found.steps == (0, 1), str(found)
+        assert found["initial weights"].answer == found["gradients"].answer == "yes"
+    found = fastcheck.compare(wrong, DUMPS / "apis", **options)
+    assert found["initial weights"].found is not None
+    weight = "Functional.linear · forward · input[1]"
+    assert found["initial weights"].found.row.name == weight
+    found = fastcheck.compare(other, DUMPS / "apis", **options)
+    assert found["initial weights"].answer == "yes" and found.first is not None
+    assert found.first.row.name == "Functional.gelu · forward · output[0]"
+
+
 def as_tuple(value: Any) -> tuple[Any, ...]:
     return value if isinstance(value, tuple) else (value,)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterable
-from typing import Any, Callable, Optional
+from collections.abc import Iterable, Mapping
+from typing import Any, Callable, Optional, Protocol
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -81,6 +81,16 @@ class _CurrentApi(threading.local):
         self.counts: Counter[str] = Counter()
 
 
+class ApiListener(Protocol):
+    """Callbacks around each call of the API; ``begun()`` returns what ``ended()`` is given, None of
+    a call whose end is not told.
+    """
+
+    def begun(self, name: str, call: int, args: Any, kwargs: Mapping[str, Any]) -> Any: ...
+
+    def ended(self, token: Any, result: Any) -> None: ...
+
+
 class ApiCalls(TorchFunctionMode):
     """Tracks which function of torch's Python API runs, and numbers its calls. A function that
     another one calls is part of that call and has no number.
@@ -89,8 +99,13 @@ class ApiCalls(TorchFunctionMode):
     given the number of each call's name (names.api.intern_call) as it begins, and -1 as it ends.
     """
 
-    def __init__(self, set_api: Optional[Callable[[int], None]] = None) -> None:
+    def __init__(
+        self,
+        set_api: Optional[Callable[[int], None]] = None,
+        listener: Optional[ApiListener] = None,
+    ) -> None:
         super().__init__()
+        self._listener = listener
         self._local = _CurrentApi()
         self._set_api = set_api
         self._is_open = True
@@ -133,7 +148,13 @@ class ApiCalls(TorchFunctionMode):
             local.counts[name] += 1
             if set_api is not None:
                 set_api(intern_call(*local.current))
-            return func(*args, **kwargs)
+            if self._listener is None:
+                return func(*args, **kwargs)
+            token = self._listener.begun(*local.current, args, kwargs)
+            result = func(*args, **kwargs)
+            if token is not None:
+                self._listener.ended(token, result)
+            return result
         finally:
             local.current = before
             if set_api is not None:

@@ -115,7 +115,7 @@ class Selection:
             return chosen
         inside = False
         for one in self._modules:
-            if _is(one, name, is_op=self.level == "op"):
+            if _is(one, name, is_op=self.level != "module"):
                 self._met.add(one)
                 inside = True
         return chosen and inside
@@ -261,7 +261,7 @@ def make_selection(
             expected='modules= with level="module", or ops= with level="op"',
             got=f"ops={string_list('ops', ops)!r}",
         )
-    for one in wanted_modules if level == "op" else ():
+    for one in wanted_modules if level != "module" else ():
         if one.call is not None:
             raise ConfigError(
                 'calls of modules have numbers with level="module" only',
@@ -273,6 +273,6 @@ def make_selection(
     def end(option: str, name: Optional[str]) -> Optional[Wanted]:
         if name is None:
             return None
-        return read_op(name, option) if level == "op" else read_module(name)
+        return read_module(name) if level == "module" else read_op(name, option)
 
     return Selection(level, wanted_ops, wanted_modules, end("first", first), end("last", last))

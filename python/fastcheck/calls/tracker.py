@@ -25,7 +25,7 @@ from torch.optim.optimizer import (
 
 from fastcheck.record.site import SiteTable
 from fastcheck.utils.torch.flatten import flatten, flatten_arguments
-from fastcheck.utils.torch.own_operators import is_unobserved
+from fastcheck.utils.torch.own_operators import is_unobserved, unobserved
 from fastcheck.utils.torch.patching import Listeners
 from fastcheck.utils.torch.versions import is_compiling
 
@@ -224,8 +224,9 @@ class ModuleTracker(OptimizerListener):
             stack.append(running)
             self._moved()
             inputs = flatten_arguments(args, kwargs)
-            for listener in self._listeners:
-                listener.entered(running, inputs, (args, kwargs))
+            with unobserved():
+                for listener in self._listeners:
+                    listener.entered(running, inputs, (args, kwargs))
 
     def _after_call(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         if is_compiling() or is_unobserved():
@@ -243,7 +244,7 @@ class ModuleTracker(OptimizerListener):
 
     def _leave(self, running: Running, output: Any) -> None:
         outputs = flatten(output, "output")
-        with self._session.lock:
+        with self._session.lock, unobserved():
             for listener in self._listeners:
                 listener.left(running, outputs)
 
@@ -255,7 +256,7 @@ class ModuleTracker(OptimizerListener):
             self._session.guarded("an optimizer's gradients", self._update, optimizer)
 
     def _update(self, optimizer: torch.optim.Optimizer) -> None:
-        with self._session.lock:
+        with self._session.lock, unobserved():
             for listener in self._listeners:
                 listener.before_update(optimizer)
 
@@ -281,8 +282,9 @@ class ModuleTracker(OptimizerListener):
                 full = ".".join(part for part in parts if part)
                 added.append(self._add(module, full, is_primary)[1])
         self._on_modules([node.path for node in added])
-        for listener in self._listeners:
-            listener.met_root(added)
+        with unobserved():
+            for listener in self._listeners:
+                listener.met_root(added)
 
     def _add(
         self, module: torch.nn.Module, path: str, is_primary: bool

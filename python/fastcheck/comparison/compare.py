@@ -25,7 +25,7 @@ from fastcheck.comparison.over_time import (
 from fastcheck.comparison.page.gather import Gathered
 from fastcheck.comparison.page.write import write_comparison
 from fastcheck.comparison.sources.checkpoint import look_through_wrappers, matching_prefixes
-from fastcheck.comparison.sources.dump import DumpSource
+from fastcheck.comparison.sources.dump import DumpSource, parameters_among
 from fastcheck.comparison.sources.log import LogSource
 from fastcheck.comparison.sources.msprobe import MsprobeSource
 from fastcheck.comparison.sources.open import open_source
@@ -513,16 +513,28 @@ def _check_kinds(actual: Source, reference: Source) -> None:
 
 
 def _check_levels(*sides: Source) -> None:
-    """Raises CompareError for a dump of operators and one of msprobe at L1."""
-    apis = [one.title for one in sides if isinstance(one, MsprobeSource) and one.has_apis()]
+    """Raises CompareError for a dump of operators and one of msprobe at L1; where both have calls
+    of the API, it leaves out functions that msprobe does not dump.
+    """
+    theirs = [one for one in sides if isinstance(one, MsprobeSource) and one.has_apis()]
     operators = [one.title for one in sides if isinstance(one, DumpSource) and one.has_operators]
-    if apis and operators:
+    if theirs and operators:
         raise CompareError(
             "a dump of operators can't be compared with one of msprobe at level L1",
-            expected='the same level and tool: L0 (Dumper(level="module")) of both, or two dumps '
-            "of msprobe at L1",
+            expected='the same level of both: L1 (Dumper(level="api")) or L0 '
+            '(Dumper(level="module"))',
             got=f"operators, of which an API call runs several, in {operators[0]}, and API calls "
-            f"in {apis[0]}",
+            f"in {theirs[0].title}",
+        )
+    ours = [one for one in sides if isinstance(one, DumpSource) and one.has_apis]
+    if not (theirs and ours):
+        return
+    sites, functions = ours[0].api_sites(), theirs[0].functions_called()
+    theirs[0].parameters, ours[0].functions = parameters_among(sites), functions
+    if others := sorted({site.op for site in sites if site.op} - functions):
+        ours[0].notes.append(
+            f"calls of {len(others):,} functions that the msprobe dump has none of are not "
+            f"compared: {', '.join(others[:_PARTS])}{', ...' if len(others) > _PARTS else ''}"
         )
 
 

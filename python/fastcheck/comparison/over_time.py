@@ -119,15 +119,15 @@ def regrouped(optimizers: Any, groups: CommonGroups, side: int) -> Any:
 
 def regrouped_schedules(schedules: Schedules, groups: CommonGroups, side: int) -> Schedules:
     """The schedules under the numbers of these groups."""
-    found: Schedules = {}
+    found: dict[str, Sequence[tuple[int, float]]] = {}
     for name, values in schedules.items():
         match = _GROUP.fullmatch(name)
-        pairs = groups[int(match[1])] if match and int(match[1]) < len(groups) else []
-        for place, pair in enumerate(pairs) if match else ():
+        if match is None or int(match[1]) >= len(groups):
+            found[name] = values
+            continue
+        for place, pair in enumerate(groups[int(match[1])]):
             if pair[side] == int(match[2]):
                 found[f"optimizers[{match[1]}].groups[{place}].{match[3]}"] = values
-        if not match:
-            found[name] = values
     return found
 
 

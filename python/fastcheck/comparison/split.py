@@ -127,7 +127,8 @@ def with_strays(wholes: Sequence[Block], names: NameTable) -> tuple[Block, dict[
     own, which replicas may not; and the names of these, each with its rank.
     """
     first, *others = wholes
-    records, found = first.records.copy(), {}
+    records = first.records.copy()
+    found: dict[str, int] = {}
     for other in others:
         for number in np.unique(other.names).tolist():
             own, its = (np.flatnonzero(one.names == number) for one in (first, other))

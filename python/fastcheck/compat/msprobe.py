@@ -91,25 +91,27 @@ class ProbeConfig:
     @property
     def plans(self) -> dict[str, dict[str, Any]]:
         """Options of Dumpers, by the directory that each has below ``dump_path``."""
-        of_levels = {"L0": ("module",), "L1": ("op",), "mix": ("module", "op")}[self.level]
+        of_levels = {"L0": ("module",), "L1": ("api",), "mix": ("module", "api")}[self.level]
         plans: dict[str, dict[str, Any]] = {}
         for level in of_levels:
             names = [
                 name
                 for one in self.names
                 if self._belongs(one, level)
-                for name in (self.spellings.get(one, (one,)) if level == "op" else (one,))
+                for name in (self.spellings.get(one, (one,)) if level == "api" else (one,))
             ]
             ends = [one for one in self.ends if self._belongs(one, level)]
             if len(of_levels) > 1 and (self.names or self.ends) and not (names or ends):
                 continue
             plan: dict[str, Any] = {"level": level, "record": self.record}
             plan["tensors"] = self.task == "tensor"
+            if level == "api":  # a tensor and its transpose are two of a call's inputs
+                plan["order"] = "logical"
             if names:
-                plan["ops" if level == "op" else "modules"] = names
+                plan["ops" if level == "api" else "modules"] = names
             if ends:
                 plan["first"], plan["last"] = ends[0], ends[-1]
-            plans[{"module": "L0", "op": "L1"}[level] if len(of_levels) > 1 else ""] = plan
+            plans[{"module": "L0", "api": "L1"}[level] if len(of_levels) > 1 else ""] = plan
         return plans
 
     def _belongs(self, name: str, level: str) -> bool:
@@ -297,7 +299,7 @@ class PrecisionDebugger:
             debugger.step()
 
     Tasks ``statistics``, ``tensor``, ``md5`` and ``overflow_check``, at level L0 (modules), L1
-    (torch's operators, named by the API that ran them) or mix. A dump of step 3 is
+    (functions of torch's API) or mix. A dump of step 3 is
     ``dump_path/step3/rank0``, with mix in ``dump_path/L0`` and ``dump_path/L1``.
 
     Args:

@@ -31,6 +31,7 @@ from fastcheck.utils.torch.sharding import local
 from fastcheck.utils.torch.transforms import take_off
 from fastcheck.utils.torch.versions import eager_stance
 
+from .api_calls import CallsOfApis
 from .dump_writer import DumpSession
 from .module_calls import ModuleCalls
 from .options import Models, Options, check_models, check_options
@@ -169,7 +170,8 @@ class Dumper:
         reference_dtype: ``"same"`` as that of the inputs, ``"float64"``, or ``"auto"``: the same
             for operators on a device, float64 for those that run on the CPU anyway.
         level: ``"op"``: every operator of torch's dispatcher, in this thread and in backward;
-            ``"module"``: what modules take and return.
+            ``"module"``: what modules take and return; ``"api"``: what functions of torch's Python
+            API do (``Functional.softmax``), as msprobe at its level L1.
         ops: the operators that are dumped alone, with their gradients, by any name that a stop
             message, a log, ``compare()``, msprobe or ptdbg_ascend prints: ``"aten.softmax"``,
             ``"layers.3.attn · aten.softmax #7"``, ``"Functional.softmax.7.backward"``.
@@ -319,6 +321,11 @@ class Dumper:
         self._stack.callback(tracker.stop)
         if self._models:
             selection.check_modules()
+        if options.level == "api":
+            calls_of_apis = CallsOfApis(session, selection, tracker)
+            listeners.append(calls_of_apis)
+            self._stack.callback(calls_of_apis.stop)
+            self._stack.enter_context(calls_of_apis.mode)
         if options.level == "op":
             apis = ApiCalls() if selection.uses_apis else None
             reference = (

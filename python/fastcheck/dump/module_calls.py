@@ -24,7 +24,7 @@ class ModuleCalls(CallListener):
         self._handles: list[Any] = []
 
     def entered(self, running: Running, inputs: list[tuple[str, torch.Tensor]], args: Any) -> None:
-        is_wanted = self._selection.wants(_call_name(running, "forward"))
+        is_wanted = self._selection.wants(self._call_name(running, "forward"))
         running.is_within = self._selection.is_within
         self._take(running, "input", inputs, is_wanted, args)
 
@@ -38,7 +38,7 @@ class ModuleCalls(CallListener):
         self._handles.clear()
 
     def _is_wanted(self, running: Running, direction: str) -> bool:
-        return running.is_within and self._selection.lists(_call_name(running, direction))
+        return running.is_within and self._selection.lists(self._call_name(running, direction))
 
     def _take(
         self,
@@ -55,7 +55,7 @@ class ModuleCalls(CallListener):
         if not is_wanted or (role == "output" and not tensors):
             return
         flags = int(Flag.RECOMPUTE) if running.is_recompute else 0
-        line = _line(running, "forward")
+        line = self._line(running, "forward")
         place = "in" if role == "input" else "out"
         line[place] = self._session.entries(running, role, tensors, flags)
         arguments = _plain_arguments(given)
@@ -90,19 +90,17 @@ class ModuleCalls(CallListener):
             if not session.is_on:
                 return
             site = running.node.site(role, label, position)
-            line = _line(running, "backward")
+            line = self._line(running, "backward")
             # Backward reads the gradients of the outputs of forward.
             place = "in" if role == "grad_output" else "out"
             line[place] = [session.entry(label, gradient, site, running.call)]
             session.add_call(line)
 
+    def _line(self, running: Running, direction: str) -> dict[str, Any]:
+        return module_line(running.node.path, running.node.type_name, direction, running.call)
 
-def _line(running: Running, direction: str) -> dict[str, Any]:
-    return module_line(running.node.path, running.node.type_name, direction, running.call)
-
-
-def _call_name(running: Running, direction: str) -> CallName:
-    return CallName("", running.node.path, running.call, direction)
+    def _call_name(self, running: Running, direction: str) -> CallName:
+        return CallName("", running.node.path, running.call, direction)
 
 
 def _plain_arguments(given: Optional[tuple[tuple[Any, ...], Mapping[str, Any]]]) -> dict[str, Any]:

@@ -41,7 +41,7 @@ def check_options(
     """ConfigError for the first that can't be used."""
     if isinstance(step, bool) or not isinstance(step, int) or step < 0:
         raise ConfigError(f"step must be an int >= 0, got {step!r}")
-    choice("level", level, ("op", "module"))
+    choice("level", level, ("op", "module", "api"))
     choice("record", record, DEPTHS)
     choice("order", order, ORDERS)
     if reference is not None:

@@ -4,10 +4,10 @@
     msprobe-venv/bin/pip install torch==2.13.0 mindstudio-probe==26.2.0
     msprobe-venv/bin/python tests/support/msprobe/make_fixtures.py
 
-One or two training steps of a three-module network at module level, dumped five times: statistics,
+One or two training steps of a three-module network, dumped five times at module level: statistics,
 statistics with CRC32 ("md5"), tensors, tensors with one weight changed, and statistics with a NaN
-in the batch. What is kept is what msprobe wrote, without its stack.json and with paths and process
-numbers that are no machine's.
+in the batch; and once at the level of APIs. What is kept is what msprobe wrote, without its
+stack.json and with paths and process numbers that are no machine's.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import tempfile
 from pathlib import Path
 
 import torch
-from support.msprobe.pytorch import PrecisionDebugger
+from msprobe.pytorch import PrecisionDebugger
 from torch import nn
 
 HERE = Path(__file__).resolve().parent
@@ -38,14 +38,14 @@ class Net(nn.Module):
         return self.head(self.act(self.first(x)))
 
 
-def dump(target: Path, task: str, mode: str, nudge: float, steps: int) -> None:
+def dump(target: Path, task: str, mode: str, nudge: float, steps: int, level: str) -> None:
     shutil.rmtree(target, ignore_errors=True)
     settings = {
         "task": task,
         "dump_path": str(target),
         "rank": [],
         "step": [],
-        "level": "L0",
+        "level": level,
         "async_dump": False,
         "statistics": {
             "scope": [],
@@ -87,16 +87,17 @@ def clean(target: Path) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 6:
-        name, task, mode, nudge, steps = sys.argv[1:]
-        dump(HERE / name, task, mode, float(nudge), int(steps))
+    if len(sys.argv) == 7:
+        name, task, mode, nudge, steps, level = sys.argv[1:]
+        dump(HERE / name, task, mode, float(nudge), int(steps), level)
     else:
         # There is one PrecisionDebugger a process.
         for line in (
-            "statistics statistics statistics 0 2",
-            "crc32 statistics md5 0 2",
-            "tensors tensor statistics 0 1",
-            "nudged tensor statistics 0.5 1",
-            "with_nan statistics statistics nan 1",
+            "statistics statistics statistics 0 2 L0",
+            "crc32 statistics md5 0 2 L0",
+            "tensors tensor statistics 0 1 L0",
+            "nudged tensor statistics 0.5 1 L0",
+            "with_nan statistics statistics nan 1 L0",
+            "apis statistics md5 0 2 L1",
         ):
             subprocess.run([sys.executable, __file__, *line.split()], check=True)

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import os
+from collections import defaultdict
+from collections.abc import Container, Iterable
+from functools import partial
 from typing import Any, Optional
 
 import numpy as np
 import torch
 
 from fastcheck.comparison.block import Block, Extra, Kind, Phase, Source, leading_bytes
-from fastcheck.comparison.names import NameTable, Renaming
+from fastcheck.comparison.names import Name, NameTable, Renaming, plain_label
 from fastcheck.dump.storage.files import places_in
 from fastcheck.dump.storage.reading import StoredValues, read_calls, read_index, value_of
 from fastcheck.errors import CompareError
 from fastcheck.log.reader import log_parts, read_meta, read_sites_and_meta
 from fastcheck.log.record_file import read_all
 from fastcheck.record.format import RECORD_DTYPE, VALUE_BYTES
+from fastcheck.record.site import Site
 from fastcheck.utils.reading import without_collector
 
 from .log import SiteLookup, settings_of
@@ -35,7 +39,9 @@ class DumpSource(Source):
     def __init__(self, path: str, side: str) -> None:
         self.title = path
         self.notes: list[str] = []
-        self.has_operators = False
+        self.has_operators = self.has_apis = False
+        #: Of calls of the API: the functions that are compared with msprobe's, in its terms.
+        self.functions: Optional[frozenset[str]] = None
         self._places: dict[tuple[int, int], str] = {}
         self._indices: dict[tuple[int, int], dict[str, Any]] = {}
         environments: dict[int, Any] = {}
@@ -50,6 +56,7 @@ class DumpSource(Source):
             if isinstance(options, dict):
                 self.is_partial |= any(options.get(name) for name in _LISTS)
                 self.has_operators |= options.get("level") == "op"
+                self.has_apis |= options.get("level") == "api"
             meta = read_meta(os.path.join(place, f"meta-rank{rank}.json"))
             environments.setdefault(rank, meta.get("environment"))
             # The optimizers of the first step in which one stepped.
@@ -62,6 +69,12 @@ class DumpSource(Source):
 
     def is_cut(self, step: int, rank: int) -> bool:
         return not self._indices[step, rank].get("is_complete", False)
+
+    def api_sites(self) -> list[Site]:
+        """The sites of calls of the API in its first step."""
+        step, rank = min(self._places)
+        sites, _ = read_sites_and_meta(self._places[step, rank], rank)
+        return [site for site in sites.values() if site.op]
 
     @without_collector()
     def block(
@@ -78,9 +91,22 @@ class DumpSource(Source):
         if damaged:
             self.notes.append(f"{place}: {damaged:,} damaged records are left out")
         sites, _ = read_sites_and_meta(place, owner)
-        lookup = SiteLookup(sites, names, renaming)
+        if self.functions is not None:
+            kept = {
+                number
+                for number, site in sites.items()
+                if site.op in self.functions and site.role != "grad_input"
+            }
+            records = records[np.isin(records["site"], list(kept))]
+        of_calls = None
+        if self.functions is not None:
+            of_calls = partial(_msprobe_name, parameters=parameters_among(sites.values()))
+        lookup = SiteLookup(sites, names, renaming, of_calls)
         phases = lookup.phases_of(records, is_first)
         numbers = records["site"]
+        if self.functions is not None:
+            updates = [number for number, site in sites.items() if site.direction == "optimizer"]
+            phases = np.where(np.isin(numbers, updates), np.uint8(Phase.UPDATE), phases)
         is_root_input = (phases == Phase.ARRIVED) & lookup.is_model[numbers]
         phases = np.where(is_root_input, np.uint8(Phase.BATCHES), phases)
         is_computed = (phases == Phase.ARRIVED) & lookup.is_op[numbers]
@@ -109,6 +135,35 @@ class DumpSource(Source):
             ) from error
         nothing = Extra()
         return [found.get(seq, nothing) for seq in records["seq"].tolist()]
+
+
+def named_input(index: int) -> str:
+    """The label of an input of a call of the API that is compared with msprobe's: by its place
+    among the tensors, as one side may give by keyword what the other does not.
+    """
+    return f"input[{index}]"
+
+
+def parameters_among(sites: Iterable[Site]) -> frozenset[tuple[str, str]]:
+    """Functions of the API and their inputs that are parameters in each call but those of an
+    optimizer.
+    """
+    roles: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for site in sites:
+        if site.role in ("input", "param") and site.direction == "forward":
+            roles[site.op or "", named_input(site.index)].add(site.role)
+    return frozenset(key for key, held in roles.items() if held == {"param"})
+
+
+def _msprobe_name(site: Site, renaming: Renaming, parameters: Container[object]) -> Name:
+    """The name of a tensor of a call of the API as MsprobeSource has it, without the module."""
+    direction = "backward" if site.role == "grad_output" else "forward"
+    label, role = plain_label(site.label, site.role), site.role
+    if role in ("input", "param"):
+        label = named_input(site.index)
+        is_parameter = site.direction == "forward" and (site.op or "", label) in parameters
+        role = "param" if is_parameter else "input"
+    return Name("", direction, role, label, renaming(site.op or ""))
 
 
 def _extra(entry: dict[str, Any], values: StoredValues, line: dict[str, Any], part: str) -> Extra:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
-from typing import Any
+from typing import Any, Callable, Optional
 
 import numpy as np
 
@@ -201,8 +201,15 @@ def _is_early(records: np.ndarray) -> np.ndarray:
 class SiteLookup:
     """A table of what is known of each site, as arrays that a block's ``site`` column indexes."""
 
-    def __init__(self, sites: dict[int, Site], names: NameTable, renaming: Renaming) -> None:
+    def __init__(
+        self,
+        sites: dict[int, Site],
+        names: NameTable,
+        renaming: Renaming,
+        name_of: Optional[Callable[[Site, Renaming], Name]] = None,
+    ) -> None:
         self._sites, self._names, self._renaming = sites, names, renaming
+        self._name_of = name_of or _site_name
         size = max(sites, default=0) + 1
         self.names = np.full(size, -1, np.int64)
         self.phases = np.zeros(size, np.uint8)
@@ -234,7 +241,7 @@ class SiteLookup:
                 setattr(self, field, np.concatenate([column, added]))
         for number in numbers[self.names[numbers] < 0].tolist():
             site = self._sites.get(number) or lost_site(number)
-            self.names[number] = self._names.number(_site_name(site, self._renaming))
+            self.names[number] = self._names.number(self._name_of(site, self._renaming))
             self.phases[number] = _phase(site)
             self.is_stored[number] = site.role in _STORED
             self.is_param[number] = site.role == "param"

@@ -7,6 +7,7 @@ mindstudio-probe 26.2.0."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import re
@@ -20,9 +21,11 @@ from fastcheck.comparison.block import SOME, UNKNOWN_COUNT, Block, Extra, Kind, 
 from fastcheck.comparison.names import Name, NameTable, Renaming
 from fastcheck.errors import CompareError
 from fastcheck.record.format import DTYPES, NONFINITE_COUNTS, RECORD_DTYPE, RECORD_VERSION, Depth
+from fastcheck.utils.names.msprobe import plain_function
 from fastcheck.utils.reading import read_json
 
 from .checkpoint import record_of
+from .dump import named_input
 from .files import load_array, load_file
 
 _MODULE = re.compile(r"(?:Module|Cell)\.(?:(.+)\.)?([^.]+)\.(forward|backward)\.(\d+)")
@@ -78,6 +81,9 @@ class MsprobeSource(Source):
         self.notes: list[str] = []
         self.settings: dict[Phase, Any] = {}
         self._trust = trust
+        #: Where calls of the API are compared with fastcheck's, which knows: the functions and
+        #: inputs that are parameters.
+        self.parameters: Optional[frozenset[tuple[str, str]]] = None
         self._files: dict[tuple[int, int], str] = {}
         for step, name, file in _dumps(path):
             digits = _RANK.fullmatch(name)
@@ -97,6 +103,12 @@ class MsprobeSource(Source):
         calls = _read_json(self._files[min(self._files)]) if self._files else ()
         return any(_API.fullmatch(key) and not _MODULE.fullmatch(key) for key in calls)
 
+    def functions_called(self) -> frozenset[str]:
+        """The functions of the API that its first step has."""
+        calls = _read_json(self._files[min(self._files)])
+        keys = (_API.fullmatch(key) for key in calls if not _MODULE.fullmatch(key))
+        return frozenset(_function(key.group(1)) for key in keys if key)
+
     def block(
         self, step: int, rank: int, names: NameTable, renaming: Renaming, is_first: bool
     ) -> Block:
@@ -111,7 +123,9 @@ class MsprobeSource(Source):
         last_backward = backwards[-1] if backwards else len(calls)
         made_here: set[object] = set()
         for place, (key, data) in enumerate(calls.items()):
-            for name, phase, value in _named_tensors(key, data, renaming):
+            for name, phase, value in _named_tensors(
+                key, data, renaming, self.parameters is not None
+            ):
                 if phase == Phase.BATCHES and seen_input:
                     phase = Phase.FORWARD
                 if name.op and name.direction == "forward":
@@ -120,8 +134,7 @@ class MsprobeSource(Source):
                         phase = Phase.UPDATE
                     elif name.role == "output":
                         made_here.add(_content(value))
-                    elif value.get("requires_grad") is True and _content(value) not in made_here:
-                        # No call has made it, and it has a gradient: a parameter.
+                    elif self._is_parameter(name, value, made_here):
                         phase, name = Phase.WEIGHTS, name._replace(role="param")
                 if phase == Phase.WEIGHTS and not is_first:
                     phase = Phase.UPDATE
@@ -137,6 +150,12 @@ class MsprobeSource(Source):
         return Block(
             step, rank, np.array(numbers, np.int64), np.array(phases, np.uint8), made, extras
         )
+
+    def _is_parameter(self, name: Name, value: dict[str, Any], made: set[object]) -> bool:
+        if self.parameters is not None:
+            return (name.op, name.label) in self.parameters
+        # No call has made it, and it has a gradient.
+        return value.get("requires_grad") is True and _content(value) not in made
 
     def _tensor(self, value: dict[str, Any], directory: str) -> tuple[np.void, Extra]:
         file = value.get("data_name")
@@ -193,7 +212,7 @@ def _read_json(file: str) -> dict[str, Any]:
 
 
 def _named_tensors(
-    key: str, data: Any, renaming: Renaming
+    key: str, data: Any, renaming: Renaming, is_ordered: bool
 ) -> Iterator[tuple[Name, Phase, dict[str, Any]]]:
     if not isinstance(data, dict):
         return
@@ -209,7 +228,7 @@ def _named_tensors(
     if module:
         path, op, forward = renaming(module.group(1) or ""), "", module.group(3) == "forward"
     elif api:
-        path, op, forward = "", renaming(api.group(1)), api.group(3) == "forward"
+        path, op, forward = "", renaming(_function(api.group(1))), api.group(3) == "forward"
     else:
         path, op, forward = "", renaming(key), True
     roles = (
@@ -219,18 +238,29 @@ def _named_tensors(
         else {"input": "grad_output", "output": "grad_input"}
     )
     direction = "forward" if forward else "backward"
+    inputs = itertools.count()
     for part, role in roles.items():
+        if is_ordered and op and role == "grad_input":
+            continue  # of the last operator of the call, not of what the call was given
         start = "input" if role.endswith("input") else "output"
         phase = Phase.GRADIENTS if not forward else Phase.FORWARD
         if role == "input":
             phase = Phase.BATCHES
         for label, item in _leaves(data.get(part), start):
+            if is_ordered and op and role == "input":
+                label = named_input(next(inputs))
             yield Name(path, direction, role, label, op), phase, item
     parameters = data.get("parameters")
     for label, value in parameters.items() if isinstance(parameters, dict) else ():
         for _, item in _leaves(value, ""):
             parent = module.group(1) if module else None
             yield _parameter(parent or "", label, "param", renaming), Phase.WEIGHTS, item
+
+
+def _function(name: str) -> str:
+    """``Tensor.__iadd__`` is ``Tensor.add_``, as torch tells what is called."""
+    kind, _, rest = name.partition(".")
+    return f"{kind}.{plain_function(rest)}"
 
 
 def _parameter(module: str, label: str, role: str, renaming: Renaming) -> Name:

@@ -171,7 +171,7 @@ def parse(text: str) -> TensorName:
             hint=did_you_mean(kind, KINDS),
         )
     kind, name, call, direction, part, index = api.groups()
-    plain = _plain(name)
+    plain = plain_function(name)
     return TensorName(kind, plain, _number(call), direction, part, _number(index), written=name)
 
 
@@ -184,7 +184,7 @@ def _number(text: Optional[str]) -> Optional[int]:
     return None if text is None else int(text)
 
 
-def _plain(name: str) -> str:
+def plain_function(name: str) -> str:
     """``__iadd__`` is ``add_``."""
     dunder = re.fullmatch(r"__(\w+)__", name)
     if dunder is None:
@@ -216,7 +216,7 @@ def name_of(site: Site, call: int = 0) -> Optional[TensorName]:
 def has_api_name(op: str, api: str) -> bool:
     """Whether an operator (``aten._softmax``) is called ``Functional.softmax`` in this style."""
     kind, _, name = api.partition(".")
-    return msprobe_api_of(op) == (kind, _plain(name))
+    return msprobe_api_of(op) == (kind, plain_function(name))
 
 
 @functools.lru_cache(maxsize=4096)
