@@ -39,8 +39,8 @@ _UNPRINTABLE = re.compile(
 
 
 class FastcheckError(Exception):
-    """Root of everything fastcheck raises on purpose. ``expected``, ``got``, ``hint``: those of
-    explain(), which makes the text of all four.
+    """The base class of all errors that fastcheck raises. ``expected``, ``got`` and ``hint`` are
+    passed to explain(), which makes the message.
     """
 
     __module__ = "fastcheck"

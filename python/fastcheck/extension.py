@@ -120,7 +120,7 @@ def compiled() -> Optional[Any]:
 
 
 class _Missing:
-    """Stands in for the extension: any use of it is the one clear error."""
+    """A stand-in for the missing extension: any use raises the same clear error."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # introspection is not use

@@ -197,7 +197,7 @@ def test_the_local_variable_that_it_has_led_to() -> None:
         return total
 
     variable = maker_of(loss).variable
-    assert variable.startswith("it has led to bad, assigned at ")
+    assert variable.startswith("the result is used in bad, assigned at ")
     assert variable.endswith("bad = (y * 0).log().sum()")
 
 
@@ -580,7 +580,9 @@ def test_an_operator_that_read_infinities_too_made_more_of_them() -> None:
     made = stop.report.made_by
     assert made is not None
     assert [statistics_of(record).inf_count for _, record in made.inputs] == [0, 8]
-    assert made.how.startswith("aten.add.Tensor made NaN or Inf beside those that it read: Block")
+    assert made.how.startswith(
+        "aten.add.Tensor made NaN or Inf in addition to those that it read: Block"
+    )
 
 
 def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:

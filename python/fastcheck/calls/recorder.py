@@ -54,7 +54,7 @@ class HookRecorder:
         """Leaves out the calls of inner modules in this thread, until close() or open()."""
 
     def redirect(self, entries: list[Any], /) -> None:
-        """Appends what is read from now on to this journal."""
+        """Makes later readings go to this journal."""
 
     def settle(self) -> None:
         """Ends the recorder: Session.settle_call() follows what it is recording; it never opens

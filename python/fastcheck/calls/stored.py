@@ -59,7 +59,7 @@ def parameters_of(nodes: Sequence[ModuleNode], owned: Optional[set[int]]) -> lis
 
 
 def buffers_of(nodes: Sequence[ModuleNode]) -> list[StoredTensor]:
-    """Each buffer, in every module that has it."""
+    """Yields the buffers of all modules; a shared buffer once for each module."""
     if _module is not None:
         in_order: list[StoredTensor] = _module.stored_in(nodes, "_buffers", None)
         return in_order
@@ -135,7 +135,7 @@ class TensorBatch:
         return False
 
     def add_stored(self, stored: list[StoredTensor], role: str) -> None:
-        """Adds those of these tensors that can be read."""
+        """Adds the tensors that can be read."""
 
         def add(one: StoredTensor) -> None:
             node, name, tensor = one

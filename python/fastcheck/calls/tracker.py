@@ -188,7 +188,7 @@ class ModuleTracker(OptimizerListener):
 
     @property
     def nodes(self) -> list[tuple[torch.nn.Module, ModuleNode]]:
-        """All modules that are known, in the order in which they were met."""
+        """The known modules, in the order in which they were first seen."""
         return list(self._known.values())
 
     # Hooks

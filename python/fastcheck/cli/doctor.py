@@ -258,7 +258,9 @@ def _cuda_devices(torch: Any) -> int:
 
 
 def _checks(device: Any, found: DoctorReport, color: bool) -> Iterator[Section]:
-    """The device, and each check of it as it is done. One that failed is a problem."""
+    """Yields the section of the device and of each check, as checks are done. A failed check is
+    added to the problems.
+    """
     from fastcheck.selftest import FAILED, PASSED, run_checks
 
     found.device = _about(device)

@@ -221,7 +221,7 @@ def _check(options: argparse.Namespace) -> None:
 
 
 class _Shower:
-    """Follows a log, and draws what is known of it."""
+    """A reader that follows a log and draws its state."""
 
     def __init__(
         self, options: argparse.Namespace, follower: LogFollower, state: LiveState, view: View
@@ -233,11 +233,11 @@ class _Shower:
         self._ascii_only = wants_ascii(sys.stdout)
 
     def poll(self) -> None:
-        """Reads what is new."""
+        """Reads the records that were added since the last call."""
         self._state.take(self._follower.poll(), time.monotonic())
 
     def draw(self, width: int, height: Optional[int]) -> Picture:
-        """The picture of what was read."""
+        """The picture of everything that was read so far."""
         directory = self._follower.directory
         if directory is None:
             return waiting_picture(self._options.log, width)

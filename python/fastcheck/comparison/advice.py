@@ -51,7 +51,9 @@ def advice_of(questions: Questions, tally: Tally, answers: tuple[Answer, ...]) -
 
 
 def _of_names(tally: Tally) -> Iterator[str]:
-    """Each weight that differs is another of the reference."""
+    """Advice for weights that are swapped: each weight that differs equals another weight of the
+    reference.
+    """
     name, other = next(iter(tally.elsewhere.items()))
     held = f"{name} is what {other} is in reference"
     first = tally.losses[min(tally.losses)] if tally.losses else None

@@ -81,7 +81,7 @@ _PARTS = 6
 
 
 def notes_of(tally: Tally, actual: Source, reference: Source) -> list[str]:
-    """The notes that a report has beside its answers."""
+    """The notes of a report, which follow its answers."""
     found = []
     if tally.reordered:
         found.append(
@@ -495,7 +495,7 @@ def _check_place(what: str, path: str, actual: Any, reference: Any) -> None:
 
 
 def _belongs_to(path: str, side: str) -> bool:
-    """Whether ``path`` is a file that is there, and is the side or lies below it."""
+    """Whether ``path`` is an existing file that is the side itself or lies below it."""
     real, place = os.path.realpath(path), os.path.realpath(side)
     if not os.path.isfile(real):
         return False
@@ -622,7 +622,9 @@ _TOGETHER = "{} are put together"
 
 
 def without_other_ranks(pairing: Pairing, note: str) -> Pairing:
-    """The lowest rank alone, under which the others are too. ``note``: how."""
+    """The side with its lowest rank only, under which the other ranks are merged. ``note``: says
+    how.
+    """
     lowest = min(rank for _, _, rank in pairing.places)
     places = [place for place in pairing.places if place[2] == lowest]
     return Pairing(places, False, [*pairing.notes, note])

@@ -48,7 +48,7 @@ class Layout:
 
     @property
     def text(self) -> str:
-        """A text for a note: what is put together."""
+        """The text of a note that says which parts are put together."""
         sides = zip(("actual", "reference"), self.ranks)
         spread = [f"ranks {list(ranks)} of {side}" for side, ranks in sides if len(ranks) > 1]
         return " and ".join(spread) or "the parts of fused modules"

@@ -59,7 +59,7 @@ class Origin:
     is_open: bool = True  # an update that it has a part in is not read yet
 
     def follow(self, rows: int, worst: Optional[Row]) -> None:
-        """Adds what was computed after it."""
+        """Adds a pair that was computed after this one."""
         self.readers += rows
         if worst is not None and (self.worst is None or _rank(worst) > _rank(self.worst)):
             self.worst = worst
@@ -76,7 +76,7 @@ class Origin:
 
     @property
     def is_level(self) -> bool:
-        """Whether what was computed after it stays at the level of rounding."""
+        """Whether the tensors computed after it differ by rounding only."""
         worst = self.worst
         return worst is None or (
             worst.state is not PairState.DIFFERENT and worst.error <= self.limit

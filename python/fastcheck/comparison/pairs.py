@@ -69,7 +69,7 @@ class Pairs:
         return allowed
 
     def set(self, index: int, state: PairState, error: float, reason: int) -> None:
-        """Sets what was found of a pair."""
+        """Sets the result of a pair."""
         self.states[index], self.errors[index], self.reasons[index] = state, error, reason
 
     def name(self, index: int) -> Name:
@@ -91,7 +91,7 @@ class Pairs:
         return self.before if is_read else self.step
 
     def extras(self, index: int) -> tuple[Extra, Extra]:
-        """The data of both sides of a pair beside its records."""
+        """The data of both sides of a pair, apart from its records."""
         ours, theirs = int(self.aligned.ours[index]), int(self.aligned.theirs[index])
         return self.ours.extra(ours), self.theirs.extra(theirs)
 

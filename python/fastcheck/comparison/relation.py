@@ -172,7 +172,7 @@ def _scaled(mine: torch.Tensor, other: torch.Tensor) -> str:
 
 
 def _half(mine: torch.Tensor, other: torch.Tensor) -> str:
-    """Whether a part of it was written."""
+    """A description of a tensor of which only a part was written."""
     one, two = _bits(mine).flatten(), _bits(other).flatten()
     differing = (one != two).nonzero()
     if not len(differing):

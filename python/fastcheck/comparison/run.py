@@ -272,7 +272,7 @@ class BlockComparison:
     def _together(
         self, layout: Layout, step: int, other: int
     ) -> tuple[Block, Block, frozenset[int]]:
-        """The tensors of all ranks, those of one name together."""
+        """The tensors of all ranks, grouped by name."""
         is_first = not self._last_step
         sides = []
         for source, at, renamings in zip(
@@ -296,7 +296,7 @@ class BlockComparison:
         return found.ours, found.theirs, found.sums
 
     def loss_of(self, block: Block) -> Optional[float]:
-        """The loss of a step, as the step table has it; None where it was not read by itself."""
+        """The loss of a step from the step table; None if it was not recorded separately."""
         parts: dict[str, list[int]] = {"": [], GIVEN_LOSS: [], GRAD_LOSS: []}
         for index in np.flatnonzero(block.phases == Phase.LOSS).tolist():
             name = self.names[int(block.names[index])]
@@ -382,7 +382,7 @@ class _Step(Pairs):
         self.are_gradients_alike = self.is_step_alike = False
 
     def take(self) -> None:
-        """Measures what is not equal to the bit, and adds all to the tally."""
+        """Measures the pairs that are not equal to the bit, and adds all pairs to the tally."""
         tally = self._run.tally
         open_pairs = np.flatnonzero(~self.aligned.same)
         if len(open_pairs):
@@ -540,7 +540,9 @@ class _Step(Pairs):
         self.phases[arrived[arrived > first_bad]] = Phase.FORWARD
 
     def _judge_sums(self) -> None:
-        """A sum of which each rank has a part is at fault where what is computed next differs."""
+        """Marks a sum of parts of several ranks as different if the tensors computed next
+        differ.
+        """
         is_sum = np.isin(self.names, list(self._sums))
         for phase in (Phase.FORWARD, Phase.GRADIENTS) if is_sum.any() else ():
             here = np.flatnonzero(self.phases == phase)
@@ -649,7 +651,9 @@ class _Step(Pairs):
                 tally.unread[str(name)] = tally.unread.get(str(name), 0) + 1
 
     def _is_small(self, grads: np.ndarray, codes: np.ndarray) -> np.ndarray:
-        """Whether gradients are rounding noise beside the largest of the step, on both sides."""
+        """Whether gradients are rounding noise relative to the largest gradient of the step, on
+        both sides.
+        """
         norms = np.sqrt(np.fmax(self.left["sum_sq"][grads], self.right["sum_sq"][grads]))
         units = np.array([rounding_unit(int(code)) for code in codes])
         found: np.ndarray = norms <= np.minimum(units, SMALL) * np.nanmax(norms, initial=0.0)

@@ -544,7 +544,7 @@ class PrecisionDebugger:
 
     @classmethod
     def step(cls) -> None:
-        """A step is over: the next start() begins the next one."""
+        """Ends the step: the next start() begins the next step."""
         cls.stop()
         one = cls._one()
         one._step += 1

@@ -53,7 +53,7 @@ class FreshMemory:
         return storage is not None and int(storage._cdata) in self._left
 
     def wrote(self, tensor: torch.Tensor, is_overwriting: bool) -> None:
-        """An op has written to the tensor: over all of it, or somewhere in it."""
+        """Notes that an op has written to the whole tensor, or to a part of it."""
         if not self._left:
             return
         storage = _storage_of(tensor)
@@ -94,7 +94,7 @@ class OpCalls(CallListener):
         """Discards cached readings: an unobserved operator may have written to any tensor."""
 
     def close(self) -> None:
-        """Releases what was kept for further calls."""
+        """Releases everything that was kept for later calls."""
 
     def entered(self, running: Running, inputs: list[tuple[str, torch.Tensor]], args: Any) -> None:
         """Records the inputs of a root module: the batch."""

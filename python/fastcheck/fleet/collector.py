@@ -205,7 +205,7 @@ class Collector:
         return self._manifest.rows
 
     def _drop_uncounted(self) -> None:
-        """Deletes what was written for a manifest that then was not: its records come again."""
+        """Deletes files whose manifest was never written; their records are written again."""
         start = f"run={self.run}/"
         for path in self._folder.files(start[:-1]):
             below = path[len(start) :]
@@ -233,7 +233,7 @@ class Collector:
                 )
 
     def _follow_sources(self, ranks: list[int]) -> None:
-        """Writes the small tables anew where what they are made of has changed."""
+        """Rewrites the small tables whose sources have changed."""
         sources = dict(self._sizes_and_times(ranks))
         if sources == self._sources and all(rank in self._manifest.ranks for rank in ranks):
             return

@@ -38,7 +38,7 @@ class Engine(Protocol):
         """The rows of an answer, by column."""
 
     def close(self) -> None:
-        """Gives back what it holds."""
+        """Releases the engine's resources."""
 
 
 def run_of(folder: Folder, name: Optional[str]) -> str:

@@ -60,8 +60,8 @@ def fewest_by_chance(mean: float, tries: float) -> int:
 
 
 def usual_count(values: Iterable[int]) -> float:
-    """The mean of the lower three quarters, doubled, and 0.3: what is usual, whatever some ranks
-    do. At least the mean of ``values`` where these are Poisson variables.
+    """The usual count, whatever a few ranks do: twice the mean of the lower three quarters, plus
+    0.3. At least the mean of ``values`` if these are Poisson variables.
     """
     ordered = sorted(values)
     kept = ordered[: max(1, math.ceil(len(ordered) * 0.75))]
@@ -89,8 +89,8 @@ def cell_answers(engine: Engine) -> dict[str, list[dict[str, Any]]]:
 
 
 def unusual_cells(answers: Answers) -> tuple[Cell, ...]:
-    """The unusual cells, those of most weight if there are more than a page can hold; none where
-    the questions of the page were not asked.
+    """The unusual cells, limited to the most extreme ones that a page can hold; none if the page
+    was not requested.
     """
     if "step_list" not in answers:
         return ()
@@ -417,7 +417,9 @@ def _by_host(suspects: list[Suspect], ranks: Mapping[int, FleetRank]) -> list[Fl
 
 
 def _steps(answers: dict[str, list[Row]]) -> list[FleetFinding]:
-    """One for each stretch of steps: what jumps often comes back in the next step."""
+    """One finding for each stretch of steps, because a median that jumps often returns in the next
+    step.
+    """
     stretches: list[list[Row]] = []
     for row in answers["steps"]:
         if not stretches or int(row["step"]) != int(stretches[-1][-1]["step"]) + 1:

@@ -128,7 +128,9 @@ def _host(report: FleetReport, rank: int) -> str:
 
 
 def fleet_verdict_html(report: FleetReport) -> str:
-    """The headline, what was looked at, and each finding with its ranks and with what to do."""
+    """The verdict of the page: the headline, the extent of the records, and each finding with its
+    ranks and its advice.
+    """
     colour = "bad" if report.accused else "good"
     parts = [
         f'<p class="headline {colour}">{text_html(fleet_headline(report))}</p>',

@@ -147,7 +147,7 @@ def sorted_rows(pieces: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
 
 
 def join_pieces(pieces: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """The rows of all pieces, of which there is at least one, one after the other."""
+    """The concatenated rows of all pieces; there is at least one piece."""
     return {name: np.concatenate([piece[name] for piece in pieces]) for name in RECORD_COLUMNS}
 
 

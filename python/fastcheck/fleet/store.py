@@ -43,7 +43,7 @@ class Folder:
         return f"{self.place.rstrip('/')}/{path}"
 
     def write(self, path: str, data: Any) -> None:
-        """Writes ``data``, a bytes-like object, in place of what was there."""
+        """Writes ``data``, a bytes-like object, replacing an existing file."""
         full = self._full(path)
         with self._errors("written", path):
             if not self.is_local:

@@ -95,7 +95,7 @@ class History:
             chunk["flags"][index] = (int(chunk["flags"][index]) & 0xFF) | flags
 
     def find(self, seq: int) -> Optional[np.void]:
-        """The record with this sequence number, while it is held."""
+        """The record with this sequence number; None if it is no longer in memory."""
         found = self._find_open(seq) or _find(reversed(self._closed), seq)
         if found is None:
             return None
@@ -121,7 +121,7 @@ class History:
         return parts[0] if len(parts) == 1 else joined(parts[::-1])
 
     def of_site(self, site: int, call: int) -> np.ndarray:
-        """The records that are held of one site and call index, oldest first."""
+        """The records in memory of one site and call index, oldest first."""
         parts = [
             chunk[(chunk["site"] == site) & (chunk["call"] == call)]
             for chunk in (*self._closed, *self._open)
@@ -129,11 +129,11 @@ class History:
         return joined(parts)
 
     def latest(self, site: int) -> Optional[np.void]:
-        """The youngest held record of this site."""
+        """The latest record of this site in memory."""
         return self._youngest(lambda chunk: chunk["site"] == site)
 
     def latest_of(self, sites: set[int]) -> np.ndarray:
-        """The youngest held record of each of these sites, oldest first."""
+        """The latest record in memory of each of these sites, oldest first."""
         left, found = sites.copy(), []
         for chunk in self._youngest_first():
             if not left:
@@ -146,14 +146,12 @@ class History:
         return np.array(found[::-1], RECORD_DTYPE)
 
     def last_finite_step(self, site: int) -> Optional[int]:
-        """The step of the youngest held record of this site that had nothing non-finite."""
+        """The step of the latest record in memory of this site that was finite."""
         record = self._youngest(lambda chunk: (chunk["site"] == site) & _is_finite(chunk))
         return None if record is None else int(record["step"])
 
     def last_finite(self, record: np.void) -> Optional[np.void]:
-        """The youngest held record of the same site and call, of an earlier step, that had nothing
-        non-finite.
-        """
+        """The latest finite record in memory of the same site and call in an earlier step."""
         return self._youngest(
             lambda chunk: (
                 (chunk["site"] == record["site"])
@@ -176,7 +174,7 @@ class History:
         return None
 
     def all(self) -> np.ndarray:
-        """The records that are held, oldest first, as one array."""
+        """The records in memory, oldest first, as one array."""
         return joined([*self._closed, *self._open])
 
     def last_step(self) -> np.ndarray:

@@ -211,7 +211,9 @@ class StepStream:
         return list(self._rows.values())
 
     def _settle(self) -> None:
-        """Makes the rows of what is held. The last step may go on: its records stay."""
+        """Makes the rows of the records in memory. The records of the last step stay, because it
+        may continue.
+        """
         held = joined(self._held)
         self._rows.update({row.step: row for row in _rows([[held]], self._codes, self._rank)[0]})
         steps = sorted(self._rows)
@@ -229,7 +231,7 @@ def _code(site: Site) -> int:
 
 
 def _written(meta: Mapping[str, Any], rank: int) -> Iterator[StepRow]:
-    """The rows of a meta file; what is no row is left out."""
+    """The rows of a meta file; invalid entries are left out."""
     for key in ("scaling", "steps"):  # the first: by fastcheck 0.1
         rows = meta.get(key)
         for row in rows if isinstance(rows, list) else ():
@@ -368,9 +370,7 @@ def _last_value(numbers: Sequence[Reading]) -> Optional[float]:
 
 
 def _norms(gradients: np.ndarray, counts: Sequence[int]) -> list[Optional[float]]:
-    """The norm over so many of these records, step after step; None where one has no
-    statistics.
-    """
+    """The norm over the records of each step in turn; None if a record has no statistics."""
     squares, is_unknown = gradients["sum_sq"].copy(), gradients["depth"] < Depth.STATS
     for name, value in _NONFINITE:
         squares[gradients[name] > 0] = abs(value)

@@ -25,7 +25,7 @@ def to_meta(rows: Iterable[UnreadOp]) -> dict[str, Any]:
 
 
 def from_meta(metas: Iterable[Mapping[str, Any]]) -> list[UnreadOp]:
-    """The rows of the meta files of all ranks, added up; what is no row is left out."""
+    """The rows of the meta files of all ranks, added up; invalid entries are left out."""
     calls: Counter[tuple[str, str]] = Counter()
     for meta in metas:
         rows = meta.get(_KEY)

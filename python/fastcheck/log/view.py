@@ -143,7 +143,7 @@ def _key(record: np.void) -> tuple[int, int, int]:
 
 
 def _line_key(line: dict[str, Any]) -> tuple[int, int, int] | None:
-    """Step, sequence number and site of an event's line; None where one of them is impossible."""
+    """Step, sequence number and site of an event's line; None if one of them is invalid."""
     step, seq, site = line.get("step"), line.get("seq"), line.get("site")
     if not (isinstance(step, int) and isinstance(seq, int) and isinstance(site, int)):
         return None

@@ -190,7 +190,7 @@ class RecordLog:
         os.replace(f"{path}.new", path)
 
     def sync(self) -> None:
-        """Waits until what was written is on the disk itself (a power cut is then survived too)."""
+        """Waits until everything written is on the disk, so that it survives a power cut."""
 
         def sync() -> None:
             for file in self._files.values():

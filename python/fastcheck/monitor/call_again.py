@@ -151,7 +151,7 @@ def run_again(running: RunningCall, session: Session, install: Install) -> MadeB
     part = found.module
     within = f" in {part}" if part != running.call.node.path else ""
     read_bad = any(is_nonfinite(record) for _, record in found.inputs)
-    what = "NaN or Inf beside those that it read" if read_bad else "it, from finite values"
+    what = "NaN or Inf in addition to those that it read" if read_bad else "it, from finite values"
     how = f"{found.event.site.op}{within} made {what}: {name} was run again on its inputs, "
     return found.made_by(f"{how}{_as_eager(running.call)}.")
 
@@ -240,7 +240,9 @@ def _had_finite_gradients(path: str, step: Step, session: Session) -> bool:
 def _attempt(
     running: RunningCall, session: Session, find: Callable[[], Optional[_Found]]
 ) -> Union[_Found, MadeBy, None]:
-    """The result of ``find``, which runs the call again, or what was in the way."""
+    """The result of ``find``, which runs the call again, or the reason why that was not
+    possible.
+    """
     name = running.call.node.name
     try:
         reason = _why_not(running, session)
@@ -269,7 +271,7 @@ def _why_not(running: RunningCall, session: Session) -> str:
 
 
 def _elsewhere(function: Callable[[], _T]) -> _T:
-    """The result of ``function``, or what it raises, in a thread of its own."""
+    """Runs ``function`` in a thread of its own, and returns its result or raises its exception."""
     done: list[_T] = []
     failed: list[BaseException] = []
 
@@ -288,7 +290,7 @@ def _elsewhere(function: Callable[[], _T]) -> _T:
 
 
 class _Known:
-    """A call that is over, as its records tell it."""
+    """A finished call, as described by its records."""
 
     def __init__(self, held: Pass, session: Session, search: Search) -> None:
         self.kind = search.kind
@@ -336,7 +338,7 @@ class _Known:
 
 
 def _is_like(known: np.void, now: np.void) -> bool:
-    """Whether two records are those of one tensor, but for the order of a sum."""
+    """Whether two records are of the same tensor, apart from the order of a sum."""
     if any(known[name] != now[name] for name in _COUNTS):
         return False
     return all(
@@ -346,9 +348,7 @@ def _is_like(known: np.void, now: np.void) -> bool:
 
 
 def _changed_input(running: RunningCall, session: Session) -> str:
-    """The label of an argument that is not what it was when the call began; empty if there is
-    none.
-    """
+    """The label of an argument that has changed since the call began; empty if there is none."""
     tensors = dict(flatten_arguments(running.args, running.kwargs))
     call = running.call
     for tensor_seq, site in zip(call.inputs, call.input_sites):

@@ -86,9 +86,7 @@ _hook_ids = itertools.count(-1, -1)
 
 
 class Hooks:
-    """All that is told of modules, optimizers, graphs, forks and requests: from attach() to
-    close().
-    """
+    """The hooks on modules, optimizers, graphs, forks and requests, from attach() to close()."""
 
     def __init__(
         self,
@@ -145,7 +143,7 @@ class Hooks:
         follow_forks(session, self._nodes)
 
     def close(self) -> None:
-        """Takes them off. The session's lock is held."""
+        """Removes the hooks. The session's lock is held."""
         step = self._watcher.session.step
         for handle in (*self._handles, *step.leaf_handles):
             handle.remove()

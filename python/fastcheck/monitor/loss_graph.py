@@ -120,13 +120,13 @@ def _tensors(saved: SavedByNode) -> list[tuple[str, torch.Tensor]]:
 
 
 def _steep(saved: SavedByNode, bad: int, numel: int) -> MadeBy:
-    where = f"{bad:,} of {numel:,} elements" if numel > 1 else "its one element"
+    where = f"{bad:,} of {numel:,} elements" if numel > 1 else "the only element"
     which = " (where its vectors are used)" if saved.name in DECOMPOSITIONS else ""
     return MadeBy(
         saved.name,
         f"{saved.name}, in the graph of the loss: the derivative of its operator{which} is not "
-        f"finite at what it read or made, in {where}. It is the first such one in backward, of "
-        "those whose values are still held.",
+        f"finite at the values that it read or returned, in {where}. It is the first such operator "
+        "in backward among those whose values are still in memory.",
         inputs=tuple((n, r) for n, v in _tensors(saved) if (r := _record(v)) is not None),
         variable=_later_variable(saved.is_node, lambda one: _leads_to(one.grad_fn, saved)),
         is_backward=True,
@@ -573,7 +573,7 @@ def _later_variable(is_of: Callable[[Any], bool], is_later: Callable[[torch.Tens
         lambda one: one.grad_fn is not None and is_later(one),
         lambda one: _order(one.grad_fn),
     )
-    return f"it has led to {later}" if later is not None and later.line else ""
+    return f"the result is used in {later}" if later is not None and later.line else ""
 
 
 def _locals() -> Iterator[tuple[FrameType, str, torch.Tensor]]:

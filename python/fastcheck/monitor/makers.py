@@ -88,9 +88,7 @@ class Makers:
     def _pass_again(
         self, culprit: Finding, site: Site, search: Search, session: Session
     ) -> Optional[MadeBy]:
-        """Runs calls that are over again, to find the operator. Returns what was in the way, if
-        nothing is found.
-        """
+        """Runs finished calls again to find the operator. Returns the reason if none is found."""
         said: Optional[MadeBy] = None
         if group_size(None) > 1 or not _may_run_again(session):
             return None

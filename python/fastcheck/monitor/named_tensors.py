@@ -221,7 +221,7 @@ class NamedTensors:
         return hook
 
     def deliver(self) -> None:
-        """Carries out what is due. May raise."""
+        """Carries out pending stops and actions. May raise."""
         self.observer.deliver()
 
     def gradient(self, hook: GradientHook, gradient: torch.Tensor) -> None:

@@ -267,7 +267,7 @@ class Requests:
         step_ends.connect(self)
 
     def end_early(self) -> None:
-        """A stop comes in the middle of what is observed."""
+        """Ends the observed steps early, because of a stop."""
         with self._lock, self._guarded():
             self._end(is_whole=False)
 

@@ -108,7 +108,7 @@ class ExponentReadings:
             self._in_flight.append((streams, copied, rows_on_host, [site for site, _ in items]))
 
     def take_in(self, waits: bool) -> None:
-        """Adds what has arrived; ``waits``: all of it."""
+        """Adds the counts that have arrived; with ``waits`` all of them."""
         left = []
         for streams, copied, rows, sites in self._in_flight:
             if waits:
@@ -173,7 +173,7 @@ class RangeLevel(ModuleLevel):
 
     @property
     def is_counting(self) -> bool:
-        """Whether the exponents of what is read now are counted."""
+        """Whether exponents are counted in the current step."""
         session, index = self.session, self.session.step.index
         if index != self._counted_step and session.is_active:
             self._counted_step = index

@@ -187,7 +187,7 @@ class Replayer:
         return ""
 
     def _differences(self, capture: _Capture, stop: OverflowDetected) -> Iterator[str]:
-        """Sentences on what is known not to be as it was when the step began."""
+        """Sentences on what has changed since the step began."""
         now = self._session.step.index
         if now > stop.step:
             yield f"step {now} has begun since step {stop.step}: the batch is another one"
@@ -201,7 +201,7 @@ class Replayer:
 
 
 def _passing(events: Sequence[Event]) -> Iterator[str]:
-    """A line on a step without a stop: what was not finite in it."""
+    """A line on the non-finite tensors of a step that was run again without a stop."""
     first = min(events, key=lambda event: int(event.record["seq"]), default=None)
     if first is not None:
         line = f" ({first.line})" if first.line else ""

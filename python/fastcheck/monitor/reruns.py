@@ -164,7 +164,7 @@ def render_rerun(rerun: Rerun) -> str:
 
 
 class Trace:
-    """The trace of one run: the records of what it left. ``error``: what it raised."""
+    """The trace of one run: the records of its results. ``error``: the exception that it raised."""
 
     def __init__(self) -> None:
         self.error = ""

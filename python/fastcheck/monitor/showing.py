@@ -89,7 +89,7 @@ def _story(session: Session, meta: RunMeta, style: str, width: int) -> list[tupl
 
 
 def notes_of(core: Core) -> list[str]:
-    """Notes on what was not observed, and why."""
+    """Notes that name what was not observed, with the reason."""
     stalled = core.state.stalled_weights
     return [
         *_monitor_notes(core.session, core.nodes),
@@ -282,7 +282,7 @@ def html_of(core: Core, title: str) -> str:
 
 
 def _sites(session: Session, last: np.ndarray, history: np.ndarray) -> str:
-    """The tensors of the last step with the least headroom, what is not finite before all."""
+    """The tensors of the last step with the least headroom; non-finite ones come first."""
     numbers = [n for n, site in enumerate(session.sites) if site.role in _NUMBERS]
     last = last[~np.isin(last["site"], numbers)]
     if not len(last):

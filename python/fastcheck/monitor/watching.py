@@ -165,7 +165,7 @@ class Watching(SessionListener):
         return f"<fastcheck watch: {self._watcher.count} events>"
 
     def step_ended(self, step: Step, rows: Sequence[StepRow], chunks: Sequence[np.ndarray]) -> None:
-        """Takes in a step that is over, and judges when it is time."""
+        """Takes in a step that is over, and judges the waiting steps if it is time."""
         if self._is_off:
             return
         self._waiting.append((rows, list(chunks)))
@@ -178,7 +178,7 @@ class Watching(SessionListener):
         self._judge()
 
     def _judge(self) -> None:
-        """Judges what is waiting."""
+        """Judges the steps that wait for it."""
         waiting, self._waiting = self._waiting, []
         self._judged_at = time.monotonic()
         if not waiting or self._is_off:

@@ -114,7 +114,7 @@ class TestedStep:
         return 1024.0 if self.eps < 1e-6 else 4.0
 
     def learn(self) -> None:
-        """The step as it is: what it calls, and in which format it computes."""
+        """Learns from one run of the step what it calls, and in which format it computes."""
         with seen_checkpoints(leave_out=False) as calls:
             self.settings.learns = True
             self.compute()

@@ -38,7 +38,7 @@ class Learned:
     batch_norms: list[torch.nn.Module] = field(default_factory=list)
 
     def add(self, module: torch.nn.Module, tensors: list[tuple[str, torch.Tensor]]) -> None:
-        """Notes a module that the step has called, and what it returned."""
+        """Notes a module that the step has called, and its outputs."""
         dtypes = [self.dtype, *(tensor.dtype for _, tensor in tensors)]
         self.dtype = next(one for one in _COARSE if one in dtypes)
         if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):

@@ -50,7 +50,9 @@ class Relation:
         return ""
 
     def changed(self, case: TestedStep) -> contextlib.AbstractContextManager[Any]:
-        """A context in which the model, or torch, computes otherwise. It undoes what it does."""
+        """A context in which the model, or torch, computes in another way. It is undone at its
+        end.
+        """
         return contextlib.nullcontext()
 
     def batch(self, case: TestedStep) -> Any:
@@ -68,7 +70,7 @@ class Relation:
         return base
 
     def note(self, case: TestedStep) -> str:
-        """A note on what was seen beside the score."""
+        """A note that is shown beside the score."""
         return ""
 
     def run(self, case: TestedStep, base: Computed, sites: bool = False) -> Computed:

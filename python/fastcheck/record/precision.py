@@ -71,7 +71,7 @@ class PrecisionAdvice:
         return self.text if self.site is None else f"{self.site}: {self.text}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON, but for the exponents."""
+        """The fields by name, ready for JSON, without the exponents."""
         return {
             "site": None if self.site is None else self.site.to_dict(),
             "dtype": self.dtype,

@@ -23,7 +23,9 @@ class FloatFormat:
 
     @property
     def is_narrow(self) -> bool:
-        """Healthy training can outgrow it (bfloat16 reaches as far as float32)."""
+        """Whether healthy training can leave the range of the format (bfloat16 has that of
+        float32).
+        """
         return self.max < 1e6
 
 

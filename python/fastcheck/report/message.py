@@ -24,7 +24,7 @@ _MOST_EVENTS = 2048
 
 
 def packed(report: StopReport) -> bytes:
-    """``report`` as a message. Of one with very much in it the culprit alone."""
+    """``report`` as a message. If it would be too long, it has the culprit only."""
     message = _encoded(replace(report, events=report.events[:_MOST_EVENTS]))
     if len(message) > MOST_BYTES:
         short = StopReport(report.culprit, report.step, rank=report.rank, log_path=report.log_path)

@@ -240,7 +240,7 @@ def render(
 
 
 def headline(report: StopReport) -> str:
-    """One sentence on what was found, where and at which step."""
+    """The first line of a report: the values, the place and the step."""
     return printable(_headline(report, statistics_of(report.culprit.record)))
 
 
@@ -435,7 +435,7 @@ def _where(report: StopReport, reading: RecordStatistics, width: int) -> list[st
 
 
 def made_by_lines(report: StopReport, width: int) -> list[str]:
-    """The operator that made the culprit's numbers, with what it read."""
+    """The lines on the operator that made the culprit's values, with its inputs."""
     made = report.made_by
     if made is None:
         return []

@@ -50,7 +50,7 @@ def harmless(events: Sequence[Event], style: str, width: int) -> list[str]:
 
 
 def pending_lines(events: Sequence[Event], style: str, width: int) -> list[str]:
-    """Lines on what was not decided: the place, what is not finite, and why it would count."""
+    """Lines on undecided findings: the place, the non-finite values, and why they would count."""
     lines: list[str] = []
     for event in events[:_PLACES]:
         place = tensor_place(event.site, int(event.record["call"]), style)

@@ -55,7 +55,7 @@ class Trend:
 
     @property
     def has_exploded(self) -> bool:
-        """Whether it grew beyond what a healthy run does in the steps that are held."""
+        """Whether it grew more than a healthy run does, in the steps in memory."""
         return self.growth is not None and self.growth >= EXPLODED
 
     @property

@@ -180,7 +180,7 @@ def _tree(value: Any, path: str, tensors: dict[str, tuple[Leaf, torch.Tensor]]) 
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether its repr() depends on its content alone."""
+    """Whether the ``repr()`` of the value depends on its content only."""
     if isinstance(value, (list, tuple)):
         return all(map(_is_plain, value))
     return value is None or isinstance(value, (bool, int, float, str, bytes))
@@ -205,7 +205,7 @@ def _plain(value: Any) -> Any:
 
 
 def is_tree(value: Any) -> bool:
-    """Whether this is what training_tree() returns, as far as JSON tells."""
+    """Whether the value has the form that training_tree() returns, as far as JSON shows."""
     return isinstance(value, dict) and all(
         len(one) == 3 and all(isinstance(text, str) for text in one)
         if isinstance(one, list)
@@ -355,8 +355,8 @@ def has_steps(seal: str) -> bool:
 
 
 def record_steps(model: torch.nn.Module, seal: str) -> None:
-    """Writes a log of the next steps beside the seal, in the place of an earlier one. Where that
-    can't be done it warns.
+    """Writes a log of the next steps beside the seal, replacing an earlier one. Warns if that is
+    not possible.
     """
     folder = steps_folder(seal)
     shutil.rmtree(folder, ignore_errors=True)
@@ -369,7 +369,7 @@ def record_steps(model: torch.nn.Module, seal: str) -> None:
 
 
 def _is_compiled(model: torch.nn.Module) -> bool:
-    """Whether a part of it is: hooks would compile it anew."""
+    """Whether a part of the model is compiled, so that hooks would recompile it."""
     return any(
         getattr(module, "_compiled_call_impl", None) is not None
         or type(module).__module__ == "torch._dynamo.eval_frame"

@@ -199,7 +199,9 @@ def _own(model: object, in_parts: bool) -> tuple[Entries, dict[str, str]]:
 
 
 def _of_all_ranks(model: object) -> tuple[Entries, dict[str, str]]:
-    """A rank that can't read its own has to come to the exchange too: the others wait for it."""
+    """The entries of all ranks. A rank that can't read its own part takes part too, because the
+    others wait.
+    """
     own: Any
     failure: Optional[Exception] = None
     try:

@@ -95,7 +95,7 @@ def _observe(
 
 
 def _cells(row: torch.Tensor, dtype: torch.dtype, field: str) -> torch.Tensor:
-    """0-dim: a field of a record, in its place."""
+    """A field of a record, as a 0-dim view."""
     return row.view(dtype)[offset_of(field) // dtype.itemsize]
 
 

@@ -68,7 +68,7 @@ _FLAGS = os.O_CREAT | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0)
 
 
 def create_private(path: str, mode: int = FILE_MODE) -> BinaryIO:
-    """A new file to write, in place of what was there; see new_file()."""
+    """Opens a new file for writing, replacing an existing one; see new_file()."""
     return os.fdopen(new_file(path, mode), "wb")
 
 
@@ -185,7 +185,7 @@ class AppendFile:
             raise
 
     def sync(self) -> None:
-        """Waits until the disk has what was written."""
+        """Waits until the disk has everything that was written."""
         os.fsync(self._descriptor.number())
 
     def close(self) -> None:

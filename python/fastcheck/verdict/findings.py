@@ -265,14 +265,14 @@ class Finding:
     # The state
 
     def stand(self, state: FindingState, verdict: Verdict) -> None:
-        """Sets the state, and the verdict that it has meanwhile. For Findings alone."""
+        """Sets the state, and the provisional verdict. Called by Findings only."""
         is_concluded = state is FindingState.FINAL and self.state.by_consequence
         self.state = FindingState.CONCLUDED if is_concluded else state
         self.verdict = verdict
 
     @property
     def is_tentative(self) -> bool:
-        """Whether it may be a mask, or nothing was made of it yet."""
+        """Whether it may be a mask, or nothing was computed from it so far."""
         return self.verdict is Verdict.UNRESOLVED and not self.is_gradient
 
     @property
@@ -483,7 +483,9 @@ class Findings:
         return held[0] if skipped and held else None
 
     def overdue(self, finding: Finding, skipped_steps: int) -> None:
-        """Loss scaling has skipped so many steps in a row that it will not recover by itself."""
+        """Judges a scaled finding as an origin, because loss scaling has skipped so many steps in a
+        row that it will not recover.
+        """
         is_nan = finding.record["nan_count"] and not (
             finding.record["posinf_count"] or finding.record["neginf_count"]
         )

@@ -267,7 +267,7 @@ class ModuleRules:
             self._pass_ended(call, entry.is_complete, entry.ended_by)
 
     def _pass_ended(self, call: Call, is_complete: bool, ended_by: str) -> None:
-        """An outermost call is over."""
+        """Takes in that an outermost call has returned."""
         live = [
             f for f in self._related(call, None) if f.state.is_pending and not f.uses.is_absorbed
         ]

@@ -49,13 +49,15 @@ class Rules(Protocol):
         """Settles scaled gradients, as Findings.settle_scaled() does."""
 
     def ensure_event(self) -> None:
-        """An update is due: what is non-finite until now must not be silent."""
+        """Makes sure that there is an event for non-finite values so far, because an update is
+        due.
+        """
 
     def settle(self) -> None:
-        """The step ends, or what was made until now has met all that reads it."""
+        """Settles findings at the end of the step, or when everything that reads them has run."""
 
     def settle_open(self) -> None:
-        """Settles what is still pending, of which nothing came."""
+        """Settles findings that are still pending without a consequence."""
 
     def renew(self) -> None:
         """The step does not end, and its findings are dropped."""
@@ -67,7 +69,7 @@ class Rules(Protocol):
         """The findings that are pending: of what follows from one another the first."""
 
     def let_go(self) -> None:
-        """The step is over: what is only needed within it may go."""
+        """Releases what is only needed within the step."""
 
 
 class GivenParameters:

@@ -1,8 +1,9 @@
-"""Invariants: what holds in a healthy training at every step, and what is said where it does not.
+"""Invariants: rules that hold in a healthy training at every step, and the texts of warnings.
 
-Rows of the same kind as those of ``rules``, each said once in a run (of a tensor: once). Numbers
-that no record holds come from ``monitor/hooks/facts.py``, which counts updates in a row itself:
-``value`` is that count, ``name`` what it is about. docs/invariants.md has the table in words.
+The rows have the form of those of ``rules``. Each reports once in a run, or once for each tensor.
+Facts that no record holds come from ``monitor/hooks/facts.py``, which counts updates in a row:
+``value`` is that count, and ``name`` what the fact is about. docs/invariants.md has the table in
+words.
 """
 
 from __future__ import annotations
@@ -24,24 +25,24 @@ from .rules import NumberRule, TensorRule
 from .signals import ABS_MAX, ACTIVATION, BUFFER, INPUT, IS_FLOAT, WEIGHT, Signals
 from .view import StepsView
 
-# In how many updates in a row a weight stands still, that moved before.
+# The number of updates in a row in which a weight that moved before stands still.
 _STANDING = 48
-# The largest gradient, beside the threshold to which all are clipped, in so many steps in a row.
+# The ratio of the norm of all gradients to the clipping threshold, and the steps in a row.
 _CLIPS, _CLIP_STEPS = 1000.0, 100
 # Updates that a scaler skips in a row without a smaller scale.
 _STUCK = 5
 _BATCHES = 64
-# The observed step in which dtypes are compared, of so many modules of a class at least.
+# The observed step in which dtypes are compared, and the least number of modules of a class.
 _SETTLED, _SIBLINGS = 8, 4
-# Steps, runs of one batch, and rounds of a cycle, after which that is the habit of the program.
+# The numbers of steps, of runs of one batch, and of rounds of a cycle that make a pattern.
 _SAME, _RUNS, _ROUNDS = 64, 16, 4
 _IGNORED = -100
-# A learning rate beside the largest that it was, in so many steps in a row.
+# The ratio of the learning rate to its largest value, and the steps in a row.
 _LEAST_RATE, _TINY_STEPS = 1e-6, 20
-#: Layers whose weight is a matrix, or several: by the class of the module.
+#: Classes of modules whose weight is a matrix, or several matrices.
 _MATRICES = re.compile(r"(Linear|(Lazy)?Conv(Transpose)?[123]d|Embedding)$")
 _COUNTED = 32
-# Up to here a format holds all whole numbers.
+# The largest number up to which a 16-bit format holds all whole numbers; 0: a wider format.
 _WHOLE = np.array([{"bfloat16": 256, "float16": 2048}.get(d.name, 0) for d in DTYPES])
 
 
@@ -59,7 +60,7 @@ def _is_wide(view: StepsView) -> np.ndarray:
 
 
 def stands_still(is_wide: bool) -> Callable[[StepsView], np.ndarray]:
-    """Kept every bit in updates that were due to move it."""
+    """A condition for weights that kept every bit in updates that should have moved them."""
 
     def condition(view: StepsView) -> np.ndarray:
         found: np.ndarray = (view.standing >= _STANDING) & (_is_wide(view) == is_wide)
@@ -69,8 +70,8 @@ def stands_still(is_wide: bool) -> Callable[[StepsView], np.ndarray]:
 
 
 def counter_will_stop(view: StepsView) -> np.ndarray:
-    """A buffer of whole numbers that grows, towards where adding 1 changes nothing. Below that, and
-    above 32, the format has others than whole numbers.
+    """Whether a buffer holds growing whole numbers and comes near the size from which adding 1
+    changes nothing. Between 32 and that size the format has fractions too, so it is a counter.
     """
     now, limit = view.now, _WHOLE[view.now.codes]
     with np.errstate(invalid="ignore"):
@@ -81,14 +82,16 @@ def counter_will_stop(view: StepsView) -> np.ndarray:
 
 
 def position_is_rounded(view: StepsView) -> np.ndarray:
-    """Whether the model is given whole numbers, of which the format has only every second."""
+    """Whether an input of the model holds whole numbers so large that the format can't represent
+    all of them.
+    """
     now, limit = view.now, _WHOLE[view.now.codes]
     found: np.ndarray = (now.phases == INPUT) & now.is_count & (limit > 0) & (now.abs_max > limit)
     return found
 
 
 def labels_are_ignored(view: StepsView) -> np.ndarray:
-    """Every one is the number that torch's cross entropy leaves out."""
+    """Whether every label is the number that torch's cross entropy ignores."""
     now = view.now
     with np.errstate(invalid="ignore"):
         is_ignored = now.sums == _IGNORED * now.numel
@@ -97,8 +100,8 @@ def labels_are_ignored(view: StepsView) -> np.ndarray:
 
 
 def input_is_constant(view: StepsView) -> np.ndarray:
-    """All that the model is given: each tensor has one number everywhere, if it is floating point
-    0.
+    """Whether all inputs of the model are constant: 0 for floating-point tensors, any number for
+    others.
     """
     now = view.now
     of_model = (now.phases == INPUT) & now.is_read
@@ -112,7 +115,7 @@ def input_is_constant(view: StepsView) -> np.ndarray:
 def _fact(
     name: str, signal: str, cause: str, text: str, *, advice: str = "", source: str = "fastcheck"
 ) -> NumberRule:
-    """A row of what is counted elsewhere. It warns if there is something to do about it."""
+    """A rule on a count of ``monitor/hooks/facts.py``. It warns if it has advice."""
     return NumberRule(
         kind="invariant", signal=signal, names=[name], condition=lambda number: True, steps=1,
         is_over=_never, pause="", warns=bool(advice), cause=cause, text=text, advice=advice,
@@ -419,7 +422,7 @@ TENSOR_RULES = (*rules.TENSOR_RULES, *TENSOR_INVARIANTS)
 
 
 class Batches:
-    """The checksums of what steps train on, as a sequence. Of each habit once."""
+    """The sequence of the batches' checksums, and the patterns in it, each reported once."""
 
     def __init__(self) -> None:
         self._last: deque[int] = deque(maxlen=_BATCHES * (_ROUNDS + 1))
@@ -430,12 +433,14 @@ class Batches:
         self._steps = 0
 
     def last(self, before: int, count: int) -> tuple[int, list[int]]:
-        """The youngest of so many steps before one, and their checksums, oldest first."""
+        """The last ``count`` steps before a step: the number of the latest, and their checksums,
+        oldest first.
+        """
         known = [(step, value) for step, value in self._recent if step < before][-count:]
         return known[-1][0] if known else -1, [value for _, value in known]
 
     def of_step(self, step: int, checksums: Sequence[int]) -> Iterator[Number]:
-        """A step with these of what it was given."""
+        """Takes in a step, with the checksums of its batch."""
         if not any(checksums):
             return
         value = hash(tuple(checksums))
@@ -456,7 +461,9 @@ class Batches:
             yield from self._cycle()
 
     def _repeated(self) -> Iterator[Number]:
-        """The first run is not known whole where fastcheck was installed within it."""
+        """Reports batches that come several times in a row. The first run may be incomplete and is
+        left out.
+        """
         runs = list(self._runs)[1:]
         if len(runs) == _RUNS and runs[0] > 1 and len(set(runs)) == 1:
             yield Number("repeated_batch", runs[0], _RUNS)
@@ -473,7 +480,7 @@ class Batches:
 
 
 class Siblings:
-    """The dtypes that modules of one class return, once."""
+    """A comparison of the dtypes that modules of one class return, made once."""
 
     def __init__(self, sites: SiteTable) -> None:
         self._sites = sites
@@ -503,13 +510,13 @@ class Siblings:
 
 
 class Rates:
-    """The learning rate beside the largest that it was."""
+    """The learning rate relative to its largest value so far."""
 
     def __init__(self) -> None:
         self._most = 0.0
 
     def of_step(self, row: Optional[StepRow]) -> Iterator[Number]:
-        """A step with this row."""
+        """Takes in a step, with its row of the step table."""
         rate = None if row is None else row.learning_rate
         if rate is not None:
             self._most = max(self._most, rate)
@@ -538,7 +545,7 @@ class Layers:
 
 
 class Clipping:
-    """The norm of all gradients beside what they are clipped to."""
+    """The norm of all gradients relative to the clipping threshold."""
 
     def __init__(self) -> None:
         #: The threshold of clip_grad_norm_(); None: it was not called.

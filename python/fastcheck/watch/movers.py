@@ -46,7 +46,7 @@ class Movers:
         self._of.grow(count)
 
     def begin(self, signals: Signals) -> None:
-        """Takes in the steps that come next."""
+        """Takes in the next steps."""
         of, sites = self._of, signals.sites
         of["place"][sites] = np.arange(len(sites))
         of["phase"][sites] = signals.phases

@@ -1,7 +1,7 @@
-"""The table of rules: what is unusual in a run, and what is said of it.
+"""The table of rules: conditions for what is unusual in a run, and the texts of their events.
 
 A rule is data. Its condition is a function of arrays over steps and tensors, or of one number of a
-step; it reads nothing else, and keeps nothing. docs/watch.md has the same table in words.
+step; it reads nothing else and keeps no state. docs/watch.md has the same table in words.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ from .numbers import Number
 from .signals import ABS_MAX, ACTIVATION, GRADIENT, INPUT, NAMES, RMS, WEIGHT
 from .view import BITS, FIRST, LEAST_ELEMENTS, StepsView
 
-# The loss is out of its range only if it is also this much above its median, as a share of it.
+# The least rise of the loss above its median in a spike, as a share of the median.
 _LOSS_RISE = 0.2
-# It rises so many times as far above the median as the largest of half a window does.
+# The least rise of the loss relative to that of the largest loss of half a window.
 _BEYOND = 1.5
-# What stays below this share of the first losses is no spike: a loss near 0 has wild ratios.
+# The share of the first losses below which there are no spikes: ratios of a loss near 0 are wild.
 _LEAST_OF_FIRST = 0.2
-# A loss that is so many times the largest of the last steps is a spike, whatever its noise.
+# The ratio to the largest loss of the last steps that is a spike, whatever the noise.
 _JUMP = 8.0
 # The score of the loss at the beginning of a rise that lasts.
 _RISE_SCORE = 4.0
-# It warns if it takes back at least so much of what the loss has come down until then.
+# The least rise that warns, as a share of what the loss has fallen by.
 _LEAST_OF_PROGRESS = 0.1
 _NORM_FACTOR = 2.0
 _UPDATE_SCORE, _UPDATE_FACTOR = 3.0, 8.0
 _GROWTH = 4.0
-# Of weights that grow while the loss stands still: since the first step, in the last steps, and
-# what the loss has come down by in these, as a share of what it had come down by before.
+# Weights that grow while the loss stands still: their growth since the first step, in the last
+# steps, and the fall of the loss in these, as a share of its fall before.
 _GROWTH_IN_ALL, _GROWTH_LATELY, _STANDSTILL = 8.0, 1.1, 0.1
 _SCALE_PAST, _HALVINGS, _MOST_SKIPPED = 100, 4, 0.2
-# In how many steps a tensor was there before it can explode.
+# The least number of earlier steps with the tensor before it can explode.
 _PAST = FIRST
-#: What is so much smaller than the largest gradient may be the rounding of one that is 0: as of the
-#: bias of keys in attention, or of one before a BatchNorm.
+#: Gradients that are smaller than the largest by this factor (log2) may be the rounding of 0, such
+#: as those of the bias of keys in attention, or of a bias before a BatchNorm.
 _ROUNDING_OF_ZERO = -19.0
 _UNDERFLOW, _SUBNORMAL, _RISE = 0.9, 0.5, 0.3
 _ALIVE = 64
-# In doublings: of the batch, and of a weight.
+# Shifts of the batch and of a weight that are unusual, in doublings.
 _BATCH_SHIFT, _WEIGHT_SHIFT = 2.0, 1.0
 _RATE_FACTOR, _AVERAGE_FACTOR, _FACTOR = 4.0, 2.0, 10.0
 _BELOW_EPSILON = 0.5
@@ -54,12 +54,12 @@ _LEAST_SCALE = 64.0
 class Rule:
     """A row of the table.
 
-    ``kind``: of its events. ``signal``: what the condition looks at, in words. ``steps``: in how
-    many steps in a row the condition holds. ``warns``: always or never, or a condition itself.
-    ``text``: a template of ``value`` and ``usual``, and of what the rule's own class names.
-    ``advice``: what to do, at the end of a warning. ``source``: where the rule comes from.
-    ``cause``: what it points to by itself; "": what left its range first. ``pause``: what there is
-    none of for 32 steps after an event of this kind: no other "event", no other "warning"; "": all.
+    ``kind``: the kind of its events. ``signal``: the signal of its condition, in words. ``steps``:
+    the number of steps in a row in which the condition has to hold. ``warns``: always, never, or a
+    condition. ``text``: a template with ``value`` and ``usual``, and the fields that the rule's
+    class names. ``advice``: what to do; it ends a warning. ``source``: where the rule comes from.
+    ``cause``: the cause that the rule implies; "": that of the first mover. ``pause``: what is held
+    back for 32 steps after an event of this kind, an "event" or a "warning"; "": nothing.
     """
 
     kind: str
@@ -106,7 +106,7 @@ class NumberRule(Rule):
 
 def _loss_is_high(loss: Number, score: float) -> bool:
     rise = loss.value - loss.usual
-    # Lopsided noise: as far as that it goes by itself.
+    # Lopsided noise rises that far without a fault.
     is_far = rise >= _LOSS_RISE * abs(loss.usual) and rise >= _BEYOND * (loss.most - loss.usual)
     return is_far and loss.score >= score and not _is_small(loss)
 
@@ -128,14 +128,16 @@ def loss_rises(loss: Number) -> bool:
 
 
 def clips_scaled(threshold: Number) -> bool:
-    """Whether gradients that carry the scale are clipped: the threshold is no multiple of it, as
-    where a program scales it too.
+    """Whether gradients are clipped while they are multiplied by the loss scale: the threshold is
+    small relative to the scale, which it is not if the program scales it too.
     """
     return threshold.usual >= _LEAST_SCALE and threshold.value**2 <= threshold.usual
 
 
 def loss_is_worth_a_look(loss: Number) -> bool:
-    """Whether a loss is worth a look: one batch that a converged model gets wrong is not."""
+    """Whether a spike deserves a warning: a single batch that a converged model gets wrong does
+    not.
+    """
     return loss.value - loss.usual >= _LEAST_OF_PROGRESS * (loss.first - loss.usual)
 
 
@@ -152,12 +154,12 @@ def update_is_unusual(size: Number) -> bool:
 
 
 def weights_grow(growth: Number) -> bool:
-    """Whether updates are large beside what they update."""
+    """Whether updates are large relative to the weights."""
     return growth.value >= _GROWTH
 
 
 def weights_grow_for_nothing(growth: Number) -> bool:
-    """Whether weights have grown a lot, and go on, while the loss comes down no more."""
+    """Whether weights have grown a lot and still grow, while the loss no longer falls."""
     is_large = growth.value >= max(_GROWTH_IN_ALL, _GROWTH_LATELY * growth.usual)
     return is_large and growth.share < _STANDSTILL
 
@@ -172,7 +174,7 @@ def scale_falls(scale: Number) -> bool:
 
 
 def scale_is_well(scale: Number) -> bool:
-    """Whether the fall of the scale is over."""
+    """Whether the loss scale has stopped falling."""
     return scale.share <= _MOST_SKIPPED / 2 and scale.run < _HALVINGS
 
 
@@ -182,7 +184,9 @@ def _ratio(number: Number) -> float:
 
 
 def average_changed(beta: Number) -> bool:
-    """Whether an average goes back at least twice as far as before, or at most half as far."""
+    """Whether a moving average reaches back at least twice as far as before, or at most half as
+    far.
+    """
     least, most = sorted((1 - beta.value, 1 - beta.usual))
     return least <= 0 or most / least >= _AVERAGE_FACTOR
 
@@ -220,7 +224,9 @@ def epsilon_is_large(rms: Number) -> bool:
 
 
 def explodes(view: StepsView) -> np.ndarray:
-    """Whether it is a thousand times its largest magnitude until now, for no harmless reason."""
+    """Whether a tensor is a thousand times its previous largest magnitude, for no harmless
+    reason.
+    """
     now, phases = view.now, view.now.phases
     level = now.levels[ABS_MAX]
     with np.errstate(invalid="ignore"):
@@ -238,14 +244,14 @@ def explodes(view: StepsView) -> np.ndarray:
 
 
 def comes_near_the_end(view: StepsView) -> np.ndarray:
-    """Whether it is forecast to leave the range of its dtype within the horizon."""
+    """Whether a tensor is forecast to leave the range of its dtype within the horizon."""
     # A scaler skips scaled gradients that leave the range, and halves its scale.
     found: np.ndarray = (view.steps_left <= view.horizon) & ~view.now.is_scaled
     return found
 
 
 def _is_low(view: StepsView) -> np.ndarray:
-    """Whether half of what is not zero is subnormal, and was not so at first."""
+    """Whether half of the nonzero elements are subnormal, and were not at first."""
     least = np.maximum(_SUBNORMAL, view.subnormal_at_first + _RISE)
     is_gradient = view.is_weighed & (view.now.phases == GRADIENT)
     found: np.ndarray = is_gradient & (view.now.subnormal_share >= least)
@@ -253,8 +259,8 @@ def _is_low(view: StepsView) -> np.ndarray:
 
 
 def underflows(view: StepsView) -> np.ndarray:
-    """A boolean array of the tensors that underflow: most is zero, and of the rest most subnormal:
-    beside zeros that are exact it is not.
+    """Whether a gradient underflows: most elements are zero, and most of the rest are subnormal.
+    Subnormal neighbours show that the zeros are not exact.
     """
     found = _is_low(view)
     least = np.maximum(_UNDERFLOW, view.zero_at_first + _RISE)
@@ -262,7 +268,7 @@ def underflows(view: StepsView) -> np.ndarray:
 
 
 def becomes_subnormal(view: StepsView) -> np.ndarray:
-    """Whether it is about to underflow: half of what is not zero is subnormal."""
+    """Whether a gradient is about to underflow: half of its nonzero elements are subnormal."""
     found: np.ndarray = _is_low(view) & ~underflows(view)
     return found
 
@@ -283,13 +289,13 @@ def is_at_ends(view: StepsView) -> np.ndarray:
 
 
 def is_dead(view: StepsView) -> np.ndarray:
-    """Whether nearly all of it is zero, and was not in some step before."""
+    """Whether nearly all elements are zero, and were not in an earlier step."""
     found: np.ndarray = (view.now.phases == ACTIVATION) & view.is_zero & (view.alive > 0)
     return found & (view.now.numel >= LEAST_ELEMENTS)
 
 
 def is_constant(view: StepsView) -> np.ndarray:
-    """Whether all of it is one number that is not zero, and was not before."""
+    """Whether all elements are the same nonzero number, and were not in an earlier step."""
     found: np.ndarray = (view.now.phases == ACTIVATION) & view.is_stuck & ~view.is_zero
     return found & (view.alive > 0) & (view.now.numel >= LEAST_ELEMENTS)
 

@@ -63,10 +63,10 @@ _STEADY = 16
 # How many doublings from the end of its dtype's range a tensor is near it.
 _NEAR = 1.0
 
-_OF_LAYER = ("layer", "the output of a layer left its range first")
+_OF_LAYER = ("layer", "an activation left its range first")
 #: The cause, and the sentence for it, by phase of the first mover.
 CAUSES = {
-    INPUT: ("data", "what the step trains on left its range first"),
+    INPUT: ("data", "the batch left its range first"),
     WEIGHT: ("optimizer", "a parameter left its range first: an update was too large"),
     ACTIVATION: _OF_LAYER,
     BUFFER: _OF_LAYER,
@@ -102,7 +102,7 @@ class _Change(NamedTuple):
         )
 
 
-#: The name of what a step was trained on; None: it was given none.
+#: The name of the batch of a step; None: it has none.
 BatchOf = Callable[[int], Union[int, str, None]]
 
 
@@ -143,7 +143,7 @@ class Causes:
         self._lost: deque[tuple[int, int, int]] = deque(maxlen=PAST)
 
     def begin(self, now: Signals) -> None:
-        """Takes in the steps that come next."""
+        """Takes in the next steps."""
         self.movers.begin(now)
         self._of.grow(int(now.sites.max()) + 1)
         with np.errstate(invalid="ignore"):
@@ -181,16 +181,18 @@ class Causes:
         return change
 
     def note_change(self, change: _Change) -> None:
-        """A number was changed; by a schedule's small step nothing is explained."""
+        """Takes in a changed number. Small changes, as a schedule makes them, explain nothing and
+        are left out.
+        """
         if change.size >= _FACTOR:
             self._changes.append((self._now, change))
 
     def setting_changed(self, step: int, name: str, before: float, after: float) -> None:
-        """One of the optimizer or of clipping is another one from this step on."""
+        """Takes in a setting of the optimizer or of clipping that changed at this step."""
         self.note_change(_Change(step, name, before, after))
 
     def note_fault(self, step: int) -> None:
-        """The ranks hold other weights than each other."""
+        """Notes the step in which the ranks held different weights."""
         self._fault = step
 
     def note_lost(self, step: int, sites: Sequence[int], since: int) -> None:
@@ -198,7 +200,7 @@ class Causes:
         self._lost.extend((self._now, since, site) for site in sites)
 
     def origin(self, step: int, kind: str) -> FirstMovers:
-        """The origin of an event of this kind."""
+        """The first movers and the cause of an event of this kind."""
         movers = self.movers.first(self.loss)
         cause, why = self._cause(movers)
         if kind not in _SPIKES:
@@ -232,7 +234,7 @@ class Causes:
         return self._batch_of(origin.movers[0].step if is_of_mover else step)
 
     def step_ended(self, step: int, found: Sequence[WatchEvent]) -> None:
-        """All events of a step are known."""
+        """Takes in all events of a step."""
         name = self._batch_before = self._batch_of(step)
         if name is None:
             return
@@ -551,8 +553,8 @@ class Watcher:
 
     @property
     def norm_limit(self) -> Optional[float]:
-        """The limit that Watch(skip_above=) makes of the usual norm of all gradients: of the last
-        one that was known, while the range is learned anew. None: no limit yet.
+        """The largest gradient norm that Watch(skip_above=) allows, from the usual norm of all
+        gradients, or the last known one while a new range is learned. None: no limit yet.
         """
         usual, factor = self._numbers.usual_norm, self._options.skip_above
         if usual is not None and factor is not None:

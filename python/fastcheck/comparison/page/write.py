@@ -318,7 +318,7 @@ def _place(comparison: Result, row: Row) -> str:
 
 
 def _tries(comparison: Result, first: Optional[Found]) -> list[str]:
-    """The advice of the result, and where to go on from the first difference."""
+    """The advice of the result, and what to look at first."""
     tries = [f"{text[0].upper()}{text[1:]}." for text in comparison.advice]
     given = [one.question for one in comparison.answers[:_GIVEN] if one.answer == "no"]
     if given and Kind(comparison.kind).family == "run":

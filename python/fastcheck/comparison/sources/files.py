@@ -39,7 +39,7 @@ Loader = Callable[[], torch.Tensor]
 
 
 class UntrustedError(CompareError):
-    """A file that can only be read by running what it brings along."""
+    """Raised for a file that can only be read by running code that it contains."""
 
     __module__ = "fastcheck"
 

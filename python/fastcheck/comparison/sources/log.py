@@ -120,7 +120,7 @@ def _by_rank(found: dict[int, Any]) -> Any:
 
 
 class _RankLog:
-    """A rank's segments, and where each step lies in them."""
+    """The segments of one rank, with the position of each step in them."""
 
     def __init__(self, rank: int, segments: list[str], sites: dict[int, Site]) -> None:
         self.rank = rank
@@ -199,7 +199,7 @@ def _is_early(records: np.ndarray) -> np.ndarray:
 
 
 class SiteLookup:
-    """A table of what is known of each site, as arrays that a block's ``site`` column indexes."""
+    """A table with one row per site, as arrays that the ``site`` column of a block indexes."""
 
     def __init__(
         self,

@@ -107,7 +107,9 @@ class OpCaptures:
             self.lost_count += 1
 
     def keep(self) -> None:
-        """The run goes on: copies the call that awaited the verdict, within the limit of bytes."""
+        """Copies the call that awaits a verdict, within the limit of bytes, because the run
+        continues.
+        """
         call, self._current = self._current, None
         if call is None:
             return

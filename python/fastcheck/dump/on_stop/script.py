@@ -146,7 +146,7 @@ def _script_text(
 
 
 def _quoted(title: str) -> str:
-    """The title as it can stand within a docstring."""
+    """The title, escaped for use in a docstring."""
     return printable(title).replace("\\", "\\\\").replace('"', "'")
 
 

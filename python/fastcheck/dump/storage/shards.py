@@ -73,7 +73,7 @@ def element_dtype(tensor: torch.Tensor) -> Optional[str]:
 
 
 class _ShardPlan:
-    """The file that elements of one size go to, as far as it is filled."""
+    """The file for elements of one size, and how much of it is filled."""
 
     def __init__(self, file: str) -> None:
         self.file = file

@@ -403,7 +403,7 @@ class RankAgreement:
     # Alone
 
     def _alone(self) -> Optional[Agreed]:
-        """A look into the store for what another rank that is alone stopped for."""
+        """Looks in the store for the report of another rank that continues alone."""
         agreed, self._agreed = self._agreed, None
         agreed = agreed or self._posted()
         messages = self._proposals.messages

@@ -185,7 +185,7 @@ class ReplicaCheck:
         return self._guarded(step, is_last=False)
 
     def finish(self, step: int) -> Optional[ReplicaMismatch]:
-        """Waits for what is under way."""
+        """Waits for the comparison that is under way."""
         return self._guarded(step, is_last=True)
 
     def _guarded(self, step: int, is_last: bool) -> Optional[ReplicaMismatch]:
@@ -219,7 +219,7 @@ class ReplicaCheck:
         return self._is_connected or not (self._channel and self._channel.missing())
 
     def _advance(self, must_end: bool) -> Optional[ReplicaMismatch]:
-        """Takes the check that is under way as far as it goes."""
+        """Advances the comparison that is under way, without waiting."""
         channel = self._channel
         assert channel is not None
         self._start_gather(must_wait=must_end)
@@ -263,7 +263,7 @@ class ReplicaCheck:
         return names
 
     def _is_replicated(self, parameter: Any) -> bool:
-        """Whether the ranks of the group hold the same part of it."""
+        """Whether the ranks of the group hold the same part of the parameter."""
         placements = getattr(parameter, "placements", None)
         if not placements:
             return True

@@ -74,7 +74,7 @@ class Connection:
         return [self.nodes[index].name for index in self.compiled]
 
     def remember(self, index: int, call: Optional[Call]) -> int:
-        """A number for the call, by which gradients will come back to it; -1: none will."""
+        """A number that identifies the call for its gradients; -1: there will be none."""
         if call is None:
             return -1
         with _lock:

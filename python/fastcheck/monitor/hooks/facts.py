@@ -224,7 +224,7 @@ class _Chain:
         self.since.had_gradient = self._left is not None
 
     def is_multiplied_by(self, factor: float) -> bool:
-        """Whether the gradient is so many times what the last backward() has left."""
+        """Whether the gradient is ``factor`` times what the last backward() left."""
         gradient, then = self.gradient, self.since.elements
         now = None if gradient is None or then is None else first_elements(gradient)
         if now is None or then is None or now.shape != then.shape:
@@ -314,7 +314,7 @@ class Facts:
         self._averaged: Optional[int] = None
 
     def pass_without_gradients(self, node: ModuleNode) -> None:
-        """A forward pass is over, of this module, in which no gradients were enabled."""
+        """Takes in that a forward pass of this module without gradients has ended."""
         module = node.module()
         if module is None or not node.is_primary or {"dropout_on", "statistics_on"} <= self._told:
             return

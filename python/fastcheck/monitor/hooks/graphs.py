@@ -95,7 +95,7 @@ class CapturedJournal:
         session.level.seen.clear()
 
     def slots(self, ring: DeviceRing) -> Optional[GraphSlots]:
-        """The slots of the stretch under way; None when what is read is no part of the graph."""
+        """The slots of the current stretch; None if the readings are not part of the graph."""
         if self.problem is None and not ring.is_capturing:
             self.problem = "something was read meanwhile on a stream that was not captured"
         if self.problem is not None:
@@ -141,7 +141,7 @@ class CapturedJournal:
         self._cut(step)
 
     def close(self) -> None:
-        """The capture is over, well or not: the session is what it was before."""
+        """Restores the session after a capture, whether it succeeded or not."""
         session = self._session
         for step in {id(each.step): each.step for each in self.stretches if each.step}.values():
             for handle in step.leaf_handles:
@@ -330,7 +330,7 @@ class GraphFollower:
         return False
 
     def capture_seals(self, graph: Any) -> bool:
-        """The capture is about to end; what is put on the stream is still part of it."""
+        """Called before the capture ends: work that is put on the stream is still part of it."""
         if self._is_capturing(graph):
             self._graphs[graph].tape.end_capture()
         return False
@@ -358,7 +358,9 @@ class GraphFollower:
         followed.is_captured = True
 
     def leave(self) -> None:
-        """The monitor is removed, maybe in the middle of a capture: it keeps what it had before."""
+        """Ends the capture for a monitor that is removed, possibly during it; earlier records are
+        kept.
+        """
         for graph in list(self._graphs):
             if self._is_capturing(graph):
                 self.capture_ended(graph, is_whole=False)

@@ -99,7 +99,9 @@ class HandChanges:
         self._probes.clear()
 
     def skipped(self) -> None:
-        """An iteration has ended without an update: the loop looks at gradients by itself."""
+        """Takes in that an iteration ended without an update, so the loop examines gradients
+        itself.
+        """
         self.is_first = False
         self._passes_before[self], self._passes = self._passes, 0
         self.seen()

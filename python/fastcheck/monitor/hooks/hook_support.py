@@ -66,7 +66,7 @@ class ModuleTree:
                     node.has_new_parts = True
 
     def take_news(self) -> str:
-        """A sentence on what is new since the last call; empty where nothing is."""
+        """A sentence on what is new since the last call; empty if there is nothing."""
         if not self.may_differ:
             return ""
         self.may_differ = False
@@ -201,7 +201,7 @@ def check_hookable(model: torch.nn.Module) -> None:
 
 
 def unhookable_note(observed: Iterable[tuple[str, torch.nn.Module]]) -> str:
-    """Names those of these modules, by path, that do not accept hooks; empty without any."""
+    """A note that names the modules, by path, that do not accept hooks; empty if there are none."""
     found: dict[str, str] = {}
     for path, module in observed:
         inner = path.split(".")

@@ -256,7 +256,7 @@ class GradientHook:
 
 
 def _gradient_came(reader: GradientReader, hook: GradientHook, gradient: torch.Tensor) -> None:
-    """Training goes on whatever happens here, but for a stop."""
+    """The hook of a gradient. Training continues whatever happens here, except for a stop."""
     session = reader.session
     if session.removed:
         return
@@ -331,7 +331,7 @@ class ModuleObserver:
         return ForwardPreHook(self, node, recorder), ForwardHook(self, node, recorder)
 
     def deliver(self) -> None:
-        """Carries out what is due, outside of all locks. May raise."""
+        """Carries out pending stops and actions, outside of all locks. May raise."""
         self._stops()
 
     # Forward

@@ -62,7 +62,7 @@ class EarlyGradients:
         self.waiting: dict[int, int] = {}
 
     def begin(self, step: int) -> None:
-        """Forgets what was read in another step than this one."""
+        """Forgets readings of other steps."""
         if step != self._step:
             self._step = step
             self._read.clear()
@@ -89,7 +89,9 @@ class EarlyGradients:
         return taken
 
     def changed(self, gradients: Iterable[torch.Tensor]) -> None:
-        """Clipping has changed these: their records are those of what was clipped."""
+        """Takes in gradients that clipping has changed: their records are of the values before
+        it.
+        """
         for gradient in gradients:
             known = self._read.get(id(gradient))
             if known is not None and known[0].is_of(gradient):

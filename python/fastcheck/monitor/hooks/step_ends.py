@@ -140,11 +140,13 @@ class OtherHolders:
         self._searches: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
 
     def has(self, optimizer: Optimizer) -> bool:
-        """Whether the optimizer is one of them."""
+        """Whether the optimizer is in this set."""
         return self.is_on and optimizer in self._known
 
     def hold(self, gradients: Sequence[torch.Tensor]) -> bool:
-        """Whether any of these gradients is of a tensor that one of them holds."""
+        """Whether any of these gradients belongs to a tensor that an optimizer of this set
+        holds.
+        """
         if not self.is_on or not self._known:
             return False
         ids = set(map(id, gradients))

@@ -287,7 +287,7 @@ class StepWatcher:
         return is_ours or self._sees_all
 
     def pass_without_gradients(self, node: ModuleNode) -> None:
-        """The outermost call of a forward pass is over."""
+        """Takes in that the outermost call of a forward pass has returned."""
         self._notice(self._facts.pass_without_gradients, node)
 
     def scheduler_stepped(self, scheduler: Any) -> bool:
@@ -438,7 +438,7 @@ class StepWatcher:
         return {key for optimizer in self._given for key in parameter_ids(optimizer)}
 
     def close_step(self) -> None:
-        """The step that is open is over; the ranks meet outside of the lock."""
+        """Closes the open step. The ranks meet outside of the lock."""
         self.session.close_step()
         self.ends.reach_boundary()
         self.ends.closed_steps += 1
@@ -516,12 +516,12 @@ class StepWatcher:
             self._apart("learning rates", self._state.numbers.learning_rates, optimizer)
 
     def scaler_step_left(self, optimizer: torch.optim.Optimizer) -> None:
-        """GradScaler.step(optimizer) is over, by an exception or not."""
+        """Takes in that GradScaler.step(optimizer) has returned or raised."""
         if self._scaling.optimizer is optimizer:
             self._scaling.optimizer = None
 
     def scaler_updated(self, scaler: GradScaler) -> bool:
-        """GradScaler.update(): the iteration is over, skipped or not."""
+        """Takes in GradScaler.update(), which ends the iteration, skipped or not."""
         session, scaling = self.session, self._scaling
         if not scaling.has_stepped(scaler):
             return False

@@ -58,7 +58,7 @@ from .sites import OpSites, filter_options
 
 
 class NothingSeen:
-    """Remembers nothing: the observer knows what was read."""
+    """A store of seen tensors that remembers nothing, because the observer knows what was read."""
 
     def add(self, tensor: torch.Tensor, seq: int) -> int:
         return -1
@@ -324,7 +324,7 @@ class OpLevel(Level):
     # From the first hook to the last
 
     def begin(self, nodes: Sequence[ModuleNode], stops: Callable[[], None]) -> None:
-        """Starts to read every op. ``stops``: does what is due in the middle of a pass."""
+        """Starts to read every op. ``stops``: carries out stops that are due during a pass."""
         self._sites = OpSites(self.session.sites, nodes)
         self._nodes = nodes
         config = self.session.config

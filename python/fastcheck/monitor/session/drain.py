@@ -292,7 +292,9 @@ class Drain:
         return len({id(part.step) for part in list(self._parts) if part.closes_step})
 
     def finish(self, seconds: float) -> None:
-        """Waits, at exit, up to ``seconds`` for pending copies, and judges what has come."""
+        """Waits at exit up to ``seconds`` for pending copies, and judges the records that have
+        arrived.
+        """
         deadline = time.monotonic() + seconds
         while self.process() and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)

@@ -64,7 +64,7 @@ class SessionListener:
         """The event counts against ``overflow_nums``."""
 
     def step_ended(self, step: Step, rows: Sequence[StepRow], chunks: Sequence[np.ndarray]) -> None:
-        """A step is over, with these rows of the step table and these records."""
+        """Called when a step is over, with its rows of the step table and its records."""
 
     def run_ended(self) -> None:
         """The last step has ended: none will follow."""
@@ -116,7 +116,7 @@ class Archive:
         self._sites: Tally[int] = Tally()
 
     def add(self, findings: list[Finding], events: list[Event]) -> None:
-        """A step is over; ``events``: its findings, as a user sees them."""
+        """Adds a step that is over. ``events``: its findings as users see them."""
         self.forgotten += max(len(self.events) + len(events) - _MAX_EVENTS, 0)
         self.events.extend(events)
         _tally(findings, self.verdicts, self._sites)
@@ -331,8 +331,8 @@ class EventStore:
                 self.judge(step, entry, bad)
 
     def _take_changes(self, step: Step) -> None:
-        """Counts what the judge has decided since the last time, and notes what is to be done about
-        it.
+        """Counts the decisions since the last call, and notes the stops and actions that are
+        due.
         """
         changed, step.findings.changed = step.findings.changed, []
         for finding in changed:
@@ -388,7 +388,7 @@ class EventStore:
         return maker
 
     def event(self, finding: Finding) -> Event:
-        """The finding as it stands now, as a user sees it."""
+        """The current state of the finding, as an event."""
         record = finding.record.copy()
         record["flags"] = (int(record["flags"]) & 0xFF & ~int(Flag.EVENT)) | _flags(finding)
         return Event(

@@ -55,7 +55,7 @@ class Passes:
 
     @property
     def held(self) -> Sequence[Pass]:
-        """The passes that are held, the oldest first."""
+        """The passes in memory, oldest first."""
         return self._held
 
     def began(self) -> None:
@@ -87,7 +87,7 @@ class Passes:
         self._held.append(Pass(step, call, args, kwargs, self.generator, autocast, nbytes))
 
     def drop_before(self, step: int) -> None:
-        """Lets go of those of the steps before this one."""
+        """Releases the passes of earlier steps."""
         if self._held:
             self._held = [one for one in self._held if one.step >= step]
 

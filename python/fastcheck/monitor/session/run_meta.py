@@ -72,7 +72,7 @@ class BatchIds(SessionListener):
         self._write(step)
 
     def step_ended(self, step: Step, rows: Sequence[StepRow], chunks: Sequence[np.ndarray]) -> None:
-        """Gives the next step what was named after the last tensor of this one."""
+        """Assigns batches that were named after the last tensor of this step to the next step."""
         index, last_seq = step.index, int(chunks[-1]["seq"].max())
         with self._lock:
             names = self._names.get(index, [])
@@ -140,7 +140,7 @@ _OPTIONS = ("lr", "weight_decay", "momentum", "betas", "eps")
 
 
 class Schedule:
-    """Writes a line to the log whenever one of them changes."""
+    """A schedule of settings: writes a line to the log whenever a setting changes."""
 
     def __init__(self, event_store: EventStore) -> None:
         self._event_store = event_store
@@ -314,8 +314,8 @@ class RunMeta:
         self._compiled_count = 0
 
     def to_dict(self, unread: Sequence[UnreadOp]) -> dict[str, Any]:
-        """All that is known until now, ready for JSON. ``unread``: what op level could not
-        observe.
+        """The meta data known so far, ready for JSON. ``unread``: the tensors that op level could
+        not observe.
         """
         made = first_meta(self._config, self._nodes)
         if self._optimizers:

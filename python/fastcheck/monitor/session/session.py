@@ -162,7 +162,7 @@ class Level:
         """Reads a loss. ``flags``: SCALED, if it carries a scale of the user's own, and ANEW."""
 
     def forget(self) -> None:
-        """Forgets what was read until now, and drops what the host has read."""
+        """Forgets all readings so far, and drops the records that the host has made."""
 
     def open_recorder(self) -> None:
         """The step is open, and what the model stores was read: until something else is to be done
@@ -178,7 +178,7 @@ class Level:
         """Takes in what is on the host already, and waits for nothing."""
 
     def gather(self) -> None:
-        """An entry is about to be written: what was seen before it is written first."""
+        """Writes earlier readings to the journal, before an entry is written."""
 
     def submit(self, closes_step: bool) -> None:
         """Hands what was read until now, and the journal, to the drain."""
@@ -201,7 +201,7 @@ class Level:
         """The step is settled; it may come again for the same step."""
 
     def flushed(self) -> None:
-        """All that devices have read was taken in."""
+        """Called when all records of devices were taken in."""
 
     def scaled(self) -> None:
         """The loss of this step carries a scale."""
@@ -234,7 +234,7 @@ class Level:
         """``torch.autograd.backward`` is called on these."""
 
     def backward_ended(self) -> None:
-        """Backward, or ``torch.autograd.grad``, is over."""
+        """Called when backward, or ``torch.autograd.grad``, is over."""
 
     def loss_given(self, loss: Any) -> None:
         """``monitor.step(loss=)`` was called with these tensors."""
@@ -760,7 +760,7 @@ class Session:
 
     @property
     def finds_operators(self) -> bool:
-        """Whether a stop will look for the operator in what is kept of the step."""
+        """Whether a stop looks for the operator in the tensors and calls kept from the step."""
         config = self.config
         is_wanted = config.level == "module" and config.stop.find_operator and config.may_stop
         return is_wanted and self.tape is None

@@ -240,7 +240,7 @@ def _module_inputs(session: Session, finding: Finding, step: Step) -> Evidence:
 def report_of_step(
     session: Session, meta: RunMeta, step: Step, log_path: Optional[str]
 ) -> Optional[StopReport]:
-    """The report of a step with counted events, as long as its records are held."""
+    """The report of a step with counted events, as long as its records are in memory."""
     counted = [f for f in step.findings.all if f.counted]
     began = [f for f in counted if f.verdict in (Verdict.ORIGIN, Verdict.ARRIVED)]
     culprit = min(began or counted, key=lambda f: f.seq, default=None)
@@ -339,7 +339,9 @@ class StopHandler:
         _live.add(self)
 
     def __call__(self) -> None:
-        """Carries out what is due now, but for stops where several ranks have to agree first."""
+        """Carries out everything that is due, except stops that several ranks have to agree on
+        first.
+        """
         event_store = self._session.event_store
         with event_store.lock:
             due = list(event_store.due)

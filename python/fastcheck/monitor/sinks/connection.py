@@ -82,7 +82,7 @@ class SinkWriter:
         self._queue.put(make)
 
     def close(self, seconds: float = _CLOSE_SECONDS) -> bool:
-        """Waits until all is written, not longer than ``seconds``. False: some of it is not yet."""
+        """Waits at most ``seconds`` until everything is written. False if something is left."""
         self._is_closed = True
         thread, self._thread = self._thread, None
         if thread is None or thread is threading.current_thread():

@@ -18,7 +18,9 @@ from .case import Advice, Case
 
 
 def fills_its_format(case: Case) -> bool:
-    """The finite numbers beside the bad ones, or of the step before, reach the dtype's end."""
+    """Whether the finite numbers of this record, or of the step before, come near the end of the
+    dtype's range.
+    """
     form = case.reading.float_format
     if form is None:
         return False

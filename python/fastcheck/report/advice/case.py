@@ -64,7 +64,7 @@ class Operation:
 
     @property
     def is_op(self) -> bool:
-        """An operator whose inputs were all read, as far as they can hold a NaN."""
+        """Whether it is an operator whose inputs were all read, as far as they can hold a NaN."""
         return self.shown.startswith("aten.")
 
     @property
@@ -153,7 +153,9 @@ class Case:
 
     @property
     def overflows_to_nan(self) -> bool:
-        """The format has no Inf (float8_e4m3fn): what is too large becomes NaN."""
+        """Whether the format has no Inf (float8_e4m3fn), so that values that are too large become
+        NaN.
+        """
         form = self.reading.float_format
         return form is not None and not form.has_inf
 
@@ -178,7 +180,7 @@ class Case:
 
     @property
     def news(self) -> list[tuple[Site, RecordStatistics, RecordStatistics | None]]:
-        """read_inputs, each with its last healthy record where one is held."""
+        """``read_inputs``, each with its last healthy record; None if there is none in memory."""
         before = dict(zip([id(r) for _, r in self.inputs], self.inputs_before))
         return [(s, r, before.get(id(r))) for s, r in self.read_inputs]
 

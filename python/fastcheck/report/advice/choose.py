@@ -425,7 +425,9 @@ def _propagated(case: Case) -> Iterator[Advice]:
 
 
 def _broken_weight(case: Case) -> Iterator[Advice]:
-    """The records show that the weights went first: the module does what it always did."""
+    """Advice if the records show that the weights changed first, and the module computes as
+    before.
+    """
     if case.broken_weight is None:
         return
     site, now, before = case.broken_weight

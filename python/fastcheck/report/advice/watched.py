@@ -31,7 +31,9 @@ _BY_CAUSE: Mapping[str, str] = {
 
 
 def gravest(warnings: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The first of the gravest kind, of at least one line of ``read_watch()``, by step."""
+    """The first line, by step, of the most serious kind among at least one line of
+    ``read_watch()``.
+    """
 
     def weight(line: Mapping[str, Any]) -> int:
         kind = line.get("kind")

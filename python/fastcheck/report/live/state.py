@@ -54,7 +54,7 @@ class RankEvents:
     def add(
         self, records: list[np.ndarray], lines: list[dict[str, Any]], watch: list[dict[str, Any]]
     ) -> None:
-        """Adds what is new of the rank's records, of its events and of the watch's events."""
+        """Adds the new records and events of the rank, and the new events of the watch."""
         for some in records:
             bad = some[overflowed(some)]
             if len(bad):
@@ -175,7 +175,7 @@ class RankState:
         self._matching: tuple[Any, np.ndarray] = (None, np.zeros(0, bool))
 
     def take(self, growth: Growth) -> None:
-        """Adds what is new."""
+        """Adds the new data."""
         self.sites.update(growth.sites)
         self.steps.name(growth.sites)
         for number, site in growth.sites.items():

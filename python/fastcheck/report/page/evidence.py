@@ -31,7 +31,7 @@ class FirstEvent(NamedTuple):
 
 
 class Evidence:
-    """Holds what is needed of the pieces of a log while they pass."""
+    """The parts of a log's pieces that the page needs, collected as the pieces are read."""
 
     def __init__(self, lines: Mapping[int, EventLines]) -> None:
         self._lines = {rank: _important(found) for rank, found in lines.items()}

@@ -42,7 +42,7 @@ _known: dict[Any, str] = {}
 
 
 def api_of(func: Any) -> str:
-    """``Functional.softmax``; empty for what is no function of torch's Python API."""
+    """The name ``Functional.softmax``; empty if it is no function of torch's Python API."""
     found = _known.get(func)
     if found is None:
         found = _known[func] = _name(func)

@@ -73,7 +73,7 @@ class Elsewhere:
     def _replace(
         self, made: Sequence[torch.Tensor], info: OpInfo, func: Any, args: Any, kwargs: Any
     ) -> str:
-        """Runs it there, and overwrites what it has made here."""
+        """Runs the operator on the other device, and overwrites its results here."""
         is_drawn = self._may_draw(info, args, kwargs)
         there, reason = compute(info, func, args, kwargs, may_draw=is_drawn)
         if reason:
