@@ -157,6 +157,16 @@ def test_a_value_from_outside_the_graph() -> None:
     assert statistics_of(made.inputs[0][1]).numel == 1
 
 
+def test_a_value_from_outside_whose_variable_is_gone() -> None:
+    def weighted(y: torch.Tensor) -> torch.Tensor:
+        count = (y.detach() > 1e9).sum()
+        weight = y.numel() / count / (y.numel() / count - 1)
+        return (weight * y).mean()
+
+    text = " ".join(str(stop_of(weighted)).split())
+    assert "try 1. The loss read a tensor that is not finite and has no graph" in text
+
+
 def test_what_a_bad_value_was_assigned_from() -> None:
     def loss(y: torch.Tensor) -> torch.Tensor:
         given = y.detach()[:1, 0]

@@ -129,6 +129,15 @@ def test_negative_infinity_at_the_end_of_the_format_is_an_overflow() -> None:
     assert "diverges" in advice_of(build.report(build.site("4", "Block"), wide, before=before))
 
 
+def test_a_batch_that_was_cast_out_of_range() -> None:
+    """A cast makes no NaN: where there is one it is not the first thing to look for."""
+    where = build.site("", "Net", role="input", label="input[0]")
+    for counts, place in (({"posinf_count": 1}, 0), ({"nan_count": 1}, 2)):
+        what = build.record("float16", step=41, **counts)
+        items = advise(build.report(where, what, Verdict.ARRIVED))
+        assert "A cast to float16 turns anything above 65,504 into Inf" in items[place].text
+
+
 def test_a_bad_batch_points_at_the_data() -> None:
     where = build.site("", "Net", role="input", label="input[0]")
     what = build.record(nan_count=1, step=41)

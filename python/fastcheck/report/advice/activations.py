@@ -290,6 +290,13 @@ def diverged(case: Case) -> Iterator[Advice]:
 
 def arrived(case: Case) -> Iterator[Advice]:
     if case.site.role == "input" and not case.site.module:
+        # A cast makes no NaN.
+        is_cast = case.is_narrow and not case.has_nan
+        cast = Advice(
+            f"A cast to {case.reading.dtype} turns anything above {case.limit} into Inf: "
+            "normalise before the cast."
+        )
+        yield from [cast] if is_cast else ()
         yield Advice(
             f"{'It' if case.site.op else 'The batch'} was non-finite before the model or the loss "
             f"read it ({case.site.label}): look at the data, not at the model. Check the samples "
@@ -302,11 +309,7 @@ def arrived(case: Case) -> Iterator[Advice]:
             "uninitialised memory (torch.empty)"
             + (", a gradient that torch.func has made." if case.site.op else ".")
         )
-        if case.is_narrow:
-            yield Advice(
-                f"A cast to {case.reading.dtype} turns anything above {case.limit} into Inf: "
-                "normalise before the cast."
-            )
+        yield from [cast] if case.is_narrow and not is_cast else ()
         return
     if case.verdict is Verdict.ORIGIN:
         if case.only_neginf and case.is_narrow:

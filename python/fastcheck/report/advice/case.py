@@ -110,6 +110,8 @@ class Case:
     operation: Operation | None = None
     #: A bad value that came into the loss without a graph, and the line that assigned it.
     outside: str = ""
+    #: The loss read it in a tensor without a graph, under whatever name.
+    is_from_outside: bool = False
     source: str = ""
 
     @property

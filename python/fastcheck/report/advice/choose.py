@@ -156,6 +156,13 @@ def loss(case: Case) -> Iterator[Advice]:
             f"assert torch.isfinite({case.outside}).all()",
         )
         return
+    if case.is_from_outside:
+        yield Advice(
+            "The loss read a tensor that is not finite and has no graph: a target, or a weight, a "
+            "mean or a mask that was made of data. Look where it is made: 0/0 (a mean over "
+            "nothing, a count of 0: clamp it), a missing value, a cast out of range."
+        )
+        return
     # What the records show comes before what is common.
     yield from growth(case) if case.trend.has_grown else ()
     if case.has_nan:
@@ -339,6 +346,7 @@ def _case(report: StopReport) -> Case:
         silent_norms=report.silent_norms,
         operation=_operation(seen, reading, inputs),
         outside=variable.partition(",")[0],
+        is_from_outside=made is not None and not made.operator and bool(made.inputs),
         source=variable.partition(": ")[2],
     )
 
