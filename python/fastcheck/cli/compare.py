@@ -13,9 +13,9 @@ from .console import print_json, progress, show_sections
 
 _DESCRIPTION = """\
 Compares two runs, dumps, checkpoints, environments or inventories: ACTUAL, and the REFERENCE that
-it should agree with. Says in the order in which a person should ask what differs: environment,
-hyper-parameters, batches, initial weights, forward, loss, gradients, update; and stops at the first
-"no", with the first step and the first tensor that differ.
+it should agree with. Answers in order whether they agree in environment, hyper-parameters, batches,
+initial weights, forward, loss, gradients and update, and stops at the first "no", with the first
+step and the first tensor that differ.
 
 What can be compared:
   record logs      directories that install(log_dir=...) or a stop has written
@@ -42,7 +42,7 @@ what may be accepted: environment, hyper-parameters, batches, weights, dtype, or
 differs: another order of the same numbers, or some last bits; batches and weights in another memory
 layout), missing
 
-Files are read without running anything that they bring along; --trust lifts that for .pt files.
+Files are read without running code that they contain; --trust allows that for .pt files.
 
 exit codes: 0 they agree, but for what --accept names; 1 they differ; 2 wrong usage, a side that
 can't be read, or nothing in common"""
@@ -55,8 +55,8 @@ def add_parser(commands: Any) -> None:
         description=_DESCRIPTION,
         epilog=_EPILOG,
     )
-    parser.add_argument("actual", help="what is in question")
-    parser.add_argument("reference", help="what it should be")
+    parser.add_argument("actual", help="the side in question")
+    parser.add_argument("reference", help="the side that it should agree with")
     parser.add_argument(
         "--rename",
         metavar="FILE",
@@ -89,7 +89,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--repeat",
         metavar="PATH",
-        help="a second run of REFERENCE's program: what is not deterministic is left out",
+        help="a second run of REFERENCE's program: leave out what is not deterministic",
     )
     parser.add_argument(
         "--loss-drift",
@@ -103,11 +103,11 @@ def add_parser(commands: Any) -> None:
         "--csv", metavar="FILE", help="write every pair that is not equal to the bit"
     )
     parser.add_argument(
-        "--html", metavar="FILE", help="write a page: where they part, and a heat map of it"
+        "--html", metavar="FILE", help="write a page with a heat map of the difference"
     )
     parser.add_argument("--json", action="store_true", help="one JSON document instead of text")
     parser.add_argument(
-        "--trust", action="store_true", help="let .pt files run the code that they bring along"
+        "--trust", action="store_true", help="allow .pt files to run code that they contain"
     )
     parser.set_defaults(run=run)
 

@@ -27,9 +27,9 @@ This command shows what a run has left behind, and what this machine can do."""
 _EPILOG = """\
 first steps:
   fastcheck demo                    see it stop a small float16 training run (about a minute)
-  fastcheck run train.py            run a program with its models observed, without a line in it
+  fastcheck run train.py            run a program with its models observed, without changing it
   fastcheck doctor                  what is installed here, and which kernels are used
-  fastcheck doctor --device cuda    whether fastcheck keeps its guarantees on a device
+  fastcheck doctor --device cuda    whether fastcheck works on a device
   fastcheck show fastcheck_log      the newest log: what overflowed, where, and the last step
   fastcheck report fastcheck_log    the same as a page for the browser: heat map, curves, tables
   fastcheck top fastcheck_log       a run that is under way: loss, events, the sites near overflow
@@ -72,7 +72,7 @@ def build_parser() -> argparse.ArgumentParser:
     # The demo parses its own options (it needs torch, which takes seconds to import).
     demo = commands.add_parser(
         "demo",
-        help="train a small model in float16 until it overflows, and mend it",
+        help="train a small model in float16 until it overflows, then fix it",
         add_help=False,
     )
     demo.set_defaults(run=None)

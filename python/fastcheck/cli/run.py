@@ -37,7 +37,7 @@ _OPTIONS = (
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "run",
-        help="run a Python program with its models observed, without a line in it",
+        help="run a Python program with its models observed, without changing it",
         description=_DESCRIPTION,
         epilog=_EPILOG,
     )
@@ -47,18 +47,22 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--record", help='"health", "stats", "full" (default) or "range"')
     parser.add_argument("--every", type=int, metavar="N", help="observe every N-th step (1)")
     parser.add_argument("--include", action="append", metavar="PATTERN", help="modules to observe")
-    parser.add_argument("--exclude", action="append", metavar="PATTERN", help="modules not to")
+    parser.add_argument(
+        "--exclude", action="append", metavar="PATTERN", help="modules not to observe"
+    )
     parser.add_argument("--log-dir", metavar="DIR", help="write all records there")
     parser.add_argument(
         "--sinks", action="append", metavar="SINK", help="write scalars, stops and warnings there"
     )
-    parser.add_argument("--no-watch", action="store_true", help="warn of no spikes and invariants")
+    parser.add_argument(
+        "--no-watch", action="store_true", help="no warnings of spikes and invariants"
+    )
     parser.add_argument(
         "--summary", action="store_true", help="print each monitor's summary at the end"
     )
     parser.add_argument("-m", dest="module", action="store_true", help="PROGRAM is a module")
     parser.add_argument("program", metavar="PROGRAM", help="a Python file, or with -m a module")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="the program's")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="its arguments")
     parser.set_defaults(run=run)
 
 

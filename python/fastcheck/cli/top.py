@@ -122,7 +122,7 @@ _DESCRIPTION = """\
 Shows a log in the terminal while a run writes it: step, loss, loss scale, learning rate, gradient
 norm, what the log costs, the events, and the sites with the least headroom: bits between the
 largest magnitude and the largest number of the dtype, with a line of the last steps. Reads what is
-new, once a second, and starts no server. A log that is not there yet is waited for."""
+new, once a second, and starts no server. If there is no log yet, it waits for one."""
 
 _EPILOG = """\
 keys: q quits; j k, arrows and page keys scroll; s sorts (headroom, abs max, name); / filters by a
@@ -147,19 +147,19 @@ def add_parser(commands: Any) -> None:
         epilog=_EPILOG,
     )
     parser.add_argument("log", help="log directory, or the fastcheck_log/ above it (the newest)")
-    parser.add_argument("--once", action="store_true", help="print one picture and end")
+    parser.add_argument("--once", action="store_true", help="print the state once, and exit")
     parser.add_argument(
         "--interval",
         type=float,
         default=_INTERVAL,
         metavar="S",
-        help=f"seconds from one look at the log to the next; default: {_INTERVAL:g}",
+        help=f"seconds between updates; default: {_INTERVAL:g}",
     )
     parser.add_argument(
         "--rows",
         type=int,
         metavar="N",
-        help="how many sites; default: what the terminal has room for",
+        help="number of sites; default: as many as fit into the terminal",
     )
     parser.add_argument("--sort", choices=SORTS, default=SORTS[0], help="which sites come first")
     parser.add_argument(
@@ -181,7 +181,7 @@ def run(options: argparse.Namespace) -> int:
                 "there is no log here",
                 expected="a log directory, or the fastcheck_log/ above it",
                 got=options.log,
-                hint="without --once it is waited for",
+                hint="without --once, top waits for one",
             )
         _print(shower.draw(_columns(), None))
         return 0
@@ -190,7 +190,7 @@ def run(options: argparse.Namespace) -> int:
             "top needs a terminal",
             expected="a terminal as standard output",
             got="a file, a pipe, or TERM=dumb",
-            hint="fastcheck top LOG --once prints one picture",
+            hint="fastcheck top LOG --once prints the state once",
         )
     if not has_rich():
         raise ConfigError(

@@ -15,8 +15,8 @@ _WIDTH = 88
 _SHOWN = 20
 
 _DESCRIPTION = """\
-Reads a checkpoint (a file, or a directory of files such as a sharded one) and holds its tensors to
-the seal beside it, which fastcheck.seal() or a trainer's callback wrote when it was saved."""
+Reads a checkpoint (a file, or a directory of files such as a sharded one) and compares its tensors
+with the seal beside it, which fastcheck.seal() or a trainer's callback wrote when it was saved."""
 
 _EPILOG = """\
 examples:
@@ -24,7 +24,7 @@ examples:
   fastcheck verify model.safetensors --json
 
 exit codes:
-  0  every sealed tensor is there, equal to the bit, and all tensors are finite
+  0  every sealed tensor exists and is equal to the bit, and all tensors are finite
   1  a tensor differs, is missing, or holds NaN or infinities
   2  wrong usage, no seal, or a file that can't be read"""
 
@@ -41,7 +41,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--trust",
         action="store_true",
-        help="load files that torch.load reads only by running code that they hold",
+        help="load files that torch.load reads only by running code that they contain",
     )
     parser.set_defaults(run=run)
 

@@ -28,9 +28,9 @@ TASKS = ("statistics", "tensor", "md5", "overflow_check")
 LEVELS = ("L0", "L1", "mix")
 #: Tasks of msprobe without a counterpart, and what to use instead.
 _OTHER_TASKS = {
-    "acc_check": 'Dumper(reference="cpu") holds every operator against the CPU',
-    "run_ut": 'Dumper(reference="cpu") holds every operator against the CPU',
-    "free_benchmark": 'Dumper(reference="cpu") holds every operator against the CPU',
+    "acc_check": 'Dumper(reference="cpu") compares every operator with the CPU',
+    "run_ut": 'Dumper(reference="cpu") compares every operator with the CPU',
+    "free_benchmark": 'Dumper(reference="cpu") compares every operator with the CPU',
     "grad_probe": "install(log_dir=...) records every gradient",
     "nan_analyze": 'task="overflow_check" finds where it began',
     "structure": "fastcheck.inventory(model) lists a model's modules",

@@ -21,8 +21,8 @@ from ..console import print_json
 
 _DESCRIPTION = """\
 Converts a node's log to Parquet files of about 16 bytes a record, for fastcheck fleet. Runs beside
-the training, in a process of its own, or after it. Each record is written exactly once, also where
-the command was killed: run it again, and it goes on where it stopped."""
+the training, in a process of its own, or after it. Each record is written exactly once, even if the
+command is killed: run it again, and it continues where it stopped."""
 
 _EPILOG = """\
 examples:
@@ -58,7 +58,9 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--node", help="name of this node; default: the machine's host name")
     parser.add_argument(
-        "--follow", action="store_true", help="go on while the log grows, until SIGINT or SIGTERM"
+        "--follow",
+        action="store_true",
+        help="continue while the log grows, until SIGINT or SIGTERM",
     )
     parser.add_argument(
         "--interval", type=float, default=10.0, metavar="SECONDS", help="of --follow: default 10"

@@ -17,9 +17,9 @@ from fastcheck.fleet.store import Folder
 from ..console import print_json
 
 _DESCRIPTION = """\
-Asks the files of fastcheck collect which rank is faulty: replicas whose weights differ, the first
-NaN or infinity, ranks and hosts that are far from their peers again and again, ranks that stopped.
-What all ranks have in common is named as a step, not a rank. The questions are SQL."""
+Finds the faulty rank in the files of fastcheck collect: replicas whose weights differ, the first
+NaN or infinity, ranks and hosts that are repeatedly far from their peers, ranks that stopped.
+A change that all ranks have in common is reported as a step, not a rank. The queries are SQL."""
 
 _EPILOG = """\
 examples:
@@ -48,13 +48,17 @@ def add_parser(commands: Any) -> None:
         "--replicas",
         choices=("known", "all"),
         default="known",
-        help="all: ranks whose replica group is unknown hold the same weights (plain DDP)",
+        help="all: treat ranks whose replica group is unknown as replicas (plain DDP)",
     )
     parser.add_argument(
-        "--lag", type=int, default=2, metavar="STEPS", help="a rank may be so far behind; default 2"
+        "--lag",
+        type=int,
+        default=2,
+        metavar="STEPS",
+        help="how far a rank may be behind; default 2",
     )
-    parser.add_argument("--memory", default="4GB", help="of DuckDB; default 4GB")
-    parser.add_argument("--threads", type=int, help="of DuckDB; default: all cores")
+    parser.add_argument("--memory", default="4GB", help="memory limit of DuckDB; default 4GB")
+    parser.add_argument("--threads", type=int, help="threads of DuckDB; default: all cores")
     parser.add_argument("--json", action="store_true", help="the report as JSON")
     parser.add_argument(
         "--html",
@@ -69,7 +73,7 @@ def add_parser(commands: Any) -> None:
         nargs="?",
         choices=sorted(DIALECTS),
         const=ENGINES[0],
-        help="print the questions for this engine, and ask nothing",
+        help="print the SQL for this engine instead of running it",
     )
     parser.set_defaults(run=run)
 
