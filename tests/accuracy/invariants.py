@@ -34,6 +34,7 @@ SEEN = 0.95
 #: and the text.
 RANK_FAULTS = (
     ("ddp", "bypassed", "x-jxmnop-ddp, pytorch-104336, sd-scripts#924", "were not reduced"),
+    ("ddp", "bypassed by a method", "openvla-oft#160, icefall#226", "were not reduced"),
     ("ddp", "synchronised too late", "build-nanogpt#30", "replicas differ at step 1.*reduction"),
     ("ddp", "clipped on one rank", "deepspeed-1801", "replicas differ at step 10.*clipping"),
     ("ddp", "lost", "pytorch-84803, pytorch-96600, baichuan2-86", "replicas differ at step 10"),
@@ -47,12 +48,14 @@ RANK_FAULTS = (
     ("ddp", "one batch for all", "no DistributedSampler", "trained on the same batch"),
     ("fsdp", "one batch for all", "no DistributedSampler", "trained on the same batch"),
     ("hsdp", "a flipped bit", "hardware", "replicas differ at step 10: up.weight"),
+    ("plain norms", "clipped on one rank", "TTrace 11, Megatron-LM#1446",
+     "replicas differ at step 10: norm.weight.*clipping"),
     ("tensor parallel", "clipped on one rank", "BLOOM-176B",
      "replicas differ at step 10: norm.weight.*dimension tp.*clipping"),
     ("megatron", "clipped on one rank", "BLOOM-176B",
      "replicas differ at step 10: norm.weight.*tensor parallel group.*clipping"),
 )  # fmt: skip
-LAYOUTS = ("ddp", "fsdp", "hsdp", "tensor parallel", "megatron")
+LAYOUTS = ("ddp", "fsdp", "hsdp", "plain norms", "tensor parallel", "megatron")
 
 
 def texts_of_ranks(layout: str, fault: str) -> tuple[list[str], list[str]]:

@@ -19,6 +19,7 @@ import torch
 
 import fastcheck
 import harness
+from accuracy.prove_loops import LOOPS
 from accuracy.prove_programs import FAULTS, LOSS, REDUCTION, STEP, UPDATE, Fault
 from accuracy.prove_ranks import RANK_FAULTS
 
@@ -69,7 +70,9 @@ def main() -> int:
     parser.add_argument("names", nargs="*")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    faults = [f for f in (*FAULTS, *RANK_FAULTS) if not options.names or f.name in options.names]
+    faults = [
+        f for f in (*FAULTS, *RANK_FAULTS, *LOOPS) if not options.names or f.name in options.names
+    ]
     rows = []
     for fault in harness.few(faults):
         row = row_of(fault)

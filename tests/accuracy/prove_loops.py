@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from accuracy.prove_model import Program
-from accuracy.prove_programs import LOSS, STEP, Fault
+from accuracy.prove_programs import LOSS, Fault
 
 LOOPS: list[Fault] = []
 ROWS, TOKENS, WORDS, WIDTH = 6, 8, 30, 16
@@ -163,7 +163,7 @@ def sorted_and_left(is_faulty: bool) -> Program:
     return classified(Net())
 
 
-@loop("a hidden state that is kept from batch to batch", "rnn")
+@loop("a hidden state that is kept from batch to batch", "rnn.gru")
 def state_carried_over(is_faulty: bool) -> Program:
     class Carrying(nn.Module):
         def __init__(self) -> None:
@@ -364,72 +364,8 @@ def candidates_repeated(is_faulty: bool) -> Program:
     return classified(Net(), masked=False)
 
 
-@loop("(output - target) ** 2 of [rows, 1] and [rows]", LOSS)
-def target_broadcast(is_faulty: bool) -> Program:
-    model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 1))
-    x = torch.randn(6, 4)
-
-    def step(given: Any) -> Any:
-        out = model(given["x"])
-        return ((out - (given["y"] if is_faulty else given["y"][:, None])) ** 2).mean()
-
-    return Program(model, step, {"x": x, "y": x.sum(1)})
-
-
-@loop("a variational dropout whose mask is kept for ever", "drop")
-def mask_kept(is_faulty: bool) -> Program:
-    class Locked(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.kept: Any = None
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            if not self.training:
-                return x
-            if self.kept is None or not is_faulty:
-                self.kept = F.dropout(torch.ones_like(x[:, :1]), 0.2)
-            return x * self.kept
-
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embed, self.drop = nn.Embedding(WORDS, WIDTH), Locked()
-            self.head = nn.Linear(WIDTH, 5)
-
-        def forward(self, ids: torch.Tensor) -> torch.Tensor:
-            return self.head(self.drop(self.embed(ids)).mean(1))
-
-    return classified(Net(), masked=False)
-
-
-@loop("BatchNorm in a checkpointed layer counts its statistics twice", "")
-def statistics_twice(is_faulty: bool) -> Program:
-    from torch.utils.checkpoint import checkpoint
-
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.norm = nn.Linear(4, 16), nn.BatchNorm1d(16)
-            self.last = nn.Linear(16, 5)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            x = self.first(x)
-            y = checkpoint(self.norm, x, use_reentrant=False) if is_faulty else self.norm(x)
-            return self.last(y.relu())
-
-    model = Net()
-    labels = torch.tensor([0, 1, 2, 3, 4, 0])
-    return Program(
-        model,
-        lambda given: F.cross_entropy(model(given["x"]), given["y"]),
-        {"x": torch.randn(6, 4), "y": labels},
-    )
-
-
-@loop("contrastive: the labels of a batch in the order of arange(), of shuffled pairs", "")
-def pooled_over_padding_of_the_longest(is_faulty: bool) -> Program:
-    """Statistics pooling: the standard deviation takes in the padding."""
-
+@loop("statistics pooling: a standard deviation that takes in the padding", "pool")
+def spread_over_padding(is_faulty: bool) -> Program:
     class Pool(nn.Module):
         def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
             m = mask[..., None].to(x.dtype)
@@ -449,23 +385,3 @@ def pooled_over_padding_of_the_longest(is_faulty: bool) -> Program:
             return self.head(self.pool(self.embed(ids), mask))
 
     return classified(Net())
-
-
-@loop("Trainer: a loss that is divided by the accumulation again", STEP)
-def divided_twice(is_faulty: bool) -> Program:
-    model = nn.Sequential(nn.Embedding(WORDS, WIDTH), nn.Flatten(), nn.Linear(TOKENS * WIDTH, 5))
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-
-    def step(given: Any) -> Any:
-        optimizer.zero_grad()
-        total = 0.0
-        parts = list(zip(given["ids"].split(2), given["labels"].split(2)))
-        for ids, labels in parts:
-            loss = F.cross_entropy(model(ids), labels)
-            share = len(ids) / len(given["ids"])
-            (loss * share / (len(parts) if is_faulty else 1)).backward()
-            total += float(loss.detach()) * share
-        optimizer.step()
-        return total
-
-    return Program(model, step, words(False), optimizer)

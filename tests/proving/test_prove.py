@@ -347,6 +347,24 @@ def test_a_contrastive_loss_is_measured_to_depend_on_the_batch() -> None:
     assert proof["micro-batches against the whole"].state == "by design"
 
 
+def test_a_model_that_samples_in_evaluation_is_no_fault() -> None:
+    class Sampling(nn.Module):
+        def __init__(self, is_dropout: bool) -> None:
+            super().__init__()
+            self.inner, self.is_dropout = nn.Linear(4, 4), is_dropout
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.inner(x)
+            return F.dropout(x, 0.5) if self.is_dropout else x + torch.randn_like(x)
+
+    def step(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return model(x).square().mean()  # type: ignore[no-any-return]
+
+    for is_dropout, state in ((False, "by design"), (True, "differs")):
+        proof = fastcheck.prove(step, torch.randn(4, 4), model=Sampling(is_dropout))
+        assert proof["evaluation twice"].state == state
+
+
 def test_noise_that_a_step_draws_is_no_fault() -> None:
     model = nn.Linear(4, 4)
 
@@ -413,6 +431,48 @@ def test_time_major_batches_are_not_permuted() -> None:
     )
     assert proof.holds
     assert proof["rows in another order"].state == "not asked"
+
+
+@pytest.mark.parametrize("target", [[1, 0, 2, 1], [0, 1, 2, 3]], ids=["labels", "times"])
+def test_one_number_for_each_row_says_which_dimension_is_theirs(target: list[int]) -> None:
+    torch.manual_seed(0)
+    model = nn.GRU(4, 4)
+    batch = torch.randn(4, 3, 4), torch.tensor(target)
+    proof = fastcheck.prove(
+        lambda b: F.cross_entropy(model(b[0])[0][:, -1], b[1]), batch, model=model
+    )
+    outcome = proof["rows in another order"]
+    assert outcome.state == ("differs" if target[0] else "not asked")
+
+
+def test_tensors_of_pairs_of_tokens_are_not_padded() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+    mask = torch.tensor([[1, 1, 1], [1, 1, 0]])
+    batch = {"x": torch.randn(2, 3, 4), "graph": torch.rand(2, 3, 3), "attention_mask": mask}
+    proof = fastcheck.prove(
+        lambda b: model((b["graph"] * b["attention_mask"][:, None]) @ b["x"])[:, 0].square().mean(),
+        batch,
+        model=model,
+    )
+    assert proof.holds
+    assert proof["more padding"].note == "batch.graph may have an entry for every pair of tokens"
+
+
+def test_a_cache_of_the_model_differs_and_does_not_raise() -> None:
+    class Cached(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.past = nn.Linear(4, 4), list[torch.Tensor]()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.past.append(self.inner(x).detach())
+            return self.inner(x) + torch.stack(self.past).mean(0) * len(self.past)
+
+    model = Cached()
+    x = torch.randn(4, 4)
+    proof = fastcheck.prove(lambda x: model(x).square().mean(), x, model=model, relations=["again"])
+    assert proof["the same again"].state == "differs" and not model.past
 
 
 @pytest.mark.parametrize(

@@ -250,8 +250,8 @@ class StaleCopies:
         is_still = have_gradients and all(map(_is_still, optimizer.param_groups))
         if is_still or Counter(map(_form, held)) != Counter(map(_form, trained)):
             return None
-        memory = {p.untyped_storage().data_ptr() for p in trained if has_memory(p)}
-        if any(has_memory(p) and p.untyped_storage().data_ptr() in memory for p in held):
+        memory = _storages(trained)
+        if memory & _storages(held):
             return None  # other objects for the same values
         known.are_copies = True
         if known.have_gradients != have_gradients:
@@ -294,6 +294,12 @@ def _have_same_gradient(held: Sequence[torch.Tensor], trained: Sequence[torch.Te
         wanted = largest.grad.double().flatten()
         likeness = [F.cosine_similarity(wanted, g.double().flatten(), 0) for g in given]
         return any(float(one) > _SAME for one in likeness)
+
+
+def _storages(parameters: Sequence[torch.Tensor]) -> set[int]:
+    """The addresses of the storages, of those that have some."""
+    parts = [local(parameter) for parameter in parameters]
+    return {part.untyped_storage().data_ptr() for part in parts if has_memory(part)}
 
 
 def checksums(parameters: Sequence[torch.Tensor]) -> list[int]:

@@ -226,15 +226,12 @@ class Padded(_Rows):
     _left = False
 
     def why_not(self, case: TestedStep) -> str:
-        reason = super().why_not(case)
-        if reason or not case.given.mask:
-            return reason or "the batch has no padding mask ([rows, tokens], 0 and 1)"
+        reason = super().why_not(case) or case.given.why_no_padding()
+        if reason:
+            return reason
         limit = getattr(getattr(case.model, "config", None), "max_position_embeddings", None)
         if isinstance(limit, int) and case.given.length + self._tokens > limit:
             return f"the model takes {limit} tokens at most"
-        masks = [t for t in case.given.tensors.values() if t.dim() > 2 and t.shape[1] == 1]
-        if any(case.given.length in t.shape[2:] for t in masks):
-            return "the batch has a mask of every pair of tokens"
         return ""
 
     def batch(self, case: TestedStep) -> Any:
@@ -297,9 +294,10 @@ class Packed(_Rows):
     name = "packed into one row"
 
     def why_not(self, case: TestedStep) -> str:
-        reason, given = super().why_not(case), case.given
-        if reason or not given.mask:
-            return reason or "the batch has no padding mask ([rows, tokens], 0 and 1)"
+        given = case.given
+        reason = super().why_not(case) or given.why_no_padding()
+        if reason:
+            return reason
         if not given.named(_POSITIONS):
             return "the batch has no positions"
         has_segments = given.named(_SEGMENTS) or getattr(case.model, "_supports_flash_attn", False)

@@ -130,6 +130,8 @@ class TestedStep:
             fewer = self.compute(self.take_rows(range(self.given.rows - 1)), sites=sites)
         except Exception:  # BatchNorm refuses a single row, and a step may count on its rows
             fewer = full
+        finally:  # of fewer rows, too
+            self.state.put_back_attributes()
         counts = self.given.rows, self.given.rows - 1
         for key, tensor in full.tensors.items():
             if not is_of_rows(key):
@@ -257,7 +259,8 @@ class TestedStep:
         was = {module: module.training for module in self.model.modules()}
         try:
             self.model.eval()
-            with torch.no_grad(), Observer(self.model, kept, sites).hooks({}, {}):
+            calls = Calls(self.settings.dropout)
+            with torch.no_grad(), Observer(self.model, kept, sites).hooks({}, {}), within(calls):
                 self.model(*args, **kwargs)
         finally:
             for module, training in was.items():

@@ -37,10 +37,6 @@ class Given:
         """Dimension 0 of all tensors of the batch, unless a module has it elsewhere."""
         if not self.tensors:
             return 0, "no tensors are known in the batch: dicts, lists, dataclasses are looked into"
-        for path, module in model.named_modules():
-            if getattr(module, "batch_first", True) is False:
-                name = f"{type(module).__name__} {path}".strip()
-                return 0, f"{name} has its rows in another dimension (batch_first=False)"
         tensors = {name: t for name, t in self.tensors.items() if t.dim()}
         wide = [t for t in tensors.values() if t.dim() > 1]
         sizes = {t.shape[0]: name for name, t in tensors.items() if t.shape[0] > 1}
@@ -49,6 +45,13 @@ class Given:
         if len(sizes) > 1:
             said = ", ".join(f"{name} {size}" for size, name in sizes.items())
             return 0, f"where the batch has its rows is not known: dimension 0 of {said}"
+        # One number for each row says that these are dimension 0, whatever a module takes; growing
+        # ones may be times.
+        has_rows_first = any(t.dim() == 1 and not _grows(t) for t in tensors.values())
+        for path, module in () if has_rows_first else model.named_modules():
+            if getattr(module, "batch_first", True) is False:
+                name = f"{type(module).__name__} {path}".strip()
+                return 0, f"{name} has its rows in another dimension (batch_first=False)"
         return next(iter(sizes)), ""
 
     def _mask(self) -> tuple[str, int]:
@@ -73,6 +76,16 @@ class Given:
             return 1
         found = first if len(first) == 1 else last
         return found.pop() if len(found) == 1 else None
+
+    def why_no_padding(self) -> str:
+        """The reason why tokens can't be added or taken away, or ``""``."""
+        if not self.mask:
+            return "the batch has no padding mask ([rows, tokens], 0 and 1)"
+        for name, tensor in self.tensors.items():
+            is_of_pairs = tensor.dim() > 2 and tensor.shape[1] in (1, self.length)
+            if is_of_pairs and self.length in tensor.shape[2:]:
+                return f"{name} may have an entry for every pair of tokens"
+        return ""
 
     def map(self, change: Callable[[str, torch.Tensor], torch.Tensor]) -> Any:
         """The batch with each of its tensors replaced by ``change(name, tensor)``."""
@@ -132,6 +145,10 @@ class Given:
         if not len(columns) or len(columns) == real.shape[1]:
             return [real]
         return [real, real[:, int(columns[0]) : int(columns[-1]) + 1]]
+
+
+def _grows(tensor: torch.Tensor) -> bool:
+    return bool((tensor[1:] > tensor[:-1]).all())
 
 
 def _mapped(

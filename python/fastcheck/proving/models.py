@@ -44,6 +44,17 @@ class EvaluatedTwice(Relation):
     def why_not(self, case: TestedStep) -> str:
         return "" if case.learned.call != ((), {}) else "the step does not call the model itself"
 
+    def by_design(self, case: TestedStep) -> str:
+        case.settings.dropout = False
+        one, other = (case.evaluate(seed).tensors for seed in (0, 1))
+        case.settings.dropout = True
+        if all(torch.equal(tensor, other[key]) for key, tensor in one.items() if key in other):
+            return ""
+        return (
+            "it draws random numbers in evaluation, besides dropout: meant as in a VAE, or noise "
+            "that was meant for training alone"
+        )
+
     def run(self, case: TestedStep, base: Computed, sites: bool = False) -> Computed:
         return case.evaluate(1, sites)
 

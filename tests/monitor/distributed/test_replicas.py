@@ -82,6 +82,7 @@ def test_shards_are_compared_where_they_are_replicated() -> None:
 
 WITHOUT_A_CALL = {
     "bypassed": ("step 1: module.first.weight", "gradients were not reduced: the model was called"),
+    "bypassed by a method": ("step 1: module.first.weight", "gradients were not reduced"),
     "clipped on one rank": ("step 10: module.second.weight", "left out, clipping"),
     "lost": ("step 10: module.second.weight", "several tensors"),
 }
@@ -97,11 +98,13 @@ def test_replicas_are_compared_by_themselves(fault: str) -> None:
 
 LAID_OUT = {
     ("hsdp", "a flipped bit"): ("step 10", "up.weight", (1, 3), "suspect|go on from it"),
+    ("hybrid", "a flipped bit"): ("step 10", "up.weight", (1, 3), "suspect|go on from it"),
     ("tensor parallel", "clipped on one rank"): ("step 10", "norm.weight", (0, 1), "clipping"),
     ("megatron", "clipped on one rank"): ("step 10", "norm.weight", (0, 1), "clipping"),
 }
 WHY = {
     "hsdp": "replicated over dimension replica of the device mesh",
+    "hybrid": "hybrid shards of FSDP",
     "tensor parallel": "replicated over dimension tp of the device mesh",
     "megatron": "not split over the tensor parallel group",
 }
@@ -120,6 +123,18 @@ def test_replicas_of_a_layout_are_compared_by_themselves(layout: str, fault: str
         assert re.search(cause, said[0])
 
 
+def test_norms_beside_what_fully_shard_divides_are_replicas() -> None:
+    """They are plain parameters where the model around them was not given to it."""
+    results = values(run_ranks(work.laid_out, "plain norms", "clipped on one rank"))
+    for found, _, _ in results:
+        assert found[0][1] == "norm.weight" and found[0][3] == (1,)
+
+
+def test_an_optimizer_that_was_made_before_fully_shard() -> None:
+    for said in values(run_ranks(work.optimizer_of_the_whole)):
+        assert len(said) == 1 and "holds none of the model's parameters" in said[0]
+
+
 ONE_BATCH = "trained on the same batch, bit for bit, in each of 8 steps"
 
 
@@ -129,7 +144,10 @@ def test_one_batch_for_all_ranks(layout: str) -> None:
         assert len(said) == 1 and ONE_BATCH in said[0]
 
 
-@pytest.mark.parametrize("layout", sample(["hsdp", "fsdp", "megatron", "tensor parallel"], 2))
+@pytest.mark.parametrize(
+    "layout",
+    sample(["hsdp", "fsdp", "hybrid", "plain norms", "megatron", "tensor parallel"], 3),
+)
 def test_nothing_is_said_of_a_layout(layout: str) -> None:
     """Ranks of one tensor parallel group have one batch."""
     assert values(run_ranks(work.laid_out, layout, "none")) == [([], [], [])] * 4

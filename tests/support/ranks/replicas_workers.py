@@ -26,6 +26,9 @@ class Model(nn.Module):
         self.second = nn.Linear(8, 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.predicted(x)
+
+    def predicted(self, x: torch.Tensor) -> torch.Tensor:
         return self.second(self.first(x).relu())
 
 
@@ -202,12 +205,14 @@ def by_itself(rank: int, fault: str, steps: int = 24) -> Any:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     generator = torch.Generator().manual_seed(0 if fault == "one batch for all" else rank)
     is_bypassed = fault in ("bypassed", "local sgd", "not watched")
+    is_method = fault == "bypassed by a method"
     same = torch.randn(4, 8)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for step in range(steps):
             optimizer.zero_grad()
             called = model.module if is_bypassed else model
+            called = model.module.predicted if is_method else called
             x = torch.randn(4, 8, generator=generator)
             x = same if fault == "one batch again and again" else x
             loss = called(x).square().mean()
@@ -279,6 +284,7 @@ def laid_out(rank: int, layout: str, fault: str, steps: int = 24) -> Any:
     generator = torch.Generator().manual_seed(0 if fault == "one batch for all" else reads)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
+        warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")
         for step in range(steps):
             optimizer.zero_grad()
             model(torch.randn(4, 6, 8, generator=generator)).square().sum().backward()
@@ -293,12 +299,63 @@ def laid_out(rank: int, layout: str, fault: str, steps: int = 24) -> Any:
     return seen(monitor, caught)
 
 
+def optimizer_of_the_whole(rank: int) -> list[str]:
+    """What warned of an optimizer that holds what the parameters were before fully_shard()."""
+    from torch.distributed.fsdp import fully_shard
+
+    torch.manual_seed(0)
+    model = Blocks()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    fully_shard(model)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with fastcheck.install(model):
+            generator = torch.Generator().manual_seed(rank)
+            for _ in range(12):
+                model.zero_grad()
+                model(torch.randn(4, 8, generator=generator)).square().mean().backward()
+                optimizer.step()
+    return [str(warning.message) for warning in caught]
+
+
 def _hsdp(rank: int) -> tuple[Any, int]:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
     model = Blocks()
     fully_shard(model, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("replica", "shard")))
+    return model, rank
+
+
+def _averaged(parameters: Any, group: Any = None) -> None:
+    """Averages gradients over the ranks as backward makes them, as a wrapper or a loop does."""
+
+    def average(parameter: torch.Tensor) -> None:
+        assert parameter.grad is not None
+        dist.all_reduce(parameter.grad, group=group)
+        parameter.grad /= dist.get_world_size(group)
+
+    for parameter in parameters:
+        parameter.register_post_accumulate_grad_hook(average)
+
+
+def _hybrid(rank: int) -> tuple[Any, int]:
+    """What FSDP1 would say of hybrid shards, each of which is a whole here: it needs a device."""
+    pairs = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+    model: Any = Blocks()
+    model._inter_node_pg = pairs[rank % 2]
+    _averaged(model.parameters(), pairs[rank % 2])
+    return model, rank
+
+
+def _plain_norms(rank: int) -> tuple[Any, int]:
+    """FSDP2 of two layers, and not of the model that holds them: the loop reduces its norms."""
+    from torch.distributed.fsdp import fully_shard
+
+    model = Blocks()
+    fully_shard(model.up)
+    fully_shard(model.down)
+    _averaged([*model.norm.parameters(), *model.out_norm.parameters()])
     return model, rank
 
 
@@ -373,6 +430,7 @@ class Summed(torch.autograd.Function):
 
 _layouts: dict[str, Callable[[int], tuple[Any, int]]] = {
     "hsdp": _hsdp, "fsdp": _fsdp, "tensor parallel": _tensor_parallel, "megatron": _megatron,
+    "hybrid": _hybrid, "plain norms": _plain_norms,
 }  # fmt: skip
 
 

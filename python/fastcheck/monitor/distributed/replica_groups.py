@@ -1,13 +1,14 @@
 """Finds which parameters of a model several ranks hold alike, and which ranks.
 
 DistributedDataParallel says so, the placements of DTensors do (FSDP2 with a replicate dimension,
-tensor parallelism), and in Megatron Core the process groups of its parallel state, with the
-attributes that it sets on parameters. A plain parameter outside of these is not taken for a replica
-by its looks.
+tensor parallelism), hybrid shards of FSDP1, and in Megatron Core the process groups of its parallel
+state, with the attributes that it sets on parameters. A plain parameter outside of these is not
+taken for a replica by its looks, but that of a norm beside DTensors is.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 import weakref
 from collections.abc import Iterator
@@ -43,7 +44,8 @@ def replica_groups(
     """All of a model, in the same order on each rank of a group. ``calls_of``: how often a module
     was called. Communicates with no rank.
     """
-    found = [*_of_ddp(model, calls_of), *_of_placements(model), *_of_megatron(model)]
+    found = [*_of_ddp(model, calls_of), *_of_placements(model), *_of_hybrid_shards(model)]
+    found += _of_megatron(model)
     return [one for one in found if dist.get_world_size(one.group) > 1]
 
 
@@ -69,7 +71,8 @@ def _bypassed(
     wrapper: weakref.ref[DistributedDataParallel], calls_of: Callable[[torch.nn.Module], int]
 ) -> str:
     known = wrapper()
-    if known is None or calls_of(known) or not calls_of(known.module):
+    # A method of the model may call its parts.
+    if known is None or calls_of(known) or not any(map(calls_of, known.module.modules())):
         return ""
     return (
         "gradients were not reduced: the model was called, but DistributedDataParallel around it "
@@ -99,8 +102,42 @@ def _of_placements(model: torch.nn.Module) -> Iterator[ReplicaGroup]:
             of_ranks.setdefault(_ranks(group), (group, what, set()))[2].add(name)
     for ranks, group in own.items():
         of_ranks.setdefault(ranks, (group, "fully_shard", set()))
+    norms = set(_plain_norms(model))
+    for ranks, group in _mesh_groups(model) if norms else ():
+        what = "beside layers that are split over them"
+        of_ranks.setdefault(ranks, (group, what, set()))[2].update(norms)
     for ranks, (group, what, names) in of_ranks.items():
         yield ReplicaGroup(group, frozenset(names), what, is_data_parallel=ranks in own)
+
+
+def _plain_norms(model: torch.nn.Module) -> Iterator[str]:
+    """The parameters of norms that no layout knows. Those of experts may be a rank's own."""
+    for path, module in model.named_modules():
+        if not re.search("Norm", type(module).__name__) or "expert" in path:
+            continue
+        for name, parameter in module.named_parameters(path, recurse=False):
+            if parameter.requires_grad and not hasattr(parameter, "placements"):
+                yield name
+
+
+def _mesh_groups(model: torch.nn.Module) -> Iterator[tuple[tuple[int, ...], dist.ProcessGroup]]:
+    """The ranks of each dimension of a mesh over which a DTensor of the model is placed."""
+    meshes: Any = {getattr(parameter, "device_mesh", None) for parameter in model.parameters()}
+    for mesh in meshes - {None}:
+        for dimension in range(mesh.ndim):
+            yield _ranks(mesh.get_group(dimension)), mesh.get_group(dimension)
+
+
+def _of_hybrid_shards(model: torch.nn.Module) -> Iterator[ReplicaGroup]:
+    """FSDP1 with a hybrid strategy: each rank of the group has the same shard."""
+    of_ranks: dict[tuple[int, ...], tuple[dist.ProcessGroup, set[str]]] = {}
+    for path, module in model.named_modules():
+        group = getattr(module, "_inter_node_pg", None)
+        if group is not None:
+            own = (name for name, _ in module.named_parameters(path))
+            of_ranks.setdefault(_ranks(group), (group, set()))[1].update(own)
+    for group, names in of_ranks.values():
+        yield ReplicaGroup(group, frozenset(names), "hybrid shards of FSDP", is_data_parallel=True)
 
 
 def _fsdp_groups(model: torch.nn.Module) -> Iterator[tuple[tuple[int, ...], dist.ProcessGroup]]:

@@ -261,6 +261,10 @@ class TrainingState:
         self._handle.remove()
         self.put_back()
         # Now alone: a cache that holds what it should not shows in the next computation.
+        self.put_back_attributes()
+
+    def put_back_attributes(self) -> None:
+        """The attributes of modules are as they were when this was made, with their content."""
         for attributes in self._attributes:
             attributes.put_back()
 
