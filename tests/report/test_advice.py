@@ -722,6 +722,7 @@ def test_an_update_that_divides_by_zero_is_no_learning_rate() -> None:
     before = build.grown("float32", 1.0, 1.0, 3, 8)
     mine = build.report(WEIGHT, wide, Verdict.ARRIVED, before, learning_rates=(("Lamb", 1e-3),))
     assert "which makes that of a division, 0/0" in advise(mine)[0].text
+    assert "a root of what may be below 0 (v - m * m)" in advise(mine)[0].text
     assert "optimizer Lamb, lr 0.001" in text_of(mine)
 
 

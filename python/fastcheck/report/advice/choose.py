@@ -124,8 +124,9 @@ def _quotient_of_update(case: Case) -> Iterator[Advice]:
         return
     yield Advice(
         "The weight was steady, and NaN came with one update, which makes that of a division, "
-        "0/0, where a second moment, a row mean or a norm is 0 and its eps does not keep it away. "
-        "Add an eps inside each root and each divisor."
+        "0/0, where a second moment, a row mean or a norm is 0 and its eps does not keep it away, "
+        "or of a root of what may be below 0 (v - m * m). Add an eps inside each root and each "
+        "divisor, and clamp before a root."
     )
 
 

@@ -200,7 +200,7 @@ def _exponential(case: Case, made: Operation) -> Iterator[Advice]:
         limit /= math.log(2)
     elif made.name in ("cosh", "sinh"):
         limit += math.log(2)
-    seen = "Its input is larger"
+    seen = f"Its input is above {limit:.1f}"
     if reading is not None:
         if reading.max is None or reading.max <= limit:
             return
