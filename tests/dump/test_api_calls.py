@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import fastcheck
+from fastcheck.log.reader import read_log
+from fastcheck.utils.names.msprobe import msprobe_name
 from support.programs.compat import calls_of
 
 
@@ -54,6 +56,13 @@ def test_calls_are_numbered_and_name_their_module(tmp_path: Path) -> None:
     ]
     (linear,) = (line for line in calls if line["api"] == "Functional.linear.0" and line["out"])
     assert linear["module"] == "inner"
+    log = read_log(tmp_path / "step0" / "rank0")
+    labels = {
+        s.label for s in log.sites.values() if s.op == "Functional.linear" and s.role == "input"
+    }
+    assert labels == {"input[0]", "input[1] (parameter)", "input[2] (parameter)"}
+    names = {msprobe_name(site, 0) for site in log.sites.values() if site.op}
+    assert {"Functional.linear.0.forward.input.1", "Tensor.mul_.0.backward.input.0"} <= names
     # The gradients of what the calls returned, each under the name of its call.
     gradients = {line["api"] for line in calls if line["direction"] == "backward" and line["in"]}
     assert {"Functional.linear.0", "Tensor.mul_.0", "Functional.layer_norm.0"} <= gradients

@@ -461,6 +461,11 @@ def with_moments_lost(run: Run) -> None:
             "hyper-parameters",
             r"optimizers\[0\].groups\[0\].lr: 0.3, was 0.0125",
         ),
+        (
+            lambda run: run.model.get_parameter("3.weight").requires_grad_(False),
+            "update",
+            "no gradient of 3.weight, which had one",
+        ),
     ],
 )
 def test_what_differs_in_the_first_steps_is_named(

@@ -19,6 +19,8 @@ from fastcheck.utils.torch.flatten import flatten, flatten_arguments
 from .dump_writer import DumpSession
 from .module_calls import ModuleCalls
 
+#: What the label of an input ends with that is a parameter.
+PARAMETER = " (parameter)"
 #: Functions whose results hold no numbers yet.
 _EMPTY = ("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty")
 _NO_MODULE = torch.nn.Module()
@@ -37,10 +39,9 @@ class _Function:
         self._numbers: dict[tuple[str, str, int], int] = {}
 
     def site(self, role: str, label: str, index: int) -> int:
-        """The number of one of its sites. A parameter that it reads is one, whatever it is called
-        there.
-        """
-        role = "param" if role == "input" and index in self.parameters else role
+        """The number of one of its sites; an input that is a parameter says so."""
+        if role == "input" and index in self.parameters:
+            label += PARAMETER
         key = role, label, index
         number = self._numbers.get(key)
         if number is None:

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from fastcheck.comparison.compare import Comparison, compare
+from fastcheck.comparison.measure import PairState
 from fastcheck.errors import CompareError, ConfigError, FastcheckError, first_line, printable, warn
 from fastcheck.log.reader import find_logs, log_parts
 from fastcheck.monitor.next_steps import NextSteps
@@ -420,4 +421,10 @@ def _text(found: Comparison, seal: str) -> str:
             lines.append(f"  first {answer.found.row.name}: {answer.found.row.reason}")
         if answer.question in _LOOK_AT:
             lines.append(f"  look at {_LOOK_AT[answer.question]}")
+    gone = [
+        one.name.rpartition(" · ")[2]
+        for one in found.missing
+        if one.state is PairState.ONLY_REFERENCE and " · optimizer · gradient of " in one.name
+    ]
+    lines += [f"no {name}, which had one" for name in gone[:_SHOWN]]
     return printable("\n".join([*lines, f"the seal: {seal}"]), keep="\n")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import defaultdict
 from collections.abc import Container, Iterable
 from functools import partial
 from typing import Any, Optional
@@ -13,6 +12,7 @@ import torch
 
 from fastcheck.comparison.block import Block, Extra, Kind, Phase, Source, leading_bytes
 from fastcheck.comparison.names import Name, NameTable, Renaming, plain_label
+from fastcheck.dump.api_calls import PARAMETER
 from fastcheck.dump.storage.files import places_in
 from fastcheck.dump.storage.reading import StoredValues, read_calls, read_index, value_of
 from fastcheck.errors import CompareError
@@ -98,15 +98,17 @@ class DumpSource(Source):
                 if site.op in self.functions and site.role != "grad_input"
             }
             records = records[np.isin(records["site"], list(kept))]
-        of_calls = None
-        if self.functions is not None:
-            of_calls = partial(_msprobe_name, parameters=parameters_among(sites.values()))
-        lookup = SiteLookup(sites, names, renaming, of_calls)
+        parameters = frozenset() if self.functions is None else parameters_among(sites.values())
+        of_calls = partial(_msprobe_name, parameters=parameters)
+        lookup = SiteLookup(sites, names, renaming, of_calls if self.functions else None)
         phases = lookup.phases_of(records, is_first)
         numbers = records["site"]
         if self.functions is not None:
             updates = [number for number, site in sites.items() if site.direction == "optimizer"]
             phases = np.where(np.isin(numbers, updates), np.uint8(Phase.UPDATE), phases)
+            read = [number for number, site in sites.items() if _is_among(site, parameters)]
+            stored = np.uint8(Phase.WEIGHTS if is_first else Phase.UPDATE)
+            phases = np.where(np.isin(numbers, read), stored, phases)
         is_root_input = (phases == Phase.ARRIVED) & lookup.is_model[numbers]
         phases = np.where(is_root_input, np.uint8(Phase.BATCHES), phases)
         is_computed = (phases == Phase.ARRIVED) & lookup.is_op[numbers]
@@ -148,21 +150,25 @@ def parameters_among(sites: Iterable[Site]) -> frozenset[tuple[str, str]]:
     """Functions of the API and their inputs that are parameters in each call but those of an
     optimizer.
     """
-    roles: dict[tuple[str, str], set[str]] = defaultdict(set)
+    found: dict[tuple[str, str], bool] = {}
     for site in sites:
-        if site.role in ("input", "param") and site.direction == "forward":
-            roles[site.op or "", named_input(site.index)].add(site.role)
-    return frozenset(key for key, held in roles.items() if held == {"param"})
+        if site.role == "input" and site.direction == "forward":
+            key = site.op or "", named_input(site.index)
+            found[key] = found.get(key, True) and site.label.endswith(PARAMETER)
+    return frozenset(key for key, is_parameter in found.items() if is_parameter)
+
+
+def _is_among(site: Site, parameters: Container[object]) -> bool:
+    is_read = site.role == "input" and site.direction == "forward"
+    return is_read and (site.op or "", named_input(site.index)) in parameters
 
 
 def _msprobe_name(site: Site, renaming: Renaming, parameters: Container[object]) -> Name:
     """The name of a tensor of a call of the API as MsprobeSource has it, without the module."""
     direction = "backward" if site.role == "grad_output" else "forward"
-    label, role = plain_label(site.label, site.role), site.role
-    if role in ("input", "param"):
-        label = named_input(site.index)
-        is_parameter = site.direction == "forward" and (site.op or "", label) in parameters
-        role = "param" if is_parameter else "input"
+    role = "param" if _is_among(site, parameters) else site.role
+    is_input = site.role == "input"
+    label = named_input(site.index) if is_input else plain_label(site.label, site.role)
     return Name("", direction, role, label, renaming(site.op or ""))
 
 

@@ -23,6 +23,8 @@ from fastcheck.record.site import OUTSIDE, Site
 
 KINDS = ("Functional", "Tensor", "Torch", "VF", "Aten", "Distributed", "Custom", "Module")
 
+#: Those that a function of torch's API may be of.
+_OF_THE_API = ("Functional", "Tensor", "Torch", "VF")
 #: What kernels are called, and what people call them by.
 _RENAMED = {
     "_softmax": "softmax",
@@ -222,9 +224,11 @@ def has_api_name(op: str, api: str) -> bool:
 @functools.lru_cache(maxsize=4096)
 def msprobe_api_of(op: str) -> tuple[str, str]:
     """``("Functional", "softmax")`` for ``aten._softmax``: the kind and the name, without
-    overload.
+    overload; for a function of the API its own.
     """
     space, _, rest = op.partition(".")
+    if space in _OF_THE_API:
+        return space, rest
     base = rest.split(".", 1)[0]
     if space == "c10d":
         return "Distributed", base.rstrip("_")
