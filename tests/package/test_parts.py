@@ -5,6 +5,7 @@ small.
 from __future__ import annotations
 
 import ast
+import functools
 import textwrap
 from collections.abc import Iterator
 
@@ -15,8 +16,15 @@ from support.paths import ROOT
 PACKAGE = ROOT / "python" / "fastcheck"
 ROOMS = ("monitor", "verdict", "watch")
 FILES = sorted(path for room in ROOMS for path in (PACKAGE / room).rglob("*.py"))
-TREES = {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text("utf-8")) for path in FILES}
 MOST_ATTRIBUTES = 15
+
+
+@functools.cache
+def all_trees() -> dict[str, ast.Module]:
+    """Of each file; not parsed where tests are only collected, which each process does."""
+    return {
+        path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text("utf-8")) for path in FILES
+    }
 
 
 def functions_of(trees: dict[str, ast.Module]) -> set[str]:
@@ -80,7 +88,7 @@ def attributes_of(made: ast.ClassDef) -> set[str]:
 
 
 def test_no_function_is_put_into_a_part_that_was_made() -> None:
-    assert list(slots_of(TREES)) == []
+    assert list(slots_of(all_trees())) == []
 
 
 @pytest.mark.parametrize(
@@ -101,7 +109,7 @@ def test_a_slot_is_found(code: str) -> None:
 def test_install_and_the_monitor_use_no_private_part_of_one_another() -> None:
     found = {
         ast.unparse(node)
-        for node in ast.walk(TREES["monitor/install.py"])
+        for node in ast.walk(all_trees()["monitor/install.py"])
         if isinstance(node, ast.Attribute) and node.attr.startswith("_")
     } - {"type(model).__name__"}
     # A monitor whose hooks could not be attached goes without waiting for other ranks.
@@ -118,7 +126,7 @@ LARGE = {
 def test_classes_are_small() -> None:
     large = [
         f"{name}: {node.name} has {len(attributes_of(node))} attributes"
-        for name, tree in TREES.items()
+        for name, tree in all_trees().items()
         for node in ast.walk(tree)
         if isinstance(node, ast.ClassDef)
         and len(attributes_of(node)) > LARGE.get(f"{name}: {node.name}", MOST_ATTRIBUTES)

@@ -82,11 +82,13 @@ def _server(owner: int) -> subprocess.Popen[str]:
 def _serve() -> None:
     """A line of standard input is a program; its exit status goes to standard output."""
     del sys.path[0]  # the folder of this file
+    gc.disable()  # nothing of what is imported goes
     # The second is what the first optimizer imports; none starts a thread.
     import torch
     import torch._dynamo  # noqa: F401  # imported for the processes that are forked
 
     gc.freeze()  # a collection of a program's would go through all of it, and copy its pages
+    gc.enable()
     for line in sys.stdin:
         request = json.loads(line)
         child = os.fork()
