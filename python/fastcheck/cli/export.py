@@ -142,7 +142,7 @@ examples:
   duckdb -c "select step, max(l2_norm) from 'records.parquet' where module = 'head' group by step"
 
 .parquet and .arrow need pyarrow: pip install 'fastcheck[tools]'. .csv needs nothing; its checksums
-are 16 hexadecimal digits, and a cell is empty where a record's depth doesn't cover it. A name that
+are 16 hexadecimal digits, and a cell is empty where install(record=) left it out. A name that
 a spreadsheet would take for a formula (it begins with = + - @) has an apostrophe before it.
 
 exit codes: 0 written; 2 no log or dump, a file that is there already or can't be written, wrong
@@ -322,7 +322,7 @@ def _schema(arrow: Any, names: Sequence[str]) -> Any:
 
 _KINDS = {
     **dict.fromkeys(("module", "module_type", "op", "direction", "role", "label", "dtype"), "O"),
-    **dict.fromkeys(("order", "depth", "verdict"), "O"),
+    **dict.fromkeys(("order", "record", "verdict"), "O"),
     **dict.fromkeys(("min", "max", "sum", "abs_sum", "sum_sq", "mean", "rms", "l2_norm"), "f"),
     **dict.fromkeys(("recomputed", "scaled", "event"), "b"),
     "checksum": "u",
