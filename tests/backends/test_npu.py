@@ -17,7 +17,8 @@ import fastcheck
 from fastcheck.backends import complete_records, npu, table
 from fastcheck.backends.table import backend_for
 from fastcheck.backends.triton import backend as triton
-from fastcheck.types import RECORD_DTYPE, Depth, DeviceMode
+from fastcheck.record.format import Depth
+from fastcheck.types import RECORD_DTYPE, DeviceMode
 from support.devices import ascend
 from support.devices.ascend import DEVICES, Net, loop, too_large, use_chip
 from support.helpers import doctors_row

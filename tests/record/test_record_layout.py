@@ -107,7 +107,7 @@ def test_every_dtype_writes_its_code() -> None:
 
 
 def test_enums() -> None:
-    assert {d.name.lower(): int(d) for d in fastcheck.types.Depth} == DEPTHS
+    assert {d.name.lower(): int(d) for d in record_format.Depth} == DEPTHS
     assert {o.name.lower(): int(o) for o in Order} == ORDERS
     assert [m.name for m in fastcheck.types.DeviceMode] == ["IEEE", "SATURATING", "UNKNOWN"]
     assert [int(m) for m in fastcheck.types.DeviceMode] == [0, 1, 2]
