@@ -34,7 +34,7 @@ _UPDATE_SCORE, _UPDATE_FACTOR = 3.0, 8.0
 _GROWTH = 4.0
 # Weights that grow while the loss stands still: their growth since the first step, in the last
 # steps, and the fall of the loss in these, as a share of its fall before.
-_GROWTH_IN_ALL, _GROWTH_LATELY, _STANDSTILL = 10.0, 1.1, 0.1
+_GROWTH_IN_ALL, _GROWTH_LATELY, _STANDSTILL = 8.0, 1.1, 0.1
 _SCALE_PAST, _HALVINGS, _MOST_SKIPPED = 100, 4, 0.2
 # The least number of earlier steps with the tensor before it can explode.
 _PAST = FIRST
