@@ -85,7 +85,9 @@ def changed(made: np.ndarray, case: str, step: int, steps: int) -> np.ndarray:
     if case == "other last bits everywhere":
         # Initial weights are given, not computed: they have to be equal to the bit.
         computed = (
-            made["site"] // (len(made) // len(ROLES)) != 2 if step == 0 else np.ones(A_STEP, bool)
+            made["site"] // (len(made) // len(ROLES)) != 2
+            if step == 0
+            else np.ones(len(made), bool)
         )
         made["checksum"][computed] += 1
         made["max"][computed] *= 1 + 1e-6
