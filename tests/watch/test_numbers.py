@@ -139,13 +139,26 @@ class TestNumbers:
         kinds, texts = [], []
         for step in range(160):
             loss = first if step < 8 else 3.0 - fall * max(0, step - 64)
-            large = {"rms": 0.02 * (1 + growth * step)}
+            large = {"rms": 0.02 * (1 + growth * step), "sum": float(step)}
             for event in run.step({FIRST_WEIGHT: large, SECOND_WEIGHT: large}, loss=loss):
                 if event.is_warning:
                     kinds.append(event.kind)
                     texts.append(event.text)
         assert kinds == ["update"] * is_event
         assert all("times as large as at first" in text for text in texts)
+
+    def test_weights_that_move_in_turns_have_losses_of_their_own(self) -> None:
+        """As with an optimizer for each layer, whose losses do not compare."""
+        run, kinds = Run(), []
+        for step in range(160):
+            size = 0.02 * (1 + 0.1 * step)
+            moved = {
+                place: {"rms": size, "sum": float((step + turn) // 2)}
+                for turn, place in enumerate((FIRST_WEIGHT, SECOND_WEIGHT))
+            }
+            events = run.step(moved, loss=4.0 if step < 8 else 3.0)
+            kinds += [one.kind for one in events if one.is_warning]
+        assert kinds == []
 
     @pytest.mark.parametrize(
         ("rms", "growth", "is_event"), [(0.05, 0.1, False), (0.05, 0.5, True), (0.005, 0.5, False)]

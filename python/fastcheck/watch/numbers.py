@@ -28,6 +28,8 @@ _LOOK_STEPS, _LOOKS, _FIRST_LOSSES, _LEAST_FALL, _HIGH = 16, 4, 4, 0.1, 0.5
 _SCALE_PAST = 100
 # The rounding of a sum, as a share of the sum of magnitudes.
 _ROUNDING = 1e-6
+# In what share of the steps a weight has to move, and what share of the weights.
+_TOGETHER = 0.9
 # Of a loss that jumps in the first steps: how many steps it takes, what share of the first loss it
 # has come down to, how many times its usual change it jumps by, and the highest loss to.
 _LEAST_BEFORE, _FALLEN, _SUDDEN, _ABOVE_ALL = 8, 0.95, 10.0, 1.5
@@ -121,14 +123,19 @@ class Weights:
     """The parameters of some steps: how far updates have moved them, and their growth."""
 
     def __init__(self) -> None:
-        # Of each parameter the sum before the last update, the number of elements, and the rms in
-        # the last steps, in log2; of one that was zero NOTHING: it may grow as it likes.
+        # Of each parameter the sum before the last update, the number of elements, the rms in the
+        # last steps, in log2 (of one that was zero NOTHING: it may grow as it likes), and at first,
+        # and the number of steps that have moved it.
         self._of = Columns(
             sum=np.zeros(1),
             numel=np.zeros(1),
             rms=np.full((_GROWTH_STEPS, 1), np.nan),
             first=np.full(1, np.nan),
+            moves=np.zeros(1),
         )
+        self._steps = 0
+        # Nearly all weights that move at all do so in each step, and one loss stands for them.
+        self._move_together = False
         #: By step, how far the update before has moved the weights, and their norm, as squares.
         self.moved: list[tuple[float, float]] = []
         #: The ratio of the size of the weights to that some steps before: of the median parameter,
@@ -156,7 +163,9 @@ class Weights:
     def look(self, step: int, k: int) -> list[Number]:
         """The number of step ``k``, if it is the last one, of weights that grow for nothing."""
         grown = self._grown_since_first
-        return [] if grown is None or k != self._last else self.standstill.look(step, grown)
+        if grown is None or k != self._last or not self._move_together:
+            return []
+        return self.standstill.look(step, grown)
 
     def _moved(
         self, now: Signals, chosen: tuple[np.ndarray, ...], sites: np.ndarray, is_read: np.ndarray
@@ -177,6 +186,12 @@ class Weights:
         changes = np.where(is_known, np.maximum(distance, floor), 0.0)
         for name, values in (("sum", all_sums), ("numel", all_numel)):
             self._of[name][sites] = np.take_along_axis(values, last[-1:], 0)[0]
+        self._of["moves"][sites] += (is_known & (distance > 0)).sum(axis=0)
+        self._steps += len(sums)
+        moves = self._of["moves"][sites]
+        elements = np.where(moves > 0, self._of["numel"][sites], 0.0)
+        together = elements[moves >= _TOGETHER * self._steps].sum()
+        self._move_together = bool(together >= _TOGETHER * elements.sum() > 0)
         squares = now.squares[chosen]
         are_read, are_known = (
             np.logical_and.reduce(one, 1).tolist() for one in (is_read, is_known)
