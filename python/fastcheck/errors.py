@@ -171,8 +171,8 @@ def printable(text: str, keep: str = "") -> str:
     """
 
     def escaped(match: re.Match[str]) -> str:
-        found = match.group()
-        return found if found in keep else ascii(found)[1:-1]
+        character = match.group()
+        return character if character in keep else ascii(character)[1:-1]
 
     return _UNPRINTABLE.sub(escaped, text)
 
@@ -188,7 +188,7 @@ def choice(name: str, value: object, choices: Iterable[str], otherwise: str = ""
         return value
     raise ConfigError(
         f"unknown {name}",
-        expected=" or ".join([*(f'"{one}"' for one in known), *filter(None, [otherwise])]),
+        expected=" or ".join([*(f'"{option}"' for option in known), *filter(None, [otherwise])]),
         got=repr(value),
         hint=did_you_mean(str(value), known),
     )
@@ -200,15 +200,15 @@ def string_list(name: str, value: Union[str, Iterable[str], None]) -> list[str]:
     Raises:
         ConfigError: one of them is not a string, or is blank.
     """
-    found = [value] if isinstance(value, str) else list(value or ())
-    for one in found:
-        if not isinstance(one, str) or not one.strip():
+    entries = [value] if isinstance(value, str) else list(value or ())
+    for entry in entries:
+        if not isinstance(entry, str) or not entry.strip():
             raise ConfigError(
                 f"{name} must be a string or a list of strings",
                 expected="names or patterns as strings",
-                got=repr(one),
+                got=repr(entry),
             )
-    return found
+    return entries
 
 
 def local_path(name: str, value: object, expected: str = "a str or an os.PathLike") -> str:
@@ -247,10 +247,10 @@ def near_matches(name: str, candidates: Iterable[str], limit: int = 3) -> list[s
         for lower, candidate in by_lower.items()
     }
     close = [candidate for candidate, ratio in ratios.items() if ratio >= 0.6]
-    found = sorted(close, key=lambda candidate: -ratios[candidate])[:limit]
+    matches = sorted(close, key=lambda candidate: -ratios[candidate])[:limit]
     tail = lowered.rsplit(".", 1)[-1].strip("*?")
     for candidate in pool:
-        if len(found) >= limit:
+        if len(matches) >= limit:
             break
         last = candidate.lower().rsplit(".", 1)[-1]
         related = bool(tail) and (
@@ -258,17 +258,17 @@ def near_matches(name: str, candidates: Iterable[str], limit: int = 3) -> list[s
             or (len(last) > 2 and last in lowered)
             or difflib.SequenceMatcher(None, tail, last).ratio() >= 0.75
         )
-        if related and candidate not in found:
-            found.append(candidate)
-    return found[:limit]
+        if related and candidate not in matches:
+            matches.append(candidate)
+    return matches[:limit]
 
 
 def did_you_mean(name: str, candidates: Iterable[str]) -> str:
     """``"did you mean 'x' or 'y'?"``, or an empty string when nothing is near."""
-    found = near_matches(name, candidates)
-    if not found:
+    matches = near_matches(name, candidates)
+    if not matches:
         return ""
-    quoted = [repr(candidate) for candidate in found]
+    quoted = [repr(candidate) for candidate in matches]
     listed = quoted[0] if len(quoted) == 1 else ", ".join(quoted[:-1]) + " or " + quoted[-1]
     return f"did you mean {listed}?"
 

@@ -161,7 +161,7 @@ def _special_bits(row: DType) -> dict[str, int]:
     """Bit patterns of special numbers by name; those of either sign with the sign in the name."""
     sign, normal = 1 << (row.exponent_bits + row.mantissa_bits), 1 << row.mantissa_bits
     largest = finite_max_bits(row)
-    found = {
+    patterns = {
         "zero": 0,
         "smallest subnormal": 1,
         "largest subnormal": normal - 1,
@@ -170,10 +170,10 @@ def _special_bits(row: DType) -> dict[str, int]:
         "NaN, all bits": sign - 1,
     }
     if row.has_inf:
-        found["infinity"] = largest + 1
-        found["signaling NaN"] = largest + 2
-        found["quiet NaN"] = largest + 1 | normal >> 1
-    return {**found, **{f"-({name})": bits | sign for name, bits in found.items()}}
+        patterns["infinity"] = largest + 1
+        patterns["signaling NaN"] = largest + 2
+        patterns["quiet NaN"] = largest + 1 | normal >> 1
+    return {**patterns, **{f"-({name})": bits | sign for name, bits in patterns.items()}}
 
 
 def _sample(row: DType, raw: bytes, what: str) -> Sample:
@@ -274,7 +274,7 @@ def _compare(
     made = reference.record(sample.tensor, depth=record, order=order)
     want = np.frombuffer(made, RECORD_DTYPE).copy()[0]
     want["device_mode"] = int(backend.device_mode)
-    found = []
+    differences = []
     for name in RECORD_DTYPE.names or ():
         is_compared = name in ("dtype", "order", "depth", "device_mode")
         if offset_of(name) >= VALUE_BYTES and not is_compared:
@@ -283,9 +283,9 @@ def _compare(
             continue
         if name in _SUMS and backend.determinism != "bitwise" and _is_close(name, got, want):
             continue
-        found.append(f"{name}: got {_shown(got, name)}, expected {_shown(want, name)}")
-    if found:
-        raise Fault(f"{sample.what}, record={record!r}, order={order!r}: {'; '.join(found)}")
+        differences.append(f"{name}: got {_shown(got, name)}, expected {_shown(want, name)}")
+    if differences:
+        raise Fault(f"{sample.what}, record={record!r}, order={order!r}: {'; '.join(differences)}")
 
 
 def _is_close(name: str, got: np.void, want: np.void) -> bool:

@@ -50,8 +50,8 @@ def _observe_list(
 
 def _found_nonfinite(module: Any, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     records = torch.empty((len(tensors), RECORD_BYTES), dtype=torch.uint8, device="cpu")
-    found = _read(module, tensors, _HEALTH, False, records)
-    return torch.tensor(1.0 if found else 0.0, device="cpu")
+    count = _read(module, tensors, _HEALTH, False, records)
+    return torch.tensor(1.0 if count else 0.0, device="cpu")
 
 
 def _exponents(module: Any, tensor: torch.Tensor, logical: bool) -> torch.Tensor:
@@ -79,6 +79,6 @@ def _read(
 ) -> int:
     """Writes whole records to ``rows``, uint8 (n, 192) without gaps; how many are non-finite."""
     arguments, kept = arguments_of(tensors)
-    found: int = module.records(arguments, depth, logical, torch.get_num_threads(), rows.data_ptr())
+    count: int = module.records(arguments, depth, logical, torch.get_num_threads(), rows.data_ptr())
     del kept  # read by now
-    return found
+    return count

@@ -125,13 +125,13 @@ class Launches:
         """
         device = tensors[0].device if tensors else torch.device("cpu")
         with no_grad(), torch._C._DisableTorchDispatch():
-            found = torch.zeros((), dtype=torch.float32, device=device)
+            flag = torch.zeros((), dtype=torch.float32, device=device)
 
         def launch(part: list[TensorArgument], _: int, *where: Any) -> None:
-            self._module.cuda_found_nonfinite(part, found.data_ptr(), *where)
+            self._module.cuda_found_nonfinite(part, flag.data_ptr(), *where)
 
         self._in_parts(tensors, device, False, launch)
-        return found
+        return flag
 
     def cuda_exponents(self, tensor: torch.Tensor, logical: bool = False) -> torch.Tensor:
         """int64 (328,) on the tensor's device, its exponent counts."""
@@ -159,10 +159,10 @@ class Launches:
             self._module.cuda_exponents(part, logical, slot, words.data_ptr(), *where)
 
         def sizes(part: list[TensorArgument], processors: int) -> tuple[int, int, int]:
-            found: tuple[int, int, int] = self._module.cuda_exponents_workspace(
+            workspace: tuple[int, int, int] = self._module.cuda_exponents_workspace(
                 part, logical, slot != 0, processors
             )
-            return found
+            return workspace
 
         self._in_parts([tensor], tensor.device, logical, launch, sizes)
         return words
@@ -250,7 +250,7 @@ class Launches:
         # In this mode a query does not end another thread's capture.
         before = self._module.cuda_exchange_capture_mode(_RELAXED)
         try:
-            free = next((one for one in buffers.pinned if one.passed.query()), None)
+            free = next((table for table in buffers.pinned if table.passed.query()), None)
         finally:
             if before >= 0:
                 self._module.cuda_exchange_capture_mode(before)

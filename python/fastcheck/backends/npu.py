@@ -65,12 +65,12 @@ def npu_backend(kernels: Backend, device: torch.device) -> Backend:
     """``kernels``, the backend that reads an NPU's tensors, with the NPU's overflow mode and
     status.
     """
-    found = overflow_mode(device)
-    if found is not DeviceMode.SATURATING:
-        return dataclasses.replace(kernels, device_mode=found)
+    mode = overflow_mode(device)
+    if mode is not DeviceMode.SATURATING:
+        return dataclasses.replace(kernels, device_mode=mode)
     return dataclasses.replace(
         kernels,
-        device_mode=found,
+        device_mode=mode,
         found_nonfinite=functools.partial(_found_overflow, kernels),
         overflow_status=_status(),
     )
@@ -78,9 +78,9 @@ def npu_backend(kernels: Backend, device: torch.device) -> Backend:
 
 def overflow_mode(device: torch.device) -> DeviceMode:
     """The way in which ``device`` stores a result that is out of range. Host only."""
-    found = _mode_of_device(device)
-    if found is not None:
-        return found
+    mode = _mode_of_device(device)
+    if mode is not None:
+        return mode
     utils: Any = getattr(getattr(torch, "npu", None), "utils", None)
     supports_inf_nan = getattr(utils, "is_support_inf_nan", None)
     if supports_inf_nan is None:  # a release before the function
@@ -132,8 +132,8 @@ def _found_overflow(kernels: Backend, tensors: Sequence[torch.Tensor]) -> torch.
     slots = torch.empty(len(floats), RECORD_BYTES, dtype=torch.uint8, device=floats[0].device)
     kernels.observe_list(floats, slots, 0, int(Depth.HEALTH))
     counts = slots.view(torch.int64)
-    found = counts[:, _NONFINITE].sum() + counts[:saturable, _SATURATED].sum()
-    return found.ne(0).to(torch.float32)
+    count = counts[:, _NONFINITE].sum() + counts[:saturable, _SATURATED].sum()
+    return count.ne(0).to(torch.float32)
 
 
 def _status() -> Optional[OverflowStatus]:

@@ -71,13 +71,13 @@ def accelerate(
 
 
 def _sinks(accelerator: Any) -> list[Any]:
-    found: list[Any] = []
+    sinks: list[Any] = []
     for tracker in accelerator.trackers if accelerator.is_main_process else ():
         try:
             if tracker.name in ("tensorboard", "wandb", "aim"):
-                found.append(tracker.tracker)
+                sinks.append(tracker.tracker)
             elif tracker.name in ("mlflow", "trackio"):
-                found += open_sinks(tracker.name)
+                sinks += open_sinks(tracker.name)
         except ConfigError as error:
             warn(f"no scalars are written to {tracker.name}: {error}")
-    return found
+    return sinks

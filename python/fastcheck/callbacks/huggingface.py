@@ -136,11 +136,11 @@ def _sinks(args: TrainingArguments) -> list[ScalarSink]:
     """The trackers that the trainer writes to. Its own callbacks, which come first, have begun
     their runs.
     """
-    found: list[ScalarSink] = []
+    sinks: list[ScalarSink] = []
     for name in args.report_to:
         if name in ("wandb", "mlflow", "trackio"):
             try:
-                found += open_sinks(name)
+                sinks += open_sinks(name)
             except ConfigError as error:
                 warn(f"no scalars are written: {error}")
         elif name == "tensorboard" and args.process_index == 0:
@@ -148,5 +148,5 @@ def _sinks(args: TrainingArguments) -> list[ScalarSink]:
             runs = os.environ.get("TENSORBOARD_LOGGING_DIR") or os.path.join(
                 args.output_dir, "runs"
             )
-            found.append(TensorBoard(directory=os.path.join(runs, "fastcheck")))
-    return found
+            sinks.append(TensorBoard(directory=os.path.join(runs, "fastcheck")))
+    return sinks

@@ -81,19 +81,23 @@ class Lightning(Callback):  # type: ignore[misc]  # its base is Any where lightn
         trainer.save_checkpoint = save_checkpoint
 
     def _gives_way(self, trainer: Trainer) -> bool:
-        all_of_them = [one for one in trainer.callbacks if isinstance(one, Lightning)]
-        first = sorted(all_of_them, key=lambda one: one._is_default)[:1]
+        all_of_them = [
+            callback for callback in trainer.callbacks if isinstance(callback, Lightning)
+        ]
+        first = sorted(all_of_them, key=lambda callback: callback._is_default)[:1]
         return self._is_default and self not in first
 
     def _sinks(self, trainer: Trainer) -> list[Any]:
         if not trainer.is_global_zero or "sinks" in self._options:
             return []
         direct = [
-            one for one in trainer.loggers if isinstance(one, (TensorBoardLogger, WandbLogger))
+            logger
+            for logger in trainer.loggers
+            if isinstance(logger, (TensorBoardLogger, WandbLogger))
         ]
-        others = [one.log_metrics for one in trainer.loggers if one not in direct]
+        others = [logger.log_metrics for logger in trainer.loggers if logger not in direct]
         self._rows = WaitingRows(others)
-        return [one.experiment for one in direct] + ([self._rows] if others else [])
+        return [logger.experiment for logger in direct] + ([self._rows] if others else [])
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int

@@ -95,13 +95,13 @@ def _sealing(
         chunks = [chunk for chunk in (reference() for reference in model) if chunk is not None]
         weights = dict(_named_weights(chunks))
         held = set(map(_place, weights.values()))
-        shards = [one for one in _shards(sharded_state_dict) if _place(one.data) in held]
+        shards = [shard for shard in _shards(sharded_state_dict) if _place(shard.data) in held]
         if shards:  # else the weights of another model
             seals.check(weights, checkpoint_dir, "load the checkpoint before it", together=True)
         result = original(sharded_state_dict, checkpoint_dir, *args, **kwargs)
         own = steps()
         if shards and own is not None:
-            parts = {one.key: _part(one) for one in shards}
+            parts = {shard.key: _part(shard) for shard in shards}
             seals.write_together(checkpoint_dir, parts, own.step_index)
         return result
 
@@ -123,11 +123,11 @@ def _named_weights(chunks: Sequence[torch.nn.Module]) -> Iterator[tuple[str, tor
 def _shards(state: Any) -> Iterator[Any]:
     """The descriptions of tensors (ShardedTensor) anywhere in a sharded state dict."""
     if isinstance(state, Mapping):
-        for one in state.values():
-            yield from _shards(one)
+        for value in state.values():
+            yield from _shards(value)
     elif isinstance(state, (list, tuple)):
-        for one in state:
-            yield from _shards(one)
+        for value in state:
+            yield from _shards(value)
     elif hasattr(state, "global_shape") and isinstance(getattr(state, "data", None), torch.Tensor):
         yield state
 

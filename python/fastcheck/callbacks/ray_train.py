@@ -31,11 +31,13 @@ class Ray(UserCallback):  # type: ignore[misc]  # its base is Any where ray is m
         self.stop: Optional[OverflowDetected] = None
 
     def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
-        found = {rank: _stop_in(error) for rank, error in sorted(worker_exceptions.items())}
-        stops = [stop for stop in found.values() if stop is not None]
+        failures = {rank: _stop_in(error) for rank, error in sorted(worker_exceptions.items())}
+        stops = [stop for stop in failures.values() if stop is not None]
         self.stop = stops[0] if stops else None
         if self.stop is not None:
-            warn(f"{brief(self.stop.report)}\n  workers: {len(stops)} of {len(found)} that failed")
+            warn(
+                f"{brief(self.stop.report)}\n  workers: {len(stops)} of {len(failures)} that failed"
+            )
 
 
 def _stop_in(error: Optional[BaseException]) -> Optional[OverflowDetected]:

@@ -62,8 +62,8 @@ class CheckpointSeals:
         bad: tuple[str, ...] = ()
         unread: dict[str, str] = {}
         try:
-            found, unread = read_all(held_weights(weights))
-            bad = tuple(key for key, one in found.items() if one.nonfinite_count)
+            statistics, unread = read_all(held_weights(weights))
+            bad = tuple(key for key, stats in statistics.items() if stats.nonfinite_count)
         except Exception as error:  # weights that can't be checked are no reason to stop
             reason = f"{type(error).__name__}: {error}"
             warn(f"{what} is saved unchecked: {reason}", UnsealedCheckpointWarning)
@@ -114,10 +114,10 @@ class CheckpointSeals:
 def is_spread(weights: Weights) -> bool:
     """Whether this rank holds parts of weights: FSDP1, FSDP2 or another DTensor, ZeRO 3."""
     if isinstance(weights, Mapping):
-        return any(isinstance(one, torch.Tensor) and is_part(one) for one in weights.values())
-    return any(is_part(one) or hasattr(one, "ds_tensor") for one in weights.parameters()) or any(
-        hasattr(module, "_fsdp_wrapped_module") for module in weights.modules()
-    )
+        return any(isinstance(value, torch.Tensor) and is_part(value) for value in weights.values())
+    return any(
+        is_part(parameter) or hasattr(parameter, "ds_tensor") for parameter in weights.parameters()
+    ) or any(hasattr(module, "_fsdp_wrapped_module") for module in weights.modules())
 
 
 def held_weights(weights: Weights) -> dict[str, torch.Tensor]:
@@ -128,9 +128,9 @@ def held_weights(weights: Weights) -> dict[str, torch.Tensor]:
         return {k: local(v) for k, v in weights.items() if isinstance(v, torch.Tensor)}
     if not is_spread(weights):
         return dict(weights.state_dict())
-    found = {name: local(parameter) for name, parameter in weights.named_parameters()}
+    tensors = {name: local(parameter) for name, parameter in weights.named_parameters()}
     for path, module in weights.named_modules():
         for name, buffer in module._buffers.items():
             if buffer is not None and name not in module._non_persistent_buffers_set:
-                found[f"{path}.{name}" if path else name] = local(buffer)
-    return found
+                tensors[f"{path}.{name}" if path else name] = local(buffer)
+    return tensors

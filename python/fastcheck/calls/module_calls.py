@@ -230,21 +230,21 @@ class CallLog:
 
     def consumers(self, seq: int) -> list[Call]:
         """The calls that read the tensor and did not return it, outermost first."""
-        found = [
+        calls = [
             call
             for call in list(self._calls)
             if seq in call.inputs and seq not in call.outputs and not call.is_recompute
         ]
-        return sorted(found, key=lambda call: call.depth)
+        return sorted(calls, key=lambda call: call.depth)
 
     def producer(self, seq: int) -> Optional[Call]:
         """The innermost call that returned the tensor and did not read it."""
-        found = [
+        calls = [
             call
             for call in list(self._calls)
             if seq in call.outputs and seq not in call.inputs and not call.is_recompute
         ]
-        return max(found, key=lambda call: call.depth, default=None)
+        return max(calls, key=lambda call: call.depth, default=None)
 
 
 class ModuleRecorder(Protocol):

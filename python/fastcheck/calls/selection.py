@@ -73,7 +73,7 @@ class Selection:
         self._seen: dict[str, int] = {}
         self._paths: dict[str, None] = {}
         self.uses_apis = any(
-            one.api or one.composite for one in (*ops, first, last) if one is not None
+            wanted.api or wanted.composite for wanted in (*ops, first, last) if wanted is not None
         )
 
     @property
@@ -102,21 +102,21 @@ class Selection:
         """Whether to dump what a module stores: not where a list names ops, or calls."""
         if self._ops or self._first or self._last:
             return False
-        return not self._modules or any(_is(one, name, is_op=True) for one in self._modules)
+        return not self._modules or any(_is(wanted, name, is_op=True) for wanted in self._modules)
 
     def _listed(self, name: CallName) -> bool:
         chosen = not self._ops
-        for one in self._ops:
+        for wanted in self._ops:
             # Not any(): each name is marked as met.
-            if _is(one, name):
-                self._met.add(one)
+            if _is(wanted, name):
+                self._met.add(wanted)
                 chosen = True
         if not self._modules:
             return chosen
         inside = False
-        for one in self._modules:
-            if _is(one, name, is_op=self.level != "module"):
-                self._met.add(one)
+        for wanted in self._modules:
+            if _is(wanted, name, is_op=self.level != "module"):
+                self._met.add(wanted)
                 inside = True
         return chosen and inside
 
@@ -143,15 +143,15 @@ class Selection:
 
     def check_modules(self) -> None:
         """ConfigError for a name that means none of the modules that are known now."""
-        for one in (*self._ops, *self._modules, self._first, self._last):
-            if one is None or one.module in (None, "", OUTSIDE):
+        for wanted in (*self._ops, *self._modules, self._first, self._last):
+            if wanted is None or wanted.module in (None, "", OUTSIDE):
                 continue
-            if not any(matches_module(one.module, path) for path in self._paths):
-                raise ConfigError(self._complaint(one))
+            if not any(matches_module(wanted.module, path) for path in self._paths):
+                raise ConfigError(self._complaint(wanted))
 
     def unmet(self) -> tuple[str, ...]:
         """The names that no call had."""
-        return tuple(one.text for one in self._unmet())
+        return tuple(wanted.text for wanted in self._unmet())
 
     def unmet_text(self) -> str:
         """An error's text about unmet(); empty where every name was met."""
@@ -159,51 +159,57 @@ class Selection:
 
     def _unmet(self) -> list[Wanted]:
         every = [*self._ops, *self._modules, self._first, self._last]
-        return [one for one in every if one is not None and one not in self._met]
+        return [wanted for wanted in every if wanted is not None and wanted not in self._met]
 
-    def _complaint(self, one: Wanted) -> str:
+    def _complaint(self, missing: Wanted) -> str:
         hint = ""
-        wanted = one.op or one.api
-        if one.module and not any(matches_module(one.module, path) for path in self._paths):
+        wanted = missing.op or missing.api
+        if missing.module and not any(matches_module(missing.module, path) for path in self._paths):
             hint = (
-                did_you_mean(one.module, filter(None, self._paths))
+                did_you_mean(missing.module, filter(None, self._paths))
                 or "modules are named by their paths in model.named_modules()"
             )
         elif wanted is not None:
-            met = [name for name in self._seen if _means(one, name)]
+            met = [name for name in self._seen if _means(missing, name)]
             if met:
                 last = max(self._seen[name] for name in met)
                 hint = f"{met[0]} ran {last + 1} times, #0 to #{last}" + (
-                    ", elsewhere" if one.call is None or one.call <= last else ""
+                    ", elsewhere" if missing.call is None or missing.call <= last else ""
                 )
             else:
-                hint = _made_of_others(one) or did_you_mean(wanted, self._seen)
+                hint = _made_of_others(missing) or did_you_mean(wanted, self._seen)
         return explain(
-            f"no call in the block has the name {one.text!r}",
+            f"no call in the block has the name {missing.text!r}",
             expected="the name of an op or module that runs in the block",
-            got=repr(one.text),
+            got=repr(missing.text),
             hint=hint or f"{len(self._seen):,} other names ran; a Dumper without a list writes all",
         )
 
 
-def _is(one: Wanted, name: CallName, is_op: bool = False) -> bool:
-    if one.module is not None and (name.module is None or not _is_in(one.module, name.module)):
+def _is(wanted: Wanted, name: CallName, is_op: bool = False) -> bool:
+    if wanted.module is not None and (
+        name.module is None or not _is_in(wanted.module, name.module)
+    ):
         return False
-    if one.api is not None:
-        by_api = one.api == name.api and one.call in (None, name.api_call)
-        if not by_api and not (has_api_name(name.op, one.api) and one.call in (None, name.call)):
+    if wanted.api is not None:
+        by_api = wanted.api == name.api and wanted.call in (None, name.api_call)
+        if not by_api and not (
+            has_api_name(name.op, wanted.api) and wanted.call in (None, name.call)
+        ):
             return False
-    elif one.op is not None:
-        by_forward = matches_op(one.op, name.op) and one.call in (None, name.call)
+    elif wanted.op is not None:
+        by_forward = matches_op(wanted.op, name.op) and wanted.call in (None, name.call)
         # A kernel that only backward uses has no name in the forward pass.
-        by_itself = "_backward" in name.ran and one.call is None and matches_op(one.op, name.ran)
-        by_api = one.is_made_by(name.api) and one.call in (None, name.api_call)
+        by_itself = (
+            "_backward" in name.ran and wanted.call is None and matches_op(wanted.op, name.ran)
+        )
+        by_api = wanted.is_made_by(name.api) and wanted.call in (None, name.api_call)
         if not by_forward and not by_itself and not by_api:
             return False
-    elif not is_op and one.call not in (None, name.call):
+    elif not is_op and wanted.call not in (None, name.call):
         return False
     # The gradients of what is named belong to it, unless a direction is named too.
-    return one.direction in (None, name.direction)
+    return wanted.direction in (None, name.direction)
 
 
 def _is_in(pattern: str, path: str) -> bool:
@@ -211,16 +217,16 @@ def _is_in(pattern: str, path: str) -> bool:
     return path == pattern if pattern in ("", OUTSIDE) else matches_module(pattern, path)
 
 
-def _means(one: Wanted, name: str) -> bool:
-    if one.api is not None:
-        return name == one.api or has_api_name(name, one.api)
-    return matches_op(one.op or "", name) or one.is_made_by(name)
+def _means(wanted: Wanted, name: str) -> bool:
+    if wanted.api is not None:
+        return name == wanted.api or has_api_name(name, wanted.api)
+    return matches_op(wanted.op or "", name) or wanted.is_made_by(name)
 
 
-def _made_of_others(one: Wanted) -> str:
+def _made_of_others(wanted: Wanted) -> str:
     import torch
 
-    name = one.op or ""
+    name = wanted.op or ""
     for known in sorted(op_names()):
         if matches_op(name, known) and torch._C._dispatch_has_kernel_for_dispatch_key(
             known.replace(".", "::", 1), "CompositeImplicitAutograd"
@@ -250,7 +256,9 @@ def make_selection(
     more_ops, more_modules = logged
     if level == "module":
         more_modules = more_modules + [
-            Wanted(one.text, module=one.module) for one in more_ops if one.module is not None
+            Wanted(wanted.text, module=wanted.module)
+            for wanted in more_ops
+            if wanted.module is not None
         ]
         more_ops = []
     wanted_ops += more_ops
@@ -261,12 +269,12 @@ def make_selection(
             expected='modules= with level="module", or ops= with level="op"',
             got=f"ops={string_list('ops', ops)!r}",
         )
-    for one in wanted_modules if level != "module" else ():
-        if one.call is not None:
+    for wanted in wanted_modules if level != "module" else ():
+        if wanted.call is not None:
             raise ConfigError(
                 'calls of modules have numbers with level="module" only',
                 expected="a module's path",
-                got=repr(one.text),
+                got=repr(wanted.text),
                 hint='level="module", or the name of an op with its number',
             )
 

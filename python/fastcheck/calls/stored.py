@@ -45,7 +45,7 @@ def parameters_of(nodes: Sequence[ModuleNode], owned: Optional[set[int]]) -> lis
     if _module is not None:
         in_order: list[StoredTensor] = _module.stored_in(nodes, "_parameters", owned)
         return in_order
-    found: list[StoredTensor] = []
+    parameters: list[StoredTensor] = []
     seen: set[int] = set()
     for node in nodes:
         module = node.module()
@@ -54,8 +54,8 @@ def parameters_of(nodes: Sequence[ModuleNode], owned: Optional[set[int]]) -> lis
             if parameter is None or key in seen or (owned is not None and key not in owned):
                 continue
             seen.add(key)
-            found.append((node, name, parameter))
-    return found
+            parameters.append((node, name, parameter))
+    return parameters
 
 
 def buffers_of(nodes: Sequence[ModuleNode]) -> list[StoredTensor]:
@@ -63,13 +63,13 @@ def buffers_of(nodes: Sequence[ModuleNode]) -> list[StoredTensor]:
     if _module is not None:
         in_order: list[StoredTensor] = _module.stored_in(nodes, "_buffers", None)
         return in_order
-    found: list[StoredTensor] = []
+    buffers: list[StoredTensor] = []
     for node in nodes:
         module = node.module()
         for name, buffer in () if module is None else module._buffers.items():
             if buffer is not None:
-                found.append((node, name, buffer))
-    return found
+                buffers.append((node, name, buffer))
+    return buffers
 
 
 def gradients_of(parameters: Iterable[StoredTensor]) -> Iterator[StoredTensor]:
@@ -90,16 +90,16 @@ def parameter_states(parameters: list[StoredTensor]) -> tuple[list[bool], list[b
     is a part, of which other ranks hold the rest.
     """
     if _module is not None:
-        found: tuple[list[bool], list[bool], list[bool]]
-        found = _module.parameter_states(parameters, _state_of)
-        return found
-    states = [_state_of(one) for one in parameters]
+        flags: tuple[list[bool], list[bool], list[bool]]
+        flags = _module.parameter_states(parameters, _state_of)
+        return flags
+    states = [_state_of(entry) for entry in parameters]
     trained, with_gradient, parts = ([state[part] for state in states] for part in range(3))
     return trained, with_gradient, parts
 
 
-def _state_of(one: StoredTensor) -> tuple[bool, bool, bool]:
-    parameter = one[2]
+def _state_of(entry: StoredTensor) -> tuple[bool, bool, bool]:
+    parameter = entry[2]
     # Under FSDP1 a parameter that is all on other ranks has no elements here.
     is_plain = type(parameter) is torch.nn.Parameter and not hasattr(parameter, "ds_tensor")
     has_elements = (is_plain or is_materialised(parameter)) and parameter.numel() > 0
@@ -137,15 +137,15 @@ class TensorBatch:
     def add_stored(self, stored: list[StoredTensor], role: str) -> None:
         """Adds the tensors that can be read."""
 
-        def add(one: StoredTensor) -> None:
-            node, name, tensor = one
+        def add(entry: StoredTensor) -> None:
+            node, name, tensor = entry
             self.add(tensor, node.site(role, name, 0), role)
 
         if _module is not None:
             _module.add_stored(self, stored, role, add)
             return
-        for one in stored:
-            add(one)
+        for entry in stored:
+            add(entry)
 
     def add_gradients(
         self,
@@ -156,15 +156,15 @@ class TensorBatch:
         is the first of its parameter, or is no plain tensor.
         """
 
-        def add(one: StoredTensor) -> None:
-            for node, name, gradient in gradients_of([one]):
+        def add(entry: StoredTensor) -> None:
+            for node, name, gradient in gradients_of([entry]):
                 self.add(gradient, site_of(node, name, gradient), "param_grad")
 
         if _module is not None:
             _module.add_gradients(self, parameters, "param_grad", add)
             return
-        for one in parameters:
-            add(one)
+        for parameter in parameters:
+            add(parameter)
 
 
 class StoredTensors:

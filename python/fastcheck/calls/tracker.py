@@ -232,7 +232,7 @@ class ModuleTracker(OptimizerListener):
         if is_compiling() or is_unobserved():
             return
         stack = self._local.stack
-        if not any(one.module is module for one in stack):
+        if not any(running.module is module for running in stack):
             return
         # Calls above this one were ended by an interrupt that the model itself has caught.
         while stack[-1].module is not module:
@@ -291,8 +291,8 @@ class ModuleTracker(OptimizerListener):
     ) -> tuple[torch.nn.Module, ModuleNode]:
         node = ModuleNode(path, module, self._session.sites, is_primary=is_primary)
         # Held, so that no other module gets its id while the dump is under way.
-        found = self._known[id(module)] = (module, node)
-        return found
+        entry = self._known[id(module)] = (module, node)
+        return entry
 
 
 def _is_wrapper(module: torch.nn.Module) -> bool:

@@ -143,13 +143,13 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _thresholds(given: list[str]) -> dict[str, float]:
-    found = {}
+    thresholds = {}
     for text in given:
         dtype, _, error = text.partition("=")
         try:
-            found[dtype] = float(error)
+            thresholds[dtype] = float(error)
         except ValueError:
             raise ConfigError(
                 "invalid --threshold", expected="DTYPE=ERROR, as bfloat16=0.05", got=text
             ) from None
-    return found
+    return thresholds

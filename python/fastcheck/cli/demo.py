@@ -361,15 +361,15 @@ def run_both(text: Tensor, seed: int) -> dict[str, Any]:
 
     seconds = time.perf_counter() - started
     print(f"\nIn {seconds:.0f} seconds:")
-    found = checks(broken, mended)
-    for said, passed in found.items():
+    results = checks(broken, mended)
+    for said, passed in results.items():
         print(f"   {'yes' if passed else 'NO '}  {said}")
     return {
         "stop": stop
         and {"step": stop.step, "site": stop.culprit.site.to_dict(), "report": str(stop)},
         "losses": {"without norm2": broken.losses, "with norm2": mended.losses},
         "seconds": seconds,
-        "checks": found,
+        "checks": results,
     }
 
 

@@ -94,71 +94,71 @@ def run(options: argparse.Namespace) -> int:
         from fastcheck.selftest import find_device
 
         device = find_device(options.device)
-    found = diagnose()
+    report = diagnose()
     color = wants_color(sys.stdout)
     if not options.json:
-        show_sections(_sections(found))
+        show_sections(_sections(report))
     if device is not None:
-        for section in _checks(device, found, color):
+        for section in _checks(device, report, color):
             if not options.json:
                 print()
                 show_sections([section])
     if options.json:
-        print_json("doctor", _document(found))
+        print_json("doctor", _document(report))
     else:
         print()
-        show_sections([_result(found, color)])
-    return 1 if found.problems else 0
+        show_sections([_result(report, color)])
+    return 1 if report.problems else 0
 
 
 def diagnose() -> DoctorReport:
     """Looks at everything; what fails becomes a problem, never an exception."""
-    found = DoctorReport()
-    found.versions["fastcheck"] = __version__
-    found.versions["python"] = f"{platform.python_version()} ({platform.python_implementation()})"
-    found.versions["platform"] = f"{platform.system()} {platform.machine()}"
-    torch = _module("torch", found)
-    _module("numpy", found)
-    found.versions["tools"] = _tools()
-    _build(found)
-    _kernels(found)
-    _backends(torch, found)
-    return found
+    report = DoctorReport()
+    report.versions["fastcheck"] = __version__
+    report.versions["python"] = f"{platform.python_version()} ({platform.python_implementation()})"
+    report.versions["platform"] = f"{platform.system()} {platform.machine()}"
+    torch = _module("torch", report)
+    _module("numpy", report)
+    report.versions["tools"] = _tools()
+    _build(report)
+    _kernels(report)
+    _backends(torch, report)
+    return report
 
 
-def _module(name: str, found: DoctorReport) -> Any:
+def _module(name: str, report: DoctorReport) -> Any:
     try:
         module = importlib.import_module(name)
     except Exception as error:  # a broken install raises all sorts of things
-        found.versions[name] = "missing"
-        found.problems.append(f"{name} can't be imported: {first_line(error)}.")
+        report.versions[name] = "missing"
+        report.problems.append(f"{name} can't be imported: {first_line(error)}.")
         return None
-    found.versions[name] = str(module.__version__)
+    report.versions[name] = str(module.__version__)
     return module
 
 
 def _tools() -> str:
     """The packages of ``fastcheck[tools]``, which single commands use."""
-    found, missing = [], []
+    versions, missing = [], []
     for name in _TOOLS:
         try:
-            found.append(f"{name} {metadata.version(name)}")
+            versions.append(f"{name} {metadata.version(name)}")
         except metadata.PackageNotFoundError:
             missing.append(name)
     if missing:
-        found.append(f"not {', '.join(missing)} (pip install 'fastcheck[tools]')")
-    return ", ".join(found)
+        versions.append(f"not {', '.join(missing)} (pip install 'fastcheck[tools]')")
+    return ", ".join(versions)
 
 
-def _build(found: DoctorReport) -> None:
-    found.versions["wheel"] = _wheel(kernel_status.label)
-    found.versions["kernels"] = kernel_status.text
-    found.versions["extension"] = status.text
+def _build(report: DoctorReport) -> None:
+    report.versions["wheel"] = _wheel(kernel_status.label)
+    report.versions["kernels"] = kernel_status.text
+    report.versions["extension"] = status.text
     if kernel_status.compiler:
-        found.versions["compiler"] = kernel_status.compiler
-    found.versions["cuda"] = _cuda() if _has_cuda() else "not built"
+        report.versions["compiler"] = kernel_status.compiler
+    report.versions["cuda"] = _cuda() if _has_cuda() else "not built"
     if status.is_broken:
-        found.problems.append(status.problem[:1].upper() + status.problem[1:] + ".")
+        report.problems.append(status.problem[:1].upper() + status.problem[1:] + ".")
 
 
 def _wheel(label: str) -> str:
@@ -184,30 +184,30 @@ def _has_cuda() -> bool:
     return (kernel_status.accelerator or "").lower().startswith("cuda")
 
 
-def _kernels(found: DoctorReport) -> None:
+def _kernels(report: DoctorReport) -> None:
     kernels: Any = kernel_status.module
     if kernels is None:
         return
     for name, usable, reason in kernels.cpu_isas():
-        found.cpu_kernels.append((str(name), bool(usable), str(reason)))
+        report.cpu_kernels.append((str(name), bool(usable), str(reason)))
     forced = os.environ.get(_ISA_VARIABLE)
     try:
-        found.cpu_kernel = str(kernels.cpu_isa())
+        report.cpu_kernel = str(kernels.cpu_isa())
     except Exception as error:
-        found.problems.append(f"{_ISA_VARIABLE}={forced!r} can't be used: {first_line(error)}.")
+        report.problems.append(f"{_ISA_VARIABLE}={forced!r} can't be used: {first_line(error)}.")
         return
     if forced and forced != "auto":
-        found.cpu_kernel_reason = f"{_ISA_VARIABLE}={forced}"
+        report.cpu_kernel_reason = f"{_ISA_VARIABLE}={forced}"
     else:
-        found.cpu_kernel_reason = (
+        report.cpu_kernel_reason = (
             f"the fastest that this machine can run ({_ISA_VARIABLE} forces another)"
         )
 
 
-def _backends(torch: Any, found: DoctorReport) -> None:
+def _backends(torch: Any, report: DoctorReport) -> None:
     usable = kernel_status.module is not None
     reason = "compiled kernels" if usable else "no compiled kernels: portable reads the CPU"
-    found.backends.append(("cpu", usable, reason))
+    report.backends.append(("cpu", usable, reason))
     devices = _cuda_devices(torch)
     visible = f"{counted(devices, 'CUDA device')} visible to torch"
     if usable and _has_cuda():
@@ -215,15 +215,15 @@ def _backends(torch: Any, found: DoctorReport) -> None:
 
         problem = cuda.cuda_problem() if devices else None
         reason = f"built; {visible}" + (f"; {problem}" if problem else "")
-        found.backends.append(("cuda", devices > 0 and not problem, reason))
+        report.backends.append(("cuda", devices > 0 and not problem, reason))
     else:
-        found.backends.append(("cuda", False, f"not built into this extension; {visible}"))
+        report.backends.append(("cuda", False, f"not built into this extension; {visible}"))
     if torch is not None:
-        found.backends.append(_triton(found))
+        report.backends.append(_triton(report))
         for name in ("npu", "mlu"):
-            found.backends.append(_entry(name, getattr(torch, name, None)))
+            report.backends.append(_entry(name, getattr(torch, name, None)))
     served = "every device without a kernel" + ("" if usable else ", the CPU too")
-    found.backends.append(("portable", torch is not None, f"pure Python, for {served}"))
+    report.backends.append(("portable", torch is not None, f"pure Python, for {served}"))
 
 
 def _entry(name: str, module: Any) -> tuple[str, bool, str]:
@@ -239,13 +239,13 @@ def _entry(name: str, module: Any) -> tuple[str, bool, str]:
     return name, True, f"{counted(devices, 'device')}, read by Triton or the portable backend"
 
 
-def _triton(found: DoctorReport) -> tuple[str, bool, str]:
+def _triton(report: DoctorReport) -> tuple[str, bool, str]:
     from fastcheck.backends.triton import backend as triton
 
     try:
         usable, reason = triton.try_triton()
     except Exception as error:  # a bad FASTCHECK_TRITON, or a device that can't be used at all
-        found.problems.append(f"Triton: {error}")
+        report.problems.append(f"Triton: {error}")
         return "triton", False, first_line(error)
     return "triton", usable, reason
 
@@ -257,20 +257,20 @@ def _cuda_devices(torch: Any) -> int:
         return 0
 
 
-def _checks(device: Any, found: DoctorReport, color: bool) -> Iterator[Section]:
+def _checks(device: Any, report: DoctorReport, color: bool) -> Iterator[Section]:
     """Yields the section of the device and of each check, as checks are done. A failed check is
     added to the problems.
     """
     from fastcheck.selftest import FAILED, PASSED, run_checks
 
-    found.device = _about(device)
-    yield Section("device", _pairs(found.device))
+    report.device = _about(device)
+    yield Section("device", _pairs(report.device))
     for outcome in run_checks(device):
-        found.checks.append(outcome)
+        report.checks.append(outcome)
         style = "green" if outcome.status == PASSED else "yellow"
         text = wrap(outcome.detail, _WIDTH - 10, "  ")
         if outcome.status == FAILED:
-            found.problems.append(f"{outcome.name} failed on {device}: {outcome.detail}")
+            report.problems.append(f"{outcome.name} failed on {device}: {outcome.detail}")
             style, text = "red", ["  see below"]
         head = f"{outcome.name:<12}{paint(outcome.status, style, color)}  {outcome.seconds:.1f} s"
         yield Section("check", [head, *text])
@@ -304,29 +304,31 @@ def _pairs(entries: dict[str, str]) -> list[str]:
     return [f"{name:<{widest}}  {value}" for name, value in entries.items()]
 
 
-def _sections(found: DoctorReport) -> list[Section]:
-    rows = [[name, "usable" if usable else "no", reason] for name, usable, reason in found.backends]
+def _sections(report: DoctorReport) -> list[Section]:
+    rows = [
+        [name, "usable" if usable else "no", reason] for name, usable, reason in report.backends
+    ]
     blocks = [
-        Section("versions", _pairs(found.versions)),
+        Section("versions", _pairs(report.versions)),
         Section("backends", [_three_columns(rows)]),
     ]
-    if found.cpu_kernels:
+    if report.cpu_kernels:
         marked = [
-            [name, ("used" if name == found.cpu_kernel else "usable") if usable else "no", reason]
-            for name, usable, reason in found.cpu_kernels
+            [name, ("used" if name == report.cpu_kernel else "usable") if usable else "no", reason]
+            for name, usable, reason in report.cpu_kernels
         ]
         parts: list[Part] = [_three_columns(marked)]
-        if found.cpu_kernel is not None:
-            used = f"{found.cpu_kernel} is used: {found.cpu_kernel_reason}."
+        if report.cpu_kernel is not None:
+            used = f"{report.cpu_kernel} is used: {report.cpu_kernel_reason}."
             parts += wrap(used, _WIDTH - 10)
         blocks.append(Section("cpu", parts))
     return blocks
 
 
-def _result(found: DoctorReport, color: bool) -> Section:
-    if not found.problems:
+def _result(report: DoctorReport, color: bool) -> Section:
+    if not report.problems:
         return Section("result", [paint("fastcheck can be used here.", "green", color)])
-    lines = [line for text in found.problems for line in wrap(text, _WIDTH - 10, "- ", "  ")]
+    lines = [line for text in report.problems for line in wrap(text, _WIDTH - 10, "- ", "  ")]
     return Section("problems", lines)
 
 
@@ -334,19 +336,19 @@ def _three_columns(rows: list[list[str]]) -> Table:
     return Table(["name", "state", "why"], rows, left=3, width=200)
 
 
-def _document(found: DoctorReport) -> dict[str, Any]:
+def _document(report: DoctorReport) -> dict[str, Any]:
     def listed(entries: list[tuple[str, bool, str]]) -> list[dict[str, Any]]:
         return [
             {"name": name, "usable": usable, "reason": reason} for name, usable, reason in entries
         ]
 
     return {
-        "versions": found.versions,
-        "backends": listed(found.backends),
-        "cpu_kernels": listed(found.cpu_kernels),
-        "cpu_kernel": found.cpu_kernel,
-        "cpu_kernel_reason": found.cpu_kernel_reason,
-        "device": found.device,
-        "checks": [asdict(outcome) for outcome in found.checks],
-        "problems": found.problems,
+        "versions": report.versions,
+        "backends": listed(report.backends),
+        "cpu_kernels": listed(report.cpu_kernels),
+        "cpu_kernel": report.cpu_kernel,
+        "cpu_kernel_reason": report.cpu_kernel_reason,
+        "device": report.device,
+        "checks": [asdict(outcome) for outcome in report.checks],
+        "problems": report.problems,
     }

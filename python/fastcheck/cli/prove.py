@@ -81,11 +81,11 @@ def _load(spec: str) -> tuple[Any, ...]:
         if not os.path.isfile(where):
             raise _refused("a file that exists", where)
         sys.path.insert(0, os.path.dirname(os.path.abspath(where)))
-        found = importlib.util.spec_from_file_location("fastcheck_proved", where)
-        assert found is not None and found.loader is not None
-        module = importlib.util.module_from_spec(found)
-        sys.modules[found.name] = module
-        found.loader.exec_module(module)
+        module_spec = importlib.util.spec_from_file_location("fastcheck_proved", where)
+        assert module_spec is not None and module_spec.loader is not None
+        module = importlib.util.module_from_spec(module_spec)
+        sys.modules[module_spec.name] = module
+        module_spec.loader.exec_module(module)
     else:
         sys.path.insert(0, os.getcwd())
         module = importlib.import_module(where)

@@ -158,14 +158,14 @@ def _log_lines(others: list[str], view: LogView) -> list[str]:
 def _watch_lines(path: str, limit: int | None, width: int) -> list[str]:
     """The events of install(watch=): those that warn, or else all."""
     events = read_watch(path)
-    chosen = [one for one in events if one.get("is_warning")] or events
-    return _first_texts([one["text"] for one in chosen[:limit]], len(events), width)
+    chosen = [event for event in events if event.get("is_warning")] or events
+    return _first_texts([event["text"] for event in chosen[:limit]], len(events), width)
 
 
 def _precision_lines(path: str, limit: int | None, width: int) -> list[str]:
     """The advice of install(record="range")."""
     advice = advice_from_lines(read_ranges(path))
-    return _first_texts([str(one) for one in advice[:limit]], len(advice), width)
+    return _first_texts([str(item) for item in advice[:limit]], len(advice), width)
 
 
 def _first_texts(texts: list[str], count: int, width: int) -> list[str]:
@@ -288,7 +288,7 @@ def document(
     events = all_events[:limit]
     first = first_event(all_events)
     watched = read_watch(path)[:limit]
-    precision = [one.to_dict() for one in advice_from_lines(read_ranges(path))][:limit]
+    precision = [item.to_dict() for item in advice_from_lines(read_ranges(path))][:limit]
     return {
         "path": path,
         "meta": {str(rank): meta for rank, meta in view.meta.items()},

@@ -99,18 +99,18 @@ def parse_keys(text: str) -> list[str]:
     keys: list[str] = []
     at = 0
     while at < len(text):
-        one = text[at]
+        char = text[at]
         at += 1
-        if one == "\x1b" and text[at : at + 1] in ("[", "O"):
+        if char == "\x1b" and text[at : at + 1] in ("[", "O"):
             end = at + 1
             while end < len(text) and not "@" <= text[end] <= "~":
                 end += 1
             keys.append(_SEQUENCES.get(text[at + 1 : end + 1], ""))
             at = end + 1
-        elif one == "\x1b":
+        elif char == "\x1b":
             keys.append("escape")
         else:
-            keys.append(_CONTROLS.get(one, one if one.isprintable() else ""))
+            keys.append(_CONTROLS.get(char, char if char.isprintable() else ""))
     return [key for key in keys if key]
 
 

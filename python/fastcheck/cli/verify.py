@@ -52,25 +52,28 @@ def run(options: argparse.Namespace) -> int:
 
     from fastcheck.sealing.seal import verify
 
-    found = verify(options.checkpoint, trust=options.trust)
+    verification = verify(options.checkpoint, trust=options.trust)
     if options.json:
-        print_json("verify", found.to_dict())
-        return 0 if found else 1
-    step = "" if found.step is None else f" after step {found.step:,}"
-    lines = wrap(f"{found.path}: sealed{step} as {found.verdict}", _WIDTH)
-    lines += wrap(f"{found.equal:,} tensors are equal to the bit", _WIDTH, "  ")
+        print_json("verify", verification.to_dict())
+        return 0 if verification else 1
+    step = "" if verification.step is None else f" after step {verification.step:,}"
+    lines = wrap(f"{verification.path}: sealed{step} as {verification.verdict}", _WIDTH)
+    lines += wrap(f"{verification.equal:,} tensors are equal to the bit", _WIDTH, "  ")
     for title, rows in (
-        ("differing", [f"{key}: {what}" for key, what in found.differing.items()]),
-        ("missing", list(found.missing)),
-        ("not finite", [f"{key}: {count:,} NaN or Inf" for key, count in found.nonfinite.items()]),
-        ("notes", list(found.notes)),
+        ("differing", [f"{key}: {what}" for key, what in verification.differing.items()]),
+        ("missing", list(verification.missing)),
+        (
+            "not finite",
+            [f"{key}: {count:,} NaN or Inf" for key, count in verification.nonfinite.items()],
+        ),
+        ("notes", list(verification.notes)),
     ):
         if rows:
             lines.append(f"{title}:")
             for row in rows[:_SHOWN]:
                 lines += wrap(row, _WIDTH, "  ", "    ")
             lines += [f"  {line}" for line in and_more(len(rows) - _SHOWN, "more (--json has all)")]
-    lines.append("verified" if found else "NOT VERIFIED")
+    lines.append("verified" if verification else "NOT VERIFIED")
     text = printable("\n".join(lines), keep="\n")
     print(to_ascii(text) if wants_ascii(sys.stdout) else text)
-    return 0 if found else 1
+    return 0 if verification else 1

@@ -96,8 +96,8 @@ def align(actual: Block, reference: Block, names: NameTable) -> Alignment:
 
 def _by_occurrence(left: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The n-th of a name with the n-th of that name."""
-    one, other = (names * np.int64(1 << 32) + _occurrence(names) for names in (left, right))
-    _, ours, theirs = np.intersect1d(one, other, assume_unique=True, return_indices=True)
+    mine, other = (names * np.int64(1 << 32) + _occurrence(names) for names in (left, right))
+    _, ours, theirs = np.intersect1d(mine, other, assume_unique=True, return_indices=True)
     return ours, theirs
 
 
@@ -125,8 +125,8 @@ def _doubtful(
         left_count[np.searchsorted(left, common)] != right_count[np.searchsorted(right, common)]
     ]
     unequal = np.unique(reference.names[theirs[~same]])
-    found: np.ndarray = np.union1d(uneven, np.intersect1d(several, unequal))
-    return found
+    names: np.ndarray = np.union1d(uneven, np.intersect1d(several, unequal))
+    return names
 
 
 def _groups(names: np.ndarray, wanted: np.ndarray) -> Iterator[np.ndarray]:
@@ -228,8 +228,8 @@ def _distance(left: np.ndarray, right: np.ndarray) -> np.ndarray:
         apart = np.abs(a - b) / np.maximum(np.maximum(a, b), np.finfo(np.float64).tiny)
     apart = np.where(np.isfinite(apart), apart, 1.0)
     unlike = (left["numel"][:, None] != right["numel"]) | (left["dtype"][:, None] != right["dtype"])
-    found: np.ndarray = np.where(unlike, 1.0, apart)
-    return found
+    distances: np.ndarray = np.where(unlike, 1.0, apart)
+    return distances
 
 
 def _by_content(

@@ -136,8 +136,8 @@ def leading_bytes(records: np.ndarray, size: int) -> np.ndarray:
             "itemsize": RECORD_DTYPE.itemsize,
         }
     )
-    found: np.ndarray = records.view(kind)["first"]
-    return found
+    prefixes: np.ndarray = records.view(kind)["first"]
+    return prefixes
 
 
 def same_bits(actual: Block, ours: np.ndarray, reference: Block, theirs: np.ndarray) -> np.ndarray:

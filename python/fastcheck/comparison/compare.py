@@ -82,39 +82,39 @@ _PARTS = 6
 
 def notes_of(tally: Tally, actual: Source, reference: Source) -> list[str]:
     """The notes of a report, which follow its answers."""
-    found = []
+    notes = []
     if tally.reordered:
-        found.append(
+        notes.append(
             f"{tally.reordered:,} calls came in another order among the calls of their module"
         )
     if tally.moved:
-        found.append(f"{tally.moved:,} inputs were read by another module first, equal to the bit")
+        notes.append(f"{tally.moved:,} inputs were read by another module first, equal to the bit")
     if tally.merged:
-        found.append(
+        notes.append(
             f"{tally.merged:,} tensors that one side has in parts are compared by their counts, "
             "sums and extremes, which do not tell the order of the elements; a "
             "Dumper(tensors=True) of both sides does"
         )
     if tally.padded:
         rest = f", and of {len(tally.padded) - 1:,} more" if len(tally.padded) > 1 else ""
-        found.append(
+        notes.append(
             f"the padding behind the vocabulary is left out: {next(iter(tally.padded))}{rest}"
         )
     if tally.grouped:
         more = len(tally.grouped) - 1
-        found.append(next(iter(tally.grouped)) + (f", as {more:,} others" if more else ""))
+        notes.append(next(iter(tally.grouped)) + (f", as {more:,} others" if more else ""))
     if tally.unsteady:
-        found.append(
+        notes.append(
             f"{len(tally.unsteady):,} tensors are not deterministic, as repeat= shows, and are "
             f"left out: {next(iter(tally.unsteady))} first"
         )
     if tally.rescheduled:
-        found.append(
+        notes.append(
             f"{tally.rescheduled:,} tensors of operators differ or are on one side alone, and the "
             "gradients of all parameters agree: another schedule of the same step"
         )
     if tally.unread:
-        found.append(
+        notes.append(
             f"{sum(tally.unread.values()):,} tensors of modules differ or are on one side alone, "
             f"{next(iter(tally.unread))} first, and the loss and the gradients of all parameters "
             "agree: nothing is made of what differs in them (rows of padding), or a side has a "
@@ -122,42 +122,42 @@ def notes_of(tally: Tally, actual: Source, reference: Source) -> list[str]:
         )
     if tally.strays:
         more = len(tally.strays) - 1
-        found.append(
+        notes.append(
             f"the ranks do not have the same weights: {next(iter(tally.strays))} is not that of "
             "the first rank" + (f", and {more:,} more" if more else "")
         )
     if tally.absent:
-        found.append(
+        notes.append(
             f"{tally.absent:,} tensors between modules are read in one layout alone: not compared"
         )
     if tally.lookalikes:
         mine, other = next(iter(tally.lookalikes.items()))
-        found.append(
+        notes.append(
             f"{len(tally.lookalikes):,} names only in actual hold what names only in reference "
             f"hold: {mine} is {other}, ... If they are renamed, give rename= (--rename FILE)"
         )
     if tally.parts_of:
         shown = "; ".join(tally.parts_of[:_PARTS])
         more = len(tally.parts_of) - _PARTS
-        found.append(f"parts of fused tensors: {shown}" + (f"; {more:,} more" if more > 0 else ""))
+        notes.append(f"parts of fused tensors: {shown}" + (f"; {more:,} more" if more > 0 else ""))
     for (mine, other), count in tally.dtypes.items():
-        found.append(f"{count:,} tensors are {mine} in actual and {other} in reference")
+        notes.append(f"{count:,} tensors are {mine} in actual and {other} in reference")
     if tally.parts:
-        found.append(
+        notes.append(
             f"{tally.parts:,} gradients of inputs differ and are not compared: "
             "msprobe has what one module adds to a gradient, fastcheck the whole of it"
         )
     if tally.cancelled:
-        found.append(
+        notes.append(
             f"{len(tally.cancelled):,} gradients are sums whose terms cancel, "
             f"{next(iter(tally.cancelled))} first: their error is relative to what was summed"
         )
     if not tally.has_bits:
-        found.append(
+        notes.append(
             "not all tensors have checksums or values on both sides: of the others, the "
             "statistics are compared"
         )
-    return found + _seeds(actual, reference) + _compiled(actual, reference)
+    return notes + _seeds(actual, reference) + _compiled(actual, reference)
 
 
 def _compiled(actual: Source, reference: Source) -> list[str]:
@@ -228,27 +228,27 @@ class Comparison(Result):
         return guarded_html(self, lambda: _comparison_html(self))
 
 
-def _comparison_html(found: Comparison) -> str:
+def _comparison_html(comparison: Comparison) -> str:
     fields: list[tuple[str, object]] = [
-        ("actual", found.actual),
-        ("reference", found.reference),
-        ("compared", found.kind),
-        ("first difference", None if found.first is None else _place(found.first.row)),
-        ("losses drift from step", found.drifts_from),
+        ("actual", comparison.actual),
+        ("reference", comparison.reference),
+        ("compared", comparison.kind),
+        ("first difference", None if comparison.first is None else _place(comparison.first.row)),
+        ("losses drift from step", comparison.drifts_from),
     ]
-    answers = [[answer.question, answer.answer, answer.text] for answer in found.answers]
-    bad = [answer.answer == "no" for answer in found.answers]
+    answers = [[answer.question, answer.answer, answer.text] for answer in comparison.answers]
+    bad = [answer.answer == "no" for answer in comparison.answers]
     rows: list[list[object]] = [
         [row.step, row.name, row.phase.name.lower(), row.state.name.lower(), row.error, row.reason]
-        for row in found.rows
+        for row in comparison.rows
     ]
     header = ["step", "tensor", "question", "state", "error", "reason"]
     return block_html(
-        found.verdict,
+        comparison.verdict,
         fields_html(fields),
         table_html(["question", "equal", ""], answers, bad),
-        table_html(header, rows, total=len(found.rows) + found.more_rows),
-        lines_html(found.notes),
+        table_html(header, rows, total=len(comparison.rows) + comparison.more_rows),
+        lines_html(comparison.notes),
     )
 
 
@@ -447,8 +447,8 @@ def _mapping(rename: Rename) -> Union[str, Mapping[str, Union[str, Sequence[str]
     if not os.path.exists(path) and not path.endswith(".json") and os.sep not in path:
         return path
     try:
-        found = read_json(path)
-        if not isinstance(found, dict):
+        mapping = read_json(path)
+        if not isinstance(mapping, dict):
             raise ValueError("it is not a JSON object")
     except (OSError, ValueError) as error:
         raise ConfigError(
@@ -456,7 +456,7 @@ def _mapping(rename: Rename) -> Union[str, Mapping[str, Union[str, Sequence[str]
             expected='a JSON object: {"name in actual": "name in reference"}',
             got=f"{path}: {getattr(error, 'strerror', None) or error}",
         ) from error
-    return found
+    return mapping
 
 
 def unwrapped(actual: Source, reference: Source) -> Renaming:
@@ -516,8 +516,10 @@ def _check_levels(*sides: Source) -> None:
     """Raises CompareError for a dump of operators and one of msprobe at L1; where both have calls
     of the API, it leaves out functions that msprobe does not dump.
     """
-    theirs = [one for one in sides if isinstance(one, MsprobeSource) and one.has_apis()]
-    operators = [one.title for one in sides if isinstance(one, DumpSource) and one.has_operators]
+    theirs = [source for source in sides if isinstance(source, MsprobeSource) and source.has_apis()]
+    operators = [
+        source.title for source in sides if isinstance(source, DumpSource) and source.has_operators
+    ]
     if theirs and operators:
         raise CompareError(
             "a dump of operators can't be compared with one of msprobe at level L1",
@@ -526,7 +528,7 @@ def _check_levels(*sides: Source) -> None:
             got=f"operators, of which an API call runs several, in {operators[0]}, and API calls "
             f"in {theirs[0].title}",
         )
-    ours = [one for one in sides if isinstance(one, DumpSource) and one.has_apis]
+    ours = [source for source in sides if isinstance(source, DumpSource) and source.has_apis]
     if not (theirs and ours):
         return
     sites, functions = ours[0].api_sites(), theirs[0].functions_called()
@@ -548,7 +550,7 @@ def _settings(
     """The settings that differ; and the groups of parameters, where the optimizers of the two sides
     have other ones.
     """
-    found: dict[Phase, Optional[list[Setting]]] = {}
+    settings: dict[Phase, Optional[list[Setting]]] = {}
     groups = None
     for phase in (Phase.ENVIRONMENT, Phase.HYPERPARAMETERS):
         mine, other = (
@@ -566,27 +568,27 @@ def _settings(
                 groups = common_groups(*held, (own, own.of_reference()))
                 if groups is not None:
                     held = regrouped(held[0], groups, 0), regrouped(held[1], groups, 1)
-                mine, other = ({"optimizers": one} for one in of_each_rank(*held))
-            found[phase] = differing_settings(phase, mine, other, own)
+                mine, other = ({"optimizers": optimizers} for optimizers in of_each_rank(*held))
+            settings[phase] = differing_settings(phase, mine, other, own)
             if phase is Phase.HYPERPARAMETERS and actual.kind.family == "run":
-                found[phase], ways = without_implementations(found[phase] or [])
+                settings[phase], ways = without_implementations(settings[phase] or [])
                 reference.notes += ways
             if phase is Phase.HYPERPARAMETERS:
                 parts = _parted_schedules(actual, reference, pairing, groups)
-                found[phase] = [*(found[phase] or []), *parts]
+                settings[phase] = [*(settings[phase] or []), *parts]
         elif actual.kind is Kind.CHECKPOINT and (mine is None) == (other is None):
-            found[phase] = []
+            settings[phase] = []
         else:
-            found[phase] = None
-    return found, groups
+            settings[phase] = None
+    return settings, groups
 
 
 def _setting_at(side: Source, phase: Phase, step: int) -> Any:
     """Hyper-parameters change by plan: what they are at the step at which a comparison begins."""
-    found = side.settings.get(phase)
-    if phase is Phase.HYPERPARAMETERS and found and step and isinstance(side, LogSource):
-        return {"optimizers": described_at(found["optimizers"], side.schedules, step)}
-    return found
+    settings = side.settings.get(phase)
+    if phase is Phase.HYPERPARAMETERS and settings and step and isinstance(side, LogSource):
+        return {"optimizers": described_at(settings["optimizers"], side.schedules, step)}
+    return settings
 
 
 def _parted_schedules(
@@ -609,7 +611,9 @@ def _parted_schedules(
         ]
     if groups is not None:
         bases = tuple(regrouped(base, groups, side) for side, base in enumerate(bases))
-        schedules = [regrouped_schedules(one, groups, side) for side, one in enumerate(schedules)]
+        schedules = [
+            regrouped_schedules(schedule, groups, side) for side, schedule in enumerate(schedules)
+        ]
     return parted(schedules[0], schedules[1], (bases[0], bases[1]), last)
 
 
@@ -670,9 +674,15 @@ def _check_common(runner: BlockComparison, sides: tuple[Source, Source]) -> None
     )
     if pairs:
         return
-    ours = [one.name for one in runner.tally.missing.values() if one.state is PairState.ONLY_ACTUAL]
+    ours = [
+        entry.name
+        for entry in runner.tally.missing.values()
+        if entry.state is PairState.ONLY_ACTUAL
+    ]
     theirs = [
-        one.name for one in runner.tally.missing.values() if one.state is PairState.ONLY_REFERENCE
+        entry.name
+        for entry in runner.tally.missing.values()
+        if entry.state is PairState.ONLY_REFERENCE
     ]
     names = (
         f"{', '.join(ours[:3])}, ... in actual and {', '.join(theirs[:3])}, ... in reference"

@@ -74,14 +74,14 @@ class Layout:
 
 def _renamed(value: Any, renaming: Renaming) -> Any:
     if isinstance(value, list):
-        return [_renamed(one, renaming) for one in value]
+        return [_renamed(item, renaming) for item in value]
     if not isinstance(value, Mapping):
         return value
     return {
-        key: dict.fromkeys((renaming(str(name)) for name in one), "in the group")
-        if key == "parameters" and isinstance(one, list)
-        else _renamed(one, renaming)
-        for key, one in value.items()
+        key: dict.fromkeys((renaming(str(name)) for name in item), "in the group")
+        if key == "parameters" and isinstance(item, list)
+        else _renamed(item, renaming)
+        for key, item in value.items()
     }
 
 
@@ -125,11 +125,11 @@ def find_layout(
             for source, own, other in zip(sides, held, held[::-1])
         )
     )
-    found = [
+    by_rank = [
         {rank: renaming.of_stage(*first.get(rank, ("", 0))) for rank in own}
         for renaming, first, own in zip(renamings, firsts, ranks)
     ]
-    return Layout((ranks[0], ranks[1]), (found[0], found[1]), (stages[0], stages[1]))
+    return Layout((ranks[0], ranks[1]), (by_rank[0], by_rank[1]), (stages[0], stages[1]))
 
 
 def _is_spread(blocks: Sequence[Mapping[int, Block]], names: NameTable) -> bool:
@@ -137,7 +137,7 @@ def _is_spread(blocks: Sequence[Mapping[int, Block]], names: NameTable) -> bool:
     of the same batch, parts of what the other side's rank has computed whole.
     """
     held = [[_sizes(block, names, _WEIGHTS) for block in side.values()] for side in blocks]
-    if any(one.keys() != side[0].keys() for side in held for one in side):
+    if any(sizes.keys() != side[0].keys() for side in held for sizes in side):
         return True
     if _differ(held[0][0], held[1][0]):
         return True
@@ -178,13 +178,13 @@ def _stages(
     """The pipeline stage of each rank; and where each stage counts its layers from 0, their path
     and the number in the model of the first. ``most``: how many layers the other side may have.
     """
-    for path in {path for one in own.values() for path in one.layers}:
-        held = {rank: one.layers.get(path, set()) for rank, one in own.items()}
-        begins = {rank: min(one) for rank, one in held.items() if one}
+    for path in {path for parameters in own.values() for path in parameters.layers}:
+        held = {rank: parameters.layers.get(path, set()) for rank, parameters in own.items()}
+        begins = {rank: min(numbers) for rank, numbers in held.items() if numbers}
         if len(set(begins.values())) > 1:
             return {rank: begins.get(rank, rank) for rank in own}, {}
         known = {rank: coordinates.get(rank, {}).get("pp") for rank in own}
-        kinds = list(dict.fromkeys(one.others for one in own.values()))
+        kinds = list(dict.fromkeys(parameters.others for parameters in own.values()))
         if None not in known.values():
             stage_of = {rank: int(stage or 0) for rank, stage in known.items()}
         elif len(kinds) == 1:
@@ -192,7 +192,9 @@ def _stages(
         else:  # the first has the embedding, the last the head
             stage_of = {rank: rank for rank in own}
             if sum(map(len, held.values())) > most.get(path, 0):
-                stage_of = {rank: kinds.index(one.others) for rank, one in own.items()}
+                stage_of = {
+                    rank: kinds.index(parameters.others) for rank, parameters in own.items()
+                }
         counts = {stage: len(held[rank]) for rank, stage in stage_of.items()}
         firsts = {
             rank: (path, sum(n for other, n in counts.items() if other < stage))
@@ -218,11 +220,11 @@ def _held(names: NameTable, block: Block) -> _RankParameters:
 
 def _most(held: Iterable[_RankParameters]) -> dict[str, int]:
     """The number of layers below each path, if each rank has others."""
-    found: dict[str, int] = defaultdict(int)
-    for one in held:
-        for path, numbers in one.layers.items():
-            found[path] += len(numbers)
-    return found
+    counts: dict[str, int] = defaultdict(int)
+    for parameters in held:
+        for path, numbers in parameters.layers.items():
+            counts[path] += len(numbers)
+    return counts
 
 
 # ---- putting together ---------------------------------------------------------------------------
@@ -281,12 +283,12 @@ def gather(
         for parts in (names[number].module.split(".") for number in trained[0] & trained[1])
         for length in range(len(parts) + 1)
     }
-    found: tuple[list[_Whole], list[_Whole]] = ([], [])
+    gathered: tuple[list[_Whole], list[_Whole]] = ([], [])
     sums, notes, absent = set(), [], 0
     padded: list[str] = []
     firsts = [next(iter(own.values())) for own in layout.renamings]
-    met = [one.has_met_wholes for one in firsts]
-    has_groups = all(one.has_groups for one in firsts)
+    met = [renaming.has_met_wholes for renaming in firsts]
+    has_groups = all(renaming.has_groups for renaming in firsts)
     for key in keys:
         pieces = [side.get(key, []) for side in sides]
         name = names[key[0]]
@@ -294,7 +296,7 @@ def gather(
             if name.role not in ("param", "param_grad", "buffer", "loss") and name.module in both:
                 absent += 1
                 continue
-            for own, held in zip(found, pieces):
+            for own, held in zip(gathered, pieces):
                 if held:
                     own.append(_Whole(key[0], held, _size(held)))
             continue
@@ -317,16 +319,16 @@ def gather(
                 continue
             if _add_up(wholes):
                 sums.add(key[0])
-        for own, whole in zip(found, wholes):
+        for own, whole in zip(gathered, wholes):
             own.append(whole)
-    blocks = [_block(side[0], own) for side, own in zip((ours, theirs), found)]
-    count = sum(one.is_merged or other.is_merged for one, other in zip(*found))
+    blocks = [_block(side[0], own) for side, own in zip((ours, theirs), gathered)]
+    count = sum(mine.is_merged or other.is_merged for mine, other in zip(*gathered))
     return GatheredBlocks(blocks[0], blocks[1], frozenset(sums), count, absent, notes, padded)
 
 
 def _pieces(blocks: Sequence[Block], names: NameTable, stages: Mapping[int, int]) -> _Pieces:
     """Records of all ranks and of all parts, by name and number of the call."""
-    found: _Pieces = {}
+    pieces: _Pieces = {}
     for block in blocks:
         counts: dict[int, int] = defaultdict(int)
         for index, number in enumerate(block.names.tolist()):
@@ -335,23 +337,23 @@ def _pieces(blocks: Sequence[Block], names: NameTable, stages: Mapping[int, int]
                 continue
             key = (names.number(name._replace(part=())) if name.part else number, counts[number])
             counts[number] += 1
-            held = found.setdefault(key, [])
-            if name.part and name.role in _READ and any(one.block is block for one in held):
+            held = pieces.setdefault(key, [])
+            if name.part and name.role in _READ and any(piece.block is block for piece in held):
                 continue
             held.append(_Piece(block, index, name.part))
-    return _of_ends(found, names, stages) if len(set(stages.values())) > 1 else found
+    return _of_ends(pieces, names, stages) if len(set(stages.values())) > 1 else pieces
 
 
-def _of_ends(found: _Pieces, names: NameTable, stages: Mapping[int, int]) -> _Pieces:
+def _of_ends(all_pieces: _Pieces, names: NameTable, stages: Mapping[int, int]) -> _Pieces:
     """Leaves out what a module around all stages reads and returns between them: it begins in the
     first and ends in the last.
     """
     held: dict[str, set[int]] = defaultdict(set)
-    for (number, _), pieces in found.items():
+    for (number, _), pieces in all_pieces.items():
         held[names[number].module] |= {stages[piece.block.rank] for piece in pieces}
     first, last = min(stages.values()), max(stages.values())
     kept: _Pieces = {}
-    for key, pieces in found.items():
+    for key, pieces in all_pieces.items():
         name = names[key[0]]
         if len(held[name.module]) > 1 and name.role in (*_READ, "output", "grad_output"):
             end = first if name.role in _READ else last
@@ -378,13 +380,13 @@ def _sizes_of(pieces: Sequence[_Piece]) -> dict[str, int]:
         distinct[content] = int(record["numel"])
         contents[rank].append(content)
     sizes = set(by_rank.values())
-    found = {_ALL: sum(by_rank.values()), _DISTINCT: sum(distinct.values())}
+    totals = {_ALL: sum(by_rank.values()), _DISTINCT: sum(distinct.values())}
     if len(sizes) == 1:
         first, *others = contents.values()
         is_alike = all(other == first for other in others)
-        one = {_ONE: sizes.pop()}
-        found = {**one, **found} if is_alike else {**found, **one}
-    return found
+        single = {_ONE: sizes.pop()}
+        totals = {**single, **totals} if is_alike else {**totals, **single}
+    return totals
 
 
 def _as_large(mine: Sequence[_Piece], other: Sequence[_Piece]) -> Optional[tuple[str, str]]:
@@ -529,7 +531,7 @@ def _joined(pieces: Sequence[_Piece], is_weight: bool) -> dict[tuple[int, ...], 
     for piece in sorted(pieces, key=lambda piece: piece.part):
         assert piece.extra.load is not None
         by_part[piece.part].append(piece.extra.load().cpu())
-    found: dict[tuple[int, ...], _Way] = {}
+    ways: dict[tuple[int, ...], _Way] = {}
     dims = max(min(held[0].dim() for held in by_part.values()), 1)
     of_parts = 0 if is_weight else dims - 1
     for of_ranks in range(dims) if is_weight else reversed(range(dims)):
@@ -540,8 +542,8 @@ def _joined(pieces: Sequence[_Piece], is_weight: bool) -> dict[tuple[int, ...], 
             whole = torch.cat(parts, of_parts) if len(parts) > 1 else parts[0]
         except RuntimeError:  # their shapes do not fit
             continue
-        found.setdefault(tuple(whole.shape), (of_parts, parts))
-    return found
+        ways.setdefault(tuple(whole.shape), (of_parts, parts))
+    return ways
 
 
 def _groups(
@@ -557,8 +559,8 @@ def _groups(
     (place,) = in_parts
     sizes = [part.shape[dims[place]] for part in rows[place]]
     ranks = len(wholes[1 - place].pieces)
-    found = group_counts(sizes, ranks)
-    return found if has_groups else [count for count in found if count in (1, ranks)]
+    counts = group_counts(sizes, ranks)
+    return counts if has_groups else [count for count in counts if count in (1, ranks)]
 
 
 def _in_groups(parts: list[torch.Tensor], dim: int, groups: int) -> torch.Tensor:

@@ -166,23 +166,23 @@ def _is_reordered(
     high: np.ndarray,
     ref_high: np.ndarray,
 ) -> np.ndarray:
-    found: np.ndarray = (left["depth"] == Depth.FULL) & (right["depth"] == Depth.FULL)
-    found &= (left["dtype"] == right["dtype"]) & (left["numel"] == right["numel"])
-    found &= (left["numel"] > 1) & (low == ref_low) & (high == ref_high)
-    found &= left["checksum"] != right["checksum"]
+    is_reordered: np.ndarray = (left["depth"] == Depth.FULL) & (right["depth"] == Depth.FULL)
+    is_reordered &= (left["dtype"] == right["dtype"]) & (left["numel"] == right["numel"])
+    is_reordered &= (left["numel"] > 1) & (low == ref_low) & (high == ref_high)
+    is_reordered &= left["checksum"] != right["checksum"]
     for field in (*NONFINITE_COUNTS, *FINITE_COUNTS):
-        found &= left[field] == right[field]
-    found &= _relative(left["abs_sum"], right["abs_sum"]) <= _ORDER_ONLY
-    found &= _relative(left["sum_sq"], right["sum_sq"]) <= _ORDER_ONLY
-    found &= np.abs(left["sum"] - right["sum"]) <= _ORDER_ONLY * right["abs_sum"]
-    return found
+        is_reordered &= left[field] == right[field]
+    is_reordered &= _relative(left["abs_sum"], right["abs_sum"]) <= _ORDER_ONLY
+    is_reordered &= _relative(left["sum_sq"], right["sum_sq"]) <= _ORDER_ONLY
+    is_reordered &= np.abs(left["sum"] - right["sum"]) <= _ORDER_ONLY * right["abs_sum"]
+    return is_reordered
 
 
 def _has_nonfinite(records: np.ndarray) -> np.ndarray:
-    found: np.ndarray = np.asarray(records["nan_count"] == SOME)
+    has_nonfinite: np.ndarray = np.asarray(records["nan_count"] == SOME)
     for field in NONFINITE_COUNTS:
-        found |= records[field] > 0
-    return found
+        has_nonfinite |= records[field] > 0
+    return has_nonfinite
 
 
 def _both_known(left: np.ndarray, right: np.ndarray, field: str) -> np.ndarray:
@@ -196,8 +196,8 @@ def _relative(mine: np.ndarray, other: np.ndarray) -> np.ndarray:
 
 def _ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
     """``part / whole``; 0 where both are 0."""
-    found: np.ndarray = np.where(part == 0, 0.0, part / np.maximum(whole, _TINY))
-    return found
+    ratios: np.ndarray = np.where(part == 0, 0.0, part / np.maximum(whole, _TINY))
+    return ratios
 
 
 # ---- updates of parameters ----------------------------------------------------------------------
@@ -245,9 +245,9 @@ def judge_updates(before: Parameters, after: Parameters, float32: int) -> Update
     places = np.minimum(places, max(len(order) - 1, 0))
     if not len(order):
         return Updates(np.zeros(count, bool), np.zeros(count, bool), np.zeros(count))
-    found = order[places]
-    known = before.names[found] == after.names
-    sides = [(before.left[found], after.left), (before.right[found], after.right)]
+    matches = order[places]
+    known = before.names[matches] == after.names
+    sides = [(before.left[matches], after.left), (before.right[matches], after.right)]
     with np.errstate(all="ignore"):
         for old, new in sides:
             known &= (old["depth"] == Depth.FULL) & (new["depth"] == Depth.FULL)

@@ -153,11 +153,11 @@ class NameTable:
         self._numbers: dict[Name, int] = {}
 
     def number(self, name: Name) -> int:
-        found = self._numbers.get(name)
-        if found is None:
-            found = self._numbers[name] = len(self._names)
+        number = self._numbers.get(name)
+        if number is None:
+            number = self._numbers[name] = len(self._names)
             self._names.append(name)
-        return found
+        return number
 
     def __getitem__(self, number: int) -> Name:
         return self._names[number]
@@ -205,7 +205,7 @@ class Renaming:
         self._given = list(rules)
         plain = {left: right for left, right in rules.items() if isinstance(right, str)}
         self._parted = [(k, v) for k, v in rules.items() if not isinstance(v, str)]
-        found = [_Rule(left, right, -1, left) for left, right in plain.items()]
+        all_rules = [_Rule(left, right, -1, left) for left, right in plain.items()]
         for left, right in plain.items():
             if right.count("*") > left.count("*"):
                 raise ConfigError(
@@ -220,11 +220,11 @@ class Renaming:
                     got=f"{left!r}: {list(parts)!r}",
                 )
         for left, parts in (*self._parted, *fused):
-            found.append(_Rule(left, left, -1, ""))
+            all_rules.append(_Rule(left, left, -1, ""))
             for place, part in enumerate(parts):
                 is_part = len(parts) > 1 or part.count("*") > left.count("*")
-                found.append(_Rule(part, left, place if is_part else -1, left))
-        self._rules = sorted(found, key=lambda rule: (-rule.left.count("."), -len(rule.left)))
+                all_rules.append(_Rule(part, left, place if is_part else -1, left))
+        self._rules = sorted(all_rules, key=lambda rule: (-rule.left.count("."), -len(rule.left)))
 
     @classmethod
     def of(cls, rename: Rename) -> Renaming:
@@ -256,17 +256,17 @@ class Renaming:
     def of_reference(self) -> Renaming:
         """The renaming of the names of the reference."""
         rules = {**self._rules_of_reference, **dict(self._parted)}
-        found = Renaming(rules, self._last_parts, None, self._program)
-        found._used = self._used
-        return found
+        renaming = Renaming(rules, self._last_parts, None, self._program)
+        renaming._used = self._used
+        return renaming
 
     def of_stage(self, layers: str, first: int) -> Renaming:
         """The renaming of a pipeline stage whose ``<layers>.0`` is number ``first`` of the model;
         ``layers`` as it is renamed.
         """
-        found = copy.copy(self)
-        found._layers = (layers, first)
-        return found
+        renaming = copy.copy(self)
+        renaming._layers = (layers, first)
+        return renaming
 
     @property
     def has_groups(self) -> bool:
@@ -304,19 +304,19 @@ class Renaming:
         for old, new in _OWN.get(self._program, ()):
             path = re.sub(old, new, path)
         for rule in self._rules:
-            found = _fitted(rule.left, path)
-            if found is not None:
+            fit = _fitted(rule.left, path)
+            if fit is not None:
                 self._used.add(rule.key)
-                return _renamed(rule, *found)
+                return _renamed(rule, *fit)
         head, dot, last = path.rpartition(".")
         return head + dot + self._last_parts.get(last, last), ()
 
     def _of_model(self, path: str) -> str:
         layers, first = self._layers
-        found = re.match(rf"{re.escape(layers)}\.(\d+)(?=\.|$)", path) if first else None
-        if found is None:
+        match = re.match(rf"{re.escape(layers)}\.(\d+)(?=\.|$)", path) if first else None
+        if match is None:
             return path
-        return f"{layers}.{int(found.group(1)) + first}{path[found.end() :]}"
+        return f"{layers}.{int(match.group(1)) + first}{path[match.end() :]}"
 
     def check_used(self) -> None:
         """Raises ConfigError for a rule that matched no name, probably a typing error."""
@@ -353,19 +353,19 @@ def _fitted(rule: str, path: str) -> tuple[list[str], str] | None:
         return _fitted_parts(rule.split("."), parts)
     left = rule.split(".")[1:]
     for start in range(len(parts) - len(left) + 1):
-        found = _fitted_parts(left, parts[start:])
-        if found is not None:
-            return [".".join(parts[:start]), *found[0]], found[1]
+        fit = _fitted_parts(left, parts[start:])
+        if fit is not None:
+            return [".".join(parts[:start]), *fit[0]], fit[1]
     return None
 
 
 def _fitted_parts(left: list[str], parts: list[str]) -> tuple[list[str], str] | None:
     stars: list[str] = []
-    for one, part in zip(left, parts):
-        found = _stars(one, part)
-        if found is None:
+    for pattern, part in zip(left, parts):
+        texts = _stars(pattern, part)
+        if texts is None:
             return None
-        stars += found
+        stars += texts
     rest = "".join(f".{part}" for part in parts[len(left) :])
     return (stars, rest) if len(left) <= len(parts) else None
 
@@ -380,20 +380,20 @@ def _stars(rule: str, part: str) -> list[str] | None:
         return [] if rule == part else None
     texts[-1] += "."  # the end of the part, where the last text has to be
     part += "."
-    found, end = [], len(part)
+    stars, end = [], len(part)
     for text in reversed(texts):
         start = part.rfind(text, len(first), end)
         if start < 0:
             return None
-        found.append(part[start + len(text) : end])
+        stars.append(part[start + len(text) : end])
         end = start
-    return [part[len(first) : end], *found[:0:-1]]
+    return [part[len(first) : end], *stars[:0:-1]]
 
 
 def _with_parents(paths: Iterable[str]) -> dict[str, None]:
-    found: dict[str, None] = {}
+    prefixes: dict[str, None] = {}
     for path in paths:
         parts = path.split(".")
         for length in range(1, len(parts) + 1):
-            found.setdefault(".".join(parts[:length]))
-    return found
+            prefixes.setdefault(".".join(parts[:length]))
+    return prefixes

@@ -87,15 +87,15 @@ def _by_name(value: Any, renaming: Renaming) -> Any:
         return [_by_name(item, renaming) for item in value]
     if not isinstance(value, Mapping):
         return value
-    found: dict[str, Any] = {}
+    renamed: dict[str, Any] = {}
     for key, item in value.items():
         if key in _BY_NAME and isinstance(item, Mapping):
-            found[key] = {renaming(name): part for name, part in item.items()}
+            renamed[key] = {renaming(name): part for name, part in item.items()}
         elif key == "parameters" and isinstance(item, list):
-            found[key] = {renaming(str(name)): "in the group" for name in item}
+            renamed[key] = {renaming(str(name)): "in the group" for name in item}
         else:
-            found[key] = _by_name(item, renaming)
-    return found
+            renamed[key] = _by_name(item, renaming)
+    return renamed
 
 
 def _differences(path: str, actual: Any, reference: Any) -> Iterator[Setting]:

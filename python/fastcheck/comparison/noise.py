@@ -108,8 +108,8 @@ def _distances(left: np.ndarray, right: np.ndarray) -> np.ndarray:
         parts += [(left[field] - right[field]) / root for field in ("sum", "abs_sum")]
         for end in ("min", "max"):
             parts.append(extreme_values(left, end) - extreme_values(right, end))
-    found: np.ndarray = np.fmax.reduce(np.abs(parts))  # nanmax() warns where all are NaN
-    return found
+    distances: np.ndarray = np.fmax.reduce(np.abs(parts))  # nanmax() warns where all are NaN
+    return distances
 
 
 class Cancellation:
@@ -187,7 +187,7 @@ class Cancellation:
             return self._summed_by_op(index, name)
         if name.role == "param_grad":
             return self._summed_for_parameter(index, name)
-        found = []
+        terms = []
         own = self._forward_norm(name)
         position = bisect.bisect_left(self._gradients, index)
         for source in self._gradients[max(position - _WINDOW, 0) : position]:
@@ -196,25 +196,25 @@ class Cancellation:
                 continue
             through = self._forward_norm(of)
             gain = through / own if own and through else 1.0
-            found.append((source, float(self._norms[source]) * gain))
-        return found
+            terms.append((source, float(self._norms[source]) * gain))
+        return terms
 
     def _summed_for_parameter(self, index: int, name: Name) -> list[tuple[int, float]]:
         sources = self._gradients_of_outputs(name.module)
         label = name.label.partition(".")[0]
         count = np.sqrt(max(int(self._right["numel"][index]), 1))
-        found = []
+        terms = []
         for source in sources:
             if label.endswith("bias"):
-                found.append((source, float(self._magnitudes[source]) / count))
+                terms.append((source, float(self._magnitudes[source]) / count))
                 continue
             weights = self._places.get((name.module, "", "param", label), [])
             weight = max((float(self._norms[place]) for place in weights), default=0.0)
             made = self._forward_norm(self._names[source])
             # A part of the input's norm shows in the output's.
             gain = _INPUT * made / weight if made and weight else 1.0
-            found.append((source, float(self._norms[source]) * gain))
-        return found
+            terms.append((source, float(self._norms[source]) * gain))
+        return terms
 
     def _gradients_of_outputs(self, module: str) -> list[int]:
         """The gradients of the outputs of the module, or of the nearest around it that has some."""
@@ -283,15 +283,15 @@ def excuse_small(pairs: Pairs, drift: Drift) -> list[str]:
     gradients = [i for i in range(len(pairs.states)) if pairs.name(i).role == "param_grad"]
     norms = np.sqrt(np.maximum(pairs.left["sum_sq"], pairs.right["sum_sq"]))
     largest = float(np.nanmax(norms[gradients], initial=0.0))
-    found = []
+    names = []
     for index in gradients:
         allowed = min(rounding_unit(int(pairs.formats[index])), SMALL) * largest
         differs = pairs.states[index] == PairState.DIFFERENT and pairs.reasons[index] in MEASURED
         if differs and norms[index] <= allowed:
             pairs.set(index, PairState.CLOSE, float(norms[index]) / largest, CANCELLED)
             drift.follow(pairs.step, pairs.name(index), True)
-            found.append(str(pairs.name(index)))
-    return found
+            names.append(str(pairs.name(index)))
+    return names
 
 
 def excuse(pairs: Pairs, drift: Drift, computed: Sequence[Phase]) -> list[str]:
@@ -305,7 +305,7 @@ def excuse(pairs: Pairs, drift: Drift, computed: Sequence[Phase]) -> list[str]:
     names = [pairs.table[number] for number in pairs.names.tolist()] if suspects.any() else []
     settled = np.where(pairs.states == PairState.DIFFERENT, 0.0, pairs.errors)
     cancelled = Cancellation(names, pairs.left, pairs.right, pairs.formats, settled)
-    found = []
+    gradients = []
     # Parameters first: they are read at the end of a step, and are what its forward used.
     is_late = pairs.phases[inexact] != Phase.UPDATE
     for index in inexact[np.argsort(is_late, kind="stable")].tolist():
@@ -322,18 +322,18 @@ def excuse(pairs: Pairs, drift: Drift, computed: Sequence[Phase]) -> list[str]:
                 reason = CANCELLED if is_noise else DRIFTED
                 pairs.set(index, PairState.CLOSE, error, reason)
             if is_noise:
-                found.append(str(name))
+                gradients.append(str(name))
         if name.role == "param_grad" and pairs.states[index] != PairState.DIFFERENT:
             drift.follow(pairs.step, name, is_noise)
-    return found
+    return gradients
 
 
 def _gradients_to_follow(pairs: Pairs, drift: Drift) -> np.ndarray:
     """A boolean array: the gradients with other last bits of which the optimizer may make more."""
-    found: np.ndarray = pairs.states != PairState.SAME
+    followed: np.ndarray = pairs.states != PairState.SAME
     if not drift.normalises:
-        return np.zeros(len(found), bool)
-    numbers = np.unique(pairs.names[found]).tolist()
+        return np.zeros(len(followed), bool)
+    numbers = np.unique(pairs.names[followed]).tolist()
     wanted = [number for number in numbers if drift.is_followed(pairs.table[number])]
-    found &= np.isin(pairs.names, wanted)
-    return found
+    followed &= np.isin(pairs.names, wanted)
+    return followed

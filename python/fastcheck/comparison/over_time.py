@@ -35,15 +35,15 @@ def schedules_of(lines: Sequence[Mapping[str, Any]], optimizers: Any) -> Schedul
     """The schedules of a log's lines, and of its description of the optimizers, which has their
     first values.
     """
-    found: dict[str, list[tuple[int, float]]] = {}
+    schedules: dict[str, list[tuple[int, float]]] = {}
     for line in lines:
         step, name, value = (line.get(key) for key in ("step", "name", "value"))
         if isinstance(step, int) and isinstance(name, str) and isinstance(value, (int, float)):
-            if name not in found:
+            if name not in schedules:
                 first = _at(optimizers, name)
-                found[name] = [] if first is None else [(-1, first)]
-            found[name].append((step, float(value)))
-    return found
+                schedules[name] = [] if first is None else [(-1, first)]
+            schedules[name].append((step, float(value)))
+    return schedules
 
 
 def parted(
@@ -52,7 +52,7 @@ def parted(
     """The first step at which each differs, unless the first values do, which is known already.
     ``bases``: both sides' descriptions of optimizers, for names that one side never changes.
     """
-    found = []
+    settings = []
     for name in dict.fromkeys([*reference, *actual]):
         sides = [
             schedule.get(name) or _constant(base, name)
@@ -64,9 +64,9 @@ def parted(
             if not _equal(mine, other):
                 if step >= 0:
                     texts = [NOT_THERE if v is None else f"{v:.6g}" for v in (mine, other)]
-                    found.append(Setting(f"{name} from step {step:,} on", *texts))
+                    settings.append(Setting(f"{name} from step {step:,} on", *texts))
                 break
-    return found
+    return settings
 
 
 _GROUP = re.compile(r"optimizers\[(\d+)\]\.groups\[(\d+)\]\.(.+)")
@@ -83,8 +83,8 @@ def common_groups(
     try:
         sides = [
             [
-                [{rename(str(n)) for n in g["parameters"]} for g in one["groups"]]
-                for one in optimizers
+                [{rename(str(n)) for n in g["parameters"]} for g in optimizer["groups"]]
+                for optimizer in optimizers
             ]
             for optimizers, rename in zip((actual, reference), names)
         ]
@@ -92,68 +92,68 @@ def common_groups(
         return None
     if sides[0] == sides[1] or len(sides[0]) != len(sides[1]):
         return None
-    found = []
+    groups = []
     for mine, others in zip(*sides):
         held = [sum(map(len, side)) for side in (mine, others)]
         pairs = [(i, k) for k, b in enumerate(others) for i, a in enumerate(mine) if a & b]
         common = sum(len(mine[i] & others[k]) for i, k in pairs)
         if held != [common, common]:
             return None
-        found.append(pairs)
-    return found
+        groups.append(pairs)
+    return groups
 
 
 def regrouped(optimizers: Any, groups: CommonGroups, side: int) -> Any:
     """The description of optimizers in these groups, without their parameters."""
     return [
         {
-            **one,
+            **optimizer,
             "groups": [
-                {k: v for k, v in one["groups"][pair[side]].items() if k != "parameters"}
+                {k: v for k, v in optimizer["groups"][pair[side]].items() if k != "parameters"}
                 for pair in pairs
             ],
         }
-        for one, pairs in zip(optimizers, groups)
+        for optimizer, pairs in zip(optimizers, groups)
     ]
 
 
 def regrouped_schedules(schedules: Schedules, groups: CommonGroups, side: int) -> Schedules:
     """The schedules under the numbers of these groups."""
-    found: dict[str, Sequence[tuple[int, float]]] = {}
+    renumbered: dict[str, Sequence[tuple[int, float]]] = {}
     for name, values in schedules.items():
         match = _GROUP.fullmatch(name)
         if match is None or int(match[1]) >= len(groups):
-            found[name] = values
+            renumbered[name] = values
             continue
         for place, pair in enumerate(groups[int(match[1])]):
             if pair[side] == int(match[2]):
-                found[f"optimizers[{match[1]}].groups[{place}].{match[3]}"] = values
-    return found
+                renumbered[f"optimizers[{match[1]}].groups[{place}].{match[3]}"] = values
+    return renumbered
 
 
 def described_at(optimizers: Any, schedules: Schedules, step: int) -> Any:
     """The description of optimizers as it is at a step."""
-    found = copy.deepcopy(optimizers)
+    description = copy.deepcopy(optimizers)
     for name, schedule in schedules.items():
         *keys, last = _keys(name)
         value = _value(schedule, step)
-        if _at(found, name) is None or value is None:
+        if _at(description, name) is None or value is None:
             continue
-        place: Any = {"optimizers": found}
+        place: Any = {"optimizers": description}
         for key in keys:
             place = place[key]
         place[last] = value
-    return found
+    return description
 
 
 def shifted(schedules: Schedules, start: int, apart: int) -> Schedules:
     """The schedules from step ``start`` on, with ``apart`` added to the numbers of the steps."""
-    found = {}
+    moved = {}
     for name, schedule in schedules.items():
         value = _value(schedule, start)
         begins = [] if value is None else [(-1, value)]
-        found[name] = begins + [(step + apart, v) for step, v in schedule if step > start]
-    return found
+        moved[name] = begins + [(step + apart, v) for step, v in schedule if step > start]
+    return moved
 
 
 def _constant(base: Any, name: str) -> list[tuple[int, float]]:
@@ -347,10 +347,10 @@ _RANGE = re.compile(r"(\d+)-(\d*):(\d+)-(\d*)")
 
 def _ranges(wanted: Steps) -> Optional[tuple[tuple[int, Optional[int]], ...]]:
     """``"6-:0-"`` or ``"6-9:0-3"``: (first, last) of actual and of reference."""
-    found = _RANGE.fullmatch(wanted.strip()) if isinstance(wanted, str) else None
-    if found is None:
+    match = _RANGE.fullmatch(wanted.strip()) if isinstance(wanted, str) else None
+    if match is None:
         return None
-    first, last, other, end = found.groups()
+    first, last, other, end = match.groups()
     return (int(first), int(last) if last else None), (int(other), int(end) if end else None)
 
 
@@ -417,29 +417,29 @@ def find_shift(actual: Source, reference: Source) -> Optional[Shift]:
     if actual.kind is not Kind.LOG or reference.kind is not Kind.LOG:
         return None
     ours, theirs = _Side(actual), _Side(reference)
-    for one, other, sign in ((ours, theirs, 1), (theirs, ours, -1)):
-        found = _place_of(one, other)
-        if found is not None:
-            step, reason = found
-            return Shift(sign * (step - one.steps[0]), reason)
+    for mine, other, sign in ((ours, theirs, 1), (theirs, ours, -1)):
+        place = _place_of(mine, other)
+        if place is not None:
+            step, reason = place
+            return Shift(sign * (step - mine.steps[0]), reason)
     return None
 
 
-def _place_of(one: _Side, other: _Side) -> Optional[tuple[int, str]]:
-    """The step of ``other`` at which ``one`` begins."""
-    start = one.steps[0]
-    weights, batch = one.read(start)
+def _place_of(mine: _Side, other: _Side) -> Optional[tuple[int, str]]:
+    """The step of ``other`` at which ``mine`` begins."""
+    start = mine.steps[0]
+    weights, batch = mine.read(start)
     before = other.read(start) if start in other.steps else (frozenset(), frozenset())
     if batch == before[1] and weights == before[0]:
         return None
     best, same_batch = (len(weights & before[0]), start), []
     for step in other.steps:
-        found = other.read(step)
-        if len(weights & found[0]) > best[0]:
-            best = (len(weights & found[0]), step)
-        if batch and batch == found[1]:
+        contents = other.read(step)
+        if len(weights & contents[0]) > best[0]:
+            best = (len(weights & contents[0]), step)
+        if batch and batch == contents[1]:
             same_batch.append(step)
-        if weights and weights == found[0]:
+        if weights and weights == contents[0]:
             break
     count, step = best
     if step != start and count >= _ENOUGH * len(weights):
@@ -448,7 +448,7 @@ def _place_of(one: _Side, other: _Side) -> Optional[tuple[int, str]]:
     if weights == before[0]:
         same_batch = [step for step in other.steps if batch and other.read(step)[1] == batch]
     if len(same_batch) == 1 and same_batch[0] != start:
-        follows = [(s.steps.index(n) + 1, s) for s, n in ((one, start), (other, same_batch[0]))]
+        follows = [(s.steps.index(n) + 1, s) for s, n in ((mine, start), (other, same_batch[0]))]
         after = [side.read(side.steps[at])[1] for at, side in follows if at < len(side.steps)]
         # One batch alone may be the same by chance, of data in another order.
         if len(after) == 2 and after[0] == after[1]:

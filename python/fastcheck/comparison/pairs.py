@@ -59,13 +59,13 @@ class Pairs:
     def has_bits(self) -> np.ndarray:
         """A boolean array: the pairs that can be compared to the bit."""
         full = (side["depth"] == Depth.FULL for side in (self.left, self.right))
-        found: np.ndarray = np.logical_and(*full)
-        return found
+        is_full: np.ndarray = np.logical_and(*full)
+        return is_full
 
     @property
     def limits(self) -> np.ndarray:
         """The errors that are allowed."""
-        allowed: np.ndarray = np.array([one.error for one in self.thresholds])[self.formats]
+        allowed: np.ndarray = np.array([limit.error for limit in self.thresholds])[self.formats]
         return allowed
 
     def set(self, index: int, state: PairState, error: float, reason: int) -> None:

@@ -120,16 +120,16 @@ class Questions:
     @property
     def origin(self) -> Optional[Origin]:
         """The first computed tensor that is not equal to the bit, with what follows from it."""
-        return min(self._tally.origins.values(), key=lambda one: one.key, default=None)
+        return min(self._tally.origins.values(), key=lambda origin: origin.key, default=None)
 
     def answers(self) -> tuple[Answer, ...]:
-        found: list[Answer] = []
+        answers: list[Answer] = []
         stopped = False
         for phase in GIVEN_PHASES:
             if phase in self._labels:
                 answer = self._given(phase)
                 stopped = stopped or answer.answer == "no"
-                found.append(answer)
+                answers.append(answer)
         # A checkpoint's states don't follow from its weights.
         stopped = stopped and not self._ask_all and self._in_order
         first = self.first
@@ -137,12 +137,12 @@ class Questions:
             if phase not in self._labels:
                 continue
             if stopped:
-                found.append(Answer(self._labels[phase], "not asked", ""))
+                answers.append(Answer(self._labels[phase], "not asked", ""))
                 continue
             answer = self._computed(phase, first)
-            found.append(answer)
+            answers.append(answer)
             stopped = answer.answer == "no" and not self._ask_all and self._in_order
-        return tuple(found)
+        return tuple(answers)
 
     def _given(self, phase: Phase) -> Answer:
         label = self._labels[phase]
@@ -156,13 +156,13 @@ class Questions:
             text = f"{count} setting{'s' if count > 1 else ''} differ{'' if count > 1 else 's'}"
             return Answer(label, self._no(phase), text, tuple(settings))
         table = self._tally.inexact if self._exact else self._tally.different
-        found = table.get(phase)
+        difference = table.get(phase)
         reordered = self._tally.given_reordered[phase]
-        if found is None and reordered:
+        if difference is None and reordered:
             return Answer(label, "accepted", f"{reordered:,} in another order")
-        if found is None:
+        if difference is None:
             return self._agrees(phase, label)
-        return Answer(label, self._no(phase), self._how_many(phase), found=found)
+        return Answer(label, self._no(phase), self._how_many(phase), found=difference)
 
     def _no(self, phase: Phase) -> str:
         return "accepted" if _ACCEPTED_AS[phase] in self._accept else "no"
@@ -199,7 +199,7 @@ class Questions:
                 (PairState.ONLY_ACTUAL, "actual"),
                 (PairState.ONLY_REFERENCE, "reference"),
             ):
-                count = sum(one.count for one in missing if one.state is state)
+                count = sum(entry.count for entry in missing if entry.state is state)
                 if count:
                     parts.append(f"{count:,} only in {side}")
             if unreadable:

@@ -101,8 +101,8 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().view(size[tensor.dtype.itemsize])
 
 
-def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.shape == other.shape and torch.equal(_bits(one), _bits(other))
+def _equal(mine: torch.Tensor, other: torch.Tensor) -> bool:
+    return mine.shape == other.shape and torch.equal(_bits(mine), _bits(other))
 
 
 def _sorted(tensor: torch.Tensor) -> torch.Tensor:
@@ -132,8 +132,8 @@ def _rows(tensor: torch.Tensor, dim: int) -> np.ndarray:
         _bits(tensor.transpose(0, dim)).flatten(1) if tensor.dim() > 1 else _bits(tensor)[:, None]
     )
     data = np.ascontiguousarray(rows.numpy())
-    found: np.ndarray = data.view(np.dtype((np.void, data.shape[1] * data.itemsize)))[:, 0]
-    return found
+    items: np.ndarray = data.view(np.dtype((np.void, data.shape[1] * data.itemsize)))[:, 0]
+    return items
 
 
 def _is_permuted(mine: torch.Tensor, other: torch.Tensor, dim: int) -> bool:
@@ -220,8 +220,8 @@ def group_counts(sizes: Sequence[int], likely: int = 1) -> list[int]:
     after the other, within each rank, or each head. ``likely``: to try after 1.
     """
     common = math.gcd(*sizes) if sizes else 1
-    found = [count for count in range(1, common + 1) if common % count == 0]
-    return sorted(found, key=lambda count: count not in (1, likely))
+    counts = [count for count in range(1, common + 1) if common % count == 0]
+    return sorted(counts, key=lambda count: count not in (1, likely))
 
 
 def part_of(small: torch.Tensor, large: torch.Tensor) -> str:

@@ -56,8 +56,8 @@ def sections(comparison: Result, color: bool = False, ascii_only: bool = False) 
         blocks.append(Section("first", _first(comparison, shown)))
         blocks.append(Section("growth", _growth(comparison, shown, ascii_only)))
     elif comparison.verdict == "equal" and comparison.first_inexact is not None:
-        found = comparison.first_inexact
-        text = f"not equal to the bit from step {found.row.step:,} on, {found.row.name} first"
+        inexact = comparison.first_inexact
+        text = f"not equal to the bit from step {inexact.row.step:,} on, {inexact.row.name} first"
         blocks.append(Section("first", wrap(text, _BODY)))
     if comparison.unchanged:
         blocks.append(Section("unchanged", _unchanged(comparison)))
@@ -141,19 +141,19 @@ def _enumerated(names: list[str]) -> str:
     return names[0] if len(names) == 1 else ", ".join(names[:-1]) + " and " + names[-1]
 
 
-def _first(comparison: Result, found: Found) -> list[Part]:
-    row = found.row
+def _first(comparison: Result, difference: Found) -> list[Part]:
+    row = difference.row
     where = f"rank {row.rank}, " if any(r.rank for r in comparison.rows) else ""
     call = f" (call {row.call})" if row.call else ""
     lines: list[Part] = []
     lines += wrap(f"{where}step {row.step:,}: {row.name}{call}", _BODY, "", "  ")
-    if not found.count_before:
+    if not difference.count_before:
         text = "no tensor that was computed before it in this step is on both sides"
-    elif found.exact_before:
+    elif difference.exact_before:
         what = "what was dumped" if comparison.is_partial else "everything computed"
         text = f"{what} before it in this step is equal to the bit"
     else:
-        before = _format_error(found.error_before)
+        before = _format_error(difference.error_before)
         text = f"before it in this step the largest error is {before}"
     reason = row.why or "not equal to the bit"
     if row.state is not PairState.REORDERED:
@@ -162,7 +162,7 @@ def _first(comparison: Result, found: Found) -> list[Part]:
     lines.append("")
     lines += _sides(row)
     inexact = comparison.first_inexact
-    if inexact is not None and inexact.key < found.key:
+    if inexact is not None and inexact.key < difference.key:
         lines.append("")
         hint = (
             "Both sides have the same environment, so look there."
@@ -209,8 +209,8 @@ def _sides(row: Row) -> list[Part]:
     sides = [("actual", row.actual), ("reference", row.reference)]
     used = []
     for column in (*columns, "checksum", "crc32"):
-        found = [None if values is None else values[column] for _, values in sides]
-        if any(found) if column in counts else any(value is not None for value in found):
+        cells = [None if values is None else values[column] for _, values in sides]
+        if any(cells) if column in counts else any(value is not None for value in cells):
             used.append(column)
     rows = [
         [name, *(_cell(None if values is None else values[column]) for column in used)]
@@ -247,11 +247,11 @@ def _format_error(value: float) -> str:
     return "inf" if math.isinf(value) else f"{value:.2g}"
 
 
-def _growth(comparison: Result, found: Found, ascii_only: bool) -> list[Part]:
+def _growth(comparison: Result, difference: Found, ascii_only: bool) -> list[Part]:
     lines: list[Part] = []
-    if found.trail:
+    if difference.trail:
         lines.append("in that step, what was recorded next:")
-        rows = [[row.name, _state(row)] for row in found.trail[:_NAMES]]
+        rows = [[row.name, _state(row)] for row in difference.trail[:_NAMES]]
         lines.append(Table(["tensor", "error"], rows, width=_BODY - 2, indent=2))
     steps = comparison.growth
     if len(steps) > 1:
@@ -303,15 +303,15 @@ def _losses(comparison: Result) -> list[Part]:
 def _missing(comparison: Result) -> list[str]:
     lines = []
     for state, side in ((PairState.ONLY_ACTUAL, "actual"), (PairState.ONLY_REFERENCE, "reference")):
-        found = [one for one in comparison.missing if one.state is state]
-        if not found:
+        missing = [entry for entry in comparison.missing if entry.state is state]
+        if not missing:
             continue
-        total = sum(one.count for one in found)
-        names = ", ".join(one.name for one in found[:_NAMES])
-        more = f", and {len(found) - _NAMES:,} more names" if len(found) > _NAMES else ""
+        total = sum(entry.count for entry in missing)
+        names = ", ".join(entry.name for entry in missing[:_NAMES])
+        more = f", and {len(missing) - _NAMES:,} more names" if len(missing) > _NAMES else ""
         lines += wrap(
-            f"only in {side}, {total:,}, first at step {min(one.first_step for one in found):,}: "
-            f"{names}{more}",
+            f"only in {side}, {total:,}, first at step "
+            f"{min(entry.first_step for entry in missing):,}: {names}{more}",
             _BODY,
             "",
             "  ",

@@ -83,12 +83,12 @@ class Result:
         made["growth"] = [step._asdict() for step in self.growth]
         made["missing"] = [
             {
-                "name": one.name,
-                "only_in": "actual" if one.state is PairState.ONLY_ACTUAL else "reference",
-                "count": one.count,
-                "first_step": one.first_step,
+                "name": entry.name,
+                "only_in": "actual" if entry.state is PairState.ONLY_ACTUAL else "reference",
+                "count": entry.count,
+                "first_step": entry.first_step,
             }
-            for one in self.missing
+            for entry in self.missing
         ]
         made["rows"] = [row.to_dict() for row in self.rows]
         made["losses"] = [{**loss._asdict(), "error": loss.error} for loss in self.losses]
@@ -101,13 +101,13 @@ def _answer(answer: Answer) -> dict[str, Any]:
     return {**vars(answer), "settings": settings, "found": _found(answer.found)}
 
 
-def _found(found: Optional[Found]) -> Optional[dict[str, Any]]:
-    if found is None:
+def _found(difference: Optional[Found]) -> Optional[dict[str, Any]]:
+    if difference is None:
         return None
-    made = found.row.to_dict()
-    made["error_before"] = found.error_before
-    made["exact_before"] = found.exact_before
-    made["then"] = [{"name": row.name, "error": row.error} for row in found.trail]
-    if found.row.elements is not None:
-        made.update(dataclasses.asdict(found.row.elements))
+    made = difference.row.to_dict()
+    made["error_before"] = difference.error_before
+    made["exact_before"] = difference.exact_before
+    made["then"] = [{"name": row.name, "error": row.error} for row in difference.trail]
+    if difference.row.elements is not None:
+        made.update(dataclasses.asdict(difference.row.elements))
     return made

@@ -162,5 +162,5 @@ def _summary(record: np.void) -> dict[str, Any]:
         record = record.copy()
         for field in NONFINITE_COUNTS:
             record[field] = 0
-    found = statistics_of(record)
-    return {name: getattr(found, name) for name in ("min", "max", "mean", "l2_norm")}
+    statistics = statistics_of(record)
+    return {name: getattr(statistics, name) for name in ("min", "max", "mean", "l2_norm")}

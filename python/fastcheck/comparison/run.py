@@ -67,8 +67,8 @@ def inherited_formats(
     reached = np.maximum.accumulate(np.r_[start, np.where(is_exact, 0, own)])
     # What holds no rounding inherits none.
     inherits = (reached[:-1] > own) & (own > 0)
-    found: np.ndarray = np.where(inherits, BY_COARSENESS[reached[:-1]], codes)
-    return found, int(BY_COARSENESS[reached[-1]]) if reached[-1] else before
+    formats: np.ndarray = np.where(inherits, BY_COARSENESS[reached[:-1]], codes)
+    return formats, int(BY_COARSENESS[reached[-1]]) if reached[-1] else before
 
 
 _PASSED = ("input", "output", "grad_input", "grad_output")
@@ -129,17 +129,17 @@ def differing_names(
     runner: BlockComparison, places: Iterable[tuple[int, int, int]]
 ) -> dict[Name, float]:
     """The largest error of each name that is not equal to the bit in some of these steps."""
-    found: dict[Name, float] = {}
+    errors: dict[Name, float] = {}
 
     def take(compared: Pairs) -> None:
         for index in np.flatnonzero(compared.states != PairState.SAME).tolist():
             name = runner.names[int(compared.names[index])]
-            found[name] = max(found.get(name, 0.0), float(compared.errors[index]))
+            errors[name] = max(errors.get(name, 0.0), float(compared.errors[index]))
 
     runner.observer, runner.judges_operators = take, False
     for step, other, rank in places:
         runner.compare(step, other, rank)
-    return found
+    return errors
 
 
 class BlockComparison:
@@ -192,7 +192,7 @@ class BlockComparison:
         ours = self._actual.block(step, rank, names, self._renaming, is_first)
         theirs = self._reference.block(other, rank, names, self._of_reference, is_first)
         if not self.reads_rates:
-            ours, theirs = (without_role(one, "learning_rate", names) for one in (ours, theirs))
+            ours, theirs = (without_role(block, "learning_rate", names) for block in (ours, theirs))
         if is_first:
             ours, theirs = (
                 self._carried(self._actual, ours, theirs, self._renaming),
@@ -234,8 +234,8 @@ class BlockComparison:
         steps = [s for s, rank in source.places() if rank == block.rank and s < block.step]
         for step in reversed(steps if wanted else []):
             earlier = source.block(step, block.rank, self.names, renaming, False)
-            found, last = np.unique(earlier.names[::-1], return_index=True)
-            chosen = np.sort(len(earlier) - 1 - last[np.isin(found, list(wanted))])
+            names, last = np.unique(earlier.names[::-1], return_index=True)
+            chosen = np.sort(len(earlier) - 1 - last[np.isin(names, list(wanted))])
             phases = np.full(len(chosen), Phase.WEIGHTS, block.phases.dtype)
             block = Block(
                 block.step,
@@ -262,7 +262,7 @@ class BlockComparison:
             for rank in ranks
             if rank != block.rank and (block.step, rank) in source.places()
         ]
-        wholes = wholes_of(split, blocks, [self.loss_of(one) for one in blocks], self.names)
+        wholes = wholes_of(split, blocks, [self.loss_of(block) for block in blocks], self.names)
         whole, strays = with_strays(wholes, self.names)
         for name, rank in strays.items():
             side = "actual" if source is self._actual else "reference"
@@ -288,12 +288,12 @@ class BlockComparison:
                 losses = [self.loss_of(block) for block in blocks]
                 blocks = wholes_of(self.split, blocks, losses, self.names)
             sides.append(blocks)
-        found = gather(layout, sides[0], sides[1], self.names)
-        self.tally.absent += found.absent
-        self.tally.merged += found.merged
-        self.tally.padded.update(dict.fromkeys(found.padded))
-        self.tally.grouped.update(dict.fromkeys(found.notes))
-        return found.ours, found.theirs, found.sums
+        gathered = gather(layout, sides[0], sides[1], self.names)
+        self.tally.absent += gathered.absent
+        self.tally.merged += gathered.merged
+        self.tally.padded.update(dict.fromkeys(gathered.padded))
+        self.tally.grouped.update(dict.fromkeys(gathered.notes))
+        return gathered.ours, gathered.theirs, gathered.sums
 
     def loss_of(self, block: Block) -> Optional[float]:
         """The loss of a step from the step table; None if it was not recorded separately."""
@@ -349,8 +349,10 @@ class BlockComparison:
     def _loaders(self, block: Block, which: np.ndarray) -> dict[str, Callable[[], torch.Tensor]]:
         if block.extras is None or self._actual.kind is not Kind.CHECKPOINT:
             return {}
-        found = {str(self.names[int(block.names[i])]): block.extra(i).load for i in which.tolist()}
-        return {name: load for name, load in found.items() if load is not None}
+        loaders = {
+            str(self.names[int(block.names[i])]): block.extra(i).load for i in which.tolist()
+        }
+        return {name: load for name, load in loaders.items() if load is not None}
 
     def _report(self, row: Row) -> None:
         self.tally.keep(row)
@@ -426,9 +428,9 @@ class _Step(Pairs):
             self.set(index, PairState.UNREADABLE, 0.0, UNREADABLE)
         which = which[readable]
         left, right = self.left[which], self.right[which]
-        found = measure_records(left, right, run.thresholds, self.formats[which])
-        self.states[which], self.errors[which] = found.states, found.errors
-        self.reasons[which] = found.reasons
+        measured = measure_records(left, right, run.thresholds, self.formats[which])
+        self.states[which], self.errors[which] = measured.states, measured.errors
+        self.reasons[which] = measured.reasons
         if self.ours.extras is not None and self.theirs.extras is not None:
             for index in which.tolist():
                 self._measure_more(index)
@@ -478,15 +480,15 @@ class _Step(Pairs):
         """
         own = str(self.name(index))
         module = own.rpartition(".")[0]
-        found = {}
+        scales = {}
         for place in self.aligned.only_ours.tolist():
             name, extra = str(self.table[int(self.ours.names[place])]), self.ours.extra(place)
             is_near = name.startswith(own) or (module and name.rpartition(".")[0] == module)
             if is_near and extra.load is not None:
                 scale = extra.load().cpu()
                 if scale.is_floating_point():
-                    found[name] = scale
-        return found
+                    scales[name] = scale
+        return scales
 
     def _measure_more(self, index: int) -> None:
         """Compares a pair by shape, by CRC32, by the elements themselves, where they are there."""
@@ -582,11 +584,11 @@ class _Step(Pairs):
         )
         if not wanted.any():
             return
-        found = judge_updates(before, now, _FLOAT32)
-        self._turned[where] = found.ratios < _TURNED
-        for which, reason in ((found.still, STILL), (found.apart, UPDATED)):
+        updates = judge_updates(before, now, _FLOAT32)
+        self._turned[where] = updates.ratios < _TURNED
+        for which, reason in ((updates.still, STILL), (updates.apart, UPDATED)):
             for place in np.flatnonzero(which & wanted).tolist():
-                ratio = float(found.ratios[place])
+                ratio = float(updates.ratios[place])
                 self.set(int(where[place]), PairState.DIFFERENT, ratio, reason)
 
     def _excuse_unsteady(self) -> None:
@@ -656,8 +658,8 @@ class _Step(Pairs):
         """
         norms = np.sqrt(np.fmax(self.left["sum_sq"][grads], self.right["sum_sq"][grads]))
         units = np.array([rounding_unit(int(code)) for code in codes])
-        found: np.ndarray = norms <= np.minimum(units, SMALL) * np.nanmax(norms, initial=0.0)
-        return found
+        is_small: np.ndarray = norms <= np.minimum(units, SMALL) * np.nanmax(norms, initial=0.0)
+        return is_small
 
     def _has_same_loss(self) -> bool:
         mine, other = (self._run.loss_of(block) for block in (self.ours, self.theirs))

@@ -77,7 +77,7 @@ def _inputs(blocks: Sequence[Block], distinct: bool) -> dict[int, np.ndarray]:
     """Records of the batch, by number of the name. ``distinct``: of ranks that have the same, as in
     tensor parallel, the first alone.
     """
-    found = defaultdict(list)
+    records = defaultdict(list)
     known = []
     for block in blocks:
         given = block.phases == Phase.BATCHES
@@ -86,8 +86,8 @@ def _inputs(blocks: Sequence[Block], distinct: bool) -> dict[int, np.ndarray]:
             continue
         known.append(contents)
         for number in np.unique(block.names[given]).tolist():
-            found[number].append(block.records[given & (block.names == number)])
-    return {number: np.concatenate(parts) for number, parts in found.items()}
+            records[number].append(block.records[given & (block.names == number)])
+    return {number: np.concatenate(parts) for number, parts in records.items()}
 
 
 def wholes_of(
@@ -128,17 +128,17 @@ def with_strays(wholes: Sequence[Block], names: NameTable) -> tuple[Block, dict[
     """
     first, *others = wholes
     records = first.records.copy()
-    found: dict[str, int] = {}
+    strays: dict[str, int] = {}
     for other in others:
         for number in np.unique(other.names).tolist():
-            own, its = (np.flatnonzero(one.names == number) for one in (first, other))
+            own, its = (np.flatnonzero(block.names == number) for block in (first, other))
             for mine, theirs in zip(own, its) if names[number].role == "param" else ():
                 record = other.records[theirs]
                 is_known = first.records["depth"][mine] == record["depth"] == Depth.FULL
                 if is_known and first.records["checksum"][mine] != record["checksum"]:
                     records[mine] = record
-                    found.setdefault(str(names[number]), other.rank)
-    return Block(first.step, first.rank, first.names, first.phases, records), found
+                    strays.setdefault(str(names[number]), other.rank)
+    return Block(first.step, first.rank, first.names, first.phases, records), strays
 
 
 def with_losses_of_steps(
@@ -147,15 +147,17 @@ def with_losses_of_steps(
     """Both blocks, with the loss of the step where backward() was called another number of times:
     for each part of a loss, and for their sum.
     """
-    if len({int((one.phases == Phase.LOSS).sum()) for one in sides}) == 1 or None in losses:
+    if len({int((block.phases == Phase.LOSS).sum()) for block in sides}) == 1 or None in losses:
         return sides
     is_loss = [
-        np.isin(one.names, [n for n in np.unique(one.names).tolist() if names[n].role == "loss"])
-        for one in sides
+        np.isin(
+            block.names, [n for n in np.unique(block.names).tolist() if names[n].role == "loss"]
+        )
+        for block in sides
     ]
-    if 0 in (counts := [int(one.sum()) for one in is_loss]) or counts[0] == counts[1]:
+    if 0 in (counts := [int(mask.sum()) for mask in is_loss]) or counts[0] == counts[1]:
         return sides
-    found = []
+    blocks = []
     for block, loss, which in zip(sides, losses, is_loss):
         kept = np.flatnonzero(~which | (np.arange(len(block)) == np.argmax(which)))
         made = _only(block, kept)
@@ -163,8 +165,8 @@ def with_losses_of_steps(
         made.names[place] = names.number(_LOSS)
         code = int(COARSENESS[block.records["dtype"][which]].max())
         made.records[place] = _number(float(loss or 0.0), code, block.records[0])
-        found.append(made)
-    return found[0], found[1]
+        blocks.append(made)
+    return blocks[0], blocks[1]
 
 
 def without_role(block: Block, role: str, names: NameTable) -> Block:
@@ -188,8 +190,8 @@ def _whole_places(block: Block, names: NameTable) -> np.ndarray:
     last = {number: place for place, number in enumerate(block.names.tolist())}
     is_last = np.zeros(len(block), bool)
     is_last[list(last.values())] = True
-    found: np.ndarray = np.flatnonzero(kept & (is_last | ~np.isin(block.names, sums)))
-    return found
+    places: np.ndarray = np.flatnonzero(kept & (is_last | ~np.isin(block.names, sums)))
+    return places
 
 
 def _all_parts(name: Name) -> Name:
@@ -198,25 +200,25 @@ def _all_parts(name: Name) -> Name:
 
 def merged(records: np.ndarray) -> np.void:
     """The record of the parts taken together, without a checksum."""
-    found = records[:1].copy()
+    whole = records[:1].copy()
     for field in (*COUNTS, "sum", "abs_sum", "sum_sq"):
-        found[field] = records[field].sum()
+        whole[field] = records[field].sum()
     kind = DTYPES[int(records["dtype"][0])].kind
-    found["min"].view(kind)[0] = records["min"].copy().view(kind).min()
-    found["max"].view(kind)[0] = records["max"].copy().view(kind).max()
-    found["depth"], found["checksum"] = min(Depth.STATS, records["depth"].min()), 0
-    made: np.void = found[0]
+    whole["min"].view(kind)[0] = records["min"].copy().view(kind).min()
+    whole["max"].view(kind)[0] = records["max"].copy().view(kind).max()
+    whole["depth"], whole["checksum"] = min(Depth.STATS, records["depth"].min()), 0
+    made: np.void = whole[0]
     return made
 
 
 def _number(value: float, coarseness: int, like: np.void) -> np.void:
     """A record of one number that carries the rounding of a dtype."""
-    found = np.zeros(1, RECORD_DTYPE)
-    found["version"], found["depth"], found["numel"] = like["version"], Depth.STATS, 1
-    found["dtype"] = BY_COARSENESS[coarseness]
-    found["nan_count"] = value != value
+    record = np.zeros(1, RECORD_DTYPE)
+    record["version"], record["depth"], record["numel"] = like["version"], Depth.STATS, 1
+    record["dtype"] = BY_COARSENESS[coarseness]
+    record["nan_count"] = value != value
     for field in ("sum", "min", "max"):
-        found[field] = value
-    found["abs_sum"], found["sum_sq"] = abs(value), value * value
-    made: np.void = found[0]
+        record[field] = value
+    record["abs_sum"], record["sum_sq"] = abs(value), value * value
+    made: np.void = record[0]
     return made

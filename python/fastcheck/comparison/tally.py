@@ -150,5 +150,5 @@ class Tally:
 
     def first(self, table: dict[Phase, Found], phases: tuple[Phase, ...]) -> Optional[Found]:
         """The earliest of these questions' finds."""
-        found = [table[phase] for phase in phases if phase in table]
-        return min(found, key=lambda one: one.key) if found else None
+        differences = [table[phase] for phase in phases if phase in table]
+        return min(differences, key=lambda difference: difference.key) if differences else None

@@ -127,20 +127,20 @@ def number_set(name: str, given: Any) -> Optional[frozenset[int]]:
     if given is None or given == []:
         return None
     items = [given] if isinstance(given, (int, str)) and not isinstance(given, bool) else given
-    found: set[int] = set()
+    numbers: set[int] = set()
     for item in items if isinstance(items, (list, tuple)) else (given,):
         span = re.fullmatch(r"(\d+)-(\d+)", item) if isinstance(item, str) else None
         if isinstance(item, int) and not isinstance(item, bool) and item >= 0:
-            found.add(item)
+            numbers.add(item)
         elif span and int(span.group(1)) <= int(span.group(2)):
-            found.update(range(int(span.group(1)), int(span.group(2)) + 1))
+            numbers.update(range(int(span.group(1)), int(span.group(2)) + 1))
         else:
             raise ConfigError(
                 f'"{name}" must be a list of ints >= 0',
                 expected='numbers from 0 on, and spans of them: [0, 3, "5-8"]',
                 got=repr(item),
             )
-    return frozenset(found)
+    return frozenset(numbers)
 
 
 def compare_paths(
@@ -169,6 +169,6 @@ def compare_paths(
     if output_path is not None:
         os.makedirs(output_path, exist_ok=True)
         csv = os.path.join(os.fspath(output_path), "compare_result.csv")
-    found = compare(sides[0], sides[1], csv=csv)
-    print(found)
-    return found
+    comparison = compare(sides[0], sides[1], csv=csv)
+    print(comparison)
+    return comparison

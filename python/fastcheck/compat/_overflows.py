@@ -114,9 +114,9 @@ class OverflowWatch(SessionListener):
         self.count += 1
         name = self._format_name(call_name(event))
         limit = "" if self._limit < 0 else f" of {self._limit}"
-        found = format_nonfinite(statistics_of(event.record))
+        counts = format_nonfinite(statistics_of(event.record))
         print(
-            f"[fastcheck] overflow {self.count}{limit}: {name}, step {event.step}, {found}",
+            f"[fastcheck] overflow {self.count}{limit}: {name}, step {event.step}, {counts}",
             flush=True,
         )
         if self._has_failed:

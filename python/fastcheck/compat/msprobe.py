@@ -96,11 +96,11 @@ class ProbeConfig:
         for level in of_levels:
             names = [
                 name
-                for one in self.names
-                if self._belongs(one, level)
-                for name in (self.spellings.get(one, (one,)) if level == "api" else (one,))
+                for entry in self.names
+                if self._belongs(entry, level)
+                for name in (self.spellings.get(entry, (entry,)) if level == "api" else (entry,))
             ]
-            ends = [one for one in self.ends if self._belongs(one, level)]
+            ends = [end for end in self.ends if self._belongs(end, level)]
             if len(of_levels) > 1 and (self.names or self.ends) and not (names or ends):
                 continue
             plan: dict[str, Any] = {"level": level, "record": self.record}
@@ -169,7 +169,7 @@ def read_config(
         steps=number_set("step", given.get("step") if step is None else step),
         names=names,
         is_enabled=_is_enabled(given.get("dump_enable")),
-        spellings={one: tuple(api_names(one)) for one in names if is_function(one)},
+        spellings={name: tuple(api_names(name)) for name in names if is_function(name)},
         ends=ends,
         record=_record_option(chosen, part),
         overflow_nums=_overflow_nums(part.get("overflow_nums", 1)),
@@ -189,25 +189,25 @@ def _is_enabled(given: Any) -> bool:
 def _load_config(path: str) -> dict[str, Any]:
     try:
         with open(path, encoding="utf-8") as file:
-            found = json.load(file)
+            config = json.load(file)
     except (OSError, ValueError) as error:
         raise ConfigError(
             "config.json can't be read",
             expected="an existing file that holds a JSON object",
             got=f"{path}: {getattr(error, 'strerror', None) or error}",
         ) from error
-    if not isinstance(found, dict):
+    if not isinstance(config, dict):
         raise_config_error(
-            "config.json must be a JSON object", expected="{...}", got=found, hint=""
+            "config.json must be a JSON object", expected="{...}", got=config, hint=""
         )
-    return dict(found)
+    return dict(config)
 
 
 def _task(task: Any) -> str:
     if isinstance(task, str) and task in _OTHER_TASKS:
         raise_config_error(
             f'task="{task}" has no counterpart in fastcheck',
-            expected=" or ".join(f'"{one}"' for one in TASKS),
+            expected=" or ".join(f'"{name}"' for name in TASKS),
             got=task,
             hint=_OTHER_TASKS[task],
         )
@@ -218,7 +218,7 @@ def _level(level: Any) -> str:
     if level in ("L2", "debug"):
         raise_config_error(
             f'level="{level}" has no counterpart in fastcheck',
-            expected=" or ".join(f'"{one}"' for one in LEVELS),
+            expected=" or ".join(f'"{name}"' for name in LEVELS),
             got=level,
             hint='"L1" is every operator that torch runs; fastcheck.stats(x) reads one tensor',
         )
@@ -251,9 +251,9 @@ def _ends(part: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _texts(name: str, given: Any) -> tuple[str, ...]:
-    found = [given] if isinstance(given, str) else [] if given is None else given
-    if isinstance(found, (list, tuple)) and all(isinstance(one, str) for one in found):
-        return tuple(found)
+    texts = [given] if isinstance(given, str) else [] if given is None else given
+    if isinstance(texts, (list, tuple)) and all(isinstance(text, str) for text in texts):
+        return tuple(texts)
     raise ConfigError(f'"{name}" must be a list of names', expected='["..."]', got=repr(given))
 
 

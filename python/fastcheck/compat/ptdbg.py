@@ -74,7 +74,7 @@ def dump_plan(
     if mode == "acl":
         raise_config_error(
             'mode="acl" is the dump of CANN\'s own operators',
-            expected=" or ".join(f'"{one}"' for one in _MODES[:-1]),
+            expected=" or ".join(f'"{name}"' for name in _MODES[:-1]),
             got=mode,
             hint='mode="list" dumps what the API of torch reads and makes',
         )
@@ -512,44 +512,44 @@ class PrecisionDebugger:
     @classmethod
     def start(cls) -> None:
         """Starts to read calls."""
-        one = cls._one()
-        is_wanted = one._steps is None or one._step in one._steps
-        if not one._is_mine or not is_wanted:
+        debugger = cls._one()
+        is_wanted = debugger._steps is None or debugger._step in debugger._steps
+        if not debugger._is_mine or not is_wanted:
             return
-        if one._hook == "overflow_check":
-            if one._watch is None:
-                one._watch = OverflowWatch(
-                    one._models,
-                    dump_path=one._path,
-                    overflow_nums=one._overflow_nums,
+        if debugger._hook == "overflow_check":
+            if debugger._watch is None:
+                debugger._watch = OverflowWatch(
+                    debugger._models,
+                    dump_path=debugger._path,
+                    overflow_nums=debugger._overflow_nums,
                     format_name=_underscored,
-                    first_step=one._step,
+                    first_step=debugger._step,
                 )
-            one._watch.pause(False)
-            one._watch.begin_step()
+            debugger._watch.pause(False)
+            debugger._watch.begin_step()
             return
-        if one._dumps is None:
-            one._dumps = Dumps(one._path, *one._plans)
-            atexit.register(one._dumps.close)
-        one._dumps.open(one._step, one._models)
+        if debugger._dumps is None:
+            debugger._dumps = Dumps(debugger._path, *debugger._plans)
+            atexit.register(debugger._dumps.close)
+        debugger._dumps.open(debugger._step, debugger._models)
 
     @classmethod
     def stop(cls) -> None:
         """Stops to read calls: what runs before the next start() is not seen."""
-        one = cls._one()
-        if one._dumps is not None:
-            one._dumps.close()
-        if one._watch is not None:
-            one._watch.pause(True)
+        debugger = cls._one()
+        if debugger._dumps is not None:
+            debugger._dumps.close()
+        if debugger._watch is not None:
+            debugger._watch.pause(True)
 
     @classmethod
     def step(cls) -> None:
         """Ends the step: the next start() begins the next step."""
         cls.stop()
-        one = cls._one()
-        one._step += 1
-        if one._watch is not None:
-            one._watch.monitor.step()
+        debugger = cls._one()
+        debugger._step += 1
+        if debugger._watch is not None:
+            debugger._watch.monitor.step()
 
     @classmethod
     def _one(cls) -> PrecisionDebugger:

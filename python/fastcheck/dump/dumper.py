@@ -52,18 +52,18 @@ class DumpedState(CallListener):
         self.tracker: Optional[ModuleTracker] = None
 
     def met_root(self, nodes: Sequence[ModuleNode]) -> None:
-        found: list[tuple[StoredTensor, str]] = []
+        tensors: list[tuple[StoredTensor, str]] = []
         for node in nodes:
             module = node.module()
             if module is None or not self._is_wanted(node):
                 continue
             for name, parameter in module._parameters.items():
                 if parameter is not None and is_materialised(parameter):
-                    found.append(((node, name, parameter), "param"))
+                    tensors.append(((node, name, parameter), "param"))
             for name, buffer in module._buffers.items():
                 if buffer is not None and is_materialised(buffer):
-                    found.append(((node, name, buffer), "buffer"))
-        self._read("stored", found)
+                    tensors.append(((node, name, buffer), "buffer"))
+        self._read("stored", tensors)
 
     def before_update(self, optimizer: torch.optim.Optimizer) -> None:
         if id(optimizer) not in self._optimizer_ids:
@@ -86,9 +86,9 @@ class DumpedState(CallListener):
     def _read_gradients(self, owned: Optional[set[int]]) -> None:
         wanted = [node for _, node in self._nodes() if self._is_wanted(node)]
         gradients = gradients_of(parameters_of(wanted, owned))
-        found = [(stored, "param_grad") for stored in gradients]
-        self._has_gradients |= bool(found)
-        self._read("gradients", found)
+        tensors = [(stored, "param_grad") for stored in gradients]
+        self._has_gradients |= bool(tensors)
+        self._read("gradients", tensors)
 
     def _is_wanted(self, node: ModuleNode) -> bool:
         return self._selection.wants_state(CallName("", node.path, 0, "optimizer"))
@@ -96,9 +96,9 @@ class DumpedState(CallListener):
     def _nodes(self) -> list[tuple[torch.nn.Module, ModuleNode]]:
         return [] if self.tracker is None else self.tracker.nodes
 
-    def _read(self, kind: str, found: list[tuple[StoredTensor, str]]) -> None:
+    def _read(self, kind: str, tensors: list[tuple[StoredTensor, str]]) -> None:
         entries = []
-        for (node, name, tensor), role in found:
+        for (node, name, tensor), role in tensors:
             inner = local(tensor)
             if inner.layout is torch.sparse_coo:
                 inner = inner._values()

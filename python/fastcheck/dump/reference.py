@@ -73,7 +73,7 @@ def movement(info: OpInfo, func: Any, args: Any, kwargs: Any) -> Sequence[float]
     """
     if _POINTWISE is not None and _POINTWISE in getattr(func, "tags", ()):
         return []
-    found: list[list[torch.Tensor]] = []
+    outputs: list[list[torch.Tensor]] = []
     places: tuple[Elsewhere, ...] = (
         Elsewhere(torch.device("cpu"), torch.float64),
         _Moved(0),
@@ -87,11 +87,11 @@ def movement(info: OpInfo, func: Any, args: Any, kwargs: Any) -> Sequence[float]
         results, reason = compute(info, func, *taken, where="on the CPU")
         if reason:
             return []
-        found.append(results)
+        outputs.append(results)
     given = [t for value in (*args, *kwargs.values()) for _, t in tensors_of(value, "")]
     largest = max((tensor.numel() for tensor in given), default=0)
     movements = []
-    for exact, scattered, together in zip(found[0], found[1], found[2]):
+    for exact, scattered, together in zip(outputs[0], outputs[1], outputs[2]):
         moved = _ACCUMULATED * _distance(exact, scattered)
         terms = largest / max(exact.numel(), 1)
         if terms >= _REDUCED:
@@ -118,15 +118,15 @@ class _Moved(Elsewhere):
         self._draw = None if seed is None else torch.Generator().manual_seed(seed)
 
     def _moved(self, value: Any, known: dict[int, torch.Tensor], written: frozenset[int]) -> Any:
-        found = None
+        moved = None
         if isinstance(value, torch.Tensor) and id(value) not in known:
-            found = super()._moved(value, known, written)
+            moved = super()._moved(value, known, written)
             unit = _UNITS.get(str(value.dtype)[6:], 0.0)
             if unit and self._draw is not None:
-                signs = torch.randint(0, 2, found.shape, generator=self._draw) * 2 - 1
-                known[id(value)] = found * (1 + unit * signs)
+                signs = torch.randint(0, 2, moved.shape, generator=self._draw) * 2 - 1
+                known[id(value)] = moved * (1 + unit * signs)
             elif unit:
-                known[id(value)] = found * (1 + unit)
+                known[id(value)] = moved * (1 + unit)
         return super()._moved(value, known, written)
 
 
@@ -192,21 +192,21 @@ class Reference:
             self._session.leave_out(call.info.name, f"nothing is known of {dtype}")
             return
         # Rounded to the dtype of the op, which also overflows where the exact result does.
-        found = self._compare(actual, expected.to(actual.dtype))
+        difference = self._compare(actual, expected.to(actual.dtype))
         allowed = EXACT if call.info.moves_values else self._thresholds[_CODES[dtype]]
-        error = math.inf if found.nonfinite else found.distance
+        error = math.inf if difference.nonfinite else difference.distance
         is_different = (
             error > allowed.error
-            or found.largest > allowed.largest
-            or (allowed.error == 0 and found.differing > 0)
+            or difference.largest > allowed.largest
+            or (allowed.error == 0 and difference.differing > 0)
         )
         unit, cancels = rounding_unit(_CODES[dtype]), False
-        if is_different and not found.nonfinite and unit and allowed is not EXACT:
+        if is_different and not difference.nonfinite and unit and allowed is not EXACT:
             by_output = movements()
             summed = by_output[position] / unit if position < len(by_output) else 0.0
-            cancels = found.euclidean <= unit * summed
+            cancels = difference.euclidean <= unit * summed
             if cancels:
-                is_different, error = False, found.euclidean / summed
+                is_different, error = False, difference.euclidean / summed
         name = call.name
         line: dict[str, Any] = {
             "n": number,
@@ -221,7 +221,7 @@ class Reference:
             "allowed": unit if cancels else allowed.error,
             "is_different": is_different,
             "cancels": cancels,
-            **dataclasses.asdict(found),
+            **dataclasses.asdict(difference),
         }
         self._session.add_reference(line)
         if is_different and len(self._session.differences) < _KEPT:

@@ -132,13 +132,13 @@ def attempts(log: str) -> list[str]:
     Raises:
         LogError: ``log`` can't be read.
     """
-    found = [log] if log_parts(log) else []
+    logs = [log] if log_parts(log) else []
     number = 2
     while os.path.isdir(path := os.path.join(log, f"run-{number}")):
         if log_parts(path):
-            found.append(path)
+            logs.append(path)
         number += 1
-    return found
+    return logs
 
 
 class Collector:
@@ -196,7 +196,7 @@ class Collector:
             for made, count in self._write_batch(batch):
                 rows, files, size = rows + count, files + 1, size + made
         at = self._manifest.ranks.values()
-        lost, damaged = sum(one.lost_segments for one in at), sum(one.damaged for one in at)
+        lost, damaged = sum(place.lost_segments for place in at), sum(place.damaged for place in at)
         return Written(rows, files, size, lost, damaged)
 
     @property
@@ -248,10 +248,10 @@ class Collector:
             for kind in _SOURCES:
                 name = f"{kind}-rank{rank}.{'json' if kind == 'meta' else 'jsonl'}"
                 try:
-                    found = os.stat(os.path.join(self.log, name))
+                    status = os.stat(os.path.join(self.log, name))
                 except OSError:
                     continue
-                yield name, (found.st_size, found.st_mtime_ns)
+                yield name, (status.st_size, status.st_mtime_ns)
 
     def _end_of_span(self, ranks: list[int]) -> Optional[int]:
         """The step behind the span that the earliest new record belongs to; None: nothing is

@@ -59,22 +59,22 @@ def _first_damage(folder: Folder, run: str) -> str:
 
 
 def _damage(folder: Folder, path: str, columns: Mapping[str, str]) -> str:
-    """The reason why a file is no such table; "": it is one."""
+    """The reason why a file is no such table; "": it is such a table."""
     parquet, types = need("pyarrow.parquet"), need("pyarrow.types")
     is_kind = {
         "int": types.is_integer,
         "float": types.is_floating,
-        "string": lambda one: types.is_string(one) or types.is_large_string(one),
+        "string": lambda dtype: types.is_string(dtype) or types.is_large_string(dtype),
         "bool": types.is_boolean,
     }
     try:
         file: Any = parquet.ParquetFile(folder.open(path))
-        found = {one.name: one.type for one in file.schema_arrow}
+        schema = {field.name: field.type for field in file.schema_arrow}
         for name, kind in columns.items():
-            if name not in found:
+            if name not in schema:
                 return f"it has no column {name}"
-            if not is_kind[kind.rstrip("0123456789")](found[name]):
-                return f"its column {name} holds {found[name]}"
+            if not is_kind[kind.rstrip("0123456789")](schema[name]):
+                return f"its column {name} holds {schema[name]}"
         for number in range(file.num_row_groups):
             rows = file.read_row_group(number)
             for name in KEYS.keys() & columns.keys():
@@ -113,7 +113,7 @@ def merge_run(folder: Folder, run: str, *, rows_per_file: int = _ROWS) -> Merged
     for path in counted_files(folder, run):
         spans[path.partition("/")[0]].append(path)
     notes = read_merges(folder, run)
-    found = [0] * 6
+    totals = [0] * 6
     for span, sources in sorted(spans.items()):
         batch = notes.get(span, {}).get("batch", 0) + 1
         rows = _row_count(folder, start, sources)
@@ -132,8 +132,8 @@ def merge_run(folder: Folder, run: str, *, rows_per_file: int = _ROWS) -> Merged
             folder.delete(start + source)
         before = sum(sizes.get(source, 0) for source in sources)
         here = (1, rows, len(sources), len(written), before, sum(written.values()))
-        found = [one + more for one, more in zip(found, here)]
-    return Merged(*found)
+        totals = [total + more for total, more in zip(totals, here)]
+    return Merged(*totals)
 
 
 def _finish(folder: Folder, run: str) -> None:

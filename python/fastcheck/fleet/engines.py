@@ -90,7 +90,7 @@ class DuckEngine:
                 self._connection.execute(f"SET {name} = {_quoted(value)}")
             for name, files in files_of.items():
                 if folder.is_local:
-                    listed = ", ".join(_quoted(folder.url(one)) for one in files)
+                    listed = ", ".join(_quoted(folder.url(path)) for path in files)
                     self._connection.execute(
                         f"CREATE VIEW {name} AS SELECT * FROM "
                         f"read_parquet([{listed}], hive_partitioning = false)"
@@ -106,9 +106,9 @@ class DuckEngine:
         self._connection.execute(start + select)
 
     def ask(self, select: str) -> list[dict[str, Any]]:
-        found = self._connection.execute(select)
-        names = [column[0] for column in found.description]
-        return [dict(zip(names, row)) for row in found.fetchall()]
+        result = self._connection.execute(select)
+        names = [column[0] for column in result.description]
+        return [dict(zip(names, row)) for row in result.fetchall()]
 
     def close(self) -> None:
         self._connection.close()
@@ -146,7 +146,7 @@ class SparkEngine:
         )
         self._made: list[str] = []
         for name, files in files_of.items():
-            paths = [folder.url(one) for one in files]
+            paths = [folder.url(path) for path in files]
             self._session.read.parquet(*paths).createOrReplaceTempView(name)
             self._made.append(name)
 
@@ -187,11 +187,11 @@ def files_of_run(folder: Folder, run: str) -> dict[str, list[str]]:
         LogError: a table has none.
     """
     start = f"run={run}"
-    found = {"records": [f"{start}/{path}" for path in counted_files(folder, run)]}
+    paths = {"records": [f"{start}/{path}" for path in counted_files(folder, run)]}
     for name, kind in _SMALL.items():
         files = sorted(folder.files(f"{start}/{kind}"))
-        found[name] = [path for path in files if path.endswith(".parquet")]
-    for name, files in found.items():
+        paths[name] = [path for path in files if path.endswith(".parquet")]
+    for name, files in paths.items():
         if not files:
             raise LogError(
                 "this run is not complete",
@@ -199,7 +199,7 @@ def files_of_run(folder: Folder, run: str) -> dict[str, list[str]]:
                 got=f"{folder.url(start)}, without {name.replace('all_', '')}",
                 hint="fastcheck collect writes them",
             )
-    return found
+    return paths
 
 
 def printed_sql(kind: str, place: str, are_replicas: bool = False) -> str:

@@ -63,7 +63,7 @@ class FleetFinding:
     @property
     def ranks(self) -> tuple[int, ...]:
         """The ranks that it names."""
-        return tuple(one.rank for one in self.suspects)
+        return tuple(suspect.rank for suspect in self.suspects)
 
 
 @dataclass(frozen=True)
@@ -98,13 +98,15 @@ class FleetReport:
     @property
     def accused(self) -> tuple[int, ...]:
         """All ranks that an accusation names, sorted."""
-        found = {rank for one in self.findings if one.is_accusation for rank in one.ranks}
-        return tuple(sorted(found))
+        ranks = {
+            rank for finding in self.findings if finding.is_accusation for rank in finding.ranks
+        }
+        return tuple(sorted(ranks))
 
     @property
     def extent(self) -> str:
         """The extent of the records that were read, in words."""
-        hosts = len({one.host for one in self.ranks.values()})
+        hosts = len({rank.host for rank in self.ranks.values()})
         return (
             f"{counted(len(self.ranks), 'rank')} on {counted(hosts, 'host')}, "
             f"{counted(self.site_count, 'site')}, steps {self.first_step:,} to "
@@ -117,13 +119,13 @@ class FleetReport:
             "run": self.run,
             "engine": self.engine,
             "ranks": len(self.ranks),
-            "hosts": len({one.host for one in self.ranks.values()}),
+            "hosts": len({rank.host for rank in self.ranks.values()}),
             "sites": self.site_count,
             "rows": self.row_count,
             "first_step": self.first_step,
             "last_step": self.last_step,
             "accused": list(self.accused),
-            "findings": [self._finding_dict(one) for one in self.findings],
+            "findings": [self._finding_dict(finding) for finding in self.findings],
         }
 
     def _finding_dict(self, finding: FleetFinding) -> dict[str, Any]:
@@ -137,14 +139,14 @@ class FleetReport:
     def text(self, most: int = 16) -> str:
         """The report as plain text; of each finding ``most`` ranks."""
         lines = [f"run       {self.run}: {self.extent}"]
-        if not any(one.is_accusation for one in self.findings):
+        if not any(finding.is_accusation for finding in self.findings):
             lines.append("verdict   no rank is suspect")
         for finding in self.findings:
             lines += ["", f"{'suspect' if finding.is_accusation else 'remark':10}{finding.what}"]
-            for one in finding.suspects[:most]:
-                lines.append(f"          {self.ranks.get(one.rank, f'rank {one.rank}')}")
-                lines.append(f"            from step {one.first_step:,}, at {one.site}")
-                lines.append(f"            {one.evidence}")
+            for suspect in finding.suspects[:most]:
+                lines.append(f"          {self.ranks.get(suspect.rank, f'rank {suspect.rank}')}")
+                lines.append(f"            from step {suspect.first_step:,}, at {suspect.site}")
+                lines.append(f"            {suspect.evidence}")
             if len(finding.suspects) > most:
                 lines.append(f"          and {len(finding.suspects) - most:,} more ranks")
             lines.append(f"try       {finding.advice}")

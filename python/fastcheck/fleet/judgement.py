@@ -30,8 +30,8 @@ class Chance:
     """The number of steps in which a rank is an outlier at one site by chance, in this fleet."""
 
     def __init__(self, answers: Mapping[str, list[dict[str, Any]]]) -> None:
-        found = answers["looked_at"][0]
-        rows, steps = int(found["row_count"] or 0), int(found["step_count"] or 0)
+        counts = answers["looked_at"][0]
+        rows, steps = int(counts["row_count"] or 0), int(counts["step_count"] or 0)
         outlying = sum(int(row["steps"]) for row in answers["outliers"])
         self._fewest = math.inf
         if rows:
@@ -94,8 +94,8 @@ def unusual_cells(answers: Answers) -> tuple[Cell, ...]:
     """
     if "step_list" not in answers:
         return ()
-    found = sorted(_cells(answers), key=lambda one: -one.z)
-    return tuple(found[:_MOST_CELLS])
+    cells = sorted(_cells(answers), key=lambda cell: -cell.z)
+    return tuple(cells[:_MOST_CELLS])
 
 
 def _cells(answers: Answers) -> Iterator[Cell]:
@@ -136,7 +136,7 @@ def examine(
     also what is unusual of each rank in each step, for the page.
 
     Raises:
-        LogError: there is no row, or one without a step, a site, a rank or a call.
+        LogError: there is no row, or a row without a step, a site, a rank or a call.
         ConfigError: a rank is negative, or 2 ** 20 or more.
     """
     answers = _answers(engine, are_replicas)
@@ -152,14 +152,14 @@ def examine(
         *_steps(answers),
         *_stopped(answers, ranks, lag),
     ]
-    findings.sort(key=lambda one: not one.is_accusation)
-    steps = [(one.first_step, one.last_step) for one in ranks.values()]
+    findings.sort(key=lambda finding: not finding.is_accusation)
+    steps = [(rank.first_step, rank.last_step) for rank in ranks.values()]
     return FleetReport(
         run=run,
         engine=kind,
         ranks=ranks,
         site_count=len(known),
-        row_count=sum(one.row_count for one in ranks.values()),
+        row_count=sum(rank.row_count for rank in ranks.values()),
         first_step=min(first for first, _ in steps),
         last_step=max(last for _, last in steps),
         findings=tuple(findings),
@@ -172,8 +172,8 @@ def _answers(engine: Engine, are_replicas: bool) -> dict[str, list[Row]]:
     options: dict[str, Any] = {"are_replicas": are_replicas}
     for name, text in TABLES_IN_ORDER.items():
         if name == "votes":
-            found = engine.ask("SELECT sum(copies) AS held FROM disagreeing")[0]["held"] or 0
-            options["first_steps"] = 3 if found > _MANY_VOTES else 1 << 30
+            held = engine.ask("SELECT sum(copies) AS held FROM disagreeing")[0]["held"] or 0
+            options["first_steps"] = 3 if held > _MANY_VOTES else 1 << 30
         elif name == "ranks":
             _check_rows(engine)
             _check_ranks(engine)
@@ -207,8 +207,8 @@ def _check_rows(engine: Engine) -> None:
 
 
 def _check_ranks(engine: Engine) -> None:
-    found = engine.ask("SELECT min(rank) AS low, max(rank) AS high FROM progress")[0]
-    low, high = int(found["low"]), int(found["high"])
+    bounds = engine.ask("SELECT min(rank) AS low, max(rank) AS high FROM progress")[0]
+    low, high = int(bounds["low"]), int(bounds["high"])
     if low < 0 or high >= RANK_LIMIT:
         raise ConfigError(
             "the questions to a fleet can't tell these ranks from others",
@@ -226,11 +226,11 @@ def _spans(engine: Engine) -> list[str]:
     """Conditions on the step that divide the work: quartiles are of values held in memory."""
     if engine.chunk_rows is None:
         return ["r.step >= 0"]
-    found = engine.ask(
+    extent = engine.ask(
         "SELECT sum(row_count) AS n, min(first_step) AS low, max(last_step) AS high FROM progress"
     )[0]
-    low, high = int(found["low"]), int(found["high"])
-    count = max(1, min(math.ceil(found["n"] / engine.chunk_rows), high - low + 1))
+    low, high = int(extent["low"]), int(extent["high"])
+    count = max(1, min(math.ceil(extent["n"] / engine.chunk_rows), high - low + 1))
     ends = [low + (high + 1 - low) * i // count for i in range(count + 1)]
     return [f"r.step BETWEEN {a} AND {b - 1}" for a, b in zip(ends, ends[1:]) if b > a]
 
@@ -307,28 +307,28 @@ def _replicas(
             odd.append(suspect)
         else:
             pairs[int(row["peer_group"])].append(suspect)
-    found = []
+    findings = []
     if odd:
-        step = min(one.first_step for one in odd)
+        step = min(suspect.first_step for suspect in odd)
         is_few = len(odd) <= max(1, len(ranks) * _MOST_ACCUSED)
         what = "a weight differs from that of the replicas"
         if not is_few:
             what = f"{len(odd):,} ranks hold other weights than their replicas: no single rank"
-        found.append(_replica_finding(odd, what, is_few, step))
+        findings.append(_replica_finding(odd, what, is_few, step))
     for group in pairs.values():
-        step = min(one.first_step for one in group)
+        step = min(suspect.first_step for suspect in group)
         is_pair = len(group) == 2
         what = "two replicas differ: one of these two"
         if not is_pair:
             what = f"{len(group):,} replicas differ, without a majority"
-        found.append(_replica_finding(group, what, is_pair, step))
-    return found
+        findings.append(_replica_finding(group, what, is_pair, step))
+    return findings
 
 
 def _replica_finding(
     suspects: list[Suspect], what: str, is_accusation: bool, step: int
 ) -> FleetFinding:
-    suspects = sorted(suspects, key=lambda one: (one.first_step, one.rank))
+    suspects = sorted(suspects, key=lambda suspect: (suspect.first_step, suspect.rank))
     together = (
         "if the weights differ from the first step on, look for different seeds, weights that were "
         "not broadcast, or a parameter that data parallelism does not manage"
@@ -374,7 +374,7 @@ def _outliers(
 
 
 def _by_host(suspects: list[Suspect], ranks: Mapping[int, FleetRank]) -> list[FleetFinding]:
-    suspects = sorted(suspects, key=lambda one: (one.first_step, one.rank))
+    suspects = sorted(suspects, key=lambda suspect: (suspect.first_step, suspect.rank))
     if not suspects:
         return []
     if len(suspects) > max(1, len(ranks) * _MOST_ACCUSED):
@@ -395,7 +395,7 @@ def _by_host(suspects: list[Suspect], ranks: Mapping[int, FleetRank]) -> list[Fl
     by_host: dict[str, list[Suspect]] = defaultdict(list)
     for suspect in suspects:
         by_host[ranks[suspect.rank].host or ""].append(suspect)
-    found = []
+    findings = []
     for host, group in by_host.items():
         step = group[0].first_step
         if host and len(group) >= 2 and 2 * len(group) >= sizes[host] and len(sizes) > 1:
@@ -403,17 +403,19 @@ def _by_host(suspects: list[Suspect], ranks: Mapping[int, FleetRank]) -> list[Fl
                 f"take host {host} out of service; go on from a checkpoint before step {step:,}"
             )
             what = f"host {host}: {len(group)} of its {sizes[host]} ranks are far from their peers"
-            found.append(FleetFinding("host", True, what, advice, step, tuple(group), host))
+            findings.append(FleetFinding("host", True, what, advice, step, tuple(group), host))
         else:
-            for one in group:
+            for member in group:
                 what = "a rank is repeatedly far from its peers"
                 advice = (
-                    _SWAP.format(step=one.first_step)
+                    _SWAP.format(step=member.first_step)
                     + "; a rank that trains on a different kind of "
                     "data can look the same"
                 )
-                found.append(FleetFinding("outlier", True, what, advice, one.first_step, (one,)))
-    return found
+                findings.append(
+                    FleetFinding("outlier", True, what, advice, member.first_step, (member,))
+                )
+    return findings
 
 
 def _steps(answers: dict[str, list[Row]]) -> list[FleetFinding]:
@@ -425,7 +427,7 @@ def _steps(answers: dict[str, list[Row]]) -> list[FleetFinding]:
         if not stretches or int(row["step"]) != int(stretches[-1][-1]["step"]) + 1:
             stretches.append([])
         stretches[-1].append(row)
-    found = []
+    findings = []
     for rows in stretches[:10]:
         step, last = int(rows[0]["step"]), int(rows[-1]["step"])
         moved, of = (int(rows[0][name]) for name in ("moved", "site_count"))
@@ -435,26 +437,26 @@ def _steps(answers: dict[str, list[Row]]) -> list[FleetFinding]:
             f"factor of {float(rows[0]['factor']):.3g}{more}: a step, not a rank"
         )
         advice = "look at the batch and at the learning rate of that step"
-        found.append(FleetFinding("step", False, what, advice, step))
-    return found
+        findings.append(FleetFinding("step", False, what, advice, step))
+    return findings
 
 
 def _stopped(
     answers: dict[str, list[Row]], ranks: Mapping[int, FleetRank], lag: int
 ) -> list[FleetFinding]:
-    found = []
-    ordered = sorted(one.last_step for one in ranks.values())
+    findings = []
+    ordered = sorted(rank.last_step for rank in ranks.values())
     last = ordered[len(ordered) // 2]
-    behind = [one for one in ranks.values() if one.last_step < last - lag]
+    behind = [rank for rank in ranks.values() if rank.last_step < last - lag]
     by_node: dict[Any, list[FleetRank]] = defaultdict(list)
-    for one in ranks.values():
-        by_node[one.node].append(one)
+    for rank in ranks.values():
+        by_node[rank.node].append(rank)
     waiting = [
-        one
-        for one in behind
-        if len(by_node[one.node]) > 1 and len({at.last_step for at in by_node[one.node]}) == 1
+        rank
+        for rank in behind
+        if len(by_node[rank.node]) > 1 and len({at.last_step for at in by_node[rank.node]}) == 1
     ]
-    stopped = [one for one in behind if one not in waiting]
+    stopped = [rank for rank in behind if rank not in waiting]
     for group, is_accusation in ((stopped, True), (waiting, False)):
         if not group:
             continue
@@ -469,17 +471,17 @@ def _stopped(
             advice = "check whether fastcheck collect runs there; if it does, the node has stopped"
         suspects = tuple(
             Suspect(
-                one.rank, one.last_step + 1, "all sites", f"last record: step {one.last_step:,}"
+                rank.rank, rank.last_step + 1, "all sites", f"last record: step {rank.last_step:,}"
             )
-            for one in sorted(group, key=lambda one: (one.last_step, one.rank))
+            for rank in sorted(group, key=lambda rank: (rank.last_step, rank.rank))
         )
         first = suspects[0].first_step
-        found.append(FleetFinding("stopped", is_accusation, what, advice, first, suspects))
+        findings.append(FleetFinding("stopped", is_accusation, what, advice, first, suspects))
     sizes = {int(row["world_size"]) for row in answers["ranks"] if row["world_size"] is not None}
     missing = sorted(set(range(max(sizes, default=0))) - set(ranks))
     if missing:
         named = listed(missing, 10, ", ...")
         what = f"{len(missing):,} of {max(sizes):,} ranks have no records: {named}"
         advice = "collect the logs of all nodes; if that is done, these ranks have written nothing"
-        found.append(FleetFinding("stopped", False, what, advice, 0))
-    return found
+        findings.append(FleetFinding("stopped", False, what, advice, 0))
+    return findings

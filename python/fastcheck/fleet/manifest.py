@@ -64,17 +64,17 @@ class Manifest:
             each, batch, rows = (
                 whole_number(fields[name]) for name in ("steps_per_file", "batch", "rows")
             )
-            found = cls(node, each, batch, rows, files, ranks)
+            manifest = cls(node, each, batch, rows, files, ranks)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise _damaged(folder, path, repr(error)) from error
-        if found.steps_per_file != steps_per_file:
+        if manifest.steps_per_file != steps_per_file:
             raise ConfigError(
                 "the files of this run hold another number of steps",
-                expected=f"--steps-per-file {found.steps_per_file}",
+                expected=f"--steps-per-file {manifest.steps_per_file}",
                 got=str(steps_per_file),
                 hint="give the same number, or another --run",
             )
-        return found
+        return manifest
 
     def write(self, folder: Folder, run: str) -> None:
         """Replaces the node's manifest: from here on its files count."""
@@ -95,8 +95,8 @@ class Manifest:
 
 def runs_in(folder: Folder) -> list[str]:
     """The runs of a folder, sorted by name."""
-    found = (path.partition("/")[0] for path in folder.files())
-    return sorted({name[len("run=") :] for name in found if name.startswith("run=")})
+    names = (path.partition("/")[0] for path in folder.files())
+    return sorted({name[len("run=") :] for name in names if name.startswith("run=")})
 
 
 def record_files(files: Iterable[str]) -> dict[str, str]:
@@ -145,13 +145,13 @@ def read_merges(
         names = list(folder.files(start))
     else:
         names = [f"run={run}/{path}" for path in present if path.startswith(f"{_MERGES}/")]
-    found = {}
+    merges = {}
     for name in names:
         if name.endswith(".json"):
             steps = name.rpartition("/")[2][: -len(".json")]
             kinds: dict[str, type] = {"batch": int, "files": list, "replaced": list}
-            found[steps] = {key: _field(folder, name, key, kind) for key, kind in kinds.items()}
-    return found
+            merges[steps] = {key: _field(folder, name, key, kind) for key, kind in kinds.items()}
+    return merges
 
 
 def write_merge(
@@ -170,7 +170,7 @@ def _field(folder: Folder, path: str, name: str, kind: type) -> Any:
     """
     fields = _read_json(folder, path)
     value: Any = kind() if fields is None else fields.get(name)
-    are_names = kind is not list or all(isinstance(one, str) for one in value or ())
+    are_names = kind is not list or all(isinstance(entry, str) for entry in value or ())
     if not isinstance(value, kind) or not are_names:
         raise _damaged(folder, path, f"{name} is {str(value)[:60]}")
     return value

@@ -28,17 +28,17 @@ def fleet_page_data(report: FleetReport) -> tuple[str, str]:
     ranks = [report.ranks[number] for number in sorted(report.ranks)]
     columns: dict[str, list[Any]] = {}
     for name in _TEXTS:
-        values = (getattr(one, name) for one in ranks)
+        values = (getattr(rank, name) for rank in ranks)
         columns[name] = [None if value is None else printable(value) for value in values]
     for name in _NUMBERS:
-        columns[name] = [getattr(one, name) for one in ranks]
+        columns[name] = [getattr(rank, name) for rank in ranks]
     starts, column_of, width = _axis(report)
     state = np.zeros((len(ranks), len(starts)), np.uint8)
-    for row, one in enumerate(ranks):
-        first, last = column_of(one.first_step), column_of(one.last_step)
+    for row, rank in enumerate(ranks):
+        first, last = column_of(rank.first_step), column_of(rank.last_step)
         state[row, first : last + 1] = _ORDINARY
     sites = np.zeros_like(state)
-    row_of = {one.rank: row for row, one in enumerate(ranks)}
+    row_of = {rank.rank: row for row, rank in enumerate(ranks)}
     for cell in report.cells:
         if cell.rank in row_of:
             place = row_of[cell.rank], column_of(cell.step)
@@ -53,7 +53,7 @@ def fleet_page_data(report: FleetReport) -> tuple[str, str]:
         "fastcheck": __version__,
         "ranks": columns,
         "axis": {"width": width, "starts": starts},
-        "findings": [_finding_data(one) for one in report.findings],
+        "findings": [_finding_data(finding) for finding in report.findings],
     }
     return container.to_text(header)
 
@@ -93,8 +93,8 @@ def _finding_data(finding: FleetFinding) -> dict[str, Any]:
         "advice": printable(finding.advice),
         "step": finding.first_step,
         "suspects": [
-            [one.rank, one.first_step, printable(one.site), printable(one.evidence)]
-            for one in finding.suspects
+            [suspect.rank, suspect.first_step, printable(suspect.site), printable(suspect.evidence)]
+            for suspect in finding.suspects
         ],
     }
 
@@ -110,9 +110,11 @@ def fleet_headline(report: FleetReport) -> str:
     if not report.accused:
         return f"{report.run}: no rank of {total} is suspect"
     first_step: dict[int, int] = {}
-    for finding in (one for one in report.findings if one.is_accusation):
-        for one in finding.suspects:
-            first_step[one.rank] = min(first_step.get(one.rank, one.first_step), one.first_step)
+    for finding in (finding for finding in report.findings if finding.is_accusation):
+        for suspect in finding.suspects:
+            first_step[suspect.rank] = min(
+                first_step.get(suspect.rank, suspect.first_step), suspect.first_step
+            )
     named = [
         f"{rank}{_host(report, rank)} from step {step:,}"
         for rank, step in sorted(first_step.items(), key=lambda pair: (pair[1], pair[0]))
@@ -123,8 +125,8 @@ def fleet_headline(report: FleetReport) -> str:
 
 
 def _host(report: FleetReport, rank: int) -> str:
-    found = report.ranks.get(rank)
-    return "" if found is None or found.host is None else f" ({found.host})"
+    fleet_rank = report.ranks.get(rank)
+    return "" if fleet_rank is None or fleet_rank.host is None else f" ({fleet_rank.host})"
 
 
 def fleet_verdict_html(report: FleetReport) -> str:
@@ -147,7 +149,7 @@ def _finding(report: FleetReport, finding: FleetFinding, label: str) -> list[str
     parts = [f"<h3><span{tag}>{kind}:</span> {text_html(finding.what)}</h3>"]
     if finding.suspects:
         head = "".join(f'<th scope="col">{name}</th>' for name in _COLUMNS)
-        rows = "".join(_row(report, one) for one in finding.suspects[:_MOST_SUSPECTS])
+        rows = "".join(_row(report, suspect) for suspect in finding.suspects[:_MOST_SUSPECTS])
         parts.append(
             f'<div class="scrolling" tabindex="0" role="region" aria-label="{label}">'
             f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"

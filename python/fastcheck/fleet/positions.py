@@ -57,7 +57,7 @@ class Position:
 
     def to_dict(self) -> dict[str, Any]:
         """The fields, ready for JSON."""
-        return {**vars(self), "kept": {str(one): list(at) for one, at in self.kept.items()}}
+        return {**vars(self), "kept": {str(segment): list(at) for segment, at in self.kept.items()}}
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Position:
@@ -68,8 +68,8 @@ class Position:
         """
         numbers = ("segment", "record", "events", "lost_segments", "damaged")
         kept = {
-            int(one): (whole_number(at[0]), [whole_number(key) for key in at[1]])
-            for one, at in fields["kept"].items()
+            int(segment): (whole_number(at[0]), [whole_number(key) for key in at[1]])
+            for segment, at in fields["kept"].items()
         }
         return cls(
             identity=str(fields["identity"]),
@@ -106,11 +106,11 @@ def next_step(directory: str, rank: int, position: Position) -> Optional[int]:
             continue
         start = position.record if index == position.segment else 0
         try:
-            found = read_span(path, start, start + 1)
+            records = read_span(path, start, start + 1)
         except FileNotFoundError:
             continue
-        if len(found):
-            return int(found["step"][0]) if _valid(found).size else 0
+        if len(records):
+            return int(records["step"][0]) if _valid(records).size else 0
     return None
 
 
@@ -150,11 +150,11 @@ def take_until(
 
 def _segments(directory: str, rank: int) -> dict[int, str]:
     """The paths of the rank's segments by number, oldest first."""
-    found = {}
+    paths = {}
     for path in log_parts(directory).get(rank, ()):
         match = _NUMBER.search(path)
-        found[int(match.group(1)) if match else 0] = path
-    return found
+        paths[int(match.group(1)) if match else 0] = path
+    return paths
 
 
 def _is_sound(records: np.ndarray) -> np.ndarray:
@@ -193,23 +193,23 @@ def _kept_of_lost(directory: str, rank: int, position: Position) -> tuple[np.nda
     segments.
     """
     path = os.path.join(directory, f"events-rank{rank}.bin")
-    oldest, live, found = _undisturbed(directory, rank, path, position)
+    oldest, live, events = _undisturbed(directory, rank, path, position)
     doubles = {tuple(first): count for count, first in position.kept.values()}
-    is_new = np.ones(len(found), bool)
+    is_new = np.ones(len(events), bool)
     at = 0
-    while at < len(found):
-        key = tuple(_key(found[at]))
+    while at < len(events):
+        key = tuple(_key(events[at]))
         if key in live:  # written before its segment is deleted, which has not happened yet
-            found, is_new = found[:at], is_new[:at]
+            events, is_new = events[:at], is_new[:at]
             break
         count = doubles.get(key, 0)
         is_new[at : at + count] = False
         at += max(count, 1)
-    return _valid(found[is_new]), replace(
+    return _valid(events[is_new]), replace(
         position,
         segment=oldest,
         record=0,
-        events=position.events + len(found),
+        events=position.events + len(events),
         lost_segments=position.lost_segments + oldest - position.segment,
         kept={index: at for index, at in position.kept.items() if index >= oldest},
     )
@@ -225,16 +225,16 @@ def _undisturbed(
         segments = _segments(directory, rank)
         oldest = min(segments, default=position.segment)
         try:
-            found = read_span(path, position.events, _ALL)
+            events = read_span(path, position.events, _ALL)
         except FileNotFoundError:
-            found = np.zeros(0, RECORD_DTYPE)
+            events = np.zeros(0, RECORD_DTYPE)
         try:
-            records = read_span(segments[oldest], 0, _ALL) if segments else found[:0]
+            records = read_span(segments[oldest], 0, _ALL) if segments else events[:0]
         except FileNotFoundError:
             continue
         if min(_segments(directory, rank), default=oldest) == oldest:
             keys = {tuple(_key(record)) for record in records[is_kept(records)]}
-            return oldest, keys, found
+            return oldest, keys, events
 
 
 def _joined(pieces: list[np.ndarray], position: Position) -> NewRecords:

@@ -135,8 +135,8 @@ def rounded(values: np.ndarray) -> np.ndarray:
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
     up = bits + np.uint32(0x7F) + ((bits >> np.uint32(8)) & np.uint32(1))
     up = np.where((up & _EXPONENT) == _EXPONENT, bits, up) & np.uint32(0xFFFFFF00)
-    found: np.ndarray = np.where(np.isnan(values), np.float32(np.nan), up.view(np.float32))
-    return found
+    floats: np.ndarray = np.where(np.isnan(values), np.float32(np.nan), up.view(np.float32))
+    return floats
 
 
 def sorted_rows(pieces: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
@@ -157,8 +157,10 @@ def record_table(rows: Mapping[str, np.ndarray]) -> Any:
     schema = _schema(RECORD_COLUMNS)
     absent = {"checksum": rows["checksum"] == 0}
     arrays = [
-        arrow.array(rows[one.name], type=one.type, mask=absent.get(one.name), from_pandas=True)
-        for one in schema
+        arrow.array(
+            rows[field.name], type=field.type, mask=absent.get(field.name), from_pandas=True
+        )
+        for field in schema
     ]
     return arrow.table(arrays, schema=schema)
 
@@ -182,7 +184,7 @@ def table_bytes(table: Any) -> Any:
     options: dict[str, Any] = {"compression": "zstd", "compression_level": 3}
     if "rms" in table.schema.names:
         plain = ("checksum", *FLOAT_COLUMNS)
-        options["use_dictionary"] = [one for one in RECORD_COLUMNS if one not in plain]
+        options["use_dictionary"] = [name for name in RECORD_COLUMNS if name not in plain]
         options["column_encoding"] = {
             "checksum": "PLAIN",
             **dict.fromkeys(FLOAT_COLUMNS, "BYTE_STREAM_SPLIT"),

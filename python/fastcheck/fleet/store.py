@@ -87,11 +87,11 @@ class Folder:
         fs = need("pyarrow.fs")
         selector = fs.FileSelector(self._full(path), recursive=True, allow_not_found=True)
         with self._errors("read", path):
-            found = self._system.get_file_info(selector)
+            infos = self._system.get_file_info(selector)
         start = len(self._root.rstrip("/")) + 1
         return {
             info.path[start:].replace("\\", "/"): info.size
-            for info in found
+            for info in infos
             if info.type == fs.FileType.File
         }
 

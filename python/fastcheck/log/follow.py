@@ -67,10 +67,10 @@ class LogFollower:
             LogError: the log can't be read, or a newer fastcheck writes it.
         """
         if self.directory is None:
-            found = find_logs(self._path)
-            if not found:
+            logs = find_logs(self._path)
+            if not logs:
                 return []
-            self.directory = found[-1]
+            self.directory = logs[-1]
         grown = []
         with reading():
             for rank, paths in log_parts(self.directory).items():
@@ -100,19 +100,19 @@ class _RankFollower:
         """``paths``: the segments that there are, oldest first; listed before anything is read, so
         that all but the last are complete.
         """
-        found = Growth(self._rank)
-        self._read_segments(paths, found)
+        growth = Growth(self._rank)
+        self._read_segments(paths, growth)
         # After the records: a site is written before its first record.
-        found.sites = sites_of_lines(self._sites.poll())
-        found.events = list(self._events.poll())
-        found.watch = list(self._watch.poll())
-        found.meta = self._read_meta()
-        return found
+        growth.sites = sites_of_lines(self._sites.poll())
+        growth.events = list(self._events.poll())
+        growth.watch = list(self._watch.poll())
+        growth.meta = self._read_meta()
+        return growth
 
-    def _read_segments(self, paths: list[str], found: Growth) -> None:
+    def _read_segments(self, paths: list[str], growth: Growth) -> None:
         if self._segment is not None and self._segment not in paths:
             # Removed; segments that came and went since then are not counted.
-            found.missed_bytes += max(self._sizes.get(self._segment, 0) - self._offset, 0)
+            growth.missed_bytes += max(self._sizes.get(self._segment, 0) - self._offset, 0)
         new = paths[_place(paths, self._segment) :]
         if new[:1] != [self._segment]:
             self._segment, self._offset = (new[0], 0) if new else (None, 0)
@@ -121,26 +121,26 @@ class _RankFollower:
             # The end is what is of use now, and all of it may not fit into memory.
             self._segment, self._offset = _start(paths, self._tail_bytes)
             if self._sizes:
-                found.missed_bytes += unread - self._tail_bytes
+                growth.missed_bytes += unread - self._tail_bytes
         for path in paths[_place(paths, self._segment) :]:
             if path != self._segment:
                 self._segment, self._offset = path, 0
             try:
-                self._read(path, found)
+                self._read(path, growth)
             except FileNotFoundError:
                 continue  # removed since it was listed
         sizes = {path: self._sizes.get(path, 0) or _size_of(path) for path in paths[:-1]}
         self._sizes = {**sizes, **{path: _size_of(path) for path in paths[-1:]}}
-        found.total_bytes = sum(self._sizes.values())
+        growth.total_bytes = sum(self._sizes.values())
         if paths:
-            found.changed = _modified(paths[-1])
+            growth.changed = _modified(paths[-1])
 
-    def _read(self, path: str, found: Growth) -> None:
+    def _read(self, path: str, growth: Growth) -> None:
         for records in read_spans(path, self._offset // RECORD_BYTES):
             self._offset += len(records) * RECORD_BYTES
             piece = checked(records)
-            found.damaged += piece.damaged
-            found.records.append(piece.records)
+            growth.damaged += piece.damaged
+            growth.records.append(piece.records)
 
     def _read_meta(self) -> Optional[dict[str, Any]]:
         try:

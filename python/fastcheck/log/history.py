@@ -89,17 +89,17 @@ class History:
 
     def set_flags(self, seq: int, flags: int) -> None:
         """Adds flag bits to a record of the open step, in place. Verdict bits are replaced."""
-        found = self._find_open(seq)
-        if found is not None:
-            chunk, index = found
+        place = self._find_open(seq)
+        if place is not None:
+            chunk, index = place
             chunk["flags"][index] = (int(chunk["flags"][index]) & 0xFF) | flags
 
     def find(self, seq: int) -> Optional[np.void]:
         """The record with this sequence number; None if it is no longer in memory."""
-        found = self._find_open(seq) or _find(reversed(self._closed), seq)
-        if found is None:
+        place = self._find_open(seq) or _find(reversed(self._closed), seq)
+        if place is None:
             return None
-        record: np.void = found[0][found[1]].copy()
+        record: np.void = place[0][place[1]].copy()
         return record
 
     def _find_open(self, seq: int) -> Optional[tuple[np.ndarray, int]]:
@@ -134,7 +134,7 @@ class History:
 
     def latest_of(self, sites: set[int]) -> np.ndarray:
         """The latest record in memory of each of these sites, oldest first."""
-        left, found = sites.copy(), []
+        left, records = sites.copy(), []
         for chunk in self._youngest_first():
             if not left:
                 break
@@ -142,8 +142,8 @@ class History:
             for record in mine[::-1]:
                 if int(record["site"]) in left:
                     left.discard(int(record["site"]))
-                    found.append(record)
-        return np.array(found[::-1], RECORD_DTYPE)
+                    records.append(record)
+        return np.array(records[::-1], RECORD_DTYPE)
 
     def last_finite_step(self, site: int) -> Optional[int]:
         """The step of the latest record in memory of this site that was finite."""
@@ -167,9 +167,9 @@ class History:
 
     def _youngest(self, is_wanted: Callable[[np.ndarray], np.ndarray]) -> Optional[np.void]:
         for chunk in self._youngest_first():
-            found = chunk[is_wanted(chunk)]
-            if len(found):
-                record: np.void = found[-1].copy()
+            matches = chunk[is_wanted(chunk)]
+            if len(matches):
+                record: np.void = matches[-1].copy()
                 return record
         return None
 
@@ -193,8 +193,8 @@ def joined(parts: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _is_finite(records: np.ndarray) -> np.ndarray:
-    found: np.ndarray = (records["flags"] & int(Flag.NONFINITE)) == 0
-    return found
+    is_finite: np.ndarray = (records["flags"] & int(Flag.NONFINITE)) == 0
+    return is_finite
 
 
 def _find(chunks: Iterator[np.ndarray], seq: int) -> Optional[tuple[np.ndarray, int]]:

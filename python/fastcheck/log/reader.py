@@ -73,20 +73,20 @@ def find_logs(path: str) -> list[str]:
         return []
     with reading(f"the logs in {path}"):
         below = sorted(entry.path for entry in os.scandir(path) if entry.is_dir())
-    found = [place for place in [path, *below] if os.access(place, os.R_OK) and _ranks_in(place)]
-    return sorted(found, key=lambda place: (_changed(place), place))
+    logs = [place for place in [path, *below] if os.access(place, os.R_OK) and _ranks_in(place)]
+    return sorted(logs, key=lambda place: (_changed(place), place))
 
 
 def log_parts(directory: str) -> dict[int, list[str]]:
     """The paths of each rank's segments, oldest first."""
-    found: dict[int, list[tuple[int, str]]] = {}
+    segments: dict[int, list[tuple[int, str]]] = {}
     for match in _files_in(directory):
-        parts = found.setdefault(int(match.group(2)), [])
+        parts = segments.setdefault(int(match.group(2)), [])
         if match.group(1) == "records":
             parts.append((int(match.group(3) or 0), match.group()))
     return {
-        rank: [os.path.join(directory, name) for _, name in sorted(found[rank])]
-        for rank in sorted(found)
+        rank: [os.path.join(directory, name) for _, name in sorted(segments[rank])]
+        for rank in sorted(segments)
     }
 
 
@@ -141,14 +141,14 @@ def read_ranges(path: str) -> list[dict[str, Any]]:
     the last that was written, with the Site. What is no such line is left out.
     """
     directory = path if os.path.isdir(path) else os.path.dirname(path) or "."
-    found: list[dict[str, Any]] = []
+    ranges: list[dict[str, Any]] = []
     for rank in _ranks_in(directory):
         lines = _read_lines(os.path.join(directory, f"range-rank{rank}.jsonl"))[0]
         sites = read_sites_and_meta(directory, rank)[0] if lines else {}
         numbered = [line for line in lines if isinstance(line.get("site"), int)]
         last = {line["site"]: line for line in numbered if line["site"] in sites}
-        found += [{**line, "rank": rank, "site": sites[number]} for number, line in last.items()]
-    return found
+        ranges += [{**line, "rank": rank, "site": sites[number]} for number, line in last.items()]
+    return ranges
 
 
 def _read_directory(place: str, only: int | None) -> LogView:
@@ -238,8 +238,8 @@ def _read_stray(path: str) -> LogView:
             got=f"{path}, {size:,} bytes of something else",
             hint="give the directory that the stop message ends with (or fastcheck_log/)",
         )
-    found = read_all(path)
-    part = RankLog(0, found.records, {}, [], {}, found.dropped_bytes, found.damaged)
+    piece = read_all(path)
+    part = RankLog(0, piece.records, {}, [], {}, piece.dropped_bytes, piece.damaged)
     return merge_ranks(os.path.dirname(path) or ".", [part])
 
 
@@ -257,7 +257,7 @@ def _read_lines(path: str) -> tuple[list[dict[str, Any]], int]:
 
 def read_meta(path: str) -> dict[str, Any]:
     try:
-        found = read_json(path, _MAX_META_BYTES)
+        meta = read_json(path, _MAX_META_BYTES)
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return meta if isinstance(meta, dict) else {}

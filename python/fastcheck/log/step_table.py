@@ -102,16 +102,16 @@ class StepTable:
     def rows(self) -> list[StepRow]:
         """The rows of the steps that are over, oldest first; the youngest 100,000."""
         self.settle()
-        found = []
+        rows = []
         for kept in self._kept[max(0, self._count - _MOST) : self._count]:
             values = {
                 name: float(kept[name]) if kept["known"] >> bit & 1 else None
                 for bit, name in enumerate(STEP_NUMBERS)
             }
-            found.append(
+            rows.append(
                 StepRow(self._rank, int(kept["step"]), overflow=bool(kept["overflow"]), **values)
             )
-        return found
+        return rows
 
     def add(self, chunks: Iterable[np.ndarray]) -> Sequence[StepRow]:
         """The steps of these records are over. Their rows."""
@@ -126,9 +126,9 @@ class StepTable:
         """Makes the rows of all steps that are over."""
         late, self._late, self._held = self._late, [], 0
         made = self._rows_of([rows.chunks for rows in late]) if late else []
-        for rows, found in zip(late, made):
-            rows.made, rows.chunks = found, ()
-            self._keep(found)
+        for rows, settled in zip(late, made):
+            rows.made, rows.chunks = settled, ()
+            self._keep(settled)
 
     def _keep(self, rows: Sequence[StepRow]) -> None:
         for row in rows:
@@ -160,12 +160,12 @@ def step_rows(view: LogView) -> list[StepRow]:
     """The rows of all ranks of a log, by rank and step: those of its records and, of the steps
     before these, those that were written with a stop.
     """
-    found: list[StepRow] = []
+    rows: list[StepRow] = []
     for rank in sorted(view.meta):
         stream = StepStream(view.sites, view.meta[rank], rank)
         stream.add(view.records[view.ranks == rank])
-        found += stream.rows()
-    return found
+        rows += stream.rows()
+    return rows
 
 
 class StepStream:
@@ -250,16 +250,16 @@ def _written(meta: Mapping[str, Any], rank: int) -> Iterator[StepRow]:
 def _rows(
     parts: Sequence[Sequence[np.ndarray]], codes: np.ndarray, rank: int
 ) -> list[list[StepRow]]:
-    """The rows of each of these parts, which are chunks of records: one for each step in them."""
+    """The rows of each of these parts, which are chunks of records: a row for each step in them."""
     records = joined([chunk for chunks in parts for chunk in chunks])
     part_of = np.repeat(np.arange(len(parts)), [sum(map(len, chunks)) for chunks in parts])
     kinds, overflowed = _kinds(records, codes), _overflowed(records["flags"])
     is_used = (kinds != 0) | overflowed
     # A mask as an index copies records field by field, in several times the time.
     columns = [a.compress(is_used) for a in (records, part_of, kinds, overflowed)]
-    found: list[list[StepRow]] = [[] for _ in parts]
+    rows: list[list[StepRow]] = [[] for _ in parts]
     if not len(columns[0]):
-        return found
+        return rows
     steps, part_of = columns[0]["step"], columns[1]
     is_other_part = part_of[1:] != part_of[:-1]
     if ((steps[1:] < steps[:-1]) & ~is_other_part).any():
@@ -269,8 +269,8 @@ def _rows(
     starts = np.flatnonzero(np.append(True, (steps[1:] != steps[:-1]) | is_other_part))
     records, part_of, kinds, overflowed = columns
     for part, row in zip(part_of[starts].tolist(), _made(starts, records, kinds, overflowed, rank)):
-        found[part].append(row)
-    return found
+        rows[part].append(row)
+    return rows
 
 
 def _overflowed(flags: np.ndarray) -> np.ndarray:
@@ -307,7 +307,7 @@ def _made(
     columns = kinds[at].tolist(), numbers_in(numbers), (numbers["zero_count"] == 0).tolist()
     ends = np.searchsorted(at, [*starts[1:].tolist(), len(records)]).tolist()
     have_shards, have_overflowed = (
-        np.logical_or.reduceat(one, starts).tolist() for one in (is_shard, overflowed)
+        np.logical_or.reduceat(mask, starts).tolist() for mask in (is_shard, overflowed)
     )
     counts = np.add.reduceat(is_gradient, starts, dtype=np.int64).tolist()
     norms = _norms(records.compress(is_gradient), counts)

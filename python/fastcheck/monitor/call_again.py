@@ -93,18 +93,18 @@ def argument_of(call: Optional[Call], label: str, passes: Sequence[Pass]) -> Opt
     """The argument of the call with this label; None where the call is neither on this thread's
     stack nor among ``passes``, or where the argument can't be read.
     """
-    held = next((one for one in passes if one.call is call), None)
-    found = None if held is None else _argument(held.args, held.kwargs, label)
+    held = next((run for run in passes if run.call is call), None)
+    argument = None if held is None else _argument(held.args, held.kwargs, label)
     running = running_call(call)
     live = None if running is None else _argument(running.args, running.kwargs, label)
     # What is held has no graph; what runs may be a later call of the module.
-    is_later = live is None or (found is not None and live.data_ptr() != found.data_ptr())
-    return found if is_later else live
+    is_later = live is None or (argument is not None and live.data_ptr() != argument.data_ptr())
+    return argument if is_later else live
 
 
 def _argument(args: Any, kwargs: Any, label: str) -> Optional[torch.Tensor]:
-    found = dict(flatten_arguments(args, kwargs)).get(label)
-    return None if found is None or not can_read(found) else found
+    argument = dict(flatten_arguments(args, kwargs)).get(label)
+    return None if argument is None or not can_read(argument) else argument
 
 
 def bad_element(label: str, argument: Optional[torch.Tensor]) -> Optional[MadeBy]:
@@ -139,21 +139,21 @@ def run_again(running: RunningCall, session: Session, install: Install) -> MadeB
     name = running.call.node.name
     # The outermost call began with this state; that of another one is not known.
     generator = session.passes.generator if running.call.parent is None else None
-    found = _attempt(running, session, lambda: _observed(running, session, install, generator))
-    if isinstance(found, MadeBy):
-        return found
-    if found is None:
+    outcome = _attempt(running, session, lambda: _observed(running, session, install, generator))
+    if isinstance(outcome, MadeBy):
+        return outcome
+    if outcome is None:
         return MadeBy(
             "",
             f"{name} was run again on its inputs, and no operator in it could be named: it may "
             "depend on random numbers, or on what has changed since.",
         )
-    part = found.module
+    part = outcome.module
     within = f" in {part}" if part != running.call.node.path else ""
-    read_bad = any(is_nonfinite(record) for _, record in found.inputs)
+    read_bad = any(is_nonfinite(record) for _, record in outcome.inputs)
     what = "NaN or Inf in addition to those that it read" if read_bad else "it, from finite values"
-    how = f"{found.event.site.op}{within} made {what}: {name} was run again on its inputs, "
-    return found.made_by(f"{how}{_as_eager(running.call)}.")
+    how = f"{outcome.event.site.op}{within} made {what}: {name} was run again on its inputs, "
+    return outcome.made_by(f"{how}{_as_eager(running.call)}.")
 
 
 class Search(NamedTuple):
@@ -185,31 +185,31 @@ def run_pass_again(
         return _observed(running, session, install, held.generator, known)
 
     # A module that is called within a backward would seem to be recomputed.
-    found = _attempt(running, session, (lambda: _elsewhere(find)) if is_within else find)
-    if not isinstance(found, _Found):
-        return found
-    name, part = held.call.node.name, found.module
+    outcome = _attempt(running, session, (lambda: _elsewhere(find)) if is_within else find)
+    if not isinstance(outcome, _Found):
+        return outcome
+    name, part = held.call.node.name, outcome.module
     if is_backward and _had_finite_gradients(part, search.step, session):
         return None  # random gradients did it, or a random state
-    op = found.event.site.op or ""
+    op = outcome.event.site.op or ""
     prefix = f"In {part}: " if part != held.call.node.path else ""
     if not is_backward:
         is_inside = not search.path or part.startswith(f"{search.path}.")
         is_there = part == search.path or (is_inside and search.kind == "forward")
-        if not is_there or any(is_nonfinite(record) for _, record in found.inputs):
+        if not is_there or any(is_nonfinite(record) for _, record in outcome.inputs):
             return None
         how = f"{prefix}{op} made NaN or Inf of finite values. {name} was run again on its inputs, "
         since = "" if search.step is session.step else ", with the weights that it has now"
-        return found.made_by(f"{how}{_as_eager(held.call)}{since}.")
-    reason = found.event.reason.partition(";")[0]
-    if found.event.verdict is Verdict.ABSORBED:
+        return outcome.made_by(f"{how}{_as_eager(held.call)}{since}.")
+    reason = outcome.event.reason.partition(";")[0]
+    if outcome.event.verdict is Verdict.ABSORBED:
         reason = "everything that it read was finite"
-        if any(is_nonfinite(record) for _, record in found.inputs):
+        if any(is_nonfinite(record) for _, record in outcome.inputs):
             return None
     if not reason.startswith("aten."):
-        backward = "'s backward" if found.event.site.direction == "backward" else ""
+        backward = "'s backward" if outcome.event.site.direction == "backward" else ""
         reason = f"{op}{backward} made it: {reason}"
-    return found.made_by(
+    return outcome.made_by(
         f"{prefix}{reason}. {name} was run again on its inputs, forward and backward, with random "
         "gradients of the size that they had."
     )
@@ -361,7 +361,7 @@ def _changed_input(running: RunningCall, session: Session) -> str:
         with unobserved():
             now = stats(tensor.detach()).record
         known = (*_COUNTS, "checksum") if record["checksum"] else _COUNTS
-        if any(record[one] != now[one] for one in known):
+        if any(record[name] != now[name] for name in known):
             return label
     return ""
 
@@ -508,7 +508,7 @@ class _TensorCopies:
 
     def _held(self, value: Any) -> Any:
         if type(value) in (dict, OrderedDict):
-            return type(value)((key, self.of(one)) for key, one in value.items())
+            return type(value)((key, self.of(item)) for key, item in value.items())
         if type(value) in (list, tuple):
             return type(value)(map(self.of, value))
         return copy.copy(value) if type(value) in (set, deque) else self.of(value)

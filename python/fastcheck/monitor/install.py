@@ -283,9 +283,9 @@ def _selected(named: dict[str, torch.nn.Module], config: Config) -> dict[str, to
 
 def _is_selected(path: str, config: Config) -> bool:
     included, excluded = config.include, config.exclude or ()
-    return (included is None or any(matches_module(one, path) for one in included)) and not any(
-        matches_module(one, path) for one in excluded
-    )
+    return (
+        included is None or any(matches_module(pattern, path) for pattern in included)
+    ) and not any(matches_module(pattern, path) for pattern in excluded)
 
 
 def _mark_roots(nodes: list[ModuleNode], models: tuple[torch.nn.Module, ...]) -> None:

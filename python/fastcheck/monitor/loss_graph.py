@@ -50,9 +50,9 @@ def search_graph(root: torch.Tensor, name: str = "the loss") -> Optional[MadeBy]
     with unobserved(), no_grad():
         # A -Inf alone is often on purpose, as a mask or a log-probability of 0.
         for is_bad in (_is_loud, is_nonfinite):
-            found = _GraphSearch(root, is_bad, name).found()
-            if found is not None:
-                return found
+            made = _GraphSearch(root, is_bad, name).found()
+            if made is not None:
+                return made
     return None
 
 
@@ -60,9 +60,9 @@ def search_derivatives(graphs: Sequence[Sequence[SavedByNode]]) -> Optional[Made
     """The first operator, in the order of backward, whose derivative is not finite at what it has
     read. Makes the host wait for a device.
     """
-    known = [one for graph in graphs for one in graph]
+    known = [node for graph in graphs for node in graph]
     # Of a decomposition it is not known whether its vectors were used.
-    known.sort(key=lambda one: one.name in DECOMPOSITIONS)
+    known.sort(key=lambda node: node.name in DECOMPOSITIONS)
     with unobserved(), no_grad():
         for saved in known:
             factors = saved.factors()
@@ -76,7 +76,7 @@ def _source(steep: SavedByNode, known: Sequence[SavedByNode]) -> Optional[MadeBy
     """The operator that made in forward what this node has read, where that was not finite."""
     read = [v for name, v in _tensors(steep) if not _MADE.match(name)]
     counts = [(v.shape, int((~v.isfinite()).sum())) for v in read]
-    for saved in sorted(known, key=lambda one: one.order):
+    for saved in sorted(known, key=lambda node: node.order):
         bad = _made_by_node(saved) if saved.order < steep.order else None
         if bad is None or not bad.any() or (bad.shape, int(bad.sum())) not in counts:
             continue
@@ -91,7 +91,7 @@ def _made_in_forward(saved: SavedByNode, steep: SavedByNode, bad: torch.Tensor) 
         f"numbers what is not finite, in {int(bad.sum()):,} of {bad.numel():,} elements, as many "
         f"as {steep.name} has read, the first node of backward whose derivative is not finite.",
         inputs=tuple((n, r) for n, v in _tensors(saved) if (r := _record(v)) is not None),
-        variable=_later_variable(saved.is_node, lambda one: _leads_to(one.grad_fn, saved)),
+        variable=_later_variable(saved.is_node, lambda tensor: _leads_to(tensor.grad_fn, saved)),
     )
 
 
@@ -101,18 +101,18 @@ def _made_by_node(saved: SavedByNode) -> Optional[torch.Tensor]:
     """
     values, name = saved.values, _kind(saved.name)
     read, other, exponent = map(values.get, ("self", "other", "exponent"))
-    found: torch.Tensor
+    mask: torch.Tensor
     if name in ("Reciprocal", "Rsqrt"):  # an infinity comes of a number near 0 alone
-        found = values["result"].isinf()
-        return found
+        mask = values["result"].isinf()
+        return mask
     if name == "Div" and isinstance(other, torch.Tensor):
-        found = other == 0
-        return found if read is None else found & read.isfinite()
+        mask = other == 0
+        return mask if read is None else mask & read.isfinite()
     if read is None or not (name in _AGAIN or (name == "Pow" and exponent is not None)):
         return None
     result = _AGAIN[name](read) if name in _AGAIN else read.pow(exponent)
-    found = ~result.isfinite() & read.isfinite()
-    return found
+    mask = ~result.isfinite() & read.isfinite()
+    return mask
 
 
 def _tensors(saved: SavedByNode) -> list[tuple[str, torch.Tensor]]:
@@ -128,7 +128,7 @@ def _steep(saved: SavedByNode, bad: int, numel: int) -> MadeBy:
         f"finite at the values that it read or returned, in {where}. It is the first such operator "
         "in backward among those whose values are still in memory.",
         inputs=tuple((n, r) for n, v in _tensors(saved) if (r := _record(v)) is not None),
-        variable=_later_variable(saved.is_node, lambda one: _leads_to(one.grad_fn, saved)),
+        variable=_later_variable(saved.is_node, lambda tensor: _leads_to(tensor.grad_fn, saved)),
         is_backward=True,
     )
 
@@ -244,12 +244,12 @@ class _GraphSearch:
         child: Any = node.next_functions[0][0] if _kind(_name(node)) == "ToCopy" else None
         if child not in self._saved or len(child._input_metadata) != 1:
             return None
-        narrow, wide = (one._input_metadata[0].dtype for one in (child, node))
+        narrow, wide = (fn._input_metadata[0].dtype for fn in (child, node))
         if not wide.is_floating_point or torch.finfo(narrow).max > torch.finfo(wide).max:
             return None
         before = result.copy()
         before["dtype"] = next(
-            n for n, one in enumerate(DTYPES) if f"torch.{one.name}" == str(narrow)
+            n for n, dtype in enumerate(DTYPES) if f"torch.{dtype.name}" == str(narrow)
         )
         return child, [], before
 
@@ -262,7 +262,7 @@ class _GraphSearch:
             f"{_name(node)} in {self._graph} read it in a tensor that has no graph "
             f"({name}): data, or computed under no_grad() or from detached tensors."
         )
-        variable = _variable(lambda one: _is_same(one, tensor))
+        variable = _variable(lambda value: _is_same(value, tensor))
         how += first_bad(variable.name if variable is not None else name, tensor)
         cause = None if variable is None else variable.first_cause()
         if variable is not None and cause is not None:
@@ -299,7 +299,7 @@ class _GraphSearch:
             inputs = [*inputs, *self._masked(node)]
         later = self._users(node)
         variable = _later_variable(
-            lambda one: one is node, lambda one: one.grad_fn in later and _is_bad_local(one)
+            lambda fn: fn is node, lambda tensor: tensor.grad_fn in later and _is_bad_local(tensor)
         )
         return MadeBy(
             _name(node),
@@ -322,25 +322,25 @@ class _GraphSearch:
 
     def _users(self, node: Any) -> set[Any]:
         """The nodes that were computed from the result of this one."""
-        found = {node}
+        users = {node}
         for later in sorted(self._saved, key=_order):
-            if any(child in found for child, _ in later.next_functions):
-                found.add(later)
-        return found
+            if any(child in users for child, _ in later.next_functions):
+                users.add(later)
+        return users
 
 
 def _beside(result: np.void) -> Optional[tuple[torch.Tensor, _Variable]]:
     """A variable without a graph, of as many elements as the result and no more that are bad."""
 
-    def is_it(one: torch.Tensor) -> bool:
-        record = None if one.requires_grad else _record(one)
+    def is_it(tensor: torch.Tensor) -> bool:
+        record = None if tensor.requires_grad else _record(tensor)
         if record is None or record["numel"] != result["numel"] or not is_nonfinite(record):
             return False
         counts = (sum(int(r[name]) for name in NONFINITE_COUNTS) for r in (record, result))
         return next(counts) <= next(counts)
 
-    found = _variable(is_it)
-    return None if found is None else (found.frame.f_locals[found.name], found)
+    variable = _variable(is_it)
+    return None if variable is None else (variable.frame.f_locals[variable.name], variable)
 
 
 def _is_bad_local(value: object) -> bool:
@@ -367,9 +367,9 @@ def _line(node: Any) -> str:
     kept = node.metadata.get("traceback_") or ()
     pattern = re.compile(r'File "(.+)", line (\d+), in (.+)')
     for text in reversed(kept):
-        found = pattern.search(text)
-        if found and not re.search(r"[/\\](?:torch|fastcheck)[/\\]", found[1]):
-            return f"{found[1]}:{found[2]} in {found[3]}"
+        match = pattern.search(text)
+        if match and not re.search(r"[/\\](?:torch|fastcheck)[/\\]", match[1]):
+            return f"{match[1]}:{match[2]} in {match[3]}"
     return ""
 
 
@@ -378,24 +378,24 @@ def _saved_by(node: Any) -> dict[str, torch.Tensor]:
     where hooks have packed one, where one was changed or freed since, and with versions of torch
     that do not tell of hooks.
     """
-    found: dict[str, torch.Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {}
     try:
         names = [name[len("_raw") :] for name in dir(node) if name.startswith("_raw_saved_")]
         for name in names:
             raw = getattr(node, f"_raw{name}")
-            if any(getattr(one, "unpack_hook", True) is not None for one in _each(raw)):
+            if any(getattr(saved, "unpack_hook", True) is not None for saved in _each(raw)):
                 return {}
         for name in names:
             attribute = name if name.startswith(_PREFIX) and hasattr(node, name) else name[1:]
             value = getattr(node, attribute)
             label = name[len(_PREFIX) :]
             many = isinstance(value, (tuple, list))
-            for index, one in enumerate(_each(value)):
-                if isinstance(one, torch.Tensor):
-                    found[f"{label}[{index}]" if many else label] = one
+            for index, tensor in enumerate(_each(value)):
+                if isinstance(tensor, torch.Tensor):
+                    tensors[f"{label}[{index}]" if many else label] = tensor
     except RuntimeError:
         return {}
-    return found
+    return tensors
 
 
 def _is_whole(tensor: torch.Tensor) -> bool:
@@ -502,12 +502,15 @@ def _makes_nonfinite(node: Any, saved: Mapping[str, torch.Tensor]) -> bool:
 # Local variables
 
 
-def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    if one is other:
+def _is_same(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    if tensor is other:
         return True
-    if one.layout is not torch.strided or (one.shape, one.dtype) != (other.shape, other.dtype):
+    if tensor.layout is not torch.strided or (tensor.shape, tensor.dtype) != (
+        other.shape,
+        other.dtype,
+    ):
         return False
-    return one.numel() > 0 and one.data_ptr() == other.data_ptr()
+    return tensor.numel() > 0 and tensor.data_ptr() == other.data_ptr()
 
 
 class _Variable(NamedTuple):
@@ -529,49 +532,51 @@ class _Variable(NamedTuple):
         """The variable it was assigned from that is not finite itself, or what that was assigned
         from, and so on.
         """
-        found, assigned = self, _assignments(self.frame)
-        while found.line:
-            read = next(one for one in assigned[found.name] if one[0] == found.line)[1]
+        cause, assigned = self, _assignments(self.frame)
+        while cause.line:
+            read = next(
+                assignment for assignment in assigned[cause.name] if assignment[0] == cause.line
+            )[1]
             earlier = [
                 _Variable(name, self.frame, assigned[name][-1][0])
                 for name in read
                 if assigned.get(name) and _is_bad_local(self.frame.f_locals.get(name))
             ]
             # One that was assigned since may have been finite by then.
-            earlier = [one for one in earlier if one.line < found.line]
+            earlier = [variable for variable in earlier if variable.line < cause.line]
             if not earlier:
                 break
-            found = min(earlier, key=lambda one: one.line)
-        return None if found is self else found
+            cause = min(earlier, key=lambda variable: variable.line)
+        return None if cause is self else cause
 
 
 def _variable(
     is_it: Callable[[torch.Tensor], bool],
-    rank: Callable[[torch.Tensor], int] = lambda one: 0,
+    rank: Callable[[torch.Tensor], int] = lambda tensor: 0,
 ) -> Optional[_Variable]:
     """The local variable of the program's running functions that holds such a tensor, of several
     the one of the least rank.
     """
-    found = [(rank(value), name, frame) for frame, name, value in _locals() if is_it(value)]
-    least = min((one[0] for one in found), default=0)
+    candidates = [(rank(value), name, frame) for frame, name, value in _locals() if is_it(value)]
+    least = min((candidate[0] for candidate in candidates), default=0)
     variables = []
-    for _, name, frame in (one for one in found if one[0] == least):
+    for _, name, frame in (candidate for candidate in candidates if candidate[0] == least):
         lines = _assignments(frame).get(name)
         variables.append(_Variable(name, frame, lines[-1][0] if lines else 0))
     # An argument was not assigned there, but by a caller perhaps.
-    return max(variables, key=lambda one: one.line > 0, default=None)
+    return max(variables, key=lambda variable: variable.line > 0, default=None)
 
 
 def _later_variable(is_of: Callable[[Any], bool], is_later: Callable[[torch.Tensor], bool]) -> str:
     """The variable that holds the result of the node for which ``is_of`` holds, or the first one
     that this has led to.
     """
-    own = _variable(lambda one: one.grad_fn is not None and is_of(one.grad_fn))
+    own = _variable(lambda tensor: tensor.grad_fn is not None and is_of(tensor.grad_fn))
     if own is not None:
         return str(own)
     later = _variable(
-        lambda one: one.grad_fn is not None and is_later(one),
-        lambda one: _order(one.grad_fn),
+        lambda tensor: tensor.grad_fn is not None and is_later(tensor),
+        lambda tensor: _order(tensor.grad_fn),
     )
     return f"the result is used in {later}" if later is not None and later.line else ""
 
@@ -598,7 +603,7 @@ def _assignments(frame: FrameType) -> dict[str, list[tuple[int, tuple[str, ...]]
     """The lines of a function that have assigned each variable until now, with the variables that
     each has read.
     """
-    found: dict[str, list[tuple[int, tuple[str, ...]]]] = {}
+    assignments: dict[str, list[tuple[int, tuple[str, ...]]]] = {}
     code, is_over = frame.f_code, False
     read: list[str] = []
     starts, line = dict(dis.findlinestarts(code)), code.co_firstlineno
@@ -610,7 +615,7 @@ def _assignments(frame: FrameType) -> dict[str, list[tuple[int, tuple[str, ...]]
             is_over = is_over or name.startswith(("POP_", "RETURN_"))
             continue
         # From Python 3.13 on one instruction may store two, or load two.
-        names = [str(one) for one in _each(instruction.argval)]
+        names = [str(value) for value in _each(instruction.argval)]
         if known[1] == "LOAD":
             if is_over:
                 read, is_over = [], False
@@ -618,6 +623,6 @@ def _assignments(frame: FrameType) -> dict[str, list[tuple[int, tuple[str, ...]]
             continue
         is_over = True
         if line <= frame.f_lineno:
-            for one in names:
-                found.setdefault(one, []).append((line, tuple(read)))
-    return {name: sorted(lines) for name, lines in found.items()}
+            for variable in names:
+                assignments.setdefault(variable, []).append((line, tuple(read)))
+    return {name: sorted(lines) for name, lines in assignments.items()}

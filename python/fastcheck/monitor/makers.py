@@ -61,15 +61,15 @@ class Makers:
             return self._of_gradient(culprit, step, session)
         if culprit.role == "input" and culprit.verdict is Verdict.ARRIVED:
             label, held = session.sites[culprit.site].label, session.passes.held
-            is_held = any(one.call is culprit.call for one in held)
+            is_held = any(run.call is culprit.call for run in held)
             given = argument_of(culprit.call, label, held) if is_now or is_held else None
             has_graph = given is not None and given.grad_fn is not None
-            found = search_graph(given, label) if given is not None and has_graph else None
-            return found or bad_element(label, given)
+            made = search_graph(given, label) if given is not None and has_graph else None
+            return made or bad_element(label, given)
         for root in session.backwards.roots if is_now else ():
-            found = search_graph(root)
-            if found is not None:
-                return found
+            made = search_graph(root)
+            if made is not None:
+                return made
         return self._again(culprit, step, session)
 
     def _of_gradient(self, culprit: Finding, step: Step, session: Session) -> Optional[MadeBy]:
@@ -138,10 +138,10 @@ def _passes_of(finding: Finding, site: Site, session: Session) -> Iterator[Pass]
     """The passes in which the finding may have been made, the oldest first."""
     call, held = finding.call, session.passes.held
     if call is None:  # of what is stored
-        for one in held:
-            node = one.call.node.path
+        for run in held:
+            node = run.call.node.path
             if not node or site.module == node or site.module.startswith(f"{node}."):
-                yield one
+                yield run
         return
     outermost = call
     while outermost.parent is not None:
@@ -149,4 +149,4 @@ def _passes_of(finding: Finding, site: Site, session: Session) -> Iterator[Pass]
     # The gradient of what the model returned is made outside of it.
     if site.role == "grad_output" and set(call.outputs) & set(outermost.outputs):
         return
-    yield from (one for one in held if one.call is outermost)
+    yield from (run for run in held if run.call is outermost)

@@ -70,8 +70,8 @@ def _number_of(gradients: list[GradientHook]) -> torch.Tensor:
 
 
 def _gradient(number: torch.Tensor, gradient: torch.Tensor) -> None:
-    for found in _waiting.get(int(number), ()):
-        found(gradient)
+    for hook in _waiting.get(int(number), ()):
+        hook(gradient)
 
 
 # A name that holds the number of the step would never come again.
@@ -112,13 +112,13 @@ class NamedTensors:
         else. ``traced``: within compiled code; then what has to be called with the gradient is
         returned.
         """
-        session, found = self.session, None
+        session, hook = self.session, None
         if session.removed or name in self._off:
             return None
         try:
             with session.lock:
                 if not session.removed and self._is_readable(name, tensor):
-                    found = self._read(name, tensor, traced)
+                    hook = self._read(name, tensor, traced)
                     if session.rings.settles_calls:
                         session.settle_call()
         except Exception as error:
@@ -131,7 +131,7 @@ class NamedTensors:
                 if traced is not None:
                     self.observer.abandon_traced()
                 raise
-        return found
+        return hook
 
     def _is_readable(self, name: str, tensor: torch.Tensor) -> bool:
         problem = ""
@@ -392,8 +392,8 @@ def _reading(name: str) -> list[NamedTensors]:
 
 
 def _read_in_graph(name: str, tensor: torch.Tensor, traced: Traced) -> list[GradientHook]:
-    found = (reader.read(name, tensor, traced) for reader in _reading(name))
-    return [gradient for gradient in found if gradient is not None]
+    hooks = (reader.read(name, tensor, traced) for reader in _reading(name))
+    return [hook for hook in hooks if hook is not None]
 
 
 def _begin() -> None:

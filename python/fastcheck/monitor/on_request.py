@@ -169,8 +169,8 @@ class OpLevelSteps:
         monitor.remove()
         store = monitor._session.event_store
         place, events = store.archive.log.directory, monitor.event_count
-        found = f"{monitor._session.next_seq:,} records, {events:,} event{'s'[: events != 1]}"
-        return f"at op level: {found}, in {place} (fastcheck show {place})"
+        counts = f"{monitor._session.next_seq:,} records, {events:,} event{'s'[: events != 1]}"
+        return f"at op level: {counts}, in {place} (fastcheck show {place})"
 
 
 class StepDumps:
@@ -296,7 +296,7 @@ class Requests:
             if not self._is_asked():  # once more, in the meantime
                 return
         config = self._session.config
-        models = [model for one in self._models if (model := one()) is not None]
+        models = [model for reference in self._models if (model := reference()) is not None]
         self._first = step
         if self._options.level == "op":
             self._running = OpLevelSteps(config, models, step, self._install)

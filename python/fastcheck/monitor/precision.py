@@ -88,9 +88,9 @@ class ExponentReadings:
         return True
 
     def _add(self, site: int, words: np.ndarray) -> None:
-        total, found = self._totals[site], Exponents(words)
+        total, exponents = self._totals[site], Exponents(words)
         total.readings += 1
-        total.exponents = found if total.exponents is None else total.exponents + found
+        total.exponents = exponents if total.exponents is None else total.exponents + exponents
 
     def send(self) -> None:
         """Starts to copy what devices have counted. Waits for nothing."""
@@ -216,17 +216,17 @@ class RangeLevel(ModuleLevel):
     ) -> list[np.void]:
         if not self.is_counting:
             return super().read_list(device, tensors, sites, flags)
-        found, step = [], self.session.step.index
+        records, step = [], self.session.step.index
         for tensor, site in zip(tensors, sites):
             seq, observe = self.next_seq, self.observe_for(site)
             if device.type == "cpu":
                 if self.host.observe(tensor, site, 0, step, seq, flags, observe):
-                    found.append(self.host.last())
+                    records.append(self.host.last())
             else:
                 identity = (seq, step, 0, site, flags, *dtype_and_order(tensor))
                 self.session.rings.ring_of(device).observe(tensor, identity, observe=observe)
             self.next_seq = seq + 1
-        return found
+        return records
 
     def observe_for(self, site: int) -> Optional[Observe]:
         return functools.partial(self._observe_and_count, site) if self.is_counting else None

@@ -96,7 +96,7 @@ class Replayer:
                 dump = Dumped(None, notes=(f"nothing was dumped: {reason}",))
             return Replay(None, (f"the step was not run again: {reason}",), dump), None
         notes = list(self._differences(capture, stop))
-        found: Optional[OverflowDetected] = None
+        overflow: Optional[OverflowDetected] = None
         with self._as_it_began(capture):
             try:
                 with self._install(
@@ -116,21 +116,21 @@ class Replayer:
                     step()
                     notes += _passing(monitor.events)
             except OverflowDetected as caught:
-                found, site = caught, caught.culprit.site
+                overflow, site = caught, caught.culprit.site
                 if site.role == "param" and notes:
                     # The update has made it, which has been applied since.
                     notes.append(f"run again, {site.key} was non-finite before the step began")
-                    found = None
+                    overflow = None
             except FastcheckError as error:
                 notes = [f"the step was not run again at op level: {error}"]
             except Exception as error:
                 notes.append(f"run again, the step failed: {type(error).__name__}: {error}")
-        dump = None if self._dumper is None else self._dump(found, stop, step, capture)
-        return Replay(None if found is None else found.report, tuple(notes), dump), found
+        dump = None if self._dumper is None else self._dump(overflow, stop, step, capture)
+        return Replay(None if overflow is None else overflow.report, tuple(notes), dump), overflow
 
     def _dump(
         self,
-        found: Optional[OverflowDetected],
+        overflow: Optional[OverflowDetected],
         stop: OverflowDetected,
         step: Callable[[], Any],
         capture: _Capture,
@@ -138,13 +138,13 @@ class Replayer:
         """The dump of the operator that the replay has made; where it could not, of a module's
         call, in one more run.
         """
-        done = None if found is None else found.report.dump
-        dumper, blamed = self._dumper, found or stop
+        done = None if overflow is None else overflow.report.dump
+        dumper, blamed = self._dumper, overflow or stop
         if dumper is None or (done is not None and done.path is not None):
             return done
         site = blamed.culprit.site
         module = dumper.module_of(site)
-        if module is None or (found is not None and site.op is not None):
+        if module is None or (overflow is not None and site.op is not None):
             return done or Dumped(None, notes=("nothing was dumped: no call is to blame",))
         failed = ""
         with self._as_it_began(capture), ModuleWatch(module, site.direction) as watch:

@@ -96,7 +96,7 @@ def _several(name: str, given: Any, kind: type, expected: str) -> list[Any]:
     """``given`` is one of ``kind``, None, or several."""
     if given is None or isinstance(given, kind):
         return [] if given is None else [given]
-    if not isinstance(given, Sequence) or not all(isinstance(one, kind) for one in given):
+    if not isinstance(given, Sequence) or not all(isinstance(item, kind) for item in given):
         raise _refused(name, f"{expected}, or several", given)
     return list(given)
 

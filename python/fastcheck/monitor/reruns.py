@@ -83,13 +83,13 @@ class Difference:
         first, other = self.values
         if first is None or other is None:
             which = 1 if other is None else self.run
-            found = f"only run {which} has it"
+            detail = f"only run {which} has it"
         elif first["checksum"] != other["checksum"]:
-            found = f"checksum {first['checksum']:016x} in run 1, {other['checksum']:016x} in run "
-            found += f"{self.run}; abs max {first['abs_max']:.6g} and {other['abs_max']:.6g}"
+            detail = f"checksum {first['checksum']:016x} in run 1, {other['checksum']:016x} in run "
+            detail += f"{self.run}; abs max {first['abs_max']:.6g} and {other['abs_max']:.6g}"
         else:
-            found = f"{first['numel']} elements in run 1, {other['numel']} in run {self.run}"
-        return f"{self.site}{call}: {found}"
+            detail = f"{first['numel']} elements in run 1, {other['numel']} in run {self.run}"
+        return f"{self.site}{call}: {detail}"
 
 
 @dataclass(frozen=True)
@@ -127,8 +127,8 @@ def earliest(found: Sequence[Optional[Difference]]) -> Optional[Difference]:
     """The first of these in the order of the program; of two in one place that of the lower
     rank.
     """
-    known = [one for one in found if one is not None]
-    return min(known, key=lambda one: (one.place, one.rank)) if known else None
+    known = [difference for difference in found if difference is not None]
+    return min(known, key=lambda difference: (difference.place, difference.rank)) if known else None
 
 
 def render_rerun(rerun: Rerun) -> str:
@@ -154,10 +154,10 @@ def render_rerun(rerun: Rerun) -> str:
         others = rerun.runs - len(rerun.odd_runs)
         lines.append(f"It came in run {odd}; the other {others} are equal.")
     lines.append(f"Cause: {rerun.cause}. {rerun.why}")
-    own = [one for one in rerun.differences if one != rerun.first]
+    own = [difference for difference in rerun.differences if difference != rerun.first]
     if own:
         lines.append(f"Also, on rank {rerun.rank}:" if rerun.ranks > 1 else "Also:")
-        lines += [f"  {one}" for one in own[:_NAMED]]
+        lines += [f"  {difference}" for difference in own[:_NAMED]]
         if len(own) > _NAMED:
             lines.append(f"  and {len(own) - _NAMED:,} more")
     return "\n".join([*lines, *rerun.notes])
@@ -237,14 +237,14 @@ def stored_tensors(
     """The tensors that a step leaves: what it returned, gradients, the state of the optimizers,
     weights and buffers.
     """
-    found: list[tuple[Site, torch.Tensor]] = []
+    tensors: list[tuple[Site, torch.Tensor]] = []
 
     def add(role: str, label: str, value: object, kind: str) -> None:
         if isinstance(value, torch.Tensor):
-            found.append((Site("", kind, "optimizer", role, 0, label), local(value)))
+            tensors.append((Site("", kind, "optimizer", role, 0, label), local(value)))
 
     for name, tensor in flatten(returned, "returned"):
-        found.append((Site("", "step", "forward", "output", 0, name), local(tensor)))
+        tensors.append((Site("", "step", "forward", "output", 0, name), local(tensor)))
     names = {
         id(parameter): name for model in models for name, parameter in model.named_parameters()
     }
@@ -262,7 +262,7 @@ def stored_tensors(
             add("param", name, parameter, kind)
         for name, buffer in model.named_buffers():
             add("buffer", name, buffer, kind)
-    return found
+    return tensors
 
 
 def _record_of(tensor: torch.Tensor) -> Optional[np.void]:
@@ -342,16 +342,16 @@ class StepRunner:
             own = None if first is None else first.to_json()
             rows = self._of_ranks((own, _odd_runs(traces), not _equal_pair(traces)))
             firsts = [(d and Difference.from_json(d), tuple(odd), pair) for d, odd, pair in rows]
-            found = earliest([one for one, _, _ in firsts])
+            first_difference = earliest([difference for difference, _, _ in firsts])
             errors = tuple((n + 1, t.error) for n, t in enumerate(traces) if t.error)
-            is_identical = all(one is None for one, _, _ in firsts) and not any(
+            is_identical = all(difference is None for difference, _, _ in firsts) and not any(
                 self._of_ranks(bool(errors))
             )
             result = Rerun(
                 identical=is_identical,
                 runs=len(traces),
                 tensors=len(traces[0]),
-                first=found,
+                first=first_difference,
                 differences=tuple(others[:_MOST_DIFFERENCES]),
                 odd_runs=_odd_runs(traces),
                 is_each_time=not is_identical and not _equal_pair(traces),
@@ -364,7 +364,7 @@ class StepRunner:
             if is_identical:
                 return result
             # The same for all ranks, so that they decide the same.
-            _, odd, each_time = next(of for of in firsts if of[0] == found)
+            _, odd, each_time = next(of for of in firsts if of[0] == first_difference)
             result = replace(result, odd_runs=odd, is_each_time=each_time)
             cause, why = self._cause(result, go)
         return replace(result, cause=cause, why=why)
@@ -408,14 +408,14 @@ class StepRunner:
     def _of_ranks(self, value: Any) -> list[Any]:
         return of_all_ranks(value, self.group)
 
-    def _cause(self, found: Rerun, go: Callable[[], Trace]) -> tuple[str, str]:
-        if found.first is not None and found.first.is_input:
+    def _cause(self, result: Rerun, go: Callable[[], Trace]) -> tuple[str, str]:
+        if result.first is not None and result.first.is_input:
             return (
                 "input",
                 "The model was given other data: the step draws some of it by itself. Give what it "
                 "takes in as an argument, or what it is drawn from in also=.",
             )
-        if not found.is_each_time:
+        if not result.is_each_time:
             if (
                 self.deterministic
                 or self._is_on_cpu
@@ -492,7 +492,7 @@ def _equal(first: Trace, other: Trace) -> bool:
 
 def _kinds(traces: Sequence[Trace]) -> list[int]:
     """The number, for each run, of the first that is equal to it."""
-    return [next(n for n, one in enumerate(traces) if _equal(one, trace)) for trace in traces]
+    return [next(n for n, other in enumerate(traces) if _equal(other, trace)) for trace in traces]
 
 
 def _equal_pair(traces: Sequence[Trace]) -> bool:
@@ -510,10 +510,10 @@ def _compare(traces: Sequence[Trace], rank: int) -> tuple[list[Difference], Opti
     """The differences of the first run from those that are not equal to it, of the run with the
     earliest one; and the first of these.
     """
-    found: list[Difference] = []
+    differences: list[Difference] = []
     for number, trace in enumerate(traces[1:], 2):
         these = differences_between(traces[0], trace, number)
-        if these and (not found or these[0].place < found[0].place):
-            found = these
-    found = [replace(one, rank=rank) for one in found]
-    return found, found[0] if found else None
+        if these and (not differences or these[0].place < differences[0].place):
+            differences = these
+    differences = [replace(difference, rank=rank) for difference in differences]
+    return differences, differences[0] if differences else None

@@ -267,7 +267,7 @@ def html_of(core: Core, title: str) -> str:
             ("learning rate", numbers.learning_rate),
             ("gradient norm", numbers.gradient_norm),
         ]
-    found = [
+    lines = [
         f"step {event.step:,}: {event.verdict.name.lower()}, "
         f"{tensor_place(event.site, int(event.record['call']), session.config.stop.style)}"
         for event in events[:_EVENTS]
@@ -276,7 +276,7 @@ def html_of(core: Core, title: str) -> str:
     return block_html(
         title,
         fields_html(fields),
-        lines_html([*found, *more, *([] if watching is None else watching.lines())]),
+        lines_html([*lines, *more, *([] if watching is None else watching.lines())]),
         _sites(session, last, history),
     )
 

@@ -219,13 +219,13 @@ class Watching(SessionListener):
         with self._lock:
             self._watcher.noticed(step, "one_batch", count, ranks)
 
-    def _take(self, found: Sequence[WatchEvent]) -> None:
-        self._pending.extend(found)
-        self._warnings += sum(event.is_warning for event in found)
+    def _take(self, events: Sequence[WatchEvent]) -> None:
+        self._pending.extend(events)
+        self._warnings += sum(event.is_warning for event in events)
         session = self._session()
         if session is None:
             return
-        for event in found:
+        for event in events:
             if session.event_store.archive.log is not None:
                 session.event_store.archive.log.append_line("watch", event.to_dict())
             if event.is_warning:

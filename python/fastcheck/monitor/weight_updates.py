@@ -293,7 +293,7 @@ def _have_same_gradient(held: Sequence[torch.Tensor], trained: Sequence[torch.Te
     with unobserved(), no_grad():
         wanted = largest.grad.double().flatten()
         likeness = [F.cosine_similarity(wanted, g.double().flatten(), 0) for g in given]
-        return any(float(one) > _SAME for one in likeness)
+        return any(float(cosine) > _SAME for cosine in likeness)
 
 
 def _storages(parameters: Sequence[torch.Tensor]) -> set[int]:
@@ -640,7 +640,7 @@ class StalledWeights:
             new = [at for at, site in enumerate(sites) if not self._table["is_said"][site]]
             if len(new):
                 sums = checksums([parameters[at] for at in new])
-                self._weigh_strays({sites[at]: one for at, one in zip(new, sums)})
+                self._weigh_strays({sites[at]: checksum for at, checksum in zip(new, sums)})
         except Exception as error:
             self.is_on = False
             self._trouble("whether weights move", error)

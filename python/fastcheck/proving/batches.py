@@ -206,11 +206,11 @@ def joined(parts: Sequence[Computed], weights: Sequence[float]) -> Computed:
 
 def _fitted(base: Computed, parts: Sequence[Computed]) -> tuple[float, float]:
     """The weights with which the gradients of two parts make that of the whole."""
-    held = [one.tensors for one in (*parts, base)]
-    keys = [k for k in base.tensors if k[0] == "gradient" and all(k in one for one in held)]
+    held = [computed.tensors for computed in (*parts, base)]
+    keys = [k for k in base.tensors if k[0] == "gradient" and all(k in tensors for tensors in held)]
     if not keys:
         return 0.5, 0.5
-    a, b, t = (torch.cat([one[k].double().flatten().cpu() for k in keys]) for one in held)
+    a, b, t = (torch.cat([tensors[k].double().flatten().cpu() for k in keys]) for tensors in held)
     aa, ab, bb, at, bt = (float(x @ y) for x, y in ((a, a), (a, b), (b, b), (a, t), (b, t)))
     determinant = aa * bb - ab * ab
     if determinant <= 1e-9 * aa * bb or determinant == 0.0:

@@ -34,17 +34,17 @@ class RowAxis:
 
     def __init__(self, shapes: tuple[torch.Size, torch.Size], counts: tuple[int, int]) -> None:
         full, fewer = shapes
-        found = []
+        places = []
         if len(full) == len(fewer):
             changed = [i for i, pair in enumerate(zip(full, fewer)) if pair[0] != pair[1]]
             for i in changed:
                 each = full[i] // counts[0]
                 if (each * counts[0], each * counts[1]) == (full[i], fewer[i]):
-                    found.append((i, each))
-            if len(found) != len(changed):
-                found = []
+                    places.append((i, each))
+            if len(places) != len(changed):
+                places = []
         # Two such dimensions: an entry belongs to two rows.
-        self.place: Optional[tuple[int, int]] = found[0] if len(found) == 1 else None
+        self.place: Optional[tuple[int, int]] = places[0] if len(places) == 1 else None
 
     def rows_first(self, tensor: torch.Tensor) -> torch.Tensor:
         """[rows, each, ...], or without ``each`` where that is 1."""
@@ -281,7 +281,7 @@ def _takes_model(step: Callable[..., Any]) -> bool:
     except (TypeError, ValueError):
         return False
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return sum(one.kind in kinds and one.default is one.empty for one in parameters) == 2
+    return sum(param.kind in kinds and param.default is param.empty for param in parameters) == 2
 
 
 def _loss(returned: Any) -> Optional[torch.Tensor]:

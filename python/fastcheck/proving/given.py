@@ -74,8 +74,8 @@ class Given:
         first, last = (set(mask[:, i].int().tolist()) for i in (0, -1))
         if len(first) == len(last) == 1 and first != last:
             return 1
-        found = first if len(first) == 1 else last
-        return found.pop() if len(found) == 1 else None
+        values = first if len(first) == 1 else last
+        return values.pop() if len(values) == 1 else None
 
     def why_no_padding(self) -> str:
         """The reason why tokens can't be added or taken away, or ``""``."""
@@ -170,15 +170,15 @@ def _replaced(value: Any, tensors: Iterator[torch.Tensor], pick: Callable[[Any],
     if not flatten(value, ""):
         return pick(value)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_replaced(one, tensors, pick) for one in value))
+        return type(value)(*(_replaced(item, tensors, pick) for item in value))
     if isinstance(value, (list, tuple)):
-        return type(value)(_replaced(one, tensors, pick) for one in value)
+        return type(value)(_replaced(item, tensors, pick) for item in value)
     changed: Any = copy.copy(value)
     if isinstance(value, Mapping):
         for name in value:
             changed[name] = _replaced(value[name], tensors, pick)
         return changed
     for field in dataclasses.fields(value):  # a frozen one too
-        one = _replaced(getattr(value, field.name, None), tensors, pick)
-        object.__setattr__(changed, field.name, one)
+        replacement = _replaced(getattr(value, field.name, None), tensors, pick)
+        object.__setattr__(changed, field.name, replacement)
     return changed

@@ -35,7 +35,9 @@ class Golden(Relation):
             torch.save({key: t.detach().cpu().clone() for key, t in now.items()}, self._path)
             return base
         kept = torch.load(self._path, map_location="cpu", weights_only=True)
-        shapes = [{" ".join(key): tuple(t.shape) for key, t in one.items()} for one in (kept, now)]
+        shapes = [
+            {" ".join(key): tuple(t.shape) for key, t in tensors.items()} for tensors in (kept, now)
+        ]
         if shapes[0] != shapes[1]:
             raise ConfigError(
                 "the golden record is of another step",

@@ -46,9 +46,9 @@ class EvaluatedTwice(Relation):
 
     def by_design(self, case: TestedStep) -> str:
         case.settings.dropout = False
-        one, other = (case.evaluate(seed).tensors for seed in (0, 1))
+        first, other = (case.evaluate(seed).tensors for seed in (0, 1))
         case.settings.dropout = True
-        if all(torch.equal(tensor, other[key]) for key, tensor in one.items() if key in other):
+        if all(torch.equal(tensor, other[key]) for key, tensor in first.items() if key in other):
             return ""
         return (
             "it draws random numbers in evaluation, besides dropout: meant as in a VAE, or noise "
@@ -109,7 +109,7 @@ class Checkpointed(Relation):
         for layer in self._layers(case):
             if id(layer) not in inner:
                 outer.append(layer)
-                inner.update(id(one) for one in layer.modules())
+                inner.update(id(module) for module in layer.modules())
         with contextlib.ExitStack() as stack:
             for layer in outer:
                 again = functools.partial(
@@ -231,12 +231,12 @@ class Unshared(Relation):
 
     def _places(self, case: TestedStep) -> list[tuple[str, str]]:
         first: dict[int, str] = {}
-        found = []
+        pairs = []
         for name, parameter in case.model.named_parameters(remove_duplicate=False):
             if id(parameter) in first:
-                found.append((first[id(parameter)], name))
+                pairs.append((first[id(parameter)], name))
             first.setdefault(id(parameter), name)
-        return found
+        return pairs
 
     def why_not(self, case: TestedStep) -> str:
         return "" if self._places(case) else "no parameter stands in two places"

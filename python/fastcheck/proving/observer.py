@@ -40,7 +40,7 @@ class Learned:
     def add(self, module: torch.nn.Module, tensors: list[tuple[str, torch.Tensor]]) -> None:
         """Notes a module that the step has called, and its outputs."""
         dtypes = [self.dtype, *(tensor.dtype for _, tensor in tensors)]
-        self.dtype = next(one for one in _COARSE if one in dtypes)
+        self.dtype = next(dtype for dtype in _COARSE if dtype in dtypes)
         if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
             self.batch_norms.append(module)
 

@@ -32,8 +32,14 @@ def write_proof(path: Union[str, os.PathLike[str]], proof: Proof) -> int:
         LogError: the file can't be written.
     """
     rows = [
-        (one.relation, one.state, score_text(one.score), f"{one.seconds:.1f}", one.text)
-        for one in proof.outcomes
+        (
+            outcome.relation,
+            outcome.state,
+            score_text(outcome.score),
+            f"{outcome.seconds:.1f}",
+            outcome.text,
+        )
+        for outcome in proof.outcomes
     ]
     verdict = (
         f'<p class="headline {"good" if proof else "bad"}">{text_html(proof.headline)}</p>'

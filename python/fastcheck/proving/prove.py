@@ -104,7 +104,7 @@ def prove(
     if not callable(step):
         raise _refused("step", "a function of the batch", step)
     optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer or []
-    if not all(isinstance(one, torch.optim.Optimizer) for one in optimizers):
+    if not all(isinstance(opt, torch.optim.Optimizer) for opt in optimizers):
         raise _refused("optimizer", "a torch.optim.Optimizer, or several", optimizer)
     asked = _asked(relations)
     tensors = [t for _, t in flatten(batch, "batch") if not t.is_inference()]
@@ -223,12 +223,12 @@ class Prover:
     def _place(self, relation: Relation, worst: Key) -> Optional[Place]:
         kept = self.case.layouts
         try:
-            found = find_place(self.case, relation)
+            place = find_place(self.case, relation)
         finally:
             self.case.layouts = kept
-        if found is None and worst[0] == "update":
+        if place is None and worst[0] == "update":
             return Place("", *worst, score=0.0)
-        return found
+        return place
 
 
 def _called(key: Key) -> str:
@@ -238,18 +238,18 @@ def _called(key: Key) -> str:
 def _asked(relations: _Relations) -> list[Relation]:
     if isinstance(relations, str):
         relations = list(_AUTO) if relations == "auto" else [relations]
-    found = []
+    asked = []
     known: list[type[Relation]] = [*_AUTO.values(), batches.Causal]
     titles = {made.name: made for made in known}
-    for one in relations:
-        if isinstance(one, str) and (made := _BY_NAME.get(one) or titles.get(one)):
-            found.append(made())
-        elif isinstance(one, Relation):
-            found.append(one)
+    for relation in relations:
+        if isinstance(relation, str) and (made := _BY_NAME.get(relation) or titles.get(relation)):
+            asked.append(made())
+        elif isinstance(relation, Relation):
+            asked.append(relation)
         else:
             expected = '"auto", Relations, or of ' + ", ".join(_BY_NAME)
-            raise _refused("relations", expected, one, did_you_mean(str(one), _BY_NAME))
-    return found
+            raise _refused("relations", expected, relation, did_you_mean(str(relation), _BY_NAME))
+    return asked
 
 
 def _refused(name: str, expected: str, got: object, hint: str = "") -> ConfigError:

@@ -99,6 +99,6 @@ def _proved(
 ) -> Proof:
     marker = request.node.get_closest_marker(name)
     proof = prove(step, batch, **{**(marker.kwargs if marker else {}), **options})
-    if not proof or any(one.state == FAILED for one in proof.outcomes):
+    if not proof or any(outcome.state == FAILED for outcome in proof.outcomes):
         pytest.fail(str(proof), pytrace=False)
     return proof

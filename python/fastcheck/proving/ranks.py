@@ -71,23 +71,23 @@ class Ranks(Relation):
     def reference(self, case: TestedStep, base: Computed, sites: bool = False) -> Computed:
         ranks = self._run_ranks(case, sites)
         weights = [1 / self._count] * self._count
-        wanted, found = base, ranks[0]
+        wanted, actual = base, ranks[0]
         if self._shares_rows:
-            found = joined(ranks, weights)
+            actual = joined(ranks, weights)
             parts = [case.compute(self._batch(case, i), sites=sites) for i in range(self._count)]
             if _agree(parts[0], ranks[0]):
                 wanted = joined(parts, weights)
             else:
-                found.tensors.pop(("loss", ""), None)
+                actual.tensors.pop(("loss", ""), None)
         for key, tensor in wanted.tensors.items():  # of the rank that is farthest off
             if (self._shares_rows and key[0] not in _SUMS) or not tensor.is_floating_point():
                 continue
             held = [rank.tensors[key] for rank in ranks if key in rank.tensors]
-            if len(held) == self._count and all(one.shape == tensor.shape for one in held):
-                found.tensors[key] = max(held, key=lambda one: float((one - tensor).norm()))
+            if len(held) == self._count and all(copy.shape == tensor.shape for copy in held):
+                actual.tensors[key] = max(held, key=lambda copy: float((copy - tensor).norm()))
         # A rank may hold other parameters, as a share of one.
-        kept = {k: t for k, t in wanted.tensors.items() if k[0] not in _SUMS or k in found.tensors}
-        self._found = Computed({k: t for k, t in found.tensors.items() if k in kept}, found.rows)
+        kept = {k: t for k, t in wanted.tensors.items() if k[0] not in _SUMS or k in actual.tensors}
+        self._found = Computed({k: t for k, t in actual.tensors.items() if k in kept}, actual.rows)
         return Computed(kept, wanted.rows)
 
     def run(self, case: TestedStep, base: Computed, sites: bool = False) -> Computed:
@@ -118,15 +118,15 @@ class Ranks(Relation):
 
     def _read(self, folder: str, rank: int) -> Computed:
         try:
-            found = torch.load(os.path.join(folder, str(rank)), weights_only=False)
+            answer = torch.load(os.path.join(folder, str(rank)), weights_only=False)
         except OSError:
-            found = f"no answer: it crashed, or took more than {_SECONDS} s"
-        if isinstance(found, str):
-            raise RuntimeError(f"rank {rank}: {found}")
-        return Computed(*found)
+            answer = f"no answer: it crashed, or took more than {_SECONDS} s"
+        if isinstance(answer, str):
+            raise RuntimeError(f"rank {rank}: {answer}")
+        return Computed(*answer)
 
     def _be_rank(self, case: TestedStep, rank: int, folder: str, sites: bool) -> None:
-        found: Any = "it ended"
+        answer: Any = "it ended"
         try:
             torch.set_num_threads(1)  # the threads of OpenMP did not come along
             meeting = f"file://{folder}/meeting"
@@ -137,12 +137,12 @@ class Ranks(Relation):
             for name, parameter in case.parameters.items():
                 if parameter.requires_grad:  # one without a gradient
                     computed.tensors.setdefault(("gradient", name), torch.zeros(parameter.shape))
-            found = computed.tensors, computed.rows
+            answer = computed.tensors, computed.rows
         except Exception:
-            found = traceback.format_exc().strip().splitlines()[-1]
+            answer = traceback.format_exc().strip().splitlines()[-1]
         finally:
             path = os.path.join(folder, str(rank))
-            torch.save(found, path + ".part")
+            torch.save(answer, path + ".part")
             os.replace(path + ".part", path)
             os._exit(0)
 
@@ -161,5 +161,5 @@ def under_fsdp() -> Ranks:
 
 def _agree(part: Computed, rank: Computed) -> bool:
     """Whether their losses do, or there is none."""
-    a, b = (float(one.tensors.get(("loss", ""), 0.0)) for one in (part, rank))
+    a, b = (float(computed.tensors.get(("loss", ""), 0.0)) for computed in (part, rank))
     return abs(a - b) <= 1e-2 * abs(a)

@@ -94,12 +94,12 @@ class Proof:
     @property
     def holds(self) -> bool:
         """Whether no relation differs."""
-        return not any(one.state == DIFFERS for one in self.outcomes)
+        return not any(outcome.state == DIFFERS for outcome in self.outcomes)
 
     @property
     def headline(self) -> str:
         """The numbers of relations that hold, differ and failed."""
-        states = Counter(one.state for one in self.outcomes)
+        states = Counter(outcome.state for outcome in self.outcomes)
         text = f"{states[HOLDS]} hold, {states[DIFFERS]} differ"
         return text + (f", {states[FAILED]} failed" if states[FAILED] else "")
 
@@ -108,9 +108,9 @@ class Proof:
 
     def __getitem__(self, name: str) -> Outcome:
         """The outcome of the relation of this name."""
-        for one in self.outcomes:
-            if one.relation == name:
-                return one
+        for outcome in self.outcomes:
+            if outcome.relation == name:
+                return outcome
         raise KeyError(name)
 
     def to_dict(self) -> dict[str, Any]:
@@ -119,7 +119,7 @@ class Proof:
             "holds": self.holds,
             "subject": self.subject,
             "seconds": self.seconds,
-            "outcomes": [one.to_dict() for one in self.outcomes],
+            "outcomes": [outcome.to_dict() for outcome in self.outcomes],
         }
 
     def __str__(self) -> str:
@@ -128,21 +128,24 @@ class Proof:
 
 def render(proof: Proof) -> str:
     """The table: relation, state, score, time, and the first place or the reason."""
-    shown = [one for one in proof.outcomes if one.state != NOT_ASKED]
-    width = max([len(one.relation) for one in proof.outcomes], default=0)
+    shown = [outcome for outcome in proof.outcomes if outcome.state != NOT_ASKED]
+    width = max([len(outcome.relation) for outcome in proof.outcomes], default=0)
     lines = [proof.subject, ""]
     lines.append(f"  {'relation':{width}}  {'':9}  {'score':>8}  {'time':>7}")
-    for one in shown:
-        score = score_text(one.score)
-        note = one.note if one.state != DIFFERS else ""
-        row = f"  {one.relation:{width}}  {one.state:9}  {score:>8}  {one.seconds:5.1f} s  {note}"
+    for outcome in shown:
+        score = score_text(outcome.score)
+        note = outcome.note if outcome.state != DIFFERS else ""
+        row = (
+            f"  {outcome.relation:{width}}  {outcome.state:9}  {score:>8}"
+            f"  {outcome.seconds:5.1f} s  {note}"
+        )
         lines.append(row.rstrip())
-        if one.state == DIFFERS:
-            lines += [f"      {line}" for line in one.text.splitlines()]
-    skipped = [one for one in proof.outcomes if one.state == NOT_ASKED]
+        if outcome.state == DIFFERS:
+            lines += [f"      {line}" for line in outcome.text.splitlines()]
+    skipped = [outcome for outcome in proof.outcomes if outcome.state == NOT_ASKED]
     if skipped:
         lines += ["", "  not asked:"]
-        lines += [f"  {one.relation:{width}}  {one.note}" for one in skipped]
+        lines += [f"  {outcome.relation:{width}}  {outcome.note}" for outcome in skipped]
     lines += ["", f"  {proof.headline}. A score is a difference over the noise of its tensor,"]
     lines += ["  measured by moving each weight by one ulp; up to 10 is noise."]
     text = printable("\n".join(lines), keep="\n")

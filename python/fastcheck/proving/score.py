@@ -46,8 +46,8 @@ class Floor:
             finally:
                 case.settings.noise, case.settings.ulps = 0, 1.0
             for key in floor.base.tensors:
-                found = floor.distance(key, floor.base, moved) / ulps
-                floor.moved[key] = max(floor.moved.get(key, 0.0), found)
+                distance = floor.distance(key, floor.base, moved) / ulps
+                floor.moved[key] = max(floor.moved.get(key, 0.0), distance)
         floor._set_least(case.eps)
         return floor
 
@@ -76,15 +76,15 @@ class Floor:
 
     def scores(self, other: Computed, base: Computed, kinds: tuple[str, ...]) -> dict[Key, float]:
         """The score of every tensor of these kinds that both computations have."""
-        found = {}
+        scores = {}
         for key in {**base.tensors, **other.tensors}:
             ours, theirs = base.tensors.get(key), other.tensors.get(key)
             is_one = ours is None or theirs is None
             if key[0] not in kinds or (is_one and key[0] not in _SUMS):
                 continue
             if is_one or ours.shape == theirs.shape:  # type: ignore[union-attr]
-                found[key] = self.score(key, other, base)
-        return found
+                scores[key] = self.score(key, other, base)
+        return scores
 
     def distance(self, key: Key, base: Computed, other: Computed) -> float:
         """The norm of the difference. A tensor that is missing counts as zeros."""
@@ -118,10 +118,10 @@ def find_place(case: TestedStep, relation: Relation) -> Optional[Place]:
     """The first tensor of a module, in the order of the computation, that differs by more than its
     noise; then the same of the operators that this module calls itself.
     """
-    found = _first(case, relation)
-    if found is None:
+    difference = _first(case, relation)
+    if difference is None:
         return None
-    key, score = found
+    key, score = difference
     if key[0] in ("loss", "step"):
         return Place("", key[0], key[1], score)
     path, what = _split(key[1])

@@ -107,15 +107,15 @@ def not_traced(function: Callable[..., Any]) -> Callable[..., Any]:
 @contextlib.contextmanager
 def without_dropout_of_recurrent(model: torch.nn.Module) -> Iterator[None]:
     """Dropout between the layers of an LSTM, GRU or RNN is an argument of their kernel."""
-    layers = [one for one in model.modules() if isinstance(one, torch.nn.RNNBase)]
-    were = [one.dropout for one in layers]
+    layers = [layer for layer in model.modules() if isinstance(layer, torch.nn.RNNBase)]
+    were = [layer.dropout for layer in layers]
     try:
-        for one in layers:
-            one.dropout = 0.0
+        for layer in layers:
+            layer.dropout = 0.0
         yield
     finally:
-        for one, was in zip(layers, were):
-            one.dropout = was
+        for layer, was in zip(layers, were):
+            layer.dropout = was
 
 
 @contextlib.contextmanager

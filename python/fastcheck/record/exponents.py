@@ -169,15 +169,15 @@ class Exponents:
             ConfigError: an unknown format, a scale that is not above 0, or one for a block format,
                 which has scales of its own.
         """
-        found = number_format(format)
-        _check_scale(found, scale)
-        if isinstance(found, BlockFormat):
-            if found.scale_format is not None:
+        target = number_format(format)
+        _check_scale(target, scale)
+        if isinstance(target, BlockFormat):
+            if target.scale_format is not None:
                 return self._share(0, 0)
             # Between the last number of a format and the end of its binade.
-            return self._share(0, int(self.below(found.block)[0]))
-        limit = found.overflow_from / scale
-        if self.abs_max < limit or (self.abs_max == limit and not found.ties_overflow):
+            return self._share(0, int(self.below(target.block)[0]))
+        limit = target.overflow_from / scale
+        if self.abs_max < limit or (self.abs_max == limit and not target.ties_overflow):
             return self._share(0, 0)
         lower, upper = self._limits()
         is_above = lower >= limit
@@ -189,26 +189,26 @@ class Exponents:
         Exact for a ``scale`` that is a power of two, and for MX formats; errors as of
         share_above().
         """
-        found = number_format(format)
-        _check_scale(found, scale)
-        if isinstance(found, BlockFormat):
-            return self._below_in_blocks(found)
-        return self._share(*self._up_to(math.ldexp(1.0, found.zero_exponent) / scale))
+        target = number_format(format)
+        _check_scale(target, scale)
+        if isinstance(target, BlockFormat):
+            return self._below_in_blocks(target)
+        return self._share(*self._up_to(math.ldexp(1.0, target.zero_exponent) / scale))
 
     def share_subnormal(self, format: str, scale: float = 1.0) -> Share:
         """The share up to the smallest normal number of ``format`` that does not become zero: it
         loses some of its bits, but for that number itself. Not of block formats.
         """
-        found = number_format(format)
-        if isinstance(found, BlockFormat):
+        target = number_format(format)
+        if isinstance(target, BlockFormat):
             raise ConfigError(
                 "elements of a block format have no fixed range",
                 expected="float16, bfloat16, float8_e4m3fn or float8_e5m2",
-                got=found.name,
+                got=target.name,
             )
-        _check_scale(found, scale)
-        small = self._up_to(math.ldexp(1.0, found.least_exponent) / scale)
-        lost = self._up_to(math.ldexp(1.0, found.zero_exponent) / scale)
+        _check_scale(target, scale)
+        small = self._up_to(math.ldexp(1.0, target.least_exponent) / scale)
+        lost = self._up_to(math.ldexp(1.0, target.zero_exponent) / scale)
         return self._share(max(small[0] - lost[1], 0), small[1] - lost[0])
 
     def _up_to(self, limit: float) -> tuple[int, int]:
@@ -217,16 +217,16 @@ class Exponents:
         least, most = self.elements[upper <= limit].sum(), self.elements[lower < limit].sum()
         return int(least), int(most)
 
-    def _below_in_blocks(self, found: BlockFormat) -> Share:
-        below, maxima = self.below(found.block), self.maxima(found.block)
+    def _below_in_blocks(self, target: BlockFormat) -> Share:
+        below, maxima = self.below(target.block), self.maxima(target.block)
         places = np.arange(EXPONENT_BINS)
-        if found.scale_format is not None:
+        if target.scale_format is not None:
             coarse = int(maxima[_NVFP4_COARSE_FROM:].sum())
             sure = _NVFP4_ZERO_COARSE if coarse else _NVFP4_ZERO
             least = int(below[places >= sure].sum())
-            most = int(below[places > _NVFP4_KEPT].sum()) + coarse * found.block
+            most = int(below[places > _NVFP4_KEPT].sum()) + coarse * target.block
             return self._share(least, most)
-        element = found.element
+        element = target.element
         # The block's maximum is in the last binade of the element's format.
         last = math.frexp(element.largest)[1] - 1
         lost = int(below[places >= last + 1 - element.zero_exponent].sum())
@@ -234,7 +234,7 @@ class Exponents:
         # bin that is not known.
         is_tiny = self.block_top - places - last < _MX_LEAST_SCALE
         tiny = int(maxima[:-1][is_tiny[:-1]].sum() + maxima[-1])
-        return self._share(lost, lost + tiny * found.block)
+        return self._share(lost, lost + tiny * target.block)
 
     def _limits(self) -> tuple[np.ndarray, np.ndarray]:
         """The limits of the elements' bins: what all are above, and up to where they go."""
@@ -255,12 +255,12 @@ def _checked_block(block: int) -> int:
     raise ConfigError(f"blocks have 32 or 16 elements, got {block!r}")
 
 
-def _check_scale(found: NumberFormat | BlockFormat, scale: float) -> None:
+def _check_scale(target: NumberFormat | BlockFormat, scale: float) -> None:
     is_number = isinstance(scale, (int, float)) and not isinstance(scale, bool)
     if not is_number or not 0 < scale < math.inf:
         raise ConfigError(f"scale must be a number above 0, got {scale!r}")
-    if isinstance(found, BlockFormat) and scale != 1:
-        raise ConfigError(f"{found.name} has scales of its own: scale must be 1, got {scale!r}")
+    if isinstance(target, BlockFormat) and scale != 1:
+        raise ConfigError(f"{target.name} has scales of its own: scale must be 1, got {scale!r}")
 
 
 def _percent(share: float) -> str:

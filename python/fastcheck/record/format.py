@@ -190,8 +190,8 @@ def extremes(record: np.void) -> tuple[float, float]:
 def nonfinite(records: np.ndarray) -> np.ndarray:
     """A boolean array of the records that hold a NaN or an infinity."""
     counts = records["nan_count"] + records["posinf_count"] + records["neginf_count"]
-    found: np.ndarray = counts != 0
-    return found
+    mask: np.ndarray = counts != 0
+    return mask
 
 
 def is_nonfinite(record: np.void) -> bool:
@@ -204,8 +204,8 @@ def overflowed(records: np.ndarray) -> np.ndarray:
     saturates, holding its dtype's largest finite magnitude.
     """
     saturating = records["device_mode"] == int(DeviceMode.SATURATING)
-    found: np.ndarray = nonfinite(records) | (saturating & (records["saturated_count"] != 0))
-    return found
+    mask: np.ndarray = nonfinite(records) | (saturating & (records["saturated_count"] != 0))
+    return mask
 
 
 class Identity(NamedTuple):

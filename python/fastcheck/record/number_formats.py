@@ -62,8 +62,8 @@ _E5M2 = NumberFormat("float8_e5m2", 8, 2, -14, 57344.0, 61440.0, True)
 
 #: The formats by name.
 NUMBER_FORMATS: Mapping[str, NumberFormat] = {
-    one.name: one
-    for one in (
+    entry.name: entry
+    for entry in (
         _E4M3,
         _E5M2,
         NumberFormat("float16", 16, 10, -14, 65504.0, 65520.0, True),
@@ -72,8 +72,8 @@ NUMBER_FORMATS: Mapping[str, NumberFormat] = {
 }
 
 BLOCK_FORMATS: Mapping[str, BlockFormat] = {
-    one.name: one
-    for one in (
+    entry.name: entry
+    for entry in (
         BlockFormat("mxfp8_e4m3", 8.25, 32, _E4M3),
         BlockFormat("mxfp8_e5m2", 8.25, 32, _E5M2),
         BlockFormat("mxfp4", 4.25, 32, _FLOAT4),

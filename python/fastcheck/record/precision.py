@@ -91,7 +91,7 @@ def advice_from_lines(
     """The advice from the lines of a log, each with its Site; a site of several ranks is added up.
     Anything that is no such line is left out.
     """
-    found: dict[Site, PrecisionAdvice] = {}
+    advice: dict[Site, PrecisionAdvice] = {}
     for line in lines:
         try:
             words = np.zeros(EXPONENT_WORDS, np.int64)
@@ -99,16 +99,16 @@ def advice_from_lines(
                 words[int(place)] = count
             site, dtype, exponents = line["site"], str(line["dtype"]), Exponents(words)
             readings, is_scaled = int(line["readings"]), bool(line["is_scaled"])
-            before = found.get(site)
+            before = advice.get(site)
             if before is not None:
                 exponents, readings = before.exponents + exponents, before.readings + readings
                 is_scaled = is_scaled or before.is_scaled
-            found[site] = advise(
+            advice[site] = advise(
                 exponents, dtype, tolerance, site=site, readings=readings, is_scaled=is_scaled
             )
         except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError):
             continue
-    return list(found.values())
+    return list(advice.values())
 
 
 def check_tolerance(tolerance: float) -> None:

@@ -117,14 +117,14 @@ class Site:
         Raises:
             TypeError: a field is missing, or of another type.
         """
-        found = {}
+        values = {}
         for name in cls.__dataclass_fields__:
             if name in fields:
-                found[name] = value = fields[name]
+                values[name] = value = fields[name]
                 is_wanted = type(value) is (int if name == "index" else str)
                 if not is_wanted and not (name == "op" and value is None):
                     raise TypeError(f"{name} of a site is {value!r:.80}")
-        return cls(**found)
+        return cls(**values)
 
 
 _REST = Site("", f"more than {MAX_SITES - 1} sites", "forward", "output", 0, "one of the rest")

@@ -49,7 +49,7 @@ FLOAT_FORMATS = {
 
 #: The largest finite number of each dtype, by its code; NaN: not a floating-point format.
 LARGEST_FINITE = np.array(
-    [FLOAT_FORMATS[one.name].max if one.name in FLOAT_FORMATS else np.nan for one in DTYPES]
+    [FLOAT_FORMATS[dtype.name].max if dtype.name in FLOAT_FORMATS else np.nan for dtype in DTYPES]
 )
 
 

@@ -41,7 +41,7 @@ def make_report(
         step=culprit.step,
         events=tuple(sorted(events, key=lambda event: int(event.record["seq"]))),
         inputs=tuple(inputs),
-        inputs_before=tuple(records.last_finite(one) for _, one in inputs),
+        inputs_before=tuple(records.last_finite(input_record) for _, input_record in inputs),
         trend=trend[trend["seq"] <= record["seq"]],
         rank=culprit.rank,
         **fields,
@@ -52,12 +52,12 @@ def argument_records(
     records: Records, culprit: Event, sites: Union[SiteTable, Mapping[int, Site]]
 ) -> Evidence:
     """The records of what the culprit's operator read, under the names of its arguments."""
-    found: Evidence = []
+    evidence: Evidence = []
     for name, seq in culprit.inputs:
         record = records.find(seq)
         if record is not None:
             source = sites[int(record["site"])]
             origin = source.op or source.tensor_name
             label = f"{name} ({origin})" if source.role != "input" else name
-            found.append((replace(culprit.site, role="input", label=label), record))
-    return found
+            evidence.append((replace(culprit.site, role="input", label=label), record))
+    return evidence

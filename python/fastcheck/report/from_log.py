@@ -47,8 +47,8 @@ class _LogRecords:
 
     def of_site(self, site: int, call: int) -> np.ndarray:
         records = self._records
-        found: np.ndarray = records[(records["site"] == site) & (records["call"] == call)]
-        return found
+        matches: np.ndarray = records[(records["site"] == site) & (records["call"] == call)]
+        return matches
 
     def last_finite(self, record: np.void) -> Optional[np.void]:
         mine = self.of_site(int(record["site"]), int(record["call"]))
@@ -56,5 +56,5 @@ class _LogRecords:
         return earlier[-1].copy() if len(earlier) else None
 
     def find(self, seq: int) -> Optional[np.void]:
-        found = self._records[self._records["seq"] == seq]
-        return found[0].copy() if len(found) else None
+        matches = self._records[self._records["seq"] == seq]
+        return matches[0].copy() if len(matches) else None

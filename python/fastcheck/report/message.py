@@ -58,7 +58,7 @@ def _plain(value: Any) -> Any:
     if is_dataclass(value):
         return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, (tuple, list)):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     if isinstance(value, (np.void, np.ndarray)):
         rows = np.atleast_1d(np.asarray(value)).astype(RECORD_DTYPE, copy=False)
         return base64.b64encode(rows.tobytes()).decode()

@@ -87,7 +87,7 @@ def statistics_lines(reading: RecordStatistics, width: int) -> list[str]:
         if not reading.saturated_count:
             right.pop()
     beside, numbers = _in_columns(left, ">"), _in_columns(right, "<")
-    lines = [f"{one}    {other}" for one, other in zip(beside, numbers)] + beside[len(numbers) :]
+    lines = [f"{line}    {other}" for line, other in zip(beside, numbers)] + beside[len(numbers) :]
     if max(len(line.rstrip()) for line in lines) > width:
         lines = beside + _in_columns([(name, number, "") for name, number, _ in right], "<")
         lines += [
@@ -327,7 +327,7 @@ def parts(report: StopReport, width: int, whole: bool = False) -> list[tuple[str
     if report.culprit.line:
         lines += wrap(report.culprit.line, width, "line      ", " " * 10)
     lines += wrap(_verdict_text(report.culprit), width) + _batch_lines(report, width)
-    found = [
+    sections = [
         ("culprit", lines + last_healthy_lines(Trend.of(report.trend), width)),
         ("numbers", statistics_lines(reading, width) if whole else []),
         ("inputs", input_lines(report, width) if report.inputs else []),
@@ -335,7 +335,7 @@ def parts(report: StopReport, width: int, whole: bool = False) -> list[tuple[str
         ("spread", spread(report.events, report.culprit, report.style, width)),
         ("trend", trend_lines(Trend.of(report.trend), width, False) if whole else []),
     ]
-    return [(label, list(map(printable, lines))) for label, lines in found if lines]
+    return [(label, list(map(printable, lines))) for label, lines in sections if lines]
 
 
 def brief(report: StopReport, ascii_only: bool | None = None) -> str:
@@ -361,7 +361,7 @@ def _lost(report: StopReport) -> str:
 
 def _headline(report: StopReport, reading: RecordStatistics) -> str:
     site = report.culprit.site
-    found = format_nonfinite(reading)
+    counts = format_nonfinite(reading)
     if site.role == "loss":
         where = f"in the loss ({site.module_type})" if site.module_type else "in the loss"
     elif site.role == "grad_norm":
@@ -371,7 +371,7 @@ def _headline(report: StopReport, reading: RecordStatistics) -> str:
     else:
         where = f"in {tensor_place(site, reading.call, report.style, report.culprit.api)}"
     rank = f" on rank {report.rank}" if report.world_size > 1 else ""
-    return f"{found} {where} at step {report.step}{rank}"
+    return f"{counts} {where} at step {report.step}{rank}"
 
 
 def _verdict_text(event: Event) -> str:
@@ -460,17 +460,17 @@ def _replay_lines(report: StopReport, width: int) -> list[str]:
     if report.replay is None:
         return []
     lines = [line for note in report.replay.remarks for line in wrap(note, width)]
-    found = report.replay.report
-    if found is None:
+    rerun = report.replay.report
+    if rerun is None:
         return lines
     lines += wrap(
-        f"run again at op level: {_headline(found, statistics_of(found.culprit.record))}", width
+        f"run again at op level: {_headline(rerun, statistics_of(rerun.culprit.record))}", width
     )
-    if found.culprit.line:
-        lines += wrap(found.culprit.line, width, "line      ", " " * 10)
-    lines += wrap(_verdict_text(found.culprit), width)
-    if found.inputs:
-        lines += input_lines(found, width)
+    if rerun.culprit.line:
+        lines += wrap(rerun.culprit.line, width, "line      ", " " * 10)
+    lines += wrap(_verdict_text(rerun.culprit), width)
+    if rerun.inputs:
+        lines += input_lines(rerun, width)
     return lines
 
 
@@ -498,10 +498,12 @@ def _limit_text(report: StopReport) -> str:
 def _updated_text(report: StopReport) -> str:
     before = [step for step in report.updated_since if step < report.culprit.step]
     if before:
-        one = f"The update of step {before[0]:,} was"
+        single = f"The update of step {before[0]:,} was"
         many = f"The updates of steps {before[0]:,} to {before[-1]:,} were"
         since = ", and none since" if report.weights_intact else ""
-        return f"{one if len(before) == 1 else many} applied after it was last read finite{since}."
+        return (
+            f"{single if len(before) == 1 else many} applied after it was last read finite{since}."
+        )
     if report.weights_intact is None:
         return ""
     if report.weights_intact:
@@ -551,7 +553,7 @@ def _advice_lines(report: StopReport, width: int, most: int | None = None) -> li
         shown = wrap(item.text, width, f"{number}. ", "   ")
         code = [f"     {line}" for line in item.code.splitlines()]
         later = items[items.index(item) + 1 :]
-        kept = sum(len(wrap(one.text, width - 3)) for one in later if one.is_kept)
+        kept = sum(len(wrap(advice.text, width - 3)) for advice in later if advice.is_kept)
         if most is None or lines or len(shown) + len(code) + kept <= most:
             shown += code
         if most is None or not lines or len(lines) + len(shown) + kept <= most:

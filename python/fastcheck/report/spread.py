@@ -72,10 +72,10 @@ def _one_line(events: list[Event], style: str, width: int) -> list[str]:
 
 
 def _first_of_each_place(events: list[Event], style: str) -> list[tuple[str, Event]]:
-    found: dict[str, Event] = {}
+    firsts: dict[str, Event] = {}
     for event in events:
-        found.setdefault(tensor_place(event.site, int(event.record["call"]), style), event)
-    return list(found.items())
+        firsts.setdefault(tensor_place(event.site, int(event.record["call"]), style), event)
+    return list(firsts.items())
 
 
 def is_same_event(event: Event, culprit: Event) -> bool:

@@ -34,14 +34,14 @@ class Dumped:
 
     def lines(self, width: int) -> list[str]:
         """The dump section of the report."""
-        found: list[str] = []
+        lines: list[str] = []
         if self.path is not None:
             again = "" if self.script is None else ". To run it again:"
-            found = wrap(f"{self.path} holds {self.what}{again}", width)
+            lines = wrap(f"{self.path} holds {self.what}{again}", width)
         if self.path is not None and self.script is not None:
             script = os.path.join(self.path, self.script)
-            found.append("  python " + (f"'{script}'" if " " in script else script))
-        return found + [line for note in self.notes for line in wrap(note, width)]
+            lines.append("  python " + (f"'{script}'" if " " in script else script))
+        return lines + [line for note in self.notes for line in wrap(note, width)]
 
 
 @dataclass(frozen=True)

@@ -59,27 +59,27 @@ def summary(
     total = "never stops" if overflow_nums < 0 else f"stops at {overflow_nums:,}"
     watched = wrap(f"{steps:,} steps, {records:,} records of {sites:,} tensors", body)
     events = f"{event_count:,} counted overflow event{'s' if event_count != 1 else ''}"
-    found = wrap(f"{events} ({total})", body)
+    findings = wrap(f"{events} ({total})", body)
     if watch_warnings:
-        found += wrap(count_warnings(watch_warnings), body)
+        findings += wrap(count_warnings(watch_warnings), body)
     rows = [
         [verdict.name.lower(), f"{count:,}"]
         for verdict, count in sorted(verdict_counts.items())
         if count and verdict is not Verdict.NONE
     ]
     if rows:
-        found += table(["verdict", "tensors"], rows, width=body)
+        findings += table(["verdict", "tensors"], rows, width=body)
     named = [[_where(s, style), s.direction, f"{n:,}"] for s, n in top_sites]
     where = table(["tensor", "pass", "events"], named, left=2, width=body) if named else []
     log = [] if log_path is None else wrap(f"{log_path}   (fastcheck show {log_path})", body)
     blocks = [
         ("watched", watched),
-        ("found", found),
+        ("found", findings),
         *story,
         ("pending", pending),
         ("harmless", harmless),
         ("steps", step_table),
-        ("watch", [line for one in watch for line in wrap(one, body)]),
+        ("watch", [line for event in watch for line in wrap(event, body)]),
         ("where", where),
         ("last step", _last_step(last_step, body, style) if last_step else []),
         ("unread", unread),

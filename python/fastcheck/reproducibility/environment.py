@@ -145,7 +145,7 @@ def environment_or_error() -> dict[str, Any]:
 
 
 def _versions() -> dict[str, Any]:
-    found: dict[str, Any] = {
+    versions: dict[str, Any] = {
         "python": platform.python_version(),
         "fastcheck": __version__,
         "fastcheck_kernels": kernel_status.text,
@@ -156,7 +156,7 @@ def _versions() -> dict[str, Any]:
         "hip": torch.version.hip,
         "cudnn": _ask(torch.backends.cudnn.version),
     }
-    return {**found, **package_versions(_PACKAGES)}
+    return {**versions, **package_versions(_PACKAGES)}
 
 
 def package_versions(names: Iterable[str]) -> dict[str, str]:
@@ -198,7 +198,7 @@ def _cpu() -> str:
 
 
 def _devices() -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    devices: dict[str, Any] = {}
     for kind in ("cuda", "xpu", "npu", "mlu"):
         module: Any = getattr(torch, kind, None)
         if module is None:
@@ -211,11 +211,11 @@ def _devices() -> dict[str, Any]:
         if _ask(module.is_initialized) is True:
             described["names"] = _ask(partial(_names, module, count))
             described["capability"] = _ask(getattr(module, "get_device_capability", None))
-        found[kind] = described
+        devices[kind] = described
     mps = getattr(torch.backends, "mps", None)
     if mps is not None and _ask(mps.is_available) is True:
-        found["mps"] = {"count": 1}
-    return found
+        devices["mps"] = {"count": 1}
+    return devices
 
 
 def _names(module: Any, count: int) -> list[str]:
@@ -255,9 +255,9 @@ def _switches() -> dict[str, Any]:
         "npu_hf32_matmul": lambda: npu.matmul.allow_hf32,
         "npu_hf32_conv": lambda: npu.conv.allow_hf32,
     }
-    found = {name: _ask(read) for name, read in switches.items()}
+    settings = {name: _ask(read) for name, read in switches.items()}
     # A switch that this release of torch doesn't have is none.
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in settings.items() if value is not None}
 
 
 def _autocast() -> dict[str, str]:

@@ -61,8 +61,8 @@ def inventory(model: torch.nn.Module, optimizer: Optimizers = None) -> dict[str,
         optimizer = [optimizer]
     optimizers: list[torch.optim.Optimizer] = list(optimizer or ())
     if optimizers:
-        made["optimizers"] = [describe_optimizer(one, names) for one in optimizers]
-        held = {id(p) for one in optimizers for group in one.param_groups for p in group["params"]}
+        made["optimizers"] = [describe_optimizer(opt, names) for opt in optimizers]
+        held = {id(p) for opt in optimizers for group in opt.param_groups for p in group["params"]}
         made["without_optimizer"] = [name for key, name in names.items() if key not in held]
     return made
 

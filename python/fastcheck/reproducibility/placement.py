@@ -103,7 +103,7 @@ def _of_mesh(models: list[torch.nn.Module]) -> Optional[tuple[dict[str, int], st
     """
     coordinates: dict[str, int] = {}
     parts: dict[str, int] = {}
-    for parameter in (one for model in models for one in model.parameters()):
+    for parameter in (p for model in models for p in model.parameters()):
         mesh: Any = getattr(parameter, "device_mesh", None)
         for dimension, placed in enumerate(getattr(parameter, "placements", None) or ()):
             name = (mesh.mesh_dim_names or [f"mesh{i}" for i in range(mesh.ndim)])[dimension]
@@ -125,9 +125,9 @@ def _of_ddp(models: list[torch.nn.Module]) -> Optional[tuple[dict[str, int], str
 
 def _run() -> Optional[str]:
     for name in ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID"):
-        found = os.environ.get(name, "")
-        if found not in ("", "none"):
-            return found
+        run_id = os.environ.get(name, "")
+        if run_id not in ("", "none"):
+            return run_id
     return None
 
 

@@ -214,8 +214,8 @@ class Reserve(Segment):
         places = taken + (bad > 0).cumsum(0)
         wanted = torch.arange(1, 1 + RESERVED_SLOTS, device=rows.device)
         hits = (places == wanted[:, None]) & (bad > 0)
-        found = rows.index_select(0, hits.to(torch.int32).argmax(1))
-        self.slots[1:] = torch.where(hits.any(1)[:, None], found, self.slots[1:])
+        hit_rows = rows.index_select(0, hits.to(torch.int32).argmax(1))
+        self.slots[1:] = torch.where(hits.any(1)[:, None], hit_rows, self.slots[1:])
         taken.add_(hits.sum())
         self._waiting.update(enumerate(identities, first))
 
@@ -658,9 +658,9 @@ class GraphSlots:
     def snapshot(self) -> Optional[GraphCopy]:
         """A free copy; None when too many are in flight."""
         if self._free:
-            found = self._free.popleft()
-            assert isinstance(found, GraphCopy)
-            return found
+            free_copy = self._free.popleft()
+            assert isinstance(free_copy, GraphCopy)
+            return free_copy
         rows = 1 + len(self.identities)
         if self._snapshot_count >= max(_FIRST_SNAPSHOTS, _MAX_BYTES // (rows * RECORD_BYTES)):
             return None

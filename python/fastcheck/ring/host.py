@@ -138,7 +138,7 @@ class HostRing:
                 self._when_full()
             first = cursor.slot
             stop = min(len(tensors), start + self.capacity - first)
-            found = self._observe_list(
+            bad_count = self._observe_list(
                 list(tensors[start:stop]),
                 self.slots,
                 first,
@@ -151,7 +151,7 @@ class HostRing:
             part = self._records[first : first + stop - start]
             cursor.slot = first + stop - start
             start = stop
-            if found:
+            if bad_count:
                 yield part[nonfinite(part)].copy()
 
     def last(self) -> np.void:

@@ -242,10 +242,10 @@ class _Checks:
             self.differing[name] = f"its shape is {tuple(tensor.shape)}, expected {text}"
             return
         sizes = [shape[0] for shape in shapes] if len(shapes) > 1 else []
-        found: list[str] = []
+        differences: list[str] = []
         for groups in group_counts(sizes):
             tried = self._tried(tensor, sources, groups)
-            found = found or tried
+            differences = differences or tried
             if any(tried):
                 continue
             if groups > 1 and not self._has_groups:
@@ -254,15 +254,15 @@ class _Checks:
                 return
             if groups > 1:
                 self.grouped.setdefault(name, groups)
-            found = tried
+            differences = tried
             break
-        if all(found) and len(set(sizes)) > 1 and len(sizes) <= _FEW:
+        if all(differences) and len(set(sizes)) > 1 and len(sizes) <= _FEW:
             for order in itertools.permutations(sources):
                 if not any(self._tried(tensor, order, 1)):
                     self.differing[name] = f"its parts are in the order {', '.join(order)}"
                     return
         problems = []
-        for source, piece, problem in zip(sources, _pieces(tensor, shapes, 1), found):
+        for source, piece, problem in zip(sources, _pieces(tensor, shapes, 1), differences):
             if problem:
                 problems.append(problem if len(sources) == 1 else f"{source} in it: {problem}")
             else:
@@ -275,7 +275,7 @@ class _Checks:
         """The problem of each of these parts, which follow each other in so many groups."""
         entries = [self._wanted[source] for source in sources]
         pieces = _pieces(tensor, [entry["shape"] for entry in entries], groups)
-        return [self._problem(*one) for one in zip(pieces, entries, sources)]
+        return [self._problem(*part) for part in zip(pieces, entries, sources)]
 
     def _problem(self, tensor: torch.Tensor, entry: Mapping[str, Any], source: str) -> str:
         """The difference of a tensor from its entry, in words; "" where it is equal."""
@@ -296,10 +296,10 @@ class _Checks:
             return f"{and_}it is {holds} of the receipt: swapped, or the map is wrong"
         if parts == entry.get("before", {}).get(dtype):
             return f"{and_}old: as in the receipt before"
-        for one, other in itertools.combinations(range(tensor.dim()), 2):
-            turned = tensor.transpose(one, other)
+        for first, other in itertools.combinations(range(tensor.dim()), 2):
+            turned = tensor.transpose(first, other)
             if list(turned.shape) == entry["shape"] and _parts(turned) == sealed.get(dtype):
-                which = "" if tensor.dim() == 2 else f": dimensions {one} and {other}"
+                which = "" if tensor.dim() == 2 else f": dimensions {first} and {other}"
                 return f"{and_}transposed{which}"
         for format_ in _CASTS if not is_cast and tensor.is_floating_point() else ():
             narrow = tensor.to(format_)
@@ -328,15 +328,15 @@ def _half(tensor: torch.Tensor, parts: Sequence[str], entry: Mapping[str, Any]) 
     """The text on the other parts, where some are as they should be."""
     dtype = dtype_name(tensor.dtype)
     sealed = entry["parts"].get(dtype, [])
-    right = [one == other for one, other in zip(parts, sealed)]
+    right = [checksum == other for checksum, other in zip(parts, sealed)]
     if not any(right) or len(parts) != len(sealed):
         return ""
     texts, row, is_known = [], 0, False
     before = entry.get("before", {}).get(dtype, [None] * len(parts))
-    for part, is_right, found, old in zip(_slices(tensor), right, parts, before):
+    for part, is_right, checksum, old in zip(_slices(tensor), right, parts, before):
         last = row + len(part) - 1
         if not is_right:
-            what = "old" if found == old else "zeros" if not part.any() else ""
+            what = "old" if checksum == old else "zeros" if not part.any() else ""
             rows = f"rows {row:,} to {last:,}"
             texts.append(f"{rows} are {what}" if what else f"other values in {rows}")
             is_known |= bool(what)
@@ -358,11 +358,11 @@ def state_of(
     """
     given = model.state_dict() if isinstance(model, torch.nn.Module) else model
     pairs = given.items() if isinstance(given, Mapping) else ()
-    found = {str(key): value for key, value in pairs if isinstance(value, kinds)}
-    if not found:
+    state = {str(key): value for key, value in pairs if isinstance(value, kinds)}
+    if not state:
         expected = "a torch.nn.Module with parameters or buffers, or its state_dict()"
         raise ConfigError(refused, expected=expected, got=type(model).__name__)
-    return found
+    return state
 
 
 def place_of(tensor: torch.Tensor) -> tuple[object, ...]:
@@ -387,13 +387,13 @@ def read_all(state: Mapping[str, torch.Tensor]) -> tuple[dict[str, Stats], dict[
     by_device: dict[torch.device, list[str]] = {}
     for key, tensor in tensors.items():
         by_device.setdefault(tensor.device, []).append(key)
-    found: dict[str, Stats] = {}
+    statistics: dict[str, Stats] = {}
     for keys in by_device.values():
         try:
-            found.update(zip(keys, stats([tensors[k] for k in keys], order="logical")))
+            statistics.update(zip(keys, stats([tensors[k] for k in keys], order="logical")))
         except UnsupportedTensorError as error:
             unread.update(dict.fromkeys(keys, str(error)))
-    return {key: found[key] for key in state if key in found}, unread
+    return {key: statistics[key] for key in state if key in statistics}, unread
 
 
 def _formats(tensor: torch.Tensor) -> Sequence[torch.dtype]:
@@ -417,14 +417,14 @@ def _checksums(slices: Sequence[torch.Tensor]) -> list[str]:
     places: dict[torch.device, list[int]] = {}
     for place, part in enumerate(slices):
         places.setdefault(part.device, []).append(place)
-    found = [""] * len(slices)
+    checksums = [""] * len(slices)
     read: list[tuple[list[int], StatsList]] = [
         (own, stats([slices[place] for place in own], order="logical")) for own in places.values()
     ]
     for own, rows in read:
         for place, record in zip(own, rows.numpy()):
-            found[place] = f"{int(record['checksum']):016x}"
-    return found
+            checksums[place] = f"{int(record['checksum']):016x}"
+    return checksums
 
 
 def _fits(tensor: torch.Tensor, shapes: Sequence[Sequence[int]]) -> bool:

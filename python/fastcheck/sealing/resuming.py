@@ -105,16 +105,20 @@ def training_tree(model: object, parts: Mapping[str, Any]) -> Tree:
     if shards:
         tree["shards"] = _tree(shards, "shards", tensors)
     read, _ = read_all({path: tensor for path, (_, tensor) in tensors.items()})
-    for path, found in read.items():
+    for path, statistics in read.items():
         leaf, tensor = tensors[path]
-        shown = _shown(tensor.item()) if found.numel == 1 else ""
-        shown = shown or ("zeros" if found.numel and found.zero_count == found.numel else "")
-        leaf[:] = [_kind(found.dtype, found.numel), f"{found.checksum:016x}", shown]
+        shown = _shown(tensor.item()) if statistics.numel == 1 else ""
+        shown = shown or (
+            "zeros" if statistics.numel and statistics.zero_count == statistics.numel else ""
+        )
+        leaf[:] = [_kind(statistics.dtype, statistics.numel), f"{statistics.checksum:016x}", shown]
     random = Generators().to_dict()
     devices = random.pop("devices")
     tree["random"] = {name: _generator(state) for name, state in random.items()}
     for device, states in devices.items():
-        tree["random"].update({f"{device}:{n}": _generator(one) for n, one in enumerate(states)})
+        tree["random"].update(
+            {f"{device}:{n}": _generator(state) for n, state in enumerate(states)}
+        )
     return tree
 
 
@@ -202,16 +206,16 @@ def _digest(value: Any) -> str:
 def _plain(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.tolist()
-    return [_plain(one) for one in value] if isinstance(value, (list, tuple)) else value
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def is_tree(value: Any) -> bool:
     """Whether the value has the form that training_tree() returns, as far as JSON shows."""
     return isinstance(value, dict) and all(
-        len(one) == 3 and all(isinstance(text, str) for text in one)
-        if isinstance(one, list)
-        else is_tree(one)
-        for one in value.values()
+        len(node) == 3 and all(isinstance(text, str) for text in node)
+        if isinstance(node, list)
+        else is_tree(node)
+        for node in value.values()
     )
 
 
@@ -241,22 +245,26 @@ def resumption(
     now = {"weights": _weights_tree(weights, tree), **tree}
     sealed_weights = seal["tensors"], seal["unsealed"]
     sealed = {"weights": _weights_tree(sealed_weights, sealed), **sealed}
-    found = _Findings(sealed, (accept,) if isinstance(accept, str) else tuple(accept))
+    findings = _Findings(sealed, (accept,) if isinstance(accept, str) else tuple(accept))
     for name, value in sealed.items():
         if name in now:
-            found.compare(name, value, now[name])
+            findings.compare(name, value, now[name])
         else:
-            found.differs(name, "was sealed, and is not given to verify()")
-    found.notes += [f"{name} was not sealed" for name in now if name not in sealed]
+            findings.differs(name, "was sealed, and is not given to verify()")
+    findings.notes += [f"{name} was not sealed" for name in now if name not in sealed]
     steps = None
     if not has_steps(path):
-        found.notes.append("no step after the seal was recorded: the first steps are not compared")
+        findings.notes.append(
+            "no step after the seal was recorded: the first steps are not compared"
+        )
     else:
         try:
             steps = ResumedSteps(model, path)
         except FastcheckError as error:
-            found.notes.append(f"the first steps are not compared: {first_line(error)}")
-    return Resumption(seal["step"], found.equal, found.differing, tuple(found.notes), steps)
+            findings.notes.append(f"the first steps are not compared: {first_line(error)}")
+    return Resumption(
+        seal["step"], findings.equal, findings.differing, tuple(findings.notes), steps
+    )
 
 
 def _weights_tree(weights: Weights, tree: Tree) -> Tree:
@@ -285,7 +293,7 @@ class _Findings:
             self.differing[path] = text
 
     def _accepts(self, path: str) -> bool:
-        return any(f"{path}.".startswith(f"{one}.") for one in self._accept)
+        return any(f"{path}.".startswith(f"{prefix}.") for prefix in self._accept)
 
     def compare(self, path: str, sealed: Union[Tree, Leaf], now: Union[Tree, Leaf]) -> None:
         if self._accepts(path):
@@ -320,7 +328,7 @@ class _Findings:
         if sealed[2] and now[2]:
             return f"{now[2]}, sealed as {sealed[2]}"
         owner = self._owner.get(now[1], "")
-        ends = [(one.partition(".")[0], one.rpartition(".")[2]) for one in (owner, path)]
+        ends = [(name.partition(".")[0], name.rpartition(".")[2]) for name in (owner, path)]
         if ends[0] == ends[1] and not now[2]:  # exp_avg of one parameter, for another's
             return f"other values: those that {owner} had"
         return f"other values{now[2] and ': ' + now[2]}"
@@ -396,35 +404,37 @@ class ResumedSteps:
         log = find_logs(self._sealed)[-1]
         accept = ("environment", "missing")
         try:
-            found = compare(self._folder, log, steps="0:0", accept=accept)
-            if found.agrees:  # else the batch of the second may have other random numbers
-                found = compare(self._folder, log, steps="0-:0-", accept=accept)
+            comparison = compare(self._folder, log, steps="0:0", accept=accept)
+            if comparison.agrees:  # else the batch of the second may have other random numbers
+                comparison = compare(self._folder, log, steps="0-:0-", accept=accept)
         except FastcheckError as error:
             warn(f"the first steps after the resume are not compared: {first_line(error)}")
             return
         finally:
             self._remove()
-        self.comparison = found
-        if not found.agrees:
-            warn(_text(found, self._seal))
+        self.comparison = comparison
+        if not comparison.agrees:
+            warn(_text(comparison, self._seal))
 
 
-def _text(found: Comparison, seal: str) -> str:
+def _text(comparison: Comparison, seal: str) -> str:
     lines = ["the first steps after the resume are not those that followed the seal"]
-    for answer in found.answers:
+    for answer in comparison.answers:
         if answer.answer != "no":
             continue
         lines.append(f"{answer.question}: {answer.text}")
         settings = answer.settings[:_SHOWN]
-        lines += [f"  {one.path}: {one.actual}, was {one.reference}" for one in settings]
+        lines += [
+            f"  {setting.path}: {setting.actual}, was {setting.reference}" for setting in settings
+        ]
         if answer.found is not None:
             lines.append(f"  first {answer.found.row.name}: {answer.found.row.reason}")
         if answer.question in _LOOK_AT:
             lines.append(f"  look at {_LOOK_AT[answer.question]}")
     gone = [
-        one.name.rpartition(" · ")[2]
-        for one in found.missing
-        if one.state is PairState.ONLY_REFERENCE and " · optimizer · gradient of " in one.name
+        pair.name.rpartition(" · ")[2]
+        for pair in comparison.missing
+        if pair.state is PairState.ONLY_REFERENCE and " · optimizer · gradient of " in pair.name
     ]
     lines += [f"no {name}, which had one" for name in gone[:_SHOWN]]
     return printable("\n".join([*lines, f"the seal: {seal}"]), keep="\n")

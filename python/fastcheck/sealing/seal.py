@@ -177,20 +177,20 @@ def _own(model: object, in_parts: bool) -> tuple[Entries, dict[str, str]]:
     tensors: Entries = {}
     first: dict[tuple[object, ...], str] = {}  # formats without aliases store a tied weight once
     read, unsealed = read_all(state)
-    for key, found in read.items():
+    for key, statistics in read.items():
         entry = tensors[key] = {
-            "dtype": found.dtype,
-            "numel": found.numel,
-            "checksum": f"{found.checksum:016x}",
-            "nan": found.nan_count,
-            "inf": found.posinf_count + found.neginf_count,
+            "dtype": statistics.dtype,
+            "numel": statistics.numel,
+            "checksum": f"{statistics.checksum:016x}",
+            "nan": statistics.nan_count,
+            "inf": statistics.posinf_count + statistics.neginf_count,
         }
         if key in parts:
             _, offsets, sizes, entry["numel"] = parts[key]
             part_entry = {"offsets": list(offsets), "sizes": list(sizes)}
             part_entry["checksum"] = entry.pop("checksum")
-            entry["parts"] = [part_entry] if found.numel else []
-        elif found.numel and (earlier := first.setdefault(place_of(state[key]), key)) != key:
+            entry["parts"] = [part_entry] if statistics.numel else []
+        elif statistics.numel and (earlier := first.setdefault(place_of(state[key]), key)) != key:
             entry["tied_to"] = earlier
     return tensors, unsealed
 
@@ -211,7 +211,7 @@ def _of_all_ranks(model: object) -> tuple[Entries, dict[str, str]]:
     ranks = of_all_ranks(own)
     if failure is not None:
         raise failure
-    failed = [one for one in ranks if isinstance(one, str)]
+    failed = [answer for answer in ranks if isinstance(answer, str)]
     if failed:
         raise FastcheckError(f"another rank could not read its weights: {failed[0]}")
     tensors, unsealed = merged([entries for entries, _ in ranks])
@@ -293,9 +293,9 @@ class Verification:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, ready for JSON."""
-        found = {**vars(self), "ok": bool(self), "sealed_as": self.verdict}
-        del found["verdict"]
-        return {**found, "missing": list(self.missing), "notes": list(self.notes)}
+        fields = {**vars(self), "ok": bool(self), "sealed_as": self.verdict}
+        del fields["verdict"]
+        return {**fields, "missing": list(self.missing), "notes": list(self.notes)}
 
 
 @overload
@@ -424,8 +424,8 @@ def _difference(record: np.void, load: Loader, entry: Mapping[str, Any]) -> str:
     is_sealed = torch.zeros(whole.shape, dtype=torch.bool)
     for part in entry["parts"]:
         at = tuple(slice(n, n + size) for n, size in zip(part["offsets"], part["sizes"]))
-        name = "[" + ", ".join(f"{one.start}:{one.stop}" for one in at) + "]"
-        if len(at) != whole.dim() or any(one.stop > n for one, n in zip(at, whole.shape)):
+        name = "[" + ", ".join(f"{span.start}:{span.stop}" for span in at) + "]"
+        if len(at) != whole.dim() or any(span.stop > n for span, n in zip(at, whole.shape)):
             return f"shape {tuple(whole.shape)}, in which there is no part {name}"
         if f"{stats(whole[at].detach(), order='logical').checksum:016x}" != part["checksum"]:
             return f"other values in the part {name}"
@@ -444,9 +444,9 @@ def _keys_by_name(sealed: Iterable[str], names: Iterable[str]) -> dict[str, str]
         if (key := next((ending for ending in endings if ending in keys), None)) is not None:
             below.setdefault(key, []).append(name)
     return {
-        (key if key in found else found[0]): key
-        for key, found in below.items()
-        if key in found or len(found) == 1
+        (key if key in matches else matches[0]): key
+        for key, matches in below.items()
+        if key in matches or len(matches) == 1
     }
 
 

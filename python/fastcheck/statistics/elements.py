@@ -154,13 +154,13 @@ def _ulp(a: torch.Tensor, b: torch.Tensor) -> int:
         raw = x.contiguous().view(bits).to(torch.int64)
         return torch.where(raw < 0, lowest - raw, raw)
 
-    one, other = place(a), place(b)
+    first, other = place(a), place(b)
     if width == 64:
         # The distance of opposite signs may not fit: half of each side does.
-        far = (one // 2 - other // 2).abs()
+        far = (first // 2 - other // 2).abs()
         if int(far.max()) >= 2**61:
             return 2 * int(far.max())
-    return int((one - other).abs().max())
+    return int((first - other).abs().max())
 
 
 def _over(part: float, whole: float) -> float:

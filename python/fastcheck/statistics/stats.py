@@ -161,8 +161,8 @@ class Stats:
     @property
     def abs_max(self) -> Optional[float]:
         """Largest finite magnitude; 0 when nothing is finite."""
-        found = self._statistics
-        return 0 if found.has_stats and found.abs_max is None else found.abs_max
+        statistics = self._statistics
+        return 0 if statistics.has_stats and statistics.abs_max is None else statistics.abs_max
 
     # ---- record="full" -------------------------------------------------------------------------
 
@@ -214,8 +214,8 @@ class Stats:
             "+inf": self.posinf_count,
             "-inf": self.neginf_count,
         }
-        found = [f"{name}={count:,}" for name, count in bad.items() if count]
-        parts.append(" ".join(found) if found else "all finite")
+        counts = [f"{name}={count:,}" for name, count in bad.items() if count]
+        parts.append(" ".join(counts) if counts else "all finite")
         if self._statistics.has_stats:
             low, high = extremes(self.record)
             parts.append(f"min={_format(low)} max={_format(high)} mean={_format(self.mean)}")
@@ -289,8 +289,8 @@ class StatsList(Sequence[Stats]):
         return guarded_html(self, lambda: _list_html(self))
 
 
-def _stats_html(found: Stats) -> str:
-    fields = found.to_dict()
+def _stats_html(stats: Stats) -> str:
+    fields = stats.to_dict()
     kind, size = fields.pop("dtype"), fields.pop("numel")
     if "checksum" in fields:
         fields["checksum"] = f"{fields['checksum']:016x}"
@@ -300,10 +300,18 @@ def _stats_html(found: Stats) -> str:
 def _list_html(stats: StatsList) -> str:
     rows, bad = [], []
     for record in stats.numpy()[:_SHOWN]:
-        one = statistics_of(record)
-        bad.append(one.nonfinite_count > 0)
+        statistics = statistics_of(record)
+        bad.append(statistics.nonfinite_count > 0)
         rows.append(
-            [one.dtype, one.numel, one.nonfinite_count, one.min, one.max, one.mean, one.rms]
+            [
+                statistics.dtype,
+                statistics.numel,
+                statistics.nonfinite_count,
+                statistics.min,
+                statistics.max,
+                statistics.mean,
+                statistics.rms,
+            ]
         )
     header = ["dtype", "numel", "NaN+Inf", "min", "max", "mean", "rms"]
     return block_html(f"{len(stats):,} tensors", table_html(header, rows, bad, len(stats)))

@@ -161,15 +161,17 @@ class _BisectSearch:
         """The metric with these names elsewhere."""
         some = frozenset(names)
         if some not in self._values:
-            one = Override(self._elsewhere, choose=lambda name: self._key(name) in some)
-            self._values[some] = self._once(one, tuple(name for name in self.names if name in some))
+            override = Override(self._elsewhere, choose=lambda name: self._key(name) in some)
+            self._values[some] = self._once(
+                override, tuple(name for name in self.names if name in some)
+            )
             self._left_out.update(
-                (name, why) for name, why in one.left_out.items() if not one.ran[name]
+                (name, why) for name, why in override.left_out.items() if not override.ran[name]
             )
         return self._values[some]
 
-    def _once(self, one: Override, names: tuple[str, ...]) -> float:
-        value = float(self._metric(self._run(one)))
+    def _once(self, override: Override, names: tuple[str, ...]) -> float:
+        value = float(self._metric(self._run(override)))
         value = math.inf if math.isnan(value) else value
         self._runs.append((names, value))
         return value

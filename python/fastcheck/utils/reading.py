@@ -89,19 +89,19 @@ def parse_json(text: Union[str, bytes]) -> Any:
         ValueError: it is not JSON, or it is nested too deeply.
     """
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except RecursionError:
         raise ValueError("nested too deeply") from None
     openers = text.count(b"[") if isinstance(text, bytes) else text.count("[")
     openers += text.count(b"{") if isinstance(text, bytes) else text.count("{")
     if openers < _MAX_DEPTH:
-        return found
-    level = [found] if isinstance(found, (dict, list)) else []
+        return value
+    level = [value] if isinstance(value, (dict, list)) else []
     for _ in range(_MAX_DEPTH):
         if not level:
-            return found
-        parts = (one.values() if isinstance(one, dict) else one for one in level)
-        level = [one for part in parts for one in part if isinstance(one, (dict, list))]
+            return value
+        parts = (item.values() if isinstance(item, dict) else item for item in level)
+        level = [item for part in parts for item in part if isinstance(item, (dict, list))]
     raise ValueError("nested too deeply")
 
 

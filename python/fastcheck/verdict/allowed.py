@@ -115,5 +115,5 @@ def allow_nonfinite(module: str = "", tensor: str = "*", *, reason: str) -> Allo
 
 def why_allowed(site: Site, among: Iterable[Allowance]) -> Optional[str]:
     """The reason why tensors of this site may be non-finite; None: they may not."""
-    found = next((one for one in among if one.covers(site)), None)
-    return None if found is None else f"allowed by allow_nonfinite(): {found.reason}"
+    allowance = next((candidate for candidate in among if candidate.covers(site)), None)
+    return None if allowance is None else f"allowed by allow_nonfinite(): {allowance.reason}"

@@ -58,7 +58,7 @@ class Incident:
 
     def __init__(self, raw: Mapping[str, Any]) -> None:
         self._raw = raw
-        self.nonfinite_inputs = [NonfiniteInput(*one) for one in raw["fed"]]
+        self.nonfinite_inputs = [NonfiniteInput(*fields) for fields in raw["fed"]]
         #: The sequence numbers of the outputs' records, and whether each is non-finite.
         self.made: list[tuple[int, bool]] = raw["made"]
         #: A scalar argument is itself infinite: bit 0 +Inf, bit 1 -Inf; or is at least the largest
@@ -83,7 +83,11 @@ class Incident:
     @property
     def bad_seqs(self) -> list[int]:
         """The sequence numbers of its non-finite inputs and outputs."""
-        fed = [seq for one in self.nonfinite_inputs for seq in (one.seq, *one.also, one.read)]
+        fed = [
+            seq
+            for argument in self.nonfinite_inputs
+            for seq in (argument.seq, *argument.also, argument.read)
+        ]
         return [seq for seq, is_bad in self.made if is_bad] + [seq for seq in fed if seq >= 0]
 
     @property

@@ -196,7 +196,7 @@ class ModuleRules:
             what = "a NaN" if finding.has_nan else "something other than -Inf"
             place = self.findings.sites[tentative[0].root.blamed.site]
             reason = f"{call.node.name} made {what} where it read only finite values and "
-            if all(one.only_neginf for one in tentative):
+            if all(source.only_neginf for source in tentative):
                 reason += f"the -Inf of {place} (a row that is masked entirely does this)"
             else:
                 reason += f"values that had done no harm before, of {place}"
@@ -802,11 +802,11 @@ class ModuleRules:
         """The findings that are pending and were not removed: of what follows from one another the
         first.
         """
-        found: dict[int, Finding] = {}
+        findings: dict[int, Finding] = {}
         for finding in self.findings.all:
             if finding.state is FindingState.PENDING and not finding.uses.is_absorbed:
-                found.setdefault(id(finding.root), finding)
-        return list(found.values())
+                findings.setdefault(id(finding.root), finding)
+        return list(findings.values())
 
     def let_go(self) -> None:
         pass

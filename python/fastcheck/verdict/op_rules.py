@@ -120,13 +120,19 @@ class OpRules:
     def _operator(self, entry: Operator, bad: Records) -> None:
         """Judges an op that read or wrote a non-finite tensor."""
         incident, self._is_filtered = entry.incident, entry.is_filtered
-        for one in incident.nonfinite_inputs:
-            if one.is_arrival and one.seq in bad and one.seq not in self.findings.by_seq:
-                arrival = self._made_by(incident, bad[one.seq])
+        for argument in incident.nonfinite_inputs:
+            if (
+                argument.is_arrival
+                and argument.seq in bad
+                and argument.seq not in self.findings.by_seq
+            ):
+                arrival = self._made_by(incident, bad[argument.seq])
                 if not self._allow(arrival):
-                    self._arrive(arrival, one.is_collective, self._outside)
-        found = (f for one in incident.nonfinite_inputs for f in self._read_of(one, bad))
-        inputs = list({id(finding): finding for finding in found}.values())
+                    self._arrive(arrival, argument.is_collective, self._outside)
+        findings = (
+            f for argument in incident.nonfinite_inputs for f in self._read_of(argument, bad)
+        )
+        inputs = list({id(finding): finding for finding in findings}.values())
         if incident.place >= 0:
             place = list(self._memory.places)[incident.place]
             for source in inputs:
@@ -168,7 +174,9 @@ class OpRules:
         scaled = next((f for f in inputs if f.verdict is Verdict.SCALED), None)
         waiting = next((f for f in inputs if f.is_unresolved or _is_open(f)), None)
         intended = [f for f in inputs if f.verdict is Verdict.INTENDED]
-        from_allowed = next((f for one in intended for f in (one, one.root) if f.is_allowed), None)
+        from_allowed = next(
+            (f for source in intended for f in (source, source.root) if f.is_allowed), None
+        )
         new_count = _new_infinities(finding, inputs, incident)
         benign = why_benign(incident.op, sites[finding.site].index)
         unread = ""
@@ -282,8 +290,8 @@ class OpRules:
             return "everything that it read was finite"
         root = intended[0].root
         what = "made a NaN" if finding.has_nan else "made an infinity"
-        is_exp = any(one in finding.uses.op.lower() for one in ("softmax", "logsumexp"))
-        is_mask = is_exp and finding.has_nan and all(one.only_neginf for one in intended)
+        is_exp = any(name in finding.uses.op.lower() for name in ("softmax", "logsumexp"))
+        is_mask = is_exp and finding.has_nan and all(source.only_neginf for source in intended)
         return (
             f"{finding.uses.op} {what} where it read only finite values and infinities that were "
             f"written on purpose in {self._writer(root)}"
@@ -312,7 +320,7 @@ class OpRules:
         backward.
         """
         runs = [f for f in self.findings.all if f.site == finding.site and f is not finding]
-        first = [one for one in runs if not one.is_recompute]
+        first = [run for run in runs if not run.is_recompute]
         again = len(runs) - len(first)
         return first[again] if again < len(first) else None
 
@@ -326,7 +334,7 @@ class OpRules:
         known = [f for seq in entry.sources for f in self._known(seq) if f is not finding]
         sources = self._fitting(finding.record, known)
         # An operator wrote it, unless it was read before by name or by another module.
-        is_written = any(one.uses.op for one in sources)
+        is_written = any(source.uses.op for source in sources)
         is_written &= all(map(self._is_from_outside, sources))
         if sources and (finding.only_neginf or not is_written):
             self._stand_for(finding.seq, sources)
@@ -348,9 +356,9 @@ class OpRules:
         if finding.verdict is Verdict.INTENDED:
             return not finding.root.is_allowed
         path, causes = _ancestors(finding)
-        roots = [one for one in path if not one.uses.parents]
+        roots = [ancestor for ancestor in path if not ancestor.uses.parents]
         return not causes and all(
-            one.then is not None and one.then.verdict is Verdict.ARRIVED for one in roots
+            root.then is not None and root.then.verdict is Verdict.ARRIVED for root in roots
         )
 
     def _argument_known(self, entry: ArgumentKnown) -> None:
@@ -481,29 +489,29 @@ class OpRules:
 
     def _find(self, seq: int) -> Optional[Finding]:
         """The finding with this record, of this step or of an earlier one."""
-        found = self.findings.by_seq.get(seq)
-        if found is None:
-            found = self._memory.earlier_findings.pop(seq, None)
-            if found is not None:
+        finding = self.findings.by_seq.get(seq)
+        if finding is None:
+            finding = self._memory.earlier_findings.pop(seq, None)
+            if finding is not None:
                 # The youngest again: the oldest goes first.
-                self._memory.earlier_findings[seq] = found
-        return found
+                self._memory.earlier_findings[seq] = finding
+        return finding
 
     def _known(self, seq: int) -> list[Finding]:
         """The findings that this record describes."""
         if seq in self._memory.parts:
             return self._memory.parts[seq]
-        found = self._find(seq)
-        return [] if found is None else [found]
+        finding = self._find(seq)
+        return [] if finding is None else [finding]
 
-    def _read_of(self, one: NonfiniteInput, bad: Records) -> list[Finding]:
+    def _read_of(self, argument: NonfiniteInput, bad: Records) -> list[Finding]:
         """The findings that an op read in one tensor."""
-        found = self._known(one.seq)
-        if one.read >= 0:
-            found = [*found, *(f for seq in one.also for f in self._known(seq))]
-            found = self._fitting(bad.get(one.read), found)
-            self._stand_for(one.read, found)
-        return found
+        findings = self._known(argument.seq)
+        if argument.read >= 0:
+            findings = [*findings, *(f for seq in argument.also for f in self._known(seq))]
+            findings = self._fitting(bad.get(argument.read), findings)
+            self._stand_for(argument.read, findings)
+        return findings
 
     def _stand_for(self, seq: int, findings: list[Finding]) -> None:
         """Lets these findings stand for the record ``seq``: what reads it reads them."""
@@ -591,7 +599,9 @@ class OpRules:
 
     def _trace(self, finding: Finding, parents: Sequence[Finding]) -> None:
         finding.uses.is_traced = True
-        finding.uses.parents = [one for one in parents if _is_open(one) or one.verdict in CONFIRMED]
+        finding.uses.parents = [
+            parent for parent in parents if _is_open(parent) or parent.verdict in CONFIRMED
+        ]
         self._memory.has_open = True
 
     # Consequences
@@ -621,8 +631,8 @@ class OpRules:
     def _count(self, finding: Finding, clause: str) -> None:
         """Makes an event of the place where a finding began; what lies between follows from it."""
         path, causes = _ancestors(finding)
-        roots = [one for one in path if not one.uses.parents]
-        suspects = [one for one in roots if one.site not in self.findings.memory.harmless]
+        roots = [ancestor for ancestor in path if not ancestor.uses.parents]
+        suspects = [root for root in roots if root.site not in self.findings.memory.harmless]
         if not suspects and not causes:
             suspects = roots
         suspects.sort(key=_position)
@@ -631,17 +641,17 @@ class OpRules:
             later = f" in step {int(finding.record['step'])}" if is_later else ""
             self._release(root, root.then, _harm(root, path) + clause + later)
         cause = min((*suspects, *causes), key=_position)
-        spread = {id(one): one for one in path if one not in roots}
+        spread = {id(effect): effect for effect in path if effect not in roots}
         stack = list(suspects)
         while stack:
-            for one in stack.pop().uses.made:
-                if _is_open(one) and id(one) not in spread:
-                    spread[id(one)] = one
-                    stack.append(one)
-        for one in sorted(spread.values(), key=_position):
+            for effect in stack.pop().uses.made:
+                if _is_open(effect) and id(effect) not in spread:
+                    spread[id(effect)] = effect
+                    stack.append(effect)
+        for effect in sorted(spread.values(), key=_position):
             # Findings that an earlier step has made of it are over.
-            if _is_open(one) and one.seq in self.findings.by_seq:
-                self.findings.propagate(one, cause)
+            if _is_open(effect) and effect.seq in self.findings.by_seq:
+                self.findings.propagate(effect, cause)
 
     def _release(self, root: Finding, then: Optional[PossibleVerdict], clause: str) -> None:
         assert then is not None
@@ -681,7 +691,7 @@ class OpRules:
             if not finding.is_unresolved or _is_open(finding):
                 continue
             root = finding.root
-            if any(one.verdict is Verdict.SCALED for one in finding.uses.made):
+            if any(result.verdict is Verdict.SCALED for result in finding.uses.made):
                 self._lapse(finding, FindingState.SKIPPED, _UPDATE_SKIPPED)
             elif _is_absorbed(finding):
                 self._lapse(finding, FindingState.SETTLED, _why_absorbed(finding))
@@ -701,7 +711,7 @@ class OpRules:
         for finding in self.findings.all if not self._is_strict else ():
             if not finding.is_unresolved:
                 continue
-            if any(one.verdict is Verdict.SCALED for one in finding.uses.made):
+            if any(result.verdict is Verdict.SCALED for result in finding.uses.made):
                 self._lapse(finding, FindingState.SKIPPED, _UPDATE_SKIPPED)
                 continue
             reason = "nothing that is stored, or that left the computation, was computed from it"
@@ -725,10 +735,14 @@ class OpRules:
         for finding in self.findings.all:
             uses = finding.uses
             uses.archived = finding.verdict
-            for one in uses.parents:
-                one.uses.made.clear()
+            for parent in uses.parents:
+                parent.uses.made.clear()
             path, causes = _ancestors(finding)
-            roots = [one for one in path if not one.uses.parents and one is not finding]
+            roots = [
+                ancestor
+                for ancestor in path
+                if not ancestor.uses.parents and ancestor is not finding
+            ]
             uses.parents = roots + causes if uses.parents else []
             uses.made.clear()
 
@@ -775,19 +789,23 @@ def _is_absorbed(finding: Finding, among: frozenset[Verdict] = _WAITING) -> bool
     met: set[int] = set()
     stack, has_end = [finding], False
     while stack:
-        one = stack.pop()
-        if id(one) in met:
+        current = stack.pop()
+        if id(current) in met:
             continue
-        met.add(id(one))
-        if one.verdict not in among:
+        met.add(id(current))
+        if current.verdict not in among:
             return False
-        if _is_certain(one) and one.is_saturated and one.verdict is not Verdict.INTENDED:
+        if (
+            _is_certain(current)
+            and current.is_saturated
+            and current.verdict is not Verdict.INTENDED
+        ):
             return False
-        ends = one.uses.finite_count + one.uses.unseen_count
-        if not ends and not one.uses.made:
+        ends = current.uses.finite_count + current.uses.unseen_count
+        if not ends and not current.uses.made:
             return False
         has_end = has_end or ends > 0
-        stack += one.uses.made
+        stack += current.uses.made
     return has_end
 
 
@@ -810,12 +828,12 @@ def _ancestors(finding: Finding) -> tuple[list[Finding], list[Finding]]:
     path: list[Finding] = []
     causes: list[Finding] = []
     while stack:
-        one = stack.pop()
-        if one.verdict in CONFIRMED:
-            causes.append(one)
+        ancestor = stack.pop()
+        if ancestor.verdict in CONFIRMED:
+            causes.append(ancestor)
             continue
-        path.append(one)
-        for parent in one.uses.parents:
+        path.append(ancestor)
+        for parent in ancestor.uses.parents:
             if id(parent) not in met:
                 met.add(id(parent))
                 stack.append(parent)
@@ -826,7 +844,7 @@ def _harm(root: Finding, path: list[Finding]) -> str:
     """A clause that names the op that made a NaN of an infinity."""
     if root.has_nan:
         return ""
-    made = [one for one in path if one.has_nan and one is not root]
+    made = [finding for finding in path if finding.has_nan and finding is not root]
     first = min(made, key=_position, default=None)
     return "" if first is None or not first.uses.op else f"{first.uses.op} made a NaN of it; "
 

@@ -66,11 +66,11 @@ class Bands:
     def scores(self, numbers: np.ndarray, values: np.ndarray) -> np.ndarray:
         """The number of spreads by which each value is above (below: negative) the median of its
         signal; NaN: not known yet, or the value is NaN. ``numbers`` has the shape of ``values``, or
-        one that broadcasts to it.
+        a shape that broadcasts to it.
         """
         with np.errstate(invalid="ignore"):
-            found: np.ndarray = (values - self.median[numbers]) / self.spread[numbers]
-        return found
+            scores: np.ndarray = (values - self.median[numbers]) / self.spread[numbers]
+        return scores
 
     def add(self, numbers: np.ndarray, values: np.ndarray, is_outside: np.ndarray) -> None:
         """Adds the values of some steps, which are rows, to each signal; not those outside, unless

@@ -55,16 +55,16 @@ def _once(view: StepsView) -> np.ndarray:
 
 
 def _is_wide(view: StepsView) -> np.ndarray:
-    found: np.ndarray = _WHOLE[view.now.codes] == 0
-    return found
+    is_wide: np.ndarray = _WHOLE[view.now.codes] == 0
+    return is_wide
 
 
 def stands_still(is_wide: bool) -> Callable[[StepsView], np.ndarray]:
     """A condition for weights that kept every bit in updates that should have moved them."""
 
     def condition(view: StepsView) -> np.ndarray:
-        found: np.ndarray = (view.standing >= _STANDING) & (_is_wide(view) == is_wide)
-        return found
+        is_still: np.ndarray = (view.standing >= _STANDING) & (_is_wide(view) == is_wide)
+        return is_still
 
     return condition
 
@@ -75,10 +75,10 @@ def counter_will_stop(view: StepsView) -> np.ndarray:
     """
     now, limit = view.now, _WHOLE[view.now.codes]
     with np.errstate(invalid="ignore"):
-        found: np.ndarray = now.levels[ABS_MAX] > view.peak
-    found &= (now.phases == BUFFER) & now.is_whole
-    found &= (now.abs_max >= _COUNTED) & (now.abs_max <= limit)
-    return found
+        is_counter: np.ndarray = now.levels[ABS_MAX] > view.peak
+    is_counter &= (now.phases == BUFFER) & now.is_whole
+    is_counter &= (now.abs_max >= _COUNTED) & (now.abs_max <= limit)
+    return is_counter
 
 
 def position_is_rounded(view: StepsView) -> np.ndarray:
@@ -86,8 +86,10 @@ def position_is_rounded(view: StepsView) -> np.ndarray:
     all of them.
     """
     now, limit = view.now, _WHOLE[view.now.codes]
-    found: np.ndarray = (now.phases == INPUT) & now.is_count & (limit > 0) & (now.abs_max > limit)
-    return found
+    is_rounded: np.ndarray = (
+        (now.phases == INPUT) & now.is_count & (limit > 0) & (now.abs_max > limit)
+    )
+    return is_rounded
 
 
 def labels_are_ignored(view: StepsView) -> np.ndarray:
@@ -95,8 +97,8 @@ def labels_are_ignored(view: StepsView) -> np.ndarray:
     now = view.now
     with np.errstate(invalid="ignore"):
         is_ignored = now.sums == _IGNORED * now.numel
-    found: np.ndarray = (now.phases == INPUT) & now.is_equal & is_ignored
-    return found
+    is_unlabelled: np.ndarray = (now.phases == INPUT) & now.is_equal & is_ignored
+    return is_unlabelled
 
 
 def input_is_constant(view: StepsView) -> np.ndarray:
@@ -108,8 +110,8 @@ def input_is_constant(view: StepsView) -> np.ndarray:
     is_large = of_model & (now.numel >= 32)
     is_one = now.is_equal & ((now.sums == 0) | ~IS_FLOAT[now.codes])
     varies = (of_model & ~is_one).any(axis=1, keepdims=True)
-    found: np.ndarray = is_large & ~varies & ~(is_large & (now.sums == _IGNORED * now.numel))
-    return found
+    is_constant: np.ndarray = is_large & ~varies & ~(is_large & (now.sums == _IGNORED * now.numel))
+    return is_constant
 
 
 def _fact(

@@ -79,7 +79,7 @@ class Movers:
         since = of["left_at"][rows, sites]
         phases = of["phase"][sites]
         order = np.lexsort((of["place"][sites], phases, since))
-        found: list[Mover] = []
+        movers: list[Mover] = []
         seen: set[tuple[str, int]] = set()
         is_loss_due = loss is not None
         for at in order.tolist():
@@ -87,16 +87,16 @@ class Movers:
             score = float(of["score"][rows[at], sites[at]])
             mover = Mover(int(since[at]), site, NAMES[rows[at]], score, phase == INPUT)
             if loss is not None and is_loss_due and _comes_before(loss, mover, phase):
-                found.append(loss)
+                movers.append(loss)
                 is_loss_due = False
             if (site.module, phase) not in seen:
                 seen.add((site.module, phase))
-                found.append(mover)
-            if len(found) >= _MOST:
+                movers.append(mover)
+            if len(movers) >= _MOST:
                 break
         if loss is not None and is_loss_due:
-            found.append(loss)
-        return tuple(found[:_MOST])
+            movers.append(loss)
+        return tuple(movers[:_MOST])
 
     def order_of(self, mover: Mover) -> tuple[int, int]:
         """The phase of the mover's tensor, and its place in the order of a step."""

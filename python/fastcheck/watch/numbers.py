@@ -194,7 +194,7 @@ class Weights:
         self._move_together = bool(together >= _TOGETHER * elements.sum() > 0)
         squares = now.squares[chosen]
         are_read, are_known = (
-            np.logical_and.reduce(one, 1).tolist() for one in (is_read, is_known)
+            np.logical_and.reduce(mask, 1).tolist() for mask in (is_read, is_known)
         )
         for k, (moved, square) in enumerate(zip(changes, squares)):
             moved = moved if are_read[k] else moved[is_read[k]]
@@ -237,8 +237,8 @@ def _medians(
     order = np.argsort(growth, axis=1)
     elements = np.cumsum(np.take_along_axis(np.where(is_known, numel, 0.0), order, 1), axis=1)
     middle = (elements < elements[:, -1:] / 2).sum(axis=1)
-    found = growth[np.arange(len(growth)), order[np.arange(len(growth)), middle]]
-    return [2.0**one if one < np.inf else None for one in found.tolist()]
+    medians = growth[np.arange(len(growth)), order[np.arange(len(growth)), middle]]
+    return [2.0**median if median < np.inf else None for median in medians.tolist()]
 
 
 class Numbers:
@@ -308,24 +308,24 @@ class Numbers:
         loss scale on them. What was back-propagated without an update adds up, in a step that is
         like no other.
         """
-        found = []
+        numbers = []
         self._has_rates |= row.learning_rate is not None
         is_whole = row.overflow or row.learning_rate is not None or not self._has_rates
         if is_whole and row.loss is not None and math.isfinite(row.loss):
-            found.append(self._look("loss", row.loss))
+            numbers.append(self._look("loss", row.loss))
             self._weights.standstill.add(row.loss)
         norm = row.gradient_norm
         if is_whole and norm is not None and 0 < norm < math.inf:
             norm /= row.scale if row.scale and has_scaled else 1.0
-            found.append(self._look("gradient_norm", norm))
-        found += self._update(row, now, k)
+            numbers.append(self._look("gradient_norm", norm))
+        numbers += self._update(row, now, k)
         grown = self._weights.grown[k]
         if grown is not None:
-            found.append(Number("weight_growth", grown))
-        found += self._weights.look(row.step, k)
+            numbers.append(Number("weight_growth", grown))
+        numbers += self._weights.look(row.step, k)
         if row.scale is not None:
-            found.append(self._loss_scale.of_step(row.scale, row.overflow))
-        return found
+            numbers.append(self._loss_scale.of_step(row.scale, row.overflow))
+        return numbers
 
     def _look(self, name: str, value: float) -> Number:
         at = list(_RANGES).index(name)
@@ -394,11 +394,11 @@ def gradient_rms(now: Signals) -> list[float]:
     at = np.flatnonzero(now.is_of_parameter)
     is_read, squares = now.is_read[:, at], now.squares[:, at]
     elements = now.numel[:, at] * (1 - now.zero_share[:, at])
-    found = []
+    rms = []
     for k, are_read in enumerate(np.logical_and.reduce(is_read, 1).tolist()):
         of_step = (elements[k], squares[k])
         if not are_read:
             of_step = elements[k, is_read[k]], squares[k, is_read[k]]
         count, square = map(float, map(np.add.reduce, of_step))
-        found.append(math.sqrt(square / count) if count else 0.0)
-    return found
+        rms.append(math.sqrt(square / count) if count else 0.0)
+    return rms

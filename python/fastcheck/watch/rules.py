@@ -239,71 +239,71 @@ def explodes(view: StepsView) -> np.ndarray:
         largest = np.fmax.reduce(np.where(is_gradient, view.peak, -np.inf), axis=1, keepdims=True)
         is_rounding = view.peak <= largest + _ROUNDING_OF_ZERO
         far &= ~(is_gradient & (is_rounding | now.is_skipped[:, None]))
-    found: np.ndarray = far & ((phases == ACTIVATION) | is_gradient | (phases == WEIGHT))
-    return found
+    is_exploding: np.ndarray = far & ((phases == ACTIVATION) | is_gradient | (phases == WEIGHT))
+    return is_exploding
 
 
 def comes_near_the_end(view: StepsView) -> np.ndarray:
     """Whether a tensor is forecast to leave the range of its dtype within the horizon."""
     # A scaler skips scaled gradients that leave the range, and halves its scale.
-    found: np.ndarray = (view.steps_left <= view.horizon) & ~view.now.is_scaled
-    return found
+    is_near: np.ndarray = (view.steps_left <= view.horizon) & ~view.now.is_scaled
+    return is_near
 
 
 def _is_low(view: StepsView) -> np.ndarray:
     """Whether half of the nonzero elements are subnormal, and were not at first."""
     least = np.maximum(_SUBNORMAL, view.subnormal_at_first + _RISE)
     is_gradient = view.is_weighed & (view.now.phases == GRADIENT)
-    found: np.ndarray = is_gradient & (view.now.subnormal_share >= least)
-    return found
+    is_low: np.ndarray = is_gradient & (view.now.subnormal_share >= least)
+    return is_low
 
 
 def underflows(view: StepsView) -> np.ndarray:
     """Whether a gradient underflows: most elements are zero, and most of the rest are subnormal.
     Subnormal neighbours show that the zeros are not exact.
     """
-    found = _is_low(view)
+    is_low = _is_low(view)
     least = np.maximum(_UNDERFLOW, view.zero_at_first + _RISE)
-    return found & (view.now.zero_share >= least)
+    return is_low & (view.now.zero_share >= least)
 
 
 def becomes_subnormal(view: StepsView) -> np.ndarray:
     """Whether a gradient is about to underflow: half of its nonzero elements are subnormal."""
-    found: np.ndarray = _is_low(view) & ~underflows(view)
-    return found
+    is_subnormal: np.ndarray = _is_low(view) & ~underflows(view)
+    return is_subnormal
 
 
 def is_saturated(view: StepsView) -> np.ndarray:
     """Whether elements are at the largest number of the dtype, and none were at first."""
     phases = view.now.phases
     is_of = view.is_weighed & ((phases == ACTIVATION) | (phases == GRADIENT))
-    found: np.ndarray = is_of & (view.now.saturated_share > 0) & (view.saturated_at_first == 0)
-    return found
+    at_max: np.ndarray = is_of & (view.now.saturated_share > 0) & (view.saturated_at_first == 0)
+    return at_max
 
 
 def is_at_ends(view: StepsView) -> np.ndarray:
     """Whether a tanh or sigmoid is where it is flat, and was not at first."""
     is_activation = view.is_weighed & (view.now.phases == ACTIVATION)
-    found: np.ndarray = is_activation & view.is_at_end & (view.ends_at_first < 0.5)
-    return found
+    is_flat: np.ndarray = is_activation & view.is_at_end & (view.ends_at_first < 0.5)
+    return is_flat
 
 
 def is_dead(view: StepsView) -> np.ndarray:
     """Whether nearly all elements are zero, and were not in an earlier step."""
-    found: np.ndarray = (view.now.phases == ACTIVATION) & view.is_zero & (view.alive > 0)
-    return found & (view.now.numel >= LEAST_ELEMENTS)
+    has_died: np.ndarray = (view.now.phases == ACTIVATION) & view.is_zero & (view.alive > 0)
+    return has_died & (view.now.numel >= LEAST_ELEMENTS)
 
 
 def is_constant(view: StepsView) -> np.ndarray:
     """Whether all elements are the same nonzero number, and were not in an earlier step."""
-    found: np.ndarray = (view.now.phases == ACTIVATION) & view.is_stuck & ~view.is_zero
-    return found & (view.alive > 0) & (view.now.numel >= LEAST_ELEMENTS)
+    is_uniform: np.ndarray = (view.now.phases == ACTIVATION) & view.is_stuck & ~view.is_zero
+    return is_uniform & (view.alive > 0) & (view.now.numel >= LEAST_ELEMENTS)
 
 
 def dies_at_once(view: StepsView) -> np.ndarray:
     """Whether it is zero or constant, after many steps in a row in which it was neither."""
-    found: np.ndarray = (is_dead(view) | is_constant(view)) & (view.alive >= _ALIVE)
-    return found
+    is_sudden: np.ndarray = (is_dead(view) | is_constant(view)) & (view.alive >= _ALIVE)
+    return is_sudden
 
 
 def batch_is_unusual(row: int) -> Callable[[StepsView], np.ndarray]:
@@ -312,8 +312,8 @@ def batch_is_unusual(row: int) -> Callable[[StepsView], np.ndarray]:
     def condition(view: StepsView) -> np.ndarray:
         far = np.abs(view.now.levels[row] - view.median[row]) >= _BATCH_SHIFT
         far &= np.abs(view.scores[row]) >= view.threshold
-        found: np.ndarray = far & (view.now.phases == INPUT)
-        return found
+        is_unusual: np.ndarray = far & (view.now.phases == INPUT)
+        return is_unusual
 
     return condition
 
@@ -321,8 +321,8 @@ def batch_is_unusual(row: int) -> Callable[[StepsView], np.ndarray]:
 def weight_jumps(view: StepsView) -> np.ndarray:
     """Whether one update took the weight far above its range."""
     far = view.now.levels[RMS] - view.highest[RMS] >= _WEIGHT_SHIFT
-    found: np.ndarray = far & (view.scores[RMS] >= view.threshold)
-    result: np.ndarray = found & (view.now.phases == WEIGHT)
+    is_above: np.ndarray = far & (view.scores[RMS] >= view.threshold)
+    result: np.ndarray = is_above & (view.now.phases == WEIGHT)
     return result
 
 

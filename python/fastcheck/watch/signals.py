@@ -36,7 +36,7 @@ _PHASES = {
 #: In the place of log2(0): less than any format holds.
 NOTHING = -1100.0
 #: Whether a dtype is a float, by its code.
-IS_FLOAT = np.array([one.name.startswith(("float", "bfloat")) for one in DTYPES])
+IS_FLOAT = np.array([dtype.name.startswith(("float", "bfloat")) for dtype in DTYPES])
 #: Functions that are flat at both ends, by the class of their module.
 FUNCTIONS = {"Tanh": 1, "Sigmoid": 2}
 
@@ -268,8 +268,8 @@ class _RecordOrder:
         """All records of a tensor in a step as one."""
         if self.is_single:
             return column
-        found: np.ndarray = reduce.reduceat(column[self._order], self._starts)[self._back]
-        return found
+        totals: np.ndarray = reduce.reduceat(column[self._order], self._starts)[self._back]
+        return totals
 
     def spread(self, column: np.ndarray) -> np.ndarray:
         """The column as an array of (..., steps, tensors)."""
@@ -277,9 +277,9 @@ class _RecordOrder:
             return column.reshape(*column.shape[:-1], *self._shape)
         empty = np.nan if column.dtype.kind == "f" else 0
         size = self._shape[0] * self._shape[1]
-        found = np.full((*column.shape[:-1], size), empty, column.dtype)
-        found[..., self._at] = column
-        return found.reshape(*column.shape[:-1], *self._shape)
+        values = np.full((*column.shape[:-1], size), empty, column.dtype)
+        values[..., self._at] = column
+        return values.reshape(*column.shape[:-1], *self._shape)
 
 
 def _by_site(records: np.ndarray, plan: _RecordOrder, factor: np.ndarray) -> dict[str, Any]:

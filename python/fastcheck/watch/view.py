@@ -67,11 +67,11 @@ class Forecasts:
             of_short, of_long = (series[place - steps, at] for steps in (_SHORT, _LONG))
             rise = np.fmax((logs - of_short) / _SHORT, (logs - of_long) / _LONG)
             is_candidate = (headroom < _MOST_BITS) & (headroom < 4 * self._horizon * rise)
-        for one in np.flatnonzero(is_candidate & (seen > _SHORT)).tolist():
-            ordered = series[place[one] - _LONG + 1 : place[one] + 1, at[one]]
-            interval = _interval(ordered, float(headroom[one]))
+        for index in np.flatnonzero(is_candidate & (seen > _SHORT)).tolist():
+            ordered = series[place[index] - _LONG + 1 : place[index] + 1, at[index]]
+            interval = _interval(ordered, float(headroom[index]))
             if interval is not None:
-                near[step[one], at[one]], far[step[one], at[one]] = interval
+                near[step[index], at[index]], far[step[index], at[index]] = interval
         return near, far
 
 
@@ -83,10 +83,10 @@ def _interval(logs: np.ndarray, headroom: float) -> tuple[float, float] | None:
     parts = [logs[-count:] for count in (_SHORT, _LONG) if len(logs) >= count]
     slopes = [_slopes(part) for part in parts]
     if not any(
-        float((one > 0).mean()) >= _LEAST_RISING[len(part)] for part, one in zip(parts, slopes)
+        float((slope > 0).mean()) >= _LEAST_RISING[len(part)] for part, slope in zip(parts, slopes)
     ):
         return None
-    rates = [float(np.median(one)) for one in slopes]
+    rates = [float(np.median(slope)) for slope in slopes]
     if max(rates) <= 0:
         return None
     # A value above the line overflows before the line does.
@@ -97,7 +97,7 @@ def _interval(logs: np.ndarray, headroom: float) -> tuple[float, float] | None:
     # The same in numbers instead of logs: as multiples of the last magnitude.
     values = np.exp2(logs - logs[-1])
     linear = [float(np.median(_slopes(values[-len(part) :]))) for part in parts]
-    slowest = min((one for one in linear if one > 0), default=0.0)
+    slowest = min((slope for slope in linear if slope > 0), default=0.0)
     far = (2.0**headroom - 1.0) / slowest if slowest > 0 else np.inf
     return near, max(near, far)
 
@@ -108,8 +108,8 @@ _PAIRS = {count: np.triu_indices(count, 1) for count in (_SHORT, _LONG)}
 def _slopes(values: np.ndarray) -> np.ndarray:
     """The slopes of all pairs."""
     first, second = _PAIRS[len(values)]
-    found: np.ndarray = (values[second] - values[first]) / (second - first)
-    return found
+    slopes: np.ndarray = (values[second] - values[first]) / (second - first)
+    return slopes
 
 
 # The moves that a weight has to have made before it can stand still. Of the gradients and the
@@ -141,7 +141,7 @@ class Standing:
 
     def add(self, now: Signals) -> np.ndarray:
         """The number of these updates in a row as of each step, by tensor."""
-        found = np.zeros(now.is_read.shape, np.int64)
+        runs = np.zeros(now.is_read.shape, np.int64)
         at = np.flatnonzero(now.gradient_at >= 0)
         sites, gradients, of = now.sites[at], now.gradient_at[at], self._of
         before, run, moves = of["checksum"][sites], of["run"][sites], of["moves"][sites]
@@ -161,7 +161,7 @@ class Standing:
                 is_due = not now.has_still_group[-1]
                 due = np.stack([level, np.full(len(at), np.log2(rate))])
                 of["due"][:, sites] = due if is_due else np.nan
-                return found
+                return runs
         for k, row in enumerate(now.rows):
             sums, is_read = now.checksums[k, at], now.is_read[k, at]
             is_due = is_read & (before != 0) & np.isfinite(due[0])
@@ -179,10 +179,10 @@ class Standing:
             level = now.levels[RMS, k, gradients]
             level = np.where(is_updated & (level > NOTHING), level, np.nan)
             due = np.where(is_read, np.stack([level, level * 0 + np.log2(rate or 1.0)]), due)
-            found[k, at] = run
+            runs[k, at] = run
         of["checksum"][sites], of["run"][sites], of["moves"][sites] = before, run, moves
         of["due"][:, sites], of["moved"][:, sites] = due, moved
-        return found
+        return runs
 
 
 def _is_bounded(now: Signals, k: int, at: np.ndarray) -> np.ndarray:
@@ -191,8 +191,8 @@ def _is_bounded(now: Signals, k: int, at: np.ndarray) -> np.ndarray:
     """
     levels = now.levels[:, k, at]
     is_few = now.is_equal[k, at] | (now.numel[k, at] < LEAST_ELEMENTS)
-    found: np.ndarray = is_few | now.is_whole[k, at] | (levels[ABS_MAX] - levels[RMS] < 0.01)
-    return found
+    is_bounded: np.ndarray = is_few | now.is_whole[k, at] | (levels[ABS_MAX] - levels[RMS] < 0.01)
+    return is_bounded
 
 
 #: A tensor explodes by so many doublings: a thousand times.
@@ -277,8 +277,8 @@ class Past:
 
     def median_of(self, row: int) -> np.ndarray:
         """The median of one of NAMES, by number of the site."""
-        found: np.ndarray = self._bands.median[row :: len(NAMES)]
-        return found
+        medians: np.ndarray = self._bands.median[row :: len(NAMES)]
+        return medians
 
     def take(self, now: Signals) -> StepsView:
         """The steps beside what came before them, of which they are a part from then on."""
@@ -369,29 +369,29 @@ class Past:
 
     def _first(self, now: Signals, is_at_end: np.ndarray) -> np.ndarray:
         """The means over the first steps, as they are before these."""
-        sites, found = now.sites, self._of["first"][:, now.sites]
+        sites, means = now.sites, self._of["first"][:, now.sites]
         seen = self._of["seen"][sites]
         if (seen < FIRST).any():
             shares = np.stack([now.zero_share, now.subnormal_share, now.saturated_share, is_at_end])
             added = np.cumsum(now.is_read, axis=0) + seen <= FIRST
             added &= now.is_read
             self._of["first"][:, sites] = (
-                found + np.where(added, np.nan_to_num(shares), 0.0).sum(axis=1) / FIRST
+                means + np.where(added, np.nan_to_num(shares), 0.0).sum(axis=1) / FIRST
             )
         self._of["seen"][sites] = seen + now.is_read.sum(axis=0)
-        return found
+        return means
 
     def _alive(self, now: Signals, is_stuck: np.ndarray) -> np.ndarray:
         sites = now.sites
         count, was_stuck = self._of["alive"][sites], self._of["is_stuck"][sites]
-        found = np.empty(is_stuck.shape, np.int64)
+        counts = np.empty(is_stuck.shape, np.int64)
         for k, stuck in enumerate(is_stuck):
             is_read = now.is_read[k]
             count = np.where(is_read & ~stuck, np.where(was_stuck, 1, count + 1), count)
             was_stuck = np.where(is_read, stuck, was_stuck)
-            found[k] = count
+            counts[k] = count
         self._of["alive"][sites], self._of["is_stuck"][sites] = count, was_stuck
-        return found
+        return counts
 
 
 def _at_end(now: Signals) -> np.ndarray:
@@ -401,7 +401,7 @@ def _at_end(now: Signals) -> np.ndarray:
     derivative: below these limits at most a quarter of the elements of a tanh is within 0.9, a
     ninth of those of a sigmoid within 0.1 and 0.9 (Markov's inequality).
     """
-    found = np.zeros(now.is_read.shape, bool)
+    is_at_end = np.zeros(now.is_read.shape, bool)
     at = np.flatnonzero(now.functions)
     if len(at):
         with np.errstate(invalid="ignore"):
@@ -409,5 +409,5 @@ def _at_end(now: Signals) -> np.ndarray:
             mean = now.sums[:, at] / np.maximum(now.numel[:, at], 1)
             is_tanh = 1 - square <= _TANH_END
             is_sigmoid = mean - square <= _SIGMOID_END
-        found[:, at] = np.where(now.functions[at] == FUNCTIONS["Tanh"], is_tanh, is_sigmoid)
-    return found
+        is_at_end[:, at] = np.where(now.functions[at] == FUNCTIONS["Tanh"], is_tanh, is_sigmoid)
+    return is_at_end

@@ -220,25 +220,25 @@ class Causes:
 
     def changes_before(self, step: int) -> list[_Change]:
         """The last changes up to this step, of each number the largest: a schedule makes many."""
-        found: dict[str, _Change] = {}
+        changes: dict[str, _Change] = {}
         for now, change in self._changes:
             if now >= self._now - PAST and change.step <= step:
-                known = found.get(change.name)
+                known = changes.get(change.name)
                 if known is None or change.size >= known.size:
-                    found[change.name] = change
-        return sorted(found.values(), key=lambda change: change.step)[-3:]
+                    changes[change.name] = change
+        return sorted(changes.values(), key=lambda change: change.step)[-3:]
 
     def batch(self, step: int, origin: FirstMovers) -> Union[int, str, None]:
         """The name of the batch that the event is about."""
         is_of_mover = origin.movers and not origin.why.startswith("the batch also came")
         return self._batch_of(origin.movers[0].step if is_of_mover else step)
 
-    def step_ended(self, step: int, found: Sequence[WatchEvent]) -> None:
+    def step_ended(self, step: int, events: Sequence[WatchEvent]) -> None:
         """Takes in all events of a step."""
         name = self._batch_before = self._batch_of(step)
         if name is None:
             return
-        kinds = [event.kind for event in found if event.kind in _OF_BATCH]
+        kinds = [event.kind for event in events if event.kind in _OF_BATCH]
         if kinds:
             self._spiked[name] = step, kinds[0]
         else:
@@ -279,7 +279,7 @@ class Causes:
 
     def _lost_before(self, first: Mover) -> Optional[str]:
         """The sentence for a tensor that lost precision before the first mover, or is that."""
-        found = [
+        notes = [
             (since, site, f"has lost precision since step {since:,}")
             for now, since, site in self._lost
             if now >= self._now - PAST
@@ -288,9 +288,9 @@ class Causes:
         near = (of["near"] >= self._now - GAP) & (of["came"] >= self._now - PAST)
         for site in np.flatnonzero(near).tolist():
             since = int(of["step"][site])
-            found.append((since, site, f"came near the end of its dtype's range at step {since:,}"))
+            notes.append((since, site, f"came near the end of its dtype's range at step {since:,}"))
         order = first.step, *self.movers.order_of(first)
-        for since, site, text in sorted(found):
+        for since, site, text in sorted(notes):
             if (since, *self.movers.order_of_site(site)) <= order:
                 return f"{self._sites[site]} {text}"
         return None
@@ -418,9 +418,9 @@ class Program:
         """The facts of this step, and of earlier ones."""
         if not self._noticed:
             return []
-        found = [number for noticed, number in self._noticed if noticed <= step]
-        self._noticed = [one for one in self._noticed if one[0] > step]
-        return found
+        numbers = [number for noticed, number in self._noticed if noticed <= step]
+        self._noticed = [notice for notice in self._noticed if notice[0] > step]
+        return numbers
 
     def below_epsilon(self, now: Signals) -> list[list[Number]]:
         """The size of the gradients beside the smallest eps, by step."""
@@ -477,13 +477,13 @@ class Invariants:
         k: int,
         checksums: Sequence[int],
     ) -> list[Number]:
-        found = [
+        numbers = [
             *self.clipping.of_step(norm, row),
             *self.batches.of_step(int(now.steps[k]), checksums),
         ]
-        found += [*self._siblings.of_step(now, k), *self._layers.of_step(now, k)]
-        found += self._rates.of_step(row)
-        return found
+        numbers += [*self._siblings.of_step(now, k), *self._layers.of_step(now, k)]
+        numbers += self._rates.of_step(row)
+        return numbers
 
 
 class Watcher:
@@ -545,11 +545,11 @@ class Watcher:
             have_scaled=(now.is_scaled & now.is_of_parameter).any(axis=1).tolist(),
             have_left=np.logical_or.reduce(view.outside, (0, 2)).tolist(),
         )
-        found = [event for k in observed for event in self._step(block, k)]
+        events = [event for k in observed for event in self._step(block, k)]
         self._numbers.add_ended()
-        self.events.extend(found)
-        self.count += len(found)
-        return found
+        self.events.extend(events)
+        self.count += len(events)
+        return events
 
     @property
     def norm_limit(self) -> Optional[float]:
@@ -594,7 +594,7 @@ class Watcher:
     def _fired(self, view: StepsView) -> list[list[_Fired]]:
         """The rules of tensors that have held for long enough, by step."""
         now, sites = view.now, view.now.sites
-        found: list[list[_Fired]] = [[] for _ in now.steps]
+        fired: list[list[_Fired]] = [[] for _ in now.steps]
         for number, rule in enumerate(TENSOR_RULES):
             holds = rule.condition(view)
             run, is_reported = self._held["run"][number], self._held["is_reported"][number]
@@ -611,9 +611,9 @@ class Watcher:
                     was_reported |= is_due
                     # The first of them in the order of a step.
                     at = np.flatnonzero(is_due)
-                    found[k].append(_Fired(rule, at[np.argsort(now.phases[at], kind="stable")]))
+                    fired[k].append(_Fired(rule, at[np.argsort(now.phases[at], kind="stable")]))
             run[sites], is_reported[sites] = count, was_reported
-        return found
+        return fired
 
     def _step(self, block: _Block, k: int) -> list[WatchEvent]:
         view, fired, now = block.view, block.fired[k], block.view.now

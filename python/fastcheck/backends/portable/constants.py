@@ -24,8 +24,8 @@ def _kept(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
 
     @functools.wraps(make)
     def get(*key: Any) -> torch.Tensor:
-        found = kept.get(key)
-        return kept.setdefault(key, make(*key)) if found is None else found
+        tensor = kept.get(key)
+        return kept.setdefault(key, make(*key)) if tensor is None else tensor
 
     get.cache_clear = kept.clear  # type: ignore[attr-defined]  # as functools.cache has it
     return get

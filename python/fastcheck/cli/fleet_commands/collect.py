@@ -130,10 +130,10 @@ def run(options: argparse.Namespace) -> int:
 def _log_of(path: str, may_come: bool) -> str:
     if os.path.isdir(path) and log_parts(path):
         return path
-    found = find_logs(path)
-    if not found and not may_come:
+    logs = find_logs(path)
+    if not logs and not may_come:
         read_log(path)  # raises the error
-    return found[-1] if found else path
+    return logs[-1] if logs else path
 
 
 def _run_of(log: str) -> str:

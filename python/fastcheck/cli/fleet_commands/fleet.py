@@ -102,17 +102,17 @@ def run(options: argparse.Namespace) -> int:
             )
         finally:
             engine.close()
-    found = report.to_dict()
+    document = report.to_dict()
     text = report.text()
     if options.html is not None:
         page = options.html or os.path.join(
             folder.url("") if folder.is_local else ".", f"fleet-{name}.html"
         )
         size = write_fleet_page(report, page)
-        found["page"] = page
+        document["page"] = page
         text += f"\n\npage      {page}: {size:,} bytes"
     if options.json:
-        print_json("fleet", found)
+        print_json("fleet", document)
     else:
         print(printable(text, keep="\n"))
     return 1 if report.accused else 0

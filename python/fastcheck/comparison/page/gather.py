@@ -54,33 +54,33 @@ class PairRows(PageRows):
 
     def add(
         self,
-        found: Pairs,
+        pairs: Pairs,
         rows: np.ndarray,
         steps: np.ndarray,
         excess: np.ndarray,
         peaks: tuple[np.ndarray, np.ndarray],
     ) -> None:
         """``steps``: to which each pair belongs; ``peaks``: abs max of actual and reference."""
-        self["dtype"][rows] = found.right["dtype"]
-        self["numel"][rows] = found.right["numel"]
-        self["phase"][rows] = found.phases
+        self["dtype"][rows] = pairs.right["dtype"]
+        self["numel"][rows] = pairs.right["numel"]
+        self["phase"][rows] = pairs.phases
         self["last_step"][rows] = steps
-        is_different = found.states == PairState.DIFFERENT
-        is_bad = found.reasons == NONFINITE
+        is_different = pairs.states == PairState.DIFFERENT
+        is_bad = pairs.reasons == NONFINITE
         np.add.at(self["records"], rows, 1)
-        np.add.at(self["same"], rows, found.states == PairState.SAME)
+        np.add.at(self["same"], rows, pairs.states == PairState.SAME)
         np.add.at(self["different"], rows, is_different)
         np.add.at(self["bad_records"], rows, is_bad)
-        inexact = (found.states != PairState.SAME) & (found.states != PairState.UNREADABLE)
+        inexact = (pairs.states != PairState.SAME) & (pairs.states != PairState.UNREADABLE)
         self._first("first_inexact", rows, steps, inexact)
         new = self._first("first_different", rows, steps, is_different)
-        self["reason"][rows[new]] = found.reasons[new]
+        self["reason"][rows[new]] = pairs.reasons[new]
         self._first("first_bad_step", rows, steps, is_bad)
         higher = self.raise_to("peak", rows, peaks[0])
         self["peak_step"][rows[higher]] = steps[higher]
         self.raise_to("reference_peak", rows, peaks[1])
         worse = self.raise_to("worst", rows, excess)
-        self["worst_error"][rows[worse]] = found.errors[worse]
+        self["worst_error"][rows[worse]] = pairs.errors[worse]
         self["worst_step"][rows[worse]] = steps[worse]
 
     def _first(
@@ -114,21 +114,21 @@ class Gathered:
         self._streams: tuple[dict[int, StepStream], ...] = ({}, {})
         self.is_timed = all(source.kind is Kind.LOG for source in sources)
 
-    def take(self, found: Pairs) -> None:
+    def take(self, pairs: Pairs) -> None:
         """The next step."""
-        self._follow_steps(found)
-        if not len(found.names):
+        self._follow_steps(pairs)
+        if not len(pairs.names):
             return
-        rows = self.rows.number(found.rank, found.names)
-        steps = np.full(len(rows), found.step)
+        rows = self.rows.number(pairs.rank, pairs.names)
+        steps = np.full(len(rows), pairs.step)
         if self._is_run:
-            steps[found.phases == Phase.UPDATE] = found.before
-            steps[found.phases == Phase.WEIGHTS] = found.step - 1
+            steps[pairs.phases == Phase.UPDATE] = pairs.before
+            steps[pairs.phases == Phase.WEIGHTS] = pairs.step - 1
         steps = np.clip(steps, *self._span)
-        excess = _excess(found)
-        values = [_values(records) for records in (found.left, found.right)]
-        self.rows.add(found, rows, steps, excess, (values[0]["abs_max"], values[1]["abs_max"]))
-        values[0]["bad"] = (found.reasons == NONFINITE).astype(np.uint8)
+        excess = _excess(pairs)
+        values = [_values(records) for records in (pairs.left, pairs.right)]
+        self.rows.add(pairs, rows, steps, excess, (values[0]["abs_max"], values[1]["abs_max"]))
+        values[0]["bad"] = (pairs.reasons == NONFINITE).astype(np.uint8)
         if self.sides is None:
             axis = Axis.spanning(*self._span, max(len(np.unique(rows)), 1))
             self.sides = Grid(axis, self.rows.count), Grid(axis, self.rows.count)
@@ -150,26 +150,26 @@ class Gathered:
         )
         return mine, other
 
-    def _follow_steps(self, found: Pairs) -> None:
+    def _follow_steps(self, pairs: Pairs) -> None:
         if not self.is_timed:
             return
-        for source, streams, block in zip(self._sources, self._streams, (found.ours, found.theirs)):
-            if found.rank not in streams:
-                sites, _ = read_sites_and_meta(source.title, found.rank)
-                streams[found.rank] = StepStream(sites, {}, found.rank)
-            streams[found.rank].add(block.records)
+        for source, streams, block in zip(self._sources, self._streams, (pairs.ours, pairs.theirs)):
+            if pairs.rank not in streams:
+                sites, _ = read_sites_and_meta(source.title, pairs.rank)
+                streams[pairs.rank] = StepStream(sites, {}, pairs.rank)
+            streams[pairs.rank].add(block.records)
 
 
-def _excess(found: Pairs) -> np.ndarray:
+def _excess(pairs: Pairs) -> np.ndarray:
     """The error of each pair over its limit, so that it is above 1 where the pair differs."""
     with np.errstate(all="ignore"):
-        excess = np.where(found.errors == 0, 0.0, found.errors / found.limits)
+        excess = np.where(pairs.errors == 0, 0.0, pairs.errors / pairs.limits)
     excess = np.clip(np.nan_to_num(excess, nan=0.0, posinf=_MOST_EXCESS), 0.0, _MOST_EXCESS)
-    is_close = (found.states == PairState.CLOSE) | (found.states == PairState.REORDERED)
+    is_close = (pairs.states == PairState.CLOSE) | (pairs.states == PairState.REORDERED)
     excess = np.where(is_close, np.clip(excess, 2.0**-40, 1.0), excess)
-    excess = np.where(found.states == PairState.DIFFERENT, np.maximum(excess, _ABOVE), excess)
-    excess = np.where(found.states == PairState.SAME, 0.0, excess)
-    return np.where(found.states == PairState.UNREADABLE, np.nan, excess)
+    excess = np.where(pairs.states == PairState.DIFFERENT, np.maximum(excess, _ABOVE), excess)
+    excess = np.where(pairs.states == PairState.SAME, 0.0, excess)
+    return np.where(pairs.states == PairState.UNREADABLE, np.nan, excess)
 
 
 def _values(records: np.ndarray) -> dict[str, np.ndarray]:

@@ -60,14 +60,14 @@ def parted_signals(actual: Sequence[StepRow], reference: Sequence[StepRow]) -> l
         {row.step: row for row in rows if row.rank == rank} for rows in (actual, reference)
     )
     steps = sorted(ours.keys() & theirs.keys())
-    found = []
+    signals = []
     for name in _SIGNALS:
         pairs = [(step, getattr(ours[step], name), getattr(theirs[step], name)) for step in steps]
         apart = [(step, mine, other) for step, mine, other in pairs if not _same(mine, other)]
         if apart:
             step, mine, other = apart[0]
             far = (step for step, mine, other in apart if _distance(mine, other) > LOSS_DRIFT)
-            found.append(
+            signals.append(
                 {
                     "signal": _PAGE_TITLES.get(name, name),
                     "first_inexact": step,
@@ -77,7 +77,7 @@ def parted_signals(actual: Sequence[StepRow], reference: Sequence[StepRow]) -> l
                     "row": -1,
                 }
             )
-    return found
+    return signals
 
 
 def _same(mine: Optional[float], other: Optional[float]) -> bool:
@@ -195,26 +195,26 @@ def _first_row(
     comparison: Result, columns: dict[str, np.ndarray], names: NameTable
 ) -> Optional[dict[str, int]]:
     """The row of the first difference; of the first inexact one where that is all there is."""
-    found = _first_found(comparison) or comparison.first_inexact
-    if found is None:
+    difference = _first_found(comparison) or comparison.first_inexact
+    if difference is None:
         return None
     at = [
         row
         for row, (site, rank) in enumerate(zip(columns["site"].tolist(), columns["rank"].tolist()))
-        if rank == found.row.rank and str(names[site]) == found.row.name
+        if rank == difference.row.rank and str(names[site]) == difference.row.name
     ]
-    return {"rank": found.row.rank, "step": found.row.step, "row": at[0] if at else -1}
+    return {"rank": difference.row.rank, "step": difference.row.step, "row": at[0] if at else -1}
 
 
 def _first_found(comparison: Result) -> Optional[Found]:
     """The first place that differs: what both sides were given comes before what they computed."""
     given = [answer.found for answer in comparison.answers[:_GIVEN] if answer.answer == "no"]
-    return next((one for one in given if one is not None), comparison.first)
+    return next((difference for difference in given if difference is not None), comparison.first)
 
 
 def _parted_questions(columns: dict[str, np.ndarray]) -> list[dict[str, Any]]:
     """The questions with a difference: the first steps of each, and the earliest's first row."""
-    found = []
+    questions = []
     for phase, text in _QUESTIONS.items():
         mine = columns["phase"] == phase
         inexact = np.flatnonzero(mine & (columns["first_inexact"] != NEVER))
@@ -226,7 +226,7 @@ def _parted_questions(columns: dict[str, np.ndarray]) -> list[dict[str, Any]]:
         if len(different):
             firsts = columns["first_different"][different]
             row, far = int(different[np.argmin(firsts)]), int(firsts.min())
-        found.append(
+        questions.append(
             {
                 "signal": f"tensors: {text}",
                 "first_inexact": int(steps.min()),
@@ -236,11 +236,11 @@ def _parted_questions(columns: dict[str, np.ndarray]) -> list[dict[str, Any]]:
                 "row": row,
             }
         )
-    return found
+    return questions
 
 
-def _in_causal_order(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return sorted(found, key=lambda one: _ORDER.index(one["signal"]))
+def _in_causal_order(signals: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(signals, key=lambda signal: _ORDER.index(signal["signal"]))
 
 
 def _pairs(comparison: Result) -> list[dict[str, Any]]:
@@ -312,7 +312,7 @@ def _verdict(comparison: Result) -> str:
 
 
 def _place(comparison: Result, row: Row) -> str:
-    rank = f", rank {row.rank}" if any(one.rank for one in comparison.rows) else ""
+    rank = f", rank {row.rank}" if any(other.rank for other in comparison.rows) else ""
     step = "" if comparison.kind == Kind.CHECKPOINT.value else f", step {row.step:,}"
     return f"{row.name}{rank}{step}"
 
@@ -320,7 +320,7 @@ def _place(comparison: Result, row: Row) -> str:
 def _tries(comparison: Result, first: Optional[Found]) -> list[str]:
     """The advice of the result, and what to look at first."""
     tries = [f"{text[0].upper()}{text[1:]}." for text in comparison.advice]
-    given = [one.question for one in comparison.answers[:_GIVEN] if one.answer == "no"]
+    given = [answer.question for answer in comparison.answers[:_GIVEN] if answer.answer == "no"]
     if given and Kind(comparison.kind).family == "run":
         names = " and ".join(given)
         tries.append(f"Give both sides the same {names}, and compare again.")

@@ -52,9 +52,9 @@ def matching_prefixes(ours: Iterable[str], theirs: Iterable[str]) -> tuple[str, 
     for mine in _prefixes(left):
         shown = {without_prefix(name, mine) for name in left}
         for other in _prefixes(right):
-            found = sum(without_prefix(name, other) in shown for name in right)
-            if found > common:
-                best, common = (mine, other), found
+            count = sum(without_prefix(name, other) in shown for name in right)
+            if count > common:
+                best, common = (mine, other), count
     return best
 
 
@@ -65,15 +65,15 @@ def without_prefix(name: str, prefix: str) -> str:
 
 def _prefixes(names: list[str]) -> list[str]:
     """``""`` and each row of wrappers that names begin with, the shortest first."""
-    found: Counter[str] = Counter()
+    prefixes: Counter[str] = Counter()
     for name in names:
         prefix = ""
         for part in name.split(".")[:-1][:_MAX_WRAPPERS]:
             if part not in _WRAPPERS:
                 break
             prefix += f"{part}."
-            found[prefix] += 1
-    return ["", *sorted(found, key=len)]
+            prefixes[prefix] += 1
+    return ["", *sorted(prefixes, key=len)]
 
 
 class MemorySource(Source):
@@ -149,9 +149,9 @@ def rank_files(directory: str) -> list[str]:
     numbers: dict[tuple[int, ...], str] = {}
     names = list(_files(directory))
     for name in names:
-        found = _RANK.findall(name)
-        if len(found) == 1:
-            numbers[tuple(map(int, found[0].split("_")))] = os.path.join(directory, name)
+        matches = _RANK.findall(name)
+        if len(matches) == 1:
+            numbers[tuple(map(int, matches[0].split("_")))] = os.path.join(directory, name)
     is_by_rank = len(numbers) == len(names) > 1
     return [path for _, path in sorted(numbers.items())] if is_by_rank else []
 

@@ -127,17 +127,17 @@ def _read(directory: str, info: dict[str, Any]) -> torch.Tensor:
 
 def _ints(held: Any) -> Ints:
     """The numbers of a torch.Size; ValueError where one is negative."""
-    found = tuple(int(number) for number in held.args[0])
-    if any(number < 0 for number in found):
+    numbers = tuple(int(number) for number in held.args[0])
+    if any(number < 0 for number in numbers):
         raise ValueError("a negative size")
-    return found
+    return numbers
 
 
 def _dtype(properties: Any) -> torch.dtype:
-    found = properties[0] if isinstance(properties, tuple) else properties["dtype"]
-    dtype = vars(torch)[found.__name__]
+    kind = properties[0] if isinstance(properties, tuple) else properties["dtype"]
+    dtype = vars(torch)[kind.__name__]
     if not isinstance(dtype, torch.dtype):
-        raise TypeError(f"{found.__name__} is no dtype")
+        raise TypeError(f"{kind.__name__} is no dtype")
     return dtype
 
 

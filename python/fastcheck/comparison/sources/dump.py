@@ -122,13 +122,13 @@ class DumpSource(Source):
 
     def _extras(self, place: str, records: np.ndarray) -> list[Extra]:
         values = StoredValues(place)
-        found: dict[int, Extra] = {}
+        extras: dict[int, Extra] = {}
         try:
             for line in read_calls(place):
                 for part in ("in", "out"):
                     for entry in line.get(part, ()):
                         if "seq" in entry:
-                            found[int(entry["seq"])] = _extra(entry, values, line, part)
+                            extras[int(entry["seq"])] = _extra(entry, values, line, part)
         except (AttributeError, KeyError, OSError, OverflowError, TypeError, ValueError) as error:
             raise CompareError(
                 "the index of this dump can't be read",
@@ -136,7 +136,7 @@ class DumpSource(Source):
                 got=f"{place}: {error}",
             ) from error
         nothing = Extra()
-        return [found.get(seq, nothing) for seq in records["seq"].tolist()]
+        return [extras.get(seq, nothing) for seq in records["seq"].tolist()]
 
 
 def named_input(index: int) -> str:
@@ -150,12 +150,12 @@ def parameters_among(sites: Iterable[Site]) -> frozenset[tuple[str, str]]:
     """Functions of the API and their inputs that are parameters in each call but those of an
     optimizer.
     """
-    found: dict[tuple[str, str], bool] = {}
+    inputs: dict[tuple[str, str], bool] = {}
     for site in sites:
         if site.role == "input" and site.direction == "forward":
             key = site.op or "", named_input(site.index)
-            found[key] = found.get(key, True) and site.label.endswith(PARAMETER)
-    return frozenset(key for key, is_parameter in found.items() if is_parameter)
+            inputs[key] = inputs.get(key, True) and site.label.endswith(PARAMETER)
+    return frozenset(key for key, is_parameter in inputs.items() if is_parameter)
 
 
 def _is_among(site: Site, parameters: Container[object]) -> bool:

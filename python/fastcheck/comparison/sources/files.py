@@ -106,7 +106,9 @@ class _Archive:
         file = open_regular(path)
         weakref.finalize(self, file.close)
         self._zip = zipfile.ZipFile(file)
-        self.members = {one.filename.removesuffix(".npy"): one for one in self._zip.infolist()}
+        self.members = {
+            member.filename.removesuffix(".npy"): member for member in self._zip.infolist()
+        }
 
     def load(self, name: str) -> torch.Tensor:
         """The array of this name.

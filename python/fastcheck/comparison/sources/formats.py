@@ -37,20 +37,20 @@ def format_of(path: str) -> Optional[str]:
     with open_regular(path) as file:
         start = file.read(512)
         size = os.fstat(file.fileno()).st_size
-    found: Optional[str] = None
+    kind: Optional[str] = None
     if start.startswith(_NPY):
-        found = "npy"
+        kind = "npy"
     elif start.startswith(_LEGACY_TORCH):
-        found = "torch"
+        kind = "torch"
     elif start.startswith(b"PK\x03\x04"):
-        found = _of_archive(path)
+        kind = _of_archive(path)
     elif start[8:9] == b"{" and int.from_bytes(start[:8], "little") <= size - 8:
-        found = "safetensors"
+        kind = "safetensors"
     elif _is_mindspore(start):
-        found = "mindspore"
-    if found is None and path.endswith(SUFFIXES):
-        found = _BY_SUFFIX.get(os.path.splitext(path)[1], "torch")
-    return found
+        kind = "mindspore"
+    if kind is None and path.endswith(SUFFIXES):
+        kind = _BY_SUFFIX.get(os.path.splitext(path)[1], "torch")
+    return kind
 
 
 def _of_archive(path: str) -> Optional[str]:

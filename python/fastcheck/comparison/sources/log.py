@@ -108,9 +108,9 @@ def settings_of(environments: dict[int, Any], optimizers: dict[int, Any]) -> dic
     }
 
 
-def _by_rank(found: dict[int, Any]) -> Any:
+def _by_rank(settings: dict[int, Any]) -> Any:
     """The value that all ranks have; by rank where they differ. None where none has one."""
-    known = {rank: value for rank, value in found.items() if value is not None}
+    known = {rank: value for rank, value in settings.items() if value is not None}
     if not known:
         return None
     values = list(known.values())
@@ -193,9 +193,9 @@ _IS_INTEGER = np.array([info.kind != "f8" for info in DTYPES])
 def _is_early(records: np.ndarray) -> np.ndarray:
     """Whether a record is the first of its site."""
     _, first = np.unique(records["site"], return_index=True)
-    found = np.zeros(len(records), bool)
-    found[first] = True
-    return found
+    is_first = np.zeros(len(records), bool)
+    is_first[first] = True
+    return is_first
 
 
 class SiteLookup:

@@ -283,8 +283,8 @@ def _leaves(value: Any, label: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _crc32(value: dict[str, Any]) -> Optional[str]:
-    found = value.get("md5")
-    return found.lower() if isinstance(found, str) and found else None
+    checksum = value.get("md5")
+    return checksum.lower() if isinstance(checksum, str) and checksum else None
 
 
 def _record_of_statistics(value: dict[str, Any], shape: tuple[int, ...]) -> np.void:

@@ -40,10 +40,10 @@ def read_settings(path: str) -> Optional[dict[str, Any]]:
     anything else.
     """
     try:
-        found = read_json(path, _MAX_BYTES)
+        settings = read_json(path, _MAX_BYTES)
     except (OSError, ValueError):
         return None
-    return found if settings_kind(found) is not None else None
+    return settings if settings_kind(settings) is not None else None
 
 
 class SettingsSource(Source):
@@ -77,8 +77,8 @@ def open_source(value: Any, side: str, trust: bool = False) -> Source:
     if settings_kind(value) is not None:
         return SettingsSource(f"{value['fastcheck']}()", value)
     if isinstance(value, (list, tuple)) and value:
-        ranks = [open_source(one, side, trust) for one in value]
-        checkpoints = [one for one in ranks if isinstance(one, MemorySource)]
+        ranks = [open_source(item, side, trust) for item in value]
+        checkpoints = [source for source in ranks if isinstance(source, MemorySource)]
         if len(checkpoints) == len(ranks):
             return RanksSource(f"{len(ranks)} ranks: {ranks[0].title}, ...", checkpoints)
     if isinstance(value, torch.nn.Module):
@@ -126,7 +126,7 @@ def _open_path(path: str, side: str, trust: bool) -> Source:
             return SettingsSource(path, settings)
     elif os.path.isdir(path):
         if ranks := rank_files(path):
-            return RanksSource(path, [CheckpointSource(one, trust) for one in ranks])
+            return RanksSource(path, [CheckpointSource(file, trust) for file in ranks])
         source = CheckpointSource(path, trust)
         if source.tensors:
             return source

@@ -55,13 +55,13 @@ class CapturedModule:
         self.device = kind
 
     def _copied(self, tensors: Labelled) -> Labelled:
-        found = []
+        copies = []
         for label, tensor in tensors:
             copy = self.copies.get(id(tensor))
             if copy is None:
                 copy = self.copies[id(tensor)] = tensor.detach().clone()
-            found.append((label, copy))
-        return found
+            copies.append((label, copy))
+        return copies
 
 
 class ModuleWatch:
@@ -161,15 +161,15 @@ class ModuleWatch:
     def _note(
         self,
         call: CapturedModule,
-        found: dict[Any, torch.Tensor],
+        gradients: dict[Any, torch.Tensor],
         key: Any,
         gradient: torch.Tensor,
     ) -> None:
         try:
             with no_grad():
-                before = found.get(key)
+                before = gradients.get(key)
                 kept = local(gradient).detach().clone()
-                found[key] = kept if before is None else before + kept
+                gradients[key] = kept if before is None else before + kept
                 if self.found is None and _any_nonfinite(kept):
                     self.found = call
         except Exception as error:

@@ -54,10 +54,10 @@ class CapturedOp:
         known = {id(tensor): tensor for tensor in self._before.values()}
 
         def copy(tensor: torch.Tensor) -> torch.Tensor:
-            found = known.get(id(tensor))
-            if found is None:
-                found = known[id(tensor)] = tensor.detach().clone()
-            return found
+            clone = known.get(id(tensor))
+            if clone is None:
+                clone = known[id(tensor)] = tensor.detach().clone()
+            return clone
 
         self._replace(copy)
         self.made = [tensor.detach().clone() for tensor in self.made]

@@ -115,8 +115,8 @@ class StoppedCallDumper:
         """The module of a site; None: it is outside of all, or gone."""
         if site.module_type == OUTSIDE or site.role == "loss":
             return None
-        found = next((node for node in self._nodes if node.path == site.module), None)
-        return None if found is None else found.module()
+        owner = next((node for node in self._nodes if node.path == site.module), None)
+        return None if owner is None else owner.module()
 
     def _stored(self, site: Site) -> Optional[torch.Tensor]:
         module = self.module_of(site) if site.role in ("param", "buffer") else None
@@ -321,14 +321,14 @@ class _Writer:
     def _counts(self, entries: list[dict[str, Any]]) -> list[tuple[str, int, int, int]]:
         """(label, NaN, +Inf, -Inf) of the outputs, from their records."""
         records = {int(r["seq"]): r for r in read_log(self._place, self._rank).records}
-        found = []
+        counts = []
         for entry in entries:
             record = records.get(entry.get("seq", -1))
             numbers = (
                 [0, 0, 0] if record is None else [int(record[name]) for name in NONFINITE_COUNTS]
             )
-            found.append((str(entry["label"]), numbers[0], numbers[1], numbers[2]))
-        return found
+            counts.append((str(entry["label"]), numbers[0], numbers[1], numbers[2]))
+        return counts
 
     def _title(self, what: str, ran: str) -> str:
         direction = f", {self._site.direction}" + (f" ({ran})" if ran != self._site.op else "")

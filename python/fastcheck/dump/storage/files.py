@@ -43,12 +43,12 @@ def place_of(directory: str, step: int, rank: int) -> str:
 def claim(place: str, step: int, overwrite: bool) -> None:
     """Makes the directory, and deletes an earlier dump in it if ``overwrite``.
 
-    ConfigError when one is there and may not be overwritten; OSError when it can't be made. Files
-    that no dump has written are left alone.
+    ConfigError when a dump is there and may not be overwritten; OSError when it can't be made.
+    Files that no dump has written are left alone.
     """
     make_private_folders(place)
-    found = [name for name in os.listdir(place) if _OURS.fullmatch(name)]
-    if found and not overwrite:
+    names = [name for name in os.listdir(place) if _OURS.fullmatch(name)]
+    if names and not overwrite:
         raise ConfigError(
             f"a dump of step {step} is there already",
             expected="a step that was not dumped yet",
@@ -56,7 +56,7 @@ def claim(place: str, step: int, overwrite: bool) -> None:
             hint="give step= the number of the training step, another directory, or overwrite=True",
         )
     # The index first: what is left of the others is then no complete dump.
-    for name in sorted(found, key=lambda name: name != INDEX):
+    for name in sorted(names, key=lambda name: name != INDEX):
         os.unlink(os.path.join(place, name))
 
 

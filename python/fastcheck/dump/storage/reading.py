@@ -19,10 +19,10 @@ _COMPLEX = {"complex64", "complex128"}
 def read_index(place: str) -> dict[str, Any]:
     """index.json; empty where the dump was interrupted before it was written."""
     try:
-        found = read_json(os.path.join(place, INDEX))
+        index = read_json(os.path.join(place, INDEX))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return index if isinstance(index, dict) else {}
 
 
 def read_calls(place: str) -> Iterator[dict[str, Any]]:

@@ -94,11 +94,11 @@ def _run(watched: weakref.ref[Polled], wait: float, wake: queue.SimpleQueue[bool
             if not wake.get(timeout=wait):
                 return
         # Held only while it polls, so that it can go with its model.
-        one = watched()
-        if one is None:
+        polled = watched()
+        if polled is None:
             return
-        wait = one.poll()
-        del one
+        wait = polled.poll()
+        del polled
 
 
 @atexit.register
@@ -387,7 +387,7 @@ class RankAgreement:
         try:
             pending = self._channel.start_gather(torch.tensor(place, dtype=torch.int64))
             places = self._channel.gathered(pending, self.timeout_seconds)
-            (step, _), index = min((tuple(one.tolist()), i) for i, one in enumerate(places))
+            (step, _), index = min((tuple(row.tolist()), i) for i, row in enumerate(places))
             rank = self._channel.ranks[index]
             own = messages.get(place, b"") if rank == self.rank else b""
             message = self._channel.exchange(own, rank, self.timeout_seconds)

@@ -146,15 +146,15 @@ class Channel:
             for rank, key in zip(self.ranks, self._keys)
             if self._store.check([key])
         }
-        found = []
-        for name in dict.fromkeys(name for one in given.values() for name in one):
+        differences = []
+        for name in dict.fromkeys(name for options in given.values() for name in options):
             by_value: dict[str, list[int]] = {}
-            for rank, one in given.items():
-                by_value.setdefault(str(one.get(name)), []).append(rank)
+            for rank, options in given.items():
+                by_value.setdefault(str(options.get(name)), []).append(rank)
             if len(by_value) > 1:
                 parts = [f"{value} on {spell(ranks)}" for value, ranks in by_value.items()]
-                found.append(f"{name} is {' and '.join(parts)}")
-        return "; ".join(found)
+                differences.append(f"{name} is {' and '.join(parts)}")
+        return "; ".join(differences)
 
     # The gloo group
 
@@ -287,11 +287,11 @@ class Channel:
                 return None
             time.sleep(_POLL_SECONDS)
         self._posts_seen += 1
-        found = re.fullmatch(rb"([0-9]{1,12}) ([0-9]{1,7}) ([0-9a-f]*)", self._store.get(key))
-        if found is None or int(found[2]) not in self.ranks or len(found[3]) > 2 * _MOST_BYTES:
+        match = re.fullmatch(rb"([0-9]{1,12}) ([0-9]{1,7}) ([0-9a-f]*)", self._store.get(key))
+        if match is None or int(match[2]) not in self.ranks or len(match[3]) > 2 * _MOST_BYTES:
             raise ValueError(f"no rank has written {key}")
-        message = bytes.fromhex(found[3].decode())
-        return Agreed(int(found[1]), int(found[2]), message, together=False)
+        message = bytes.fromhex(match[3].decode())
+        return Agreed(int(match[1]), int(match[2]), message, together=False)
 
     def highest_posted(self, occasion: int, number: int, timeout_seconds: float) -> int:
         """The highest number that any rank gives on this occasion; waits until all have given
@@ -331,7 +331,9 @@ def _options(text: bytes) -> dict[str, str]:
         ValueError, RecursionError: something else.
     """
     options = json.loads(text) if len(text) <= _MOST_OPTION_BYTES else None
-    if not isinstance(options, dict) or not all(isinstance(one, str) for one in options.values()):
+    if not isinstance(options, dict) or not all(
+        isinstance(value, str) for value in options.values()
+    ):
         raise ValueError("what a rank writes of its options is something else")
     return options
 

@@ -131,4 +131,8 @@ def _leave(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _open() -> list[tuple[RankAgreement, JoinListener]]:
     pairs = [(listener.agreement, listener) for listener in join_listeners]
-    return [(one, listener) for one, listener in pairs if one is not None and not one.is_closed]
+    return [
+        (agreement, listener)
+        for agreement, listener in pairs
+        if agreement is not None and not agreement.is_closed
+    ]

@@ -44,9 +44,9 @@ def replica_groups(
     """All of a model, in the same order on each rank of a group. ``calls_of``: how often a module
     was called. Communicates with no rank.
     """
-    found = [*_of_ddp(model, calls_of), *_of_placements(model), *_of_hybrid_shards(model)]
-    found += _of_megatron(model)
-    return [one for one in found if dist.get_world_size(one.group) > 1]
+    groups = [*_of_ddp(model, calls_of), *_of_placements(model), *_of_hybrid_shards(model)]
+    groups += _of_megatron(model)
+    return [replicas for replicas in groups if dist.get_world_size(replicas.group) > 1]
 
 
 def _of_ddp(
@@ -175,8 +175,8 @@ def _of_megatron(model: torch.nn.Module) -> Iterator[ReplicaGroup]:
     )
     options = [getattr(module, "ddp_config", None) for module in model.modules()]
     # The other parts of a weight come with the next forward pass there.
-    late = any(getattr(one, "overlap_param_gather", False) for one in options)
-    if any(one is not None for one in options) and not late:
+    late = any(getattr(option, "overlap_param_gather", False) for option in options)
+    if any(option is not None for option in options) and not late:
         group = state.get_data_parallel_group(with_context_parallel=True)
         yield ReplicaGroup(group, frozenset(own), "the data parallel group", is_data_parallel=False)
 

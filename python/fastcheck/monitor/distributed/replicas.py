@@ -192,11 +192,11 @@ class ReplicaCheck:
         model = self._model()
         if self.is_off or model is None:
             return None
-        found: Optional[ReplicaMismatch] = None
+        mismatch: Optional[ReplicaMismatch] = None
         try:
             is_due = not is_last and self._is_due()
             self._boundary_count += not is_last
-            found = self._advance(must_end=(is_due and self.replicas is None) or is_last)
+            mismatch = self._advance(must_end=(is_due and self.replicas is None) or is_last)
             if is_due:
                 self._connect(model)
                 self._start_gather(must_wait=True)
@@ -204,7 +204,7 @@ class ReplicaCheck:
                 self._start_gather(must_wait=False)
         except Exception as error:
             self._switch_off(error)
-        return found
+        return mismatch
 
     def _is_due(self) -> bool:
         count = self._boundary_count
@@ -223,11 +223,11 @@ class ReplicaCheck:
         channel = self._channel
         assert channel is not None
         self._start_gather(must_wait=must_end)
-        found: Optional[ReplicaMismatch] = None
-        while self._gathers and found is None and (must_end or self._gathers[0].is_complete):
+        mismatch: Optional[ReplicaMismatch] = None
+        while self._gathers and mismatch is None and (must_end or self._gathers[0].is_complete):
             rows = channel.gathered(self._gathers.popleft(), self.timeout_seconds)
-            found = self._compare(channel.ranks, np.stack([row.numpy() for row in rows]))
-        return found
+            mismatch = self._compare(channel.ranks, np.stack([row.numpy() for row in rows]))
+        return mismatch
 
     def _start_gather(self, must_wait: bool) -> None:
         assert self._channel is not None
@@ -310,12 +310,16 @@ class ReplicaCheck:
                 self._batches = self._batches._replace(are_one=_say_nothing)
         values = words[:, _HEADER + told :]
         fresh = [self._mismatch(column, ranks, step, values) for column in _differing(values)]
-        fresh = [one for one in fresh if (_label(one), one.differing_ranks) not in self._told]
+        fresh = [
+            mismatch
+            for mismatch in fresh
+            if (_label(mismatch), mismatch.differing_ranks) not in self._told
+        ]
         if not fresh:
             return None
-        self._told.update((_label(one), one.differing_ranks) for one in fresh)
+        self._told.update((_label(mismatch), mismatch.differing_ranks) for mismatch in fresh)
         first = fresh[0]
-        others = tuple(_label(one) for one in fresh[1:])
+        others = tuple(_label(mismatch) for mismatch in fresh[1:])
         reason = self.replicas.reason() if self.replicas is not None and others else ""
         return ReplicaMismatch(**{**first.__dict__, "others": others, "reason": reason})
 
@@ -385,13 +389,13 @@ def automatic_checks(
     return [
         ReplicaCheck(
             model,
-            one.group,
+            replicas.group,
             every=_EVERY,
             timeout_seconds=_PATIENCE_SECONDS,
-            replicas=one,
-            batches=batches if one.is_data_parallel else None,
+            replicas=replicas,
+            batches=batches if replicas.is_data_parallel else None,
         )
-        for one in replica_groups(model, calls_of)
+        for replicas in replica_groups(model, calls_of)
     ]
 
 

@@ -244,10 +244,10 @@ def _gradient(call: torch.Tensor, gradient: torch.Tensor, role: str, label: str)
     observer = None if connection is None else connection.observer()
     if connection is None or observer is None:
         return
-    found = connection.call(*number) if number else connection.last_call(index, role, label)
-    watched = None if found is None else (found.watched or {}).get((role, label))
-    if found is not None and watched is not None:
-        GradientHook(observer, found, role, *watched)(gradient)
+    module_call = connection.call(*number) if number else connection.last_call(index, role, label)
+    watched = None if module_call is None else (module_call.watched or {}).get((role, label))
+    if module_call is not None and watched is not None:
+        GradientHook(observer, module_call, role, *watched)(gradient)
 
 
 # ---- Preparing torch ----------------------------------------------------------------------------

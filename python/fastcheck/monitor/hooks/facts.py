@@ -109,8 +109,8 @@ class _Losses:
     def backward_began(self, roots: Sequence[torch.Tensor]) -> bool:
         """Whether it is on the same loss as the call before."""
         if self._given:
-            self.given_is_root |= any(one.is_of(root) for one in self._given for root in roots)
-            self.made_is_root |= any(one.is_of(root) for one in self._made for root in roots)
+            self.given_is_root |= any(ref.is_of(root) for ref in self._given for root in roots)
+            self.made_is_root |= any(ref.is_of(root) for ref in self._made for root in roots)
         before, self._root = self._root, None
         if len(roots) != 1 or roots[0].numel() != 1 or not has_memory(roots[0]):
             return False
@@ -195,16 +195,16 @@ class _Chain:
 
     def keeps_nan(self) -> bool:
         """Whether the gradient holds NaN, after four times as many calls of backward() without an
-        update as the program makes for one. Reads the gradients then, and waits for a device; if
-        only another holds NaN, it is that one's from now on.
+        update as the program makes for an update. Reads the gradients then, and waits for a device;
+        if only another gradient holds NaN, the chain follows that gradient from now on.
         """
         optimizer = self._optimizer()
         if optimizer is None or self.added != 4 * max(self.most_added + 1, UPDATES):
             return False
         if _holds_nan(self.gradient):
             return True
-        found = (place for place, one in _gradients_of(optimizer) if _holds_nan(one))
-        place = next(found, None)
+        places = (place for place, gradient in _gradients_of(optimizer) if _holds_nan(gradient))
+        place = next(places, None)
         if place is not None:
             self._place, self.added, self.since.is_whole = place, 0, False
             self.leave(is_new=True)
@@ -344,9 +344,9 @@ class Facts:
             return
         held = {key for optimizer in self._chains for key in parameter_ids(optimizer)}
         held.update(id(parameter) for _, _, parameter in self._state.parameters())
-        found = self._forms.look(roots, held)
+        forms = self._forms.look(roots, held)
         for form in _FORMS:
-            self._count(form, form in found, found.get(form, ""), turn, times=_LOOKS)
+            self._count(form, form in forms, forms.get(form, ""), turn, times=_LOOKS)
 
     def backward_ended(self) -> None:
         """Backward has made gradients."""
@@ -368,7 +368,7 @@ class Facts:
             if gradient is None:
                 chain.since.is_clipped_early = not (chain.since.has_backward or gradients)
                 continue
-            if any(gradient is one for one in gradients):
+            if any(gradient is other for other in gradients):
                 is_late = not chain.since.has_backward and chain.is_as_left()
                 self._count("clipped_late", is_late, "")
             chain.since.is_clipped_early = False
@@ -604,8 +604,8 @@ class Facts:
                 listener.noticed(self._session.step.index, fact, value, about)
 
     def _name_of(self, parameter: Optional[torch.Tensor]) -> str:
-        found = (n.name_of(name) for n, name, p in self._state.parameters() if p is parameter)
-        return next(found, "a parameter")
+        names = (n.name_of(name) for n, name, p in self._state.parameters() if p is parameter)
+        return next(names, "a parameter")
 
 
 def _counted(modules: Sequence[torch.nn.Module]) -> str:

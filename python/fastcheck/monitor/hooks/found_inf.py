@@ -94,9 +94,9 @@ class UpdateGuard:
     def scaler_found_inf(optimizer: Optimizer) -> Any:
         """``optimizer.found_inf`` as if there were no guards: a GradScaler's, or None."""
         update = _under_way.get(optimizer)
-        found = getattr(optimizer, "found_inf", None)
-        if update is None or found is not update.word:
-            return found
+        word = getattr(optimizer, "found_inf", None)
+        if update is None or word is not update.word:
+            return word
         return None if update.previous is _ABSENT else update.previous
 
     def before_update(self, optimizer: Optimizer) -> Optional[Tensor]:
@@ -187,7 +187,7 @@ def gradients_by_device(optimizer: Optimizer) -> dict[torch.device, list[Tensor]
     """The gradients that the step will use, by device: the values of sparse ones, the local shard
     of DTensors.
     """
-    found: dict[torch.device, list[Tensor]] = {}
+    gradients: dict[torch.device, list[Tensor]] = {}
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             gradient = parameter.grad
@@ -197,8 +197,8 @@ def gradients_by_device(optimizer: Optimizer) -> dict[torch.device, list[Tensor]
                 gradient = gradient.to_local()
             if gradient.layout is torch.sparse_coo:
                 gradient = gradient._values()
-            found.setdefault(gradient.device, []).append(gradient)
-    return found
+            gradients.setdefault(gradient.device, []).append(gradient)
+    return gradients
 
 
 def has_step_of_torch(optimizer: Optimizer) -> bool:

@@ -45,8 +45,8 @@ class _Probe(NamedTuple):
 
 def _probe(gradient: torch.Tensor) -> Union[GradientProbe, _Probe]:
     """A probe of a gradient: in C++ where it is an ordinary float32 gradient on the CPU."""
-    found = None if status.module is None else status.module.gradient_probe(gradient, _ELEMENTS)
-    return found or _Probe(MemoryRef(gradient), local(gradient)._version, first_elements(gradient))
+    probe = None if status.module is None else status.module.gradient_probe(gradient, _ELEMENTS)
+    return probe or _Probe(MemoryRef(gradient), local(gradient)._version, first_elements(gradient))
 
 
 class HandChanges:
@@ -126,16 +126,16 @@ class HandChanges:
         if self.was_seen:
             return False
         for place in list(self._probes):
-            one = parameter_at(*place)
-            if one is None or (owned is not None and id(one) not in owned):
+            parameter = parameter_at(*place)
+            if parameter is None or (owned is not None and id(parameter) not in owned):
                 continue
             probe = self._probes.pop(place)
-            if one.grad is not None and probe.is_changed(one.grad):
+            if parameter.grad is not None and probe.is_changed(parameter.grad):
                 self.seen()
                 return not was_first
         if owner not in self._parameters:
             self._parameters[owner] = [(node, name) for node, name, _ in spread(parameters)]
-            self._places = [one for places in self._parameters.values() for one in places]
+            self._places = [place for places in self._parameters.values() for place in places]
         return False
 
 

@@ -70,7 +70,7 @@ class ModuleTree:
         if not self.may_differ:
             return ""
         self.may_differ = False
-        found: list[str] = []
+        names: list[str] = []
         for prefix, reference in self._models:
             model = reference()
             for path, module in () if model is None else model.named_modules():
@@ -80,10 +80,10 @@ class ModuleTree:
                 whole = ".".join(part for part in (prefix, path) if part)
                 forward = getattr(module.forward, "__func__", None)
                 if forward is not torch.nn.Module.forward and self._is_selected(whole):
-                    found.append(f"{whole} ({type(module).__name__})")
-        if not found:
+                    names.append(f"{whole} ({type(module).__name__})")
+        if not names:
             return ""
-        named = listed(found, _NAMED_MODULES)
+        named = listed(names, _NAMED_MODULES)
         return (
             f"put into the model after fastcheck.install(), and not observed: {named}. Call "
             "install() when the model is complete"
@@ -202,13 +202,13 @@ def check_hookable(model: torch.nn.Module) -> None:
 
 def unhookable_note(observed: Iterable[tuple[str, torch.nn.Module]]) -> str:
     """A note that names the modules, by path, that do not accept hooks; empty if there are none."""
-    found: dict[str, str] = {}
+    descriptions: dict[str, str] = {}
     for path, module in observed:
         inner = path.split(".")
         outer = {".".join(inner[:count]) for count in range(1, len(inner))}
-        if not takes_hooks(module) and outer.isdisjoint(found):
-            found[path] = f"{path} (scripted from {_script_of(module)})"
-    named = ", ".join(found.values())
+        if not takes_hooks(module) and outer.isdisjoint(descriptions):
+            descriptions[path] = f"{path} (scripted from {_script_of(module)})"
+    named = ", ".join(descriptions.values())
     return named and f"not observed, a module of torch.jit.script does not accept hooks: {named}"
 
 

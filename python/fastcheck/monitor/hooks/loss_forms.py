@@ -53,7 +53,7 @@ class LossForms:
         """The forms of these losses, each with what is known of it. ``held``: the ids of parameters
         of modules and optimizers.
         """
-        found: dict[str, str] = {}
+        forms: dict[str, str] = {}
         strays: list[torch.Tensor] = []
         waiting = [(root.grad_fn, True) for root in roots if root.grad_fn is not None]
         met = {node for node, _ in waiting}
@@ -66,21 +66,21 @@ class LossForms:
             if kind in _TWICE:
                 what, given = _TWICE[kind]
                 if _kind(_behind(node)) == given:
-                    found["given_twice"] = f"{what} is given the result of {given.lower()}"
+                    forms["given_twice"] = f"{what} is given the result of {given.lower()}"
             if kind == "NllLoss" and (label := _one_label(node)):
-                found["one_label"] = label
+                forms["one_label"] = label
             if is_of_loss and (shapes := _broadcast(node)):
-                found["broadcast"] = shapes
+                forms["broadcast"] = shapes
             is_of_loss = is_of_loss and _OF_LOSS.fullmatch(kind) is not None
             for child, _ in node.next_functions:
                 if child is not None and child not in met:
                     met.add(child)
                     waiting.append((child, is_of_loss))
-        kept = [one for one in strays if self._is_kept(one)]
-        self._strays = [(MemoryRef(one), one._version) for one in strays if has_memory(one)]
+        kept = [stray for stray in strays if self._is_kept(stray)]
+        self._strays = [(MemoryRef(stray), stray._version) for stray in strays if has_memory(stray)]
         if kept:
-            found["unregistered"] = f"{len(kept)}, the first of shape {tuple(kept[0].shape)}"
-        return found
+            forms["unregistered"] = f"{len(kept)}, the first of shape {tuple(kept[0].shape)}"
+        return forms
 
     def _is_kept(self, leaf: torch.Tensor) -> bool:
         """Whether it was there in the look before, and nothing has written to it since."""
@@ -105,7 +105,7 @@ def _broadcast(node: Any) -> str:
     [n, n]; "": the node is no such difference.
     """
     (child, at), *rest = node.next_functions or ((None, 0),)
-    if _kind(node) not in ("Sub", "Rsub", "Expand") or any(one is not None for one, _ in rest):
+    if _kind(node) not in ("Sub", "Rsub", "Expand") or any(other is not None for other, _ in rest):
         return ""
     if child is None or hasattr(child, "variable") or _VIEWS.fullmatch(_kind(child)):
         return ""

@@ -199,9 +199,9 @@ def _step(original: Callable[..., Any]) -> Callable[..., Any]:
             _tell("loss scaling", StepWatcher.scaler_step_began, self, optimizer)
             try:
                 result = original(self, optimizer, *args, **kwargs)
-                found = _found_inf(self, optimizer)
+                words = _found_inf(self, optimizer)
                 with unread():  # for every watcher: one keeps what another would see
-                    _tell("loss scaling", StepWatcher.scaler_step_ended, self, optimizer, found)
+                    _tell("loss scaling", StepWatcher.scaler_step_ended, self, optimizer, words)
             finally:
                 for watcher in watchers:
                     watcher.scaler_step_left(optimizer)
@@ -380,7 +380,7 @@ def _group(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def group(tensors: Any, *args: Any, **kwargs: Any) -> Any:
         if not (is_compiling() or _running.is_clipping):
-            gradients = [one for part in tensors for one in part if one is not None]
+            gradients = [gradient for part in tensors for gradient in part if gradient is not None]
             _tell("gradient clipping", StepWatcher.before_clipping, gradients)
         return original(tensors, *args, **kwargs)
 

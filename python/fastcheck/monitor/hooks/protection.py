@@ -53,7 +53,7 @@ class HostGuard:
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         if not parameters or is_compiling() or not all(p.is_cpu for p in parameters):
             return None
-        gradients = [one for many in gradients_by_device(optimizer).values() for one in many]
+        gradients = [grad for many in gradients_by_device(optimizer).values() for grad in many]
         if not all(gradient.is_cpu for gradient in gradients):
             return None
         with no_grad():
@@ -169,7 +169,7 @@ class WeightProtection:
 
     def before_clipping(self, gradients: Sequence[torch.Tensor]) -> None:
         """Notes that these gradients are about to be clipped, in whatever way."""
-        strided = [one for one in gradients if one.layout is torch.strided]
+        strided = [gradient for gradient in gradients if gradient.layout is torch.strided]
         if self._norm_limit is None or self._norm_limit() is None or not strided:
             return
         step = self._session.step.index
@@ -196,7 +196,7 @@ class WeightProtection:
         self._host_guard.after_update(optimizer)
         if self._clipped:
             # The next update of the step, or evaluation of the closure, has gradients of its own.
-            used = {id(one) for many in gradients_by_device(optimizer).values() for one in many}
+            used = {id(grad) for many in gradients_by_device(optimizer).values() for grad in many}
             self._clipped = [(ids - used, norm) for ids, norm in self._clipped]
 
     def release(self) -> None:
@@ -252,8 +252,8 @@ class WeightProtection:
 
 def _norm(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """The norm of all tensors together, 0-dim float32 on the device of the first."""
-    norms = [torch.linalg.vector_norm(one, dtype=_wide(one)).float() for one in tensors]
-    there = [one.to(norms[0].device, non_blocking=True) for one in norms]
+    norms = [torch.linalg.vector_norm(tensor, dtype=_wide(tensor)).float() for tensor in tensors]
+    there = [norm.to(norms[0].device, non_blocking=True) for norm in norms]
     norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(there))
     return norm
 

@@ -136,8 +136,8 @@ class LargeSquares:
         """The sites that were found since the last call."""
         if not self._sites:
             return self._sites
-        found, self._sites = self._sites, set()
-        return found
+        sites, self._sites = self._sites, set()
+        return sites
 
 
 class StateReader:
@@ -170,7 +170,7 @@ class StateReader:
         """
         batch = TensorBatch()
         # Within functional_call() others are in their place.
-        own = [one for one in parameters_of(self._nodes, None) if isinstance(one[2], Parameter)]
+        own = [s for s in parameters_of(self._nodes, None) if isinstance(s[2], Parameter)]
         batch.add_stored(own, "param")
         batch.add_stored(buffers_of(self._nodes), "buffer")
         self._read(batch)
@@ -301,7 +301,7 @@ class StateReader:
         for node, name, gradient in gradients_of(parameters):
             if batch.add(gradient, _gradient_site(node, name, gradient), "param_grad"):
                 read.append(gradient)
-        if all(one.is_cpu for one in batch.tensors) and not self._has_nonfinite(batch.tensors):
+        if all(t.is_cpu for t in batch.tensors) and not self._has_nonfinite(batch.tensors):
             early.waiting.update(dict.fromkeys(batch.sites, FINITE))
             return True
         first = session.level.next_seq
@@ -386,10 +386,10 @@ class StateReader:
         """
         for before, after in pairs:
             if before != FINITE:
-                one, other = map(self._session.event_store.archive.history.find, (before, after))
-                if one is None or other is None:
+                record, other = map(self._session.event_store.archive.history.find, (before, after))
+                if record is None or other is None:
                     continue
-                if one.tobytes()[:VALUE_BYTES] != other.tobytes()[:VALUE_BYTES]:
+                if record.tobytes()[:VALUE_BYTES] != other.tobytes()[:VALUE_BYTES]:
                     self.hand_changes.seen()
                     return
 
@@ -473,11 +473,13 @@ def _as_read(tensors: Sequence[torch.Tensor]) -> list[int]:
     if are_on_host(tensors):
         return list(range(len(tensors)))
     devices = dict.fromkeys(tensor.device for tensor in tensors)
-    return [at for device in devices for at, one in enumerate(tensors) if one.device == device]
+    return [
+        at for device in devices for at, tensor in enumerate(tensors) if tensor.device == device
+    ]
 
 
 def _parameters_in(node: ModuleNode) -> list[torch.Tensor]:
-    return [one for one in stored_in(node, "_parameters").values() if one is not None]
+    return [p for p in stored_in(node, "_parameters").values() if p is not None]
 
 
 def stored_in(node: ModuleNode, kind: str) -> dict[str, Optional[torch.Tensor]]:

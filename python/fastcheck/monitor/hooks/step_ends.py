@@ -111,11 +111,11 @@ def other_optimizers(
 def _living() -> list[Optimizer]:
     """torch keeps no list of them. Only those whose step() calls the hooks of optimizers."""
     return [
-        one
-        for one in gc.get_objects()
-        if issubclass(type(one), Optimizer)
-        and getattr(type(one).step, "hooked", False)
-        and "param_groups" in vars(one)
+        candidate
+        for candidate in gc.get_objects()
+        if issubclass(type(candidate), Optimizer)
+        and getattr(type(candidate).step, "hooked", False)
+        and "param_groups" in vars(candidate)
     ]
 
 
@@ -150,7 +150,7 @@ class OtherHolders:
         if not self.is_on or not self._known:
             return False
         ids = set(map(id, gradients))
-        held = (p for one in self._known for group in one.param_groups for p in group["params"])
+        held = (p for owner in self._known for group in owner.param_groups for p in group["params"])
         return any(id(p.grad) in ids for p in held if p.grad is not None)
 
     def takes(self, optimizer: Optimizer, has_copies: bool = False) -> bool:
@@ -170,7 +170,7 @@ class OtherHolders:
             return False
         self._searches[optimizer] = searches + 1
         ours = {id(parameter) for _, _, parameter in self._parameters()}
-        if any(parameter_ids(one) & ours for one in _living()):
+        if any(parameter_ids(candidate) & ours for candidate in _living()):
             return False
         self._known.add(optimizer)
         session.faults.notes[
@@ -287,12 +287,12 @@ class UnfinishedSteps:
 
 def _probes(parameters: Sequence[StoredTensor]) -> list[_Probe]:
     """The versions of the gradients of some parameters that have one."""
-    found = []
+    probes = []
     for node, name, parameter in parameters:
         gradient = parameter.grad
         if gradient is not None:
-            found.append((node, name, local(gradient)._version))
-    return found
+            probes.append((node, name, local(gradient)._version))
+    return probes
 
 
 def _is_cleared(node: ModuleNode, name: str, version: int) -> bool:

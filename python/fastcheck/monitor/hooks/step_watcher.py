@@ -247,7 +247,7 @@ class StepWatcher:
         session = self.session
         if session.is_explicit:
             return
-        is_over = [self.ends.turns.ends(one, self._others) for one in optimizers]
+        is_over = [self.ends.turns.ends(optimizer, self._others) for optimizer in optimizers]
         if any(is_over):
             self.close_step()
         else:
@@ -744,8 +744,8 @@ class LossReader:
         if inputs is not None and not leads_to_model:
             return False
         is_grad = inputs is not None
-        found = self._parameters.found if leads_to_model and not is_grad else None
-        backward = self._running.backward = _Backward(session.step, found)
+        parameter = self._parameters.found if leads_to_model and not is_grad else None
+        backward = self._running.backward = _Backward(session.step, parameter)
         for position, root in enumerate(roots):
             before = scaled.get(id(root))
             loss = before[1] if before is not None and before[0].is_of(root) else root

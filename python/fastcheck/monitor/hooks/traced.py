@@ -56,12 +56,12 @@ def trace_enter(
     where = scope()
     if where == _NOWHERE:
         return
-    found = _readable(flatten_arguments(args, kwargs), is_outermost)
-    call = _emit(torch.ops.fastcheck.module_enter, address, found)
+    entries = _readable(flatten_arguments(args, kwargs), is_outermost)
+    call = _emit(torch.ops.fastcheck.module_enter, address, entries)
     # A hook on what comes from outside a checkpointed region would stand outside, and could not
     # know the call, which is inside.
     if where == _EVERYWHERE:
-        _watch(found, call, "grad_input")
+        _watch(entries, call, "grad_input")
 
 
 def trace_leave(
@@ -71,22 +71,22 @@ def trace_leave(
     where = scope()
     if where == _NOWHERE:
         return
-    found = _readable(flatten(output, "output"), False)
-    call = _emit(torch.ops.fastcheck.module_leave, address, found)
+    entries = _readable(flatten(output, "output"), False)
+    call = _emit(torch.ops.fastcheck.module_leave, address, entries)
     if where == _CHECKPOINT:
         # What the hook keeps would be computed again in backward, and with it every call before:
         # the address alone has to do.
         call = address
         given = [tensor for _, tensor in flatten_arguments(args, kwargs)]
-        found = [item for item in found if not any(item[2] is tensor for tensor in given)]
-    _watch(found, call, "grad_output")
+        entries = [item for item in entries if not any(item[2] is tensor for tensor in given)]
+    _watch(entries, call, "grad_output")
 
 
 def trace_named(name: str, tensor: torch.Tensor) -> None:
     """observe()'s part of a graph."""
     where = scope()
-    found = [] if where == _NOWHERE else _readable([(name, tensor)], True)
-    for _, _, _, bits in found:
+    entries = [] if where == _NOWHERE else _readable([(name, tensor)], True)
+    for _, _, _, bits in entries:
         is_grad_enabled = torch.is_grad_enabled()
         number = torch.ops.fastcheck.named_tensor(_ORDER, tensor, name, bits, is_grad_enabled)
         # In a checkpointed region the hook would have it computed again (trace_leave).
@@ -104,9 +104,9 @@ def _named_gradient_hook(
     return hook
 
 
-def _readable(found: list[tuple[str, torch.Tensor]], with_integers: bool) -> list[_Found]:
+def _readable(pairs: list[tuple[str, torch.Tensor]], with_integers: bool) -> list[_Found]:
     kept = []
-    for position, (label, tensor) in enumerate(found):
+    for position, (label, tensor) in enumerate(pairs):
         # What is neither goes through __torch_dispatch__ of its own: not read in eager mode either.
         is_plain = type(tensor) is torch.Tensor or type(tensor) is torch.nn.Parameter
         if not is_plain or tensor.layout is not torch.strided:
@@ -121,22 +121,22 @@ def _readable(found: list[tuple[str, torch.Tensor]], with_integers: bool) -> lis
     return kept
 
 
-def _emit(op: Callable[..., torch.Tensor], address: torch.Tensor, found: list[_Found]) -> Any:
+def _emit(op: Callable[..., torch.Tensor], address: torch.Tensor, entries: list[_Found]) -> Any:
     return op(
         _ORDER,
         address,
-        [tensor for _, _, tensor, _ in found],
-        [label for _, label, _, _ in found],
-        [position for position, _, _, _ in found],
-        [bits for _, _, _, bits in found],
+        [tensor for _, _, tensor, _ in entries],
+        [label for _, label, _, _ in entries],
+        [position for position, _, _, _ in entries],
+        [bits for _, _, _, bits in entries],
         torch.is_grad_enabled(),
     )
 
 
-def _watch(found: list[_Found], call: torch.Tensor, role: str) -> None:
+def _watch(entries: list[_Found], call: torch.Tensor, role: str) -> None:
     if not torch.is_grad_enabled():
         return
-    for _, label, tensor, bits in found:
+    for _, label, tensor, bits in entries:
         if bits & _NEEDS_GRADIENT:
             watch: Any = tensor.register_hook  # torch leaves it untyped
             watch(_gradient_hook(call, role, label))

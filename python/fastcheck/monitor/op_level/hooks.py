@@ -220,7 +220,7 @@ class OpState(StateReader):
             strays = self._updates.unowned_parameters(self.parameters())
             sites = [node.site("param", name, 0) for node, name, _ in strays]
             with session.event_store.lock:
-                stalled_weights.compare_strays(sites, [one for _, _, one in strays])
+                stalled_weights.compare_strays(sites, [parameter for _, _, parameter in strays])
 
     def read_statistics(self, node: ModuleNode) -> None:
         """The running statistics of a norm that has just run, where its operator does not show that

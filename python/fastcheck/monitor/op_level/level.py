@@ -137,9 +137,9 @@ class DeferredOps(Task):
         self._lines = lines
 
     def run(self, bad: Records) -> None:
-        found = extension.op_observer().settle(self._waiting, list(bad), self._stop)
-        if found:
-            self._judge([self._incident(raw) for raw in found], bad)
+        raw_incidents = extension.op_observer().settle(self._waiting, list(bad), self._stop)
+        if raw_incidents:
+            self._judge([self._incident(raw) for raw in raw_incidents], bad)
 
     def _incident(self, raw: Any) -> Incident:
         incident = Incident(raw)
@@ -205,7 +205,9 @@ def plain_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
     if within is None:
         return [tensor]
     inner = [getattr(tensor, name) for name in within()[0]]
-    return [one for part in inner if isinstance(part, torch.Tensor) for one in plain_tensors(part)]
+    return [
+        plain for part in inner if isinstance(part, torch.Tensor) for plain in plain_tensors(part)
+    ]
 
 
 _IN_COMPILED = "compiled code calls no operators: what it takes and returns is read"
@@ -248,8 +250,8 @@ def _telling(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def method(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if not (is_unobserved() or is_compiling()):
-            for one in _leaving:
-                one.leaves(tensor)
+            for listener in _leaving:
+                listener.leaves(tensor)
         return original(tensor, *args, **kwargs)
 
     return method
@@ -487,12 +489,12 @@ class OpLevel(Level):
             if not self.session.event_store.op_memory.has_open and kind != "loss":
                 return
         with unobserved():
-            found = [(clause, one) for clause, tensor in tensors for one in plain_tensors(tensor)]
-            if found:
+            parts = [(clause, part) for clause, tensor in tensors for part in plain_tensors(tensor)]
+            if parts:
                 places = self.session.event_store.op_memory.places
-                made = (Destination(kind, clause) for clause, _ in found)
+                made = (Destination(kind, clause) for clause, _ in parts)
                 numbers = [places.setdefault(place, len(places)) for place in made]
-                self._ops.reach([tensor for _, tensor in found], numbers)
+                self._ops.reach([tensor for _, tensor in parts], numbers)
         if not self.session.rings.is_deferred:
             self.collect()
 
@@ -651,8 +653,8 @@ class OpLevel(Level):
             self.session.event_store.archive.history.add(records)
             if waiting is not None:
                 # Left to a device that can't be read: of the others all is known.
-                found = self._ops.settle(waiting, [], self.next_seq)
-                incidents += [Incident(raw) for raw in found]
+                raw_incidents = self._ops.settle(waiting, [], self.next_seq)
+                incidents += [Incident(raw) for raw in raw_incidents]
             if incidents:
                 bad = {int(record["seq"]): record.copy() for record in records[overflowed(records)]}
                 self._judge_incidents(self.session.step, self.session.is_scaled, incidents, bad)

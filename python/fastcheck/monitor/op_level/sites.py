@@ -53,9 +53,9 @@ class OpSites:
         Called before translate().
         """
         numbers = records["site"]
-        found = numbers >= 0
-        found[found] = self._is_status[numbers[found]]
-        return found
+        is_status = numbers >= 0
+        is_status[is_status] = self._is_status[numbers[is_status]]
+        return is_status
 
     def translate(self, records: np.ndarray) -> None:
         """Puts the table's numbers into the records. Those of named readings came as ~number."""
@@ -124,10 +124,10 @@ def check_ops(patterns: Iterable[str]) -> None:
         name = pattern[len(_NOT) :] if pattern.startswith(_NOT) else pattern
         wanted = op_patterns(name)
         if any(
-            fnmatchcase(spelt, one)
+            fnmatchcase(spelt, glob)
             for spellings in registered.values()
             for spelt in spellings
-            for one in wanted
+            for glob in wanted
         ):
             continue
         if is_name(name):

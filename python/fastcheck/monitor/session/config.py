@@ -198,7 +198,7 @@ def unknown_option(name: str) -> str:
     """The text of the TypeError for a keyword of install() that is none of its options."""
     options = [*inspect.signature(Config).parameters, "sinks", "watch"]
     groups = {"on_request": OnRequest, **_GROUPS}  # of two with this name, the one below it
-    moved = {one.name: group for group, kind in groups.items() for one in fields(kind)}
+    moved = {option.name: group for group, kind in groups.items() for option in fields(kind)}
     renamed = {"log_limit": "limit", "dump_on_overflow": "dump"}.get(name, name)
     if renamed in moved:
         group = moved[renamed]

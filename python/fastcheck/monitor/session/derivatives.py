@@ -33,18 +33,18 @@ _LEAF = "AccumulateGrad"
 
 def _attributes(kind: type) -> Optional[_Attributes]:
     """The attributes to read of a kind of node. None: a leaf. Empty: nothing is read of it."""
-    found: Optional[_Attributes] = None
+    attributes: Optional[_Attributes] = None
     if kind.__name__ != _LEAF:
         factors = DERIVATIVES.get(kind.__name__)
         names = () if factors is None else factors.names
         raw = {name: f"_raw_saved_{name}" for name in names}
-        found = tuple(
+        attributes = tuple(
             (name, f"_saved_{name}", packed if hasattr(kind, packed) else None)
             for name, packed in raw.items()
         )
     if len(_known) < _MOST_TYPES:
-        _known[kind] = found
-    return found
+        _known[kind] = attributes
+    return attributes
 
 
 class SavedByNode(NamedTuple):
@@ -87,14 +87,14 @@ def _power_of(saved: SavedByNode) -> list[Any]:
     x, exponent = saved.values.get("self"), saved.values.get("exponent")
     if x is None or exponent is None:
         return []
-    found = []
+    factors = []
     # Where it is 0 for sure torch's gives 0.
     if saved.needs_gradient[0]:
         is_constant = torch.as_tensor(exponent == 0)
-        found.append((x.pow(exponent - 1) * exponent).masked_fill(is_constant, 0))
+        factors.append((x.pow(exponent - 1) * exponent).masked_fill(is_constant, 0))
     if len(saved.needs_gradient) > 1 and saved.needs_gradient[1]:
-        found.append((x.pow(exponent) * x.log()).masked_fill((x == 0) & (exponent >= 0), 0))
-    return found
+        factors.append((x.pow(exponent) * x.log()).masked_fill((x == 0) & (exponent >= 0), 0))
+    return factors
 
 
 def _differences(name: str) -> Factors:
@@ -159,7 +159,7 @@ def _xlogy(saved: SavedByNode) -> list[Any]:
     if x is None or y is None:
         return []
     by_x = y.log().masked_fill((x == 0) & (y <= 0), 0)
-    return [one for one, is_asked in zip((by_x, x / y), saved.needs_gradient) if is_asked]
+    return [factor for factor, is_asked in zip((by_x, x / y), saved.needs_gradient) if is_asked]
 
 
 def _logaddexp(x: Any, y: Any) -> Any:
@@ -279,7 +279,7 @@ class Derivatives:
                 for node, attributes in nodes:
                     values = self._saved(node, attributes)
                     if values:
-                        needs = tuple([one is not None for one, _ in node.next_functions])
+                        needs = tuple([child is not None for child, _ in node.next_functions])
                         graph.append(SavedByNode(node.name(), node._sequence_nr(), needs, values))
             graph.sort(key=_by_order, reverse=True)
             self._graphs.append(graph)

@@ -137,9 +137,9 @@ class Faults:
 
 def _first(store: EventStore, step: int) -> Optional[Event]:
     """The event where the numbers of the last steps went wrong first."""
-    found = [event for event in store.events if event.step >= step - 2]
-    begun = [event for event in found if event.verdict in (Verdict.ORIGIN, Verdict.ARRIVED)]
-    return min(begun or found, key=lambda event: int(event.record["seq"]), default=None)
+    events = [event for event in store.events if event.step >= step - 2]
+    begun = [event for event in events if event.verdict in (Verdict.ORIGIN, Verdict.ARRIVED)]
+    return min(begun or events, key=lambda event: int(event.record["seq"]), default=None)
 
 
 # How often the thread looks whether a copy is done; only while one is under way.

@@ -409,8 +409,8 @@ class EventStore:
         """The events that are undecided in the open step, with the reason for which each would
         count.
         """
-        found = [] if self._current is None else self._current.rules.undecided()
-        return [replace(self.event(f), reason=_why_pending(f)) for f in found]
+        findings = [] if self._current is None else self._current.rules.undecided()
+        return [replace(self.event(f), reason=_why_pending(f)) for f in findings]
 
     @property
     def events(self) -> tuple[Event, ...]:

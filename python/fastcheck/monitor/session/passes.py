@@ -81,7 +81,7 @@ class Passes:
             kwargs = {name: _without_graph(value) for name, value in kwargs.items()}
         kind = tensors[0].device.type if tensors else "cpu"
         autocast = kind, autocast_dtype(kind)
-        size = sum(one.nbytes for one in self._held)
+        size = sum(entry.nbytes for entry in self._held)
         while self._held and (len(self._held) > _MOST or size > _MOST_BYTES):
             size -= self._held.pop(0).nbytes
         self._held.append(Pass(step, call, args, kwargs, self.generator, autocast, nbytes))
@@ -89,7 +89,7 @@ class Passes:
     def drop_before(self, step: int) -> None:
         """Releases the passes of earlier steps."""
         if self._held:
-            self._held = [one for one in self._held if one.step >= step]
+            self._held = [entry for entry in self._held if entry.step >= step]
 
 
 def _is_simple(value: Any) -> bool:

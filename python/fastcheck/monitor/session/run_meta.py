@@ -65,7 +65,7 @@ class BatchIds(SessionListener):
                 store.listeners.insert(0, self)
         with self._lock:
             names = self._names.setdefault(step, [])
-            if name not in [one for one, _ in names]:
+            if name not in [batch for batch, _ in names]:
                 names.append((name, seq))
             while len(self._names) > _MOST_STEPS:
                 self._names.popitem(last=False)
@@ -76,10 +76,10 @@ class BatchIds(SessionListener):
         index, last_seq = step.index, int(chunks[-1]["seq"].max())
         with self._lock:
             names = self._names.get(index, [])
-            late = [one for one in names if one[1] is not None and one[1] > last_seq]
+            late = [entry for entry in names if entry[1] is not None and entry[1] > last_seq]
             if not late:
                 return
-            self._names[index] = [one for one in names if one not in late]
+            self._names[index] = [entry for entry in names if entry not in late]
             self._names.setdefault(index + 1, []).extend(late)
         self._write(index + 1)
 
@@ -161,8 +161,8 @@ class Schedule:
             values = tuple(map(options.get, _OPTIONS))
             seen = self._seen.get((number, group))
             if seen is None or not (seen[0] and all(map(operator.is_, seen[0], values))):
-                found = self._follow_group(step, number, group, optimizer)
-                seen = self._seen[number, group] = values if _are_fixed(values) else (), found
+                group_rates = self._follow_group(step, number, group, optimizer)
+                seen = self._seen[number, group] = values if _are_fixed(values) else (), group_rates
             rates += seen[1]
 
         # Of a rate that a device has nothing is known.
@@ -327,14 +327,14 @@ class RunMeta:
         return made
 
     def silent_norms(self, path: str) -> tuple[str, ...]:
-        """The norms beside this module, or beside one that it lies in, of which no call was seen,
-        though one of the module that holds them is over; the nearest first.
+        """The norms beside this module, or beside a module that it lies in, of which no call was
+        seen, though a call of the module that holds them is over; the nearest first.
         """
         if self._compiled:  # what runs there may be seen by nobody
             return ()
         nodes = {node.path: node for node in self._nodes}
         norms = [node for node in self._nodes if node.path and _NORM.search(node.type_name)]
-        found: list[str] = []
+        names: list[str] = []
         while path:
             path = path.rpartition(".")[0]
             beside = [node for node in norms if node.path.rpartition(".")[0] == path]
@@ -342,22 +342,22 @@ class RunMeta:
             # The last of its calls may be under way.
             if holder is not None and holder.total_calls > 1:
                 silent = (node for node in beside if node.enabled and not node.total_calls)
-                found += [f"{node.path} ({node.type_name})" for node in silent]
-        return tuple(found)
+                names += [f"{node.path} ({node.type_name})" for node in silent]
+        return tuple(names)
 
     def learning_rates(self) -> tuple[tuple[str, float], ...]:
         """The learning rate of each group of the optimizers that have stepped, by class; no number
-        on a device. If one was not finite, that one alone.
+        on a device. If a rate was not finite, that rate alone.
         """
         if self.schedule.broken is not None:
             return (self.schedule.broken,)
-        found = [
+        rates = [
             (type(optimizer).__name__, float(group["lr"]))
             for optimizer in self._met
             for group in optimizer.param_groups
             if isinstance(group.get("lr"), (int, float))
         ]
-        return tuple(dict.fromkeys(found))
+        return tuple(dict.fromkeys(rates))
 
     def at_step_boundary(self, optimizer: torch.optim.Optimizer, step: int) -> None:
         """An optimizer is about to step: the first time, its groups are written down. Never raises:

@@ -389,13 +389,13 @@ class ModuleLevel(Level):
         session, store = self.session, self.session.event_store
         for device, part, numbers, part_roles in _by_device(tensors, sites, roles):
             entry = kind(self.cursor.seq, part_roles, *fields)
-            found = self.read_list(device, part, numbers, flags)
+            records = self.read_list(device, part, numbers, flags)
             if session.rings.is_deferred:
                 session.step.journal.entries.append(entry)
-            elif found:
+            elif records:
                 with store.lock:
                     self.collect()  # the history has to show when a stored tensor was last finite
-                    bad = {int(record["seq"]): record for record in found}
+                    bad = {int(record["seq"]): record for record in records}
                     store.judge(session.step, entry, bad)
 
     def read_list(
@@ -407,14 +407,14 @@ class ModuleLevel(Level):
     ) -> list[np.void]:
         """Reads tensors of one device; the records that are non-finite, as far as they are here."""
         first, step = self.cursor.seq, self.session.step.index
-        found: list[np.void] = []
+        bad_records: list[np.void] = []
         if device.type == "cpu":
             for records in self.host.observe_list(tensors, sites, step, first, flags):
-                found.extend(records)
+                bad_records.extend(records)
         else:
             self.session.rings.ring_of(device).observe_list(tensors, sites, step, first, flags)
         self.cursor.seq = first + len(tensors)
-        return found
+        return bad_records
 
     def read_stored(self, node: ModuleNode) -> Iterator[ReadTensor]:
         """Reads them now on the CPU; on a device, where this is called later, takes the last
@@ -444,9 +444,9 @@ class ModuleLevel(Level):
         host = [i for i, tensor in enumerate(tensors) if tensor.is_cpu]
         part, numbers = [tensors[i] for i in host], [sites[i] for i in host]
         step = self.session.step.index
-        found = list(self.host.observe_list(part, numbers, step, self.cursor.seq, 0))
+        chunks = list(self.host.observe_list(part, numbers, step, self.cursor.seq, 0))
         self.cursor.seq += len(part)
-        return np.concatenate(found) if found else np.zeros(0, RECORD_DTYPE)
+        return np.concatenate(chunks) if chunks else np.zeros(0, RECORD_DTYPE)
 
     def open_recorder(self) -> None:
         session, step = self.session, self.session.step

@@ -109,12 +109,12 @@ class StepBoundary:
         self._stop_handler.at_step_boundary(is_last=True)
 
     def _compare(self, advance: Callable[[int], Optional[ReplicaMismatch]]) -> None:
-        found = advance(self._session.step.index)
-        if found is not None:
-            self.mismatches.append(found)
+        mismatch = advance(self._session.step.index)
+        if mismatch is not None:
+            self.mismatches.append(mismatch)
             for listener in self._session.event_store.listeners:
-                listener.replicas_differ(found.step, str(found))
-            warn(str(found))
+                listener.replicas_differ(mismatch.step, str(mismatch))
+            warn(str(mismatch))
 
 
 def build_report(
@@ -163,10 +163,10 @@ def _update(session: Session, finding: Finding, step: Step) -> dict[str, Any]:
     of_now = session.step.update
     if of_now.count > of_now.guarded_count and session.step.index >= began:
         since.append(session.step.index)
-    found = _update_in_step(session, finding, step)
-    if step.update.is_elsewhere and found.get("weights_intact") is False:
-        found = {}
-    return {"updated_since": tuple(since), **found}
+    fields = _update_in_step(session, finding, step)
+    if step.update.is_elsewhere and fields.get("weights_intact") is False:
+        fields = {}
+    return {"updated_since": tuple(since), **fields}
 
 
 def _update_in_step(session: Session, finding: Finding, step: Step) -> dict[str, Any]:
@@ -227,14 +227,14 @@ def _module_inputs(session: Session, finding: Finding, step: Step) -> Evidence:
     call = finding.blamed.call
     if call is None:
         return []
-    found: Evidence = []
+    evidence: Evidence = []
     if finding.is_gradient:
-        found += _gradients_of_outputs(session, call, step)
+        evidence += _gradients_of_outputs(session, call, step)
     for tensor_seq, site in zip(call.inputs, call.input_sites):
         record = session.event_store.archive.history.find(tensor_seq)
         if record is not None:
-            found.append((session.event_store.sites[site], record))
-    return found + _parameters(session, call, step)
+            evidence.append((session.event_store.sites[site], record))
+    return evidence + _parameters(session, call, step)
 
 
 def report_of_step(
@@ -248,25 +248,25 @@ def report_of_step(
 
 
 def _gradients_of_outputs(session: Session, call: Call, step: Step) -> Evidence:
-    found: Evidence = []
+    evidence: Evidence = []
     for tensor_seq in call.outputs:
         seq = step.gradients.get(tensor_seq)
         record = None if seq is None else session.event_store.archive.history.find(seq)
         if record is not None:
-            found.append((session.event_store.sites[int(record["site"])], record))
-    return found
+            evidence.append((session.event_store.sites[int(record["site"])], record))
+    return evidence
 
 
 def _parameters(session: Session, call: Call, step: Step) -> Evidence:
     module = call.node.module()
-    found: Evidence = []
+    evidence: Evidence = []
     for name in () if module is None else module._parameters:
         number = call.node.site("param", name, 0)
         record = session.event_store.archive.history.latest(number)
-        # One of an earlier step was changed by an update since.
+        # A parameter read in an earlier step was changed by an update since.
         if record is not None and record["step"] == step.index:
-            found.append((session.event_store.sites[number], record))
-    return found
+            evidence.append((session.event_store.sites[number], record))
+    return evidence
 
 
 def save_held(session: Session, meta: RunMeta, directory: str) -> Optional[str]:

@@ -156,7 +156,7 @@ def _close_all() -> None:
         writer.close()
 
 
-_BYTES = np.array([one.components * one.component_bytes for one in DTYPES], np.int64)
+_BYTES = np.array([dtype.components * dtype.component_bytes for dtype in DTYPES], np.int64)
 
 
 def step_scalars(
@@ -186,8 +186,8 @@ def step_scalars(
         "gigabytes_read": read / 1e9,
         **counts,
     }
-    found = {f"fastcheck/{name}": float(v) for name, v in values.items() if v is not None}
-    return found, site
+    scalars = {f"fastcheck/{name}": float(v) for name, v in values.items() if v is not None}
+    return scalars, site
 
 
 def _headroom(records: np.ndarray) -> np.ndarray:

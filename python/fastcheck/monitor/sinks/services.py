@@ -216,6 +216,6 @@ class Slack(Webhook):
     name = "slack"
 
     def _body(self, kind: str, alerts: list[dict[str, Any]], left_out: int) -> dict[str, Any]:
-        texts = [f"*{one['title']}*\n```{one['text']}```" for one in alerts]
+        texts = [f"*{alert['title']}*\n```{alert['text']}```" for alert in alerts]
         more = [f"and {left_out:,} more"] if left_out else []
         return {"text": "\n".join([f"{platform.node()}, rank {own_rank()}", *texts, *more])}

@@ -33,8 +33,8 @@ def open_sinks(given: Any) -> tuple[ScalarSink, ...]:
     if given is None:
         return ()
     several = isinstance(given, Iterable) and not isinstance(given, str) and _method(given) is None
-    found = [_open(one) for one in (given if several else (given,))]
-    return tuple(sink for sink in found if sink is not None)
+    sinks = [_open(entry) for entry in (given if several else (given,))]
+    return tuple(sink for sink in sinks if sink is not None)
 
 
 def sinks_of_environment() -> tuple[ScalarSink, ...]:
@@ -88,8 +88,8 @@ def _method(given: object) -> Optional[Callable[..., object]]:
     for name in ("log", "log_metrics", "log_dict", "track"):
         method = getattr(given, name, None)
         if callable(method):
-            found: Callable[..., object] = method
-            return found
+            log_method: Callable[..., object] = method
+            return log_method
     return None
 
 

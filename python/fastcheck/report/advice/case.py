@@ -202,8 +202,8 @@ class Case:
 
     @property
     def input_abs_max(self) -> float | None:
-        found = [float(r.abs_max) for _, r in self.read_inputs if r.abs_max is not None]
-        return max(found, default=None)
+        magnitudes = [float(r.abs_max) for _, r in self.read_inputs if r.abs_max is not None]
+        return max(magnitudes, default=None)
 
     def is_like(self, *words: str) -> bool:
         return any(word in self.kind for word in words)

@@ -300,9 +300,9 @@ _OPERATOR_OF = {
 def advise(report: StopReport) -> list[Advice]:
     """Chooses at most four things to try, the most likely to help first. Never empty."""
     case = _case(report)
-    found = list(_saturating(case))
-    known = [] if found or case.verdict is Verdict.PROPAGATED else by_operator(case)
-    found += _broken_weight(case)
+    items = list(_saturating(case))
+    known = [] if items or case.verdict is Verdict.PROPAGATED else by_operator(case)
+    items += _broken_weight(case)
     if case.site.direction == "optimizer" and case.site.op:
         rates = case.learning_rates
         known = [broken_rate(n, r) for n, r in rates if not math.isfinite(r)] or known
@@ -315,10 +315,10 @@ def advise(report: StopReport) -> list[Advice]:
         # What a buffer holds has to be repaired, whatever made it.
         *(() if known and case.site.role != "buffer" else _rules(case)(case)),
     ):
-        if item not in found:
-            found.append(item)
+        if item not in items:
+            items.append(item)
     closer = [] if report.replay is not None else list(_closer(case, report))
-    return [*found[: MOST - 1 - len(closer)], *closer, _go_on(report)]
+    return [*items[: MOST - 1 - len(closer)], *closer, _go_on(report)]
 
 
 def _case(report: StopReport) -> Case:
@@ -361,8 +361,8 @@ def _operation(
     site, made = report.culprit.site, report.made_by
     is_backward = site.direction == "backward"
     if site.op:
-        origins = {one.label: one.label.partition(" (")[2] for one, _ in inputs}
-        read = tuple((one.label, record) for one, record in inputs)
+        origins = {operand.label: operand.label.partition(" (")[2] for operand, _ in inputs}
+        read = tuple((operand.label, record) for operand, record in inputs)
         return Operation(_short(site.op), site.op, is_backward, read, origins, reading)
     if made is not None and made.operator:
         read = tuple((name, statistics_of(record)) for name, record in made.inputs)

@@ -402,10 +402,10 @@ def _products(case: Case, made: Operation) -> Iterator[Advice]:
     read = [(label, r) for label, r in made.inputs if r.abs_max and not r.nonfinite_count][-2:]
     if made.result is None or form is None or form.is_narrow or len(read) < 2:
         return
-    (one, a), (other, b) = read
+    (name, a), (other, b) = read
     if float(a.abs_max or 0) * float(b.abs_max or 0) > form.max:
         yield Advice(
-            f"{one} reaches {format_number(a.abs_max)} and {other} {format_number(b.abs_max)}, "
+            f"{name} reaches {format_number(a.abs_max)} and {other} {format_number(b.abs_max)}, "
             f"whose product is beyond {made.result.dtype}'s {format_number(form.max)}: Inf, and "
             "Inf - Inf is NaN. Look for what let them grow, and normalise or clamp before.",
         )

@@ -31,20 +31,20 @@ def fit_cells(text: str, width: int, cut_front: bool = False, mark: str = "…")
         return text + " " * missing
     mark = mark[: max(width, 0)]
     kept, room = [], max(width, 0) - len(mark)
-    for one in reversed(text) if cut_front else text:
-        room -= _cells(one)
+    for char in reversed(text) if cut_front else text:
+        room -= _cells(char)
         if room < 0:
             break
-        kept.append(one)
+        kept.append(char)
     part = "".join(reversed(kept) if cut_front else kept)
     padding = " " * (width - len(mark) - cell_count(part))
     return mark + part + padding if cut_front else part + mark + padding
 
 
-def _cells(one: str) -> int:
-    if unicodedata.combining(one):
+def _cells(char: str) -> int:
+    if unicodedata.combining(char):
         return 0
-    return 2 if unicodedata.east_asian_width(one) in "WF" else 1
+    return 2 if unicodedata.east_asian_width(char) in "WF" else 1
 
 
 #: Pieces of text, each with a style of paint(), "" for none.
@@ -182,7 +182,7 @@ def _label(name: str) -> tuple[str, str]:
 def _numbers(state: LiveState, width: int, ascii_only: bool) -> list[Line]:
     """Loss, scale, learning rate and norm, of the first rank that has them."""
     lines: list[Line] = []
-    tables = [one.steps.rows() for one in state.ranks.values()]
+    tables = [rank.steps.rows() for rank in state.ranks.values()]
     for label, name in _NUMBERS:
         rows = next((t for t in tables if any(getattr(r, name) is not None for r in t)), [])
         values = [getattr(row, name) for row in rows]
@@ -208,11 +208,11 @@ def _ranks(state: LiveState) -> list[Line]:
     if len(state.ranks) < 2:
         return []
     lines: list[Line] = []
-    for one in list(state.ranks.values())[:_MOST_RANKS]:
-        last = one.last
+    for rank in list(state.ranks.values())[:_MOST_RANKS]:
+        last = rank.last
         loss = "-" if last is None else format_number(last.loss)
-        bits = state.least_headroom(one.rank)
-        text = f"{one.rank:>4}  step {one.trends.step:,}  loss {loss}  least headroom "
+        bits = state.least_headroom(rank.rank)
+        text = f"{rank.rank:>4}  step {rank.trends.step:,}  loss {loss}  least headroom "
         lines.append([_label("" if lines else "ranks"), (text, ""), (_bits(bits), _style(bits))])
     hidden = len(state.ranks) - len(lines)
     if hidden > 0:
@@ -228,17 +228,17 @@ def _cost(state: LiveState) -> list[Line]:
     parts = []
     if pace.steps_per_second is not None:
         parts.append(f"{format_number(pace.steps_per_second)} steps/s")
-    held = [one for one in state.ranks.values() if one.records]
+    held = [rank for rank in state.ranks.values() if rank.records]
     if held:
-        steps = max(max(one.trends.step - one.first_step + 1 for one in held), 1)
-        records = sum(one.records for one in held) / steps
+        steps = max(max(rank.trends.step - rank.first_step + 1 for rank in held), 1)
+        records = sum(rank.records for rank in held) / steps
         parts.append(f"{records:,.0f} records, {format_bytes(192 * records)} a step")
     grows = "" if pace.bytes_per_second is None else f", +{format_bytes(pace.bytes_per_second)}/s"
     parts.append(f"log {format_bytes(state.total_bytes)}{grows}")
     line: Line = [_label("cost"), (" · ".join(parts), "")]
     lines = [line]
-    missed = sum(one.missed_bytes for one in state.ranks.values())
-    damaged = sum(one.damaged for one in state.ranks.values())
+    missed = sum(rank.missed_bytes for rank in state.ranks.values())
+    damaged = sum(rank.damaged for rank in state.ranks.values())
     notes = [
         *([f"{format_bytes(missed)} went by unread"] if missed else []),
         *([f"{damaged:,} damaged records left out"] if damaged else []),
@@ -295,26 +295,26 @@ def _sites(
     header += ("  " + "rms".rjust(_NUMBER)) * has_rms + f"  {spark} steps"
     lines: list[Line] = [head, [(header, "dim")]]
     for row in rows:
-        one = state.ranks[row.rank]
-        reading = statistics_of(one.trends.last[row.site])
+        rank = state.ranks[row.rank]
+        reading = statistics_of(rank.trends.last[row.site])
         style = _style(row.headroom)
         text = to_ascii(row.name) if ascii_only else row.name
         line: Line = [(fit_cells(text, name, True, _CUT[ascii_only]), style)]
         if several:
             line.append((f"{row.rank:>6}", ""))
         line.append((_bits(row.headroom).rjust(8), style))
-        level = float(one.trends.level[row.site])
+        level = float(rank.trends.level[row.site])
         shown = "-" if math.isnan(level) else format_number(level)
         line.append(("  " + shown.rjust(_NUMBER), ""))
         if has_rms:
             line.append(("  " + format_number(reading.rms).rjust(_NUMBER), ""))
-        line.append(("  " + _spark(one, row.site, spark, ascii_only), style))
+        line.append(("  " + _spark(rank, row.site, spark, ascii_only), style))
         lines.append(line)
     return lines
 
 
-def _spark(one: RankState, site: int, steps: int, ascii_only: bool) -> str:
-    values, bad = one.trends.series(site)
+def _spark(rank: RankState, site: int, steps: int, ascii_only: bool) -> str:
+    values, bad = rank.trends.series(site)
     return sparkline(values[-steps:], bad[-steps:], steps, ascii_only)
 
 
@@ -339,14 +339,14 @@ def _keys(view: View) -> Line:
 
 def _clipped(line: Line, width: int, mark: str) -> Line:
     """``line`` in at most ``width`` cells."""
-    found: Line = []
+    pieces: Line = []
     left = width
     for text, style in line:
         size = cell_count(text)
         if size > left:
             if left > 0:
-                found.append((fit_cells(text, left, mark=mark), style))
+                pieces.append((fit_cells(text, left, mark=mark), style))
             break
-        found.append((text, style))
+        pieces.append((text, style))
         left -= size
-    return found
+    return pieces

@@ -77,12 +77,12 @@ class RankEvents:
     def latest(self, sites: dict[int, Site], world_size: int, most: int) -> list[LiveEvent]:
         """The youngest events, oldest first; the watch's at the end of their step."""
         keys = [key for key in self._lines if key != self._first][-most:] if most else []
-        found = [*self._shown(keys, sites, world_size), *list(self._watch)[-most:]]
-        return sorted(found, key=lambda event: event.step)[-most:]
+        events = [*self._shown(keys, sites, world_size), *list(self._watch)[-most:]]
+        return sorted(events, key=lambda event: event.step)[-most:]
 
     def _add_line(self, line: dict[str, Any]) -> None:
         key = (line.get("step"), line.get("seq"), line.get("site"))
-        if not all(type(one) is int for one in key):
+        if not all(type(number) is int for number in key):
             return
         place: Key = key  # type: ignore[assignment]  # checked one line above
         before = self._lines.pop(place, None)
@@ -92,12 +92,14 @@ class RankEvents:
         self.counts[_kind(line)] += 1
         is_counted = _kind(line) == "counted"
         if self._first == place and not is_counted:
-            counted = [one for one, other in self._lines.items() if _kind(other) == "counted"]
+            counted = [
+                candidate for candidate, other in self._lines.items() if _kind(other) == "counted"
+            ]
             self._first = min(counted, default=None)
         elif is_counted and (self._first is None or place < self._first):
             self._first = place
         if len(self._lines) > _MOST_LINES:
-            del self._lines[next(one for one in self._lines if one != self._first)]
+            del self._lines[next(other for other in self._lines if other != self._first)]
 
     def _shown(self, keys: list[Key], sites: dict[int, Site], world_size: int) -> list[LiveEvent]:
         if not keys:
@@ -213,8 +215,8 @@ class RankState:
             matches = _matcher(pattern)
             mask = np.array([matches(self.name_of(number)) for number in range(count)], bool)
             self._matching = ((pattern, count, len(self._names)), mask)
-        found: np.ndarray = kept[mask[kept]]
-        return found
+        sites: np.ndarray = kept[mask[kept]]
+        return sites
 
     def name_of(self, site: int) -> str:
         """Printable."""
@@ -242,12 +244,12 @@ class LiveState:
     @property
     def step(self) -> int:
         """The youngest step of all ranks; -1 without records."""
-        return max((one.trends.step for one in self.ranks.values()), default=-1)
+        return max((rank.trends.step for rank in self.ranks.values()), default=-1)
 
     @property
     def total_bytes(self) -> int:
         """The size of all records that the log holds."""
-        return sum(one.total_bytes for one in self.ranks.values())
+        return sum(rank.total_bytes for rank in self.ranks.values())
 
     def pace(self) -> Pace:
         """The speed at which the log grows."""
@@ -266,14 +268,14 @@ class LiveState:
         epoch.
         """
         ranks = list(self.ranks.values())
-        ended = [str(one.meta["ended"]) for one in ranks if one.meta.get("ended")]
+        ended = [str(rank.meta["ended"]) for rank in ranks if rank.meta.get("ended")]
         if ranks and len(ended) == len(ranks):
             return f"ended {max(ended)}", False
-        changed = max((one.changed for one in ranks), default=0.0)
+        changed = max((rank.changed for rank in ranks), default=0.0)
         quiet = wall - changed
-        gone = [one for one in ranks if not one.meta.get("ended") and is_gone(one.meta)]
+        gone = [rank for rank in ranks if not rank.meta.get("ended") and is_gone(rank.meta)]
         if gone and quiet > _QUIET_SECONDS:
-            which = ", ".join(str(one.rank) for one in gone)
+            which = ", ".join(str(rank.rank) for rank in gone)
             of = f" of rank {which}" if len(ranks) > 1 else ""
             return f"the process{of} is gone", False
         if not changed:
@@ -290,9 +292,9 @@ class LiveState:
         ranks = list(self.ranks.values())
         if not ranks:
             return [], 0
-        sites = [one.shown_sites(pattern) for one in ranks]
+        sites = [rank.shown_sites(pattern) for rank in ranks]
         bits = np.concatenate([o.trends.headroom()[mine] for o, mine in zip(ranks, sites)])
-        places = [(one, site) for one, mine in zip(ranks, sites) for site in mine.tolist()]
+        places = [(rank, site) for rank, mine in zip(ranks, sites) for site in mine.tolist()]
         if sort == "name":
             order = sorted(range(len(places)), key=lambda at: places[at][0].name_of(places[at][1]))
         else:
@@ -301,16 +303,16 @@ class LiveState:
             values = np.where(np.isnan(values), np.inf, values)
             keys = np.where(bits == -np.inf, -np.inf, values)
             order = np.argsort(keys, kind="stable").tolist()
-        found = []
+        rows = []
         for at in order[max(start, 0) : max(start, 0) + count]:
-            one, site = places[at]
-            found.append(SiteRow(one.rank, site, one.name_of(site), float(bits[at])))
-        return found, len(places)
+            rank, site = places[at]
+            rows.append(SiteRow(rank.rank, site, rank.name_of(site), float(bits[at])))
+        return rows, len(places)
 
     def least_headroom(self, rank: int) -> float:
         """The least headroom of the rank's sites, each in its last step; NaN where none has one."""
-        one = self.ranks[rank]
-        bits = one.trends.headroom()[one.shown_sites()]
+        state = self.ranks[rank]
+        bits = state.trends.headroom()[state.shown_sites()]
         bits = bits[~np.isnan(bits)]
         return float(bits.min()) if len(bits) else float("nan")
 
@@ -318,18 +320,20 @@ class LiveState:
         """The number of events, by kind."""
         ranks = self.ranks.values()
         return {
-            kind: sum(one.events.counts[kind] for one in ranks)
+            kind: sum(rank.events.counts[kind] for rank in ranks)
             for kind in ("counted", "other", "warning", "watch")
         }
 
     def events(self, most: int) -> list[LiveEvent]:
         """The first counted event of all ranks, and the youngest others."""
         ranks = self.ranks.values()
-        firsts = [e for one in ranks if (e := one.events.first(one.sites, len(self.ranks)))]
+        firsts = [e for rank in ranks if (e := rank.events.first(rank.sites, len(self.ranks)))]
         first = min(firsts, key=lambda event: (event.step, event.rank), default=None)
         left = most - (first is not None)
         latest = [
-            event for one in ranks for event in one.events.latest(one.sites, len(self.ranks), left)
+            event
+            for rank in ranks
+            for event in rank.events.latest(rank.sites, len(self.ranks), left)
         ]
         latest.sort(key=lambda event: event.step)
         return [*([first] if first is not None else []), *(latest[-left:] if left > 0 else [])]
@@ -337,7 +341,7 @@ class LiveState:
 
 def _matcher(pattern: str) -> Callable[[str], bool]:
     wanted = pattern.lower()
-    if any(one in pattern for one in "*?["):
+    if any(wildcard in pattern for wildcard in "*?["):
         wanted = wanted if wanted.endswith("*") else wanted + "*"
         return lambda name: fnmatch.fnmatchcase(name.lower(), wanted)
     return lambda name: wanted in name.lower()

@@ -51,8 +51,8 @@ class SiteTrends:
         """
         with np.errstate(all="ignore"):
             bits = np.log2(LARGEST_FINITE[self.last["dtype"]] / self.level)
-        found: np.ndarray = np.where(self.is_bad, -np.inf, bits)
-        return found
+        headroom: np.ndarray = np.where(self.is_bad, -np.inf, bits)
+        return headroom
 
     def series(self, site: int) -> tuple[list[float | None], list[bool]]:
         """abs max of a site in each of the last STEPS steps up to the youngest one, None where

@@ -140,9 +140,9 @@ def newest_log(path: str) -> str:
     Raises:
         LogError: there is none.
     """
-    found = find_logs(path)
-    if found:
-        return found[-1]
+    logs = find_logs(path)
+    if logs:
+        return logs[-1]
     raise LogError(
         "there is no log here",
         expected="a log directory, or the fastcheck_log/ above it",
@@ -175,16 +175,16 @@ def _span(directory: str, segments: Mapping[int, list[str]]) -> tuple[int, int]:
         with reading(path):
             count = count_records(path)
             ends = [read_span(path, 0, 1), read_span(path, max(count - 1, 0), count)]
-        found = np.concatenate(ends)
-        found = found[(found["version"] == RECORD_VERSION) & _has_place(found)]
-        steps += found["step"].tolist()
+        records = np.concatenate(ends)
+        records = records[(records["version"] == RECORD_VERSION) & _has_place(records)]
+        steps += records["step"].tolist()
     return (min(steps), max(steps)) if steps else (0, 0)
 
 
 def _has_place(records: np.ndarray) -> np.ndarray:
     """A boolean array of the records of a step that a run can have reached."""
-    found: np.ndarray = (records["step"] > -_MOST_STEPS) & (records["step"] < _MOST_STEPS)
-    return found
+    mask: np.ndarray = (records["step"] > -_MOST_STEPS) & (records["step"] < _MOST_STEPS)
+    return mask
 
 
 class _Reading:
@@ -195,7 +195,7 @@ class _Reading:
     ) -> None:
         both = {rank: read_sites_and_meta(directory, rank) for rank in segments}
         self._sites_of = {rank: sites for rank, (sites, _) in both.items()}
-        meta = {rank: found for rank, (_, found) in both.items()}
+        meta = {rank: rank_meta for rank, (_, rank_meta) in both.items()}
         lines = {rank: read_event_lines(directory, rank) for rank in segments}
         rows = sum(map(len, self._sites_of.values()))
         self._segments = segments
@@ -212,7 +212,7 @@ class _Reading:
             SiteRows(),
             Grid(Axis.spanning(first, last, rows), rows),
             [],
-            Evidence({rank: found for rank, (found, _) in lines.items()}),
+            Evidence({rank: events for rank, (events, _) in lines.items()}),
             np.zeros((0, 5), np.int64),
             {rank: self._number_sites(sites) for rank, sites in self._sites_of.items()},
             dropped_bytes=sum(lost for _, lost in lines.values()),
@@ -220,38 +220,38 @@ class _Reading:
 
     def read(self) -> None:
         """Fills ``collected``; stops early where ``outside`` has the steps of a piece."""
-        found = self.collected
+        contents = self.collected
         for rank, paths in self._segments.items():
             sites = self._sites_of[rank]
-            stream = StepStream(sites, found.meta[rank], rank)
-            number_of = found.numbers_of[rank]
-            for piece in read_rank(found.directory, rank, paths):
+            stream = StepStream(sites, contents.meta[rank], rank)
+            number_of = contents.numbers_of[rank]
+            for piece in read_rank(contents.directory, rank, paths):
                 has_place = _has_place(piece.records)
-                found.damaged += piece.damaged + int((~has_place).sum())
-                found.dropped_bytes += piece.dropped_bytes
+                contents.damaged += piece.damaged + int((~has_place).sum())
+                contents.dropped_bytes += piece.dropped_bytes
                 records = piece.records if has_place.all() else piece.records[has_place]
                 if len(records) and not self._take(rank, records, number_of):
                     return
                 stream.add(records)
-            found.steps += stream.rows()
+            contents.steps += stream.rows()
         if self._bad:
             bad = np.concatenate(self._bad)
-            found.bad = bad[np.argsort(bad[:, 1], kind="stable")][:_MOST_BAD]
+            contents.bad = bad[np.argsort(bad[:, 1], kind="stable")][:_MOST_BAD]
 
     def _take(self, rank: int, records: np.ndarray, number_of: np.ndarray) -> bool:
-        found = self.collected
+        contents = self.collected
         steps = records["step"]
         low, high = int(steps.min()), int(steps.max())
         if low < self._first or high > self._last:
             self.outside = [low, high]
             return False
         self._name_lost(records["site"], number_of)
-        rows = found.rows.number(rank, number_of[records["site"]])
+        rows = contents.rows.number(rank, number_of[records["site"]])
         values = values_of(records)
-        found.grid.add(rows, steps, values)
-        found.rows.add(rows, records, values)
-        found.evidence.add(rank, records)
-        found.records += len(records)
+        contents.grid.add(rows, steps, values)
+        contents.rows.add(rows, records, values)
+        contents.evidence.add(rank, records)
+        contents.records += len(records)
         at = np.flatnonzero(nonfinite(records))
         if len(at) and sum(map(len, self._bad)) < 2 * _MOST_BAD:
             counts = [records[name][at] for name in NONFINITE_COUNTS]

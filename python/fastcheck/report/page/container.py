@@ -100,7 +100,7 @@ def table_html(table: Table, title: str) -> str:
 def headline_html(text: str, kind: str, tries: Sequence[str]) -> str:
     """The first lines of a verdict. ``kind``: "good", "bad" or ""; ``tries``: what to try."""
     head = f'<p class="headline{" " if kind else ""}{kind}">{text_html(text)}</p>'
-    items = "".join(f"<li>{text_html(one)}</li>" for one in tries)
+    items = "".join(f"<li>{text_html(item)}</li>" for item in tries)
     return f"{head}\n<h3>Try</h3>\n<ol>{items}</ol>" if tries else head
 
 
@@ -244,5 +244,5 @@ def _packed(parts: Sequence[bytes], strategy: int) -> str:
 def _last_known(missing: np.ndarray) -> np.ndarray:
     """The column, for each cell, of the last known value up to it; the first if there is none."""
     columns = np.where(missing, 0, np.arange(missing.shape[1]))
-    found: np.ndarray = np.maximum.accumulate(columns, axis=1)
-    return found
+    last_columns: np.ndarray = np.maximum.accumulate(columns, axis=1)
+    return last_columns

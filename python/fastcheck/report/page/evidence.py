@@ -34,15 +34,15 @@ class Evidence:
     """The parts of a log's pieces that the page needs, collected as the pieces are read."""
 
     def __init__(self, lines: Mapping[int, EventLines]) -> None:
-        self._lines = {rank: _important(found) for rank, found in lines.items()}
+        self._lines = {rank: _important(events) for rank, events in lines.items()}
         self.first = _first(self._lines)
         #: Whether any event is a counted one; the first is one of these then.
         self.is_counted = any(
-            bool(line.get("counted")) for found in self._lines.values() for line in found
+            bool(line.get("counted")) for events in self._lines.values() for line in events
         )
         self._seqs = {
-            rank: np.array(sorted({line["seq"] for line in found}), np.int64)
-            for rank, found in self._lines.items()
+            rank: np.array(sorted({line["seq"] for line in events}), np.int64)
+            for rank, events in self._lines.items()
         }
         self._kept: dict[int, list[np.ndarray]] = {rank: [] for rank in lines}
         self._before: deque[np.ndarray] = deque()
@@ -119,14 +119,14 @@ def _important(lines: EventLines) -> EventLines:
 
 
 def _first(lines: Mapping[int, EventLines]) -> Optional[FirstEvent]:
-    found = [
+    events = [
         (not line.get("counted"), line["step"], line["seq"], rank, line["site"])
         for rank, some in lines.items()
         for line in some
     ]
-    if not found:
+    if not events:
         return None
-    _, step, seq, rank, site = min(found)
+    _, step, seq, rank, site = min(events)
     return FirstEvent(rank, step, seq, site)
 
 
@@ -138,5 +138,5 @@ def _in_order(records: np.ndarray) -> np.ndarray:
     same = np.ones(len(ordered) - 1, bool)
     for name in ("step", "seq", "site"):
         same &= ordered[name][1:] == ordered[name][:-1]
-    found: np.ndarray = ordered[np.concatenate([[True], ~same])]
-    return found
+    unique: np.ndarray = ordered[np.concatenate([[True], ~same])]
+    return unique

@@ -49,8 +49,8 @@ class Axis(NamedTuple):
 
     def starts(self) -> np.ndarray:
         """The first step of each bucket, int64."""
-        found: np.ndarray = self.base + self.width * np.arange(self.buckets, dtype=np.int64)
-        return found
+        first_steps: np.ndarray = self.base + self.width * np.arange(self.buckets, dtype=np.int64)
+        return first_steps
 
 
 class Grid:

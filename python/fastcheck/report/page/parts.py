@@ -82,8 +82,8 @@ def _as_float32(values: np.ndarray) -> np.ndarray:
     """Computed values, in half the bytes where the range allows."""
     with np.errstate(over="ignore"):
         rounded = values.astype(np.float32).astype(np.float64)
-    found: np.ndarray = np.where(np.isfinite(rounded) & (rounded != 0), rounded, values)
-    return found
+    plane: np.ndarray = np.where(np.isfinite(rounded) & (rounded != 0), rounded, values)
+    return plane
 
 
 def _ends(high: np.ndarray, low: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

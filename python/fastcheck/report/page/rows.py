@@ -16,7 +16,7 @@ class PageRows:
 
     def __init__(self, empty: Mapping[str, np.generic]) -> None:
         self._empty = {"rank": np.int64(0), "site": np.int64(0), **empty}
-        self._columns = {name: np.zeros(0, one.dtype) for name, one in self._empty.items()}
+        self._columns = {name: np.zeros(0, value.dtype) for name, value in self._empty.items()}
         self._row_of: dict[int, np.ndarray] = {}
         self.count = 0
 

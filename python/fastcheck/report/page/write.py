@@ -48,27 +48,27 @@ _MOST_STEPS = 1 << 53
 _LOSS = "the loss"
 
 
-def watched_events(found: Collected) -> dict[str, Any]:
+def watched_events(contents: Collected) -> dict[str, Any]:
     """``watched``: the first events by step, where there are more than 500 those that warn first;
     ``watch_count``: how many there are. What is no such event is left out.
     """
-    lines = watch_lines(found)
+    lines = watch_lines(contents)
     if not lines:
         return {"watched": [], "watch_count": 0}
     chosen = sorted(lines, key=lambda line: not line.get("is_warning"))[:_MOST_WATCHED]
-    row_of = _rows_by_name(found)
-    shown = [_event_fields(line, row_of) for line in sorted(chosen, key=lambda one: one["step"])]
+    row_of = _rows_by_name(contents)
+    shown = [_event_fields(line, row_of) for line in sorted(chosen, key=lambda line: line["step"])]
     return {"watched": shown, "watch_count": len(lines)}
 
 
-def watch_lines(found: Collected) -> list[dict[str, Any]]:
+def watch_lines(contents: Collected) -> list[dict[str, Any]]:
     """The events of the watch, by step."""
-    return [line for line in read_watch(found.directory) if _is_whole(line)]
+    return [line for line in read_watch(contents.directory) if _is_whole(line)]
 
 
-def _rows_by_name(found: Collected) -> dict[tuple[int, str], int]:
-    rows = {(rank, str(site)): row for (rank, site), row in found.row_of.items()}
-    losses = [(rank, row) for (rank, site), row in found.row_of.items() if site.role == "loss"]
+def _rows_by_name(contents: Collected) -> dict[tuple[int, str], int]:
+    rows = {(rank, str(site)): row for (rank, site), row in contents.row_of.items()}
+    losses = [(rank, row) for (rank, site), row in contents.row_of.items() if site.role == "loss"]
     # A mover without a site; the first loss of several.
     return {**rows, **{(rank, _LOSS): row for rank, row in reversed(losses)}}
 
@@ -174,35 +174,35 @@ def verdict_html(report: StopReport, host: str = "") -> str:
     return "\n".join(parts)
 
 
-def watched_html(found: Collected, warnings: Sequence[Mapping[str, Any]]) -> str:
+def watched_html(contents: Collected, warnings: Sequence[Mapping[str, Any]]) -> str:
     """The verdict on a log whose watch warns: the gravest warning, what to try, and how many others
     there are.
     """
     line, more = gravest(warnings), count_warnings(len(warnings))
-    head = headline_html(_told(found, line), "bad", advice_of(line))
-    return f"{head}\n<p>{more}, listed under What was unusual. {_extent(found)}</p>"
+    head = headline_html(_told(contents, line), "bad", advice_of(line))
+    return f"{head}\n<p>{more}, listed under What was unusual. {_extent(contents)}</p>"
 
 
-def _told(found: Collected, line: Mapping[str, Any]) -> str:
+def _told(contents: Collected, line: Mapping[str, Any]) -> str:
     """The text of an event of the watch; of several ranks with the rank and its host."""
     rank, text = line["rank"], str(line["text"])
-    if len(found.meta) == 1:
+    if len(contents.meta) == 1:
         return text
-    host = found.meta.get(rank, {}).get("host")
+    host = contents.meta.get(rank, {}).get("host")
     on = f" on rank {rank}" + (f" ({host})" if host else "")
     # Texts of the watch begin with "step 12: "; those of another form keep theirs.
     head, colon, rest = text.partition(": ")
     return f"{head}{on}{colon}{rest}" if head.startswith("step ") else f"{text}{on}"
 
 
-def healthy_html(found: Collected, harmless: int) -> str:
+def healthy_html(contents: Collected, harmless: int) -> str:
     """The verdict on a log without a counted event."""
-    bad = len(found.bad)
-    lines = watch_lines(found)
+    bad = len(contents.bad)
+    lines = watch_lines(contents)
     warnings = [line for line in lines if line.get("is_warning") is True]
     if warnings:
-        return watched_html(found, warnings)
-    if not found.records:
+        return watched_html(contents, warnings)
+    if not contents.records:
         text = "This log holds no records."
     elif harmless or bad:
         text = (
@@ -213,22 +213,24 @@ def healthy_html(found: Collected, harmless: int) -> str:
         text = "Every number that was read is finite."
     kind = "good"
     if lines:
-        text += f" Unusual, but without a warning: {_told(found, gravest(lines))}"
+        text += f" Unusual, but without a warning: {_told(contents, gravest(lines))}"
         kind = ""
-    return f"{headline_html(text, kind, [])}\n<p>{_extent(found)}</p>"
+    return f"{headline_html(text, kind, [])}\n<p>{_extent(contents)}</p>"
 
 
-def _extent(found: Collected) -> str:
-    steps = sorted({int(step) for step in found.rows.columns()["last_step"].tolist()})
+def _extent(contents: Collected) -> str:
+    steps = sorted({int(step) for step in contents.rows.columns()["last_step"].tolist()})
     last = f" up to {format_steps(steps[-1:])}" if steps else ""
-    return f"{counted(found.records, 'record')} of {counted(found.rows.count, 'tensor')}{last}."
+    return (
+        f"{counted(contents.records, 'record')} of {counted(contents.rows.count, 'tensor')}{last}."
+    )
 
 
-def title_of(found: Collected, report: Optional[StopReport]) -> str:
+def title_of(contents: Collected, report: Optional[StopReport]) -> str:
     """The page's title."""
     if report is not None:
         return headline(report)
-    return f"fastcheck: {found.directory}"
+    return f"fastcheck: {contents.directory}"
 
 
 _MOST = 400
@@ -236,13 +238,13 @@ _MOST = 400
 _FOLLOWS = "it follows from "
 
 
-def passed_places(found: Collected, events: Sequence[Event]) -> dict[str, Any]:
+def passed_places(contents: Collected, events: Sequence[Event]) -> dict[str, Any]:
     """The tensors of the first event's step that overflowed, in the order of the device.
 
     Each has the numbers of the places that it came from: ``read``, what the operator that made it
     had read, as op level records it; else ``follows``, which finding the verdict derives it from.
     """
-    first, records = found.evidence.first, found.evidence.spread()
+    first, records = contents.evidence.first, contents.evidence.spread()
     if first is None:
         return {"count": 0, "places": []}
     of_step = {
@@ -257,7 +259,7 @@ def passed_places(found: Collected, events: Sequence[Event]) -> dict[str, Any]:
     for seq, found_event in of_step.items():
         if seq in number_of:
             named.setdefault(str(found_event.site), number_of[seq])
-    rows = found.rows_at(first.rank, shown["site"].tolist())
+    rows = contents.rows_at(first.rank, shown["site"].tolist())
     places = []
     for number, (record, row) in enumerate(zip(shown, rows)):
         seq = int(record["seq"])
@@ -272,7 +274,9 @@ def passed_places(found: Collected, events: Sequence[Event]) -> dict[str, Any]:
                 "call": int(record["call"]),
                 "verdict": verdict if event is None else int(event.verdict),
                 "counts": [int(record[f"{kind}_count"]) for kind in ("nan", "posinf", "neginf")],
-                "read": sorted({one for one in read if one is not None and one != number}),
+                "read": sorted(
+                    {source for source in read if source is not None and source != number}
+                ),
                 "follows": [] if cause is None or cause == number else [cause],
             }
         )
@@ -282,33 +286,35 @@ def passed_places(found: Collected, events: Sequence[Event]) -> dict[str, Any]:
 _MOST_EVENTS, _MOST_AROUND = 500, 40
 
 
-def page_data(found: Collected, events: Sequence[Event]) -> tuple[str, str]:
+def page_data(contents: Collected, events: Sequence[Event]) -> tuple[str, str]:
     """The header and the arrays in base64. ``events``: those of the log, with their records."""
     container = Container()
-    columns = found.rows.columns()
+    columns = contents.rows.columns()
     header: dict[str, Any] = {
         "format": 1,
         "fastcheck": __version__,
-        "directory": printable(found.directory),
-        "records": found.records,
-        "damaged": found.damaged,
-        "dropped_bytes": found.dropped_bytes,
+        "directory": printable(contents.directory),
+        "records": contents.records,
+        "damaged": contents.damaged,
+        "dropped_bytes": contents.dropped_bytes,
         "dtypes": dtype_list(),
         "verdicts": [verdict.name.lower() for verdict in Verdict],
-        "sites": _site_columns(found.sites),
+        "sites": _site_columns(contents.sites),
         "rows": {name: json_numbers(column) for name, column in columns.items()},
-        "bad": found.bad.T.tolist(),
-        "steps": to_json({rank: step_columns(found.steps, rank) for rank in sorted(found.meta)}),
-        "events": [_event(event, found) for event in events[:_MOST_EVENTS]],
+        "bad": contents.bad.T.tolist(),
+        "steps": to_json(
+            {rank: step_columns(contents.steps, rank) for rank in sorted(contents.meta)}
+        ),
+        "events": [_event(event, contents) for event in events[:_MOST_EVENTS]],
         "event_count": len(events),
-        "first": _first(found),
-        "opens": _opens(found),
-        "spread": passed_places(found, events),
-        **watched_events(found),
-        "meta": to_json({rank: _options(meta) for rank, meta in found.meta.items()}),
+        "first": _first(contents),
+        "opens": _opens(contents),
+        "spread": passed_places(contents, events),
+        **watched_events(contents),
+        "meta": to_json({rank: _options(meta) for rank, meta in contents.meta.items()}),
     }
-    header.update(add_grid(container, found.grid, len(columns["site"])))
-    header["around"] = _add_around(container, found)
+    header.update(add_grid(container, contents.grid, len(columns["site"])))
+    header["around"] = _add_around(container, contents)
     return container.to_text(header)
 
 
@@ -323,15 +329,15 @@ def _site_columns(sites: Sequence[Site]) -> dict[str, list[str]]:
     }
 
 
-def _add_around(container: Container, found: Collected) -> Optional[dict[str, Any]]:
+def _add_around(container: Container, contents: Collected) -> Optional[dict[str, Any]]:
     """Exact values of the first event's step, and of the steps around it, of the sites that it
     reached on its rank; None without an event.
     """
-    first = found.evidence.first
-    records = found.evidence.around()
+    first = contents.evidence.first
+    records = contents.evidence.around()
     if first is None or not len(records):
         return None
-    reached = [first.site, *found.evidence.spread()["site"].tolist()]
+    reached = [first.site, *contents.evidence.spread()["site"].tolist()]
     sites = list(dict.fromkeys(reached))[:_MOST_AROUND]
     records = records[np.isin(records["site"], sites)]
     if not len(records):
@@ -344,14 +350,14 @@ def _add_around(container: Container, found: Collected) -> Optional[dict[str, An
         # The largest of several calls.
         np.fmax.at(plane, (rows, at.reshape(-1)), values[name])
         container.add_f64(f"around.{name}", plane)
-    return {"rows": found.rows_at(first.rank, sites), "steps": steps.tolist()}
+    return {"rows": contents.rows_at(first.rank, sites), "steps": steps.tolist()}
 
 
-def _event(event: Event, found: Collected) -> dict[str, Any]:
+def _event(event: Event, contents: Collected) -> dict[str, Any]:
     return {
         "step": event.step,
         "rank": event.rank,
-        "row": _row_of(found, event.rank, event.site),
+        "row": _row_of(contents, event.rank, event.site),
         "where": str(event.site),
         "verdict": int(event.verdict),
         "counted": event.counted,
@@ -361,34 +367,34 @@ def _event(event: Event, found: Collected) -> dict[str, Any]:
     }
 
 
-def _first(found: Collected) -> Optional[dict[str, int]]:
-    first = found.evidence.first
+def _first(contents: Collected) -> Optional[dict[str, int]]:
+    first = contents.evidence.first
     if first is None:
         return None
-    (row,) = found.rows_at(first.rank, [first.site])
+    (row,) = contents.rows_at(first.rank, [first.site])
     return {"rank": first.rank, "step": first.step, "row": row}
 
 
-def _opens(found: Collected) -> Optional[dict[str, int]]:
+def _opens(contents: Collected) -> Optional[dict[str, int]]:
     """The cell that is chosen when the page opens: that of the first counted event, else the first
     mover of what the headline tells of the watch, else the first of what is not finite; None where
-    there is no such one.
+    there is no such cell.
     """
-    if found.evidence.is_counted:
-        return _first(found)
-    lines = watch_lines(found)
+    if contents.evidence.is_counted:
+        return _first(contents)
+    lines = watch_lines(contents)
     if lines:
         warnings = [line for line in lines if line.get("is_warning") is True]
-        event = _event_fields(gravest(warnings or lines), _rows_by_name(found))
+        event = _event_fields(gravest(warnings or lines), _rows_by_name(contents))
         for at in (event["mover"], event):
             if at is not None and at["row"] >= 0:
                 return {"rank": event["rank"], "step": at["step"], "row": at["row"]}
-    return _first(found)
+    return _first(contents)
 
 
-def _row_of(found: Collected, rank: int, site: Site) -> int:
+def _row_of(contents: Collected, rank: int, site: Site) -> int:
     """-1 for a site without records on this rank: a gradient is blamed on who read it."""
-    return found.row_of.get((rank, site), -1)
+    return contents.row_of.get((rank, site), -1)
 
 
 def _options(meta: dict[str, Any]) -> dict[str, Any]:
@@ -411,21 +417,21 @@ def page_of_log(
     Raises:
         LogError: there is no log, or it can't be read.
     """
-    found = collect(newest_log(os.fspath(log)))
-    view = found.evidence.view(found.directory, found.sites_of, found.meta)
+    contents = collect(newest_log(os.fspath(log)))
+    view = contents.evidence.view(contents.directory, contents.sites_of, contents.meta)
     report = report or report_from_log(view, event_of(view), style)
-    found.directory = found.directory if name is None else name
+    contents.directory = contents.directory if name is None else name
     if report is not None:
-        ranks = max(report.world_size, len(found.meta))
-        report = replace(report, log_path=None if name else found.directory, world_size=ranks)
-        verdict = verdict_html(report, str(found.meta.get(report.rank, {}).get("host") or ""))
+        ranks = max(report.world_size, len(contents.meta))
+        report = replace(report, log_path=None if name else contents.directory, world_size=ranks)
+        verdict = verdict_html(report, str(contents.meta.get(report.rank, {}).get("host") or ""))
     else:
-        verdict = healthy_html(found, len(view.events))
+        verdict = healthy_html(contents, len(view.events))
     return page_html(
-        title_of(found, report),
-        os.path.basename(os.path.abspath(found.directory)),
+        title_of(contents, report),
+        os.path.basename(os.path.abspath(contents.directory)),
         verdict,
-        page_data(found, view.events),
+        page_data(contents, view.events),
     )
 
 

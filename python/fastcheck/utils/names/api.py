@@ -43,10 +43,10 @@ _known: dict[Any, str] = {}
 
 def api_of(func: Any) -> str:
     """The name ``Functional.softmax``; empty if it is no function of torch's Python API."""
-    found = _known.get(func)
-    if found is None:
-        found = _known[func] = _name(func)
-    return found
+    name = _known.get(func)
+    if name is None:
+        name = _known[func] = _name(func)
+    return name
 
 
 def _name(func: Any) -> str:
@@ -80,13 +80,13 @@ def is_function(name: str) -> bool:
 
 def api_names(function: str) -> list[str]:
     """``relu``: ``Functional.relu``, ``Torch.relu`` and ``Tensor.relu``, those that there are."""
-    found = [
+    names = [
         f"{kind}.{function}"
         for kind, holder in _HOLDERS
         if callable(getattr(holder, function, None))
     ]
-    if found:
-        return found
+    if names:
+        return names
     known = {name for _, holder in _HOLDERS for name in dir(holder) if not name.startswith("_")}
     raise ConfigError(
         f"api_list= names a function that torch does not have: {function!r}",

@@ -77,35 +77,35 @@ def read_op(text: str, option: str = "ops") -> Wanted:
                 module=_path(headline.group("module")),
             )
         )
-    found: dict[str, str] = {}
+    fields: dict[str, str] = {}
     call_number: Optional[int] = None
     for part in re.split(r" · |\s{2,}", name):
         numbered = _NUMBERED.fullmatch(part)
         bare = numbered.group("name") if numbered else part
         if part in _DIRECTIONS:
-            found.setdefault("direction", part)
-        elif "op" in found:
+            fields.setdefault("direction", part)
+        elif "op" in fields:
             break  # what follows names one of its tensors
         elif numbered or _is_op(bare):
             module, _, op = _split(bare)
-            found["op"] = op
+            fields["op"] = op
             if module:
-                found.setdefault("module", module)
+                fields.setdefault("module", module)
             if numbered:
                 call_number = int(numbered.group("call"))
-        elif not found:
-            found["module"] = _path(part)
-    if "op" not in found:
-        if "module" not in found or " · " in name:
+        elif not fields:
+            fields["module"] = _path(part)
+    if "op" not in fields:
+        if "module" not in fields or " · " in name:
             return _checked(Wanted(text, op=name))
-        found["op"] = found.pop("module")
+        fields["op"] = fields.pop("module")
     return _checked(
         Wanted(
             text,
-            op=found["op"],
-            module=found.get("module"),
+            op=fields["op"],
+            module=fields.get("module"),
             call=call_number,
-            direction=found.get("direction"),
+            direction=fields.get("direction"),
         )
     )
 
@@ -212,7 +212,7 @@ def _checked(wanted: Wanted) -> Wanted:
     meant = [name for name in known if matches_op(op, name)]
     if meant:
         # Others (quantized.dropout) run by their own names, and so do overloads that write to out=.
-        ours = [one for one in meant if one.startswith("aten.") and not one.endswith(".out")]
+        ours = [name for name in meant if name.startswith("aten.") and not name.endswith(".out")]
         is_composite = bool(ours) and all(map(_is_composite, ours))
         base = ours[0].split(".")[1].strip("_") if is_composite else ""
         return replace(wanted, composite=base)
@@ -253,7 +253,7 @@ def matches_op(pattern: str, name: str) -> bool:
     if base.startswith("_"):
         bare = base.lstrip("_")
         names += (f"{space}.{bare}", bare)
-    return pattern in names or any(_fits(pattern, one) for one in names)
+    return pattern in names or any(_fits(pattern, spelling) for spelling in names)
 
 
 @functools.lru_cache(maxsize=4096)

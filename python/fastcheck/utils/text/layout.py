@@ -140,7 +140,7 @@ def _aligned(
     too_wide = sum(widths) + 2 * (columns - 1) - width
     if too_wide > 0:
         widths[0] = max(min(widths[0], 12), widths[0] - too_wide)
-    found = []
+    blocks = []
     for row in cells:
         lines = []
         if len(row[0]) > widths[0]:
@@ -149,8 +149,8 @@ def _aligned(
         for column, cell in enumerate(row):
             to_left = column < left or column >= columns - note
             parts.append(cell.ljust(widths[column]) if to_left else cell.rjust(widths[column]))
-        found.append([*lines, "  ".join(parts).rstrip()])
-    return found
+        blocks.append([*lines, "  ".join(parts).rstrip()])
+    return blocks
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,7 @@ def printable_section(section: Section) -> Section:
 
 
 def plain_text(sections: Iterable[Section], color: bool = False) -> str:
-    return "\n\n".join("\n".join(one.lines(color)) for one in sections)
+    return "\n\n".join("\n".join(section.lines(color)) for section in sections)
 
 
 def sparkline(

@@ -21,9 +21,9 @@ def flatten(value: Any, label: str) -> list[tuple[str, torch.Tensor]]:
     """
     if type(value) is torch.Tensor or isinstance(value, torch.Tensor):
         return [(label, value)]
-    found: list[tuple[str, torch.Tensor]] = []
-    _collect(value, label, found, 0)
-    return found
+    tensors: list[tuple[str, torch.Tensor]] = []
+    _collect(value, label, tensors, 0)
+    return tensors
 
 
 def flatten_arguments(
@@ -34,16 +34,16 @@ def flatten_arguments(
     """
     if len(args) == 1 and not kwargs and type(args[0]) is torch.Tensor:  # most modules
         return [("input[0]", args[0])]
-    found: list[tuple[str, torch.Tensor]] = []
+    tensors: list[tuple[str, torch.Tensor]] = []
     for position, value in enumerate(args):
         if isinstance(value, torch.Tensor):
-            found.append((f"input[{position}]", value))
+            tensors.append((f"input[{position}]", value))
         elif value is not None:
-            _collect(value, f"input[{position}]", found, 0)
+            _collect(value, f"input[{position}]", tensors, 0)
     for name, value in kwargs.items():
         if value is not None:
-            _collect(value, f"input.{name}", found, 0)
-    return found
+            _collect(value, f"input.{name}", tensors, 0)
+    return tensors
 
 
 def arguments_labelled(
@@ -65,9 +65,9 @@ def arguments_labelled(
     return tuple(args), kwargs
 
 
-def _collect(value: Any, label: str, found: list[tuple[str, torch.Tensor]], depth: int) -> None:
+def _collect(value: Any, label: str, tensors: list[tuple[str, torch.Tensor]], depth: int) -> None:
     if isinstance(value, torch.Tensor):
-        found.append((label, value))
+        tensors.append((label, value))
         return
     if depth == _MAX_DEPTH:
         return
@@ -75,12 +75,12 @@ def _collect(value: Any, label: str, found: list[tuple[str, torch.Tensor]], dept
         names = getattr(value, "_fields", None)
         for position, item in enumerate(value):
             part = f"{label}.{names[position]}" if names else f"{label}[{position}]"
-            _collect(item, part, found, depth + 1)
+            _collect(item, part, tensors, depth + 1)
     elif isinstance(value, Mapping):
         for key, item in value.items():
             part = f".{key}" if isinstance(key, str) and key.isidentifier() else f"[{key!r}]"
-            _collect(item, label + part, found, depth + 1)
+            _collect(item, label + part, tensors, depth + 1)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field in dataclasses.fields(value):
             item = getattr(value, field.name, None)
-            _collect(item, f"{label}.{field.name}", found, depth + 1)
+            _collect(item, f"{label}.{field.name}", tensors, depth + 1)

@@ -58,9 +58,9 @@ class MemoryRef:
     def is_of(self, tensor: torch.Tensor) -> bool:
         """Whether ``tensor`` has the same memory; False where it has none."""
         ordinary = self._ordinary
-        found: Optional[bool] = None if ordinary is None else ordinary.is_of(tensor)
-        if found is not None:
-            return found
+        is_same: Optional[bool] = None if ordinary is None else ordinary.is_of(tensor)
+        if is_same is not None:
+            return is_same
         storage, offset = _memory_of(tensor)
         place = (self._storage, self._offset) if ordinary is None else ordinary.place
         return storage is not None and (storage._cdata, offset) == place

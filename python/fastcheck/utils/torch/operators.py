@@ -64,7 +64,10 @@ class OpInfo:
         #: Returns other shapes of what it is given, and reads nothing.
         self.is_view = is_metadata or (
             bool(returned)
-            and all(one.alias_info is not None and not one.alias_info.is_write for one in returned)
+            and all(
+                output.alias_info is not None and not output.alias_info.is_write
+                for output in returned
+            )
         )
         #: Returns memory that holds nothing yet.
         self.is_allocation = plain.startswith(("aten.empty", "aten.new_empty")) or plain in (
@@ -104,10 +107,10 @@ _known: dict[Any, OpInfo] = {}
 
 def op_info(func: Any) -> OpInfo:
     """The OpInfo of an OpOverload."""
-    found = _known.get(func)
-    if found is None:
-        found = _known[func] = OpInfo(func)
-    return found
+    info = _known.get(func)
+    if info is None:
+        info = _known[func] = OpInfo(func)
+    return info
 
 
 _MAX_ITEMS = 64
@@ -130,29 +133,29 @@ def tensors_of(value: Any, label: str) -> Iterator[tuple[str, torch.Tensor]]:
 
 def inputs_of(info: OpInfo, args: Any, kwargs: Any) -> list[tuple[int, str, torch.Tensor]]:
     """The tensors among an operator's arguments: (place in the schema, label, tensor)."""
-    found = []
+    inputs = []
     for place, value in enumerate(args):
         if isinstance(value, torch.Tensor):
-            found.append((place, info.arguments[place], value))
+            inputs.append((place, info.arguments[place], value))
         elif isinstance(value, (list, tuple)):
             for label, tensor in tensors_of(value, info.arguments[place]):
-                found.append((place, label, tensor))
+                inputs.append((place, label, tensor))
     for name, value in kwargs.items():
         for label, tensor in tensors_of(value, name):
-            found.append((info.position.get(name, len(args)), label, tensor))
-    return found
+            inputs.append((info.position.get(name, len(args)), label, tensor))
+    return inputs
 
 
 def outputs_of(info: OpInfo, args: Any, kwargs: Any, result: Any) -> list[torch.Tensor]:
     """The tensors that an operator has written in place, then the other tensors that it
     returned.
     """
-    found = []
+    outputs = []
     if info.written:
-        found = [t for place, _, t in inputs_of(info, args, kwargs) if place in info.written]
-    written = {id(tensor) for tensor in found}
-    found += [tensor for _, tensor in tensors_of(result, "") if id(tensor) not in written]
-    return found
+        outputs = [t for place, _, t in inputs_of(info, args, kwargs) if place in info.written]
+    written = {id(tensor) for tensor in outputs}
+    outputs += [tensor for _, tensor in tensors_of(result, "") if id(tensor) not in written]
+    return outputs
 
 
 def others_of(info: OpInfo, args: Any, kwargs: Any) -> dict[str, Any]:
@@ -204,14 +207,14 @@ def _sizes(tensor: torch.Tensor) -> list[int]:
     if not tensor.is_nested:
         # Of what is traced a size may be a symbol.
         return [size if type(size) is int else -1 for size in tensor.shape]
-    found = []
+    sizes = []
     for dimension in range(tensor.dim()):
         try:
             size = tensor.size(dimension)
         except RuntimeError:  # irregular
             size = -1
-        found.append(size if type(size) is int else -1)
-    return found
+        sizes.append(size if type(size) is int else -1)
+    return sizes
 
 
 def plain_value(value: Any, depth: int = 0) -> Any:

@@ -49,8 +49,8 @@ class Listeners(Generic[T]):
 
     def _others(self, listener: T) -> tuple[weakref.ref[T], ...]:
         """The references to all that are alive but this one."""
-        found = ((one, one()) for one in self._alive)
-        return tuple(one for one, other in found if other is not None and other is not listener)
+        pairs = ((ref, ref()) for ref in self._alive)
+        return tuple(ref for ref, other in pairs if other is not None and other is not listener)
 
     def _release(self) -> None:
         with self._lock:

@@ -29,7 +29,7 @@ def of_all_ranks(value: Any, group: Any = None) -> list[Any]:
     size = torch.tensor([len(text)], dtype=torch.int64, device=device)
     sizes = [torch.zeros_like(size) for _ in range(count)]
     distributed.all_gather(sizes, size, group=group)
-    lengths = [int(one) for one in sizes]
+    lengths = [int(length) for length in sizes]
     if min(lengths) < 0 or max(lengths) > _MOST_BYTES:
         raise ValueError(f"a rank has sent a message of {max(lengths):,} bytes")
     padded = torch.zeros(max(lengths), dtype=torch.uint8, device=device)

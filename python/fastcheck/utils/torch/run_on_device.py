@@ -138,15 +138,15 @@ class Elsewhere:
 
     def _moved(self, value: Any, known: dict[int, torch.Tensor], written: frozenset[int]) -> Any:
         if isinstance(value, torch.Tensor):
-            found = known.get(id(value))
-            if found is None:
+            tensor = known.get(id(value))
+            if tensor is None:
                 # A copy of what is written, or it would be written twice.
-                found = known[id(value)] = value.detach().to(
+                tensor = known[id(value)] = value.detach().to(
                     device=self.device or value.device,
                     dtype=self._wide(value.dtype),
                     copy=id(value) in written,
                 )
-            return found
+            return tensor
         if isinstance(value, torch.dtype):
             return self._wide(value)
         if isinstance(value, torch.device):

@@ -73,9 +73,9 @@ class PythonSeenTensors:
             tensor.is_neg(),
             _geometry(tensor),
         )
-        found = self._seqs.get(key)
-        if found is not None:
-            return found
+        first_seq = self._seqs.get(key)
+        if first_seq is not None:
+            return first_seq
         if identity not in self._storages:
             self._storages.add(storage._weak_ref())
         self._seqs[key] = seq

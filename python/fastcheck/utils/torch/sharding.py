@@ -62,7 +62,9 @@ def part_of(tensor: torch.Tensor) -> Optional[LocalShard]:
     communication.
     """
     chunks = getattr(tensor, "__create_chunk_list__", None)  # as DCP asks for them
-    if chunks is None or any(one.is_partial() for one in getattr(tensor, "placements", ())):
+    if chunks is None or any(
+        placement.is_partial() for placement in getattr(tensor, "placements", ())
+    ):
         return None
     (chunk,) = chunks()
     return LocalShard(local(tensor), tuple(chunk.offsets), tuple(chunk.sizes), tensor.numel())

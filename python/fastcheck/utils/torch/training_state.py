@@ -70,8 +70,8 @@ class Generators:
 def _devices() -> list[tuple[str, Any]]:
     """torch's modules of devices with generators of their own, by name."""
     names = dict.fromkeys(("cuda", "xpu", torch._C._get_privateuse1_backend_name()))
-    found = [(name, getattr(torch, name, None)) for name in names]
-    return [(name, module) for name, module in found if hasattr(module, "get_rng_state_all")]
+    modules = [(name, getattr(torch, name, None)) for name in names]
+    return [(name, module) for name, module in modules if hasattr(module, "get_rng_state_all")]
 
 
 def _was_used(module: Any) -> bool:
@@ -118,7 +118,7 @@ class _OptimizerState:
         self._groups = [dict(group) for group in optimizer.param_groups]
         self._state = {key: _nested(value) for key, value in optimizer.state.items()}
         held = (*self._state.values(), *({**g, "params": None} for g in self._groups))
-        self._values = SavedTensors(t for one in held for _, t in flatten(one, ""))
+        self._values = SavedTensors(t for entry in held for _, t in flatten(entry, ""))
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self._parameters = _KeptParameters(p for p in parameters if id(p) not in known)
 
@@ -137,8 +137,8 @@ class _OptimizerState:
 def _nested(value: Any) -> Any:
     """Dicts and lists anew, as LBFGS appends to those of its state; what they hold as it is."""
     if isinstance(value, dict):
-        return {key: _nested(one) for key, one in value.items()}
-    return [_nested(one) for one in value] if type(value) is list else value
+        return {key: _nested(item) for key, item in value.items()}
+    return [_nested(item) for item in value] if type(value) is list else value
 
 
 class _ScalerState:
@@ -199,8 +199,8 @@ def _undos(value: Any, depth: int = 0) -> Iterator[Callable[[], object]]:
         kept = list(value.items() if is_mapping else value)
         fill = getattr(value, "update", None) or value.extend
         yield lambda: (value.clear(), fill(kept))
-        for one in kept:
-            yield from _undos(one[1] if is_mapping else one, depth + 1)
+        for entry in kept:
+            yield from _undos(entry[1] if is_mapping else entry, depth + 1)
 
 
 class TrainingState:
@@ -220,7 +220,7 @@ class TrainingState:
         tensors: Iterable[torch.Tensor] = (),
     ) -> None:
         others = list(others)
-        models = [*models, *(one for one in others if isinstance(one, torch.nn.Module))]
+        models = [*models, *(other for other in others if isinstance(other, torch.nn.Module))]
         modules = list({id(m): m for model in models for m in model.modules()}.values())
         parameters = {id(p): p for model in models for p in model.parameters()}
         buffers = {id(b): b for model in models for b in model.buffers()}
@@ -236,18 +236,20 @@ class TrainingState:
         self._plain = [(module, _plain(module)) for module in modules]
         self._attributes = [_Attributes(module) for module in modules]
         self._generators = Generators()
-        self._optimizers = {id(one): _OptimizerState(one, self._known) for one in optimizers}
+        self._optimizers = {
+            id(optimizer): _OptimizerState(optimizer, self._known) for optimizer in optimizers
+        }
         self._others: list[Any] = [
-            _ScalerState(one) if isinstance(one, GradScaler) else _OtherState(one)
-            for one in ([scaler] if scaler is not None else []) + others
-            if not isinstance(one, torch.nn.Module)
+            _ScalerState(other) if isinstance(other, GradScaler) else _OtherState(other)
+            for other in ([scaler] if scaler is not None else []) + others
+            if not isinstance(other, torch.nn.Module)
         ]
         self._handle: Any = None
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
         """The optimizers that were given, and those that have stepped."""
-        return [one.optimizer for one in self._optimizers.values()]
+        return [state.optimizer for state in self._optimizers.values()]
 
     def __enter__(self) -> TrainingState:
         self._handle = register_optimizer_step_pre_hook(self._before_update)

@@ -22,13 +22,13 @@ def take_off(mode: TorchDispatchMode) -> None:
     if stack and stack[-1] is mode:
         mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]  # torch has it untyped
         return
-    if not any(one is mode for one in stack):
+    if not any(entry is mode for entry in stack):
         return
     above: list[Any] = []
-    while (one := _pop_mode()) is not mode:
-        above.append(one)
-    for one in reversed(above):
-        _push_mode(one)
+    while (other := _pop_mode()) is not mode:
+        above.append(other)
+    for other in reversed(above):
+        _push_mode(other)
 
 
 _functorch: Any = torch._C._functorch
