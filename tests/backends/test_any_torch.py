@@ -42,7 +42,7 @@ def test_records_equal_those_of_the_extension(dtype: str) -> None:
         for size in SIZES
     ]
     for depth, level in DEPTHS.items():
-        assert values(tensors, level) == by_extension(tensors, depth=depth)
+        assert values(tensors, level) == by_extension(tensors, record=depth)
 
 
 LAYOUTS = {

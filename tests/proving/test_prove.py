@@ -365,6 +365,28 @@ def test_a_model_that_samples_in_evaluation_is_no_fault() -> None:
         assert proof["evaluation twice"].state == state
 
 
+def test_a_cache_that_grows_in_evaluation_is_a_fault() -> None:
+    """The second evaluation differs, and nothing was drawn."""
+
+    class Cached(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.cache = nn.Linear(4, 4), []
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.inner(x)
+            if not self.training:
+                self.cache.append(y.detach())
+                y = y + sum(self.cache)
+            return y  # type: ignore[no-any-return]
+
+    def step(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return model(x).square().mean()  # type: ignore[no-any-return]
+
+    proof = fastcheck.prove(step, torch.randn(4, 4), model=Cached())
+    assert proof["evaluation twice"].state == "differs"
+
+
 def test_noise_that_a_step_draws_is_no_fault() -> None:
     model = nn.Linear(4, 4)
 

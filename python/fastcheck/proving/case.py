@@ -93,7 +93,7 @@ class TestedStep:
         self._weights = list(self.parameters.values())
         self.settings, self.learned = Settings(), Learned()
         self.inside: Optional[Inside] = None
-        self.draws = False
+        self.draws = self.draws_in_evaluation = False
         self.layouts: dict[Key, RowAxis] = {}
         self._loose = [
             (vars(module), name, value, value.detach().clone())
@@ -256,6 +256,7 @@ class TestedStep:
         kept = Computed()
         args, kwargs = self.learned.call
         torch.manual_seed(seed)
+        drawn = _drawn()
         was = {module: module.training for module in self.model.modules()}
         try:
             self.model.eval()
@@ -265,6 +266,7 @@ class TestedStep:
         finally:
             for module, training in was.items():
                 module.training = training
+        self.draws_in_evaluation = drawn != _drawn()
         return kept
 
 

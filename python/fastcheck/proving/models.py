@@ -48,7 +48,9 @@ class EvaluatedTwice(Relation):
         case.settings.dropout = False
         first, other = (case.evaluate(seed).tensors for seed in (0, 1))
         case.settings.dropout = True
-        if all(torch.equal(tensor, other[key]) for key, tensor in first.items() if key in other):
+        if not case.draws_in_evaluation or all(
+            torch.equal(tensor, other[key]) for key, tensor in first.items() if key in other
+        ):
             return ""
         return (
             "it draws random numbers in evaluation, besides dropout: meant as in a VAE, or noise "

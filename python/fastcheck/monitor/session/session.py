@@ -533,6 +533,7 @@ class ModuleLevel(Level):
         if not session.rings.is_deferred:
             with session.event_store.lock:
                 session.event_store.renew(session.step)
+                session.event_store.make_room(session.step)
         self.recorder.close()
 
 
