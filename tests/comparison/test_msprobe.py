@@ -199,8 +199,8 @@ def test_a_path_in_a_dump_leads_nowhere_else(tmp_path: Path) -> None:
         fastcheck.compare(rank, DUMPS / "tensors")
 
 
-def own_calls(directory: Path, nudge: float = 0.0, act: Any = None) -> Path:
-    """The run of the fixtures, dumped at the level of APIs."""
+def own_calls(directory: Path, nudge: float = 0.0, act: Any = None, later: Any = None) -> Path:
+    """The run of the fixtures, dumped at the level of APIs; ``later`` runs in the second step."""
     torch.manual_seed(0)
     model = Net()
     with torch.no_grad():
@@ -211,6 +211,8 @@ def own_calls(directory: Path, nudge: float = 0.0, act: Any = None) -> Path:
         x, y = torch.randn(5, 4), torch.randint(0, 3, (5,))
         with fastcheck.Dumper(directory, step=step, level="api", order="logical"):
             nn.functional.cross_entropy(model(x), y).backward()
+            if step and later is not None:
+                later()
         optimizer.step()
         optimizer.zero_grad()
     return directory
@@ -226,6 +228,7 @@ def test_calls_of_apis_against_those_of_msprobe(tmp_path: Path) -> None:
         found = fastcheck.compare(*sides, **options)
         assert found.agrees and not found.missing and found.steps == (0, 1), str(found)
         assert found["initial weights"].answer == found["gradients"].answer == "yes"
+        assert any("gradients of inputs of API calls" in note for note in found.notes)
     found = fastcheck.compare(wrong, DUMPS / "apis", **options)
     assert found["initial weights"].found is not None
     weight = "Functional.linear · forward · input[1]"
@@ -233,6 +236,45 @@ def test_calls_of_apis_against_those_of_msprobe(tmp_path: Path) -> None:
     found = fastcheck.compare(other, DUMPS / "apis", **options)
     assert found["initial weights"].answer == "yes" and found.first is not None
     assert found.first.row.name == "Functional.gelu · forward · output[0]"
+
+
+@pytest.mark.parametrize(
+    ("later", "name", "inputs", "output"),
+    [
+        (lambda: torch.ones(1, 2).clamp(max=0.5), "Tensor.clamp.0", [[1.0, 1.0]], [0.5, 0.5]),
+        # With no parameter, as in the step before.
+        (
+            lambda: nn.functional.linear(torch.ones(1, 2), torch.ones(1, 2)),
+            "Functional.linear.2",
+            [[1.0, 1.0]] * 2,
+            [2.0],
+        ),
+    ],
+)
+def test_a_call_that_only_a_later_step_has(
+    tmp_path: Path, later: Any, name: str, inputs: list[list[float]], output: list[float]
+) -> None:
+    def tensor(values: list[float]) -> dict[str, Any]:
+        x = torch.tensor([values])
+        numbers = {"Max": x.max(), "Min": x.min(), "Mean": x.mean(), "Norm": x.norm()}
+        made = {"type": "torch.Tensor", "dtype": "torch.float32", "shape": list(x.shape)}
+        return {**made, **{key: float(number) for key, number in numbers.items()}}
+
+    theirs = tmp_path / "theirs"
+    shutil.copytree(DUMPS / "apis", theirs)
+    file = theirs / "step1" / "proc1" / "dump.json"
+    content = json.loads(file.read_text())
+    call = {"input_args": [tensor(x) for x in inputs], "output": [tensor(output)]}
+    content["data"][f"{name}.forward"] = call
+    file.write_text(json.dumps(content))
+    own = own_calls(tmp_path / "own", later=later)
+    found = fastcheck.compare(own, theirs, accept="order")
+    assert found.agrees and not found.missing, str(found)
+    call["output"][0]["Max"] = 3.0
+    file.write_text(json.dumps(content))
+    found = fastcheck.compare(own, theirs, accept="order")
+    assert found.first is not None and found.first.row.step == 1
+    assert found.first.row.name == f"{name[:-2]} · forward · output[0]"
 
 
 def as_tuple(value: Any) -> tuple[Any, ...]:

@@ -98,6 +98,6 @@ def test_operators_and_calls_of_apis_are_not_compared(tmp_path: Path) -> None:
     _, theirs = dumps(tmp_path, "tensor", "L1")
     with fastcheck.Dumper(tmp_path / "operators"):
         torch.ones(3).exp()
-    with pytest.raises(fastcheck.CompareError, match="level L1"):
+    with pytest.raises(fastcheck.CompareError, match="different levels"):
         fastcheck.compare(tmp_path / "operators", theirs)
     assert fastcheck.compare(theirs, theirs).is_identical

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -73,9 +74,53 @@ def test_calls_are_numbered_and_name_their_module(tmp_path: Path) -> None:
     )
     assert inputs[0]["seq"] != outputs[0]["seq"]
     assert any(line["direction"] == "optimizer" for line in calls)
-    # size() returns no tensor, and what empty() returns holds no numbers yet.
-    others = {line["api"] for line in calls} - {line["api"] for line in calls if line["out"]}
-    assert {"Tensor.size.0", "Torch.empty.0"} <= others
+    # What empty() returns holds no numbers yet.
+    assert {line["api"] for line in calls} - {line["api"] for line in calls if line["out"]} == {
+        "Torch.empty.0"
+    }
+
+
+def test_each_call_that_returns_or_writes_a_tensor_has_a_line(tmp_path: Path) -> None:
+    x, other = torch.zeros(3), torch.arange(3.0)
+    with fastcheck.Dumper(tmp_path, level="api"):
+        x.size(0), x.type(), x.tolist()  # neither
+        x[0] = 1.0
+        x[1] = 2.0
+        x.type(torch.float64)
+        torch.add(other, 1, out=x)
+    lines = [line for line in calls_of(tmp_path / "step0") if line["in"]]
+    assert [line["api"] for line in lines] == [
+        "Tensor.__setitem__.0",
+        "Tensor.__setitem__.1",
+        "Tensor.type.1",
+        "Torch.add.0",
+    ]
+    log = read_log(tmp_path / "step0" / "rank0")
+    assert not any(site.op in ("Tensor.size", "Tensor.tolist") for site in log.sites.values())
+    sums = dict(zip(log.records["seq"].tolist(), log.records["abs_sum"].tolist()))
+    # Read before they are written.
+    assert [sums[line["in"][-1]["seq"]] for line in lines] == [0.0, 1.0, 3.0, 3.0]
+
+
+def test_parameters_are_told_from_inputs_that_require_grad(tmp_path: Path) -> None:
+    layer = nn.Linear(2, 2)
+    layer.bias.requires_grad_(False)
+    with fastcheck.Dumper(tmp_path, level="api"):
+        layer(torch.ones(1, 2, requires_grad=True)).sum().backward()
+    log = read_log(tmp_path / "step0" / "rank0")
+    labels = {s.label for s in log.sites.values() if s.op == "Functional.linear"}
+    assert {"input[0]", "input[1] (parameter)", "input[2] (parameter)"} <= labels
+    assert "input[0] (parameter)" not in labels
+
+
+@pytest.mark.parametrize("level", ["op", "module"])
+def test_dumps_of_other_levels_are_not_compared(tmp_path: Path, level: str) -> None:
+    for name in ("api", level):
+        with fastcheck.Dumper(tmp_path / name, level=name):
+            nn.Linear(2, 2)(torch.ones(1, 2))
+    for sides in (("api", level), (level, "api")):
+        with pytest.raises(fastcheck.CompareError, match="different levels"):
+            fastcheck.compare(*(tmp_path / side for side in sides))
 
 
 def test_two_dumps_are_identical_and_another_call_is_named(tmp_path: Path) -> None:

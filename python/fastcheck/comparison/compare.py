@@ -29,6 +29,7 @@ from fastcheck.comparison.sources.dump import DumpSource, parameters_among
 from fastcheck.comparison.sources.log import LogSource
 from fastcheck.comparison.sources.msprobe import MsprobeSource
 from fastcheck.comparison.sources.open import open_source
+from fastcheck.dump.options import LEVELS
 from fastcheck.errors import (
     CompareError,
     ConfigError,
@@ -513,26 +514,33 @@ def _check_kinds(actual: Source, reference: Source) -> None:
 
 
 def _check_levels(*sides: Source) -> None:
-    """Raises CompareError for a dump of operators and one of msprobe at L1; where both have calls
-    of the API, it leaves out functions that msprobe does not dump.
+    """Raises CompareError for API calls on one side, and operators or modules on the other; of
+    dumps of API calls, one of them msprobe's, it leaves out functions that msprobe does not dump.
     """
-    theirs = [source for source in sides if isinstance(source, MsprobeSource) and source.has_apis()]
-    operators = [
-        source.title for source in sides if isinstance(source, DumpSource) and source.has_operators
-    ]
-    if theirs and operators:
-        raise CompareError(
-            "a dump of operators can't be compared with one of msprobe at level L1",
-            expected='the same level of both: L1 (Dumper(level="api")) or L0 '
-            '(Dumper(level="module"))',
-            got=f"operators, of which an API call runs several, in {operators[0]}, and API calls "
-            f"in {theirs[0].title}",
-        )
-    ours = [source for source in sides if isinstance(source, DumpSource) and source.has_apis]
-    if not (theirs and ours):
+    ours = [source for source in sides if isinstance(source, DumpSource)]
+    theirs = [source for source in sides if isinstance(source, MsprobeSource)]
+    levels = {source.title: source.levels for source in ours}
+    levels.update((source.title, source.levels()) for source in theirs)
+    if len(levels) == 2 and all(levels.values()):
+        (title, mine), (other_title, other) = levels.items()
+        if "api" in mine | other and not mine & other:
+            raise CompareError(
+                "these two are dumps of different levels",
+                expected='the same level of both: Dumper(level="op"), Dumper(level="module") '
+                "(msprobe's L0), or Dumper(level=\"api\") (msprobe's L1)",
+                got=f"{LEVELS[min(mine)]} in {title}, {LEVELS[min(other)]} in {other_title}",
+                hint="an API call runs several operators, and a module makes several API calls",
+            )
+    if not (ours and theirs and all("api" in found for found in levels.values())):
         return
     sites, functions = ours[0].api_sites(), theirs[0].functions_called()
-    theirs[0].parameters, ours[0].functions = parameters_among(sites), functions
+    theirs[0].parameters = ours[0].parameters = parameters_among(sites)
+    ours[0].functions = functions
+    if any(site.role == "grad_input" for site in sites):
+        ours[0].notes.append(
+            "gradients of inputs of API calls are not compared: those that msprobe dumps are of "
+            "the last operator of the call"
+        )
     if others := sorted({site.op for site in sites if site.op} - functions):
         ours[0].notes.append(
             f"calls of {len(others):,} functions that the msprobe dump has none of are not "

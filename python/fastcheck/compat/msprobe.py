@@ -39,8 +39,8 @@ _OTHER_TASKS = {
 #: Names of msprobe.pytorch without a counterpart, and what to write instead.
 _OTHER_NAMES = {
     "save": "fastcheck.stats(x) reads one tensor, a Dumper(tensors=True) writes what it computes",
-    "register_custom_api": 'level "L1" dumps every operator that a function of your own runs',
-    "restore_custom_api": 'level "L1" dumps every operator, and wraps no function',
+    "register_custom_api": 'Dumper(level="op") dumps every operator that a function of yours runs',
+    "restore_custom_api": "no function is wrapped: there is nothing to restore",
     "module_dump": '"level": "L0" with "list": ["Module.NAME.TYPE.forward.0"] dumps one module',
     "module_dump_end": '"level": "L0" with "list": ["Module.NAME.TYPE.forward.0"] dumps one module',
     "MonitorV2": "fastcheck.install(model, log_dir=...) watches the run",
@@ -58,7 +58,7 @@ _UNUSED = {
     "extra_info": "the line of each call has it",
     "precision": "sums and extremes are computed as docs/record-format.md describes",
     "acl_config": "CANN's own operators are not dumped",
-    "risk_level": "every operator is dumped",
+    "risk_level": 'what is dumped follows from "level", "list" and "scope"',
     "nan_check": 'task "overflow_check" names the operator that makes the first',
 }
 _TASK_KEYS = {
@@ -220,7 +220,8 @@ def _level(level: Any) -> str:
             f'level="{level}" has no counterpart in fastcheck',
             expected=" or ".join(f'"{name}"' for name in LEVELS),
             got=level,
-            hint='"L1" is every operator that torch runs; fastcheck.stats(x) reads one tensor',
+            hint='Dumper(level="op") dumps every operator that torch runs; fastcheck.stats(x) '
+            "reads one tensor",
         )
     return str(choice("level", level, LEVELS))
 

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Optional
 
 import torch
 
@@ -23,7 +23,12 @@ from .module_calls import ModuleCalls
 PARAMETER = " (parameter)"
 #: Functions whose results hold no numbers yet.
 _EMPTY = ("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty")
+#: Functions that write inputs though their names don't end with "_": running statistics.
+_WRITERS = ("batch_norm", "instance_norm", "moving_avg_obs")
 _NO_MODULE = torch.nn.Module()
+
+#: The inputs of a call, whether it is selected, and its arguments.
+_Given = tuple[list[tuple[str, torch.Tensor]], bool, tuple[Any, Mapping[str, Any]]]
 
 
 class _Function:
@@ -60,8 +65,6 @@ class CallsOfApis(ModuleCalls):
         super().__init__(session, selection)
         self._tracker = tracker
         self._functions: dict[tuple[str, str, str], _Function] = {}
-        #: Functions that return no tensor, as size() does.
-        self._plain: set[str] = set()
         self.mode = ApiCalls(listener=self)
 
     def entered(self, running: Running, inputs: list[tuple[str, torch.Tensor]], args: Any) -> None:
@@ -73,11 +76,16 @@ class CallsOfApis(ModuleCalls):
 
     def begun(self, name: str, call: int, args: Any, kwargs: Mapping[str, Any]) -> Any:
         """Records the inputs of a call; the token for ended(), None of a call that is left out."""
-        if name in self._plain or not self._session.is_on:
+        if not self._session.is_on:
             return None
         return self._session.guarded("a call of the API", self._begin, name, call, args, kwargs)
 
-    def _begin(self, name: str, call: int, args: Any, kwargs: Mapping[str, Any]) -> Running:
+    def _begin(
+        self, name: str, call: int, args: Any, kwargs: Mapping[str, Any]
+    ) -> tuple[Running, Optional[_Given]]:
+        """The call, and what _end() is to read of it: the inputs of a function that writes none of
+        them, which may turn out to return no tensor either, as size() does.
+        """
         with self._session.lock:
             node, is_repeated, is_in_optimizer = self._tracker.current
             forward = "optimizer" if is_in_optimizer else "forward"
@@ -90,24 +98,33 @@ class CallsOfApis(ModuleCalls):
             is_recompute = in_backward and (is_repeated or recomputes())
             node_of: Any = function  # what is read of a node it has
             running = Running(_NO_MODULE, node_of, call, is_recompute=is_recompute, is_root=False)
-            inputs = flatten_arguments(args, kwargs)
-            function.parameters = [
-                place for place, (_, x) in enumerate(inputs) if x.requires_grad and x.is_leaf
-            ]
             is_wanted = self._selection.wants(self._call_name(running, forward))
             running.is_within = self._selection.is_within
-            self._take(running, "input", inputs, is_wanted, (args, kwargs))
-            return running
+            given = flatten_arguments(args, kwargs), is_wanted, (args, kwargs)
+            if not _may_write(name, kwargs):
+                return running, given
+            self._take_inputs(running, given)
+            return running, None
 
-    def ended(self, running: Running, result: Any) -> None:
+    def _take_inputs(self, running: Running, given: _Given) -> None:
+        inputs, is_wanted, arguments = given
+        function: Any = running.node
+        function.parameters = [
+            place for place, (_, x) in enumerate(inputs) if isinstance(x, torch.nn.Parameter)
+        ]
+        self._take(running, "input", inputs, is_wanted, arguments)
+
+    def ended(self, token: Any, result: Any) -> None:
         """Records what the call has returned."""
-        self._session.guarded("a call of the API", self._end, running, result)
+        self._session.guarded("a call of the API", self._end, *token, result)
 
-    def _end(self, running: Running, result: Any) -> None:
+    def _end(self, running: Running, given: Optional[_Given], result: Any) -> None:
         with self._session.lock:
             outputs = flatten(result, "output")
-            if not outputs:
-                self._plain.add(running.node.name)
+            if given is not None:
+                if not outputs:
+                    return
+                self._take_inputs(running, given)
             if running.node.name.rpartition(".")[2] in _EMPTY:
                 return
             node: Any = running.node
@@ -127,3 +144,15 @@ class CallsOfApis(ModuleCalls):
             if direction == "forward":
                 line["direction"] = running.node.forward
         return line
+
+
+def _may_write(name: str, kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call may write to its inputs: ``__setitem__``, ``__ior__``, ``add_``, a function
+    with ``inplace=`` or ``out=``.
+    """
+    kind, _, function = name.partition(".")
+    if function.startswith("__"):
+        is_inplace = function[2] == "i" and hasattr(torch.Tensor, f"__{function[3:]}")
+        return function == "__setitem__" or is_inplace
+    is_writer = function.endswith("_") or any(writer in function for writer in _WRITERS)
+    return is_writer or kind in ("Functional", "VF") or kwargs.get("out") is not None

@@ -11,6 +11,9 @@ from fastcheck.errors import ConfigError, choice
 from fastcheck.record.format import DEPTHS, ORDERS
 from fastcheck.utils.text.numbers import parse_bytes
 
+#: The levels of a dump, and what it records at each.
+LEVELS = {"op": "operators", "module": "modules", "api": "API calls"}
+
 Models = Union[torch.nn.Module, Iterable[torch.nn.Module], None]
 
 
@@ -41,7 +44,7 @@ def check_options(
     """ConfigError for the first that can't be used."""
     if isinstance(step, bool) or not isinstance(step, int) or step < 0:
         raise ConfigError(f"step must be an int >= 0, got {step!r}")
-    choice("level", level, ("op", "module", "api"))
+    choice("level", level, tuple(LEVELS))
     choice("record", record, DEPTHS)
     choice("order", order, ORDERS)
     if reference is not None:

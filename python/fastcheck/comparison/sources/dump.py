@@ -13,6 +13,7 @@ import torch
 from fastcheck.comparison.block import Block, Extra, Kind, Phase, Source, leading_bytes
 from fastcheck.comparison.names import Name, NameTable, Renaming, plain_label
 from fastcheck.dump.api_calls import PARAMETER
+from fastcheck.dump.options import LEVELS
 from fastcheck.dump.storage.files import places_in
 from fastcheck.dump.storage.reading import StoredValues, read_calls, read_index, value_of
 from fastcheck.errors import CompareError
@@ -39,9 +40,12 @@ class DumpSource(Source):
     def __init__(self, path: str, side: str) -> None:
         self.title = path
         self.notes: list[str] = []
-        self.has_operators = self.has_apis = False
-        #: Of calls of the API: the functions that are compared with msprobe's, in its terms.
+        #: The levels of its steps, as Dumper has them.
+        self.levels: set[str] = set()
+        #: Of calls of the API that are compared with msprobe's: the functions that are, and those
+        #: with the inputs that are parameters.
         self.functions: Optional[frozenset[str]] = None
+        self.parameters: frozenset[tuple[str, str]] = frozenset()
         self._places: dict[tuple[int, int], str] = {}
         self._indices: dict[tuple[int, int], dict[str, Any]] = {}
         environments: dict[int, Any] = {}
@@ -55,8 +59,7 @@ class DumpSource(Source):
             options = index.get("options")
             if isinstance(options, dict):
                 self.is_partial |= any(options.get(name) for name in _LISTS)
-                self.has_operators |= options.get("level") == "op"
-                self.has_apis |= options.get("level") == "api"
+                self.levels.update(level for level in LEVELS if options.get("level") == level)
             meta = read_meta(os.path.join(place, f"meta-rank{rank}.json"))
             environments.setdefault(rank, meta.get("environment"))
             # The optimizers of the first step in which one stepped.
@@ -71,42 +74,42 @@ class DumpSource(Source):
         return not self._indices[step, rank].get("is_complete", False)
 
     def api_sites(self) -> list[Site]:
-        """The sites of calls of the API in its first step."""
-        step, rank = min(self._places)
-        sites, _ = read_sites_and_meta(self._places[step, rank], rank)
-        return [site for site in sites.values() if site.op]
+        """The sites of calls of the API, of all steps and ranks."""
+        sites = (
+            read_sites_and_meta(place, _owner(place, rank))[0].values()
+            for (_, rank), place in self._places.items()
+        )
+        return [site for some in sites for site in some if site.op]
 
     @without_collector()
     def block(
         self, step: int, rank: int, names: NameTable, renaming: Renaming, is_first: bool
     ) -> Block:
         place = self._places[step, rank]
-        # The files of a rank's directory that was moved elsewhere still have its number.
-        parts = log_parts(place)
-        owner = rank if rank in parts else next(iter(parts), rank)
-        pieces = [read_all(path) for path in parts.get(owner, [])]
+        owner = _owner(place, rank)
+        pieces = [read_all(path) for path in log_parts(place).get(owner, [])]
         chunks = [piece.records for piece in pieces]
         records = np.concatenate(chunks) if chunks else np.zeros(0, RECORD_DTYPE)
         damaged = sum(piece.damaged for piece in pieces)
         if damaged:
             self.notes.append(f"{place}: {damaged:,} damaged records are left out")
         sites, _ = read_sites_and_meta(place, owner)
+        of_calls = None
         if self.functions is not None:
+            of_calls = partial(_msprobe_name, parameters=self.parameters)
             kept = {
                 number
                 for number, site in sites.items()
                 if site.op in self.functions and site.role != "grad_input"
             }
             records = records[np.isin(records["site"], list(kept))]
-        parameters = frozenset() if self.functions is None else parameters_among(sites.values())
-        of_calls = partial(_msprobe_name, parameters=parameters)
-        lookup = SiteLookup(sites, names, renaming, of_calls if self.functions else None)
+        lookup = SiteLookup(sites, names, renaming, of_calls)
         phases = lookup.phases_of(records, is_first)
         numbers = records["site"]
-        if self.functions is not None:
+        if of_calls is not None:
             updates = [number for number, site in sites.items() if site.direction == "optimizer"]
             phases = np.where(np.isin(numbers, updates), np.uint8(Phase.UPDATE), phases)
-            read = [number for number, site in sites.items() if _is_among(site, parameters)]
+            read = [number for number, site in sites.items() if _is_among(site, self.parameters)]
             stored = np.uint8(Phase.WEIGHTS if is_first else Phase.UPDATE)
             phases = np.where(np.isin(numbers, read), stored, phases)
         is_root_input = (phases == Phase.ARRIVED) & lookup.is_model[numbers]
@@ -137,6 +140,14 @@ class DumpSource(Source):
             ) from error
         nothing = Extra()
         return [extras.get(seq, nothing) for seq in records["seq"].tolist()]
+
+
+def _owner(place: str, rank: int) -> int:
+    """The rank whose files lie there: those of a rank's directory that was moved elsewhere still
+    have its number.
+    """
+    parts = log_parts(place)
+    return rank if rank in parts else next(iter(parts), rank)
 
 
 def named_input(index: int) -> str:

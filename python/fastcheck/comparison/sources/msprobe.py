@@ -98,16 +98,18 @@ class MsprobeSource(Source):
     def places(self) -> list[tuple[int, int]]:
         return sorted(self._files)
 
-    def has_apis(self) -> bool:
-        """Whether its first step has calls of APIs, as L1 and mix have."""
+    def levels(self) -> set[str]:
+        """The levels that Dumper has of what its first step holds: ``"module"``, ``"api"``, with
+        mix both.
+        """
         calls = _read_json(self._files[min(self._files)]) if self._files else ()
-        return any(_API.fullmatch(key) and not _MODULE.fullmatch(key) for key in calls)
+        levels = {"module"} if any(map(_MODULE.fullmatch, calls)) else set()
+        return levels | ({"api"} if any(map(_api, calls)) else set())
 
     def functions_called(self) -> frozenset[str]:
-        """The functions of the API that its first step has."""
-        calls = _read_json(self._files[min(self._files)])
-        keys = (_API.fullmatch(key) for key in calls if not _MODULE.fullmatch(key))
-        return frozenset(_function(key.group(1)) for key in keys if key)
+        """The functions of the API that its steps have."""
+        keys = {_api(key) for file in self._files.values() for key in _read_json(file)}
+        return frozenset(_function(key) for key in keys if key)
 
     def block(
         self, step: int, rank: int, names: NameTable, renaming: Renaming, is_first: bool
@@ -255,6 +257,12 @@ def _named_tensors(
         for _, item in _leaves(value, ""):
             parent = module.group(1) if module else None
             yield _parameter(parent or "", label, "param", renaming), Phase.WEIGHTS, item
+
+
+def _api(key: str) -> str:
+    """The name of the function in a call's key; empty of a module."""
+    match = None if _MODULE.fullmatch(key) else _API.fullmatch(key)
+    return match.group(1) if match else ""
 
 
 def _function(name: str) -> str:
