@@ -48,14 +48,12 @@ RANK_FAULTS = (
     ("ddp", "one batch for all", "no DistributedSampler", "trained on the same batch"),
     ("fsdp", "one batch for all", "no DistributedSampler", "trained on the same batch"),
     ("hsdp", "a flipped bit", "hardware", "replicas differ at step 10: up.weight"),
-    ("plain norms", "clipped on one rank", "TTrace 11, Megatron-LM#1446",
-     "replicas differ at step 10: norm.weight.*clipping"),
     ("tensor parallel", "clipped on one rank", "BLOOM-176B",
      "replicas differ at step 10: norm.weight.*dimension tp.*clipping"),
     ("megatron", "clipped on one rank", "BLOOM-176B",
      "replicas differ at step 10: norm.weight.*tensor parallel group.*clipping"),
 )  # fmt: skip
-LAYOUTS = ("ddp", "fsdp", "hsdp", "plain norms", "tensor parallel", "megatron")
+LAYOUTS = ("ddp", "fsdp", "hsdp", "tensor parallel", "megatron")
 
 
 def texts_of_ranks(layout: str, fault: str) -> tuple[list[str], list[str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from support.watched import Run
+from support.watched import TENSORS, Run
 
 INPUT, FIRST, SECOND, FIRST_WEIGHT = 0, 1, 2, 4
 
@@ -62,3 +62,12 @@ def test_an_outlier_of_random_data_is_no_first_mover(outlier: float, cause: str)
     events = run.step({INPUT: {"max": outlier}, FIRST: 8.0}, loss=9.0)
     (spike,) = (one for one in events if one.kind == "loss_spike")
     assert spike.cause == cause
+
+
+def test_a_buffer_is_no_activation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("support.watched.TENSORS", [*TENSORS, ("second", "buffer", "optimizer")])
+    run, buffer = watched(1), len(TENSORS)
+    run.step({buffer: 8.0})
+    events = run.step({buffer: 8.0}, loss=9.0)
+    (spike,) = (one for one in events if one.kind == "loss_spike")
+    assert spike.cause == "layer" and "; a buffer left its range first" in spike.text

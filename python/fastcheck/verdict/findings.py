@@ -484,14 +484,14 @@ class Findings:
 
     def overdue(self, finding: Finding, skipped_steps: int) -> None:
         """Judges a scaled finding as an origin, because loss scaling has skipped so many steps in a
-        row that it will not recover.
+        row. Whether a smaller scale would help is not known: a NaN may be Inf - Inf of what the
+        scale has made too large.
         """
-        is_nan = finding.record["nan_count"] and not (
-            finding.record["posinf_count"] or finding.record["neginf_count"]
-        )
-        what = "are NaN, which no scale changes" if is_nan else "overflow at any scale"
+        record = finding.record
+        what = "Inf" if record["posinf_count"] or record["neginf_count"] else "NaN"
         reason = (
-            f"{skipped_steps} steps in a row were skipped by loss scaling: the gradients {what}"
+            f"{skipped_steps} steps in a row were skipped by loss scaling, and a gradient is still "
+            f"{what}"
         )
         self.decide(finding, Verdict.ORIGIN, reason)
 

@@ -397,8 +397,8 @@ NUMBER_RULES: tuple[NumberRule, ...] = (
         kind="loss_scale", signal="loss scale, share of skipped steps", names=["loss_scale"],
         condition=scale_falls, is_over=scale_is_well, steps=1, cause="precision",
         text="the loss scale is {value}; {share} of the last steps were skipped",
-        advice="find the first gradient that is NaN, which no scale changes, or the largest one, "
-        "whose layer needs float32 or bfloat16",
+        advice="find the first gradient that is NaN or Inf, or the largest one: its layer may need "
+        "float32 or bfloat16",
         source=_LOW_BITS,
     ),
     NumberRule(

@@ -63,13 +63,12 @@ _STEADY = 16
 # How many doublings from the end of its dtype's range a tensor is near it.
 _NEAR = 1.0
 
-_OF_LAYER = ("layer", "an activation left its range first")
 #: The cause, and the sentence for it, by phase of the first mover.
 CAUSES = {
     INPUT: ("data", "the batch left its range first"),
     WEIGHT: ("optimizer", "a parameter left its range first: an update was too large"),
-    ACTIVATION: _OF_LAYER,
-    BUFFER: _OF_LAYER,
+    ACTIVATION: ("layer", "an activation left its range first"),
+    BUFFER: ("layer", "a buffer left its range first"),
     GRADIENT: ("gradient", "a gradient left its range first"),
 }
 

@@ -98,7 +98,12 @@ def test_replicas_are_compared_by_themselves(fault: str) -> None:
 
 LAID_OUT = {
     ("hsdp", "a flipped bit"): ("step 10", "up.weight", (1, 3), "suspect|go on from it"),
-    ("hybrid", "a flipped bit"): ("step 10", "up.weight", (1, 3), "suspect|go on from it"),
+    ("hybrid", "a flipped bit"): (
+        "step 10",
+        "_fsdp_wrapped_module.up._fsdp_wrapped_module.weight",
+        (1, 3),
+        "go on from it",
+    ),
     ("tensor parallel", "clipped on one rank"): ("step 10", "norm.weight", (0, 1), "clipping"),
     ("megatron", "clipped on one rank"): ("step 10", "norm.weight", (0, 1), "clipping"),
 }
@@ -123,13 +128,6 @@ def test_replicas_of_a_layout_are_compared_by_themselves(layout: str, fault: str
         assert re.search(cause, said[0])
 
 
-def test_norms_beside_what_fully_shard_divides_are_replicas() -> None:
-    """They are plain parameters where the model around them was not given to it."""
-    results = values(run_ranks(work.laid_out, "plain norms", "clipped on one rank"))
-    for found, _, _ in results:
-        assert found[0][1] == "norm.weight" and found[0][3] == (1,)
-
-
 def test_an_optimizer_that_was_made_before_fully_shard() -> None:
     for said in values(run_ranks(work.optimizer_of_the_whole)):
         assert len(said) == 1 and "holds none of the model's parameters" in said[0]
@@ -146,7 +144,7 @@ def test_one_batch_for_all_ranks(layout: str) -> None:
 
 @pytest.mark.parametrize(
     "layout",
-    sample(["hsdp", "fsdp", "hybrid", "plain norms", "megatron", "tensor parallel"], 3),
+    sample(["hsdp", "fsdp", "hybrid", "own norm", "megatron", "tensor parallel"], 3),
 )
 def test_nothing_is_said_of_a_layout(layout: str) -> None:
     """Ranks of one tensor parallel group have one batch."""

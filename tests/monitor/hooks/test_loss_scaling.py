@@ -119,7 +119,8 @@ class TestGradScaler:
         scaled_loop(model, scaler, 9)
         counted = [e for e in monitor.events if e.counted]
         assert [e.step for e in counted] == [4]
-        assert "5 steps in a row were skipped" in counted[0].reason
+        assert "5 steps in a row were skipped by loss scaling" in counted[0].reason
+        assert "and a gradient is still Inf" in counted[0].reason
 
     def test_skips_end_the_run_by_default_after_20(self) -> None:
         model = Halves()

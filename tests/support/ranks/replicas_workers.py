@@ -327,36 +327,42 @@ def _hsdp(rank: int) -> tuple[Any, int]:
     return model, rank
 
 
-def _averaged(parameters: Any, group: Any = None) -> None:
-    """Averages gradients over the ranks as backward makes them, as a wrapper or a loop does."""
-
-    def average(parameter: torch.Tensor) -> None:
-        assert parameter.grad is not None
-        dist.all_reduce(parameter.grad, group=group)
-        parameter.grad /= dist.get_world_size(group)
-
-    for parameter in parameters:
-        parameter.register_post_accumulate_grad_hook(average)
-
-
 def _hybrid(rank: int) -> tuple[Any, int]:
-    """What FSDP1 would say of hybrid shards, each of which is a whole here: it needs a device."""
-    pairs = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+    """FSDP1 with hybrid shards of all but two layers: a norm is each rank's own, and a layer is
+    divided over all ranks.
+    """
+    from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+
+    shards = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    replicas = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+    cpu = torch.device("cpu")
+    hybrid: dict[str, Any] = {
+        "process_group": (shards[rank // 2], replicas[rank % 2]),
+        "sharding_strategy": ShardingStrategy.HYBRID_SHARD,
+        "use_orig_params": True,
+        "device_id": cpu,
+    }
     model: Any = Blocks()
-    model._inter_node_pg = pairs[rank % 2]
-    _averaged(model.parameters(), pairs[rank % 2])
-    return model, rank
+    with torch.no_grad():
+        model.out_norm.weight.add_(rank)
+    model.up = FullyShardedDataParallel(model.up, **hybrid)
+    model.down = FullyShardedDataParallel(model.down, use_orig_params=True, device_id=cpu)
+    return FullyShardedDataParallel(model, ignored_modules=[model.out_norm], **hybrid), rank
 
 
-def _plain_norms(rank: int) -> tuple[Any, int]:
-    """FSDP2 of two layers, and not of the model that holds them: the loop reduces its norms."""
-    from torch.distributed.fsdp import fully_shard
+def _own_norm(rank: int) -> tuple[Any, int]:
+    """Tensor parallelism over pairs of ranks, with a plain norm of the channels that a rank holds,
+    which differs from that of the other rank once it is trained. All ranks have one batch.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import parallel as tp
 
-    model = Blocks()
-    fully_shard(model.up)
-    fully_shard(model.down)
-    _averaged([*model.norm.parameters(), *model.out_norm.parameters()])
-    return model, rank
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    model: Any = Blocks()
+    plan = {"up.0": tp.ColwiseParallel(), "down": tp.RowwiseParallel()}
+    model.up = nn.Sequential(model.up, nn.LayerNorm(8))
+    tp.parallelize_module(model, mesh["tp"], plan)
+    return model, 0
 
 
 def _fsdp(rank: int) -> tuple[Any, int]:
@@ -430,7 +436,7 @@ class Summed(torch.autograd.Function):
 
 _layouts: dict[str, Callable[[int], tuple[Any, int]]] = {
     "hsdp": _hsdp, "fsdp": _fsdp, "tensor parallel": _tensor_parallel, "megatron": _megatron,
-    "hybrid": _hybrid, "plain norms": _plain_norms,
+    "hybrid": _hybrid, "own norm": _own_norm,
 }  # fmt: skip
 
 

@@ -3,12 +3,11 @@
 DistributedDataParallel says so, the placements of DTensors do (FSDP2 with a replicate dimension,
 tensor parallelism), hybrid shards of FSDP1, and in Megatron Core the process groups of its parallel
 state, with the attributes that it sets on parameters. A plain parameter outside of these is not
-taken for a replica by its looks, but that of a norm beside DTensors is.
+taken for a replica, nor is that of a norm beside DTensors: it may be of a rank's own channels.
 """
 
 from __future__ import annotations
 
-import re
 import sys
 import weakref
 from collections.abc import Iterator
@@ -102,40 +101,23 @@ def _of_placements(model: torch.nn.Module) -> Iterator[ReplicaGroup]:
             of_ranks.setdefault(_ranks(group), (group, what, set()))[2].add(name)
     for ranks, group in own.items():
         of_ranks.setdefault(ranks, (group, "fully_shard", set()))
-    norms = set(_plain_norms(model))
-    for ranks, group in _mesh_groups(model) if norms else ():
-        what = "beside layers that are split over them"
-        of_ranks.setdefault(ranks, (group, what, set()))[2].update(norms)
     for ranks, (group, what, names) in of_ranks.items():
         yield ReplicaGroup(group, frozenset(names), what, is_data_parallel=ranks in own)
 
 
-def _plain_norms(model: torch.nn.Module) -> Iterator[str]:
-    """The parameters of norms that no layout knows. Those of experts may be a rank's own."""
-    for path, module in model.named_modules():
-        if not re.search("Norm", type(module).__name__) or "expert" in path:
-            continue
-        for name, parameter in module.named_parameters(path, recurse=False):
-            if parameter.requires_grad and not hasattr(parameter, "placements"):
-                yield name
-
-
-def _mesh_groups(model: torch.nn.Module) -> Iterator[tuple[tuple[int, ...], dist.ProcessGroup]]:
-    """The ranks of each dimension of a mesh over which a DTensor of the model is placed."""
-    meshes: Any = {getattr(parameter, "device_mesh", None) for parameter in model.parameters()}
-    for mesh in meshes - {None}:
-        for dimension in range(mesh.ndim):
-            yield _ranks(mesh.get_group(dimension)), mesh.get_group(dimension)
-
-
 def _of_hybrid_shards(model: torch.nn.Module) -> Iterator[ReplicaGroup]:
     """FSDP1 with a hybrid strategy: each rank of the group has the same shard."""
-    of_ranks: dict[tuple[int, ...], tuple[dist.ProcessGroup, set[str]]] = {}
+    group_of: dict[str, Any] = {}
     for path, module in model.named_modules():
-        group = getattr(module, "_inter_node_pg", None)
+        ignored = getattr(module, "_ignored_params", None)
+        if ignored is not None:  # an instance of FSDP within another one has groups of its own
+            group = getattr(module, "_inter_node_pg", None)
+            for name, parameter in module.named_parameters(path):
+                group_of[name] = None if parameter in ignored else group
+    of_ranks: dict[tuple[int, ...], tuple[dist.ProcessGroup, set[str]]] = {}
+    for name, group in group_of.items():
         if group is not None:
-            own = (name for name, _ in module.named_parameters(path))
-            of_ranks.setdefault(_ranks(group), (group, set()))[1].update(own)
+            of_ranks.setdefault(_ranks(group), (group, set()))[1].add(name)
     for group, names in of_ranks.values():
         yield ReplicaGroup(group, frozenset(names), "hybrid shards of FSDP", is_data_parallel=True)
 

@@ -585,12 +585,14 @@ def _logsumexp_backward(case: Case, made: Operation) -> Iterator[Advice]:
 
 
 def _optimizer(case: Case, made: Operation) -> Iterator[Advice]:
-    label, divisor = made.operand(2)
-    seen, reading = f"The divisor {_zeros(label, divisor)}, though" if divisor else "", divisor
+    label, reading = made.operand(2)
     if made.name.startswith("fused_"):  # it divides by what is made within
-        seen, reading = "It divides by sqrt(exp_avg_sq), 0 where a gradient always was, and", None
+        seen = "It divides by sqrt(exp_avg_sq), 0 where a gradient always was, and"
         reading = made.result if made.is_nan else None
-    if reading is None or (divisor is reading and not divisor.zero_count):
+    else:
+        reading = reading if reading and reading.zero_count else None
+        seen = f"The divisor {_zeros(label, reading)}, though" if reading else ""
+    if reading is None:
         return
     yield Advice(
         f"{seen} the optimizer adds eps to it: "
