@@ -62,22 +62,6 @@ def cleared_in_each_epoch(is_faulty: bool) -> Iterator[Any]:
             optimizer.step()
 
 
-@loop("scaler.scale() without scaler.step(): the update has the scale", "loss scale")
-def scale_not_divided(is_faulty: bool) -> Iterator[Any]:
-    model = mlp()
-    yield model
-    optimizer, scaler = adam(model), torch.amp.GradScaler("cpu", init_scale=1024.0)
-    for _ in range(STEPS):
-        x, y = batch()
-        optimizer.zero_grad()
-        scaler.scale(F.cross_entropy(model(x), y)).backward()
-        if is_faulty:
-            optimizer.step()
-        else:
-            scaler.step(optimizer)
-            scaler.update()
-
-
 @loop("retain_graph=True, and backward() twice", "twice")
 def backward_twice(is_faulty: bool) -> Iterator[Any]:
     model = mlp()
@@ -159,74 +143,6 @@ def nll_of_probabilities(is_faulty: bool) -> Iterator[Any]:
     model.append(nn.Softmax(dim=1) if is_faulty else nn.LogSoftmax(dim=1))
     yield model
     train(model, adam(model), loss_of=F.nll_loss)
-
-
-@loop("(output - target) ** 2 of [N, 1] and [N]", r"\(32, 1\).*\(32, 32\)|broadcast")
-def target_broadcast(is_faulty: bool) -> Iterator[Any]:
-    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 1))
-    yield model
-
-    def batches(step: int) -> tuple[torch.Tensor, torch.Tensor]:
-        x = torch.randn(32, 16)
-        return x, x.sum(1) if is_faulty else x.sum(1, keepdim=True)
-
-    def loss_of(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        return ((output - target) ** 2).mean()
-
-    train(model, adam(model), batches=batches, loss_of=loss_of)
-
-
-@loop("L1 of [N, 1] and [N] by functional", r"\(32, 1\).*\(32, 32\)|broadcast")
-def target_broadcast_in_l1(is_faulty: bool) -> Iterator[Any]:
-    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 1))
-    yield model
-    import warnings
-
-    def loss_of(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        target = y.float()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return F.smooth_l1_loss(output, target if is_faulty else target[:, None])
-
-    train(model, adam(model), loss_of=loss_of)
-
-
-class _Listed(nn.Module):
-    def __init__(self, is_faulty: bool) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(16, 32), nn.Linear(32, 10)
-        layers = [nn.Linear(32, 32) for _ in range(3)]
-        self.layers = layers if is_faulty else nn.ModuleList(layers)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.first(x).relu()
-        for layer in self.layers:
-            x = layer(x).relu()
-        return self.last(x)
-
-
-@loop("layers in a Python list", "no observed module")
-def layers_in_a_list(is_faulty: bool) -> Iterator[Any]:
-    model = _Listed(is_faulty)
-    yield model
-    train(model, adam(model))
-
-
-@loop("a tensor with requires_grad that is no nn.Parameter", "no observed module")
-def tensor_for_parameter(is_faulty: bool) -> Iterator[Any]:
-    class Scaled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = mlp()
-            gain = torch.ones(10)
-            self.gain = gain.requires_grad_() if is_faulty else nn.Parameter(gain)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.net(x) * self.gain
-
-    model = Scaled()
-    yield model
-    train(model, adam(model))
 
 
 @loop("total += loss.item() in the place of the loss of a head", "no gradient")
@@ -482,47 +398,6 @@ def adapters_frozen(is_faulty: bool) -> Iterator[Any]:
 def _rows() -> tuple[torch.Tensor, torch.Tensor]:
     x = torch.randn(640, 16)
     return x, x[:, :10].argmax(1)
-
-
-class _WithLoss(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.net, self.criterion = mlp(), nn.CrossEntropyLoss()
-
-    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        return self.criterion(self.net(x), labels)
-
-
-@loop("rows sorted by class, without shuffle=True", "all labels of a batch were")
-def sorted_by_class(is_faulty: bool) -> Iterator[Any]:
-    from torch.utils.data import DataLoader, TensorDataset
-
-    x, y = _rows()
-    if is_faulty:
-        y = y.sort().values
-        y = torch.arange(640) // 64
-        x = torch.randn(640, 16) + y[:, None]
-    model = _WithLoss()
-    yield model
-    optimizer = adam(model)
-    loader = DataLoader(TensorDataset(x, y), batch_size=16, shuffle=not is_faulty)
-    for _ in range(4):
-        for rows, labels in loader:
-            optimizer.zero_grad()
-            model(rows, labels).backward()
-            optimizer.step()
-
-
-@loop("every label is the class 0: a column that was not read", "all labels of a batch were")
-def labels_of_one_class(is_faulty: bool) -> Iterator[Any]:
-    model = _WithLoss()
-    yield model
-    optimizer = adam(model)
-    for _ in range(STEPS):
-        x, y = batch()
-        optimizer.zero_grad()
-        model(x, y * (0 if is_faulty else 1)).backward()
-        optimizer.step()
 
 
 @loop("accelerate: the scheduler and the model prepared, the optimizer not", "holds none|copy")

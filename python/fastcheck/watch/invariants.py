@@ -219,13 +219,6 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         advice="call scaler.scale(loss).backward()", source="DeepSpeed#7837",
     ),
     _fact(
-        "not_divided", signal="loss scale, root of backward()", cause="precision",
-        text="the loss was multiplied by a loss scale, and gradients were not divided by it, in "
-        "{value} updates in a row (seen at {name}): optimizer.step() was called, not "
-        "scaler.step(optimizer)",
-        advice="call scaler.step(optimizer) and scaler.update()",
-    ),
-    _fact(
         "reduced_twice", signal="gradients at backward() and at the update", cause="gradient",
         text="between backward() and the update, gradients that DistributedDataParallel had "
         "averaged over its ranks were multiplied by {name}, in {value} updates in a row, as a "
@@ -267,7 +260,6 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         "idle_schedule", signal="calls of a scheduler, optimizers that step", cause="optimizer",
         text="a learning rate scheduler steps whose optimizer does not: {name}, at {value} of its "
         "steps in a row, while another optimizer holds the same parameters",
-        advice="make the scheduler of the optimizer that steps",
     ),
     _fact(
         "schedule_anew", signal="steps of an optimizer and of its scheduler", cause="optimizer",
@@ -330,20 +322,10 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         advice="give the criterion what that function is given", source="fastcheck",
     ),
     _fact(
-        "broadcast", signal="graph of the loss", cause="layer",
-        text="in the loss a result of shape {name} when a target was subtracted, in {value} checks "
-        "in a row, ten updates apart: each output is compared with each target",
-        advice="give both the same shape: target[:, None], or output.squeeze(1)",
-    ),
-    _fact(
-        "unregistered", signal="graph of the loss", cause="optimizer",
-        text="the loss depends on tensors that need a gradient, and that no observed module and no "
-        "optimizer holds: {name}. They are not trained, as layers in a Python list are not",
-    ),
-    _fact(
-        "one_label", signal="graph of the loss", cause="data",
-        text="all labels of a batch were {name}, as in {value} checks in a row, ten updates apart, "
-        "in which they were one number each",
+        "given_probabilities", signal="graph of the loss", cause="layer",
+        text="in the graph of the loss {name}, in {value} checks in a row, ten updates apart. It "
+        "expects logarithms of probabilities: log_softmax, or cross_entropy on what softmax was "
+        "given",
     ),
     _fact(
         "one_number", signal="smallest and largest element of a weight", cause="layer",

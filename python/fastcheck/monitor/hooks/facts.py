@@ -3,9 +3,9 @@
 Each is an order of calls or a flag of a module: whether gradients were cleared between two updates,
 when they were clipped, what scaler.scale() was given, in which mode the model is. A fact is told
 when it has held in so many updates in a row, once. Four read tensors: gradients to which many
-calls of backward() have added without an update, once for all of these, and on the CPU the first
-elements of one that DistributedDataParallel has averaged and of a weight, and the labels of a loss
-(``loss_forms.py``).
+calls of backward() have added without an update, once for all of these; the moments of an optimizer
+that has stepped before, as a rule one of them; and on the CPU the first elements of a gradient that
+DistributedDataParallel has averaged, and of a weight.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _WRITTEN, _SELDOM = 3, 10
 # Of so many updates between two at which gradients were cleared, the last such numbers.
 _WINDOWS = 8
 # What is looked for in the graphs of losses.
-_FORMS = ("broadcast", "given_twice", "one_label", "unregistered")
+_FORMS = ("given_twice", "given_probabilities")
 # A momentum of batch norm from which on its statistics are nearly those of the last batch.
 _LARGE_MOMENTUM = 0.9
 _MOST_TRAINED = 0.02
@@ -70,9 +70,10 @@ class _SinceUpdate:
     None when backward() began, though an earlier one had made it. ``is_clipped_early``: clipping
     came before the first backward(). ``is_passed``: another optimizer has stepped while it was
     there; ``is_across``: and backward() has added to it then. ``is_clipped``: it was clipped, and
-    ``clipped_between``: how often backward() has added to what was. ``is_again``: the last
-    backward() is on the loss of the one before, and ``is_doubled``: has added to what that left.
-    ``elements``: its first ones when the last backward() ended, if they are looked at.
+    backward() has not begun since; ``clippings``: how often, with a backward() that added to what
+    was clipped between two. ``is_again``: the last backward() is on the loss of the one before, and
+    ``is_doubled``: has added to what that left. ``elements``: its first ones when the last
+    backward() ended, if they are looked at.
     """
 
     is_whole: bool = True
@@ -83,7 +84,7 @@ class _SinceUpdate:
     is_passed: bool = False
     is_across: bool = False
     is_clipped: bool = False
-    clipped_between: int = 0
+    clippings: int = 0
     is_again: bool = False
     is_doubled: bool = False
     elements: Optional[torch.Tensor] = None
@@ -91,37 +92,36 @@ class _SinceUpdate:
 
 class _Losses:
     """The losses on which backward() was called since the last update. ``given_is_root``: one that
-    GradScaler.scale() was given is among them; ``made_is_root``: one that it has returned.
+    GradScaler.scale() was given is among them.
     """
 
     def __init__(self) -> None:
         # A frozen model never has an update that clears them.
         self._given: deque[MemoryRef] = deque(maxlen=_SCALED)
-        self._made: deque[MemoryRef] = deque(maxlen=_SCALED)
-        self.given_is_root = self.made_is_root = False
-        # The last of them, and its version.
-        self._root: Optional[tuple[MemoryRef, int]] = None
+        self.given_is_root = False
+        # The last of them, its version, and the number of the operation that made it: where a CUDA
+        # graph is replayed all losses have one memory.
+        self._root: Optional[tuple[MemoryRef, int, int]] = None
 
-    def scaled(self, outputs: Any, results: Any) -> None:
+    def scaled(self, outputs: Any) -> None:
         self._given.extend(MemoryRef(tensor) for _, tensor in flatten(outputs, ""))
-        self._made.extend(MemoryRef(tensor) for _, tensor in flatten(results, ""))
 
     def backward_began(self, roots: Sequence[torch.Tensor]) -> bool:
         """Whether it is on the same loss as the call before."""
         if self._given:
             self.given_is_root |= any(ref.is_of(root) for ref in self._given for root in roots)
-            self.made_is_root |= any(ref.is_of(root) for ref in self._made for root in roots)
         before, self._root = self._root, None
         if len(roots) != 1 or roots[0].numel() != 1 or not has_memory(roots[0]):
             return False
         root = roots[0]
-        self._root = MemoryRef(root), root._version
-        return before is not None and before[0].is_of(root) and before[1] == root._version
+        if root.grad_fn is None:
+            return False
+        self._root = MemoryRef(root), root._version, root.grad_fn._sequence_nr()
+        return before is not None and before[0].is_of(root) and before[1:] == self._root[1:]
 
     def update_comes(self) -> None:
         self._given.clear()
-        self._made.clear()
-        self.given_is_root = self.made_is_root = False
+        self.given_is_root = False
         self._root = None
 
 
@@ -186,7 +186,7 @@ class _Chain:
         is_as_left, since = self.is_as_left(), self.since
         since.is_across = (since.is_across or since.is_passed) and is_as_left
         since.is_again = is_again and is_as_left
-        since.clipped_between += since.is_clipped and is_as_left
+        since.clippings = since.clippings if is_as_left else 0
         since.is_passed = since.is_clipped = False
         since.lost += since.had_gradient and self.gradient is None
         since.has_backward = True
@@ -207,6 +207,7 @@ class _Chain:
         place = next(places, None)
         if place is not None:
             self._place, self.added, self.since.is_whole = place, 0, False
+            self.weights = None
             self.leave(is_new=True)
         return False
 
@@ -214,7 +215,7 @@ class _Chain:
         optimizer = self._optimizer()
         if self.gradient is None and optimizer is not None:
             self._place = next((place for place, _ in _gradients_of(optimizer)), None)
-            self.since.is_whole = False
+            self.since.is_whole, self.weights = False, None
         gradient, left = self.gradient, self._left
         if gradient is not None and left is not None and left[0].is_of(gradient):
             is_added = left[1] != gradient._version
@@ -238,9 +239,9 @@ class _Chain:
         self.most_added, self.added = max(self.most_added, self.added), 0
         self.since = _SinceUpdate()
 
-    def is_written(self) -> bool:
-        """Whether something has changed the parameter since the last update, as a few times before:
-        what does so at each update is a part of the program.
+    def count_written(self) -> bool:
+        """Takes in that an update comes. Whether something has changed the parameter since the
+        last, as a few times before: what does so at each update is a part of the program.
         """
         parameter, then = self.parameter, self.weights
         now = None if parameter is None or then is None else first_elements(parameter)
@@ -251,9 +252,9 @@ class _Chain:
         self.written += is_changed
         return is_changed and self.written >= _WRITTEN and self.updates >= _SELDOM * self.written
 
-    def window_of(self, is_kept: bool) -> int:
-        """An update comes. After how many updates gradients are cleared, if it was the same number
-        each time; 0: it was not, or it is after each.
+    def count_window(self, is_kept: bool) -> int:
+        """Takes in that an update comes. After how many updates gradients are cleared, if it was
+        the same number each time; 0: it was not, or it is after each.
         """
         if is_kept:
             self.kept += 1
@@ -342,9 +343,7 @@ class Facts:
         turn = self._updates % _EVERY
         if turn >= len(self._of_all) or not self._forms.is_due(self._updates // _EVERY, turn):
             return
-        held = {key for optimizer in self._chains for key in parameter_ids(optimizer)}
-        held.update(id(parameter) for _, _, parameter in self._state.parameters())
-        forms = self._forms.look(roots, held)
+        forms = self._forms.look(roots)
         for form in _FORMS:
             self._count(form, form in forms, forms.get(form, ""), turn, times=_LOOKS)
 
@@ -357,9 +356,9 @@ class Facts:
             if chain.added and "nan_kept" not in self._told and chain.keeps_nan():
                 self._tell_once("nan_kept", chain.added, chain.parameter)
 
-    def scaled(self, outputs: Any, results: Any) -> None:
-        """GradScaler.scale() was given ``outputs``, and has returned ``results``."""
-        self._losses.scaled(outputs, results)
+    def scaled(self, outputs: Any) -> None:
+        """GradScaler.scale() was given these."""
+        self._losses.scaled(outputs)
 
     def clipping(self, gradients: Sequence[torch.Tensor]) -> None:
         """Gradients are about to be clipped."""
@@ -371,6 +370,9 @@ class Facts:
             if any(gradient is other for other in gradients):
                 is_late = not chain.since.has_backward and chain.is_as_left()
                 self._count("clipped_late", is_late, "")
+                if chain.since.has_backward:
+                    chain.since.clippings += not chain.since.is_clipped
+                    chain.since.is_clipped = True
             chain.since.is_clipped_early = False
             if chain.since.has_backward:
                 self._count("clipped_none", not gradients, chain.parameter)
@@ -380,17 +382,14 @@ class Facts:
         for chain in self._of_all:
             chain.leave()
             chain.since.elements = None
-            chain.since.is_clipped = chain.since.has_backward
         if norm is not None and isinstance(threshold, (int, float)):
             if threshold != self._threshold and 0 < threshold < math.inf:
                 self._tell("norm_threshold", threshold, "")
             self._threshold = threshold
 
-    def before_update(
-        self, optimizer: torch.optim.Optimizer, is_scaled: bool, is_unscaled: bool
-    ) -> None:
+    def before_update(self, optimizer: torch.optim.Optimizer, is_scaled: bool) -> None:
         """The optimizer is about to step. ``is_scaled``: a GradScaler has it step, and has divided
-        its gradients. ``is_unscaled``: unscale_() has.
+        its gradients.
         """
         chain = self._chains.get(optimizer)
         if chain is None:
@@ -400,16 +399,13 @@ class Facts:
             parameter = chain.parameter
             is_kept = chain.since.is_whole and (chain.is_as_left() or is_scaled)
             self._count("not_cleared", is_kept, parameter, id(optimizer))
-            window = chain.window_of(is_kept)
+            window = chain.count_window(is_kept)
             if window:
                 self._tell_once("cleared_seldom", window, parameter)
             self._count("across", chain.since.is_across, parameter, id(optimizer))
             self._count("doubled", chain.since.is_doubled, parameter, id(optimizer))
-            is_divided = is_scaled or is_unscaled or not chain.is_as_left()
-            has_scale = self._losses.made_is_root and not is_divided
-            self._count("not_divided", has_scale, parameter, id(optimizer))
-            about = f"{chain.since.clipped_between + 1} times"
-            self._count("clipped_between", chain.since.clipped_between > 0, about, id(optimizer))
+            clippings = chain.since.clippings
+            self._count("clipped_between", clippings > 1, f"{clippings} times", id(optimizer))
             is_lost = chain.since.had_gradient and chain.gradient is None and parameter is not None
             self._count("cleared_early", is_lost, parameter, id(optimizer))
             self._count("clipped_early", chain.since.is_clipped_early, "", id(optimizer))
@@ -419,7 +415,7 @@ class Facts:
                 self._look_at_schedulers(optimizer, chain)
             if chain.since.elements is not None and not is_scaled:
                 self._look_at_reduction(optimizer, chain)
-            if chain.is_written():
+            if chain.count_written():
                 self._tell_once("written", chain.written, parameter)
             if chain.has_state and not optimizer.state:
                 self._look_at_beginning(optimizer)
@@ -442,9 +438,11 @@ class Facts:
             self._of_all = tuple(self._chains.values())
         chain.update_ended()
         chain.has_state = bool(optimizer.state)
+        held = parameter_ids(optimizer) if len(self._of_all) > 1 else ()
         for other in self._of_all:
-            if other is chain or other.parameter is chain.parameter:
-                other.weights = None if chain.parameter is None else first_elements(chain.parameter)
+            parameter = other.parameter
+            if other is chain or id(parameter) in held:
+                other.weights = None if parameter is None else first_elements(parameter)
             # Another may hold the same parameters.
             other.added = 0
             other.since.is_passed |= other.since.had_gradient

@@ -347,14 +347,7 @@ class StepWatcher:
 
     def _notice_update(self, optimizer: torch.optim.Optimizer) -> None:
         is_scaled = self._scaling.optimizer is optimizer
-        self._notice(self._facts.before_update, optimizer, is_scaled, self._is_unscaled)
-
-    @property
-    def _is_unscaled(self) -> bool:
-        """Whether unscale_() of the scaler of this step was called."""
-        known = self.session.step.update.scaler
-        scaler = None if known is None else known()
-        return scaler is not None and _has_unscaled(scaler)
+        self._notice(self._facts.before_update, optimizer, is_scaled)
 
     def before_clipping(self, gradients: Sequence[torch.Tensor]) -> bool:
         self._notice(self._facts.clipping, gradients)
@@ -371,7 +364,9 @@ class StepWatcher:
             if norm is not None:
                 self._apart("gradient clipping", self.session.level.gradients_clipped, norm)
             self._meta.schedule.clipped(self.session.step.index, threshold)
-            if self.session.step.update.scaler is not None and not self._is_unscaled:
+            known = self.session.step.update.scaler
+            scaler = None if known is None else known()
+            if scaler is not None and not _has_unscaled(scaler):
                 self._scaling.clipped_to = threshold
         return is_ours
 
@@ -456,7 +451,7 @@ class StepWatcher:
         """GradScaler.scale(outputs) has returned ``results``."""
         if not self._scales_ours(scaler, outputs):
             return False
-        self._notice(self._facts.scaled, outputs, results)
+        self._notice(self._facts.scaled, outputs)
         if self.session.is_active:
             self._apart("consequences", self.session.level.loss_given, outputs)
         scale = getattr(scaler, "_scale", None)
@@ -560,8 +555,8 @@ class StepWatcher:
             store.warn_later(news)
         if store.warnings:
             with store.lock:
-                due = list(store.warnings)
-                store.warnings.clear()
+                # Another thread may append to them meanwhile.
+                due = [store.warnings.popleft() for _ in range(len(store.warnings))]
             for text, kind in due:
                 warn(text, kind)
         for listener in store.listeners:
