@@ -101,26 +101,98 @@ def test_a_few_elements_of_an_update_may_turn(tmp_path: Path, turned: float, sai
     assert found.agrees and said in found.advice[0], str(found)
 
 
-def test_rows_that_nothing_reads_may_differ(tmp_path: Path) -> None:
-    """As those of padding, which two ways to attend fill differently. Where the loss reads them
-    they are a difference.
-    """
-    for name, last in (("actual", 1.5), ("reference", 1.0)):
-        for kept in (6, 8):
-            torch.manual_seed(0)
-            inner = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh())
-            model = torch.nn.Sequential(inner, torch.nn.Linear(8, 1))
-            factors = torch.tensor([1.0] * 6 + [last] * 2)[:, None]
-            inner.register_forward_hook(lambda module, x, y, by=factors: y * by)
-            optimizer = torch.optim.SGD(model.parameters(), 0.1)
-            with fastcheck.install(model, log_dir=tmp_path / f"{name}{kept}"):
-                for _ in range(3):
-                    optimizer.zero_grad()
-                    model(torch.randn(8, 4))[:kept].square().mean().backward()
-                    optimizer.step()
-    found = fastcheck.compare(tmp_path / "actual6", tmp_path / "reference6")
-    assert found.agrees, str(found)
-    assert any("6 tensors of modules differ" in note and "padding" in note for note in found.notes)
-    assert not fastcheck.compare(tmp_path / "actual6", tmp_path / "reference6", exact=True).agrees
-    read = fastcheck.compare(tmp_path / "actual8", tmp_path / "reference8")
-    assert read.first is not None and read.first.row.name == "0 · forward · output[0]"
+class Two(torch.nn.Module):
+    """``fault``: what the actual side computes otherwise, without a trace in the loss."""
+
+    def __init__(self, fault: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.fault, self.a, self.b = fault, torch.nn.Linear(8, 8), torch.nn.Linear(8, 4)
+        self.pool = torch.nn.MaxPool1d(2) if fault == "an output" else torch.nn.AvgPool1d(2)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        h = self.a(x).relu()
+        if self.fault == "all zeros" or (self.fault == "validation" and not self.training):
+            h = h.clamp_max(0.0)
+        return self.b(h), self.pool(h.detach())
+
+
+@pytest.mark.parametrize("fault", ["validation", "an output", "rows"])
+def test_what_the_loss_does_not_read_is_compared(tmp_path: Path, fault: str) -> None:
+    for kind in (fault, ""):
+        model = Two(kind)
+        if kind == "rows":
+            rows = torch.tensor([1.0] * 6 + [1.5] * 2)[:, None]
+            model.a.register_forward_hook(lambda module, x, y, by=rows: y * by)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        with fastcheck.install(model, log_dir=tmp_path / f"log {kind}"):
+            for _ in range(2):
+                optimizer.zero_grad()
+                model(torch.randn(8, 8))[0][:6].square().mean().backward()
+                with torch.no_grad():
+                    model.eval()(torch.randn(8, 8))
+                model.train()
+                optimizer.step()
+    found = fastcheck.compare(tmp_path / f"log {fault}", tmp_path / "log ")
+    assert found["forward"].answer == "no", str(found)
+
+
+def test_operators_are_no_other_schedule_where_gradients_have_no_values(tmp_path: Path) -> None:
+    for kind in ("all zeros", ""):
+        model, x = Two(kind), torch.ones(16, 8)
+        with fastcheck.Dumper(tmp_path / f"dump {kind}", model=model, level="op", record="health"):
+            model(x)[0].square().mean().backward()
+    found = fastcheck.compare(tmp_path / "dump all zeros", tmp_path / "dump ")
+    assert found["forward"].answer == "no", str(found)
+    assert not any("another schedule" in note or "cancel" in note for note in found.notes)
+
+
+def test_operators_are_no_other_schedule_where_a_gradient_is_missing(tmp_path: Path) -> None:
+    for kind, factor in (("actual", 2.0), ("reference", 1.0)):
+        model = Two("")
+        model.b.requires_grad_(kind == "reference")
+        with fastcheck.Dumper(tmp_path / kind, model=model, level="op"):
+            h = model.a(torch.ones(16, 8))
+            (h.square().mean() + model.b(h.detach() * factor).mean()).backward()
+    found = fastcheck.compare(tmp_path / "actual", tmp_path / "reference")
+    assert found["forward"].answer == "no", str(found)
+    assert not any("another schedule" in note for note in found.notes)
+
+
+def test_groups_divided_otherwise_leave_shapes_compared(tmp_path: Path) -> None:
+    for kind, shape in (("actual", (16, 4)), ("reference", (4, 16))):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(8, 1)
+        model.w = torch.nn.Parameter(torch.randn(64).reshape(shape))
+        own = [model.weight, model.bias]
+        groups = [[model.w], own] if kind == "actual" else [[model.w, *own]]
+        optimizer = torch.optim.SGD([{"params": group} for group in groups], 0.1)
+        with fastcheck.Dumper(tmp_path / kind, model=model, step=0, level="module", tensors=True):
+            model(torch.ones(16, 8) @ model.w.reshape(8, 8)).square().mean().backward()
+            optimizer.step()
+    found = fastcheck.compare(tmp_path / "actual", tmp_path / "reference")
+    assert found["hyper-parameters"].answer == "yes"
+    assert [row.reason for row in found.rows][:1] == ["other shapes"], str(found)
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.01])
+def test_a_gradient_in_parts_has_the_sum_of_the_whole(tmp_path: Path, factor: float) -> None:
+    """The first layer is frozen: its gradients are those of no parameter."""
+    for kind in ("actual", "reference"):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 4))
+        model[0].requires_grad_(False)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        x = torch.randn(16, 8, requires_grad=True)
+        with fastcheck.install(model, log_dir=tmp_path / kind):
+            h = model[0](x)
+            if kind == "actual":
+                h.register_hook(lambda grad: grad * factor)
+            y = model[1](h)
+            parts = [y.square().mean(), y.abs().mean()]
+            for part in parts if kind == "actual" else [sum(parts)]:
+                part.backward(retain_graph=True)
+            optimizer.step()
+    found = fastcheck.compare(tmp_path / "actual", tmp_path / "reference")
+    assert found.agrees == (factor == 1.0), str(found)
+    assert factor != 1.0 or any("come another number of times" in note for note in found.notes)

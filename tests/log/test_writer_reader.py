@@ -278,6 +278,15 @@ def test_two_ranks_in_one_directory(tmp_path: pathlib.Path) -> None:
     assert len(only.records) == 7 and only.sites[1].module == "rank1.layer1"
 
 
+def test_one_segment_is_as_it_lies_there_beside_kept_events(tmp_path: pathlib.Path) -> None:
+    log = RecordLog(tmp_path, 0, None, site_table(3))
+    log.append(build.healthy_records(0, 6, sites=3)[::-1].copy(), 0)
+    (segment,) = tmp_path.glob("records-*.bin")
+    before = read_log(segment).records.tobytes()
+    (tmp_path / "events-rank0.bin").write_bytes(b"")
+    assert read_log(segment).records.tobytes() == before
+
+
 def test_one_rank_of_several_keeps_its_own_numbers(tmp_path: pathlib.Path) -> None:
     for rank in (0, 1):
         log = RecordLog(tmp_path, rank, None, site_table(3 + rank))

@@ -8,11 +8,10 @@ from collections.abc import Iterator
 
 from .measure import PairState
 from .origin import Cause, Origin
+from .over_time import SAME_LOSS
 from .questions import Answer, Questions
 from .tally import COMPUTED, Tally
 
-#: The relative difference of two losses of the same weights and batch, in two layouts.
-_SAME_LOSS = 1e-5
 _ELEMENTS = (
     "Where a checksum differs, a log has only norms, sums and extremes to compare, which do not "
     "depend on the order of the elements. --exact demands equal bits; a Dumper(tensors=True) of "
@@ -59,7 +58,7 @@ def _of_names(tally: Tally) -> Iterator[str]:
     first = tally.losses[min(tally.losses)] if tally.losses else None
     if first is None:
         yield f"weights are swapped, or their names are (rename=): {held}"
-    elif first.error <= _SAME_LOSS:
+    elif first.error <= SAME_LOSS:
         yield (
             f"the names are wrong, not the weights: {held}, and the loss of step {first.step:,} "
             "agrees. Another rename= (--rename) is needed"

@@ -114,12 +114,11 @@ def notes_of(tally: Tally, actual: Source, reference: Source) -> list[str]:
             f"{tally.rescheduled:,} tensors of operators differ or are on one side alone, and the "
             "gradients of all parameters agree: another schedule of the same step"
         )
-    if tally.unread:
+    if tally.in_parts:
         notes.append(
-            f"{sum(tally.unread.values()):,} tensors of modules differ or are on one side alone, "
-            f"{next(iter(tally.unread))} first, and the loss and the gradients of all parameters "
-            "agree: nothing is made of what differs in them (rows of padding), or a side has a "
-            "gradient in parts"
+            f"{len(tally.in_parts):,} gradients of what modules take and return come another "
+            f"number of times on the two sides, {next(iter(tally.in_parts))} first: of each, the "
+            "sum over all times agrees, as do the loss and the gradients of all parameters"
         )
     if tally.strays:
         more = len(tally.strays) - 1

@@ -65,11 +65,11 @@ REASONS = (
     "each rank has a part of a sum that is equal: it is not reduced before it is read",
     "not deterministic: two runs of the reference's program differ too",
     "an operator of another schedule: the gradients of all parameters agree",
-    "the loss and the gradients of all parameters agree: nothing is made of what differs in it",
+    "a side has this gradient in parts: the sums of all elements of all parts agree",
 )
 NUMEL, NONFINITE, NORM, ABS_SUM, SUM, MIN, MAX, COUNTS, ORDER = range(1, 10)
 GIVEN, ELEMENTS, SHAPE, LARGEST, DTYPE, UNREADABLE, CANCELLED, DRIFTED, PART = range(10, 19)
-STILL, UPDATED, UNREDUCED, UNSTEADY, SCHEDULE, UNREAD = range(19, 25)
+STILL, UPDATED, UNREDUCED, UNSTEADY, SCHEDULE, IN_PARTS = range(19, 25)
 #: What rounding can be the cause of.
 MEASURED = (NORM, ABS_SUM, SUM, MIN, MAX, COUNTS, ELEMENTS, LARGEST, STILL, UPDATED)
 

@@ -18,6 +18,7 @@ from fastcheck.comparison.block import Phase, Source
 from fastcheck.comparison.measure import CANCELLED, DRIFTED, MEASURED, PART, PairState
 from fastcheck.comparison.names import Name
 from fastcheck.comparison.pairs import Pairs
+from fastcheck.record.format import Depth
 from fastcheck.record.statistics import extreme_values
 from fastcheck.statistics.thresholds import rounding_unit
 
@@ -28,7 +29,7 @@ _INPUT = 2.0
 #: How many gradients before one are looked at for what it was computed from.
 _WINDOW = 8
 #: The norm of a gradient over the largest of its step, at most, for noise of a coarse dtype.
-SMALL = 1e-4
+_SMALL = 1e-4
 _GRADIENTS = ("grad_input", "grad_output", "param_grad")
 _PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "convolution", "attention", "linear", "matmul")
 
@@ -109,7 +110,8 @@ def _distances(left: np.ndarray, right: np.ndarray) -> np.ndarray:
         for end in ("min", "max"):
             parts.append(extreme_values(left, end) - extreme_values(right, end))
     distances: np.ndarray = np.fmax.reduce(np.abs(parts))  # nanmax() warns where all are NaN
-    return distances
+    is_known = (left["depth"] >= Depth.STATS) & (right["depth"] >= Depth.STATS)
+    return np.where(is_known, distances, np.nan)
 
 
 class Cancellation:
@@ -276,19 +278,34 @@ def excuse_parts(pairs: Pairs) -> int:
     return count
 
 
+def sizes_in_step(
+    left: np.ndarray, right: np.ndarray, formats: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """The norm of each gradient over the largest of the step, of the larger side; and whether it is
+    rounding noise beside that on both sides: never where a norm is not known.
+    """
+    norms = np.sqrt(np.maximum(left["sum_sq"], right["sum_sq"]))
+    largest = float(np.nanmax(norms, initial=0.0))
+    if not 0 < largest < np.inf:
+        return np.ones(len(norms)), np.zeros(len(norms), bool)
+    sizes = norms / largest
+    units = np.array([rounding_unit(int(code)) for code in formats])
+    is_small = sizes <= np.minimum(units, _SMALL)
+    is_small &= (left["depth"] >= Depth.STATS) & (right["depth"] >= Depth.STATS)
+    return sizes, is_small
+
+
 def excuse_small(pairs: Pairs, drift: Drift) -> list[str]:
     """Sets gradients of parameters to CLOSE that are rounding noise beside the largest of the step
     on both sides, where the gradients that they were made of are not there; their names.
     """
     gradients = [i for i in range(len(pairs.states)) if pairs.name(i).role == "param_grad"]
-    norms = np.sqrt(np.maximum(pairs.left["sum_sq"], pairs.right["sum_sq"]))
-    largest = float(np.nanmax(norms[gradients], initial=0.0))
+    sides = pairs.left[gradients], pairs.right[gradients]
+    sizes, is_small = sizes_in_step(*sides, pairs.formats[gradients])
     names = []
-    for index in gradients:
-        allowed = min(rounding_unit(int(pairs.formats[index])), SMALL) * largest
-        differs = pairs.states[index] == PairState.DIFFERENT and pairs.reasons[index] in MEASURED
-        if differs and norms[index] <= allowed:
-            pairs.set(index, PairState.CLOSE, float(norms[index]) / largest, CANCELLED)
+    for index, size in zip(np.array(gradients)[is_small].tolist(), sizes[is_small].tolist()):
+        if pairs.states[index] == PairState.DIFFERENT and pairs.reasons[index] in MEASURED:
+            pairs.set(index, PairState.CLOSE, size, CANCELLED)
             drift.follow(pairs.step, pairs.name(index), True)
             names.append(str(pairs.name(index)))
     return names

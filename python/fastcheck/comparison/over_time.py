@@ -25,6 +25,8 @@ Steps = Union[str, Iterable[tuple[int, int]], None]
 
 #: Two losses that differ by more than this have drifted apart.
 LOSS_DRIFT = 0.01
+#: The relative difference of two losses that are equal but for rounding.
+SAME_LOSS = 1e-5
 _SHOWN = 12
 
 #: (step, value from there on) by name, in the order of the steps.

@@ -8,7 +8,7 @@ from typing import Callable, Optional
 import numpy as np
 import torch
 
-from fastcheck.comparison.over_time import LossPair, loss_of
+from fastcheck.comparison.over_time import SAME_LOSS, LossPair, loss_of
 from fastcheck.log.step_table import loss_of_step, numbers_in
 from fastcheck.record.format import DTYPES, Depth
 from fastcheck.record.site import GIVEN_LOSS, GRAD_LOSS
@@ -19,7 +19,6 @@ from fastcheck.statistics.thresholds import (
     COARSENESS,
     Threshold,
     coarser_of,
-    rounding_unit,
 )
 
 from .align import Alignment, align
@@ -29,12 +28,12 @@ from .measure import (
     DTYPE,
     ELEMENTS,
     GIVEN,
+    IN_PARTS,
     LARGEST,
     NONFINITE,
     SCHEDULE,
     SHAPE,
     STILL,
-    UNREAD,
     UNREADABLE,
     UNREDUCED,
     UNSTEADY,
@@ -45,7 +44,7 @@ from .measure import (
     measure_records,
 )
 from .names import Name, NameTable, Renaming
-from .noise import SMALL, Drift, excuse, excuse_parts, excuse_small
+from .noise import Drift, excuse, excuse_parts, excuse_small, sizes_in_step
 from .origin import Origin, is_permuted, rounding_limit
 from .pairs import Pairs
 from .relation import find_parts, relation_of
@@ -111,8 +110,6 @@ _TURNED, _TURNED_LIMITS = 0.01, 10
 _REPEATS = 4.0
 #: Sums in another order are this many times as far apart as rounding one number makes them.
 _SUMMED = 10.0
-#: The relative difference of two losses that are equal but for rounding.
-_SAME_LOSS = 1e-5
 #: Dtypes whose sums are this much more exact than a threshold.
 _FINE = [code for code, info in enumerate(DTYPES) if info.name in ("float32", "float64")]
 # What the loss of a step was multiplied by.
@@ -315,7 +312,6 @@ class BlockComparison:
         return self._drifts[rank]
 
     def _note_missing(self, ours: Block, theirs: Block, pairs: Alignment, compared: _Step) -> None:
-        on_both = set(ours.names[pairs.ours].tolist())
         for state, block, index, phase in missing_of(
             (self._actual, self._reference), ours, theirs, pairs
         ):
@@ -323,13 +319,8 @@ class BlockComparison:
             # msprobe dumps no call of the module that is not in another.
             of_root = self.compares_parts and name.role in _PASSED and not (name.module or name.op)
             is_operator = compared.are_gradients_alike and name.op and name.direction != "optimizer"
-            # backward() was called once more, for a part of the loss.
-            is_part = compared.is_step_alike and name.role in _PASSED[2:]
-            is_part &= int(block.names[index]) in on_both
-            if of_root or is_operator or is_part:
+            if of_root or is_operator or int(block.names[index]) in compared.in_parts:
                 self.tally.rescheduled += bool(is_operator)
-                if is_part:
-                    self.tally.unread[str(name)] = self.tally.unread.get(str(name), 0) + 1
                 self.tally.miss(state, str(name), phase, block.step, True)
                 continue
             self.tally.states[phase][state] += 1
@@ -380,8 +371,10 @@ class _Step(Pairs):
             self.formats, run.coarsest[self.rank] = inherited_formats(
                 self.formats, is_exact, run.coarsest.get(self.rank)
             )
-        #: Whether the gradients of all parameters are equal but for rounding, and the loss too.
-        self.are_gradients_alike = self.is_step_alike = False
+        #: Whether the gradients of all parameters are equal but for rounding.
+        self.are_gradients_alike = False
+        #: By number of the name, the error of the sum of a gradient that one side has in parts.
+        self.in_parts: dict[int, float] = {}
 
     def take(self) -> None:
         """Measures the pairs that are not equal to the bit, and adds all pairs to the tally."""
@@ -393,7 +386,7 @@ class _Step(Pairs):
         self._judge_sums()
         self._judge_given()
         self._judge_updates()
-        self._excuse_unread()
+        self._excuse_schedule()
         self._excuse_unsteady()
         self._excuse()
         inexact = (self.states != PairState.SAME) & (self.has_bits | (self.errors > 0))
@@ -409,7 +402,7 @@ class _Step(Pairs):
             self._note(tally.inexact, phase, here & inexact)
             self._note(tally.nonfinite, phase, here & (self.reasons == NONFINITE))
             self._note_growth(Phase(phase), here)
-        self._trace(inexact & (self.reasons != UNREAD))
+        self._trace(inexact & (self.reasons != IN_PARTS))
         self._keep_rows()
         self._keep_losses()
         if tally.keeps_unchanged:
@@ -617,55 +610,78 @@ class _Step(Pairs):
         for name in excuse(self, drift, COMPUTED):
             run.tally.cancelled.setdefault(name)
 
-    def _excuse_unread(self) -> None:
+    def _excuse_schedule(self) -> None:
         """Leaves out what differs where the gradients of all parameters agree: operators that come
-        in another order, once more, or between casts; and if the loss agrees too, what modules take
-        and return, of which nothing is made that differs.
+        in another order, once more, or between casts; and gradients of what modules take and return
+        that one side has in parts, if their sums and the loss agree too.
         """
         run, tally = self._run, self._run.tally
         names = [self.table[n] for n in self.names.tolist()]
         grads = np.array([name.role == "param_grad" for name in names], bool)
-        if not grads.any() or not run.judges_operators:
+        if not grads.any() or not run.judges_operators or not self._has_all_gradients():
             return
-        codes = coarser_of(self.left["dtype"][grads], self.right["dtype"][grads])
+        left, right, errors = self.left[grads], self.right[grads], self.errors[grads]
+        codes = coarser_of(left["dtype"], right["dtype"])
         limits = np.array([rounding_limit(int(code)) for code in codes])
-        errors, is_small = self.errors[grads], self._is_small(grads, codes)
-        are_alike = (self.states[grads] != PairState.DIFFERENT) & (errors <= _SUMMED * limits)
-        self.are_gradients_alike = alike = bool((are_alike | is_small).all())
+        _, is_small = sizes_in_step(left, right, codes)
+        is_known = (left["depth"] >= Depth.STATS) & (right["depth"] >= Depth.STATS)
+        is_alike = is_known & (self.states[grads] != PairState.DIFFERENT)
+        is_alike = (is_alike & (errors <= _SUMMED * limits)) | (
+            self.states[grads] == PairState.SAME
+        )
+        self.are_gradients_alike = bool((is_alike | is_small).all())
+        if not self.are_gradients_alike:
+            return
         limits = np.where(np.isin(codes, _FINE), _SUMMED, 1) * limits
-        self.is_step_alike = alike and bool(((errors <= limits) | is_small).all())
-        self.is_step_alike = self.is_step_alike and self._has_same_loss()
+        if bool(((errors <= limits) | is_small).all()) and self._has_same_loss():
+            self.in_parts = self._find_parts()
+            tally.in_parts.update(dict.fromkeys(str(self.table[n]) for n in self.in_parts))
         differs = (self.states == PairState.DIFFERENT) | (self.states == PairState.REORDERED)
-        differs &= alike & (self.reasons != NONFINITE)
-        is_made = np.isin(self.phases, [int(Phase.FORWARD), int(Phase.GRADIENTS)])
-        for index in np.flatnonzero(differs).tolist():
-            name = names[index]
+        for index in np.flatnonzero(differs & (self.reasons != NONFINITE)).tolist():
+            name, number = names[index], int(self.names[index])
             if name.op and name.direction != "optimizer":
                 self.set(index, PairState.CLOSE, 0.0, SCHEDULE)
                 tally.rescheduled += 1
-            elif (
-                self.is_step_alike
-                and is_made[index]
-                and name.role in _PASSED
-                and self.states[index] == PairState.DIFFERENT
-            ):
-                self.set(index, PairState.CLOSE, 0.0, UNREAD)
-                tally.unread[str(name)] = tally.unread.get(str(name), 0) + 1
+            elif number in self.in_parts:
+                self.set(index, PairState.CLOSE, self.in_parts[number], IN_PARTS)
 
-    def _is_small(self, grads: np.ndarray, codes: np.ndarray) -> np.ndarray:
-        """Whether gradients are rounding noise relative to the largest gradient of the step, on
-        both sides.
+    def _has_all_gradients(self) -> bool:
+        """Whether the last gradient of each parameter, which the optimizer reads, has a partner."""
+        for block, paired in ((self.ours, self.aligned.ours), (self.theirs, self.aligned.theirs)):
+            last = {number: place for place, number in enumerate(block.names.tolist())}
+            wanted = [place for n, place in last.items() if self.table[n].role == "param_grad"]
+            if not np.isin(wanted, paired).all():
+                return False
+        return True
+
+    def _find_parts(self) -> dict[int, float]:
+        """Gradients of what modules take and return that come another number of times on the two
+        sides, as where backward() is called for each part of a loss, and have the same sum.
         """
-        norms = np.sqrt(np.fmax(self.left["sum_sq"][grads], self.right["sum_sq"][grads]))
-        units = np.array([rounding_unit(int(code)) for code in codes])
-        is_small: np.ndarray = norms <= np.minimum(units, SMALL) * np.nanmax(norms, initial=0.0)
-        return is_small
+        errors = {}
+        unpaired = (
+            *self.ours.names[self.aligned.only_ours],
+            *self.theirs.names[self.aligned.only_theirs],
+        )
+        for number in set(map(int, unpaired)):
+            name = self.table[number]
+            sides = [block.records[block.names == number] for block in (self.ours, self.theirs)]
+            records = np.concatenate(sides)
+            is_known = all(map(len, sides)) and records["depth"].min() >= Depth.STATS
+            if name.op or name.role not in _PASSED[2:] or not is_known:
+                continue
+            sums = [float(side["sum"].sum()) for side in sides]
+            size = max(float(side["abs_sum"].sum()) for side in sides)
+            limit = max(rounding_limit(int(code)) for code in records["dtype"])
+            if abs(sums[0] - sums[1]) <= _SUMMED * limit * size:
+                errors[number] = abs(sums[0] - sums[1]) / size if size else 0.0
+        return errors
 
     def _has_same_loss(self) -> bool:
         mine, other = (self._run.loss_of(block) for block in (self.ours, self.theirs))
         if mine is None or other is None:
             return False
-        return LossPair(self.step, mine, other).error <= _SAME_LOSS
+        return LossPair(self.step, mine, other).error <= SAME_LOSS
 
     # Adding to the tally
 

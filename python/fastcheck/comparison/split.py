@@ -172,11 +172,13 @@ def with_losses_of_steps(
 def without_role(block: Block, role: str, names: NameTable) -> Block:
     """The block without the tensors of a role."""
     numbers = [n for n in np.unique(block.names).tolist() if names[n].role == role]
-    return _only(block, np.flatnonzero(~np.isin(block.names, numbers)))
+    return _only(block, np.flatnonzero(~np.isin(block.names, numbers))) if numbers else block
 
 
 def _only(block: Block, kept: np.ndarray) -> Block:
-    return Block(block.step, block.rank, block.names[kept], block.phases[kept], block.records[kept])
+    extras = None if block.extras is None else [block.extras[i] for i in kept.tolist()]
+    arrays = block.names[kept], block.phases[kept], block.records[kept]
+    return Block(block.step, block.rank, *arrays, extras)
 
 
 def _whole_places(block: Block, names: NameTable) -> np.ndarray:

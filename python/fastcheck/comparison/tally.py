@@ -80,8 +80,8 @@ class Tally:
         self.absent = 0
         #: Tensors of operators that differ, or are on one side alone, where all gradients agree.
         self.rescheduled = 0
-        #: By name, how often what modules take and return differs where loss and gradients agree.
-        self.unread: dict[str, int] = {}
+        #: Gradients of what modules take and return that one side has in parts.
+        self.in_parts: dict[str, None] = {}
         #: Parameters of which the ranks of a side do not have the same.
         self.strays: dict[str, None] = {}
         #: Names that are not deterministic.

@@ -192,7 +192,7 @@ def _read_rank(directory: str, rank: int, only: str | None) -> RankLog:
     else:
         pieces = list(read_rank(directory, rank, log_parts(directory).get(rank, [])))
     records = joined([piece.records for piece in pieces])
-    if os.path.exists(os.path.join(directory, f"events-rank{rank}.bin")):
+    if only is None and os.path.exists(os.path.join(directory, f"events-rank{rank}.bin")):
         # Kept events come from another file than their neighbours, and go back to these.
         records = records[np.lexsort((records["seq"], records["step"]))]
     site_lines, lost_sites = _read_lines(os.path.join(directory, f"sites-rank{rank}.jsonl"))
