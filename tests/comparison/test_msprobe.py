@@ -242,6 +242,7 @@ def test_calls_of_apis_against_those_of_msprobe(tmp_path: Path) -> None:
     ("later", "name", "inputs", "output"),
     [
         (lambda: torch.ones(1, 2).clamp(max=0.5), "Tensor.clamp.0", [[1.0, 1.0]], [0.5, 0.5]),
+        (lambda: 3 - torch.ones(1, 2), "Tensor.__rsub__.0", [[1.0, 1.0]], [2.0, 2.0]),
         # With no parameter, as in the step before.
         (
             lambda: nn.functional.linear(torch.ones(1, 2), torch.ones(1, 2)),
@@ -266,6 +267,9 @@ def test_a_call_that_only_a_later_step_has(
     content = json.loads(file.read_text())
     call = {"input_args": [tensor(x) for x in inputs], "output": [tensor(output)]}
     content["data"][f"{name}.forward"] = call
+    # Of what returns no tensor fastcheck has nothing.
+    flag = [{"type": "bool", "value": True}]
+    content["data"]["Torch.equal.0.forward"] = {"input_args": [tensor([1.0])] * 2, "output": flag}
     file.write_text(json.dumps(content))
     own = own_calls(tmp_path / "own", later=later)
     found = fastcheck.compare(own, theirs, accept="order")
@@ -274,7 +278,8 @@ def test_a_call_that_only_a_later_step_has(
     file.write_text(json.dumps(content))
     found = fastcheck.compare(own, theirs, accept="order")
     assert found.first is not None and found.first.row.step == 1
-    assert found.first.row.name == f"{name[:-2]} · forward · output[0]"
+    function = name[:-2].replace("__rsub__", "sub")
+    assert found.first.row.name == f"{function} · forward · output[0]"
 
 
 def as_tuple(value: Any) -> tuple[Any, ...]:

@@ -39,6 +39,7 @@ from fastcheck.errors import (
 )
 from fastcheck.notebook import block_html, fields_html, guarded_html, lines_html, table_html
 from fastcheck.statistics.thresholds import Threshold, make_thresholds
+from fastcheck.utils.names.msprobe import plain_api
 from fastcheck.utils.private import writing
 from fastcheck.utils.reading import read_json
 from fastcheck.utils.text.layout import csv_text
@@ -540,7 +541,7 @@ def _check_levels(*sides: Source) -> None:
             "gradients of inputs of API calls are not compared: those that msprobe dumps are of "
             "the last operator of the call"
         )
-    if others := sorted({site.op for site in sites if site.op} - functions):
+    if others := sorted({s.op for s in sites if s.op and plain_api(s.op) not in functions}):
         ours[0].notes.append(
             f"calls of {len(others):,} functions that the msprobe dump has none of are not "
             f"compared: {', '.join(others[:_PARTS])}{', ...' if len(others) > _PARTS else ''}"

@@ -101,7 +101,7 @@ class CallsOfApis(ModuleCalls):
             is_wanted = self._selection.wants(self._call_name(running, forward))
             running.is_within = self._selection.is_within
             given = flatten_arguments(args, kwargs), is_wanted, (args, kwargs)
-            if not _may_write(name, kwargs):
+            if not may_write(name, kwargs):
                 return running, given
             self._take_inputs(running, given)
             return running, None
@@ -146,7 +146,7 @@ class CallsOfApis(ModuleCalls):
         return line
 
 
-def _may_write(name: str, kwargs: Mapping[str, Any]) -> bool:
+def may_write(name: str, kwargs: Mapping[str, Any]) -> bool:
     """Whether a call may write to its inputs: ``__setitem__``, ``__ior__``, ``add_``, a function
     with ``inplace=`` or ``out=``.
     """

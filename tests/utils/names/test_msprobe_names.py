@@ -91,6 +91,7 @@ def test_beginnings_and_underscores(name: str) -> None:
     [
         ("__add__", "add"),
         ("__iadd__", "add_"),
+        ("__getitem__", "__getitem__"),
         ("__radd__", "add"),
         ("__truediv__", "div"),
         ("__itruediv__", "div_"),

@@ -21,6 +21,7 @@ from fastcheck.log.reader import log_parts, read_meta, read_sites_and_meta
 from fastcheck.log.record_file import read_all
 from fastcheck.record.format import RECORD_DTYPE, VALUE_BYTES
 from fastcheck.record.site import Site
+from fastcheck.utils.names.msprobe import plain_api
 from fastcheck.utils.reading import without_collector
 
 from .log import SiteLookup, settings_of
@@ -100,7 +101,7 @@ class DumpSource(Source):
             kept = {
                 number
                 for number, site in sites.items()
-                if site.op in self.functions and site.role != "grad_input"
+                if plain_api(site.op or "") in self.functions and site.role != "grad_input"
             }
             records = records[np.isin(records["site"], list(kept))]
         lookup = SiteLookup(sites, names, renaming, of_calls)
@@ -164,14 +165,14 @@ def parameters_among(sites: Iterable[Site]) -> frozenset[tuple[str, str]]:
     inputs: dict[tuple[str, str], bool] = {}
     for site in sites:
         if site.role == "input" and site.direction == "forward":
-            key = site.op or "", named_input(site.index)
+            key = plain_api(site.op or ""), named_input(site.index)
             inputs[key] = inputs.get(key, True) and site.label.endswith(PARAMETER)
     return frozenset(key for key, is_parameter in inputs.items() if is_parameter)
 
 
 def _is_among(site: Site, parameters: Container[object]) -> bool:
     is_read = site.role == "input" and site.direction == "forward"
-    return is_read and (site.op or "", named_input(site.index)) in parameters
+    return is_read and (plain_api(site.op or ""), named_input(site.index)) in parameters
 
 
 def _msprobe_name(site: Site, renaming: Renaming, parameters: Container[object]) -> Name:
@@ -180,7 +181,7 @@ def _msprobe_name(site: Site, renaming: Renaming, parameters: Container[object])
     role = "param" if _is_among(site, parameters) else site.role
     is_input = site.role == "input"
     label = named_input(site.index) if is_input else plain_label(site.label, site.role)
-    return Name("", direction, role, label, renaming(site.op or ""))
+    return Name("", direction, role, label, renaming(plain_api(site.op or "")))
 
 
 def _extra(entry: dict[str, Any], values: StoredValues, line: dict[str, Any], part: str) -> Extra:

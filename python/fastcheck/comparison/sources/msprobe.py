@@ -19,9 +19,10 @@ import torch
 
 from fastcheck.comparison.block import SOME, UNKNOWN_COUNT, Block, Extra, Kind, Phase, Source
 from fastcheck.comparison.names import Name, NameTable, Renaming
+from fastcheck.dump.api_calls import may_write
 from fastcheck.errors import CompareError
 from fastcheck.record.format import DTYPES, NONFINITE_COUNTS, RECORD_DTYPE, RECORD_VERSION, Depth
-from fastcheck.utils.names.msprobe import plain_function
+from fastcheck.utils.names.msprobe import plain_api
 from fastcheck.utils.reading import read_json
 
 from .checkpoint import record_of
@@ -109,7 +110,7 @@ class MsprobeSource(Source):
     def functions_called(self) -> frozenset[str]:
         """The functions of the API that its steps have."""
         keys = {_api(key) for file in self._files.values() for key in _read_json(file)}
-        return frozenset(_function(key) for key in keys if key)
+        return frozenset(plain_api(key) for key in keys if key)
 
     def block(
         self, step: int, rank: int, names: NameTable, renaming: Renaming, is_first: bool
@@ -230,7 +231,7 @@ def _named_tensors(
     if module:
         path, op, forward = renaming(module.group(1) or ""), "", module.group(3) == "forward"
     elif api:
-        path, op, forward = "", renaming(_function(api.group(1))), api.group(3) == "forward"
+        path, op, forward = "", renaming(plain_api(api.group(1))), api.group(3) == "forward"
     else:
         path, op, forward = "", renaming(key), True
     roles = (
@@ -239,6 +240,8 @@ def _named_tensors(
         # A backward reads the gradient of what the forward returned.
         else {"input": "grad_output", "output": "grad_input"}
     )
+    if is_ordered and forward and api and _is_query(api.group(1), data):
+        return
     direction = "forward" if forward else "backward"
     inputs = itertools.count()
     for part, role in roles.items():
@@ -265,10 +268,11 @@ def _api(key: str) -> str:
     return match.group(1) if match else ""
 
 
-def _function(name: str) -> str:
-    """``Tensor.__iadd__`` is ``Tensor.add_``, as torch tells what is called."""
-    kind, _, rest = name.partition(".")
-    return f"{kind}.{plain_function(rest)}"
+def _is_query(function: str, data: dict[str, Any]) -> bool:
+    """Whether a call neither returns nor writes a tensor, as torch.equal(): a dump of fastcheck has
+    nothing of it.
+    """
+    return not may_write(function, {}) and not any(_leaves(data.get("output"), ""))
 
 
 def _parameter(module: str, label: str, role: str, renaming: Renaming) -> Name:

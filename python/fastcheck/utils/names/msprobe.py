@@ -187,15 +187,23 @@ def _number(text: Optional[str]) -> Optional[int]:
 
 
 def plain_function(name: str) -> str:
-    """``__iadd__`` is ``add_``."""
+    """``__iadd__`` is ``add_``; ``__getitem__`` has no other name."""
     dunder = re.fullmatch(r"__(\w+)__", name)
     if dunder is None:
         return name
     bare = dunder.group(1)
     if bare in _DUNDERS or bare in _ARITHMETIC or bare == "matmul":
         return _DUNDERS.get(bare, bare)
-    inner = bare[1:]
-    return _DUNDERS.get(inner, inner) + ("_" if bare.startswith("i") else "")
+    inner = _DUNDERS.get(bare[1:], bare[1:])
+    if bare[0] not in "ir" or inner not in (*_ARITHMETIC, "matmul"):
+        return name
+    return inner + ("_" if bare[0] == "i" else "")
+
+
+def plain_api(name: str) -> str:
+    """``Tensor.__iadd__`` is ``Tensor.add_``, as torch tells what is called."""
+    kind, _, rest = name.partition(".")
+    return f"{kind}.{plain_function(rest)}"
 
 
 def name_of(site: Site, call: int = 0) -> Optional[TensorName]:
