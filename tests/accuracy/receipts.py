@@ -142,7 +142,9 @@ def faults(model: str) -> Iterator[tuple[str, Fault]]:
     yield "last bit", _change(large, "other values", _last_bit)
     yield "rows in another order", _change(large, "other values", lambda t: t.roll(1, 0))
     yield "columns in another order", _change(large, "other values", lambda t: t.roll(1, -1))
-    yield "negated", _change(small, "other values", torch.neg)
+    is_scalar = MODELS[model][0].state_dict()[small].numel() == 1
+    what = "each element is" if is_scalar else "other values"
+    yield "negated", _change(small, what, torch.neg)
     yield (
         "another shape",
         _change(large, "the same elements in the shape", lambda t: t.reshape(2, -1)),
