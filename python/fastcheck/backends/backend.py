@@ -44,8 +44,6 @@ def _resolved(tensor: torch.Tensor) -> torch.Tensor:
 #: (tensor, slots, index, depth)
 Observe = Callable[[torch.Tensor, torch.Tensor, int, int], None]
 
-CaptureList = Callable[[Sequence[torch.Tensor], torch.Tensor, int, int, torch.Tensor], None]
-
 
 class ObserveList(Protocol):
     """Writes ``slots[first : first + len(tensors)]``; ``logical``: in row-major order, whatever the
@@ -116,11 +114,11 @@ class Backend:
     #: (tensor, slots, index) -> int64 (328,): observe() at full depth, and exponents() of the same
     #: tensor, its memory read once. None where the two are called one after the other.
     observe_and_count: Optional[Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]] = None
-    #: (tensors, slots, first, depth, gate): observe_list, captured in a graph. Each replay reads
+    #: (tensors, slots, first, depth, gate=): observe_list, captured in a graph. Each replay reads
     #: and writes the same memory again, and needs nothing else but what belongs to the graph; it
     #: does neither where ``gate``, int32 of one element on the device, is 0. None: it can't be
     #: captured.
-    capture_list: Optional[CaptureList] = None
+    capture_list: Optional[Callable[..., None]] = None
     #: None where the device has none, or where its values show every overflow.
     overflow_status: Optional[OverflowStatus] = None
     #: None where a device that is lost takes all its records along.

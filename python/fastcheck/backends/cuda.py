@@ -319,16 +319,6 @@ def backend_of(launches: Any) -> Backend:
     """The backend of an object with the ``cuda_`` functions of the extension. Python's launches
     have no black box, and no function for C++.
     """
-
-    def capture_list(
-        tensors: Sequence[torch.Tensor],
-        slots: torch.Tensor,
-        first: int,
-        depth: int,
-        gate: torch.Tensor,
-    ) -> None:
-        launches.cuda_observe_list(tensors, slots, first, depth, gate=gate)
-
     box = getattr(launches, "cuda_box", None)
     direct = getattr(launches, "cuda_direct_observe", None)
     return Backend(
@@ -340,7 +330,7 @@ def backend_of(launches: Any) -> Backend:
         found_nonfinite=launches.cuda_found_nonfinite,
         exponents=launches.cuda_exponents,
         observe_and_count=launches.cuda_observe_and_count,
-        capture_list=capture_list,
+        capture_list=launches.cuda_observe_list,
         reads_lists_in_one_launch=True,
         black_box=None
         if box is None

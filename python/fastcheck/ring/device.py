@@ -585,9 +585,12 @@ class GraphSlots:
             alias = tensor.detach()
         self._waiting.append(_Waiting(alias, identity, alias._version, alias.data_ptr()))
         if len(self._waiting) == _MOST_WAITING:
-            self._read_waiting()
+            self.read_waiting()
 
-    def _read_waiting(self) -> None:
+    def read_waiting(self) -> None:
+        """Captures the reading of what waits; one that was overwritten is left unread."""
+        if not self._waiting:
+            return
         waiting, self._waiting = self._waiting, []
         whole = [each for each in waiting if each.is_unchanged]
         self.unread += [Identity(*each.identity).seq for each in waiting if not each.is_unchanged]
@@ -605,13 +608,13 @@ class GraphSlots:
             block, row = self._next()
             part = tensors[done : done + len(block) - row]
             with no_grad():
-                capture_list(part, block, row, self._depth, self._gate)
+                capture_list(part, block, row, self._depth, gate=self._gate)
             self.identities += identities[done : done + len(part)]
             done += len(part)
 
     def end_capture(self) -> None:
         """Captures the counter's increment, as the last launch of the graph."""
-        self._read_waiting()
+        self.read_waiting()
         if self._blocks:
             with no_grad():
                 self._counter.add_(1)

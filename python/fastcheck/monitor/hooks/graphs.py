@@ -118,6 +118,10 @@ class CapturedJournal:
         if Moment.ENDED in journal.due:
             self._cut(step)
 
+    def read_waiting(self) -> None:
+        for slots in self._stretch.slots.values():
+            slots.read_waiting()
+
     def _cut(self, step: Step) -> None:
         stretch, stop = self._stretch, self._session.next_seq
         if stretch.is_empty:

@@ -427,7 +427,7 @@ class ModuleObserver:
             finally:
                 stack.pop()
             if not stack:
-                self.recorder.read_waiting()
+                session.read_waiting()
                 session.step.pass_ends[node.path] = session.next_seq
                 if not _is_grad_enabled(traced):
                     session.step.calls.forget_from(self._local.calls_before)

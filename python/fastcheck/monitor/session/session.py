@@ -512,7 +512,7 @@ class ModuleLevel(Level):
         self.host.take()
 
     def backward_ended(self) -> None:
-        self.recorder.read_waiting()
+        self.session.read_waiting()
 
     def _make_room(self) -> None:
         session = self.session
@@ -687,6 +687,12 @@ class Session:
     def follows_gap(self) -> bool:
         """Steps before this one passed unread."""
         return self.config.every > 1 and self.step.index > 0
+
+    def read_waiting(self) -> None:
+        """A pass has ended: reads the small tensors that wait for each other."""
+        self.recorder.read_waiting()
+        if self.tape is not None:
+            self.tape.read_waiting()
 
     def leave_unread(self, seqs: Sequence[int]) -> None:
         """Tensors with these numbers were noted, and have no record."""
