@@ -308,6 +308,8 @@ def test_padding_in_logs_is_left_out_where_it_is_zeros(tmp_path: Path) -> None:
     for name, options in {"filled": {"fill": 0.5}, "scaled": {"scale": 1.001}}.items():
         wrong = fastcheck.compare(log_padded(tmp_path / name, 4, **options), plain, rename="vllm")
         assert wrong["initial weights"].answer == "no", str(wrong)
+        said = any("zeros of model.embed_tokens" in note for note in wrong.notes)
+        assert said == (name == "scaled")
 
 
 def test_padding_of_a_side_without_fused_names_is_of_equal_rows() -> None:

@@ -159,6 +159,41 @@ def test_operators_are_no_other_schedule_where_a_gradient_is_missing(tmp_path: P
     assert not any("another schedule" in note for note in found.notes)
 
 
+def test_an_operator_that_makes_other_numbers_of_equal_inputs_is_of_no_schedule(
+    tmp_path: Path,
+) -> None:
+    for kind, factor in (("actual", 1.5), ("reference", 1.0)):
+        model = Two("")
+        with fastcheck.Dumper(tmp_path / kind, model=model, level="op"):
+            y = model(torch.ones(16, 8))[0]
+            y.square().mean().backward()
+            (y.detach().softmax(-1) * factor).sum()  # a metric
+    found = fastcheck.compare(tmp_path / "actual", tmp_path / "reference")
+    assert found["forward"].answer == "no" and found.first is not None, str(found)
+    assert found.first.row.name == "aten.mul.Tensor · forward · output[0]"
+    # What is made of it follows, with its own error.
+    assert found.first.trail[0].error > 0.3
+
+
+def test_gradients_that_are_small_beside_others_are_not_said_to_cancel(tmp_path: Path) -> None:
+    for kind, parts in (("actual", 2), ("reference", 1)):
+        torch.manual_seed(0)
+        model = torch.nn.Module()
+        model.big, model.tiny = torch.nn.Linear(8, 1), torch.nn.Linear(8, 1)
+        sign = -1e-4 if kind == "actual" else 1e-4
+        model.forward = lambda x, m=model, by=sign: m.big(x) * 1e4 + m.tiny(x) * by
+        optimizer = torch.optim.Adam(model.parameters())
+        x = torch.randn(16, 8)
+        with fastcheck.install(model, log_dir=tmp_path / kind):
+            for part in x.chunk(parts):
+                model(part).square().mean().div(parts).backward()
+            optimizer.step()
+    found = fastcheck.compare(tmp_path / "actual", tmp_path / "reference")
+    (note,) = (note for note in found.notes if "no larger beside the largest" in note)
+    assert note.startswith("2 gradients") and "gradient of tiny.weight" in note
+    assert not any("terms cancel" in note for note in found.notes)
+
+
 def test_groups_divided_otherwise_leave_shapes_compared(tmp_path: Path) -> None:
     for kind, shape in (("actual", (16, 4)), ("reference", (4, 16))):
         torch.manual_seed(0)

@@ -88,18 +88,24 @@ def test_each_call_that_returns_or_writes_a_tensor_has_a_line(tmp_path: Path) ->
         x[1] = 2.0
         x.type(torch.float64)
         torch.add(other, 1, out=x)
+        x **= 2
+        torch.linalg.norm(x), F.logsigmoid(x), x**2
     lines = [line for line in calls_of(tmp_path / "step0") if line["in"]]
     assert [line["api"] for line in lines] == [
         "Tensor.__setitem__.0",
         "Tensor.__setitem__.1",
         "Tensor.type.1",
         "Torch.add.0",
+        "Tensor.__ipow__.0",
+        "Torch.linalg_norm.0",
+        "Functional.logsigmoid.0",
+        "Tensor.__pow__.0",
     ]
     log = read_log(tmp_path / "step0" / "rank0")
     assert not any(site.op in ("Tensor.size", "Tensor.tolist") for site in log.sites.values())
     sums = dict(zip(log.records["seq"].tolist(), log.records["abs_sum"].tolist()))
     # Read before they are written.
-    assert [sums[line["in"][-1]["seq"]] for line in lines] == [0.0, 1.0, 3.0, 3.0]
+    assert [sums[line["in"][-1]["seq"]] for line in lines[:5]] == [0.0, 1.0, 3.0, 3.0, 6.0]
 
 
 def test_parameters_are_told_from_inputs_that_require_grad(tmp_path: Path) -> None:

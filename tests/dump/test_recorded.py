@@ -20,6 +20,7 @@ import torch
 import fastcheck
 from fastcheck import _C
 from fastcheck.dump.recorded_op_calls import RecordedOpCalls, _PythonFallback
+from fastcheck.dump.storage import record_writer
 from fastcheck.dump.storage.reading import read_index
 from fastcheck.extension import ExtensionStatus
 from fastcheck.log.reader import read_log
@@ -177,6 +178,16 @@ def test_an_error_of_its_own_ends_the_dump_and_not_the_training(role: str, tmp_p
             y = torch.ones(3).sin().cos()
     assert caught[0].filename == __file__
     assert torch.equal(y, torch.ones(3).sin().cos()) and "a fault" in dumper.problem
+
+
+def test_a_type_error_of_its_own_is_no_problem_of_a_tensor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record_writer, "stats", lambda x: x)
+    dumper = fastcheck.Dumper(os.fspath(tmp_path), order="logical")
+    with pytest.warns(fastcheck.FastcheckWarning, match="unexpected keyword argument"), dumper:
+        torch.ones(3).sin()
+    assert "TypeError" in dumper.problem
 
 
 @pytest.mark.parametrize("point", ["add_line", "plain_text", "tensor_text", "module_text", "site"])

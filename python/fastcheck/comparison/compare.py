@@ -148,6 +148,12 @@ def notes_of(tally: Tally, actual: Source, reference: Source) -> list[str]:
             f"{tally.parts:,} gradients of inputs differ and are not compared: "
             "msprobe has what one module adds to a gradient, fastcheck the whole of it"
         )
+    if tally.small:
+        notes.append(
+            f"{len(tally.small):,} gradients are no larger beside the largest of their step than "
+            f"rounding, {next(iter(tally.small))} first: they are not counted as different, nor "
+            "are the updates that follow from them"
+        )
     if tally.cancelled:
         notes.append(
             f"{len(tally.cancelled):,} gradients are sums whose terms cancel, "
@@ -648,6 +654,10 @@ def _unsteady(
     """The largest error between two runs of the reference's program, by name."""
     again = open_source(repeat, "repeat", trust)
     _check_kinds(again, reference)
+    if isinstance(again, DumpSource) and isinstance(reference, DumpSource):
+        again.functions, again.parameters = reference.functions, reference.parameters
+    if isinstance(again, MsprobeSource) and isinstance(reference, MsprobeSource):
+        again.parameters = reference.parameters
     there = set(again.places())
     places = [(step, step, rank) for _, step, rank in pairing.places if (step, rank) in there]
     if not places and again.places():

@@ -66,10 +66,11 @@ REASONS = (
     "not deterministic: two runs of the reference's program differ too",
     "an operator of another schedule: the gradients of all parameters agree",
     "a side has this gradient in parts: the sums of all elements of all parts agree",
+    "beside the largest gradient of its step it is no larger than rounding",
 )
 NUMEL, NONFINITE, NORM, ABS_SUM, SUM, MIN, MAX, COUNTS, ORDER = range(1, 10)
 GIVEN, ELEMENTS, SHAPE, LARGEST, DTYPE, UNREADABLE, CANCELLED, DRIFTED, PART = range(10, 19)
-STILL, UPDATED, UNREDUCED, UNSTEADY, SCHEDULE, IN_PARTS = range(19, 25)
+STILL, UPDATED, UNREDUCED, UNSTEADY, SCHEDULE, IN_PARTS, SMALL = range(19, 26)
 #: What rounding can be the cause of.
 MEASURED = (NORM, ABS_SUM, SUM, MIN, MAX, COUNTS, ELEMENTS, LARGEST, STILL, UPDATED)
 

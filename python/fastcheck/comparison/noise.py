@@ -15,7 +15,7 @@ from typing import Any, Optional
 import numpy as np
 
 from fastcheck.comparison.block import Phase, Source
-from fastcheck.comparison.measure import CANCELLED, DRIFTED, MEASURED, PART, PairState
+from fastcheck.comparison.measure import CANCELLED, DRIFTED, MEASURED, PART, SMALL, PairState
 from fastcheck.comparison.names import Name
 from fastcheck.comparison.pairs import Pairs
 from fastcheck.record.format import Depth
@@ -296,8 +296,8 @@ def sizes_in_step(
 
 
 def excuse_small(pairs: Pairs, drift: Drift) -> list[str]:
-    """Sets gradients of parameters to CLOSE that are rounding noise beside the largest of the step
-    on both sides, where the gradients that they were made of are not there; their names.
+    """Sets gradients of parameters to CLOSE that are no larger than rounding beside the largest of
+    the step on both sides, where the gradients that they were made of are not there; their names.
     """
     gradients = [i for i in range(len(pairs.states)) if pairs.name(i).role == "param_grad"]
     sides = pairs.left[gradients], pairs.right[gradients]
@@ -305,7 +305,7 @@ def excuse_small(pairs: Pairs, drift: Drift) -> list[str]:
     names = []
     for index, size in zip(np.array(gradients)[is_small].tolist(), sizes[is_small].tolist()):
         if pairs.states[index] == PairState.DIFFERENT and pairs.reasons[index] in MEASURED:
-            pairs.set(index, PairState.CLOSE, size, CANCELLED)
+            pairs.set(index, PairState.CLOSE, size, SMALL)
             drift.follow(pairs.step, pairs.name(index), True)
             names.append(str(pairs.name(index)))
     return names

@@ -30,6 +30,7 @@ from .measure import (
     GIVEN,
     IN_PARTS,
     LARGEST,
+    MEASURED,
     NONFINITE,
     SCHEDULE,
     SHAPE,
@@ -402,7 +403,7 @@ class _Step(Pairs):
             self._note(tally.inexact, phase, here & inexact)
             self._note(tally.nonfinite, phase, here & (self.reasons == NONFINITE))
             self._note_growth(Phase(phase), here)
-        self._trace(inexact & (self.reasons != IN_PARTS))
+        self._trace(inexact & ~np.isin(self.reasons, (IN_PARTS, SCHEDULE)))
         self._keep_rows()
         self._keep_losses()
         if tally.keeps_unchanged:
@@ -605,15 +606,15 @@ class _Step(Pairs):
             run.tally.parts += excuse_parts(self)
         drift = run.drift_of(self.rank)
         if run.split is not None:
-            for name in excuse_small(self, drift):
-                run.tally.cancelled.setdefault(name)
+            run.tally.small.update(dict.fromkeys(excuse_small(self, drift)))
         for name in excuse(self, drift, COMPUTED):
             run.tally.cancelled.setdefault(name)
 
     def _excuse_schedule(self) -> None:
         """Leaves out what differs where the gradients of all parameters agree: operators that come
-        in another order, once more, or between casts; and gradients of what modules take and return
-        that one side has in parts, if their sums and the loss agree too.
+        in another order, once more, or between casts, up to the first that makes other numbers of
+        the same inputs; and gradients of what modules take and return that one side has in parts,
+        if their sums and the loss agree too.
         """
         run, tally = self._run, self._run.tally
         names = [self.table[n] for n in self.names.tolist()]
@@ -637,13 +638,30 @@ class _Step(Pairs):
             self.in_parts = self._find_parts()
             tally.in_parts.update(dict.fromkeys(str(self.table[n]) for n in self.in_parts))
         differs = (self.states == PairState.DIFFERENT) | (self.states == PairState.REORDERED)
+        is_faulty = False
         for index in np.flatnonzero(differs & (self.reasons != NONFINITE)).tolist():
             name, number = names[index], int(self.names[index])
             if name.op and name.direction != "optimizer":
+                is_faulty |= self.reasons[index] in MEASURED and self._has_same_inputs(names, index)
+                if is_faulty:  # what comes later may follow from it
+                    continue
                 self.set(index, PairState.CLOSE, 0.0, SCHEDULE)
                 tally.rescheduled += 1
             elif number in self.in_parts:
                 self.set(index, PairState.CLOSE, self.in_parts[number], IN_PARTS)
+
+    def _has_same_inputs(self, names: Sequence[Name], index: int) -> bool:
+        """Whether this is an output of an operator whose inputs, which stand right before it, are
+        equal to the bit: no schedule has made it another.
+        """
+        inputs: list[int] = []
+        for place in range(index - 1, -1, -1):
+            is_call = names[place][:2] == names[index][:2] and names[place].op == names[index].op
+            if not is_call or (inputs and names[place].role != "input"):
+                break
+            if names[place].role == "input":
+                inputs.append(place)
+        return names[index].role == "output" and bool((self.states[inputs] == PairState.SAME).all())
 
     def _has_all_gradients(self) -> bool:
         """Whether the last gradient of each parameter, which the optimizer reads, has a partner."""

@@ -101,6 +101,8 @@ class Tally:
         self.related = 0
         #: Names of gradients whose terms cancel.
         self.cancelled: dict[str, None] = {}
+        #: Names of gradients that are no larger than rounding beside the largest of their step.
+        self.small: dict[str, None] = {}
         self.dtypes: Counter[tuple[str, str]] = Counter()
         #: Filled if ``keeps_unchanged``: by name, whether all compared pairs are equal to the bit.
         self.keeps_unchanged = False

@@ -114,7 +114,9 @@ class RecordWriter:
                         order="logical" if self._is_logical else "storage",
                     )
                 self._put(index, read.tensor, site, call, flags)
-        except (TypeError, UnsupportedTensorError) as error:
+        except TypeError as error:
+            if not isinstance(error, UnsupportedTensorError) and unreadable_reason(host) is None:
+                raise  # an error of the call, not of the tensor
             return {"problem": str(error)}, -1
         fields: dict[str, Any] = {"seq": seq}
         self.count += 1

@@ -63,7 +63,17 @@ def _name(func: Any) -> str:
         return f"Torch.{name}"
     if getattr(torch._VF, name, None) is func:
         return f"VF.{name}"
+    if any(getattr(space, name.partition("_")[2], None) is func for space in _SPACES):
+        return f"Torch.{name}"
+    for kind, holder in (("Functional", torch.nn.functional), ("Tensor", torch.Tensor)):
+        for attribute, value in vars(holder).items():
+            if value is func:
+                return f"{kind}.{attribute}"
     return ""
+
+
+#: Their functions are called linalg_norm.
+_SPACES = (torch.linalg, torch.fft, torch.special)
 
 
 _HOLDERS: tuple[tuple[str, Any], ...] = (
