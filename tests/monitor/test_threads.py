@@ -5,6 +5,9 @@ of another, and its gradients are looked at by nobody else.
 from __future__ import annotations
 
 import threading
+import warnings
+from collections import deque
+from collections.abc import Iterator
 from typing import Any, Callable, ClassVar, Optional
 
 import pytest
@@ -211,3 +214,37 @@ def test_listeners_that_come_while_others_are_told() -> None:
         told.append(listener)
     assert told == [first]
     assert list(listeners) == [first, second]
+
+
+class Contended(deque[Any]):
+    """Warnings to which another thread adds one whenever all were looked at."""
+
+    def __init__(self, texts: list[str]) -> None:
+        super().__init__()
+        self.texts = texts
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from super().__iter__()
+        self.come()
+
+    def __len__(self) -> int:
+        count = super().__len__()
+        self.come()
+        return count
+
+    def come(self) -> None:
+        if self.texts:
+            elsewhere(lambda: self.append((self.texts.pop(), fastcheck.FastcheckWarning)))
+
+
+def test_a_warning_that_comes_while_others_are_emitted_is_not_lost() -> None:
+    monitor = fastcheck.install(net())
+    monitor._session.event_store.warnings = Contended(["third", "second", "first"])
+    monitor._session.event_store.warn_later("of this thread")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(4):
+            monitor.step()
+        monitor.remove()
+    texts = [str(warning.message) for warning in caught]
+    assert texts == ["of this thread", "first", "second", "third"]

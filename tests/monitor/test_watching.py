@@ -49,6 +49,38 @@ def train(
     return monitor, losses, [p.detach().clone() for p in model.parameters()]
 
 
+@pytest.mark.filterwarnings("ignore::fastcheck.WatchWarning")
+@pytest.mark.parametrize(
+    ("losses", "optimizers", "cause"), [(1, 1, "data"), (2, 1, "data"), (1, 2, "data"), (2, 2, "")]
+)
+def test_a_loss_of_models_that_take_turns_is_not_blamed_on_its_targets(
+    losses: int, optimizers: int, cause: str
+) -> None:
+    torch.manual_seed(0)
+    models = [nn.Linear(8, 8), nn.Linear(8, 4)]
+    both = [p for model in models for p in model.parameters()]
+    held = [both] if optimizers == 1 else [list(model.parameters()) for model in models]
+    steps = [torch.optim.SGD(parameters, lr=1e-6) for parameters in held]
+    with fastcheck.install(*models, watch=WATCH, record="stats") as monitor:
+        for step in range(40):
+            for part in range(losses):
+                x = torch.randn(32, 8)
+                y = models[1](models[0](x)) - (1e5 if step == 35 else 1) * x[:, :4]
+                y.square().mean().backward()
+                if losses == optimizers:
+                    steps[part].step()
+            if losses != optimizers:
+                for optimizer in steps:
+                    optimizer.step()
+            for optimizer in steps:
+                optimizer.zero_grad()
+    spikes = [e for e in monitor.watch.events if e.kind in ("loss_spike", "explosion")]
+    assert {e.kind for e in spikes} == {"loss_spike", "explosion"}
+    for event in spikes:
+        assert (event.step, event.cause) == (35, cause)
+        assert ("look at the targets" in event.text) == bool(cause)
+
+
 def test_training_is_bit_identical() -> None:
     with pytest.warns(fastcheck.WatchWarning):
         watched = train(spoil=35)

@@ -685,6 +685,11 @@ def test_an_operator_from_the_graph_of_the_loss_is_as_good() -> None:
     assert "The divisor other is 0 in 2 of 8 elements" in advise(report)[0].text
     assert "To find the line, run again" in advice_of(report)
     assert "run again" not in advice_of(replace(report, made_by=replace(made, line="a.py:1")))
+    nans = build.record(numel=8, nan_count=2, step=5)
+    product = MadeBy("MulBackward0", "found", inputs=(("self", ZERO),), result=nans)
+    text = advise(build.report(loss, nans, made_by=product))[0].text
+    assert "self is 0 in 2 of 8 elements, and as many elements are NaN: the other factor" in text
+    assert "may be Inf there" in text
     outside = MadeBy("", "found", variable="w, assigned at a.py:3 in step: w = a / a.sum()")
     grown = np.stack([build.record(numel=1, high=10.0**n, step=n) for n in range(5)])
     report = replace(report, trend=np.append(grown, report.culprit.record))

@@ -227,14 +227,11 @@ class NamedTensors:
     def gradient(self, hook: GradientHook, gradient: torch.Tensor) -> None:
         """The gradient of a named tensor is complete."""
         session = self.session
-        with session.lock:
-            if session.removed:
-                return
-            session.begin_step_if_closed()
-            if session.is_active and can_read(gradient):
-                self._read_gradient(hook, gradient)
-                if session.rings.settles_calls:
-                    session.settle_call()
+        session.begin_step_if_closed()
+        if session.is_active and can_read(gradient):
+            self._read_gradient(hook, gradient)
+            if session.rings.settles_calls:
+                session.settle_call()
 
     def _read_gradient(self, hook: GradientHook, gradient: torch.Tensor) -> None:
         session = self.session

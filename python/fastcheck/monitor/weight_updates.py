@@ -468,6 +468,8 @@ class StalledWeights:
         self._warn = warn
         self._table = _Table()
         self._parameter_of: dict[tuple[str, str], int] = {}
+        # By module, the first parameter of which its weight is made: itself, as a rule.
+        self._weight_of: dict[str, int] = {}
         self._alike: dict[str, int] = {}
         self._losses: set[int] = set()
         # Some gradient was not 0.
@@ -539,6 +541,9 @@ class StalledWeights:
                 path = re.sub(r"\d+", "*", site.key)
                 table["first_alike"][number] = self._alike.setdefault(path, number)
                 self._parameter_of[site.module, site.label] = number
+                owner = re.sub(r"(^|\.)parametrizations\.weight$", "", site.module)
+                if owner != site.module or site.label.startswith("weight"):
+                    self._weight_of.setdefault(owner, number)
             elif site.role == "loss":
                 self._losses.add(number)
             table["weight"][number] = -1
@@ -549,9 +554,7 @@ class StalledWeights:
                 parameter = self._parameter_of.get((site.module, label), number)
                 table["parameter"][number] = parameter
             elif site.role == "param" and site.label == "bias":
-                own = f"{site.module}.parametrizations.weight"  # as of spectral_norm
-                weight = self._parameter_of.get((own, "original"), -1)
-                table["weight"][number] = self._parameter_of.get((site.module, "weight"), weight)
+                table["weight"][number] = self._weight_of.get(site.module, -1)
 
     def _weigh_parameters(self, look: UpdateInfo, records: np.ndarray) -> None:
         """Finds the parameters that have moved since the last close look, and warns about those

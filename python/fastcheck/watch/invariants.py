@@ -274,7 +274,6 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         "first updates may be several times larger than those before",
         advice="check whether the state was saved or loaded as zeros, and load it from a "
         "checkpoint that has it",
-        source="fastcheck",
     ),
     _fact(
         "written", signal="first elements of a weight", cause="optimizer",
@@ -319,7 +318,7 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
     _fact(
         "given_twice", signal="graph of the loss", cause="layer",
         text="in the graph of the loss {name}, in {value} checks in a row, ten updates apart",
-        advice="give the criterion what that function is given", source="fastcheck",
+        advice="give the criterion what that function is given",
     ),
     _fact(
         "given_probabilities", signal="graph of the loss", cause="layer",

@@ -251,10 +251,9 @@ class Causes:
         if lost is not None:  # no rounding changes what the model is given
             return "precision", lost
         if first.site is None:
-            return (
-                "data",
-                "no tensor of the model left its range before the loss: look at the targets",
-            )
+            why = "no tensor of the model left its range before the loss"
+            # The losses of models that train against each other jump without a cause in the data.
+            return ("", why) if self.movers.has_turns else ("data", f"{why}: look at the targets")
         return CAUSES[self.movers.order_of(first)[0]]
 
     def _blamed_batch(self, step: int, kind: str) -> str:
@@ -740,7 +739,8 @@ class Watcher:
         origin = FirstMovers((), rule.cause)
         if not rule.cause:
             origin = self.causes.origin(step, rule.kind)
-            if not origin.cause:  # the tensors have no ranges yet, or none has left its own
+            # The tensors have no ranges yet, or none has left its own.
+            if not (origin.cause or origin.movers):
                 origin = origin._replace(cause=CAUSES[phase][0])
         return self._event(
             rule, step, warns, f"{sites[0]}: {text}", origin, site=sites[0], value=value,

@@ -22,3 +22,7 @@ def test_ranks_meet_in_install() -> None:
     )
     assert second[2] == []
     assert first[3] == second[3] == (2, 1)
+
+
+def test_a_removed_monitor_of_ranks_is_freed() -> None:
+    assert values(run_ranks(work.removes_its_monitor, world_size=2)) == [(True, True, True)] * 2

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import time
 import warnings
+import weakref
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
 import fastcheck
@@ -88,6 +91,17 @@ def goes_on_without_a_stop(rank: int, faulty: int) -> Any:
         events = [e for e in monitor.events if e.counted and e.step == 2]
         found.append([(where(e)[0], e.site.role, e.verdict.name) for e in events])
     return found
+
+
+def removes_its_monitor(rank: int) -> Any:
+    """Whether the parts of a monitor that ranks share are gone, and torch's Join as it was."""
+    original, model = Join.__exit__, nn.Linear(2, 2)
+    monitor = fastcheck.install(model)
+    session, is_wrapped = weakref.ref(monitor._session), Join.__exit__ is not original
+    monitor.remove()
+    del monitor
+    gc.collect()
+    return is_wrapped, session() is None, Join.__exit__ is original
 
 
 def trains_in_a_pipeline(rank: int, options: Any) -> Any:

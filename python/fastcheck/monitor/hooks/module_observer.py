@@ -224,7 +224,9 @@ def _values_of(label: str, tensor: torch.Tensor) -> tuple[str, torch.Tensor]:
 
 
 class GradientReader(Protocol):
-    """Reads the gradients of one session that its hooks are given."""
+    """Reads the gradients of one session that its hooks are given. ``gradient()`` expects the
+    session's lock to be held.
+    """
 
     session: Session
 
@@ -261,7 +263,9 @@ def _gradient_came(reader: GradientReader, hook: GradientHook, gradient: torch.T
     if session.removed:
         return
     try:
-        reader.gradient(hook, gradient)
+        with session.lock:
+            if not session.removed:
+                reader.gradient(hook, gradient)
     except Exception as error:
         session.switch_off(hook.site, error)
     if session.event_store.due:
@@ -605,26 +609,23 @@ class ModuleObserver:
     def gradient(self, hook: GradientHook, gradient: torch.Tensor) -> None:
         """The gradient of an observed tensor is complete."""
         session = self.session
-        with session.lock:
-            if session.removed:
-                return
-            session.begin_step_if_closed()
-            if not session.is_active:
-                return
-            flags = int(Flag.SCALED) if session.is_scaled else 0
-            if hook.call.is_recompute:
-                flags |= int(Flag.RECOMPUTE)
-            code = session.level.read(gradient, hook.site, hook.call.index, flags)
-            if code < 0:
-                return
-            seq = code >> SEQ_SHIFT
-            session.step.gradients[hook.tensor_seq] = seq
-            if code & IS_NEW and (code & IS_BAD or session.rings.is_deferred):
-                entry = Gradient(seq, hook.call, hook.role, hook.tensor_seq, session.is_scaled)
-                session.level.saw(entry, None if session.rings.is_deferred else True)
-            if session.rings.settles_calls:
-                session.settle_call()
-            session.level.open_recorder()
+        session.begin_step_if_closed()
+        if not session.is_active:
+            return
+        flags = int(Flag.SCALED) if session.is_scaled else 0
+        if hook.call.is_recompute:
+            flags |= int(Flag.RECOMPUTE)
+        code = session.level.read(gradient, hook.site, hook.call.index, flags)
+        if code < 0:
+            return
+        seq = code >> SEQ_SHIFT
+        session.step.gradients[hook.tensor_seq] = seq
+        if code & IS_NEW and (code & IS_BAD or session.rings.is_deferred):
+            entry = Gradient(seq, hook.call, hook.role, hook.tensor_seq, session.is_scaled)
+            session.level.saw(entry, None if session.rings.is_deferred else True)
+        if session.rings.settles_calls:
+            session.settle_call()
+        session.level.open_recorder()
 
 
 def _raised_here() -> Optional[BaseException]:

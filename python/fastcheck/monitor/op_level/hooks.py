@@ -172,9 +172,8 @@ class OpModuleObserver(ModuleObserver):
 
     def gradient(self, hook: Any, gradient: torch.Tensor) -> None:
         """Reads a gradient of compiled code; elsewhere gradients are what ops of backward make."""
-        with self.session.lock:
-            if self.session.is_active and not self.session.removed:
-                self.level.read_compiled(gradient, hook.call.node, hook.site, hook.role)
+        if self.session.is_active:
+            self.level.read_compiled(gradient, hook.call.node, hook.site, hook.role)
 
 
 # ---- What modules store --------------------------------------------------------------------------

@@ -352,13 +352,16 @@ def _unknown_factor(made: Operation) -> Advice | None:
     if reading.nonfinite_count or reading.zero_count != result.nan_count:
         return None
     is_all = reading.zero_count == reading.components
-    other = "Inf or NaN" if is_all or not made.is_op else "Inf"
-    what = "the number that it is multiplied by" if made.is_op else "the other factor, not held,"
+    if made.is_op:
+        others = "" if is_all else ", and no other element became NaN"
+        why = f"{others}: the number that it is multiplied by is Inf{' or NaN' if is_all else ''}"
+    else:
+        others = "" if is_all else ", and as many elements are NaN"
+        why = f"{others}: the other factor, not held, may be Inf there"
     return Advice(
-        f"{_zeros(label, reading)}{'' if is_all else ', and no other element became NaN'}: {what} "
-        f"is {other}, and "
-        "0 * Inf is NaN (a mask (1 - keep) * -inf, or p * log(p) at 0). Write masks with "
-        "masked_fill or torch.where; torch.xlogy(p, p) is 0 at 0.",
+        f"{_zeros(label, reading)}{why}, and 0 * Inf is NaN (a mask (1 - keep) * -inf, or "
+        "p * log(p) at 0). Write masks with masked_fill or torch.where; torch.xlogy(p, p) is 0 at "
+        "0.",
         "scores.masked_fill(keep == 0, -math.inf)" if made.is_op else "torch.xlogy(p, q)",
     )
 
