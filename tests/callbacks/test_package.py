@@ -42,7 +42,7 @@ def test_a_missing_framework_is_an_error_with_a_hint() -> None:
 def test_unknown_names_are_attribute_errors() -> None:
     with pytest.raises(AttributeError, match="no attribute 'Keras'"):
         fastcheck.callbacks.Keras  # noqa: B018  (the access is what is tested)
-    with pytest.raises(AttributeError, match=r"'Lightening'\. did you mean 'Lightning'\?"):
+    with pytest.raises(AttributeError, match=r"'Lightening'; did you mean 'Lightning'\?"):
         fastcheck.callbacks.Lightening  # noqa: B018  (as above)
 
 
