@@ -89,6 +89,8 @@ class UpdateInfo:
         self.is_training: list[bool] = []
         #: How often the module of each has been called.
         self.calls: list[int] = []
+        #: Sites of those that a forward pass has written to; None: not known.
+        self.written: Optional[set[int]] = None
 
 
 class UpdateWatcher:
@@ -109,6 +111,11 @@ class UpdateWatcher:
         self._buffers_read: list[int] = []
         self._buffers: list[int] = []
         self._buffer_nodes: list[ModuleNode] = []
+        self._buffer_names: list[str] = []
+        # What is in the places of the buffers where a pass begins, and the sites of those that
+        # passes have changed since the last update; None: no pass has ended.
+        self._versions: list[tuple[int, int]] = []
+        self._written: Optional[set[int]] = None
 
     def begin(self, optimizer: Optional[torch.optim.Optimizer], step: Step) -> Optional[UpdateInfo]:
         """A Look at the update that is about to be applied. None for the second call of a step()
@@ -185,9 +192,21 @@ class UpdateWatcher:
             module = node.module()
             look.is_training.append(module is not None and module.training)
             look.calls.append(node.total_calls if node.is_callable else look.first)
+        look.written, self._written = self._written, None
+
+    def pass_began(self) -> None:
+        """A forward enters the observed modules from outside."""
+        self._versions = list(map(_version, self._buffer_nodes, self._buffer_names))
+
+    def pass_ended(self) -> None:
+        """The forward has left them."""
+        now = map(_version, self._buffer_nodes, self._buffer_names)
+        changed = {s for s, a, b in zip(self._buffers, self._versions, now) if a != b}
+        self._written = changed | (self._written or set())
 
     def _know_buffers(self, buffers_read: list[int]) -> None:
         self._buffers_read, self._buffers, self._buffer_nodes = buffers_read, [], []
+        self._buffer_names, self._versions = [], []
         read = set(buffers_read)
         for node in self._nodes:
             module = node.module()
@@ -199,6 +218,16 @@ class UpdateWatcher:
                 if site in read:
                     self._buffers.append(site)
                     self._buffer_nodes.append(node)
+                    self._buffer_names.append(name)
+
+
+def _version(node: ModuleNode, name: str) -> tuple[int, int]:
+    """Numbers that change where a buffer is written to or replaced."""
+    module = node.module()
+    buffer = None if module is None else module._buffers.get(name)
+    if buffer is None or buffer.is_inference():
+        return id(buffer), 0
+    return id(buffer), buffer._version
 
 
 # The cosine between two gradients that are one, but for a factor and for rounding.
@@ -250,8 +279,7 @@ class StaleCopies:
         is_still = have_gradients and all(map(_is_still, optimizer.param_groups))
         if is_still or Counter(map(_form, held)) != Counter(map(_form, trained)):
             return None
-        memory = _storages(trained)
-        if memory & _storages(held):
+        if have_gradients and _storages(trained) & _storages(held):
             return None  # other objects for the same values
         known.are_copies = True
         if known.have_gradients != have_gradients:
@@ -370,6 +398,8 @@ class ConstantBuffers:
         self._constant[np.array(look.is_training) != was_training] = 0
         is_same = (sums == self._checksums) & self._is_known
         is_sudden = ~is_same & (self._constant >= UPDATES) & (numel == self._numel)
+        if look.written is not None:  # a program may set what it likes between passes
+            is_sudden &= np.isin(self._sites, list(look.written))
         self._constant[~is_same] = 0
         # What did not run had no occasion to change.
         self._constant += is_same & (np.array(look.calls) > calls)
@@ -705,5 +735,5 @@ def _stray(names: str) -> str:
 def _sudden(names: str) -> str:
     return (
         f"a buffer that had been constant has changed: {names}, after at least {UPDATES} updates "
-        "without a change. An in-place operator may have written to it"
+        "without a change, in a forward pass. An in-place operator may have written to it"
     )

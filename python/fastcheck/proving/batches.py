@@ -262,7 +262,9 @@ class Padded(_Rows):
         longer = case.given.length + self._tokens
         start = self._tokens if self._left else 0
 
-        def cut(tensor: torch.Tensor) -> torch.Tensor:
+        def cut(tensor: torch.Tensor) -> Optional[torch.Tensor]:
+            if case.given.length in tensor.shape[1:] and longer not in tensor.shape[1:]:
+                return None  # as wide as the rows are long, and masked in the step as it is
             for dim in range(1, tensor.dim()):
                 if tensor.shape[dim] == longer:
                     tensor = tensor.narrow(dim, start, case.given.length)

@@ -32,25 +32,39 @@ class RowAxis:
     has.
     """
 
-    def __init__(self, shapes: tuple[torch.Size, torch.Size], counts: tuple[int, int]) -> None:
-        full, fewer = shapes
+    def __init__(self, full: torch.Tensor, fewer: torch.Tensor, counts: tuple[int, int]) -> None:
         places = []
-        if len(full) == len(fewer):
-            changed = [i for i, pair in enumerate(zip(full, fewer)) if pair[0] != pair[1]]
+        if full.dim() == fewer.dim():
+            sizes = list(zip(full.shape, fewer.shape))
+            changed = [i for i, (size, less) in enumerate(sizes) if size != less]
             for i in changed:
-                each = full[i] // counts[0]
-                if (each * counts[0], each * counts[1]) == (full[i], fewer[i]):
+                each = full.shape[i] // counts[0]
+                if (each * counts[0], each * counts[1]) == sizes[i]:
                     places.append((i, each))
             if len(places) != len(changed):
                 places = []
         # Two such dimensions: an entry belongs to two rows.
         self.place: Optional[tuple[int, int]] = places[0] if len(places) == 1 else None
+        # Whether all rows come several times, as by cat(), and not each row's entries together.
+        self._is_cat = False
+        if self.place is not None and self.place[1] > 1:
+            gaps = []
+            for self._is_cat in (False, True):
+                pair = (self.rows_first(t).to(torch.complex128) for t in (full, fewer))
+                gaps.append(float(torch.sub(*(t[: counts[1]] for t in pair)).abs().nansum()))
+            self._is_cat = gaps[1] < gaps[0]
+        #: Of the whole batch.
+        self.shape = self.rows_first(full).shape
 
     def rows_first(self, tensor: torch.Tensor) -> torch.Tensor:
         """[rows, each, ...], or without ``each`` where that is 1."""
         dim, each = self.place or (0, 1)
         tensor = tensor.movedim(dim, 0)
-        return tensor if each == 1 else tensor.reshape(-1, each, *tensor.shape[1:])
+        if each == 1:
+            return tensor
+        if self._is_cat:
+            return tensor.reshape(each, -1, *tensor.shape[1:]).transpose(0, 1)
+        return tensor.reshape(-1, each, *tensor.shape[1:])
 
 
 @dataclass
@@ -92,6 +106,7 @@ class TestedStep:
         self.parameters: dict[str, torch.Tensor] = dict(model.named_parameters())
         self._weights = list(self.parameters.values())
         self.settings, self.learned = Settings(), Learned()
+        self._widths = {real.shape[1] for real in self.given.real_tokens(batch)}
         self.inside: Optional[Inside] = None
         self.draws = self.draws_in_evaluation = False
         self.layouts: dict[Key, RowAxis] = {}
@@ -115,10 +130,14 @@ class TestedStep:
 
     def learn(self) -> None:
         """Learns from one run of the step what it calls, and in which format it computes."""
+        before = {name: buffer.detach().clone() for name, buffer in self.model.named_buffers()}
         with seen_checkpoints(leave_out=False) as calls:
             self.settings.learns = True
             self.compute()
         self.settings, self.learned.checkpoints = Settings(), len(calls)
+        for name, buffer in self.model.named_buffers():
+            if name in before and not torch.equal(before[name], buffer):
+                self.learned.written.add(self.model.get_submodule(name.rpartition(".")[0]))
 
     def find_layouts(self, sites: bool = False) -> None:
         """Finds where the rows are in each tensor, by a computation with one row less."""
@@ -137,11 +156,10 @@ class TestedStep:
             if not is_of_rows(key):
                 continue
             other = fewer.tensors.get(key)
-            shape = None if other is None else other.shape
             if fewer is full and tensor.dim() and tensor.shape[0] == self.given.rows:
-                shape = torch.Size((counts[1], *tensor.shape[1:]))
-            if shape is not None:
-                self.layouts[key] = RowAxis((tensor.shape, shape), counts)
+                other = tensor[:-1]
+            if other is not None:
+                self.layouts[key] = RowAxis(tensor, other, counts)
 
     def become_rank(self, model: Any) -> None:
         """The step computes with ``model``, which is the model as this rank has it."""
@@ -222,7 +240,12 @@ class TestedStep:
             except RuntimeError:  # another shape in this computation
                 continue
             for real in masks:
-                at = [d for d in range(1, tensor.dim()) if tensor.shape[d] == real.shape[1]]
+                sizes = list(zip(tensor.shape, layout.shape))
+                at = [
+                    d
+                    for d in range(1, len(sizes))
+                    if sizes[d][0] == real.shape[1] and sizes[d][1] in self._widths
+                ]
                 if at and (at[0] == 1 or len(at) == 1) and tensor.shape[0] == real.shape[0]:
                     shape = [1] * tensor.dim()
                     shape[0], shape[at[0]] = real.shape
@@ -250,9 +273,12 @@ class TestedStep:
                     sign = torch.randint(0, 2, parameter.shape, generator=draw).to(parameter.device)
                     parameter.mul_(1 + size * (2 * sign - 1).to(parameter.dtype))
 
-    def evaluate(self, seed: int, sites: bool = False) -> Computed:
-        """The model in evaluation, on what the step called it with."""
-        self.put_back()
+    def evaluate(self, seed: int, sites: bool = False, *, put_back: bool = True) -> Computed:
+        """The model in evaluation, on what the step called it with; ``put_back=False`` goes on from
+        where the model is.
+        """
+        if put_back:
+            self.put_back()
         kept = Computed()
         args, kwargs = self.learned.call
         torch.manual_seed(seed)

@@ -27,11 +27,12 @@ class Computed:
     """The results of one computation of the step.
 
     ``tensors`` in the order of the computation. ``rows``: which of them have the rows of the batch
-    in their first dimension.
+    in their first dimension. ``fixed``: those inside the model that need no gradient.
     """
 
     tensors: dict[Key, torch.Tensor] = field(default_factory=dict)
     rows: set[Key] = field(default_factory=set)
+    fixed: set[Key] = field(default_factory=set)
 
     def map_rows(self, change: Callable[[torch.Tensor], Optional[torch.Tensor]]) -> Computed:
         """The results with ``change`` made of each tensor that has rows, and without those for

@@ -45,6 +45,9 @@ class Given:
         if len(sizes) > 1:
             said = ", ".join(f"{name} {size}" for size, name in sizes.items())
             return 0, f"where the batch has its rows is not known: dimension 0 of {said}"
+        for name, t in tensors.items():
+            if _is_of_pairs(t):
+                return 0, f"{name} may have an entry for every pair of rows"
         # One number for each row says that these are dimension 0, whatever a module takes; growing
         # ones may be times.
         has_rows_first = any(t.dim() == 1 and not _grows(t) for t in tensors.values())
@@ -145,6 +148,18 @@ class Given:
         if not len(columns) or len(columns) == real.shape[1]:
             return [real]
         return [real, real[:, int(columns[0]) : int(columns[-1]) + 1]]
+
+
+def _is_of_pairs(tensor: torch.Tensor) -> bool:
+    """Whether it is the matrix of a graph: square, and symmetric but for a scale of its rows."""
+    if tensor.dim() != 2 or tensor.shape[0] != tensor.shape[1]:
+        return False
+    if tensor.layout != torch.strided:
+        return True
+    edges = tensor != 0
+    if bool(edges.all()):
+        edges = tensor
+    return torch.equal(edges, edges.t()) and not bool((edges == edges[0, 0]).all())
 
 
 def _grows(tensor: torch.Tensor) -> bool:

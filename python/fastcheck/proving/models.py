@@ -11,6 +11,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch.nn.modules.batchnorm import _NormBase
 from torch.utils import checkpoint as checkpointing
 
 from fastcheck.errors import first_line
@@ -36,7 +37,9 @@ class Again(Relation):
 
 
 class EvaluatedTwice(Relation):
-    """The model in evaluation, with two seeds: it draws nothing."""
+    """The model in evaluation twice in a row, with two seeds: it draws nothing, and changes nothing
+    that the second computes with.
+    """
 
     name = "evaluation twice"
     kinds = ("output",)
@@ -58,7 +61,8 @@ class EvaluatedTwice(Relation):
         )
 
     def run(self, case: TestedStep, base: Computed, sites: bool = False) -> Computed:
-        return case.evaluate(1, sites)
+        case.evaluate(0)
+        return case.evaluate(1, sites, put_back=False)
 
     def reference(self, case: TestedStep, base: Computed, sites: bool = False) -> Computed:
         return case.evaluate(0, sites)
@@ -88,6 +92,8 @@ class Checkpointed(Relation):
             if isinstance(holder, lists)
             for layer in holder
             if any(True for _ in layer.parameters())
+            # A recompute would write to the buffers again, and start from what was written.
+            and not any(m in case.learned.written for m in layer.modules() if not _is_norm(m))
         ]
 
     @contextlib.contextmanager
@@ -114,14 +120,24 @@ class Checkpointed(Relation):
                 inner.update(id(module) for module in layer.modules())
         with contextlib.ExitStack() as stack:
             for layer in outer:
-                again = functools.partial(
-                    checkpointing.checkpoint, layer.forward, use_reentrant=False
-                )
+                again = functools.partial(_checkpointed, layer, layer.forward)
                 stack.enter_context(mock.patch.object(layer, "forward", again))
             yield
 
     def note(self, case: TestedStep) -> str:
         return "switched off" if case.learned.checkpoints else "switched on"
+
+
+def _is_norm(module: torch.nn.Module) -> bool:
+    """Whether it has running statistics, with which training does not compute."""
+    return isinstance(module, _NormBase)
+
+
+def _checkpointed(layer: torch.nn.Module, forward: Any, *args: Any, **kwargs: Any) -> Any:
+    # A recompute runs outside of functional_call(), which has put tensors in the place of these.
+    if not all(isinstance(p, torch.nn.Parameter) for p in layer.parameters()):
+        return forward(*args, **kwargs)
+    return checkpointing.checkpoint(forward, *args, use_reentrant=False, **kwargs)
 
 
 class AttentionBackend(Relation):

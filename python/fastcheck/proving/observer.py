@@ -28,6 +28,7 @@ _COARSE = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 class Learned:
     """A summary of what a step calls. ``call``: the last call of the model itself. ``batch_norms``:
     those that normalise by the batch. ``dtype``: the coarsest format that a module returned.
+    ``written``: the modules whose buffers it changes.
     """
 
     dtype: torch.dtype = torch.float32
@@ -36,6 +37,7 @@ class Learned:
     has_autocast: bool = False
     call: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
     batch_norms: list[torch.nn.Module] = field(default_factory=list)
+    written: set[torch.nn.Module] = field(default_factory=set)
 
     def add(self, module: torch.nn.Module, tensors: list[tuple[str, torch.Tensor]]) -> None:
         """Notes a module that the step has called, and its outputs."""
@@ -131,7 +133,9 @@ class Observer:
             hook = functools.partial(self._keep, "backward operator", name)
             self._handles.append(first.register_hook(hook))
 
-    def _keep(self, kind: str, name: str, tensor: torch.Tensor) -> None:
+    def _keep(self, kind: str, name: str, tensor: Optional[torch.Tensor]) -> None:
+        if tensor is None:  # the gradient of a part that split() made and nothing reads
+            return
         if tensor.dim() and (tensor.is_floating_point() or kind == "forward input"):
             self._is_keeping = True
             try:
@@ -146,6 +150,8 @@ class Observer:
             if tensor.requires_grad:
                 hook = functools.partial(self._keep, f"backward {phase}", name)
                 self._handles.append(tensor.register_hook(hook))
+            else:
+                self._kept.fixed.add((f"forward {phase}", name))
 
     def _entered(self, path: str, module: Any, args: Any, kwargs: Any) -> None:
         self._inside.append(path)

@@ -114,16 +114,17 @@ class Ranks(Relation):
                 for process in ranks:
                     process.kill()
                     process.join()
-            return [self._read(folder, rank) for rank in range(self._count)]
+            answers = [self._read(folder, rank) for rank in range(self._count)]
+        errors = [f"rank {i}: {each}" for i, each in enumerate(answers) if isinstance(each, str)]
+        if errors:  # rather one that is no consequence of another rank's end
+            raise RuntimeError(min(errors, key=lambda text: "onnection" in text))
+        return [Computed(*answer) for answer in answers]
 
-    def _read(self, folder: str, rank: int) -> Computed:
+    def _read(self, folder: str, rank: int) -> Any:
         try:
-            answer = torch.load(os.path.join(folder, str(rank)), weights_only=False)
+            return torch.load(os.path.join(folder, str(rank)), weights_only=False)
         except OSError:
-            answer = f"no answer: it crashed, or took more than {_SECONDS} s"
-        if isinstance(answer, str):
-            raise RuntimeError(f"rank {rank}: {answer}")
-        return Computed(*answer)
+            return f"no answer: it crashed, or took more than {_SECONDS} s"
 
     def _be_rank(self, case: TestedStep, rank: int, folder: str, sites: bool) -> None:
         answer: Any = "it ended"

@@ -182,7 +182,7 @@ def _first(case: TestedStep, relation: Relation, phase: str = "") -> Optional[tu
             return key, float("inf")
     for key, score in scores.items():
         way = key[0].partition(" ")[0]
-        is_read = ("backward output", key[1]) in scores
+        is_read = ("backward output", key[1]) in scores or key in floor.base.fixed
         if has_backward and key[0] == "forward output" and not is_read:
             continue  # nothing is made of it, as of the last state of a recurrent layer
         if key[0].startswith("backward") and loss > LIMIT and not phase:

@@ -58,6 +58,20 @@ def test_a_buffer_of_a_module_that_rests(has_mean: bool) -> None:
     assert said(model, before_update=wake) == []
 
 
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_a_buffer_that_the_program_sets(is_replaced: bool) -> None:
+    """As a mask for pruning is, or the switches of fake quantization."""
+    model = Masked(first=1000)
+
+    def change(step: int) -> None:
+        if step != 14:
+            return
+        mask = model.get_buffer("mask")
+        model.mask = mask + 1.0 if is_replaced else mask.add_(1.0)
+
+    assert said(model, before_update=change) == []
+
+
 def test_buffers_that_move_from_the_start() -> None:
     assert said(Masked(first=0)) == []
 

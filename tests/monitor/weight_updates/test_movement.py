@@ -460,9 +460,10 @@ def test_an_error_of_its_own_leaves_training_alone(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("kind", ["copy", "twin", "shared", "untrained"])
 def test_an_optimizer_of_a_copy(kind: str) -> None:
-    """``twin``: another model, which is trained; ``shared``: other parameters over the same values;
-    ``untrained``: the model has no gradients either.
+    """``twin``: another model, which is trained; ``shared``: other parameters over the same values,
+    which get no gradients; ``untrained``: the model has no gradients either.
     """
+    is_told = kind in ("copy", "shared")
     model = Net()
     other = copy.deepcopy(model)
     if kind == "shared":
@@ -482,8 +483,8 @@ def test_an_optimizer_of_a_copy(kind: str) -> None:
             optimizer.step()
         summary = str(monitor.summary())
     texts = [str(w.message) for w in caught if "holds none of the model's" in str(w.message)]
-    assert len(texts) == (kind == "copy")
-    assert ("those of Adam have the same shapes" in " ".join(summary.split())) == (kind == "copy")
+    assert len(texts) == is_told
+    assert ("those of Adam have the same shapes" in " ".join(summary.split())) == is_told
 
 
 @pytest.mark.parametrize("level", ["module", "op"])

@@ -366,6 +366,7 @@ class ModuleObserver:
                 last_pass.observer = self.own_ref
                 self.begin_pass()
                 local.calls_before = len(session.step.calls)
+                self._state.updates.pass_began()
             if not session.is_active:
                 if is_entry:
                     session.rest_recorder()
@@ -433,6 +434,7 @@ class ModuleObserver:
             if not stack:
                 session.read_waiting()
                 session.step.pass_ends[node.path] = session.next_seq
+                self._state.updates.pass_ended()
                 if not _is_grad_enabled(traced):
                     session.step.calls.forget_from(self._local.calls_before)
                     session.end_pass()

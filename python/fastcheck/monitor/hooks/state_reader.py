@@ -159,7 +159,7 @@ class StateReader:
                 store.warn_later,
             )
         self._large_squares = LargeSquares(session.event_store.archive.history)
-        self._updates = UpdateWatcher(nodes, session.config.training.optimizers)
+        self.updates = UpdateWatcher(nodes, session.config.training.optimizers)
         self._early = EarlyGradients()
         self.hand_changes = HandChanges()
         self.numbers = StepNumbers(session)
@@ -186,7 +186,7 @@ class StateReader:
 
         ``scaled``: the gradients still carry the loss scale, or their update is skipped.
         """
-        session, updates, stalled_weights = self._session, self._updates, self.stalled_weights
+        session, updates, stalled_weights = self._session, self.updates, self.stalled_weights
         gradients = gradients and (optimizer is not None or session.backwards.owns_gradients)
         owned = None if optimizer is None else parameter_ids(optimizer)
         parameters = parameters_of(self._nodes, owned)
@@ -239,7 +239,7 @@ class StateReader:
 
     def _read_strays(self) -> None:
         batch = TensorBatch()
-        batch.add_stored(self._updates.unowned_parameters(self.parameters()), "param")
+        batch.add_stored(self.updates.unowned_parameters(self.parameters()), "param")
         self._read(batch)
 
     def parameters(self) -> list[StoredTensor]:

@@ -212,11 +212,11 @@ class OpState(StateReader):
     def _look_for_strays(self, optimizer: torch.optim.Optimizer) -> None:
         """Looks for parameters with a gradient that no optimizer holds, in one update of ten."""
         session, stalled_weights = self._session, self.stalled_weights
-        look = self._updates.begin(optimizer, session.step)
+        look = self.updates.begin(optimizer, session.step)
         if look is None or stalled_weights is None or not session.backwards.owns_gradients:
             return
-        if self._updates.has_turn_for_strays(look):
-            strays = self._updates.unowned_parameters(self.parameters())
+        if self.updates.has_turn_for_strays(look):
+            strays = self.updates.unowned_parameters(self.parameters())
             sites = [node.site("param", name, 0) for node, name, _ in strays]
             with session.event_store.lock:
                 stalled_weights.compare_strays(sites, [parameter for _, _, parameter in strays])
