@@ -114,6 +114,9 @@ PAIRS = [
     Pair(
         "SDPA, a frozen weight", False, {"attention": "sdpa", "optimizer": "frozen", **SMALL}, SMALL
     ),
+    _wrong(
+        "one element of a weight", "more than rounding makes of an update", optimizer="one element"
+    ),
     Pair("two heads swapped, bfloat16", False, {"attention": "heads", **BF16}, BF16),
     Pair("two tokens swapped, bfloat16", False, {"attention": "tokens", **BF16}, BF16),
     Pair("two tokens swapped, float64", False, {"attention": "tokens", **F64}, F64),
@@ -451,6 +454,7 @@ CHECKED = (
     "two heads swapped",
     "transposed gradient",
     "frozen, rate 1e-06",
+    "one element of a weight",
     "images, transposed",
     "resumed",
     "resumed later",

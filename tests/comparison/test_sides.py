@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ import torch
 import fastcheck
 from accuracy.compare_sides import CHECKED, PAIRS, judge
 from accuracy.sides_programs import train
+from accuracy.sides_schedules import dump_schedule
+from support.page_data import PageData
 from support.programs.compare_runs import answers
 from support.sampling import sample
 
@@ -175,6 +178,73 @@ def test_an_operator_that_makes_other_numbers_of_equal_inputs_is_of_no_schedule(
     assert found.first.trail[0].error > 0.3
 
 
+@pytest.mark.parametrize("fault", ["", "not divided", "labels of another part"])
+def test_dumps_of_another_split_of_the_batch(tmp_path: Path, fault: str) -> None:
+    for kind, parts in (("actual", 3), ("reference", 1)):
+        fastcheck.seed_all(0)
+        model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 4))
+        criterion, optimizer = torch.nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), 0.1)
+        x, labels = torch.randn(6, 8), torch.randint(0, 4, (6,))
+        with fastcheck.Dumper(tmp_path / kind, model=model, level="module", tensors=True):
+            for own, y in zip(x.chunk(parts), labels.chunk(parts)):
+                if kind == "actual" and fault == "labels of another part":
+                    y = labels.chunk(parts)[0]
+                loss = criterion(model(own), y)
+                (loss / (1 if kind == "actual" and fault == "not divided" else parts)).backward()
+            optimizer.step()
+    found = fastcheck.compare(tmp_path / "actual", tmp_path / "reference")
+    assert found.agrees == (not fault), str(found)
+    assert any("the batch is split in another way" in note for note in found.notes)
+    assert found["forward"].answer == "unknown"
+    assert found["gradients"].answer == ("yes" if not fault else "no")
+
+
+class Norm(torch.nn.Module):
+    def __init__(self, is_written_out: bool, eps: float) -> None:
+        super().__init__()
+        self.is_written_out, self.eps = is_written_out, eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.is_written_out:
+            return torch.nn.functional.layer_norm(x, x.shape[-1:], eps=self.eps)
+        variance, mean = torch.var_mean(x, -1, keepdim=True, correction=0)
+        return (x - mean) * torch.rsqrt(variance + self.eps) * torch.ones_like(x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("eps", [1e-5, 3e-2])
+def test_values_of_coarse_dtypes_round_element_by_element(
+    tmp_path: Path, dtype: torch.dtype, eps: float
+) -> None:
+    for kind, own in (("actual", eps), ("reference", 1e-5)):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(Norm(kind == "actual", own), torch.nn.Linear(64, 64)).to(dtype)
+        with fastcheck.Dumper(tmp_path / kind, model=model, level="module", tensors=True):
+            model(torch.randn(64, 64, dtype=dtype) + 0.5).square().mean().backward()
+    found = fastcheck.compare(tmp_path / "actual", tmp_path / "reference")
+    assert found.agrees == (eps == 1e-5), str(found)
+    # A log would have no elements to compare.
+    assert not any("a log has only" in text for text in found.advice)
+
+
+def test_operators_of_another_schedule_have_their_errors(tmp_path: Path) -> None:
+    for kind in ("rounds otherwise", ""):
+        dump_schedule(tmp_path / f"dump {kind}", schedule=kind)
+    path = tmp_path / "all.csv"
+    sides, page = [tmp_path / "dump rounds otherwise", tmp_path / "dump "], tmp_path / "page.html"
+    found = fastcheck.compare(*sides, csv=path, html=page)
+    assert found.agrees and any("another schedule" in note for note in found.notes)
+    rows = [
+        row
+        for row in csv.DictReader(path.read_text().splitlines())
+        if "another schedule" in row["reason"]
+    ]
+    errors = [float(row["error"]) for row in rows]
+    assert len(errors) > 5 and min(errors) > 0 and max(errors) > 0.01
+    assert max(errors) > max(step.error for step in found.growth)
+    assert (PageData(page.read_text()).arrays["excess"] == 1).sum() >= 5
+
+
 def test_gradients_that_are_small_beside_others_are_not_said_to_cancel(tmp_path: Path) -> None:
     for kind, parts in (("actual", 2), ("reference", 1)):
         torch.manual_seed(0)
@@ -210,24 +280,46 @@ def test_groups_divided_otherwise_leave_shapes_compared(tmp_path: Path) -> None:
     assert [row.reason for row in found.rows][:1] == ["other shapes"], str(found)
 
 
-@pytest.mark.parametrize("factor", [1.0, 1.01])
-def test_a_gradient_in_parts_has_the_sum_of_the_whole(tmp_path: Path, factor: float) -> None:
-    """The first layer is frozen: its gradients are those of no parameter."""
+@pytest.mark.parametrize("has_values", [False, True])
+@pytest.mark.parametrize(
+    ("fault", "is_trained", "answers_of"),
+    [
+        ("", True, ("yes", "yes")),
+        ("scaled", False, ("no", "no")),
+        # No gradient of a parameter tells the order of the elements, but their values do.
+        ("", False, ("partly", "yes")),
+        ("flipped", False, ("partly", "no")),
+    ],
+)
+def test_a_gradient_in_parts_has_the_sum_of_the_whole(
+    tmp_path: Path, fault: str, is_trained: bool, answers_of: tuple[str, str], has_values: bool
+) -> None:
+    changes = {"scaled": lambda grad: grad * 1.01, "flipped": lambda grad: grad.flip(0)}
     for kind in ("actual", "reference"):
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 4))
-        model[0].requires_grad_(False)
+        model[0].requires_grad_(is_trained)
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        x = torch.randn(16, 8, requires_grad=True)
-        with fastcheck.install(model, log_dir=tmp_path / kind):
+        x = torch.randn(16, 8, requires_grad=not is_trained)
+        place, dumper = tmp_path / kind, fastcheck.Dumper
+        with (
+            dumper(place, model=model, level="module", tensors=True)
+            if has_values
+            else fastcheck.install(model, log_dir=place)
+        ):
             h = model[0](x)
-            if kind == "actual":
-                h.register_hook(lambda grad: grad * factor)
+            if kind == "actual" and fault:
+                h.register_hook(changes[fault])
             y = model[1](h)
             parts = [y.square().mean(), y.abs().mean()]
             for part in parts if kind == "actual" else [sum(parts)]:
                 part.backward(retain_graph=True)
             optimizer.step()
     found = fastcheck.compare(tmp_path / "actual", tmp_path / "reference")
-    assert found.agrees == (factor == 1.0), str(found)
-    assert factor != 1.0 or any("come another number of times" in note for note in found.notes)
+    answer = answers_of[has_values]
+    assert found["gradients"].answer == answer, str(found)
+    assert found.agrees == (answer == "yes")
+    notes = " ".join(found.notes)
+    if fault != "scaled":
+        assert "come another number of times" in notes
+        assert ("their elements may stand in another order" in notes) == (answer == "partly")

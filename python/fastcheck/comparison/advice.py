@@ -72,7 +72,7 @@ def _of_names(tally: Tally) -> Iterator[str]:
 
 def _of_origin(questions: Questions, origin: Origin) -> Iterator[str]:
     first, where = questions.first, f"step {origin.row.step:,}, {origin.row.name}"
-    after = ""
+    after, more = "", f". {_ELEMENTS}" if origin.row.elements is None else ""
     if origin.worst is not None:
         after = f"{origin.error_after:.2g} ({origin.worst.name})"
     turned = ""
@@ -81,16 +81,22 @@ def _of_origin(questions: Questions, origin: Origin) -> Iterator[str]:
     if first is None and origin.cause is Cause.ROUNDING:
         yield (
             f"rounding: {where} is the first tensor that is not equal to the bit, and what is "
-            f"computed after it in its step differs by no more than {after}{turned}. {_ELEMENTS}"
+            f"computed after it in its step differs by no more than {after}{turned}{more}"
         )
     elif first is None:
         yield (
             f"not explained: {where} is not equal to the bit, although everything before it is"
             + (f", and what is computed after it differs by up to {after}" if after else "")
-            + f". {_ELEMENTS}"
+            + more
         )
     elif first.key != origin.key or origin.row.state not in (PairState.REORDERED, PairState.CLOSE):
         return
+    elif origin.is_other_update:
+        yield (
+            "everything before it is equal to the bit, gradients too, and it differs by more than "
+            "rounding makes of an update: another formula or constant of the optimizer, or "
+            "something else that writes to it. If this is intended, use --accept order"
+        )
     elif origin.is_beyond:
         yield (
             "everything before it is equal to the bit, and rounding makes an error of at most "

@@ -121,6 +121,12 @@ def notes_of(tally: Tally, actual: Source, reference: Source) -> list[str]:
             f"number of times on the two sides, {next(iter(tally.in_parts))} first: of each, the "
             "sum over all times agrees, as do the loss and the gradients of all parameters"
         )
+    if unproven := [name for name, is_told in tally.in_parts.items() if not is_told]:
+        notes.append(
+            f"from {len(unproven):,} of these, {unproven[0]} first, no "
+            "gradient of a parameter is computed: their elements may stand in another order. A "
+            "Dumper(tensors=True) of both sides tells; --accept missing takes them as equal"
+        )
     if tally.strays:
         more = len(tally.strays) - 1
         notes.append(

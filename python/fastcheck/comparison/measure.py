@@ -227,12 +227,14 @@ class Parameters(NamedTuple):
 
 
 class Updates(NamedTuple):
-    """``still``: which were updated on one side alone; ``apart``: which by more than rounding
-    explains; ``ratios``: the difference over the size of the update.
+    """``still``: which were updated on one side alone; ``apart``: which by more than rounding of
+    gradients explains; ``beyond``: by more than rounding of the update itself; ``ratios``: the
+    difference over the size of the update.
     """
 
     still: np.ndarray
     apart: np.ndarray
+    beyond: np.ndarray
     ratios: np.ndarray
 
 
@@ -245,7 +247,8 @@ def judge_updates(before: Parameters, after: Parameters, float32: int) -> Update
     places = np.searchsorted(before.names[order], after.names)
     places = np.minimum(places, max(len(order) - 1, 0))
     if not len(order):
-        return Updates(np.zeros(count, bool), np.zeros(count, bool), np.zeros(count))
+        never = np.zeros(count, bool)
+        return Updates(never, never, never, np.zeros(count))
     matches = order[places]
     known = before.names[matches] == after.names
     sides = [(before.left[matches], after.left), (before.right[matches], after.right)]
@@ -262,9 +265,9 @@ def judge_updates(before: Parameters, after: Parameters, float32: int) -> Update
         fine = COARSENESS[after.formats] <= COARSENESS[float32]
         fine &= COARSENESS[after.right["dtype"]] > 0
         still = (moved[0] != moved[1]) & (fine | (size > _VISIBLE * norm))
-        beyond = moved[0] & moved[1] & fine & (apart > _FLOOR * norm) & (apart > _APART * size)
+        beyond = moved[0] & moved[1] & fine & (apart > _FLOOR * norm) & np.isfinite(apart)
         ratios = np.where(still, 1.0, np.nan_to_num(apart / np.maximum(size, 1e-300)))
-    return Updates(still, beyond & np.isfinite(apart), ratios)
+    return Updates(still, beyond & (apart > _APART * size), beyond, ratios)
 
 
 def _projections(records: np.ndarray) -> np.ndarray:

@@ -25,12 +25,16 @@ _MANY = 64
 #: Sums of the same numbers in another order agree to this; those of other numbers, if these are
 #: coarse and few enough, do not.
 _SUMMED = 2e-8
+_COARSE = ("float16", "bfloat16")
 
 
-def rounding_limit(code: int) -> float:
+def rounding_limit(code: int, has_values: bool = False) -> float:
     """The largest error of norms and sums that rounding makes within a step, by dtype code: eight
-    spacings of float32 and float64. (24 layers of a transformer make four.)
+    spacings of float32 and float64. (24 layers of a transformer make four.) ``has_values``: of
+    elements, whose rounding does not average out.
     """
+    if has_values and DTYPES[code].name in _COARSE:
+        return rounding_unit(code)
     threshold = THRESHOLDS.get(DTYPES[code].name)
     return 0.0 if threshold is None else min(rounding_unit(code) / 4, threshold.error / 10)
 
@@ -52,6 +56,8 @@ class Origin:
     limit: float
     is_parameters_gradient: bool
     is_permuted: bool
+    #: Whether it is an update that is off by more than rounding makes of it.
+    is_other_update: bool = False
     readers: int = 0
     worst: Optional[Row] = None
     #: How many parameters are left out of ``worst``: their updates differ by little of their size.
@@ -85,6 +91,8 @@ class Origin:
     @property
     def is_beyond(self) -> bool:
         """Whether its own error is more than rounding makes of inputs that are equal to the bit."""
+        if self.is_other_update:
+            return True
         if self.row.phase is not Phase.FORWARD or self.row.reference is None:
             return False
         return (self.row.reference["numel"] or 0) >= _MANY and self.row.error > self.limit
@@ -105,4 +113,4 @@ def is_permuted(left: np.void, right: np.void, state: PairState, code: int) -> b
         abs(float(left[field]) - float(right[field])) / max(float(right[field]), 1e-300)
         for field in ("abs_sum", "sum_sq")
     ]
-    return max(apart) <= _SUMMED and DTYPES[code].name in ("float16", "bfloat16")
+    return max(apart) <= _SUMMED and DTYPES[code].name in _COARSE

@@ -29,7 +29,8 @@ class Pairs:
     ``phases``, ``states``: values of Phase and PairState; ``errors``: relative errors, and
     ``limits``: what is allowed of them; ``reasons``: indices of REASONS; ``left``, ``right``: the
     records of actual and of reference; ``formats``: the codes of the dtypes whose rounding the
-    pairs carry. ``elements``, ``relations``: by position, of pairs whose values are there.
+    pairs carry. ``elements``, ``relations``: by position, of pairs whose values are there;
+    ``excused``: the errors of pairs that count for nothing.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Pairs:
         self.formats: np.ndarray = coarser_of(self.left["dtype"], self.right["dtype"])
         self.elements: dict[int, Elements] = {}
         self.relations: dict[int, str] = {}
+        self.excused: dict[int, float] = {}
 
     @property
     def has_bits(self) -> np.ndarray:
@@ -67,6 +69,13 @@ class Pairs:
         """The errors that are allowed."""
         allowed: np.ndarray = np.array([limit.error for limit in self.thresholds])[self.formats]
         return allowed
+
+    @property
+    def shown_errors(self) -> np.ndarray:
+        """The errors, of pairs that count for nothing too."""
+        errors: np.ndarray = self.errors.copy()
+        errors[list(self.excused)] = list(self.excused.values())
+        return errors
 
     def set(self, index: int, state: PairState, error: float, reason: int) -> None:
         """Sets the result of a pair."""
@@ -103,7 +112,7 @@ class Pairs:
             self.step_of(phase, index),
             Phase(phase),
             PairState(int(self.states[index])),
-            float(self.errors[index]),
+            self.excused.get(index, float(self.errors[index])),
             int(self.reasons[index]),
             (self.ours, int(self.aligned.ours[index])),
             (self.theirs, int(self.aligned.theirs[index])),

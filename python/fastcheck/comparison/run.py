@@ -320,7 +320,8 @@ class BlockComparison:
             # msprobe dumps no call of the module that is not in another.
             of_root = self.compares_parts and name.role in _PASSED and not (name.module or name.op)
             is_operator = compared.are_gradients_alike and name.op and name.direction != "optimizer"
-            if of_root or is_operator or int(block.names[index]) in compared.in_parts:
+            _, is_part = compared.in_parts.get(int(block.names[index]), (0.0, False))
+            if of_root or is_operator or is_part:
                 self.tally.rescheduled += bool(is_operator)
                 self.tally.miss(state, str(name), phase, block.step, True)
                 continue
@@ -366,7 +367,7 @@ class _Step(Pairs):
     ) -> None:
         super().__init__(run.names, ours, theirs, aligned, before, run.thresholds)
         self._run, self._sums = run, sums
-        self._turned = np.zeros(len(self.states), bool)
+        self._turned, self._beyond = np.zeros((2, len(self.states)), bool)
         if run._given:
             is_exact = aligned.same | np.isin(self.phases, run._given)
             self.formats, run.coarsest[self.rank] = inherited_formats(
@@ -374,8 +375,9 @@ class _Step(Pairs):
             )
         #: Whether the gradients of all parameters are equal but for rounding.
         self.are_gradients_alike = False
-        #: By number of the name, the error of the sum of a gradient that one side has in parts.
-        self.in_parts: dict[int, float] = {}
+        #: By number of the name, the error of the sum of a gradient that one side has in parts, and
+        #: whether something tells the order of its elements.
+        self.in_parts: dict[int, tuple[float, bool]] = {}
 
     def take(self) -> None:
         """Measures the pairs that are not equal to the bit, and adds all pairs to the tally."""
@@ -580,6 +582,7 @@ class _Step(Pairs):
             return
         updates = judge_updates(before, now, _FLOAT32)
         self._turned[where] = updates.ratios < _TURNED
+        self._beyond[where] = updates.beyond
         for which, reason in ((updates.still, STILL), (updates.apart, UPDATED)):
             for place in np.flatnonzero(which & wanted).tolist():
                 ratio = float(updates.ratios[place])
@@ -634,9 +637,11 @@ class _Step(Pairs):
         if not self.are_gradients_alike:
             return
         limits = np.where(np.isin(codes, _FINE), _SUMMED, 1) * limits
-        if bool(((errors <= limits) | is_small).all()) and self._has_same_loss():
-            self.in_parts = self._find_parts()
-            tally.in_parts.update(dict.fromkeys(str(self.table[n]) for n in self.in_parts))
+        has_missing = len(self.aligned.only_ours) + len(self.aligned.only_theirs) > 0
+        if has_missing and bool(((errors <= limits) | is_small).all()):
+            self._find_parts()
+            for part, (_, is_told) in self.in_parts.items():
+                tally.in_parts[str(self.table[part])] = is_told
         differs = (self.states == PairState.DIFFERENT) | (self.states == PairState.REORDERED)
         is_faulty = False
         for index in np.flatnonzero(differs & (self.reasons != NONFINITE)).tolist():
@@ -645,10 +650,11 @@ class _Step(Pairs):
                 is_faulty |= self.reasons[index] in MEASURED and self._has_same_inputs(names, index)
                 if is_faulty:  # what comes later may follow from it
                     continue
+                self.excused[index] = float(self.errors[index])
                 self.set(index, PairState.CLOSE, 0.0, SCHEDULE)
                 tally.rescheduled += 1
             elif number in self.in_parts:
-                self.set(index, PairState.CLOSE, self.in_parts[number], IN_PARTS)
+                self.set(index, PairState.CLOSE, self.in_parts[number][0], IN_PARTS)
 
     def _has_same_inputs(self, names: Sequence[Name], index: int) -> bool:
         """Whether this is an output of an operator whose inputs, which stand right before it, are
@@ -672,28 +678,45 @@ class _Step(Pairs):
                 return False
         return True
 
-    def _find_parts(self) -> dict[int, float]:
-        """Gradients of what modules take and return that come another number of times on the two
-        sides, as where backward() is called for each part of a loss, and have the same sum.
+    def _find_parts(self) -> None:
+        """Finds gradients of what modules take and return that come another number of times on the
+        two sides, as where backward() is called for each part of a loss, and have the same sum: of
+        their values, or of all elements, if the loss agrees too. Which does not tell their order:
+        the gradients of parameters do that are computed from it.
         """
-        errors = {}
-        unpaired = (
-            *self.ours.names[self.aligned.only_ours],
-            *self.theirs.names[self.aligned.only_theirs],
-        )
-        for number in set(map(int, unpaired)):
-            name = self.table[number]
-            sides = [block.records[block.names == number] for block in (self.ours, self.theirs)]
+        names = [self.table[number] for number in self.theirs.names.tolist()]
+        ends = {name: place for place, name in enumerate(names)}
+        # A bias has the sum of all rows, whatever their order.
+        trained = {n.module for n in ends if n.role == "param_grad" and "bias" not in n.label}
+        outputs = [n for n in ends if n.role == "grad_output" and n.module in trained]
+        read = max((ends[name] for name in outputs), default=-1)
+        is_same_loss = self._has_same_loss()
+        for name in ends:
+            if name.op or name.role not in _PASSED[2:]:
+                continue
+            number = self.table.number(name)
+            places = [np.flatnonzero(block.names == number) for block in (self.ours, self.theirs)]
+            sides = [block.records[at] for block, at in zip((self.ours, self.theirs), places)]
             records = np.concatenate(sides)
-            is_known = all(map(len, sides)) and records["depth"].min() >= Depth.STATS
-            if name.op or name.role not in _PASSED[2:] or not is_known:
+            counts = set(map(len, sides))
+            if len(counts) == 1 or 0 in counts or records["depth"].min() < Depth.STATS:
                 continue
             sums = [float(side["sum"].sum()) for side in sides]
             size = max(float(side["abs_sum"].sum()) for side in sides)
-            limit = max(rounding_limit(int(code)) for code in records["dtype"])
-            if abs(sums[0] - sums[1]) <= _SUMMED * limit * size:
-                errors[number] = abs(sums[0] - sums[1]) / size if size else 0.0
-        return errors
+            limit = _SUMMED * max(rounding_limit(int(code)) for code in records["dtype"])
+            error = abs(sums[0] - sums[1]) / size if size else 0.0
+            extras = [
+                [block.extra(at) for at in own.tolist()]
+                for block, own in zip((self.ours, self.theirs), places)
+            ]
+            loads = [[extra.load for extra in side if extra.load] for side in extras]
+            shapes = {extra.shape for side in extras for extra in side}
+            has_values = len(shapes) == 1 and list(map(len, loads)) == list(map(len, extras))
+            if has_values:
+                mine, other = (torch.stack([load() for load in side]).sum(0) for side in loads)
+                error = compare_elements(mine, other).distance
+            if error <= limit and (has_values or is_same_loss):
+                self.in_parts[number] = error, has_values or ends[name] <= read
 
     def _has_same_loss(self) -> bool:
         mine, other = (self._run.loss_of(block) for block in (self.ours, self.theirs))
@@ -744,9 +767,10 @@ class _Step(Pairs):
         origin = origins[rank] = Origin(
             key,
             self.row(index),
-            rounding_limit(code),
+            rounding_limit(code, index in self.elements),
             self.name(index).role == "param_grad",
             is_permuted(left, right, state, code),
+            bool(self._beyond[index]),
             is_open=key[1] != Phase.UPDATE,
         )
         after = computed & (np.arange(len(computed)) != index)

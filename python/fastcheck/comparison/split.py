@@ -38,7 +38,8 @@ def find_split(
     """The split that the first step shows; None where the inputs come in as many parts, or have
     other sizes.
     """
-    if actual.kind is not Kind.LOG or reference.kind is not Kind.LOG:
+    kinds = (Kind.LOG, Kind.DUMP)
+    if actual.kind not in kinds or reference.kind not in kinds:
         return None
     names = NameTable()
     ranks, sides = [], []

@@ -80,8 +80,9 @@ class Tally:
         self.absent = 0
         #: Tensors of operators that differ, or are on one side alone, where all gradients agree.
         self.rescheduled = 0
-        #: Gradients of what modules take and return that one side has in parts.
-        self.in_parts: dict[str, None] = {}
+        #: Gradients of what modules take and return that one side has in parts, and whether
+        #: something tells the order of their elements.
+        self.in_parts: dict[str, bool] = {}
         #: Parameters of which the ranks of a side do not have the same.
         self.strays: dict[str, None] = {}
         #: Names that are not deterministic.

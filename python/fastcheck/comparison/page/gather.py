@@ -80,7 +80,7 @@ class PairRows(PageRows):
         self["peak_step"][rows[higher]] = steps[higher]
         self.raise_to("reference_peak", rows, peaks[1])
         worse = self.raise_to("worst", rows, excess)
-        self["worst_error"][rows[worse]] = pairs.errors[worse]
+        self["worst_error"][rows[worse]] = pairs.shown_errors[worse]
         self["worst_step"][rows[worse]] = steps[worse]
 
     def _first(
@@ -163,7 +163,7 @@ class Gathered:
 def _excess(pairs: Pairs) -> np.ndarray:
     """The error of each pair over its limit, so that it is above 1 where the pair differs."""
     with np.errstate(all="ignore"):
-        excess = np.where(pairs.errors == 0, 0.0, pairs.errors / pairs.limits)
+        excess = np.where(pairs.shown_errors == 0, 0.0, pairs.shown_errors / pairs.limits)
     excess = np.clip(np.nan_to_num(excess, nan=0.0, posinf=_MOST_EXCESS), 0.0, _MOST_EXCESS)
     is_close = (pairs.states == PairState.CLOSE) | (pairs.states == PairState.REORDERED)
     excess = np.where(is_close, np.clip(excess, 2.0**-40, 1.0), excess)
