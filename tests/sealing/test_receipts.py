@@ -288,3 +288,118 @@ def test_wrong_padding_is_found() -> None:
 def test_a_number_of_words_is_a_positive_int(words: Any) -> None:
     with pytest.raises(fastcheck.ConfigError, match="vocabulary"):
         fastcheck.receipt(vocabulary(0), vocabulary=words)
+
+
+ROWS = ("q_proj.", "k_proj.", "v_proj.", "gate_proj.", "up_proj.")
+
+
+def shards(w: Weights, ranks: int = 2) -> list[Weights]:
+    """What tensor parallel ranks hold: rows of some weights, columns of one, and all of others."""
+    found: list[Weights] = [{} for _ in range(ranks)]
+    for name, value in w.items():
+        dim = 0 if name.startswith(ROWS) else 1 if name == "o_proj.weight" else None
+        for rank, own in enumerate(found):
+            own[name] = value if dim is None else value.chunk(ranks, dim)[rank].clone()
+    return found
+
+
+OWN = {"qkv.*": ["q_proj.*", "k_proj.*", "v_proj.*"], "gate_up.*": ["gate_proj.*", "up_proj.*"]}
+
+
+def own_names(w: Weights) -> Weights:
+    return {name.replace("qkv_proj", "qkv").replace("up_proj", "up"): t for name, t in w.items()}
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_rank_holds_shards_of_a_receipt(weights: Weights, ranks: int) -> None:
+    made = json.loads(json.dumps(fastcheck.receipt(weights, ranks=ranks).to_dict()))
+    for rank, own in enumerate(shards(weights, ranks)):
+        for arrived, map_ in ((own, None), (fused(own), "vllm"), (own_names(fused(own)), OWN)):
+            found = fastcheck.verify(arrived, made, map=map_)
+            assert found and found.equal == 14, str(found)
+            assert found.notes == (
+                f"{len(arrived) - 3} of its tensors are the shards of rank {rank} of {ranks}",
+            )
+        narrow = {name: value.bfloat16() for name, value in own.items()}
+        assert not fastcheck.verify(narrow, made)
+        assert fastcheck.verify(narrow, made, accept=("dtype",)).cast == 14
+    # Shards of the dimension that another weight has whole are shapes that nothing expects.
+    wrong = {**own, "norm.weight": own["norm.weight"][:32], "o_proj.weight": weights[LARGE][:, :5]}
+    if ranks == 4:
+        found = fastcheck.verify(wrong, made)
+        assert set(found.differing) == {"norm.weight", "o_proj.weight"}
+        assert "its shape is (64, 5), expected (64, 64)" in found.differing[LARGE]
+
+
+def test_wrong_shards_are_named(weights: Weights) -> None:
+    made = fastcheck.receipt(weights, ranks=2)
+    one, other = shards(weights)
+    for name in ("q_proj.weight", LARGE, "k_proj.bias"):
+        found = fastcheck.verify({**other, name: one[name]}, made)
+        assert found.differing == {name: "it is the shard of rank 0"}
+    swapped_ = {**one, "k_proj.weight": one["v_proj.weight"]}
+    found = fastcheck.verify(swapped_, made)
+    assert "it is v_proj.weight of the receipt" in found.differing["k_proj.weight"]
+    found = fastcheck.verify(fused(swapped_), made, map="vllm")
+    assert set(found.differing) == {"qkv_proj.weight"} and found.equal == 13
+    rows = {**one, LARGE: one[LARGE].roll(1, 0)}
+    assert fastcheck.verify(rows, made).differing == {LARGE: "other values"}
+    narrow = {**one, LARGE: one[LARGE].bfloat16()}
+    assert fastcheck.verify(narrow, made).differing == {LARGE: "cast from float32 to bfloat16"}
+    # Without ranks= the receipt does not tell.
+    found = fastcheck.verify(one, fastcheck.receipt(weights))
+    assert "its shape is (64, 32), expected (64, 64)" in found.differing[LARGE]
+
+
+@pytest.mark.parametrize("map_", [None, "vllm", OWN])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_whole_is_compared_with_receipts_of_ranks(
+    weights: Weights, ranks: int, map_: Any, tmp_path: Path
+) -> None:
+    def received(of: list[Weights]) -> list[Any]:
+        if map_ is not None:
+            of = [fused(own) if map_ == "vllm" else own_names(fused(own)) for own in of]
+        return [fastcheck.receipt(own) for own in of]
+
+    held = shards(weights, ranks)
+    found = fastcheck.verify(weights, received(held), map=map_)
+    assert found and found.equal == ranks * (14 if map_ is None else 8), str(found)
+    if ranks == 1:
+        assert fastcheck.verify(weights, received(held)[0], map=map_)
+    changed = [dict(own) for own in held]
+    changed[-1]["k_proj.weight"] = changed[-1]["k_proj.weight"].roll(1, 0)
+    changed[0][LARGE] = held[-1][LARGE] + (ranks == 1)
+    found = fastcheck.verify(weights, received(changed), map=map_)
+    qkv = {"vllm": "qkv_proj.weight", None: "k_proj.weight"}.get(
+        map_ if map_ != OWN else "", "qkv.weight"
+    )
+    expected = {qkv, LARGE} if ranks == 1 else {f"{qkv} on rank 1", f"{LARGE} on rank 0"}
+    assert set(found.differing) == expected, str(found)
+    paths = [tmp_path / f"{rank}.json" for rank in range(ranks)]
+    for path, one in zip(paths, received(held)):
+        path.write_text(json.dumps(one.to_dict()))
+    assert fastcheck.verify(weights, paths, map=map_)
+
+
+def test_receipts_of_stages_and_of_heads(weights: Weights) -> None:
+    first = {name: value for name, value in weights.items() if name.startswith(ROWS)}
+    last = {name: value for name, value in weights.items() if name not in first}
+    receipts = [fastcheck.receipt(stage) for stage in (first, last)]
+    assert fastcheck.verify(weights, receipts).equal == 14
+    del last[LARGE]
+    found = fastcheck.verify(weights, [receipts[0], fastcheck.receipt(last)])
+    assert found and found.unexpected == (LARGE,)
+    found = fastcheck.verify(last, receipts)
+    assert not found and f"{LARGE} on rank 1" in found.missing
+    parts = [weights[f"{kind}_proj.weight"].view(8, -1, 64) for kind in "qkv"]
+    heads = {"qkv.weight": torch.cat(parts, 1).flatten(0, 1)}
+    found = fastcheck.verify(weights, fastcheck.receipt(heads), map=OWN)
+    assert found and found.notes == ("qkv.weight has its parts in 8 groups",)
+    rank = {"qkv.weight": heads["qkv.weight"].chunk(2)[1]}
+    found = fastcheck.verify(rank, fastcheck.receipt(weights, ranks=2), map=OWN)
+    assert not found.differing and "shards of rank 1 of 2" in " ".join(found.notes)
+
+
+def test_names_of_a_map_on_both_sides(weights: Weights, made: Any) -> None:
+    assert fastcheck.verify(weights, made, map="vllm").equal == 14
+    assert fastcheck.verify(fused(weights), fastcheck.receipt(fused(weights)), map="vllm")

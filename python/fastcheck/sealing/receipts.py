@@ -9,7 +9,7 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Optional, Union
 
@@ -22,9 +22,11 @@ from fastcheck.errors import CompareError, ConfigError, UnsupportedTensorError, 
 from fastcheck.statistics.functions import stats
 from fastcheck.statistics.stats import Stats, StatsList
 from fastcheck.utils.reading import read_json
-from fastcheck.utils.torch.rank import own_rank
+from fastcheck.utils.torch.rank import group_size, own_rank
 from fastcheck.utils.torch.readable import unreadable_reason
+from fastcheck.utils.torch.sharding import part_of
 
+Given = Union["Receipt", Mapping[str, Any], str, os.PathLike[str]]
 Map = Union[str, Mapping[str, Union[str, Sequence[str]]], None]
 
 #: Larger tensors are read in so many parts, which tell where one is half written.
@@ -32,6 +34,8 @@ _PARTS = 4
 _MANY = 4096
 #: How many parts of a tensor are tried in another order.
 _FEW = 3
+#: Dimensions along which ranks have shards: those of experts, one below the other, are three.
+_DIMS = 3
 #: Formats that weights are cast to on their way.
 _CASTS = (torch.bfloat16, torch.float16)
 
@@ -89,6 +93,7 @@ def receipt(
     *,
     before: Union[Receipt, Mapping[str, Any], None] = None,
     vocabulary: Optional[int] = None,
+    ranks: int = 1,
 ) -> Receipt:
     """A list of the names, shapes, dtypes and checksums of a model's weights, to be compared
     with another model that should have them: ``fastcheck.verify(other, receipt)``.
@@ -103,33 +108,30 @@ def receipt(
         vocabulary: the number of words, where embeddings and output layers have more rows: those
             behind it are padding, and left out. (Padding that only the other side has needs no
             option.)
+        ranks: how many tensor parallel ranks hold shards of these weights on the other side. Each
+            weight is read once more for each dimension that can be divided by it.
 
     Raises:
-        ConfigError: a model without tensors, or a ``before`` that is no receipt.
+        ConfigError: a model without tensors, an option that can't be used, or a ``before`` that is
+            no receipt.
 
     Reads every tensor once, on its device (float32 and float64 three times, for what they are in
     bfloat16 and float16), and waits once. 130 to 260 bytes of JSON a tensor.
     """
-    given = state_of(model)
-    readable, unread = split_readable(given)
+    readable, unread = split_readable(_own_parts(state_of(model)))
+    for option, number, expected in (
+        ("vocabulary", vocabulary, "the number of words, of which embeddings have a row each"),
+        ("ranks", ranks, "the number of ranks that hold a shard each"),
+    ):
+        if number is not None and (type(number) is not int or number < 1):
+            raise ConfigError(f"{option} can't be used", expected=expected, got=repr(number))
     if vocabulary is not None:
-        at_least = "the number of words, of which embeddings have a row each"
-        if isinstance(vocabulary, bool) or not isinstance(vocabulary, int) or vocabulary < 1:
-            raise ConfigError("vocabulary can't be used", expected=at_least, got=repr(vocabulary))
         padded = [name for name in readable if VOCABULARY.search(name) and readable[name].dim()]
         readable.update({name: readable[name][:vocabulary] for name in padded})
     earlier = {} if before is None else _of(before).tensors
-    slices: list[torch.Tensor] = []
-    for tensor in readable.values():
-        slices += [part for dtype in _formats(tensor) for part in _slices(tensor.to(dtype))]
-    sums = iter(_checksums(slices))
     tensors: dict[str, dict[str, Any]] = {}
     first: dict[tuple[object, ...], str] = {}
-    for name, tensor in readable.items():
-        count = len(_slices(tensor))
-        parts = {
-            dtype_name(dtype): [next(sums) for _ in range(count)] for dtype in _formats(tensor)
-        }
+    for (name, tensor), parts in zip(readable.items(), _all_parts(readable.values())):
         entry: dict[str, Any] = {
             "shape": list(tensor.shape),
             "dtype": dtype_name(tensor.dtype),
@@ -140,65 +142,70 @@ def receipt(
         if tensor.numel() and (known := first.setdefault(place_of(tensor), name)) != name:
             entry["tied_to"] = known
         tensors[name] = entry
+    for dim, rank in itertools.product(range(_DIMS), range(ranks if ranks > 1 else 0)):
+        shards = {
+            name: tensor.chunk(ranks, dim)[rank]
+            for name, tensor in readable.items()
+            if dim < tensor.dim() and tensor.numel() and tensor.shape[dim] % ranks == 0
+        }
+        for name, parts in zip(shards, _all_parts(shards.values())):
+            tensors[name].setdefault("shards", {}).setdefault(str(dim), []).append(parts)
     return Receipt(tensors, unread)
 
 
 def arrival(
     other: Union[torch.nn.Module, Mapping[str, Any], str, os.PathLike[str]],
-    given: Union[Receipt, Mapping[str, Any], str, os.PathLike[str]],
+    given: Union[Given, Sequence[Given]],
     *,
     map: Map = None,
     accept: Sequence[str] = (),
     trust: bool = False,
 ) -> Arrival:
     """Holds a model, a state_dict or a checkpoint to a receipt; see verify()."""
-    if isinstance(given, (str, os.PathLike)):
-        given = read_json(os.fspath(given))
-    wanted = _of(given).tensors
+    is_list = isinstance(given, Sequence) and not isinstance(given, str)
+    several: Any = given if is_list and given else [given]
+    receipts = [
+        _of(read_json(os.fspath(one)) if isinstance(one, (str, os.PathLike)) else one).tensors
+        for one in several
+    ]
     if isinstance(other, (str, os.PathLike)):
         source = CheckpointSource(os.fspath(other), trust)
         state = {name: load() for name, load in source.tensors.items()}
     else:
-        state = state_of(other)
+        state = _own_parts(state_of(other))
     readable, unread = split_readable(state)
     if isinstance(map, str):
         choice("map", map, BUILT_IN, "a mapping")
     renaming = Renaming.of(map)
-    checks = _Checks(wanted, "dtype" in accept, renaming.has_groups)
-    unexpected, notes = [], []
-    for name, sources in _sources(renaming, state, wanted).items():
-        if name in unread and sources:
-            checks.leave(name, sources, f"can't be read: {unread[name]}")
-        elif name in unread:
-            notes.append(f"{name} can't be read: {unread[name]}")
-        elif sources:
-            checks.hold(name, readable[name], sources)
-        else:
-            unexpected.append(name)
-    if checks.padded:
-        first, rows = next(iter(checks.padded.items()))
-        others = f", nor those of {len(checks.padded) - 1:,} more" if len(checks.padded) > 1 else ""
-        notes.append(f"{rows:,} rows of padding behind {first} are not verified{others}")
-    if checks.grouped:
-        first, groups = next(iter(checks.grouped.items()))
-        others = f", as {len(checks.grouped) - 1:,} others" if len(checks.grouped) > 1 else ""
-        notes.append(f"{first} has its parts in {groups:,} groups{others}")
-    if not checks.seen:
-        notes += _other_prefix(unexpected, wanted)
-    arrived = set(checks.equal)
-    missing = tuple(
-        name
-        for name, entry in wanted.items()
-        if name not in checks.seen and entry.get("tied_to", name) not in arrived
-    )
+    checks = [_Checks(wanted, "dtype" in accept, renaming.has_groups) for wanted in receipts]
+    unexpected, notes = Counter[str](), dict[str, None]()
+    for own in checks:
+        for names, sources in _units(renaming, state, own.wanted):
+            bad = [f"can't be read: {unread[name]}" for name in names if name in unread]
+            label = names[0] if len(names) == 1 else sources[0]
+            if bad and sources:
+                own.leave(label, sources, bad[0])
+            elif bad:
+                notes[f"{label} {bad[0]}"] = None
+            elif not sources:
+                unexpected.update(names)
+            else:
+                tensors: Sequence[torch.Tensor] = [readable[name] for name in names]
+                if is_list and len(sources) == 1:
+                    holders = [one for one in checks if sources[0] in one.wanted]
+                    shapes = [one.wanted[sources[0]]["shape"] for one in holders]
+                    tensors = _of_rank(tensors, shapes, holders.index(own))
+                own.join(label, tensors, sources)
+        notes.update(dict.fromkeys(own.settle(list(unexpected))))
+    ends = [f" on rank {rank}" if rank or len(checks) > 1 else "" for rank in range(len(checks))]
     return Arrival(
         own_rank(),
-        len(checks.equal),
-        checks.differing,
-        missing,
-        tuple(unexpected),
+        sum(len(own.equal) for own in checks),
+        {f"{name}{end}": t for own, end in zip(checks, ends) for name, t in own.differing.items()},
+        tuple(f"{name}{end}" for own, end in zip(checks, ends) for name in own.missing),
+        tuple(name for name, count in unexpected.items() if count == len(checks)),
         tuple(notes),
-        checks.cast,
+        sum(own.cast for own in checks),
     )
 
 
@@ -208,7 +215,7 @@ class _Checks:
     def __init__(
         self, wanted: Mapping[str, dict[str, Any]], accept: bool, has_groups: bool
     ) -> None:
-        self._wanted, self._accepts_casts, self._has_groups = wanted, accept, has_groups
+        self.wanted, self._accepts_casts, self._has_groups = wanted, accept, has_groups
         self._by_content = {
             tuple(parts): name
             for name, entry in wanted.items()
@@ -222,21 +229,105 @@ class _Checks:
         self.grouped: dict[str, int] = {}
         #: By name, how many rows are behind those of the vocabulary.
         self.padded: dict[str, int] = {}
+        of_shards: dict[tuple[int, int], dict[str, Any]] = {}
+        for name, entry in wanted.items():
+            for dim, shards in entry.get("shards", {}).items():
+                divided = list(entry["shape"])
+                divided[int(dim)] //= len(shards)
+                for rank, parts in enumerate(shards):
+                    own = {"shape": divided, "dtype": entry["dtype"], "parts": parts}
+                    of_shards.setdefault((int(dim), rank), {})[name] = own
+        #: By dimension and rank, the checks of shards; and by name, the dimension of one.
+        self._shards = {key: _Checks(own, accept, has_groups) for key, own in of_shards.items()}
+        self._dims: dict[str, int] = {}
+
+    def settle(self, unexpected: Sequence[str]) -> list[str]:
+        """Notes on what was found. Of shards it takes those of this rank, where the process group
+        has as many ranks, or of the rank of which fewest differ.
+        """
+        notes = []
+        if self._dims:
+            shards, dims = self._shards, self._dims.items()
+            told = [
+                {n: text for n, dim in dims if (text := shards[dim, at].differing.get(n))}
+                for at in range(1 + max(at for _, at in shards))
+            ]
+            rank = min(range(len(told)), key=lambda at: len(told[at]))
+            rank = own_rank() if group_size() == len(told) else rank
+            for name, text in told[rank].items():
+                owners = [at for at, names in enumerate(told) if name not in names]
+                self.differing[name] = f"it is the shard of rank {owners[0]}" if owners else text
+            for own in (shards[dim, rank] for dim in set(self._dims.values())):
+                self.equal += own.equal
+                self.cast += own.cast
+                self.grouped.update(own.grouped)
+            notes.append(
+                f"{len(dims):,} of its tensors are the shards of rank {rank} of {len(told)}"
+            )
+        if self.padded:
+            first, rows = next(iter(self.padded.items()))
+            others = f", nor those of {len(self.padded) - 1:,} more" if len(self.padded) > 1 else ""
+            notes.append(f"{rows:,} rows of padding behind {first} are not verified{others}")
+        if self.grouped:
+            first, groups = next(iter(self.grouped.items()))
+            others = f", as {len(self.grouped) - 1:,} others" if len(self.grouped) > 1 else ""
+            notes.append(f"{first} has its parts in {groups:,} groups{others}")
+        return notes if self.seen else [*notes, *_other_prefix(unexpected, self.wanted)]
+
+    @property
+    def missing(self) -> list[str]:
+        """Names of the receipt that nothing was compared with."""
+        arrived = set(self.equal)
+        return [
+            name
+            for name, entry in self.wanted.items()
+            if name not in self.seen and entry.get("tied_to", name) not in arrived
+        ]
 
     def leave(self, name: str, sources: Sequence[str], why: str) -> None:
         """Notes a tensor that is not compared with its sources, and why."""
         self.seen |= set(sources)
         self.differing[name] = why
 
+    def join(self, name: str, tensors: Sequence[torch.Tensor], sources: Sequence[str]) -> None:
+        """Compares a tensor with its sources, or the parts of a fused one with that."""
+        if len(tensors) == 1:
+            self.hold(name, tensors[0], sources)
+            return
+        shapes = [list(tensor.shape) for tensor in tensors]
+        if any(not shape or shape[1:] != shapes[0][1:] for shape in shapes):
+            text = " + ".join(str(tuple(shape)) for shape in shapes)
+            self.leave(name, sources, f"its parts have the shapes {text}")
+            return
+        entry, counts = self.wanted[sources[0]], [1]
+        if self._has_groups:
+            counts = group_counts([shape[0] for shape in shapes])
+        for groups in (*counts, 1):
+            whole = _joined(tensors, groups, entry["shape"])
+            if not self._problem(whole, entry, sources[0]):
+                break
+        if groups > 1:
+            self.grouped.setdefault(name, groups)
+        self.hold(name, whole, sources)
+
     def hold(self, name: str, tensor: torch.Tensor, sources: Sequence[str]) -> None:
+        """Compares a tensor, which may be a rank's shard, with its sources, one below the other."""
         self.seen |= set(sources)
-        shapes = [self._wanted[source]["shape"] for source in sources]
+        shapes = [self.wanted[source]["shape"] for source in sources]
         stacked = tensor.dim() - len(shapes[0])
         if len(shapes) > 1 and stacked > 0:  # one expert below the other
             tensor = tensor.flatten(0, stacked)
         if VOCABULARY.search(name) and (rows := _padding(tensor, shapes)):
             self.padded[name] = rows
             tensor = tensor[:-rows]
+        for (dim, _), shards in self._shards.items():
+            own = [shards.wanted[source]["shape"] for source in sources if source in shards.wanted]
+            is_one = len(own) == 1 and own[0] == list(tensor.shape)
+            if len(own) == len(sources) and (is_one or (own[1:] and _fits(tensor, own))):
+                shards.hold(name, tensor, sources)
+                self._dims[name] = dim
+        if name in self._dims:
+            return
         if not _fits(tensor, shapes):
             text = " + ".join(str(tuple(shape)) for shape in shapes)
             self.differing[name] = f"its shape is {tuple(tensor.shape)}, expected {text}"
@@ -267,13 +358,13 @@ class _Checks:
                 problems.append(problem if len(sources) == 1 else f"{source} in it: {problem}")
             else:
                 self.equal.append(source)
-                self.cast += dtype_name(piece.dtype) != self._wanted[source]["dtype"]
+                self.cast += dtype_name(piece.dtype) != self.wanted[source]["dtype"]
         if problems:
             self.differing[name] = "; ".join(problems)
 
     def _tried(self, tensor: torch.Tensor, sources: Sequence[str], groups: int) -> list[str]:
         """The problem of each of these parts, which follow each other in so many groups."""
-        entries = [self._wanted[source] for source in sources]
+        entries = [self.wanted[source] for source in sources]
         pieces = _pieces(tensor, [entry["shape"] for entry in entries], groups)
         return [self._problem(*part) for part in zip(pieces, entries, sources)]
 
@@ -365,6 +456,12 @@ def state_of(
     return state
 
 
+def _own_parts(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors, and of a DTensor what this rank has of it, unless that is a part of a sum."""
+    parts = {name: part_of(tensor) for name, tensor in state.items()}
+    return {name: part.data if part else state[name] for name, part in parts.items()}
+
+
 def place_of(tensor: torch.Tensor) -> tuple[object, ...]:
     """The place of a tensor's elements: that of a tied weight is the same."""
     return tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
@@ -412,6 +509,19 @@ def _parts(tensor: torch.Tensor) -> list[str]:
     return _checksums(_slices(tensor))
 
 
+def _all_parts(tensors: Collection[torch.Tensor]) -> list[dict[str, list[str]]]:
+    """The checksums of each tensor's parts, by the dtypes to try for it; all read in one call."""
+    casts = (tensor.to(dtype) for tensor in tensors for dtype in _formats(tensor))
+    sums = iter(_checksums([part for cast in casts for part in _slices(cast)]))
+    return [
+        {
+            dtype_name(dtype): list(itertools.islice(sums, len(_slices(tensor))))
+            for dtype in _formats(tensor)
+        }
+        for tensor in tensors
+    ]
+
+
 def _checksums(slices: Sequence[torch.Tensor]) -> list[str]:
     """A call for each device; all are waited for at the end."""
     places: dict[torch.device, list[int]] = {}
@@ -454,18 +564,57 @@ def _pieces(
     return [piece.flatten(0, 1) for piece in rows.tensor_split(list(ends), 1)]
 
 
+def _joined(tensors: Sequence[torch.Tensor], groups: int, shape: Sequence[int]) -> torch.Tensor:
+    """The tensors one below the other, in each group; in a shape of as many elements."""
+    rows = [tensor.reshape(groups, -1, *tensor.shape[1:]) for tensor in tensors]
+    whole = torch.cat(rows, 1).flatten(0, 1)
+    return whole.reshape(shape) if whole.numel() == math.prod(shape) else whole
+
+
+def _of_rank(
+    tensors: Sequence[torch.Tensor], shapes: Sequence[Sequence[int]], rank: int
+) -> Sequence[torch.Tensor]:
+    """A rank's shards of tensors that follow each other; what is made of them has these shapes on
+    the ranks. The tensors, where the ranks have all of them.
+    """
+    if not all(tensor.dim() for tensor in tensors):
+        return tensors
+    whole = [sum(map(len, tensors)), *tensors[0].shape[1:]]
+    for dim, size in enumerate(whole if len(shapes) > 1 else []):
+        rest = [[*shape[:dim], *shape[dim + 1 :]] for shape in (whole, *shapes)]
+        if rest.count(rest[0]) < len(rest) or sum(shape[dim] for shape in shapes) != size:
+            continue
+        first, last = (sum(shape[dim] for shape in shapes[:n]) for n in (rank, rank + 1))
+        return [
+            tensor.narrow(dim, held * first // size, held * last // size - held * first // size)
+            for tensor in tensors
+            for held in [tensor.shape[dim]]
+        ]
+    return tensors
+
+
 # ---- names --------------------------------------------------------------------------------------
 
 
-def _sources(
+def _units(
     renaming: Renaming, state: Mapping[str, Any], wanted: Mapping[str, Any]
-) -> dict[str, list[str]]:
-    """The names of the receipt that each tensor is made of; none where the receipt has none."""
-    parts: dict[str, list[tuple[tuple[int, ...], str]]] = {}
-    for name in wanted:
-        whole, part = renaming.of_reference().place(name)
-        parts.setdefault(whole, []).append((part, name))
-    return {name: [part for _, part in sorted(parts.get(renaming(name), []))] for name in state}
+) -> Iterator[tuple[list[str], list[str]]]:
+    """Names of the other model, and those of the receipt that they are compared with, none where it
+    has none: a name with its own, a fused one with its parts, or its parts with it.
+    """
+    found: dict[str, tuple[list[Any], list[Any]]] = {}
+    for side, (names, own) in enumerate(((state, renaming), (wanted, renaming.of_reference()))):
+        for name in names:
+            whole, part = own.place(name)
+            found.setdefault(whole, ([], []))[side].append((part, name))
+    for mine, theirs in found.values():
+        sources = [name for _, name in sorted(theirs)]
+        if len(mine) > 1 and len(sources) == 1 and all(part for part, _ in mine):
+            yield [name for _, name in sorted(mine)], sources
+            continue
+        by_part = dict(theirs)
+        for part, name in mine:
+            yield [name], [by_part[part]] if part in by_part else sources
 
 
 def _other_prefix(names: Sequence[str], wanted: Mapping[str, Any]) -> list[str]:
@@ -503,4 +652,5 @@ def _is_entry(entry: Any) -> bool:
         and isinstance(entry.get("dtype"), str)
         and isinstance(entry.get("shape"), list)
         and isinstance(entry.get("parts"), Mapping)
+        and isinstance(entry.get("shards", {}), Mapping)
     )

@@ -26,7 +26,7 @@ from fastcheck.errors import (
 )
 from fastcheck.record.format import DTYPES, NONFINITE_COUNTS
 from fastcheck.reproducibility.environment import environment
-from fastcheck.sealing.receipts import Arrival, Map, Receipt, arrival, place_of, read_all, state_of
+from fastcheck.sealing.receipts import Arrival, Given, Map, arrival, place_of, read_all, state_of
 from fastcheck.sealing.resuming import (
     Resumption,
     Tree,
@@ -303,7 +303,7 @@ def verify(checkpoint: str, *, trust: bool = False) -> Verification: ...
 @overload
 def verify(
     checkpoint: Union[str, torch.nn.Module, Mapping[str, Any]],
-    receipt: Union[Receipt, Mapping[str, Any], str],
+    receipt: Union[Given, Sequence[Given]],
     *,
     map: Map = None,
     accept: Sequence[str] = (),
@@ -338,9 +338,10 @@ def verify(
         checkpoint: a file of torch, safetensors or NumPy, or a directory of them, such as a sharded
             one. With a receipt also a module or a state_dict.
         receipt: what ``fastcheck.receipt(model)`` returned where the weights come from, its
-            ``to_dict()``, or a file with the JSON of that. Each weight that is not as it was there
-            is named, and how: old (``receipt(before=)``), missing, cast, transposed, swapped, half
-            written.
+            ``to_dict()``, or a file with the JSON of that; of tensor parallel ranks, or pipeline
+            stages, a list with the receipt of each, for the whole model. Each weight that is not as
+            it was there is named, and how: old (``receipt(before=)``), missing, cast, transposed,
+            swapped, half written, the shard of another rank.
         map: with a receipt, names that differ: those of the weights, and what they are made of in
             the receipt, one below the other. ``*`` stands for anything:
             ``{"*.qkv.weight": ["*.q.weight", "*.k.weight", "*.v.weight"]}``. ``"vllm"`` is built
