@@ -235,7 +235,7 @@ FAULTS: dict[str, tuple[int, Any, Any, tuple[str, ...]]] = {
     "a dead layer": (40, lambda p: output_changed(p, torch.zeros_like), None, ("layer",)),
     "a batch of one value": (1, None, constant_batch, ("data",)),
     "a batch x30": (1, None, scaled_batch, ("data",)),
-    "labels shifted": (8, None, shifted_labels, ("data",)),
+    "labels shifted": (8, None, shifted_labels, ("data", "loss")),
 }
 
 

@@ -170,7 +170,7 @@ def spike(names: dict[int, Any]) -> Any:
 @pytest.mark.filterwarnings("ignore::fastcheck.WatchWarning")
 def test_the_event_of_a_spike_names_its_batch() -> None:
     event = spike({step: f"row {step}" for step in range(40)}).watch.events[0]
-    assert (event.kind, event.cause, event.batch) == ("loss_spike", "data", "row 35")
+    assert (event.kind, event.cause, event.batch) == ("loss_spike", "loss", "row 35")
     assert "; batch row 35" in str(event)
     assert event.to_dict()["batch"] == "row 35"
     plain = spike({}).watch.events[0]

@@ -836,6 +836,112 @@ def test_a_buffer_that_its_module_has_made_non_finite() -> None:
     assert "var of one element is 0/0" in text and "Buffer 1.variance keeps" in text
 
 
+class Running(nn.Module):
+    """Divides by what it has counted before this call. The count is a buffer."""
+
+    seen: torch.Tensor
+
+    def __init__(self, in_place: bool) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.ones(()))
+        self.in_place, self.is_on = in_place, False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scale = x.detach().mean() * 0 / self.seen
+        if self.in_place:
+            self.seen += len(x)
+        else:
+            self.seen = self.seen + len(x)
+        return x + scale
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+@pytest.mark.parametrize("when", [0, 2])
+def test_a_call_runs_again_with_its_buffers_as_they_were(in_place: bool, when: int) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), Running(in_place), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with fastcheck.install(model), pytest.raises(fastcheck.OverflowDetected) as stop:
+        for index, x in enumerate(batches(4)):
+            if index == when:
+                model[1].seen.zero_()
+            optimizer.zero_grad()
+            model(x).mean().backward()
+            optimizer.step()
+    made = stop.value.report.made_by
+    assert stop.value.step == when
+    assert made is not None and made.operator == "aten.div.Tensor" and "in 1 made it" in made.how
+    assert float(model[1].seen) == 4  # that of the run itself
+
+
+def test_the_infinities_that_a_maximum_over_nothing_leaves() -> None:
+    class Pool(nn.Module):
+        def forward(self, x: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
+            return x.masked_fill(~keep, -math.inf).amax(1)
+
+    pool, head = Pool(), nn.Linear(1, 2)
+    optimizer = torch.optim.SGD(head.parameters(), 0.1)
+    with fastcheck.install(head, pool), pytest.raises(fastcheck.OverflowDetected) as stop:
+        for x in batches(2):
+            keep = torch.ones(4, 8, dtype=torch.bool)
+            keep[1] = False
+            optimizer.zero_grad()
+            head(pool(x, keep)[:, None]).mean().backward()
+            optimizer.step()
+    made = stop.value.report.made_by
+    assert stop.value.culprit.site.module == "Pool"
+    assert (
+        made is not None and made.operator == "aten.amax" and "left -Inf in its result" in made.how
+    )
+    assert "check that no row is masked whole" in str(stop.value)
+
+
+def test_the_log_of_0_in_a_target_is_not_what_the_loss_made() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 4)
+    with fastcheck.install(model), pytest.raises(fastcheck.OverflowDetected) as stop:
+        goal = torch.tensor([1.0, 0.0, 2.0, 1.0]).log()
+        nn.functional.smooth_l1_loss(model(torch.ones(1, 4)), goal[None]).backward()
+    text = " ".join(str(stop.value).split())
+    assert "SmoothL1LossBackward0 in the graph of the loss read it in a tensor that has no" in text
+    assert "The first bad element of target is [0, 1]" in text
+    assert "while what it read was" not in text
+
+
+def test_a_buffer_that_was_never_finite_is_blamed_in_training() -> None:
+    class Rotary(nn.Module):
+        cos: torch.Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("cos", torch.full((8,), math.inf).cos())
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.cos
+
+    model = nn.Sequential(nn.Linear(8, 8), Rotary(), nn.Linear(8, 1))
+    with fastcheck.install(model), pytest.raises(fastcheck.OverflowDetected) as stop:
+        model(torch.ones(2, 8)).mean().backward()
+    assert (stop.value.culprit.site.role, stop.value.culprit.site.label) == ("buffer", "cos")
+    assert "it was non-finite when it was first read" in stop.value.culprit.reason
+
+
+def test_a_weight_that_no_optimizer_holds() -> None:
+    """An average of weights, corrected by 0 at first."""
+    student, teacher = nn.Linear(4, 2), nn.Linear(4, 2).requires_grad_(False)
+    optimizer = torch.optim.SGD(student.parameters(), 0.1)
+    with fastcheck.install(student, teacher), pytest.raises(fastcheck.OverflowDetected) as stop:
+        for step in range(3):
+            x = torch.ones(2, 4)
+            optimizer.zero_grad()
+            (student(x) - teacher(x)).square().mean().backward()
+            optimizer.step()
+            with torch.no_grad():
+                for p in teacher.parameters():
+                    p.mul_(0).div_(torch.tensor(1 - 0.9**step))
+    assert stop.value.culprit.reason.endswith("no optimizer that has stepped holds it")
+    assert stop.value.report.learning_rates == ()
+
+
 def test_the_backward_of_a_criterion_that_is_installed() -> None:
     class Distance(nn.Module):
         def forward(self, x: torch.Tensor, is_on: bool) -> torch.Tensor:

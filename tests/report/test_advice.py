@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import fastcheck
-from fastcheck.record.event import CHANGED_BY_LOOP
+from fastcheck.record.event import CHANGED_BY_LOOP, NOT_UPDATED
 from fastcheck.record.format import Verdict
 from fastcheck.report.advice.choose import advise
 from fastcheck.report.stop_report import MadeBy, StopReport
@@ -656,6 +656,65 @@ OPERATORS = {
         operator_report("aten._linalg_svd", {"self": of()}, backward=True, nan_count=2),
         "singular values: two equal ones",
     ),
+    "addmm of -Inf": (
+        operator_report("aten.addmm", {"self": of(), "mat1": of(neginf_count=3)}, nan_count=3),
+        "mat1 holds 3 -Inf, of which addmm makes NaN (Inf - Inf, 0 * Inf, sin(Inf))",
+    ),
+    "sin of Inf": (
+        operator_report("aten.sin", {"self": of(posinf_count=1)}, nan_count=1),
+        "self holds 1 Inf, of which sin makes NaN",
+    ),
+    "maximum over nothing": (
+        operator_report("aten.amax", {"self": of(neginf_count=2)}, neginf_count=1),
+        "has nothing to choose from (a node without neighbours)",
+    ),
+    "labels of no rows": (
+        operator_report("aten.nll_loss_forward", {"self": of(numel=0)}, numel=1, nan_count=1),
+        "A mean over no elements is 0/0: self is empty",
+    ),
+    "layer norm without eps": (
+        operator_report("aten.native_layer_norm", {"input": ZERO, "weight": of()}, nan_count=8),
+        "where eps is 0, or too small, that is 0/0",
+    ),
+    "logit of 1": (
+        operator_report("aten.logit", {"self": of()}, posinf_count=1),
+        "logit is NaN outside of 0 to 1, and infinite at these. Clamp it inside. x.logit(eps=1e-4)",
+    ),
+    "xlogy of 0": (
+        operator_report("aten.xlogy.Tensor", {"self": of(), "other": ZERO}, neginf_count=2),
+        "other is 0 in 2 of 8 elements: log(0) is -Inf",
+    ),
+    "mse of 1e30": (
+        operator_report("aten.mse_loss", {"self": of(high=1e30)}, numel=1, posinf_count=1),
+        "self reaches 1.00e+30, whose square is beyond float32's 3.40e+38. Look for",
+    ),
+    "a product of two large numbers": (
+        operator_report(
+            "aten.mul.Tensor", {"self": of(high=1e25), "other": of(high=1e20)}, posinf_count=4
+        ),
+        "self reaches 1.00e+25 and other 1.00e+20, whose product is beyond float32's 3.40e+38",
+    ),
+    "slogdet of 0": (
+        operator_report("aten._linalg_slogdet", {"A": ZERO}, numel=1, neginf_count=1),
+        "the log of zero (of the determinant of a singular matrix, too)",
+    ),
+    "logaddexp backward": (
+        operator_report(
+            "aten.logaddexp",
+            {"self": of(neginf_count=2), "other": of(neginf_count=2)},
+            backward=True,
+            nan_count=2,
+        ),
+        "Two operands that are both -inf: the logaddexp is -Inf",
+    ),
+    "qr backward": (
+        operator_report("aten.linalg_qr", {"self": of()}, backward=True, nan_count=2),
+        "The backward of qr divides by the diagonal of R",
+    ),
+    "logit backward": (
+        operator_report("aten.logit", {"self": of()}, backward=True, nan_count=2),
+        "The derivative of logit is infinite at 0 and 1",
+    ),
     "eigh backward": (
         operator_report("aten._linalg_eigh", {"self": of()}, backward=True, posinf_count=2),
         "eigenvalues: two equal ones",
@@ -676,6 +735,38 @@ def test_values_that_do_not_explain_the_result_give_no_such_advice(name: str) ->
     report, wanted = OPERATORS[name]
     harmless = tuple((site, of(0.5, 1.0)) for site, _ in report.inputs)
     assert wanted not in advice_of(replace(report, inputs=harmless))
+
+
+def test_growth_from_near_0_or_of_a_few_doublings_has_led_to_no_overflow() -> None:
+    report, wanted = OPERATORS["0/0"]
+    for first, factor in ((1e-8, 40.0), (0.1, 2.0)):
+        before = build.grown("float32", first, factor, 4, 4)
+        trend = np.stack([*before, report.culprit.record])
+        told = advice_of(replace(report, trend=trend))
+        assert wanted in told and "Stop the growth" not in told
+
+
+def test_an_operator_that_has_no_rule_is_given_no_cause() -> None:
+    report = operator_report("aten.linalg_matrix_exp", {"self": of(high=120.0)}, posinf_count=8)
+    first = advise(report)[0].text
+    assert "aten.linalg_matrix_exp made Inf of numbers up to 120 in magnitude" in first
+    assert "exp of a large number" not in first and "division" not in first
+
+
+def test_a_parameter_that_no_optimizer_holds_was_written_by_the_program() -> None:
+    where = build.site("fc", "Linear", direction="optimizer", role="param", label="weight")
+    before = build.grown("float32", 1.0, 1.1, 8, 8)
+    report = build.report(where, build.record(nan_count=1, step=9), Verdict.ARRIVED, before)
+    culprit = replace(report.culprit, reason=f"it was finite; {NOT_UPDATED}")
+    first = advise(replace(report, culprit=culprit))[0].text
+    assert "The program wrote fc.weight" in first and "learning rate" not in first
+
+
+def test_a_buffer_that_never_was_finite_is_its_initialisation() -> None:
+    where = build.site("rope", "Rotary", direction="optimizer", role="buffer", label="cos")
+    told = advice_of(build.report(where, build.record(nan_count=1, step=0), Verdict.ARRIVED))
+    assert "look at the checkpoint, and at the code that makes it" in told
+    assert "earlier batches" not in told
 
 
 def test_an_operator_from_the_graph_of_the_loss_is_as_good() -> None:

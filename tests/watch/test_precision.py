@@ -105,7 +105,7 @@ class TestUnderflow:
         run.steps(80, {GRADIENT: {**HALF, "zero_count": 100}})
         zero = {GRADIENT: {**HALF, "zero_count": 1000, "subnormal_count": 20}}
         run.steps(80, zero)
-        assert spike(run, zero).cause == "data"
+        assert spike(run, zero).cause == "loss"
 
     @pytest.mark.parametrize(
         ("place", "fields"),

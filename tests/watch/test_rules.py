@@ -105,4 +105,4 @@ class TestWhatAlwaysMovesOneWay:
     @pytest.mark.parametrize("steps", [68, 80, 120])
     def test_it_is_not_what_moved_first(self, steps: int) -> None:
         (event,) = self.run(steps).step(self.changed(steps), loss=2000.0)
-        assert event.cause == "data" and len(event.movers) == 1
+        assert event.cause == "loss" and len(event.movers) == 1

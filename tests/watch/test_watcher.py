@@ -209,7 +209,7 @@ class TestTheLoss:
 
     def test_no_targets_explain_it(self) -> None:
         (event,) = warmed_up().step(loss=4.0)
-        assert event.cause == "data"
+        assert event.cause == "loss"
         assert "targets" in event.text
 
 

@@ -207,6 +207,13 @@ new_call: Callable[..., Call] = Call if _module is None else _module.Call
 new_counter: Callable[[], CallCounter] = CallCounter if _module is None else _module.CallCounter
 
 
+def outermost_of(call: Call) -> Call:
+    """The call from outside in which this one lies, or this one."""
+    while call.parent is not None:
+        call = call.parent
+    return call
+
+
 class CallLog:
     """The calls of one step, in the order in which they began; searched only once something is
     wrong, perhaps by the drain's thread while the next one begins.

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_map
 
-from fastcheck.calls.module_calls import Call
+from fastcheck.calls.module_calls import Call, outermost_of
 from fastcheck.errors import first_line
 from fastcheck.monitor.session.config import Config
 from fastcheck.monitor.session.options import Stop
@@ -132,14 +132,20 @@ def _call_frames() -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def run_again(running: RunningCall, session: Session, install: Install) -> MadeBy:
+def run_again(
+    running: RunningCall, session: Session, install: Install, only_neginf: bool
+) -> MadeBy:
     """Runs the call again, with its inputs and the same modes of autograd and autocast. What the
     modules and their hooks do beyond that (a print, a counter elsewhere) happens once more.
+    ``only_neginf``: of what was found.
     """
-    name = running.call.node.name
-    # The outermost call began with this state; that of another one is not known.
-    generator = session.passes.generator if running.call.parent is None else None
-    outcome = _attempt(running, session, lambda: _observed(running, session, install, generator))
+    name, outermost = running.call.node.name, outermost_of(running.call)
+    held = next((run for run in session.passes.held if run.call is outermost), None)
+
+    def find() -> Optional[_Found]:
+        return _observed(running, session, install, held, only_neginf)
+
+    outcome = _attempt(running, session, find)
     if isinstance(outcome, MadeBy):
         return outcome
     if outcome is None:
@@ -152,18 +158,20 @@ def run_again(running: RunningCall, session: Session, install: Install) -> MadeB
     within = f" in {part}" if part != running.call.node.path else ""
     read_bad = any(is_nonfinite(record) for _, record in outcome.inputs)
     what = "NaN or Inf in addition to those that it read" if read_bad else "it, from finite values"
-    how = f"{outcome.event.site.op}{within} made {what}: {name} was run again on its inputs, "
-    return outcome.made_by(f"{how}{_as_eager(running.call)}.")
+    how = outcome.left_neginf or f"{outcome.event.site.op}{within} made {what}"
+    how += f": {name} was run again on its inputs, {_as_eager(running.call)}."
+    return outcome.made_by(how)
 
 
 class Search(NamedTuple):
     """The step, and the path of the module, of a finding. ``kind``: ``"forward"``, ``"backward"``
-    or ``"buffer"``.
+    or ``"buffer"``; ``only_neginf``: of the finding.
     """
 
     step: Step
     path: str
     kind: str
+    only_neginf: bool = False
 
 
 def run_pass_again(
@@ -182,7 +190,7 @@ def run_pass_again(
 
     def find() -> Optional[_Found]:
         known = _Known(held, session, search)
-        return _observed(running, session, install, held.generator, known)
+        return _observed(running, session, install, held, search.only_neginf, known)
 
     # A module that is called within a backward would seem to be recomputed.
     outcome = _attempt(running, session, (lambda: _elsewhere(find)) if is_within else find)
@@ -196,11 +204,12 @@ def run_pass_again(
     if not is_backward:
         is_inside = not search.path or part.startswith(f"{search.path}.")
         is_there = part == search.path or (is_inside and search.kind == "forward")
-        if not is_there or any(is_nonfinite(record) for _, record in outcome.inputs):
+        left = outcome.left_neginf
+        if not is_there or (not left and any(is_nonfinite(r) for _, r in outcome.inputs)):
             return None
-        how = f"{prefix}{op} made NaN or Inf of finite values. {name} was run again on its inputs, "
+        how = f"{prefix}{left or f'{op} made NaN or Inf of finite values'}. {name} was run again"
         since = "" if search.step is session.step else ", with the weights that it has now"
-        return outcome.made_by(f"{how}{_as_eager(held.call)}{since}.")
+        return outcome.made_by(f"{how} on its inputs, {_as_eager(held.call)}{since}.")
     reason = outcome.event.reason.partition(";")[0]
     if outcome.event.verdict is Verdict.ABSORBED:
         reason = "everything that it read was finite"
@@ -373,6 +382,13 @@ class _Found(NamedTuple):
     module: str
     inputs: tuple[tuple[str, np.void], ...]
 
+    @property
+    def left_neginf(self) -> str:
+        """A clause on -Inf that was written on purpose; empty where it is something else."""
+        event = self.event
+        is_meant = event.verdict is Verdict.INTENDED
+        return f"{event.site.op} left -Inf in its result ({event.reason})" if is_meant else ""
+
     def made_by(self, how: str) -> MadeBy:
         event = self.event
         is_backward = event.site.direction == "backward"
@@ -391,7 +407,8 @@ def _observed(
     running: RunningCall,
     session: Session,
     install: Install,
-    generator: Optional[torch.Tensor],
+    held: Optional[Pass],
+    only_neginf: bool,
     known: Optional[_Known] = None,
 ) -> Optional[_Found]:
     """The place where the numbers of a second run begin; None: nowhere, or it is not ``known``
@@ -417,16 +434,24 @@ def _observed(
             warnings.simplefilter("ignore")
             with unobserved():
                 args, kwargs = tree_map(copies.of, (running.args, running.kwargs))
+                for holder, name, copied in () if held is None else held.buffers:
+                    if (owner := holder()) is not None:
+                        owner._buffers[name] = copied.clone()
                 if known is not None and known.kind == "buffer":
                     _mend_buffers(module)
             with install(config, models) as monitor:
-                if generator is not None:
-                    torch.default_generator.set_state(generator)
+                # The outermost call began with this state; that of another one is not known.
+                state = session.passes.generator if held is None else held.generator
+                if state is not None and running.call.parent is None:
+                    torch.default_generator.set_state(state)
                 with contextlib.nullcontext() if known is None else known.modes():
                     outputs = module(*args, **kwargs)
                     if known is not None and not known.run_backward(outputs):
                         return None
             event = _beginning(monitor.events, known)
+            if event is None and only_neginf:
+                meant = [e for e in monitor.events if e.verdict is Verdict.INTENDED and e.site.op]
+                event = max(meant, key=lambda e: int(e.record["seq"]), default=None)
             if event is None:
                 return None
             history = monitor._session.event_store.archive.history

@@ -233,6 +233,10 @@ class _GraphSearch:
             if result is None and _kind(_name(node)) == "Pow" and "self" in saved:
                 result = _bad_power(saved["self"], node)
             if result is not None or _makes_nonfinite(node, saved):
+                bad = [(name, record) for name, record in records if is_nonfinite(record)]
+                if bad and all(inputs[name].grad_fn is None for name, _ in bad):
+                    # -Inf alone, which does harm here.
+                    return self._from_outside(node, bad[0][0], inputs[bad[0][0]], bad[0][1])
                 converted = None if result is None else self._before_conversion(node, result)
                 return self._made(*(converted or (node, records, result)))
         return None
@@ -434,6 +438,7 @@ _AGAIN: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "Log2": torch.log2,
     "Log10": torch.log10,
     "Log1P": torch.log1p,
+    "Logit": torch.logit,
     "Sinh": torch.sinh,
 }
 

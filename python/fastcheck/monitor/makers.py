@@ -8,6 +8,7 @@ from typing import Optional
 
 import torch
 
+from fastcheck.calls.module_calls import outermost_of
 from fastcheck.monitor.session.passes import Pass
 from fastcheck.monitor.session.session import Session
 from fastcheck.record.format import Verdict
@@ -66,11 +67,14 @@ class Makers:
             has_graph = given is not None and given.grad_fn is not None
             made = search_graph(given, label) if given is not None and has_graph else None
             return made or bad_element(label, given)
+        again = self._again(culprit, step, session) if culprit.only_neginf else None
+        if again is not None and again.operator:
+            return again  # in the graph of the loss a -Inf may be a mask
         for root in session.backwards.roots if is_now else ():
             made = search_graph(root)
             if made is not None:
                 return made
-        return self._again(culprit, step, session)
+        return again or self._again(culprit, step, session)
 
     def _of_gradient(self, culprit: Finding, step: Step, session: Session) -> Optional[MadeBy]:
         """The operator behind a gradient, or behind a buffer that its module made non-finite."""
@@ -111,14 +115,15 @@ class Makers:
             if call is None:
                 return None
             site = session.sites[culprit.site]
-            return self._pass_again(culprit, site, Search(step, call.node.path, "forward"), session)
+            search = Search(step, call.node.path, "forward", culprit.only_neginf)
+            return self._pass_again(culprit, site, search, session)
         if group_size(None) > 1:
             return MadeBy(
                 "",
                 f"{running.call.node.name} was not run again: several ranks train together, and "
                 "one alone may leave the others waiting.",
             )
-        return run_again(running, session, self._install)
+        return run_again(running, session, self._install, culprit.only_neginf)
 
 
 def _may_run_again(session: Session) -> bool:
@@ -143,9 +148,7 @@ def _passes_of(finding: Finding, site: Site, session: Session) -> Iterator[Pass]
             if not node or site.module == node or site.module.startswith(f"{node}."):
                 yield run
         return
-    outermost = call
-    while outermost.parent is not None:
-        outermost = outermost.parent
+    outermost = outermost_of(call)
     # The gradient of what the model returned is made outside of it.
     if site.role == "grad_output" and set(call.outputs) & set(outermost.outputs):
         return

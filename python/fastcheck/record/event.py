@@ -16,6 +16,8 @@ COMPUTED_OUTSIDE = "it was computed"
 GIVEN_INSTEAD = "functional_call() was given it"
 #: Of a gradient that the training loop has changed.
 CHANGED_BY_LOOP = "it was finite when backward() ended"
+#: How it ends of a parameter that the program itself has written.
+NOT_UPDATED = "no optimizer that has stepped holds it"
 
 
 @dataclass(frozen=True)

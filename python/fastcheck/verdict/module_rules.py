@@ -323,7 +323,24 @@ class ModuleRules:
                 self._judge_stored(finding, is_suspect=True)
                 if first is None and not finding.is_tentative:
                     first = finding
-        return first
+        return first or self._bad_buffer(node, triggered_by)
+
+    def _bad_buffer(self, node: ModuleNode, harmed: Finding) -> Optional[Finding]:
+        """A buffer of the module that held NaN or +Inf before the forward of this step, and never
+        was finite: in training those of modules are not read again, which may write them.
+        """
+        for finding in self.findings.all:
+            is_doubtful = finding.role == "buffer" and finding.is_tentative
+            if (
+                is_doubtful
+                and not finding.only_neginf
+                and finding.site not in self.findings.memory.masks
+            ):
+                path = self.findings.sites[finding.site].module
+                if not node.path or path == node.path or path.startswith(f"{node.path}."):
+                    self.findings.release(finding, harm(self.findings, finding, harmed))
+                    return finding
+        return None
 
     def _stored(self, finding: Finding, entry: Stored) -> None:
         self._judge_stored(finding, is_suspect=False)

@@ -93,8 +93,9 @@ class WatchEvent:
     """An event of the watch. ``site``: the tensor; None: a number of the whole step. ``value``:
     what was seen, and ``reference`` what is usual there, both as the text names them. ``score``: in
     robust standard deviations, NaN where the rule has none. ``movers``: what left its range within
-    the last 64 steps, first mover first. ``cause``: ``"data"``, ``"optimizer"``, ``"layer"``,
-    ``"gradient"``, ``"precision"``, ``"hardware"``, or "" where the records do not tell.
+    the last 64 steps, first mover first. ``cause``: ``"data"``, ``"loss"``, ``"optimizer"``,
+    ``"layer"``, ``"gradient"``, ``"precision"``, ``"hardware"``, or "" where the records do not
+    tell.
     ``interval``: of a forecast, in how many steps at the earliest and at the latest. ``batch``:
     what the step of the first mover (without one: of the event) trained on, if
     ``monitor.step(batch_id=)`` or ``monitor.batch()`` named it.

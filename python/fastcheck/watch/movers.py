@@ -29,8 +29,6 @@ class Movers:
         self._sites = sites
         # How many steps were observed. What is compared is in these.
         self._now = 0
-        #: In some step an update came between two losses, as of models that train in turns.
-        self.has_turns = False
         never, nothing = np.full((len(NAMES), 1), NEVER), np.zeros((len(NAMES), 1), np.int64)
         self._of = Columns(
             # The step of the training at which each signal left, and by how many spreads.
@@ -50,7 +48,6 @@ class Movers:
     def begin(self, signals: Signals) -> None:
         """Takes in the next steps."""
         of, sites = self._of, signals.sites
-        self.has_turns |= signals.has_turns
         of["place"][sites] = np.arange(len(sites))
         of["phase"][sites] = signals.phases
 

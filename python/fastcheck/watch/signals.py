@@ -11,7 +11,7 @@ import numpy as np
 from fastcheck.log.history import joined
 from fastcheck.log.step_table import StepRow
 from fastcheck.record.format import DTYPES, NONFINITE_COUNTS, Depth, Flag
-from fastcheck.record.site import GIVEN_LOSS, MAX_SITES, Site, SiteTable
+from fastcheck.record.site import MAX_SITES, Site, SiteTable
 from fastcheck.record.statistics import LARGEST_FINITE, component_counts, extreme_values
 
 #: A step that is over: its row in the table of steps, and its records.
@@ -56,8 +56,7 @@ class Signals:
     ``is_of_parameter`` (the gradient of one) and ``gradient_at`` (of a weight the place of its
     gradient, or -1) by tensor, and ``rows``, ``steps``, ``is_limited`` (Watch(skip_above=) skipped
     the update), ``is_skipped`` (for whatever reason) and ``has_still_group`` (a learning rate of 0)
-    by step. ``has_turns``: in one of them an update comes between two losses. ``checksums``: of
-    several calls their sum.
+    by step. ``checksums``: of several calls their sum.
     """
 
     rows: Sequence[Optional[StepRow]]
@@ -71,7 +70,6 @@ class Signals:
     is_of_parameter: np.ndarray
     gradient_at: np.ndarray
     has_still_group: np.ndarray
-    has_turns: bool
     is_read: np.ndarray
     levels: np.ndarray
     abs_max: np.ndarray
@@ -117,7 +115,6 @@ class SignalReader:
         self._is_limit = np.zeros(0, bool)
         self._is_of_parameter = np.zeros(0, bool)
         self._is_rate = np.zeros(0, bool)
-        self._is_loss = np.zeros(0, bool)
         self._is_input = np.zeros(0, bool)
         # The weights by module and label; and, by the number of a site, which of them it is about.
         self._weights: dict[tuple[str, str], int] = {}
@@ -142,12 +139,8 @@ class SignalReader:
         wanted &= (records["depth"] >= Depth.STATS) & (records["numel"] > 0)
         wanted &= (records["flags"] & int(Flag.RECOMPUTE)) == 0
         limited = np.bincount(step_of[is_limit], minlength=len(steps)) > 0
-        is_rate = inside & self._is_rate[known]
-        is_still = is_rate & (records["zero_count"] > 0)
+        is_still = inside & self._is_rate[known] & (records["zero_count"] > 0)
         still = np.bincount(step_of[is_still], minlength=len(steps)) > 0
-        losses = np.flatnonzero(inside & self._is_loss[known])
-        # Whether learning rates, which are read at each update, come between a loss and the next.
-        is_turn = (np.diff(np.cumsum(is_rate)[losses]) > 0) & (np.diff(step_of[losses]) == 0)
         if not wanted.all():
             records, step_of = records.compress(wanted), step_of[wanted]
         if not len(records):
@@ -173,7 +166,6 @@ class SignalReader:
             is_of_parameter=self._is_of_parameter[plan.sites],
             gradient_at=self._gradient_at,
             has_still_group=still,
-            has_turns=bool(is_turn.any()),
             **_by_site(records, plan, 1.0 / scales[step_of]),
         )
 
@@ -189,8 +181,6 @@ class SignalReader:
         of_parameters = [s.role == "param_grad" for s in new]
         self._is_of_parameter = np.append(self._is_of_parameter, of_parameters)
         self._is_rate = np.append(self._is_rate, [s.role == "learning_rate" for s in new])
-        losses = [s.role == "loss" and not s.label.startswith(GIVEN_LOSS) for s in new]
-        self._is_loss = np.append(self._is_loss, losses)
         self._is_input = np.append(self._is_input, [s.role == "input" for s in new])
         weights = [self._weight_of(site) for site in new]
         self._weight = np.append(self._weight, np.array(weights, np.int64))

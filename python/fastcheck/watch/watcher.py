@@ -251,9 +251,11 @@ class Causes:
         if lost is not None:  # no rounding changes what the model is given
             return "precision", lost
         if first.site is None:
-            why = "no tensor of the model left its range before the loss"
-            # The losses of models that train against each other jump without a cause in the data.
-            return ("", why) if self.movers.has_turns else ("data", f"{why}: look at the targets")
+            return (
+                "loss",
+                "no tensor of the model left its range before the loss: look at its targets, and "
+                "at weights and factors in its expression",
+            )
         return CAUSES[self.movers.order_of(first)[0]]
 
     def _blamed_batch(self, step: int, kind: str) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+import weakref
 from collections.abc import Sequence
 from threading import Thread, current_thread
 from types import FrameType
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple, Optional
 import torch
 
 from fastcheck.calls.module_calls import Call
+from fastcheck.utils.torch.memory_ref import MemoryRef
 from fastcheck.utils.torch.own_operators import unobserved
 from fastcheck.utils.torch.versions import autocast_dtype
 
@@ -25,11 +27,16 @@ _MOST = 7
 _MOST_BYTES = 64 << 20
 # Arguments that were computed would be freed by backward.
 _MOST_COMPUTED_BYTES = 16 << 20
+# Of one buffer.
+_MOST_BUFFER_BYTES = 64 << 10
+
+#: A module, the name of a buffer of its own, and a copy of this.
+BufferCopy = tuple["weakref.ref[torch.nn.Module]", str, torch.Tensor]
 
 
 class Pass(NamedTuple):
     """``generator``: the state of torch's generator of the host when the call began. ``autocast``:
-    the kind of device, and the dtype (empty: it was off).
+    the kind of device, and the dtype (empty: it was off). ``buffers``: as they were then.
     """
 
     step: int
@@ -39,6 +46,31 @@ class Pass(NamedTuple):
     generator: Optional[torch.Tensor]
     autocast: tuple[str, str]
     nbytes: int
+    buffers: Sequence[BufferCopy]
+
+
+class _OwnBuffer:
+    """A small buffer in host memory of a program's own module (one of torch.nn does not read in
+    training what it writes), with a copy of what was written last.
+    """
+
+    def __init__(self, module: torch.nn.Module, name: str) -> None:
+        self._module, self._name = weakref.ref(module), name
+        self._known: Optional[tuple[MemoryRef, int, torch.Tensor]] = None
+
+    def copied(self) -> Optional[BufferCopy]:
+        module = self._module()
+        buffer = None if module is None else module._buffers.get(self._name)
+        if type(buffer) is not torch.Tensor or not buffer.is_cpu or buffer.is_inference():
+            return None
+        known = self._known
+        if known is None or known[1] != buffer._version or not known[0].is_of(buffer):
+            if buffer.layout is not torch.strided or buffer.nbytes > _MOST_BUFFER_BYTES:
+                return None
+            with unobserved():
+                copy = buffer.detach().clone()
+            known = self._known = MemoryRef(buffer), buffer._version, copy
+        return self._module, self._name, known[2]
 
 
 class Passes:
@@ -50,6 +82,9 @@ class Passes:
         #: torch's generator of the host, as the last pass has begun with it.
         self.generator: Optional[torch.Tensor] = None
         self._held: list[Pass] = []
+        self._buffers: weakref.WeakKeyDictionary[torch.nn.Module, list[_OwnBuffer]] = (
+            weakref.WeakKeyDictionary()
+        )
         #: Those that begin now are not read (``Session.pause()``).
         self.are_paused = False
 
@@ -81,10 +116,20 @@ class Passes:
             kwargs = {name: _without_graph(value) for name, value in kwargs.items()}
         kind = tensors[0].device.type if tensors else "cpu"
         autocast = kind, autocast_dtype(kind)
+        buffers = self._own_buffers(call.node.module())
         size = sum(entry.nbytes for entry in self._held)
         while self._held and (len(self._held) > _MOST or size > _MOST_BYTES):
             size -= self._held.pop(0).nbytes
-        self._held.append(Pass(step, call, args, kwargs, self.generator, autocast, nbytes))
+        self._held.append(Pass(step, call, args, kwargs, self.generator, autocast, nbytes, buffers))
+
+    def _own_buffers(self, module: Optional[torch.nn.Module]) -> Sequence[BufferCopy]:
+        """Copies of those that the module and its submodules hold now."""
+        if module is None:
+            return ()
+        if module not in self._buffers:
+            own = (m for m in module.modules() if not type(m).__module__.startswith("torch."))
+            self._buffers[module] = [_OwnBuffer(m, name) for m in own for name in m._buffers]
+        return [copy for own in self._buffers[module] if (copy := own.copied()) is not None]
 
     def drop_before(self, step: int) -> None:
         """Releases the passes of earlier steps."""

@@ -21,6 +21,7 @@ from fastcheck.calls.stored import parameters_of
 from fastcheck.errors import ConfigError, LearningRateWarning, first_line
 from fastcheck.log.step_table import StepRow
 from fastcheck.log.unobserved import UnreadOp, to_meta
+from fastcheck.record.site import Site
 from fastcheck.reproducibility.environment import environment_or_error
 from fastcheck.reproducibility.inventory import describe_optimizer
 from fastcheck.reproducibility.placement import placement
@@ -358,6 +359,14 @@ class RunMeta:
             if isinstance(group.get("lr"), (int, float))
         ]
         return tuple(dict.fromkeys(rates))
+
+    def is_never_updated(self, site: Site) -> bool:
+        """Whether the optimizers that have stepped hold parameters of the model, but not this."""
+        groups = [group["params"] for optimizer in self._met for group in optimizer.param_groups]
+        held = {id(parameter) for group in groups for parameter in group}
+        own = {(n.path, name): id(p) for n, name, p in parameters_of(self._nodes, None)}
+        parameter = own.get((site.module, site.label))
+        return parameter is not None and parameter not in held and not held.isdisjoint(own.values())
 
     def at_step_boundary(self, optimizer: torch.optim.Optimizer, step: int) -> None:
         """An optimizer is about to step: the first time, its groups are written down. Never raises:

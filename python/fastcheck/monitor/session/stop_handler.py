@@ -29,7 +29,7 @@ from fastcheck.log.writer import (
 from fastcheck.monitor.distributed.agreement import RankAgreement
 from fastcheck.monitor.distributed.channel import Agreed
 from fastcheck.monitor.distributed.replicas import ReplicaCheck, ReplicaMismatch
-from fastcheck.record.event import Event
+from fastcheck.record.event import NOT_UPDATED, Event
 from fastcheck.record.format import RECORD_DTYPE, Verdict, is_nonfinite
 from fastcheck.record.site import Site
 from fastcheck.report.build import Evidence, argument_records, make_report
@@ -128,6 +128,9 @@ def build_report(
     """Expects both locks to be held, and the records of ``step`` in the history (collect())."""
     event_store = session.event_store
     culprit = event_store.event(finding)
+    rates = meta.learning_rates()
+    if finding.role == "param" and meta.is_never_updated(culprit.site):
+        culprit, rates = replace(culprit, reason=f"{culprit.reason}; {NOT_UPDATED}"), ()
     if session.config.level == "op" or finding.uses.inputs:
         inputs = argument_records(event_store.archive.history, culprit, event_store.sites)
     else:
@@ -144,7 +147,7 @@ def build_report(
         scale=_loss_scale(session, step),
         world_size=world_size,
         style=session.config.stop.style,
-        learning_rates=meta.learning_rates(),
+        learning_rates=rates,
         left_out_by=meta.left_out_by,
         silent_norms=meta.silent_norms(culprit.site.module),
         **_update(session, finding, step),

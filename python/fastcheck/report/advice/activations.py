@@ -7,6 +7,7 @@ states a number of this run before the suggestion, so that the reader can judge 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 
 from fastcheck.record.format import Verdict
@@ -243,14 +244,16 @@ def _least(reading: RecordStatistics) -> str:
 
 
 def negative_infinity(case: Case) -> Iterator[Advice]:
+    if not re.fullmatch(r"a?max|(?:scatter|index)_reduce", case.op_name):
+        yield Advice(
+            "-Inf alone is a mask, a maximum over nothing, or the log of zero (of the determinant "
+            "of a singular matrix, too). If it is a log: clamp its input, or use log_softmax, "
+            "logsumexp or binary_cross_entropy_with_logits, which never form the zero.",
+            "torch.log(p.clamp_min(torch.finfo(p.dtype).tiny))",
+        )
     yield Advice(
-        "-Inf alone is either a mask or the log of zero. If it is a log: clamp its input, or use "
-        "log_softmax, logsumexp or binary_cross_entropy_with_logits, which never form the zero.",
-        "torch.log(p.clamp_min(torch.finfo(p.dtype).tiny))",
-    )
-    yield Advice(
-        "If it is a mask: check that no row is masked whole, since softmax turns such a row into "
-        "NaN."
+        "If it is a mask: check that no row is masked whole, or has nothing to choose from (a node "
+        "without neighbours): softmax turns such a row into NaN, and its maximum is -Inf."
     )
     if case.is_narrow:
         yield Advice(
@@ -271,6 +274,13 @@ def diverged(case: Case) -> Iterator[Advice]:
     elif case.is_sum_of_products:
         yield _sum_of_products(case)
         yield from growth(case)
+    elif case.operation is not None and not case.has_domain:
+        largest = max((float(r.abs_max or 0) for _, r in case.operation.inputs), default=0.0)
+        yield Advice(
+            f"{case.operation.shown} made Inf of numbers up to {format_number(largest)} in "
+            f"magnitude: look for those at which it leaves the range of {dtype}, and clamp them "
+            "before, or add an eps."
+        )
     else:
         yield Advice(
             f"{dtype} holds up to {case.limit}, and this tensor was nowhere near it: look in the "

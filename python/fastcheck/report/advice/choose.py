@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Callable
 
-from fastcheck.record.event import CHANGED_BY_LOOP, COMPUTED_OUTSIDE, GIVEN_INSTEAD
+from fastcheck.record.event import CHANGED_BY_LOOP, COMPUTED_OUTSIDE, GIVEN_INSTEAD, NOT_UPDATED
 from fastcheck.record.format import Verdict
 from fastcheck.record.statistics import RecordStatistics, statistics_of
 from fastcheck.report.trend import Trend
@@ -45,6 +45,13 @@ def stored(case: Case) -> Iterator[Advice]:
             )
         elif case.trend.has_grown:
             yield from growth(case)
+        if not case.trend.healthy:
+            yield Advice(
+                f"Buffer {name} was non-finite before the first step that fastcheck observed: look "
+                "at the checkpoint, and at the code that makes it: a position beyond float16's "
+                "65,504 is Inf, and cos(Inf) is NaN; torch.empty holds whatever was in memory."
+            )
+            return
         yield Advice(
             f"Buffer {name} keeps what earlier batches left in it, and a healthy batch doesn't "
             "repair it: load it from an earlier checkpoint, or reset it (BatchNorm: "
@@ -78,6 +85,13 @@ def stored(case: Case) -> Iterator[Advice]:
             )
         yield Advice(
             "A parameter made with torch.empty and never initialised holds whatever was in memory."
+        )
+        return
+    if case.reason.endswith(NOT_UPDATED):
+        yield Advice(
+            f"The program wrote {name}, as it does an average of weights or a target network: look "
+            "at that code. A correction by 1 - decay ** step divides by 0 at step 0, and what "
+            "another weight holds is copied. Go back to the last checkpoint."
         )
         return
     grew = case.trend.has_grown
@@ -306,7 +320,10 @@ def advise(report: StopReport) -> list[Advice]:
     if case.site.direction == "optimizer" and case.site.op:
         rates = case.learning_rates
         known = [broken_rate(n, r) for n, r in rates if not math.isfinite(r)] or known
-    has_changed = case.trend.has_grown or case.trend.has_jumped
+    # In a wide format a few doublings have led to no overflow.
+    has_changed = case.trend.has_exploded or (
+        case.is_narrow and (case.trend.has_grown or case.trend.has_jumped)
+    )
     developed = list(growth(case)) if known and has_changed else []
     for item in (
         *(developed if case.trend.has_exploded else ()),

@@ -28,9 +28,24 @@ def by_operator(case: Case) -> list[Advice]:
     if made is None:
         return []
     rules = _BACKWARD if made.is_backward else _FORWARD
-    return [
+    items = [
         item for names, rule in rules if re.fullmatch(names, made.name) for item in rule(case, made)
     ]
+    return items or ([] if made.is_backward else list(_infinite_operand(made)))
+
+
+def _infinite_operand(made: Operation) -> Iterator[Advice]:
+    """Advice on a NaN of infinities that were written on purpose, or did no harm before."""
+    for label, reading in made.inputs if made.is_nan else ():
+        if reading.inf_count and not reading.nan_count:
+            sign = "-Inf" if reading.neginf_count == reading.inf_count else "Inf"
+            yield Advice(
+                f"{label} holds {reading.inf_count:,} {sign}, of which {made.name} makes NaN "
+                "(Inf - Inf, 0 * Inf, sin(Inf)). Put a finite number there before: a maximum over "
+                "nothing is -Inf (a row that is masked whole), and so is log(0).",
+                "torch.where(x.isinf(), 0.0, x)",
+            )
+            return
 
 
 def _zeros(label: str, reading: RecordStatistics) -> str:
@@ -115,11 +130,11 @@ def _division(case: Case, made: Operation) -> Iterator[Advice]:
 
 
 def _logarithm(case: Case, made: Operation) -> Iterator[Advice]:
-    label, reading = made.operand(0)
+    label, reading = made.operand(int(made.name == "xlogy"))
     if reading is None or reading.min is None:
         return
     end = -1 if made.name == "log1p" else 0
-    name = f"{made.name}(-1) is log(0)" if end else f"{made.name}(0)"
+    name = f"{made.name}(-1) is log(0)" if end else f"{made.name.strip('xy')}(0)"
     low = format_number(reading.min)
     if made.may_be_nan and reading.min < end:
         yield Advice(
@@ -207,8 +222,8 @@ def _exponential(case: Case, made: Operation) -> Iterator[Advice]:
         seen = f"{label} reaches {format_number(reading.max)}"
     yield Advice(
         f"{seen}: {made.name} of more than {limit:.1f} is beyond the range of "
-        f"{(made.result or case.reading).dtype}. Clamp it before, or subtract the maximum as "
-        "softmax and logsumexp do.",
+        f"{(made.result or case.reading).dtype}. Clamp it before"
+        f"{', or subtract the maximum as softmax and logsumexp do' if 'exp' in made.name else ''}.",
         f"x.clamp(max={low}).{made.name}()",
     )
 
@@ -240,6 +255,16 @@ def _cast(case: Case, made: Operation) -> Iterator[Advice]:
         )
 
 
+def _normalisation(case: Case, made: Operation) -> Iterator[Advice]:
+    if made.is_nan and not any(r.nonfinite_count or _has_large_square(r) for _, r in made.inputs):
+        yield Advice(
+            f"{made.shown} divides by the root of a variance plus eps. The variance of numbers "
+            "that are all equal is 0: where eps is 0, or too small, that is 0/0 (and a running "
+            "variance below 0 has no root). Give it an eps.",
+            "torch.nn.LayerNorm(width, eps=1e-5)",
+        )
+
+
 def _weight_norm(case: Case, made: Operation) -> Iterator[Advice]:
     zeros = [label for label, reading in made.inputs if label[:1] == "v" and reading.zero_count]
     if zeros:
@@ -250,17 +275,30 @@ def _weight_norm(case: Case, made: Operation) -> Iterator[Advice]:
         )
 
 
-def _norm(case: Case, made: Operation) -> Iterator[Advice]:
-    for label, reading in made.inputs if made.may_be_inf else ():
-        form, peak = reading.float_format, reading.abs_max
-        if form is not None and peak is not None and peak > math.sqrt(form.max):
-            yield Advice(
-                f"{label} reaches {format_number(peak)}, whose square is beyond {reading.dtype}'s "
-                f"{format_number(form.max)}: the norm is Inf. Divide the loss, or look for the "
-                "term that is so large: clipping by an infinite norm sets every gradient to 0, or "
-                "to NaN.",
+def _has_large_square(reading: RecordStatistics) -> bool:
+    form, peak = reading.float_format, reading.abs_max
+    return form is not None and peak is not None and peak > math.sqrt(form.max)
+
+
+def _square(case: Case, made: Operation) -> Iterator[Advice]:
+    """Norms and squares of a number whose square is out of range."""
+    is_norm = "norm" in made.name
+    for label, reading in made.inputs if made.may_be_inf or not is_norm else ():
+        form = reading.float_format
+        if form is None or not _has_large_square(reading) or (form.is_narrow and not is_norm):
+            continue
+        yield Advice(
+            f"{label} reaches {format_number(reading.abs_max)}, whose square is beyond "
+            f"{reading.dtype}'s {format_number(form.max)}"
+            + (
+                ": the norm is Inf. Divide the loss, or look for the term that is so large: "
+                "clipping by an infinite norm sets every gradient to 0, or to NaN."
+                if is_norm
+                else ". Look for what made it so large: weights that grew, or a division by a "
+                "number near 0."
             )
-            return
+        )
+        return
 
 
 def _constant(case: Case, made: Operation) -> Iterator[Advice]:
@@ -315,7 +353,9 @@ def _likelihood(case: Case, made: Operation) -> Iterator[Advice]:
             "Inf, and 0 * Inf is NaN. Leave such targets out, or mask with a finite number.",
             "logits.masked_fill(mask, -1e4)",
         )
-    if made.may_be_nan:
+    if reading is not None and not reading.numel:
+        yield from _mean(case, made)
+    elif made.may_be_nan:
         yield Advice(
             "A mean over no targets is 0/0: every target is ignore_index, or has the weight 0. "
             "Sum and divide by the count, or leave such a batch out.",
@@ -400,7 +440,7 @@ def _masked_classes(case: Case, made: Operation) -> Iterator[Advice]:
 
 
 def _products(case: Case, made: Operation) -> Iterator[Advice]:
-    """Sums of products of two finite operands, in a format as wide as that of float32."""
+    """Products of two finite operands, and sums of them, in a format as wide as that of float32."""
     form = None if made.result is None else made.result.float_format
     read = [(label, r) for label, r in made.inputs if r.abs_max and not r.nonfinite_count][-2:]
     if made.result is None or form is None or form.is_narrow or len(read) < 2:
@@ -451,26 +491,35 @@ def _domain(case: Case, made: Operation) -> Iterator[Advice]:
     label, reading = made.operand(0)
     if reading is None or reading.min is None or reading.max is None:
         return
-    is_above = made.name == "acosh"
-    inside = "clamp_min(1 + 1e-4)" if is_above else "clamp(-1 + 1e-4, 1 - 1e-4)"
-    code = f"x.{inside}.{made.name}()"
+    is_above, is_share = made.name == "acosh", made.name == "logit"
+    low = 1.0 if is_above else 0.0 if is_share else -1.0
+    inside = "clamp_min(1 + 1e-4)" if is_above else f"clamp({low:g} + 1e-4, 1 - 1e-4)"
+    code = "x.logit(eps=1e-4)" if is_share else f"x.{inside}.{made.name}()"
     if made.is_backward:
-        if not _has_zero(made) and abs(reading.min) < 1 and abs(reading.max) < 1:
+        if not _has_zero(made) and low < reading.min and reading.max < 1:
             return
-        at = "1" if is_above else "-1 and 1"
+        at = "1" if is_above else f"{low:g} and 1"
         yield Advice(
-            f"The derivative of {made.name} is infinite at {at}, where its input came (rounding "
-            "may do that to a cosine). Clamp it inside.",
+            f"The derivative of {made.name} is infinite at {at}, where its input came: "
+            f"{'a sigmoid that saturates' if is_share else 'a cosine that is rounded'} does that. "
+            "Clamp it inside.",
             code,
         )
         return
     seen = f"{label} goes from {format_number(reading.min)} to {format_number(reading.max)}"
-    where = "below 1" if is_above else "outside of -1 to 1"
-    ends = ", and Inf at these" if made.name in ("atanh", "erfinv") else ""
+    where = "below 1" if is_above else f"outside of {low:g} to 1"
+    ends = ", and infinite at these" if made.name in ("atanh", "erfinv", "logit") else ""
     yield Advice(f"{seen}: {made.name} is NaN {where}{ends}. Clamp it inside.", code)
 
 
 def _decomposition(case: Case, made: Operation) -> Iterator[Advice]:
+    if "qr" in made.name:
+        yield Advice(
+            "The backward of qr divides by the diagonal of R, which is 0 where columns of the "
+            "matrix depend on each other. Add a little noise to it.",
+            "a + 1e-4 * torch.randn_like(a)",
+        )
+        return
     values = "singular values" if "svd" in made.name else "eigenvalues"
     only = "svdvals" if "svd" in made.name else "eigvalsh"
     yield Advice(
@@ -580,9 +629,12 @@ def _angle_backward(case: Case, made: Operation) -> Iterator[Advice]:
 
 def _logsumexp_backward(case: Case, made: Operation) -> Iterator[Advice]:
     if any(reading.neginf_count for _, reading in made.inputs):
+        what = (
+            "Two operands that are both -inf" if "add" in made.name else "A row of nothing but -inf"
+        )
         yield Advice(
-            "A row of nothing but -inf: its logsumexp is -Inf, and the derivative, exp(-Inf + "
-            "Inf), is NaN. Leave one entry open, or mask with a large finite number.",
+            f"{what}: the {made.name} is -Inf, and the derivative, exp(-Inf + Inf), is NaN. Leave "
+            "one entry open, or put a large finite number in place of -inf.",
             "scores.masked_fill(mask, -1e4)",
         )
 
@@ -604,7 +656,7 @@ def _optimizer(case: Case, made: Operation) -> Iterator[Advice]:
             if reading.dtype == "float16"
             else "its eps is 0, or lost beside the dtype's spacing. Give it a larger eps."
         ),
-        "torch.optim.Adam(parameters, eps=1e-4)",
+        f"{next((name for name, _ in case.learning_rates), 'Adam')}(parameters, eps=1e-4)",
     )
 
 
@@ -617,34 +669,35 @@ _FORWARD: tuple[tuple[str, _Rule], ...] = (
         _mean,
     ),
     (r"div|reciprocal|remainder|fmod", _division),
-    (r"log(?:2|10|1p)?", _logarithm),
+    (r"log(?:2|10|1p)?|xlogy", _logarithm),
     (r"r?sqrt|pow|float_power", _power),
     (r"exp2?|expm1|cosh|sinh", _exponential),
+    (r"(?:\w+_)?(?:layer|group|batch|instance|rms)_norm(?:_legit\w*)?", _normalisation),
     (r"lgamma|digamma", _gamma),
     (r"to_copy", _cast),
     (r"weight_norm(?:_interface)?", _weight_norm),
     (r"scalar_tensor", _constant),
-    (r"(?:foreach_|linalg_vector_)?norm", _norm),
+    (r"(?:foreach_|linalg_vector_)?norm|mse_loss|square|std|var", _square),
     (r"(?:log_)?softmax", _softmax),
     (r"ctc_loss", _ctc),
     (r"nll_loss(?:2d|_nd)?|cross_entropy(?:_loss)?", _likelihood),
     (r"mul|addcmul|xlogy", _product),
-    (r"(?:add|b|baddb)?mm|matmul|linear|convolution|(?:add)?mv|dot", _products),
+    (r"(?:add|b|baddb)?mm|matmul|linear|convolution|(?:add)?mv|dot|mul|addcmul", _products),
     (r"sum|cumsum|nansum", _sum),
     (r"neg|mean|sum|mul|div|add|sub|rsub", _masked_classes),
     (r"add|sub|rsub", _mask_by_addition),
-    (r"acos|asin|atanh|erfinv|acosh", _domain),
+    (r"acos|asin|atanh|erfinv|acosh|logit", _domain),
 )
 _BACKWARD: tuple[tuple[str, _Rule], ...] = (
     (r"r?sqrt|pow", _root_at_zero),
     (r"div|reciprocal", _quotient_backward),
     (r"log(?:2|10|1p)?|xlogy", _logarithm_backward),
-    (r"acosh?|asin|atanh", _domain),
+    (r"acosh?|asin|atanh|erfinv|logit", _domain),
     (r"angle", _angle_backward),
     (r"hypot", _hypot_backward),
-    (r"(?:linalg_)?(?:svd|eigh|eig|symeig)", _decomposition),
+    (r"(?:linalg_)?(?:svd|eigh|eig|symeig|qr)", _decomposition),
     (r"(?:log_)?softmax", _softmax),
-    (r"logsumexp", _logsumexp_backward),
+    (r"logsumexp|logaddexp|logcumsumexp", _logsumexp_backward),
     (r"ctc_loss", _ctc),
     (
         r"mul|exp2?|expm1|pow|sqrt|sinh|cosh|(?:mse|smooth_l1|huber|soft_margin)_loss"

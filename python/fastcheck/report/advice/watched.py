@@ -22,6 +22,8 @@ _WITHOUT_ADVICE = ("loss_spike", "explosion", "headroom")
 _BY_CAUSE: Mapping[str, str] = {
     "data": "Look at the batch of step {step}. After monitor.batch(name) before the forward pass, "
     "warnings name the batch.",
+    "loss": "Look at what the loss of step {step} reads beside the model's outputs: targets, "
+    "weights of its terms, a factor.",
     "optimizer": "Undo the change that the warning names, or else lower the learning rate.",
     "layer": "Look at {mover}, the first tensor that left its range: its curves are below.",
     "gradient": "Clip the gradients, or lower the learning rate: {mover} left its range first.",
