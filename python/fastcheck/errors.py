@@ -200,7 +200,8 @@ def string_list(name: str, value: Union[str, Iterable[str], None]) -> list[str]:
     Raises:
         ConfigError: one of them is not a string, or is blank.
     """
-    entries = [value] if isinstance(value, str) else list(value or ())
+    is_list = value is None or (isinstance(value, Iterable) and not isinstance(value, str))
+    entries: list[Any] = list(value or ()) if is_list else [value]
     for entry in entries:
         if not isinstance(entry, str) or not entry.strip():
             raise ConfigError(
@@ -209,6 +210,14 @@ def string_list(name: str, value: Union[str, Iterable[str], None]) -> list[str]:
                 got=repr(entry),
             )
     return entries
+
+
+def check_text(name: str, value: object, expected: str = "a string that is not empty") -> None:
+    """Raises ConfigError if ``value`` is not a string, or blank where ``expected`` rules that
+    out.
+    """
+    if not isinstance(value, str) or not (value.strip() or expected == "a string"):
+        raise ConfigError(f"{name} can't be used", expected=expected, got=repr(value))
 
 
 def local_path(name: str, value: object, expected: str = "a str or an os.PathLike") -> str:

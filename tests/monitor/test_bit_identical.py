@@ -4,12 +4,14 @@ random state.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from typing import Any, Callable
 
 import pytest
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 import fastcheck
@@ -133,3 +135,35 @@ def test_the_graph_is_the_same() -> None:
     bare = names(model(x).grad_fn, [])
     fastcheck.install(model)
     assert names(model(x).grad_fn, []) == bare
+
+
+@pytest.mark.parametrize("level", ["module", "op"])
+@pytest.mark.parametrize("by_mode", [True, False], ids=["mode", "subclass"])
+def test_what_a_program_watches_of_torch_is_the_same(by_mode: bool, level: str) -> None:
+    calls: list[list[str]] = []
+
+    class Watched(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            calls[-1].append(str(function))
+            return super().__torch_function__(function, types, args, kwargs or {})
+
+    class Watching(TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            calls[-1].append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    for options in (None, {"level": level, "overflow_nums": -1}):
+        model = Net()
+        monitor = fastcheck.install(model, **options) if options else None
+        calls.append([])
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for x in batches(3):
+            with Watching() if by_mode else contextlib.nullcontext():
+                optimizer.zero_grad()
+                model(x if by_mode else x.as_subclass(Watched)).square().mean().backward()
+                optimizer.step()
+    assert monitor is not None
+    assert len(monitor.records()) > 3 * 8
+    monitor.remove()
+    assert calls[0] == calls[1]

@@ -234,3 +234,14 @@ def test_replicas_of_a_single_rank_are_an_error() -> None:
     with pytest.raises(fastcheck.ConfigError, match="every must be an int >= 1"):
         monitor.check_replicas(every=0)
     assert monitor.replica_mismatches == ()
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+def test_torch_jit_script_of_a_model_that_is_observed() -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    with (
+        fastcheck.install(model),
+        pytest.raises(AttributeError, match=r"before fastcheck\.install"),
+    ):
+        torch.jit.script(model)
+    torch.jit.script(model)

@@ -98,3 +98,15 @@ def test_a_seal_names_what_it_does_not_hold(tmp_path: Path) -> None:
 def test_functions_say_what_is_expected() -> None:
     with pytest.raises(fastcheck.UnsupportedTensorError, match="lazy module before its first"):
         fastcheck.exponents(nn.LazyLinear(3).weight)
+
+
+@pytest.mark.parametrize("level", ["module", "op"])
+def test_a_model_that_is_on_meta_at_first(level: str) -> None:
+    with torch.device("meta"):
+        model = nn.Linear(8, 8)
+    with fastcheck.install(model, level=level, overflow_nums=-1) as monitor:
+        model.to_empty(device="cpu")
+        nn.init.constant_(model.weight, float("nan"))
+        nn.init.zeros_(model.bias)
+        model(torch.ones(2, 8)).sum().backward()
+    assert monitor.events

@@ -347,6 +347,17 @@ def test_a_contrastive_loss_is_measured_to_depend_on_the_batch() -> None:
     assert proof["micro-batches against the whole"].state == "by design"
 
 
+def test_nothing_is_said_of_a_step_whose_loss_is_nan() -> None:
+    model = nn.Linear(4, 1)
+    proof = fastcheck.prove(
+        lambda x: model(x).mean() * float("nan"), torch.randn(4, 4), model=model
+    )
+    for name in ("the same again", "rows in another order", "save, load and go on"):
+        assert proof[name].state == "not asked"
+        assert proof[name].note == "the loss of the step is not finite"
+    assert proof["rows do not reach each other"].state == "holds"  # of outputs alone
+
+
 def test_a_model_that_samples_in_evaluation_is_no_fault() -> None:
     class Sampling(nn.Module):
         def __init__(self, is_dropout: bool) -> None:

@@ -234,13 +234,19 @@ def test_another_prefix_of_the_names(weights: Weights, made: fastcheck.types.Rec
     assert not fastcheck.verify({"a.b": torch.ones(2)}, made).notes
 
 
-def test_what_cannot_be_used_is_refused(made: fastcheck.types.Receipt) -> None:
+def test_what_cannot_be_used_is_refused(made: fastcheck.types.Receipt, tmp_path: Path) -> None:
     with pytest.raises(fastcheck.ConfigError, match="no weights"):
         fastcheck.receipt({})
     with pytest.raises(fastcheck.CompareError, match="not a receipt"):
         fastcheck.verify(Sender(), {"tensors": {}})
     with pytest.raises(fastcheck.ConfigError, match="unknown map"):
         fastcheck.verify(Sender(), made, map="vlm")
+    with pytest.raises(fastcheck.ConfigError, match="did you mean 'dtype'"):
+        fastcheck.verify(Sender(), made, accept=("dtyp",))
+    (tmp_path / "receipt.json").write_text("{")
+    for name in ("receipt.json", "absent.json"):
+        with pytest.raises(fastcheck.CompareError, match="the receipt can't be read"):
+            fastcheck.verify(Sender(), tmp_path / name)
 
 
 def vocabulary(rows: int) -> Weights:

@@ -154,6 +154,9 @@ def test_options() -> None:
         fastcheck.bisect(drift, float)
     with pytest.raises(fastcheck.ConfigError, match="found no operator"):
         fastcheck.bisect(lambda override: 1.0, float, dtype=torch.float32)
+    for result in (None, torch.ones(2), "high"):
+        with pytest.raises(fastcheck.ConfigError, match="is a number"):
+            fastcheck.bisect(drift, lambda drifted: result, dtype=torch.float32)  # noqa: B023
     with pytest.raises(ZeroDivisionError):
         fastcheck.bisect(lambda override: 1 / 0, float, dtype=torch.float32)
 

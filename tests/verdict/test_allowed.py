@@ -120,13 +120,17 @@ def test_it_ends_with_its_block() -> None:
 
 
 @pytest.mark.parametrize(
-    "call",
+    ("function", "option", "value"),
     [
-        lambda: fastcheck.allow_nonfinite(3, reason="x"),  # type: ignore[arg-type]  # wrong on purpose
-        lambda: fastcheck.allow_nonfinite("a", "", reason="x"),
-        lambda: fastcheck.allow_nonfinite("a", reason=" "),
+        (fastcheck.allow_nonfinite, "module", 3),
+        (fastcheck.allow_nonfinite, "tensor", ""),
+        (fastcheck.allow_nonfinite, "reason", " "),
+        (fastcheck.benign, "pattern", 3),
+        (fastcheck.benign, "output", "first"),
+        (fastcheck.benign, "reason", ""),
     ],
 )
-def test_wrong_arguments(call: Callable[[], Any]) -> None:
-    with pytest.raises(fastcheck.ConfigError, match="allow_nonfinite"):
-        call()
+def test_wrong_arguments(function: Callable[..., Any], option: str, value: Any) -> None:
+    given = {"pattern": "aten.add"} if function is fastcheck.benign else {"module": "a"}
+    with pytest.raises(fastcheck.ConfigError, match=rf"{function.__name__}\({option}=\)"):
+        function(**{**given, "reason": "x", option: value})

@@ -144,6 +144,13 @@ def test_what_a_callable_raises_reaches_the_training_loop(error: type[BaseExcept
     assert monitor.event_count == 2
 
 
+def test_a_limit_above_every_count() -> None:
+    model = faulty()
+    monitor = fastcheck.install(model, overflow_nums=10**30)
+    forwards(model, 3)
+    assert monitor.event_count == 3
+
+
 def test_with_minus_one_nothing_is_said(recwarn: pytest.WarningsRecorder) -> None:
     model = faulty()
     fastcheck.install(model, stop=fastcheck.Stop(action="warn"), overflow_nums=-1)

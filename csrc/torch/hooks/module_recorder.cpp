@@ -1,5 +1,6 @@
 #include "torch/hooks/module_recorder.h"
 
+#include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -187,6 +188,16 @@ void drop_last(PyObject* stack) {
   Py_DECREF(item);
 }
 
+// The __torch_function__ of modes and of subclasses is not called meanwhile.
+struct WithoutTorchFunction {
+  using Tls = at::impl::PythonTorchFunctionTLS;
+  WithoutTorchFunction() {
+    Tls::set_disabled_state(at::impl::TorchFunctionDisabledState::ALL_DISABLED);
+  }
+  ~WithoutTorchFunction() { Tls::set_disabled_state(before); }
+  const at::impl::TorchFunctionDisabledState before = Tls::get_disabled_state();
+};
+
 // What tensor.register_hook() does for one that is no leaf, but for the handle that nobody wants.
 // The hook is its own key: those of torch are numbers.
 void register_hook(PyObject* tensor, const py::object& hook) {
@@ -291,6 +302,7 @@ bool ModuleRecorder::leave(PyObject* output) {
 void ModuleRecorder::watch(const HookRecorder& of, const HookTensors::Item& item,
                            const py::object& call, PyObject* role, HookSites& sites,
                            std::int64_t tensor_seq) const {
+  const WithoutTorchFunction plain;
   std::int64_t site = -1;
   // Of a parameter, a leaf, or another class of tensors there is more to say.
   if (reinterpret_cast<PyObject*>(Py_TYPE(item.tensor)) == THPVariableClass &&

@@ -214,7 +214,7 @@ def _warn_of_the_same(model: torch.nn.Module, config: Config) -> None:
 def _check_readable_by_op(model: torch.nn.Module) -> None:
     for name, parameter in model.named_parameters():
         device = parameter.device
-        if parameter.is_cpu:
+        if parameter.is_cpu or parameter.is_meta:  # to_empty() may follow
             continue
         problem = why_not(device)
         if problem:
@@ -222,8 +222,7 @@ def _check_readable_by_op(model: torch.nn.Module) -> None:
                 f'level="op" can\'t read {device} without making the host wait: {problem}',
                 expected='a device with streams and events, or sync="call"',
                 got=f"{name} on {device}",
-                hint='level="module" reads every device, and with Stop(replay=True) the step '
-                "that was stopped is run again, operator by operator",
+                hint='sync="call" copies each tensor to the host and reads it there',
             )
 
 

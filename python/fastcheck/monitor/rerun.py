@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Callable, Optional, Union
 
 import torch
@@ -70,6 +70,7 @@ def rerun(
     if not models:
         raise _refused("model", "a torch.nn.Module, or several", model)
     optimizers = _several("optimizer", optimizer, torch.optim.Optimizer, "a torch.optim.Optimizer")
+    also = tuple(also) if isinstance(also, Iterable) else (also,)
     for other in also:
         if not is_stateful(other):
             raise _refused("also", "objects with state_dict() and load_state_dict()", other)
@@ -84,7 +85,7 @@ def rerun(
         models,
         optimizers,
         scaler,
-        tuple(also),
+        also,
         choice("level", level, ("module", "op")),
         deterministic,
         process_group,

@@ -191,6 +191,10 @@ class Prover:
             return Outcome(name, DIFFERS, hard[worst], _called(worst), first)
         if not scores:
             return Outcome(name, NOT_ASKED, note="nothing of the step can be compared")
+        loss = floor.base.tensors.get(("loss", ""))
+        if "loss" in relation.kinds and loss is not None and not loss.isfinite().all():
+            # NaN is equal to NaN, and of gradients that are NaN nothing is known.
+            return Outcome(name, NOT_ASKED, note="the loss of the step is not finite")
         score = max(scores.values())
         if score > LIMIT and worst is not None and hard[worst] > LIMIT:
             return Outcome(name, HOLDS, score, note="at other weights: a tie was decided otherwise")

@@ -18,7 +18,7 @@ import torch
 from fastcheck.comparison.names import BUILT_IN, VOCABULARY, Renaming
 from fastcheck.comparison.relation import constant_text, dtype_name, group_counts
 from fastcheck.comparison.sources.checkpoint import CheckpointSource
-from fastcheck.errors import CompareError, ConfigError, UnsupportedTensorError, choice
+from fastcheck.errors import CompareError, ConfigError, UnsupportedTensorError, choice, first_line
 from fastcheck.statistics.functions import stats
 from fastcheck.statistics.stats import Stats, StatsList
 from fastcheck.utils.reading import read_json
@@ -165,9 +165,15 @@ def arrival(
     is_list = isinstance(given, Sequence) and not isinstance(given, str)
     several: Any = given if is_list and given else [given]
     receipts = [
-        _of(read_json(os.fspath(one)) if isinstance(one, (str, os.PathLike)) else one).tensors
+        _of(
+            read_document(os.fspath(one), "the receipt")
+            if isinstance(one, (str, os.PathLike))
+            else one
+        ).tensors
         for one in several
     ]
+    for option in accept:
+        choice("accept", option, ("dtype",))
     if isinstance(other, (str, os.PathLike)):
         source = CheckpointSource(os.fspath(other), trust)
         state = {name: load() for name, load in source.tensors.items()}
@@ -626,6 +632,15 @@ def _other_prefix(names: Sequence[str], wanted: Mapping[str, Any]) -> list[str]:
             if 2 * count > len(outer):
                 return [f"the names begin otherwise: map={{{form.format(prefix)}}}"]
     return []
+
+
+def read_document(path: str, what: str) -> Any:
+    """The JSON document in a file. Raises CompareError if it can't be read; ``what`` names it."""
+    try:
+        return read_json(path)
+    except (OSError, ValueError) as error:
+        got = f"{path}: {first_line(error)}"
+        raise CompareError(f"{what} can't be read", expected="JSON", got=got) from error
 
 
 def _of(given: object) -> Receipt:

@@ -21,12 +21,20 @@ from fastcheck.errors import (
     ConfigError,
     FastcheckError,
     choice,
-    first_line,
     local_path,
 )
 from fastcheck.record.format import DTYPES, NONFINITE_COUNTS
 from fastcheck.reproducibility.environment import environment
-from fastcheck.sealing.receipts import Arrival, Given, Map, arrival, place_of, read_all, state_of
+from fastcheck.sealing.receipts import (
+    Arrival,
+    Given,
+    Map,
+    arrival,
+    place_of,
+    read_all,
+    read_document,
+    state_of,
+)
 from fastcheck.sealing.resuming import (
     Resumption,
     Tree,
@@ -38,7 +46,6 @@ from fastcheck.sealing.resuming import (
 )
 from fastcheck.statistics.functions import stats
 from fastcheck.utils.private import write_private
-from fastcheck.utils.reading import read_json
 from fastcheck.utils.text.layout import listed
 from fastcheck.utils.torch.rank import of_all_ranks, own_rank
 from fastcheck.utils.torch.sharding import LocalShard, part_of
@@ -453,14 +460,10 @@ def _keys_by_name(sealed: Iterable[str], names: Iterable[str]) -> dict[str, str]
 
 def _read_seal(path: str) -> dict[str, Any]:
     hint = "fastcheck.seal(checkpoint, model) writes one"
-    try:
-        content: dict[str, Any] = read_json(path)
-    except FileNotFoundError as error:
+    if not os.path.lexists(path):
         text = "the checkpoint has no seal"
-        raise CompareError(text, expected=path, got="no such file", hint=hint) from error
-    except (OSError, ValueError) as error:
-        got = f"{path}: {first_line(error)}"
-        raise CompareError("the seal can't be read", expected="JSON", got=got) from error
+        raise CompareError(text, expected=path, got="no such file", hint=hint)
+    content: dict[str, Any] = read_document(path, "the seal")
     if not _is_seal(content):
         text = "this file is not a seal, or is one of a later version"
         expected = f'JSON with "fastcheck": "seal" of format {FORMATS[-1]} or before'

@@ -61,7 +61,8 @@ def make_thresholds(given: Optional[Mapping[str, float]] = None) -> list[Thresho
     Raises ConfigError for an unknown dtype or a number below 0.
     """
     table = {name: THRESHOLDS.get(name, EXACT) for name in _NAMES}
-    for name, error in (given or {}).items():
+    given = {} if given is None else given
+    for name, error in given.items() if isinstance(given, Mapping) else [(str(given), None)]:
         if name not in table or not isinstance(error, (int, float)) or not error >= 0:
             raise ConfigError(
                 "a threshold can't be used",

@@ -171,7 +171,14 @@ class _BisectSearch:
         return self._values[some]
 
     def _once(self, override: Override, names: tuple[str, ...]) -> float:
-        value = float(self._metric(self._run(override)))
+        result = self._metric(self._run(override))
+        try:
+            value = float(result)
+        except (TypeError, ValueError, RuntimeError) as error:
+            expected = "metric(result) is a number"
+            raise ConfigError(
+                "bisect(metric=) can't be used", expected=expected, got=repr(result)
+            ) from error
         value = math.inf if math.isnan(value) else value
         self._runs.append((names, value))
         return value

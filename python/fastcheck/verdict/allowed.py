@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from types import TracebackType
 from typing import Optional, Protocol
 
-from fastcheck.errors import ConfigError
+from fastcheck.errors import check_text
 from fastcheck.record.site import Site
 from fastcheck.utils.names.patterns import matches_module
 
@@ -100,13 +100,9 @@ def allow_nonfinite(module: str = "", tensor: str = "*", *, reason: str) -> Allo
     Raises:
         ConfigError: an argument is not a string, or ``tensor`` or ``reason`` is empty.
     """
-    for name, value in (("module", module), ("tensor", tensor), ("reason", reason)):
-        if not isinstance(value, str) or (name != "module" and not value.strip()):
-            raise ConfigError(
-                f"allow_nonfinite() got an invalid {name}",
-                expected="a string" if name == "module" else "a string that is not empty",
-                got=repr(value),
-            )
+    check_text("allow_nonfinite(module=)", module, "a string")
+    check_text("allow_nonfinite(tensor=)", tensor)
+    check_text("allow_nonfinite(reason=)", reason)
     allowance = Allowance(module, tensor, reason)
     _allowances.append(allowance)
     _tell()

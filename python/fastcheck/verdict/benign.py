@@ -5,6 +5,8 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 from typing import NamedTuple, Optional
 
+from fastcheck.errors import ConfigError, check_text
+
 #: Ops that make finite values of -Inf, or of any infinity: what is infinite there was not carried
 #: along.
 _NAMES = ("_softmax", "exp", "exp2", "sigmoid", "tanh", "erf", "relu", "hardtanh", "softplus")
@@ -53,7 +55,15 @@ def benign(pattern: str, output: Optional[int] = None, *, reason: str) -> None:
         pattern: as of fnmatch, on names such as ``aten.logsumexp``.
         output: which of their results; None: all.
         reason: shown in the summary beside them.
+
+    Raises:
+        ConfigError: an argument of another type, or an empty one.
     """
+    check_text("benign(pattern=)", pattern)
+    check_text("benign(reason=)", reason)
+    if output is not None and not isinstance(output, int):
+        expected = "the number of a result, or None"
+        raise ConfigError("benign(output=) can't be used", expected=expected, got=repr(output))
     _RULES.append(BenignRule(pattern, output, reason))
 
 

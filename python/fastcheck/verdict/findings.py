@@ -17,6 +17,7 @@ FindingState, which Findings alone changes.
 from __future__ import annotations
 
 import enum
+import sys
 import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -543,7 +544,7 @@ class Counter:
         #: Events with one of these verdicts count.
         self.verdicts = _COUNTED[count]
         # Only the youngest overflow_nums events can matter for the limit.
-        self._steps: deque[int] = deque(maxlen=max(overflow_nums, 1))
+        self._steps: deque[int] = deque(maxlen=min(max(overflow_nums, 1), sys.maxsize))
 
     def add(self, step: int) -> bool:
         """Counts one event. True when overflow_nums is reached: from then on for every event."""

@@ -276,6 +276,7 @@ def test_a_monitor_of_the_model_sees_nothing_of_it() -> None:
         ({"model": []}, "model"),
         ({"optimizer": "Adam"}, "optimizer"),
         ({"also": [3]}, "also"),
+        ({"also": 3}, "also"),
         ({"runs": 1}, "runs"),
         ({"scaler": 2.0}, "scaler"),
         ({"level": "tensor"}, "level"),

@@ -77,6 +77,14 @@ class _ModuleHook:
         # The process that sent it to this one, which it started; 0: none did.
         self.came_from = 0
 
+    @property
+    def __name__(self) -> str:
+        """The name of a function, for which only torch.jit.script() asks. A hook has none."""
+        raise AttributeError(
+            "torch.jit.script() can't compile a hook of fastcheck: call it before "
+            "fastcheck.install(), or after remove() of the monitor"
+        )
+
     def __deepcopy__(self, memo: Mapping[int, Any]) -> _ModuleHook:
         return type(self)()
 
@@ -115,7 +123,9 @@ class _ModuleHook:
                 warn_of_copy(self.came_from)
             return
         try:
-            method(observer, node, *values)
+            # The program's own __torch_function__ is not called by what reads its tensors.
+            with torch._C.DisableTorchFunction():
+                method(observer, node, *values)
         except Exception as error:
             observer.failed(node, error)
         if observer.session.event_store.due:

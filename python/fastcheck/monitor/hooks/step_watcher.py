@@ -613,7 +613,7 @@ class StepWatcher:
             return
         is_ours = False
         try:
-            with session.lock:
+            with session.lock, torch._C.DisableTorchFunction():
                 if not session.removed:
                     is_ours = method(self, *args)
         except Exception as error:
