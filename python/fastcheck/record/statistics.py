@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import struct
 from dataclasses import dataclass
-from typing import Union
+from typing import Any, Union
 
 import numpy as np
 
-from fastcheck.record.format import DTYPES, NONFINITE_COUNTS, Depth, DeviceMode, extremes
+from fastcheck.record.format import COUNTS, DTYPES, NONFINITE_COUNTS, Depth, DeviceMode, extremes
 
 Number = Union[int, float]
 
@@ -30,10 +30,8 @@ class FloatFormat:
 
 
 _FLOAT32_MAX = 3.4028234663852886e38
-
-
 _FLOAT64_MAX = 1.7976931348623157e308
-
+_SUMS = ("sum", "abs_sum", "sum_sq")
 
 FLOAT_FORMATS = {
     "float64": FloatFormat(_FLOAT64_MAX),
@@ -122,55 +120,33 @@ class RecordStatistics:
 def statistics_of(record: np.void) -> RecordStatistics:
     """The numbers of one record (a scalar of RECORD_DTYPE). Host only, no synchronisation."""
     raw = record.tobytes()
-    numel, nan, posinf, neginf, zero, subnormal, negative, saturated = struct.unpack_from(
-        "<8q", raw
-    )
-    total, abs_total, sum_sq = struct.unpack_from("<3d", raw, 80)
-    checksum, seq, step = struct.unpack_from("<Qqq", raw, 104)
-    call, site, flags = struct.unpack_from("<iiI", raw, 128)
+    fields: dict[str, Any] = dict.fromkeys(("min", "max", "abs_max", "mean", "rms"))
+    fields.update(zip(COUNTS, struct.unpack_from("<8q", raw)))
+    fields.update(zip(_SUMS, struct.unpack_from("<3d", raw, 80)))
+    fields.update(zip(("checksum", "seq", "step"), struct.unpack_from("<Qqq", raw, 104)))
+    fields.update(zip(("call", "site", "flags"), struct.unpack_from("<iiI", raw, 128)))
     code, _order, depth, mode = struct.unpack_from("<4B", raw, 142)
     info = DTYPES[code]
-    float_format = FLOAT_FORMATS.get(info.name)
-    components = numel * info.components
-    finite = components - nan - posinf - neginf
-    has_stats = depth >= Depth.STATS
-    low: Number | None = None
-    high: Number | None = None
-    mean: float | None = None
-    rms: float | None = None
-    if has_stats and finite > 0:
+    form = FLOAT_FORMATS.get(info.name)
+    components = fields["numel"] * info.components
+    finite = components - sum(fields[name] for name in NONFINITE_COUNTS)
+    if depth < Depth.FULL:
+        fields["checksum"] = None
+    if depth < Depth.STATS:
+        fields.update(dict.fromkeys(_SUMS))
+    elif finite > 0:
         low, high = extremes(record)
-        mean = total / finite
-        rms = math.sqrt(sum_sq / finite) if sum_sq >= 0 else None
-    abs_max = None if low is None or high is None else max(abs(low), abs(high))
+        fields.update(min=low, max=high, abs_max=max(abs(low), abs(high)))
+        fields["mean"] = fields["sum"] / finite
+        if fields["sum_sq"] >= 0:
+            fields["rms"] = math.sqrt(fields["sum_sq"] / finite)
     return RecordStatistics(
         dtype=info.name,
-        numel=numel,
         components=components,
-        nan_count=nan,
-        posinf_count=posinf,
-        neginf_count=neginf,
-        zero_count=zero,
-        subnormal_count=subnormal,
-        negative_count=negative,
-        saturated_count=saturated,
-        min=low,
-        max=high,
-        abs_max=abs_max,
-        sum=total if has_stats else None,
-        abs_sum=abs_total if has_stats else None,
-        sum_sq=sum_sq if has_stats else None,
-        mean=mean,
-        rms=rms,
-        checksum=checksum if depth >= Depth.FULL else None,
-        float_format=float_format,
-        has_stats=has_stats,
-        step=step,
-        call=call,
-        site=site,
-        seq=seq,
-        flags=flags,
-        is_saturating=mode == DeviceMode.SATURATING and float_format is not None,
+        float_format=form,
+        has_stats=depth >= Depth.STATS,
+        is_saturating=mode == DeviceMode.SATURATING and form is not None,
+        **fields,
     )
 
 
@@ -208,7 +184,7 @@ def statistics_columns(records: np.ndarray) -> dict[str, np.ndarray]:
     }
     columns["abs_max"] = np.fmax(np.abs(columns["min"]), np.abs(columns["max"]))
     with np.errstate(all="ignore"):
-        for name in ("sum", "abs_sum", "sum_sq"):
+        for name in _SUMS:
             columns[name] = np.where(known, records[name], np.nan)
         columns["mean"] = columns["sum"] / finite
         columns["mean_abs"] = columns["abs_sum"] / finite

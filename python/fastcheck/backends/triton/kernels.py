@@ -23,6 +23,10 @@ from .record import store_extremes, store_pair, store_sums, store_zeros, with_le
 #: Of partials (read.py).
 COLUMNS = 20
 
+#: Sizes vary from tensor to tensor: no kernel is compiled again for one that is 1, or even.
+_SIZES = ["tail", "body", "tail_count", "components", "seed_a", "seed_b", "rows"]
+_NUMBERS = ["numel_low", "numel_high", "length_a", "length_b"]
+
 
 @triton.jit
 def _folded_halves(partials, stride, count, column: tl.constexpr, BLOCK: tl.constexpr):
@@ -77,8 +81,8 @@ def _folded_extreme(
     return first_half, second_half
 
 
-@triton.jit
-def fold(
+@triton.jit(do_not_specialize=["stride", "count", *_NUMBERS])
+def fold_kernel(
     partials,
     slot,
     stride,
@@ -130,10 +134,6 @@ def fold(
 SHAPE_FIELDS = 11
 _FIELDS = tl.constexpr(SHAPE_FIELDS)
 _SLOT_WORDS = tl.constexpr(RECORD_BYTES // 4)
-
-#: Sizes vary from tensor to tensor: no kernel is compiled again for one that is 1, or even.
-_SIZES = ["tail", "body", "tail_count", "components", "seed_a", "seed_b", "rows"]
-_NUMBERS = ["numel_low", "numel_high", "length_a", "length_b"]
 
 
 @triton.jit(do_not_specialize=[*_SIZES, *_NUMBERS])
@@ -274,39 +274,6 @@ def part_list_kernel(
     )
 
 
-@triton.jit(do_not_specialize=["stride", "count", *_NUMBERS])
-def fold_kernel(
-    partials,
-    slot,
-    stride,
-    count,
-    numel_low,
-    numel_high,
-    length_a,
-    length_b,
-    SIZE: tl.constexpr,
-    KIND: tl.constexpr,
-    MANTISSA: tl.constexpr,
-    DEPTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    fold(
-        partials,
-        slot,
-        stride,
-        count,
-        numel_low,
-        numel_high,
-        length_a,
-        length_b,
-        SIZE,
-        KIND,
-        MANTISSA,
-        DEPTH,
-        BLOCK,
-    )
-
-
 @triton.jit(do_not_specialize=["stride"])
 def fold_list_kernel(
     shapes,  # SHAPE_FIELDS for each tensor, a program each
@@ -320,7 +287,7 @@ def fold_list_kernel(
     BLOCK: tl.constexpr,
 ):
     shape = shapes + tl.program_id(0) * _FIELDS
-    fold(
+    fold_kernel(
         partials + tl.load(shape + 4),
         slots + tl.load(shape + 10) * _SLOT_WORDS,
         stride,

@@ -52,11 +52,12 @@ def out_of_range(case: Case) -> Iterator[Advice]:
         )
     else:
         name = f"module {case.site.module}" if case.site.module else "the model"
+        is_scaled = case.report.scale is not None and case.site.direction == "forward"
         no_help = " Loss scaling can't help: it scales gradients, and this is an activation."
         yield Advice(
             f"{seen}. Use bfloat16: the same size, but the range of float32. Or keep only {name} "
             "in float32: outside autocast, with weights and input in float32."
-            f"{no_help if case.scale is not None and case.site.direction == 'forward' else ''}",
+            f"{no_help if is_scaled else ''}",
             "model.to(torch.bfloat16)  # or autocast(device, dtype=torch.bfloat16)",
         )
     if case.trend.has_grown:
@@ -99,12 +100,12 @@ def _upstream(case: Case) -> Iterator[Advice]:
 def growth(case: Case) -> Iterator[Advice]:
     trend = case.trend
     if trend.has_grown and trend.growth is not None:
-        if case.silent_norms:
+        if case.report.silent_norms:
             yield Advice(
-                f"{case.silent_norms[0]} was never seen running, though the module that holds it "
-                "was: is it left out of forward()?"
+                f"{case.report.silent_norms[0]} was never seen running, though the module that "
+                "holds it was: is it left out of forward()?"
             )
-        is_searching = any(name == "LBFGS" for name, _ in case.learning_rates)
+        is_searching = any(name == "LBFGS" for name, _ in case.report.learning_rates)
         search = " Give LBFGS line_search_fn='strong_wolfe'." if is_searching else ""
         yield Advice(
             f"Stop the growth ({format_factor(trend.growth)} over the steps shown): lower the "
@@ -335,8 +336,8 @@ def arrived(case: Case) -> Iterator[Advice]:
             "or exp of a large one, and add an eps or a clamp."
         )
         return
-    if case.left_out_by:
-        options = " and ".join(f"{name}=" for name in case.left_out_by)
+    if case.report.left_out_by:
+        options = " and ".join(f"{name}=" for name in case.report.left_out_by)
         yield Advice(
             f"What made this tensor may be what {options} leaves unread. Take that option away to "
             "find the origin."

@@ -14,6 +14,7 @@ from fastcheck.utils.text.numbers import format_number
 
 if TYPE_CHECKING:
     from fastcheck.record.site import Site
+    from fastcheck.report.stop_report import StopReport
 
 
 #: A weight that is so many times larger after one update was blown up by it.
@@ -90,29 +91,24 @@ class Operation:
 
 @dataclass(frozen=True)
 class Case:
-    """The data that the rules of advice read."""
+    """The data that the rules of advice read: the report, and what is derived from it."""
 
+    report: StopReport
     site: Site
     reading: RecordStatistics
     verdict: Verdict
-    step: int
+    #: That of the verdict.
+    reason: str
     trend: Trend
     inputs: tuple[tuple[Site, RecordStatistics], ...]
-    scale: float | None
-    log_path: str | None
-    #: That of the verdict.
-    reason: str = ""
     #: What the module read, as it was in an earlier step; None where it is not held.
-    inputs_before: tuple[RecordStatistics | None, ...] = ()
-    learning_rates: tuple[tuple[str, float], ...] = ()
-    left_out_by: tuple[str, ...] = ()
-    silent_norms: tuple[str, ...] = ()
-    operation: Operation | None = None
+    inputs_before: tuple[RecordStatistics | None, ...]
+    operation: Operation | None
     #: A bad value that came into the loss without a graph, and the line that assigned it.
-    outside: str = ""
+    outside: str
     #: The loss read it in a tensor without a graph, under whatever name.
-    is_from_outside: bool = False
-    source: str = ""
+    is_from_outside: bool
+    source: str
 
     @property
     def kind(self) -> str:
@@ -124,7 +120,9 @@ class Case:
     @property
     def rates(self) -> str:
         """The learning rates of the optimizers' groups, as a clause in brackets."""
-        named = ", ".join(f"{name}: {format_number(rate)}" for name, rate in self.learning_rates)
+        named = ", ".join(
+            f"{name}: {format_number(rate)}" for name, rate in self.report.learning_rates
+        )
         return f" (it is now {named})" if named else ""
 
     @property
@@ -192,7 +190,7 @@ class Case:
         as it was.
         """
         for (site, now), before in zip(self.inputs, self.inputs_before):
-            if site.role != "param" or before is None or before.step >= self.step:
+            if site.role != "param" or before is None or before.step >= self.report.step:
                 continue
             if not now.abs_max or not before.abs_max:
                 continue

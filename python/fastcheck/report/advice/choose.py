@@ -95,13 +95,16 @@ def stored(case: Case) -> Iterator[Advice]:
         )
         return
     grew = case.trend.has_grown
-    rates = [(name, rate) for name, rate in case.learning_rates if not math.isfinite(rate)]
-    divides = any(name != "SGD" for name, _ in case.learning_rates) or not case.learning_rates
+    rates = [(name, rate) for name, rate in case.report.learning_rates if not math.isfinite(rate)]
+    divides = (
+        any(name != "SGD" for name, _ in case.report.learning_rates)
+        or not case.report.learning_rates
+    )
     if rates:
         yield broken_rate(*rates[0])
     elif divides and not grew and case.has_nan:
         yield from _quotient_of_update(case)
-    is_before = case.trend.healthy[-1].step < case.step
+    is_before = case.trend.healthy[-1].step < case.report.step
     what = "The update before this step" if is_before else "A write in this step"
     lost = f"{what} broke {name}: the model in memory is lost. Go back to the "
     if rates or (divides and not grew and case.has_nan):
@@ -127,7 +130,7 @@ def broken_rate(name: str, rate: float) -> Advice:
 
 def _quotient_of_update(case: Case) -> Iterator[Advice]:
     """An update that made NaN of a weight that was steady."""
-    adam = any("Adam" in name for name, _ in case.learning_rates)
+    adam = any("Adam" in name for name, _ in case.report.learning_rates)
     if case.reading.dtype == "float16" and adam:
         yield Advice(
             "Adam on float16 weights divides by zero: eps=1e-8 is 0 in float16, and an element "
@@ -209,22 +212,22 @@ def gradient(case: Case) -> Iterator[Advice]:
             "p.grad.mul_(max_norm / (norm + 1e-6))",
         )
         return
-    scaled = case.scale is not None
-    if scaled and case.scale is not None:
+    scale = case.report.scale
+    if scale is not None:
         if case.has_nan and not case.reading.inf_count:
             yield Advice(
                 "Only NaN, no Inf: a smaller loss scale won't help, 0 * Inf or 0/0 in the "
                 "backward did it (see below)."
             )
-        elif case.scale < 1:
+        elif scale < 1:
             yield Advice(
-                f"The loss scale has already fallen to {format_number(case.scale)} and the "
+                f"The loss scale has already fallen to {format_number(scale)} and the "
                 "gradient is still too large: it is not the scale. Lower the learning rate"
                 f"{case.rates} and clip gradients after scaler.unscale_(optimizer)."
             )
         else:
             yield Advice(
-                f"The gradient is multiplied by the loss scale ({format_number(case.scale)}). A "
+                f"The gradient is multiplied by the loss scale ({format_number(scale)}). A "
                 "GradScaler skips such steps and halves the scale; when they don't stop, start "
                 "lower.",
                 "torch.amp.GradScaler(device_type, init_scale=2.0**10)",
@@ -238,7 +241,7 @@ def gradient(case: Case) -> Iterator[Advice]:
             "scaling"
             + (
                 "."
-                if scaled
+                if scale is not None
                 else ", or keep float32 weights and train under autocast with torch.amp.GradScaler."
             )
         )
@@ -318,7 +321,7 @@ def advise(report: StopReport) -> list[Advice]:
     known = [] if items or case.verdict is Verdict.PROPAGATED else by_operator(case)
     items += _broken_weight(case)
     if case.site.direction == "optimizer" and case.site.op:
-        rates = case.learning_rates
+        rates = case.report.learning_rates
         known = [broken_rate(n, r) for n, r in rates if not math.isfinite(r)] or known
     # In a wide format a few doublings have led to no overflow.
     has_changed = case.trend.has_exploded or (
@@ -347,21 +350,16 @@ def _case(report: StopReport) -> Case:
     variable = "" if made is None or made.operator else made.variable
     inputs = tuple((site, statistics_of(record)) for site, record in seen.inputs)
     return Case(
+        report=report,
         site=event.site,
         reading=reading,
         verdict=Verdict(event.verdict),
         reason=event.reason,
-        step=report.step,
         trend=Trend.of(report.trend),
         inputs=inputs,
-        scale=report.scale,
-        log_path=report.log_path,
         inputs_before=tuple(
             None if record is None else statistics_of(record) for record in seen.inputs_before
         ),
-        learning_rates=report.learning_rates,
-        left_out_by=report.left_out_by,
-        silent_norms=report.silent_norms,
         operation=_operation(seen, reading, inputs),
         outside=variable.partition(",")[0],
         is_from_outside=made is not None and not made.operator and bool(made.inputs),
