@@ -17,7 +17,7 @@ from fastcheck.record.statistics import statistics_of
 from fastcheck.report.advice.choose import advise
 from fastcheck.report.error import OverflowDetected
 from fastcheck.report.render import brief, render
-from fastcheck.report.summary import summary
+from fastcheck.report.summary import found_lines, last_step_lines, summary, where_lines
 from fastcheck.utils.text.layout import Table, sparkline, table
 from fastcheck.utils.text.numbers import format_number, format_share
 from support.records import record_builder as build
@@ -321,24 +321,18 @@ def test_sparkline_of_many_values_keeps_peaks_and_marks() -> None:
 
 
 def test_summary_says_what_was_found() -> None:
-    text = summary(
-        steps=12,
-        records=3456,
-        sites=78,
-        event_count=2,
-        overflow_nums=-1,
-        verdict_counts={Verdict.ORIGIN: 2, Verdict.PROPAGATED: 30, Verdict.UNRESOLVED: 0},
-        top_sites=[(build.site(), 2)],
-        last_step=[(build.site(f"m.{i}"), build.record(high=float(i))) for i in range(50)],
-        log_path="logs",
-        notes=["3 modules run under torch.compile and are not observed"],
-        ascii_only=False,
-    )
-    assert "12 steps, 3,456 records of 78 tensors" in text
-    assert "2 counted overflow events (never stops)" in text
+    verdicts = {Verdict.ORIGIN: 2, Verdict.PROPAGATED: 30, Verdict.UNRESOLVED: 0}
+    last = [(build.site(f"m.{i}"), build.record(high=float(i))) for i in range(50)]
+    blocks = [
+        ("found", found_lines(2, -1, verdicts, 0, 78)),
+        ("watch", []),
+        ("where", where_lines([(build.site(), 2)], 78, "fastcheck")),
+        ("last step", last_step_lines(last, 78, "fastcheck")),
+    ]
+    text = summary(blocks, ascii_only=False)
+    assert "watch" not in text and "2 counted overflow events (never stops)" in text
     assert re.search(r"propagated +30", text) and "unresolved" not in text
-    assert "layers.3.attn (Attention)" in text and "fastcheck show logs" in text
-    assert "and 30 more" in text and "torch.compile" in text
+    assert "layers.3.attn (Attention)" in text and "and 30 more" in text
     assert all(len(line) <= 88 for line in text.splitlines())
 
 

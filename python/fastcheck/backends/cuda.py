@@ -60,6 +60,7 @@ class _Buffers:
     pinned: list[_Pinned] = field(default_factory=list)
 
 
+@dataclass(eq=False)
 class Launches:
     """The ``cuda_`` functions of the extension. ``module`` is ``fastcheck._kernels``, ``api``
     ``torch.cuda``, or a module with its streams and events; ``handle`` gives a stream's address.
@@ -68,19 +69,15 @@ class Launches:
     for tensors on several devices; RuntimeError is what CUDA returned for a launch.
     """
 
-    def __init__(
-        self,
-        module: Any,
-        api: Any,
-        handle: Callable[[Any], int] = operator.attrgetter("cuda_stream"),
-    ) -> None:
-        self._module = module
-        self._api = api
-        self._handle = handle
+    _module: Any
+    _api: Any
+    _handle: Callable[[Any], int] = operator.attrgetter("cuda_stream")
+
+    def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._multiprocessors: dict[int, int] = {}
         self._buffers: dict[tuple[int, int], _Buffers] = {}
-        self.cuda_exchange_capture_mode = module.cuda_exchange_capture_mode
+        self.cuda_exchange_capture_mode = self._module.cuda_exchange_capture_mode
 
     def cuda_observe(
         self, tensor: torch.Tensor, slots: torch.Tensor, index: int, depth: int

@@ -6,6 +6,7 @@ Op level selects operators by ``monitor/op_level/sites.py`` instead.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Optional, Union
 
 from fastcheck.errors import ConfigError, did_you_mean, explain, string_list
@@ -49,31 +50,29 @@ class CallName:
         self.ran = ran
 
 
+@dataclass(eq=False)
 class Selection:
     """Asked once for each call, in order."""
 
-    def __init__(
-        self,
-        level: str,
-        ops: Sequence[Wanted],
-        modules: Sequence[Wanted],
-        first: Optional[Wanted],
-        last: Optional[Wanted],
-    ) -> None:
-        self.level = level
-        self._ops = ops
-        self._modules = modules
-        self._first, self._last = first, last
+    level: str
+    _ops: Sequence[Wanted]
+    _modules: Sequence[Wanted]
+    _first: Optional[Wanted]
+    _last: Optional[Wanted]
+
+    def __post_init__(self) -> None:
         #: Whether the last call given to wants() lies between first= and last=.
         self.is_within = True
-        self._is_open = first is None
+        self._is_open = self._first is None
         self._is_over = False
         self._met: set[Wanted] = set()
         #: Names of the calls given to wants(), for messages.
         self._seen: dict[str, int] = {}
         self._paths: dict[str, None] = {}
         self.uses_apis = any(
-            wanted.api or wanted.composite for wanted in (*ops, first, last) if wanted is not None
+            wanted.api or wanted.composite
+            for wanted in (*self._ops, self._first, self._last)
+            if wanted is not None
         )
 
     @property

@@ -14,6 +14,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Callable, Optional, Protocol
 
 import torch
@@ -134,23 +135,19 @@ class TrackerOwner(Protocol):
     def guarded(self, what: str, method: Callable[..., Any], *args: Any) -> Any: ...
 
 
+@dataclass(eq=False)
 class ModuleTracker(OptimizerListener):
     """Tells ``listeners`` what modules and optimizers do, in order."""
 
-    def __init__(
-        self,
-        session: TrackerOwner,
-        models: Sequence[torch.nn.Module],
-        listeners: Sequence[CallListener],
-        on_modules: Callable[[Sequence[str]], None],
-    ) -> None:
-        self._session = session
-        self._listeners = listeners
-        self._on_modules = on_modules
+    _session: TrackerOwner
+    _given: Sequence[torch.nn.Module]
+    _listeners: Sequence[CallListener]
+    _on_modules: Callable[[Sequence[str]], None]
+
+    def __post_init__(self) -> None:
         self._local = _ThreadStack()
         self._known: dict[int, tuple[torch.nn.Module, ModuleNode]] = {}
         self._roots = 0
-        self._given = models
         self._handles: list[Any] = []
 
     def start(self) -> None:

@@ -8,7 +8,6 @@ import os
 import select
 import sys
 import time
-from types import TracebackType
 from typing import Any, Optional
 
 from fastcheck.errors import ConfigError, LogError
@@ -59,12 +58,7 @@ class Keyboard:
             self._before = None
         return self
 
-    def __exit__(
-        self,
-        kind: Optional[type[BaseException]],
-        error: Optional[BaseException],
-        traceback: Optional[TracebackType],
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._before is None or self._descriptor is None:
             return
         import termios

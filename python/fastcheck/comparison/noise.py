@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Optional
 
 import numpy as np
@@ -114,30 +115,27 @@ def _distances(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     return np.where(is_known, distances, np.nan)
 
 
+@dataclass(eq=False)
 class Cancellation:
     """Explains the differences of gradients whose terms cancel, in one step of one rank. ``names``:
     by pair; ``formats``: the codes of the dtypes whose rounding the pairs carry; ``errors``: of
     those that are close.
     """
 
-    def __init__(
-        self,
-        names: Sequence[Name],
-        left: np.ndarray,
-        right: np.ndarray,
-        formats: np.ndarray,
-        errors: np.ndarray,
-    ) -> None:
-        self._names = names
-        self._left, self._right, self._formats = left, right, formats
-        self._errors = errors
+    _names: Sequence[Name]
+    _left: np.ndarray
+    _right: np.ndarray
+    _formats: np.ndarray
+    _errors: np.ndarray
+
+    def __post_init__(self) -> None:
         # The norms of the larger side: one may have cancelled further than the other.
         self._norms = np.sqrt(
-            np.maximum(np.nan_to_num(left["sum_sq"]), np.nan_to_num(right["sum_sq"]))
+            np.maximum(np.nan_to_num(self._left["sum_sq"]), np.nan_to_num(self._right["sum_sq"]))
         )
         # The most that the norm allows, for statistics without a sum of magnitudes.
-        most = self._norms * np.sqrt(np.maximum(right["numel"], 1))
-        magnitudes = np.maximum(left["abs_sum"], right["abs_sum"])
+        most = self._norms * np.sqrt(np.maximum(self._right["numel"], 1))
+        magnitudes = np.maximum(self._left["abs_sum"], self._right["abs_sum"])
         self._magnitudes = np.where(np.isnan(magnitudes), most, magnitudes)
         self._places: dict[tuple[str, str, str, str], list[int]] = {}
         for index, name in enumerate(self._names):
@@ -152,7 +150,7 @@ class Cancellation:
         for index in self._gradients:
             if self._names[index].role == "grad_output":
                 self._outputs.setdefault(self._names[index].module, []).append(index)
-        self._distances = _distances(left, right)
+        self._distances = _distances(self._left, self._right)
         #: The relative error of each gradient that was found to be noise.
         self._noise: dict[int, float] = {}
 

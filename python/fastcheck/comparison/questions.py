@@ -64,32 +64,27 @@ class Answer:
     found: Optional[Found] = None
 
 
+@dataclass(eq=False)
 class Questions:
     """Turns a tally and the differing settings into answers."""
 
-    def __init__(
-        self,
-        kind: Kind,
-        tally: Tally,
-        settings: Mapping[Phase, Optional[Sequence[Setting]]],
-        accept: frozenset[str],
-        exact: bool,
-        ask_all: bool,
-        expects_bits: bool,
-        is_partial: bool = False,
-        is_split: bool = False,
-    ) -> None:
-        self._tally, self._settings, self._accept = tally, settings, accept
-        self._exact, self._ask_all = exact, ask_all
-        self.expects_bits, self._is_partial = expects_bits, is_partial
-        self._is_split = is_split
-        self._labels = _ELSEWHERE.get(kind, IN_A_RUN)
-        self._in_order = kind.family == "run"
+    _kind: Kind
+    _tally: Tally
+    _settings: Mapping[Phase, Optional[Sequence[Setting]]]
+    _accept: frozenset[str]
+    _exact: bool
+    _ask_all: bool
+    expects_bits: bool
+    _is_partial: bool = False
+    _is_split: bool = False
+
+    def __post_init__(self) -> None:
+        self._labels = _ELSEWHERE.get(self._kind, IN_A_RUN)
+        self._in_order = self._kind.family == "run"
         self._missing: dict[Phase, list[Missing]] = {}
-        for missing in tally.missing.values():
-            if missing.is_explained:
-                continue
-            self._missing.setdefault(missing.phase, []).append(missing)
+        for missing in self._tally.missing.values():
+            if not missing.is_explained:
+                self._missing.setdefault(missing.phase, []).append(missing)
 
     @property
     def first(self) -> Optional[Found]:

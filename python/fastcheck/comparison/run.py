@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Callable, Optional
 
 import numpy as np
@@ -140,27 +141,24 @@ def differing_names(
     return errors
 
 
+@dataclass(eq=False)
 class BlockComparison:
     """Compares the blocks of two sources into a Tally."""
 
-    def __init__(
-        self,
-        actual: Source,
-        reference: Source,
-        renaming: Renaming,
-        thresholds: Sequence[Threshold],
-        accept: frozenset[str],
-        sink: Optional[RowSink] = None,
-    ) -> None:
-        self._actual, self._reference = actual, reference
-        self._renaming, self.thresholds, self._accept = renaming, thresholds, accept
-        self._sink = sink
-        self._of_reference = renaming.of_reference()
+    _actual: Source
+    _reference: Source
+    _renaming: Renaming
+    thresholds: Sequence[Threshold]
+    _accept: frozenset[str]
+    _sink: Optional[RowSink] = None
+
+    def __post_init__(self) -> None:
+        self._of_reference = self._renaming.of_reference()
         self.names = NameTable()
         self.tally = Tally()
         # A run's batches and first weights are given; a checkpoint's weights were computed.
-        self._given = (Phase.BATCHES, Phase.WEIGHTS) if actual.kind.family == "run" else ()
-        kinds = (actual.kind, reference.kind)
+        self._given = (Phase.BATCHES, Phase.WEIGHTS) if self._actual.kind.family == "run" else ()
+        kinds = (self._actual.kind, self._reference.kind)
         self.compares_parts = kinds[0] is not kinds[1] and Kind.MSPROBE in kinds
         #: Called with each step that was compared.
         self.observer: Optional[Callable[[Pairs], None]] = None

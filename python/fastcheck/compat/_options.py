@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn, Optional, Union
 
 from fastcheck.comparison.compare import compare
@@ -18,6 +19,7 @@ from fastcheck.errors import ConfigError, did_you_mean, warn
 _warned: set[str] = set()
 
 
+@dataclass(eq=False)
 class Dumps:
     """``plans``: options of the Dumpers that are open at a time, by the directory below
     ``dump_path`` (``""``: that itself). A name in a list that no call of a step had causes one
@@ -25,21 +27,17 @@ class Dumps:
     one of them has to occur.
     """
 
-    def __init__(
-        self,
-        dump_path: str,
-        plans: Mapping[str, dict[str, Any]],
-        spellings: Mapping[str, tuple[str, ...]],
-    ) -> None:
-        self._path = dump_path
-        self._plans = plans
-        self._spellings = spellings
+    _path: str
+    _plans: Mapping[str, dict[str, Any]]
+    _spellings: Mapping[str, tuple[str, ...]]
+
+    def __post_init__(self) -> None:
         self._open: list[Dumper] = []
         self._parts: dict[int, int] = {}
         self._reported: set[str] = set()
-        for place, plan in plans.items():
+        for place, plan in self._plans.items():
             # What can be known to be wrong is an error at once.
-            Dumper(os.path.join(dump_path, place), **plan)
+            Dumper(os.path.join(self._path, place), **plan)
 
     @property
     def is_open(self) -> bool:

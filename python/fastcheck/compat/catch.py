@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from types import TracebackType
 from typing import Optional, Union
 
 from fastcheck.dump import dumper as dump
@@ -82,11 +81,6 @@ class Dumper:
         self._inner.__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: Optional[type[BaseException]],
-        error: Optional[BaseException],
-        traceback: Optional[TracebackType],
-    ) -> None:
+    def __exit__(self, kind: Optional[type[BaseException]], *rest: object) -> None:
         if self._inner is not None:
-            self._inner.__exit__(kind, error, traceback)
+            self._inner.__exit__(kind, *rest)

@@ -20,6 +20,8 @@ from fastcheck.record.site import SiteTable
 from fastcheck.utils.private import AppendFile
 from fastcheck.utils.torch.operators import describe_tensor
 
+from .options import Options
+
 _LINES_AT_ONCE = 512
 _LEFT_OUT_NAMES = 10_000
 
@@ -38,19 +40,13 @@ class DumpSession:
     def __init__(
         self,
         place: str,
-        step: int,
         rank: int,
         meta: Mapping[str, Any],
-        *,
-        depth: int,
-        is_logical: bool,
-        tensors: bool,
-        memory_bytes: int,
-        has_reference: bool,
+        options: Options,
     ) -> None:
         self.lock = make_lock()
         self.place = place
-        self.step = step
+        self.step = options.step
         self.rank = rank
         self.sites = SiteTable()
         self.is_closed = False
@@ -66,11 +62,14 @@ class DumpSession:
         self._lines: list[str] = []
         self._reference_lines: list[str] = []
         self._index = AppendFile(os.path.join(place, CALLS))
+        has_reference = options.has_reference
         self._reference = AppendFile(os.path.join(place, REFERENCE)) if has_reference else None
         self._log = RecordLog(place, rank, None, self.sites, meta, on_failure=self._log_failed)
-        self._writer = ShardWriter(place, memory_bytes) if tensors else None
+        self._writer = ShardWriter(place, options.memory_bytes) if options.tensors else None
         self._store = None if self._writer is None else ValueStore(self._writer)
-        self._records = RecordWriter(self._log, step, depth, is_logical, self._store)
+        self._records = RecordWriter(
+            self._log, options.step, options.depth, options.is_logical, self._store
+        )
 
     @property
     def is_on(self) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any, Optional, Union
 
 import torch
@@ -342,12 +341,7 @@ class Dumper:
             # Another thread may end the dump: the mode then stays, and passes all by.
             self._stack.callback(take_off, mode)
 
-    def __exit__(
-        self,
-        kind: Optional[type[BaseException]],
-        error: Optional[BaseException],
-        traceback: Optional[TracebackType],
-    ) -> None:
+    def __exit__(self, kind: Optional[type[BaseException]], *_: object) -> None:
         session = self._session
         if session is None or session.is_closed:
             return
@@ -356,7 +350,7 @@ class Dumper:
             with session.lock:
                 session.guarded("the gradients", self._state.at_end)
         unmet = None
-        if error is None and not session.problem:
+        if kind is None and not session.problem:
             self.unmet, unmet = self._selection.unmet(), self._selection.unmet_text() or None
         ended_by = "" if kind is None else kind.__name__
         with unobserved():
@@ -406,17 +400,7 @@ def _session(place: str, options: Options, rank: int, lists: dict[str, Any]) -> 
         "dump": {**options._asdict(), **lists},
         "environment": environment_or_error(),
     }
-    return DumpSession(
-        place,
-        options.step,
-        rank,
-        meta,
-        depth=options.depth,
-        is_logical=options.is_logical,
-        tensors=options.tensors,
-        memory_bytes=options.memory_bytes,
-        has_reference=options.has_reference,
-    )
+    return DumpSession(place, rank, meta, options)
 
 
 def _given(names: Names) -> Optional[list[str]]:

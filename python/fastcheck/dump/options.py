@@ -7,8 +7,9 @@ from typing import Any, NamedTuple, Optional, Union
 
 import torch
 
+from fastcheck.dump.storage.shards import MEMORY_BYTES
 from fastcheck.errors import ConfigError, choice
-from fastcheck.record.format import DEPTHS, ORDERS
+from fastcheck.record.format import DEPTHS, ORDERS, Depth
 from fastcheck.utils.text.numbers import parse_bytes
 
 #: The levels of a dump, and what it records at each.
@@ -19,14 +20,14 @@ Models = Union[torch.nn.Module, Iterable[torch.nn.Module], None]
 
 class Options(NamedTuple):
     step: int
-    tensors: bool
-    level: str
-    depth: int
-    is_logical: bool
-    has_reference: bool
-    reference_dtype: str
-    memory_bytes: int
-    overwrite: bool
+    tensors: bool = False
+    level: str = "op"
+    depth: int = int(Depth.FULL)
+    is_logical: bool = False
+    has_reference: bool = False
+    reference_dtype: str = "auto"
+    memory_bytes: int = MEMORY_BYTES
+    overwrite: bool = False
 
 
 def check_options(

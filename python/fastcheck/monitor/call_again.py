@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import sys
 import threading
 import warnings
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from types import FrameType
 from typing import Any, Callable, NamedTuple, Optional, TypeVar, Union
 
 import numpy as np
@@ -36,6 +34,7 @@ from fastcheck.record.statistics import statistics_of
 from fastcheck.report.stop_report import MadeBy
 from fastcheck.statistics.functions import stats
 from fastcheck.utils.torch.flatten import flatten, flatten_arguments
+from fastcheck.utils.torch.frames import call_frames
 from fastcheck.utils.torch.own_operators import unobserved
 from fastcheck.utils.torch.readable import (
     can_hold_nonfinite,
@@ -48,7 +47,6 @@ from fastcheck.verdict.step import Step
 
 from .reruns import Install, set_aside
 
-_CALL = torch.nn.Module._call_impl.__code__
 # Those of the module itself have run, or are running.
 _HOOKS = (
     "_forward_pre_hooks",
@@ -77,7 +75,7 @@ class RunningCall(NamedTuple):
 
 def running_call(call: Optional[Call]) -> Optional[RunningCall]:
     """``call`` itself, or the innermost one around it, that runs on this thread's stack."""
-    outermost_first = reversed(list(_call_frames()))
+    outermost_first = reversed(list(call_frames()))
     frames = {id(frame.f_locals["self"]): frame for frame in outermost_first}
     while call is not None:
         module = call.node.module()
@@ -117,19 +115,11 @@ def bad_argument(site: Site) -> Optional[MadeBy]:
     """The same of an argument of a model that is running on this thread, of which no call is
     known.
     """
-    for frame in reversed(list(_call_frames())):
+    for frame in reversed(list(call_frames())):
         values = frame.f_locals
         if type(values["self"]).__name__ == site.module_type:
             return bad_element(site.label, _argument(values["args"], values["kwargs"], site.label))
     return None
-
-
-def _call_frames() -> Iterator[FrameType]:
-    frame: Optional[FrameType] = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code is _CALL:
-            yield frame
-        frame = frame.f_back
 
 
 def run_again(

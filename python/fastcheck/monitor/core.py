@@ -85,28 +85,20 @@ class Core:
 _hook_ids = itertools.count(-1, -1)
 
 
+@dataclass(eq=False)
 class Hooks:
     """The hooks on modules, optimizers, graphs, forks and requests, from attach() to close()."""
 
-    def __init__(
-        self,
-        nodes: list[ModuleNode],
-        observer: ModuleObserver,
-        watcher: StepWatcher,
-        graphs: GraphFollower,
-        reader: named_tensors.NamedTensors,
-        stops: StopHandler,
-        compiled: dict[int, None],
-        requests: Optional[Requests],
-    ) -> None:
-        self.observer = observer
-        self.graphs = graphs
-        self._nodes = nodes
-        self._watcher = watcher
-        self._reader = reader
-        self._stops = stops
-        self._compiled = compiled
-        self._requests = requests
+    _nodes: list[ModuleNode]
+    observer: ModuleObserver
+    _watcher: StepWatcher
+    graphs: GraphFollower
+    _reader: named_tensors.NamedTensors
+    _stops: StopHandler
+    _compiled: dict[int, None]
+    _requests: Optional[Requests]
+
+    def __post_init__(self) -> None:
         self._handles: list[Any] = []
         self._connection: Optional[Connection] = None
 

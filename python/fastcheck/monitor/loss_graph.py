@@ -13,7 +13,6 @@ import dis
 import heapq
 import linecache
 import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any, Callable, NamedTuple, Optional
@@ -25,6 +24,7 @@ from fastcheck.monitor.session.derivatives import DECOMPOSITIONS, SavedByNode
 from fastcheck.record.format import DTYPES, NONFINITE_COUNTS, is_nonfinite
 from fastcheck.report.stop_report import MadeBy
 from fastcheck.statistics.functions import stats
+from fastcheck.utils.torch.frames import program_frames
 from fastcheck.utils.torch.own_operators import no_grad, unobserved
 from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read, first_bad
 
@@ -588,20 +588,10 @@ def _later_variable(is_of: Callable[[Any], bool], is_later: Callable[[torch.Tens
 
 def _locals() -> Iterator[tuple[FrameType, str, torch.Tensor]]:
     """The local variables that hold a tensor."""
-    for frame in _user_frames():
+    for frame in program_frames():
         for name, value in list(frame.f_locals.items())[:_MOST_LOCALS]:
             if isinstance(value, torch.Tensor):
                 yield frame, name, value
-
-
-def _user_frames() -> Iterator[FrameType]:
-    """Innermost first."""
-    frame: Optional[FrameType] = sys._getframe(1)
-    while frame is not None:
-        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-        if package not in ("torch", "fastcheck") and not package.startswith("_pytest"):
-            yield frame
-        frame = frame.f_back
 
 
 def _assignments(frame: FrameType) -> dict[str, list[tuple[int, tuple[str, ...]]]]:

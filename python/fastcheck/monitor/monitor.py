@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any, Callable, Optional, Union
 
 import numpy as np
@@ -306,18 +305,13 @@ class Monitor:
     def __enter__(self) -> Monitor:
         return self
 
-    def __exit__(
-        self,
-        kind: Optional[type[BaseException]],
-        error: Optional[BaseException],
-        traceback: Optional[TracebackType],
-    ) -> None:
+    def __exit__(self, kind: Optional[type[BaseException]], *_: object) -> None:
         try:
             # Whoever leaves by an exception won't be at the others' next boundary.
-            self._remove(waits_for_ranks=error is None)
+            self._remove(waits_for_ranks=kind is None)
         except OverflowDetected:
             # What ended the block goes on, whatever the drain has found meanwhile.
-            if error is None:
+            if kind is None:
                 raise
 
     def __repr__(self) -> str:

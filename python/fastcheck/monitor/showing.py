@@ -27,9 +27,16 @@ from fastcheck.report.live.trends import SiteTrends
 from fastcheck.report.page.write import write_page
 from fastcheck.report.render import WIDTH, parts
 from fastcheck.report.spread import harmless, pending_lines
-from fastcheck.report.summary import step_table, summary, unread_lines
+from fastcheck.report.summary import (
+    found_lines,
+    last_step_lines,
+    step_table,
+    summary,
+    unread_lines,
+    where_lines,
+)
 from fastcheck.utils.names.style import row_name, tensor_place
-from fastcheck.utils.text.layout import GUTTER, line_width, listed, sparkline
+from fastcheck.utils.text.layout import GUTTER, line_width, listed, sparkline, wrap
 
 from .core import Core
 
@@ -44,39 +51,40 @@ _EVENTS = 5
 
 def summary_of(core: Core, style: str) -> str:
     """The text of monitor.summary(). The caller holds both locks."""
-    width = line_width(WIDTH)
-    body = width - GUTTER
+    body = line_width(WIDTH) - GUTTER
     session, watching, event_store = core.session, core.watching, core.session.event_store
     verdicts, places = event_store.tallies()
-    log = event_store.archive.log
-    pending = event_store.pending
+    archive, pending = event_store.archive, event_store.pending
     undecided = {int(event.record["seq"]) for event in pending}
     decided = [e for e in event_store.events if int(e.record["seq"]) not in undecided]
+    steps = session.step.index + 1 if session.next_seq else 0
+    watched = f"{steps:,} steps, {session.next_seq:,} records of {len(session.sites):,} tensors"
+    warnings = 0 if watching is None else watching.warning_count
+    total, most = event_store.counter.total, session.config.overflow_nums
+    last = [(session.sites[int(record["site"])], record) for record in archive.history.last_step()]
+    last = [(site, record) for site, record in last if site.role not in _NUMBERS]
+    top_sites = [(session.sites[n], k) for n, k in places.most_common(_TOP_SITES)]
+    log = "" if archive.log is None else archive.log.directory
     return summary(
-        steps=session.step.index + 1 if session.next_seq else 0,
-        records=session.next_seq,
-        sites=len(session.sites),
-        event_count=event_store.counter.total,
-        overflow_nums=session.config.overflow_nums,
-        verdict_counts=verdicts,
-        top_sites=[(session.sites[n], k) for n, k in places.most_common(_TOP_SITES)],
-        last_step=[
-            (session.sites[int(record["site"])], record)
-            for record in event_store.archive.history.last_step()
-            if session.sites[int(record["site"])].role not in _NUMBERS
-        ],
-        log_path=None if log is None else log.directory,
-        notes=notes_of(core),
-        story=_story(session, core.meta, style, body),
-        pending=pending_lines(pending, style, body),
-        harmless=harmless(decided, style, body),
-        step_table=step_table(event_store.archive.all_steps(), body),
-        watch=[] if watching is None else watching.lines(),
-        watch_warnings=0 if watching is None else watching.warning_count,
-        unread=unread_lines(session.level.unread_ops(), body),
-        style=style,
-        width=width,
+        [
+            ("watched", wrap(watched, body)),
+            ("found", found_lines(total, most, verdicts, warnings, body)),
+            *_story(session, core.meta, style, body),
+            ("pending", pending_lines(pending, style, body)),
+            ("harmless", harmless(decided, style, body)),
+            ("steps", step_table(archive.all_steps(), body)),
+            ("watch", _wrapped([] if watching is None else watching.lines(), body)),
+            ("where", where_lines(top_sites, body, style)),
+            ("last step", last_step_lines(last, body, style)),
+            ("unread", unread_lines(session.level.unread_ops(), body)),
+            ("log", wrap(f"{log}   (fastcheck show {log})", body) if log else []),
+            ("note", _wrapped(notes_of(core), body)),
+        ]
     )
+
+
+def _wrapped(texts: Sequence[str], width: int) -> list[str]:
+    return [line for text in texts for line in wrap(text, width)]
 
 
 def _story(session: Session, meta: RunMeta, style: str, width: int) -> list[tuple[str, list[str]]]:

@@ -14,6 +14,7 @@ import re
 import weakref
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Callable, NamedTuple, Optional
 
 import numpy as np
@@ -33,6 +34,7 @@ from fastcheck.utils.torch.readable import can_read, has_memory
 from fastcheck.utils.torch.sharding import local
 from fastcheck.utils.torch.transforms import unwrapped
 from fastcheck.verdict.step import Step
+from fastcheck.watch.columns import Columns
 
 #: Updates in a row that have to agree before a warning; also the interval at which parameters that
 #: no optimizer holds are looked for.
@@ -443,60 +445,41 @@ _EPSILON = {"float64": 2.0**-52, "float16": 2.0**-10, "bfloat16": 2.0**-7, "comp
 _SPACING = np.array([_EPSILON.get(info.name, 2.0**-23) for info in DTYPES])
 
 
-class _Table:
-    """Arrays by site number, which grow with the number of sites."""
-
-    _COLUMNS = (
-        ("is_parameter", np.bool_),
-        ("parameter", np.int32),
-        ("weight", np.int32),
-        ("is_known", np.bool_),
-        ("checksum", np.uint64),
-        ("is_pending", np.bool_),
-        ("has_moved", np.bool_),
-        ("idle", np.int32),
-        ("idle_alone", np.int32),
-        ("no_gradient", np.int32),
-        # The first parameter whose path is the same but for its numbers; and, of that one, whether
-        # one of them had a gradient and then none, and whether one without had one again after
-        # that: a router chooses among them.
-        ("first_alike", np.int32),
-        ("is_left", np.bool_),
-        ("is_chosen", np.bool_),
-        ("has_had_gradient", np.bool_),
-        ("is_said", np.bool_),
-    )
-
-    def __init__(self) -> None:
-        self.size = 0
-        self.columns = {name: np.zeros(0, dtype) for name, dtype in self._COLUMNS}
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        return self.columns[name]
-
-    def grow(self, size: int) -> None:
-        for name, column in self.columns.items():
-            self.columns[name] = np.concatenate([column, np.zeros(size - self.size, column.dtype)])
-        self.size = size
+# By site. ``first_alike``: the first parameter whose path is the same but for its numbers; and, of
+# that one, whether one of them had a gradient and then none (``is_left``), and whether one without
+# had one again after that (``is_chosen``): a router chooses among them.
+_NUMBERS = ("parameter", "idle", "idle_alone", "no_gradient", "first_alike")
+_FLAGS = (
+    "is_parameter",
+    "is_known",
+    "is_pending",
+    "has_moved",
+    "is_left",
+    "is_chosen",
+    "has_had_gradient",
+    "is_said",
+)
 
 
+@dataclass(eq=False)
 class StalledWeights:
     """``settle`` is called with the ledger's lock held, where an update's records are on the host;
     the rest by any thread.
     """
 
-    def __init__(
-        self,
-        sites: SiteTable,
-        history: History,
-        report_internal_error: Callable[[str, Exception], None],
-        warn: Callable[[str], None],
-    ) -> None:
-        self._sites = sites
-        self._history = history
-        self._trouble = report_internal_error
-        self._warn = warn
-        self._table = _Table()
+    _sites: SiteTable
+    _history: History
+    _trouble: Callable[[str, Exception], None]
+    _warn: Callable[[str], None]
+
+    def __post_init__(self) -> None:
+        self._table = Columns(
+            **dict.fromkeys(_NUMBERS, np.zeros(1, np.int32)),
+            **dict.fromkeys(_FLAGS, np.zeros(1, np.bool_)),
+            weight=np.full(1, -1, np.int32),
+            checksum=np.zeros(1, np.uint64),
+        )
+        self._known_sites = 0
         self._parameter_of: dict[tuple[str, str], int] = {}
         # By module, the first parameter of which its weight is made: itself, as a rule.
         self._weight_of: dict[str, int] = {}
@@ -559,10 +542,8 @@ class StalledWeights:
             watch.is_close = True
 
     def _know_sites(self) -> None:
-        table, total = self._table, len(self._sites)
-        known = table.size
-        if total == known:
-            return
+        table, known, total = self._table, self._known_sites, len(self._sites)
+        self._known_sites = total
         table.grow(total)
         for number in range(known, total):
             site = self._sites[number]
@@ -576,7 +557,6 @@ class StalledWeights:
                     self._weight_of.setdefault(owner, number)
             elif site.role == "loss":
                 self._losses.add(number)
-            table["weight"][number] = -1
         for number in range(known, total):
             site = self._sites[number]
             if site.role == "param_grad":
@@ -628,7 +608,7 @@ class StalledWeights:
         self._has_learnt |= not all_zero.all()
         if self._has_learnt and all_zero.all() and self._loss_is_zero():
             return True  # a margin that each example meets has no gradient
-        is_nonzero, is_read, is_felt = np.zeros((3, table.size), np.bool_)
+        is_nonzero, is_read, is_felt = np.zeros((3, len(table["weight"])), np.bool_)
         is_nonzero[of[~all_zero]] = True
         is_read[of] = True
         largest = np.maximum(np.abs(gradients["min"]), np.abs(gradients["max"]))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from fastcheck.utils.torch.flatten import flatten, flatten_arguments
+from fastcheck.utils.torch.frames import program_frames
 
 from .computed import Computed
 from .torch_calls import not_traced
@@ -56,21 +56,19 @@ class Inside:
     readers: dict[str, list[str]] = field(default_factory=dict)
 
 
+@dataclass(eq=False)
 class Observer:
     """``sites``: keeps what every module takes in and returns, and the gradients of both, in the
     order of the computation; and what functions return in the module ``inside``.
     """
 
-    def __init__(
-        self,
-        model: torch.nn.Module,
-        kept: Computed,
-        sites: bool,
-        learned: Optional[Learned] = None,
-        inside: Optional[Inside] = None,
-    ) -> None:
-        self._model, self._kept, self._sites = model, kept, sites
-        self._learned, self._looked_into = learned, inside
+    _model: torch.nn.Module
+    _kept: Computed
+    _sites: bool
+    _learned: Optional[Learned] = None
+    _looked_into: Optional[Inside] = None
+
+    def __post_init__(self) -> None:
         self._parameters: _Named = {}
         self._gradients: _Named = {}
         self._calls: Counter[str] = Counter()
@@ -202,10 +200,5 @@ def _line() -> str:
     """The line where the program called: the innermost frame that is neither torch's nor
     fastcheck's.
     """
-    frame = sys._getframe(1)
-    while frame.f_back is not None:
-        package = str(frame.f_globals.get("__name__")).partition(".")[0]
-        if package not in ("torch", "fastcheck"):
-            break
-        frame = frame.f_back
+    frame = next(program_frames())
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"

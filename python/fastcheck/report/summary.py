@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -25,70 +25,33 @@ if TYPE_CHECKING:
 _LAST_STEP_ROWS = 20
 
 
-def summary(
-    *,
-    steps: int,
-    records: int,
-    sites: int,
-    event_count: int,
-    overflow_nums: int,
-    verdict_counts: Mapping[Verdict, int],
-    top_sites: Sequence[tuple[Site, int]] = (),
-    last_step: Sequence[tuple[Site, np.void]] = (),
-    log_path: str | None = None,
-    notes: Sequence[str] = (),
-    story: Sequence[tuple[str, Sequence[str]]] = (),
-    pending: Sequence[str] = (),
-    harmless: Sequence[str] = (),
-    step_table: Sequence[str] = (),
-    watch: Sequence[str] = (),
-    watch_warnings: int = 0,
-    unread: Sequence[str] = (),
-    style: str = "fastcheck",
-    width: int = 88,
-    ascii_only: bool | None = None,
-) -> str:
-    """Plain text for a person. ``top_sites`` is (site, number of events), most first; ``last_step``
-    is what the last finished step recorded, in device order (long ones are cut, non-finite records
-    kept). ``story``: labelled lines on the first counted event; ``pending``: what the open step has
-    not decided yet; ``harmless``: a line for each kind of what was not counted; ``step_table``: the
-    last steps; ``watch``: events of install(watch=), of which ``watch_warnings`` warn; ``unread``:
-    what op level could not observe.
-    """
-    body = width - 10
-    total = "never stops" if overflow_nums < 0 else f"stops at {overflow_nums:,}"
-    watched = wrap(f"{steps:,} steps, {records:,} records of {sites:,} tensors", body)
-    events = f"{event_count:,} counted overflow event{'s' if event_count != 1 else ''}"
-    findings = wrap(f"{events} ({total})", body)
-    if watch_warnings:
-        findings += wrap(count_warnings(watch_warnings), body)
-    rows = [
-        [verdict.name.lower(), f"{count:,}"]
-        for verdict, count in sorted(verdict_counts.items())
-        if count and verdict is not Verdict.NONE
-    ]
-    if rows:
-        findings += table(["verdict", "tensors"], rows, width=body)
-    named = [[_where(s, style), s.direction, f"{n:,}"] for s, n in top_sites]
-    where = table(["tensor", "pass", "events"], named, left=2, width=body) if named else []
-    log = [] if log_path is None else wrap(f"{log_path}   (fastcheck show {log_path})", body)
-    blocks = [
-        ("watched", watched),
-        ("found", findings),
-        *story,
-        ("pending", pending),
-        ("harmless", harmless),
-        ("steps", step_table),
-        ("watch", [line for event in watch for line in wrap(event, body)]),
-        ("where", where),
-        ("last step", _last_step(last_step, body, style) if last_step else []),
-        ("unread", unread),
-        ("log", log),
-        ("note", [line for note in notes for line in wrap(note, body)]),
-    ]
+def summary(blocks: Iterable[tuple[str, Sequence[str]]], ascii_only: bool | None = None) -> str:
+    """Plain text for a person: labelled lines, without the labels that have none."""
     text = "\n\n".join("\n".join(section(label, lines)) for label, lines in blocks if lines)
     text = printable(text, keep="\n")
     return to_ascii(text) if (stderr_is_ascii() if ascii_only is None else ascii_only) else text
+
+
+def found_lines(
+    count: int, overflow_nums: int, verdicts: Mapping[Verdict, int], warnings: int, width: int
+) -> list[str]:
+    """The number of counted events, of ``warnings`` of the watch, and of each verdict."""
+    total = "never stops" if overflow_nums < 0 else f"stops at {overflow_nums:,}"
+    lines = wrap(f"{count:,} counted overflow event{'s' if count != 1 else ''} ({total})", width)
+    if warnings:
+        lines += wrap(count_warnings(warnings), width)
+    rows = [
+        [verdict.name.lower(), f"{n:,}"]
+        for verdict, n in sorted(verdicts.items())
+        if n and verdict is not Verdict.NONE
+    ]
+    return lines + (table(["verdict", "tensors"], rows, width=width) if rows else [])
+
+
+def where_lines(top_sites: Sequence[tuple[Site, int]], width: int, style: str) -> list[str]:
+    """The sites with the most events, each with their number."""
+    named = [[_where(s, style), s.direction, f"{n:,}"] for s, n in top_sites]
+    return table(["tensor", "pass", "events"], named, left=2, width=width) if named else []
 
 
 def count_warnings(count: int) -> str:
@@ -103,7 +66,12 @@ def _where(site: Site, style: str) -> str:
     return f"{module_name(site)} {f'{site.op} ' if site.op else ''}{site.tensor_name}"
 
 
-def _last_step(pairs: Sequence[tuple[Site, np.void]], width: int, style: str) -> list[str]:
+def last_step_lines(pairs: Sequence[tuple[Site, np.void]], width: int, style: str) -> list[str]:
+    """The records of the last finished step, in device order; long ones are cut, and non-finite
+    records kept.
+    """
+    if not pairs:
+        return []
     readings = [(site, statistics_of(record)) for site, record in pairs]
     ranked = sorted(
         range(len(readings)),

@@ -17,6 +17,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Callable, NamedTuple, Optional
 
 import numpy as np
@@ -537,6 +538,7 @@ class _Waiting(NamedTuple):
         return self.alias._version == self.version and self.alias.data_ptr() == self.address
 
 
+@dataclass(eq=False)
 class GraphSlots:
     """The slots of one segment of a graph, on one device. ``stream``: where its capture began.
 
@@ -546,21 +548,16 @@ class GraphSlots:
     Not thread-safe: the caller holds the session's lock.
     """
 
-    def __init__(
-        self,
-        streams: DeviceStreams,
-        backend: Backend,
-        depth: int,
-        stream: Any,
-        may_wait: MayWait,
-    ) -> None:
-        self.streams = streams
-        self._stream = stream
-        self._may_wait = may_wait
+    streams: DeviceStreams
+    backend: Backend
+    _depth: int
+    _stream: Any
+    _may_wait: MayWait
+
+    def __post_init__(self) -> None:
         self._waiting: list[_Waiting] = []
         #: The numbers of tensors that were overwritten before they were read.
         self.unread: list[int] = []
-        self.backend = backend
         #: Each as of an Identity, with the numbers of the capture.
         self.identities: list[tuple[int, ...]] = []
         self._blocks: list[torch.Tensor] = []
@@ -568,7 +565,6 @@ class GraphSlots:
         self.replays = self.unseen_replays = 0
         #: What the gate in the device's memory is, or is about to be.
         self.reads = True
-        self._depth = depth
         self._template: Optional[np.ndarray] = None
         self._free: deque[Segment] = deque()
         self._snapshot_count = 0

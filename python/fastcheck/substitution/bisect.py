@@ -125,21 +125,17 @@ def bisect(
     return search.result(culprits, before, after, search.metric_of(culprits), limit)
 
 
+@dataclass(eq=False)
 class _BisectSearch:
     """Runs with some names elsewhere, and keeps each metric."""
 
-    def __init__(
-        self,
-        run: Callable[[Override], Any],
-        metric: Callable[[Any], float],
-        elsewhere: Elsewhere,
-        key: Callable[[CallName], str],
-    ) -> None:
+    _run: Callable[[Override], Any]
+    _metric: Callable[[Any], float]
+    _elsewhere: Elsewhere
+    _key: Callable[[CallName], str]
+
+    def __post_init__(self) -> None:
         self.names: dict[str, None] = {}
-        self._run = run
-        self._metric = metric
-        self._elsewhere = elsewhere
-        self._key = key
         self._values: dict[frozenset[str], float] = {}
         self._runs: list[tuple[tuple[str, ...], float]] = []
         self._left_out: dict[str, str] = {}

@@ -10,7 +10,6 @@ import contextlib
 import threading
 from collections import Counter
 from collections.abc import Iterable
-from types import TracebackType
 from typing import Any, Callable, Optional, Union
 
 import torch
@@ -124,16 +123,11 @@ class Override:
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(
-        self,
-        kind: Optional[type[BaseException]],
-        error: Optional[BaseException],
-        traceback: Optional[TracebackType],
-    ) -> None:
+    def __exit__(self, kind: Optional[type[BaseException]], *_: object) -> None:
         stack, self._stack = self._stack, None
         if stack is not None:
             stack.close()
-        if error is not None or self._selection is None:
+        if kind is not None or self._selection is None:
             return
         if self._selection.unmet():
             raise ConfigError(self._selection.unmet_text())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
-from types import TracebackType
 from typing import Optional, Protocol
 
 from fastcheck.errors import check_text
@@ -41,12 +40,7 @@ class Allowance:
     def __enter__(self) -> Allowance:
         return self
 
-    def __exit__(
-        self,
-        kind: Optional[type[BaseException]],
-        error: Optional[BaseException],
-        traceback: Optional[TracebackType],
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.remove()
 
 

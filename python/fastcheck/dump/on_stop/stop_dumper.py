@@ -13,12 +13,13 @@ import torch
 
 from fastcheck.calls.module_calls import ModuleNode
 from fastcheck.dump.dump_writer import DumpSession, module_line
+from fastcheck.dump.options import Options
 from fastcheck.dump.storage.files import claim, place_of
-from fastcheck.dump.storage.shards import MEMORY_BYTES, Slot
+from fastcheck.dump.storage.shards import Slot
 from fastcheck.errors import ConfigError, LogError
 from fastcheck.log.reader import read_log
 from fastcheck.log.writer import found_at, working_directory
-from fastcheck.record.format import NONFINITE_COUNTS, Depth
+from fastcheck.record.format import NONFINITE_COUNTS
 from fastcheck.record.site import OUTSIDE, Site, module_name
 from fastcheck.report.stop_report import Dumped
 from fastcheck.reproducibility.environment import environment_or_error
@@ -138,17 +139,7 @@ class _Writer:
             "dump": {"on_overflow": str(self._site), "call": self._call},
             "environment": environment_or_error(),
         }
-        self._session = DumpSession(
-            self._place,
-            culprit.step,
-            rank,
-            meta,
-            depth=int(Depth.FULL),
-            is_logical=False,
-            tensors=True,
-            memory_bytes=MEMORY_BYTES,
-            has_reference=False,
-        )
+        self._session = DumpSession(place, rank, meta, Options(culprit.step, tensors=True))
 
     def close(self) -> None:
         """Completes the files; after an error, the part that was written can be read."""

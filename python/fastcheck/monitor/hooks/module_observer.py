@@ -16,7 +16,6 @@ import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from multiprocessing.context import get_spawning_popen
-from types import FrameType
 from typing import Any, Callable, Optional, Protocol
 
 import torch
@@ -31,6 +30,7 @@ from fastcheck.monitor.session.session import Session
 from fastcheck.record.format import Flag
 from fastcheck.ring.host import IS_BAD, IS_NEW, NEEDS_GRADIENT, SEQ_SHIFT
 from fastcheck.utils.torch.flatten import flatten, flatten_arguments
+from fastcheck.utils.torch.frames import CALL, call_frames
 from fastcheck.utils.torch.memory_ref import values_of
 from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read, is_plain
 from fastcheck.utils.torch.streams import streams_of
@@ -284,8 +284,6 @@ def _gradient_came(reader: GradientReader, hook: GradientHook, gradient: torch.T
 
 # ---- What the recorder leaves to Python ----------------------------------------------------------
 
-_CALL_CODE = torch.nn.Module._call_impl.__code__
-
 
 class _ThreadState(threading.local):
     """The calls that are running in this thread, outermost first."""
@@ -461,12 +459,7 @@ class ModuleObserver:
         """
         node = self._local.stack[0].node
         module = node.module()
-        frame: Optional[FrameType] = sys._getframe()
-        running = 0
-        while frame is not None:
-            if frame.f_code is _CALL_CODE and frame.f_locals.get("self") is module:
-                running += 1
-            frame = frame.f_back
+        running = sum(frame.f_locals.get("self") is module for frame in call_frames())
         noted = sum(call.node is node for call in self._local.stack)
         return running <= noted  # the call that is beginning runs, and is not noted yet
 
@@ -644,7 +637,7 @@ def _raised_here() -> Optional[BaseException]:
     """The exception that leaves the module whose hook runs."""
     error = sys.exc_info()[1]
     at = None if error is None else error.__traceback__
-    return error if at is not None and at.tb_frame.f_code is _CALL_CODE else None
+    return error if at is not None and at.tb_frame.f_code is CALL else None
 
 
 def _is_grad_enabled(traced: Optional[Traced]) -> bool:

@@ -4,10 +4,8 @@ buffers read once, by name.
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Sequence
-from types import FrameType
 from typing import Any, Callable, Optional
 
 import torch
@@ -24,12 +22,11 @@ from fastcheck.monitor.hooks.state_reader import StateReader, stored_in
 from fastcheck.monitor.hooks.step_watcher import StepWatcher
 from fastcheck.monitor.hooks.traced import Traced
 from fastcheck.monitor.session.session import Session
+from fastcheck.utils.torch.frames import call_frames
 from fastcheck.utils.torch.readable import can_hold_nonfinite
 from fastcheck.verdict.entries import Moment, OpStored
 
 from .level import OpLevel
-
-_CALL = torch.nn.Module._call_impl.__code__
 
 
 class _Stack(threading.local):
@@ -40,12 +37,7 @@ class _Stack(threading.local):
 def _is_called(node: ModuleNode, entering: ModuleNode) -> bool:
     """Whether a call of ``node`` is under way on this thread, besides one that begins now."""
     module = node.module()
-    frame: Optional[FrameType] = sys._getframe(1)
-    calls = 0
-    while frame is not None:
-        if frame.f_code is _CALL and frame.f_locals.get("self") is module:
-            calls += 1
-        frame = frame.f_back
+    calls = sum(frame.f_locals.get("self") is module for frame in call_frames())
     return calls > (node is entering)
 
 

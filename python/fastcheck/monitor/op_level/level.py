@@ -9,7 +9,6 @@ import functools
 import sys
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from types import FrameType
 from typing import Any, Callable, Optional, Protocol
 
 import numpy as np
@@ -30,6 +29,7 @@ from fastcheck.monitor.session.session import Level, Session
 from fastcheck.record.format import RECORD_DTYPE, Flag, overflowed
 from fastcheck.ring.device import DeviceRing, Segment
 from fastcheck.utils.torch.flatten import flatten
+from fastcheck.utils.torch.frames import program_frames
 from fastcheck.utils.torch.own_operators import is_unobserved, unobserved
 from fastcheck.utils.torch.patching import Listeners, WrappedMethods
 from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read
@@ -750,8 +750,6 @@ class OpLevel(Level):
 
 # ---- On a device ---------------------------------------------------------------------------------
 
-_PACKAGES = ("torch", "fastcheck")
-
 # A tensor to be read, and seq, step, call, site and flags of its record; or, if the last is True,
 # the overflow status of its device.
 Launch = tuple[torch.Tensor, int, int, int, int, int, bool]
@@ -817,12 +815,8 @@ def where() -> str:
     """The line where Python is, outside of torch and of fastcheck: ``train.py:12 in forward``;
     empty where it is nowhere else.
     """
-    frame: Optional[FrameType] = sys._getframe()
-    while frame is not None:
-        package = str(frame.f_globals.get("__name__", "")).split(".", 1)[0]
-        if package not in _PACKAGES and not package.startswith("_pytest"):
-            return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
-        frame = frame.f_back
+    for frame in program_frames():
+        return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
     return ""
 
 

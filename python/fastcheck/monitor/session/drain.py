@@ -13,6 +13,7 @@ import time
 import weakref
 from collections import deque
 from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Callable, Optional, Protocol
 
 import numpy as np
@@ -146,27 +147,21 @@ def _first(store: EventStore, step: int) -> Optional[Event]:
 _POLL_SECONDS = 0.001
 
 
+@dataclass(eq=False)
 class StepPart:
     """A stretch of one step's journal, and its records: here already, or in flight."""
 
-    def __init__(
-        self,
-        step: Step,
-        journal: Journal,
-        records: list[np.ndarray],
-        segments: list[tuple[DeviceRing, Segment]],
-        closes_step: bool,
-        compared: Optional[Callable[[int, bool], None]] = None,
-    ) -> None:
-        self.step = step
-        self.journal = journal
-        self.closes_step = closes_step
+    step: Step
+    journal: Journal
+    _records: list[np.ndarray]
+    _segments: list[tuple[DeviceRing, Segment]]
+    closes_step: bool
+    # Told of each site whose tensor was read twice, and whether its records are the same.
+    _compared: Optional[Callable[[int, bool], None]] = None
+
+    def __post_init__(self) -> None:
         #: What a device reported in the place of records.
         self.failure: Optional[Exception] = None
-        self._records = records
-        self._segments = segments
-        # Told of each site whose tensor was read twice, and whether its records are the same.
-        self._compared = compared
         self._lost: set[int] = set()  # segments, by id()
 
     @property
@@ -224,20 +219,17 @@ def in_order(records: np.ndarray) -> np.ndarray:
     return records[np.argsort(numbers, kind="stable")]
 
 
+@dataclass(eq=False)
 class Drain:
     """The parts that wait, oldest first."""
 
-    def __init__(
-        self,
-        event_store: EventStore,
-        max_lag: Optional[int],
-        faults: Faults,
-    ) -> None:
+    _event_store: EventStore
+    _max_lag: Optional[int]
+    _faults: Faults
+
+    def __post_init__(self) -> None:
         # How often the training thread had to wait because it was max_lag steps ahead.
         self.wait_count = 0
-        self._event_store = event_store
-        self._max_lag = max_lag
-        self._faults = faults
         self._parts: deque[StepPart] = deque()
         self._wake: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._thread: Optional[threading.Thread] = None

@@ -10,7 +10,7 @@ import threading
 from collections import Counter as Tally
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Callable, NamedTuple, Optional
 
 import numpy as np
@@ -162,24 +162,22 @@ class ProcessRank(NamedTuple):
     in_group: int
 
 
+@dataclass(eq=False)
 class EventStore:
     """Judges what is read, and holds the events. Every method expects ``lock`` to be held. Whoever
     needs the session's lock too takes that first.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        sites: SiteTable,
-        ranks: ProcessRank,
-        archive: Archive,
-    ) -> None:
-        self.config = config
-        self.sites = sites
-        self.ranks = ranks
+    config: Config
+    sites: SiteTable
+    ranks: ProcessRank
+    archive: Archive
+
+    def __post_init__(self) -> None:
         self.lock = threading.RLock()
-        self.archive = archive
-        self.counter = Counter(config.overflow_nums, config.stop.within, config.stop.count)
+        self.counter = Counter(
+            self.config.overflow_nums, self.config.stop.within, self.config.stop.count
+        )
         # The other parts of the monitor that are told of events, steps, stops and boundaries.
         self.listeners: list[SessionListener] = []
         self._has_run_ended = False

@@ -10,12 +10,12 @@ import sys
 import weakref
 from collections.abc import Sequence
 from threading import Thread, current_thread
-from types import FrameType
 from typing import Any, NamedTuple, Optional
 
 import torch
 
 from fastcheck.calls.module_calls import Call
+from fastcheck.utils.torch.frames import frames
 from fastcheck.utils.torch.memory_ref import MemoryRef
 from fastcheck.utils.torch.own_operators import unobserved
 from fastcheck.utils.torch.versions import autocast_dtype
@@ -159,12 +159,10 @@ def is_dry_run() -> bool:
     """Whether this thread is within a pipeline stage's inference of shapes."""
     if _PIPELINING not in sys.modules:
         return False
-    frame: Optional[FrameType] = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_name in _FUNCTIONS and frame.f_globals.get("__name__") == _PIPELINING:
-            return True
-        frame = frame.f_back
-    return False
+    return any(
+        frame.f_code.co_name in _FUNCTIONS and frame.f_globals.get("__name__") == _PIPELINING
+        for frame in frames()
+    )
 
 
 @dataclasses.dataclass

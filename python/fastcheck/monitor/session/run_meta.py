@@ -10,6 +10,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, Optional, Union
 
@@ -287,31 +288,27 @@ def _placement(nodes: Sequence[ModuleNode]) -> dict[str, Any]:
 _NORM = re.compile(r"(?:Batch|Group|Instance|Layer|RMS)Norm")
 
 
+@dataclass(eq=False)
 class RunMeta:
     """Gathers what goes into the meta file. Costs nothing until it is written. ``compiled``: the
     modules that ran inside torch.compile, by index; what runs there adds them.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        nodes: Sequence[ModuleNode],
-        event_store: EventStore,
-        compiled: Mapping[int, object],
-    ) -> None:
-        self._config = config
+    _config: Config
+    _nodes: Sequence[ModuleNode]
+    _event_store: EventStore
+    _compiled: Mapping[int, object]
+
+    def __post_init__(self) -> None:
         #: The options that leave something unread.
-        self.left_out_by = config.left_out_by
-        self._nodes = nodes
-        self._event_store = event_store
-        self._compiled = compiled
+        self.left_out_by = self._config.left_out_by
         self._optimizers: list[dict[str, Any]] = []
         self._met: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = (
             weakref.WeakKeyDictionary()
         )
-        self.schedule = Schedule(event_store)
+        self.schedule = Schedule(self._event_store)
         #: What each step trains on, where the training loop names it.
-        self.batches = BatchIds(event_store)
+        self.batches = BatchIds(self._event_store)
         self._compiled_count = 0
 
     def to_dict(self, unread: Sequence[UnreadOp]) -> dict[str, Any]:

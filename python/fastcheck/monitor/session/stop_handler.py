@@ -11,7 +11,7 @@ import os
 import sys
 import weakref
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Callable, NoReturn, Optional, Protocol, Union
 
@@ -308,6 +308,7 @@ class StopDumper(Protocol):
     def dump(self, culprit: Event, /) -> Dumped: ...
 
 
+@dataclass(eq=False)
 class StopHandler:
     """Carries out what is due: stops, or the action of events that stop nothing. Called outside the
     session's lock and outside every guard: what a sink raises reaches the training loop.
@@ -317,26 +318,19 @@ class StopHandler:
     the parameters that hold NaN or Inf.
     """
 
-    def __init__(
-        self,
-        session: Session,
-        meta: RunMeta,
-        agreement: Optional[RankAgreement],
-        dumper: Optional[StopDumper],
-        find_maker: Callable[[Finding, Step], Optional[MadeBy]],
-        broken_weights: Callable[[], tuple[str, ...]],
-    ) -> None:
-        self._session = session
-        self._meta = meta
-        self._find_maker = find_maker
-        self._read_weights = broken_weights
-        self._act = _action_of(session.config)
-        self.agreement = agreement
+    _session: Session
+    _meta: RunMeta
+    agreement: Optional[RankAgreement]
+    _dumper: Optional[StopDumper]
+    _find_maker: Callable[[Finding, Step], Optional[MadeBy]]
+    _read_weights: Callable[[], tuple[str, ...]]
+
+    def __post_init__(self) -> None:
+        self._act = _action_of(self._session.config)
         # The first stop that is due and was not proposed to the other ranks yet.
         self._held: Optional[Due] = None
         self._held_maker: Optional[MadeBy] = None
         self._proposed: Optional[StopReport] = None
-        self._dumper = dumper
         self._has_dumped = False
         self._start = working_directory()
         _live.add(self)

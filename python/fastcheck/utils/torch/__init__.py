@@ -1,7 +1,7 @@
 """Helpers for torch's own objects.
 
 Readable tensors, nested structures, streams, sharding, operator schemas, training state, patched
-methods.
+methods, frames.
 
 Imports ``record``.
 """

@@ -1,0 +1,33 @@
+"""The frames of this thread's stack, innermost first: a program's, and those of modules' calls."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from types import FrameType
+from typing import Optional
+
+import torch
+
+CALL = torch.nn.Module._call_impl.__code__
+
+
+def frames() -> Iterator[FrameType]:
+    """All of them."""
+    frame: Optional[FrameType] = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def program_frames() -> Iterator[FrameType]:
+    """The frames that are neither torch's, nor fastcheck's, nor pytest's."""
+    for frame in frames():
+        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if package not in ("torch", "fastcheck") and not package.startswith("_pytest"):
+            yield frame
+
+
+def call_frames() -> Iterator[FrameType]:
+    """The frames of modules that are called, whose ``self``, ``args`` and ``kwargs`` are locals."""
+    return (frame for frame in frames() if frame.f_code is CALL)
