@@ -31,21 +31,8 @@ from fastcheck.record.format import NONFINITE_COUNTS, Depth, DeviceMode, Flag, V
 from fastcheck.record.site import SiteTable
 from fastcheck.record.statistics import statistics_of
 
+from . import entries
 from .allowed import Allowance, why_allowed
-from .entries import (
-    Batch,
-    Entered,
-    GradientNorm,
-    InnerInput,
-    Loss,
-    Named,
-    OptimizerState,
-    Output,
-    Records,
-    Stored,
-    UnusedGradients,
-    UsedGradients,
-)
 
 #: Where the largest finite number is taken for an overflow, on a device that saturates. A batch or
 #: a weight may hold it on purpose: torch.finfo(dtype).min is a common mask.
@@ -97,19 +84,19 @@ def is_event(record: np.void, role: str) -> bool:
     return role in _SATURABLE or any(counts)
 
 
-_SEVERAL = (Stored, UsedGradients, UnusedGradients, OptimizerState)
+_SEVERAL = (entries.Stored, entries.UsedGradients, entries.UnusedGradients, entries.OptimizerState)
 _ROLES: Mapping[type, str] = {
-    Batch: "input",
-    InnerInput: "input",
-    Output: "output",
-    Named: "output",
-    Loss: "loss",
-    GradientNorm: "grad_norm",
-    Entered: "input",
+    entries.Batch: "input",
+    entries.InnerInput: "input",
+    entries.Output: "output",
+    entries.Named: "output",
+    entries.Loss: "loss",
+    entries.GradientNorm: "grad_norm",
+    entries.Entered: "input",
 }
 
 
-def tensors_of(entry: Any, bad: Records) -> list[tuple[int, str]]:
+def tensors_of(entry: Any, bad: entries.Records) -> list[tuple[int, str]]:
     """The numbers and roles of the tensors in ``bad`` whose reading the entry is, in order."""
     if isinstance(entry, _SEVERAL):
         first, roles = entry.first_seq, entry.roles
@@ -338,7 +325,7 @@ class Findings:
         # Tensors that were overwritten before their turn to be read came.
         self.unread_count = 0
 
-    def new(self, entry: Any, bad: Records) -> Iterator[Finding]:
+    def new(self, entry: Any, bad: entries.Records) -> Iterator[Finding]:
         """Adds the non-finite tensors of an entry (module level) that have no finding yet."""
         call = getattr(entry, "call", None)
         thread = getattr(entry, "thread", 0) if call is None else call.thread

@@ -23,25 +23,7 @@ from fastcheck.calls.module_calls import Call, ModuleNode
 from fastcheck.record.event import CHANGED_BY_LOOP, COMPUTED_OUTSIDE, GIVEN_INSTEAD
 from fastcheck.record.format import Verdict
 
-from .entries import (
-    Batch,
-    Gradient,
-    GradientNorm,
-    GradientsUsed,
-    InnerInput,
-    Loss,
-    LossKnown,
-    Named,
-    OptimizerState,
-    Output,
-    Recomputed,
-    Records,
-    Returned,
-    Seen,
-    Stored,
-    UnusedGradients,
-    UsedGradients,
-)
+from . import entries
 from .findings import CONFIRMED, Blame, Finding, Findings, FindingState, PossibleVerdict
 from .step import Step
 
@@ -87,13 +69,13 @@ class ModuleRules:
         self._is_strict = is_strict
         self._has_other_ranks = has_other_ranks
 
-    def apply(self, entry: Seen, bad: Records) -> None:
+    def apply(self, entry: entries.Seen, bad: entries.Records) -> None:
         """Judges what the entry has read."""
-        if isinstance(entry, Returned):
+        if isinstance(entry, entries.Returned):
             self._returned(entry)
-        elif isinstance(entry, LossKnown):
+        elif isinstance(entry, entries.LossKnown):
             self._loss_known(entry)
-        elif isinstance(entry, GradientsUsed):
+        elif isinstance(entry, entries.GradientsUsed):
             self._use_gradients(entry.seqs)
         else:
             for finding in self.findings.new(entry, bad):
@@ -102,7 +84,7 @@ class ModuleRules:
 
     # Forward
 
-    def _batch(self, finding: Finding, entry: Batch) -> None:
+    def _batch(self, finding: Finding, entry: entries.Batch) -> None:
         finding.is_data = entry.is_data and not entry.needs_gradient
         # What enters the module now can only follow from what came after its last pass.
         since = [f for f in self.findings.all[:-1] if f.position >= entry.since]
@@ -126,7 +108,7 @@ class ModuleRules:
         else:
             self.findings.decide(finding, Verdict.ARRIVED, reason)
 
-    def _inner_input(self, finding: Finding, entry: InnerInput) -> None:
+    def _inner_input(self, finding: Finding, entry: entries.InnerInput) -> None:
         """The parent's own code computed it."""
         parent = entry.call.parent
         assert parent is not None
@@ -148,7 +130,7 @@ class ModuleRules:
         related += [f for f in earlier if f.state.is_pending and not f.uses.is_absorbed][:1]
         self._judge_forward(finding, related, None, parent.node, PossibleVerdict(verdict, reason))
 
-    def _recomputed(self, finding: Finding, entry: Recomputed) -> None:
+    def _recomputed(self, finding: Finding, entry: entries.Recomputed) -> None:
         """Judges a finding of a recomputed call, whose first run was judged."""
         reason = (
             f"{entry.call.node.name} was recomputed in backward (activation checkpointing): its "
@@ -164,18 +146,18 @@ class ModuleRules:
         else:
             self.findings.decide(finding, *then)
 
-    def _named(self, finding: Finding, entry: Named) -> None:
+    def _named(self, finding: Finding, entry: entries.Named) -> None:
         """Judges a named tensor like the input of a module, in the place where it was named."""
         seq, call = entry.seq, entry.call
         finding.blamed = Blame(finding.site, call.parent)
         if call.is_recompute:
-            self._recomputed(finding, Recomputed(seq, call, finding.role))
+            self._recomputed(finding, entries.Recomputed(seq, call, finding.role))
         elif call.parent is not None:
-            self._inner_input(finding, InnerInput(seq, call, entry.after_gap))
+            self._inner_input(finding, entries.InnerInput(seq, call, entry.after_gap))
         else:
-            self._batch(finding, Batch(seq, call, 0, False, entry.has_excluded, False))
+            self._batch(finding, entries.Batch(seq, call, 0, False, entry.has_excluded, False))
 
-    def _output(self, finding: Finding, entry: Output) -> None:
+    def _output(self, finding: Finding, entry: entries.Output) -> None:
         call = entry.call
         related = self._related(call, finding)
         reason = f"everything that {call.node.name} read was finite, including its parameters"
@@ -250,7 +232,7 @@ class ModuleRules:
         else:
             self.findings.decide(finding, *then)
 
-    def _returned(self, entry: Returned) -> None:
+    def _returned(self, entry: entries.Returned) -> None:
         """All outputs of the call were read. If they are finite, the -Inf that it read did no
         harm.
         """
@@ -285,7 +267,7 @@ class ModuleRules:
             unread = self._suspects(f for f in live if f.state.is_pending and f.has_nan)
             self._reach(unread, "what the model returned was not read")
 
-    def _loss(self, finding: Finding, entry: Loss) -> None:
+    def _loss(self, finding: Finding, entry: entries.Loss) -> None:
         """Judges a loss, in which -Inf is no mask."""
         confirmed = self.findings.first_confirmed
         tentative = self._pending_gradient() or self._promotable(self.findings.all[:-1])
@@ -297,7 +279,7 @@ class ModuleRules:
             then = PossibleVerdict(Verdict.ORIGIN, LOSS_OVERFLOWED)
             self._judge_gradient(finding, None, then, entry.is_scaled)
 
-    def _loss_known(self, entry: LossKnown) -> None:
+    def _loss_known(self, entry: entries.LossKnown) -> None:
         finding = self.findings.by_seq.get(entry.seq)
         if finding is not None and finding.state.is_pending:
             self._reach([finding.root], "it is the loss")
@@ -342,7 +324,7 @@ class ModuleRules:
                     return finding
         return None
 
-    def _stored(self, finding: Finding, entry: Stored) -> None:
+    def _stored(self, finding: Finding, entry: entries.Stored) -> None:
         self._judge_stored(finding, is_suspect=False)
 
     def _judge_stored(self, finding: Finding, is_suspect: bool) -> None:
@@ -411,7 +393,7 @@ class ModuleRules:
                     return roots[0]
         return None
 
-    def _optimizer_state(self, finding: Finding, entry: OptimizerState) -> None:
+    def _optimizer_state(self, finding: Finding, entry: entries.OptimizerState) -> None:
         earlier = self.findings.first_confirmed
         if earlier is not None:
             self.findings.propagate(finding, earlier)
@@ -423,7 +405,7 @@ class ModuleRules:
 
     # Gradients
 
-    def _gradient(self, finding: Finding, entry: Gradient) -> None:
+    def _gradient(self, finding: Finding, entry: entries.Gradient) -> None:
         earlier = self._earlier()
         if earlier is not None:
             self._judge_gradient(finding, earlier, _FOLLOWS, entry.is_scaled)
@@ -441,7 +423,7 @@ class ModuleRules:
         else:
             self._judge_gradient(finding, None, then, entry.is_scaled)
 
-    def _used_gradient(self, finding: Finding, entry: UsedGradients) -> None:
+    def _used_gradient(self, finding: Finding, entry: entries.UsedGradients) -> None:
         is_scaled, before = entry.is_scaled, entry.before
         if not is_scaled:
             # The optimizer is about to use it: what was held back as scaled is real.
@@ -463,7 +445,7 @@ class ModuleRules:
             then = PossibleVerdict(Verdict.ORIGIN, reason)
         self._judge_gradient(finding, earlier, then, is_scaled)
 
-    def _unused_gradient(self, finding: Finding, entry: UnusedGradients) -> None:
+    def _unused_gradient(self, finding: Finding, entry: entries.UnusedGradients) -> None:
         """An optimizer may never use it."""
         if not (entry.is_scaled or entry.may_change):
             self._reach_by(finding)
@@ -489,7 +471,7 @@ class ModuleRules:
             else:
                 self.findings.release(finding)
 
-    def _gradient_norm(self, finding: Finding, entry: GradientNorm) -> None:
+    def _gradient_norm(self, finding: Finding, entry: entries.GradientNorm) -> None:
         verdict = Verdict.ORIGIN
         reason = (
             "every gradient that was read is finite, but their norm is not: it overflowed, and "
@@ -832,16 +814,16 @@ class ModuleRules:
 _FOLLOWS = PossibleVerdict(Verdict.PROPAGATED, "")
 
 _RULES: Mapping[type, Callable[[ModuleRules, Finding, Any], None]] = {
-    Batch: ModuleRules._batch,
-    InnerInput: ModuleRules._inner_input,
-    Output: ModuleRules._output,
-    Recomputed: ModuleRules._recomputed,
-    Named: ModuleRules._named,
-    Gradient: ModuleRules._gradient,
-    Loss: ModuleRules._loss,
-    GradientNorm: ModuleRules._gradient_norm,
-    Stored: ModuleRules._stored,
-    UsedGradients: ModuleRules._used_gradient,
-    UnusedGradients: ModuleRules._unused_gradient,
-    OptimizerState: ModuleRules._optimizer_state,
+    entries.Batch: ModuleRules._batch,
+    entries.InnerInput: ModuleRules._inner_input,
+    entries.Output: ModuleRules._output,
+    entries.Recomputed: ModuleRules._recomputed,
+    entries.Named: ModuleRules._named,
+    entries.Gradient: ModuleRules._gradient,
+    entries.Loss: ModuleRules._loss,
+    entries.GradientNorm: ModuleRules._gradient_norm,
+    entries.Stored: ModuleRules._stored,
+    entries.UsedGradients: ModuleRules._used_gradient,
+    entries.UnusedGradients: ModuleRules._unused_gradient,
+    entries.OptimizerState: ModuleRules._optimizer_state,
 }

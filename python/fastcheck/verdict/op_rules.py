@@ -23,20 +23,9 @@ import numpy as np
 
 from fastcheck.record.format import Verdict
 
+from . import entries
 from .allowed import why_allowed
 from .benign import BOUNDED, ELEMENTWISE, WRITERS, why_benign
-from .entries import (
-    ArgumentKnown,
-    Compiled,
-    Entered,
-    Loss,
-    LossKnown,
-    NamedResult,
-    Operator,
-    OpStored,
-    Records,
-    Seen,
-)
 from .findings import (
     CONFIRMED,
     Finding,
@@ -99,13 +88,13 @@ class OpRules:
         # Not every operator of every step is read.
         self._is_filtered = False
 
-    def apply(self, entry: Seen, bad: Records) -> None:
+    def apply(self, entry: entries.Seen, bad: entries.Records) -> None:
         """Judges what the entry tells of."""
-        if isinstance(entry, Operator):
+        if isinstance(entry, entries.Operator):
             self._operator(entry, bad)
-        elif isinstance(entry, ArgumentKnown):
+        elif isinstance(entry, entries.ArgumentKnown):
             self._argument_known(entry)
-        elif isinstance(entry, LossKnown):
+        elif isinstance(entry, entries.LossKnown):
             self._loss_known(entry)
         else:
             for seq, role in tensors_of(entry, bad):
@@ -117,7 +106,7 @@ class OpRules:
 
     # Operators
 
-    def _operator(self, entry: Operator, bad: Records) -> None:
+    def _operator(self, entry: entries.Operator, bad: entries.Records) -> None:
         """Judges an op that read or wrote a non-finite tensor."""
         incident, self._is_filtered = entry.incident, entry.is_filtered
         for argument in incident.nonfinite_inputs:
@@ -156,7 +145,7 @@ class OpRules:
         self._add(finding)
         return finding
 
-    def _made(self, finding: Finding, inputs: list[Finding], entry: Operator) -> None:
+    def _made(self, finding: Finding, inputs: list[Finding], entry: entries.Operator) -> None:
         incident, sites = entry.incident, self.findings.sites
         op = finding.uses.op = str(incident)
         recomputed = (
@@ -330,7 +319,7 @@ class OpRules:
 
     # What is read by name, and is no result of an operator
 
-    def _entered(self, finding: Finding, entry: Entered) -> None:
+    def _entered(self, finding: Finding, entry: entries.Entered) -> None:
         known = [f for seq in entry.sources for f in self._known(seq) if f is not finding]
         sources = self._fitting(finding.record, known)
         # An operator wrote it, unless it was read before by name or by another module.
@@ -361,14 +350,14 @@ class OpRules:
             root.then is not None and root.then.verdict is Verdict.ARRIVED for root in roots
         )
 
-    def _argument_known(self, entry: ArgumentKnown) -> None:
+    def _argument_known(self, entry: entries.ArgumentKnown) -> None:
         finding = self._find(entry.seq)
         reason = why_allowed(self.findings.sites[entry.site], self.findings.allowances)
         if finding is not None and _is_open(finding) and reason is not None:
             finding.is_allowed = True
             self._intend(finding, reason)
 
-    def _stored(self, finding: Finding, entry: OpStored) -> None:
+    def _stored(self, finding: Finding, entry: entries.OpStored) -> None:
         last_finite = self._last_finite_step(finding.site)
         earlier = self.findings.first_confirmed
         if _is_plain_number(finding):
@@ -403,7 +392,7 @@ class OpRules:
         self._hold(finding, then, made[:1])
         self._count(finding, f"it reached {site.tensor_name}")
 
-    def _loss(self, finding: Finding, entry: Loss) -> None:
+    def _loss(self, finding: Finding, entry: entries.Loss) -> None:
         """Judges a loss that is a number, or whose ops were left out."""
         earlier = self.findings.first_confirmed
         others = self.findings.all[:-1]
@@ -420,7 +409,7 @@ class OpRules:
         else:
             self.findings.decide(finding, *then)
 
-    def _loss_known(self, entry: LossKnown) -> None:
+    def _loss_known(self, entry: entries.LossKnown) -> None:
         finding = self.findings.by_seq.get(entry.seq)
         if self._is_strict and finding is not None and finding.is_tentative:
             root = finding.root
@@ -428,7 +417,7 @@ class OpRules:
             if finding is not root:
                 self.findings.propagate(finding, root)
 
-    def _compiled(self, finding: Finding, entry: Compiled) -> None:
+    def _compiled(self, finding: Finding, entry: entries.Compiled) -> None:
         earlier = self.findings.first_confirmed
         reason = f"it was made within compiled code: {entry.name} is the first that shows it"
         # The consumers of the finding are not observed either.
@@ -445,7 +434,7 @@ class OpRules:
                 # It may follow from any that is open: the first that the code can have read.
                 finding.uses.parents = [f for f in self._open() if f is not finding][:1]
 
-    def _named(self, finding: Finding, entry: NamedResult) -> None:
+    def _named(self, finding: Finding, entry: entries.NamedResult) -> None:
         earlier = self.findings.first_confirmed
         if entry.source >= 0:
             reason = "the verdict on the operator that made it counts"
@@ -504,7 +493,7 @@ class OpRules:
         finding = self._find(seq)
         return [] if finding is None else [finding]
 
-    def _read_of(self, argument: NonfiniteInput, bad: Records) -> list[Finding]:
+    def _read_of(self, argument: NonfiniteInput, bad: entries.Records) -> list[Finding]:
         """The findings that an op read in one tensor."""
         findings = self._known(argument.seq)
         if argument.read >= 0:
@@ -748,11 +737,11 @@ class OpRules:
 
 
 _RULES: Mapping[type, Callable[[OpRules, Finding, Any], None]] = {
-    Entered: OpRules._entered,
-    OpStored: OpRules._stored,
-    Loss: OpRules._loss,
-    Compiled: OpRules._compiled,
-    NamedResult: OpRules._named,
+    entries.Entered: OpRules._entered,
+    entries.OpStored: OpRules._stored,
+    entries.Loss: OpRules._loss,
+    entries.Compiled: OpRules._compiled,
+    entries.NamedResult: OpRules._named,
 }
 
 

@@ -36,21 +36,7 @@ from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read
 from fastcheck.utils.torch.streams import streams_of
 from fastcheck.utils.torch.transforms import take_off
 from fastcheck.utils.torch.versions import is_compiling
-from fastcheck.verdict.entries import (
-    ArgumentKnown,
-    Compiled,
-    Entered,
-    Journal,
-    Loss,
-    LossKnown,
-    Moment,
-    Note,
-    Operator,
-    OpStored,
-    Records,
-    Seen,
-    Task,
-)
+from fastcheck.verdict import entries
 from fastcheck.verdict.incident import HOST, Destination, Incident
 from fastcheck.verdict.step import Step
 
@@ -85,7 +71,7 @@ class OpPart(StepPart):
         self,
         sites: OpSites,
         step: Step,
-        journal: Journal,
+        journal: entries.Journal,
         records: list[np.ndarray],
         segments: list[tuple[DeviceRing, Segment]],
         closes_step: bool,
@@ -110,14 +96,14 @@ class OpPart(StepPart):
         hits = self._overflow.arrived(records[is_status], bad)
         for hit in reversed(hits):
             line = self._lines.of(int(hit.record["seq"]))
-            note = Note(self._overflow.tell, self.step, hit, line)
+            note = entries.Note(self._overflow.tell, self.step, hit, line)
             self.journal.entries.insert(0, note)
             self.journal.due.insert(0, note)
         kept = np.isin(records["seq"], [int(hit.record["seq"]) for hit in hits])
         return records[~is_status | kept]
 
 
-class DeferredOps(Task):
+class DeferredOps(entries.Task):
     """Operators that ran one after the other, and whose records arrive with this part at the
     latest. Settled in healthy parts too, because the observer waits for their records.
     """
@@ -126,7 +112,7 @@ class DeferredOps(Task):
 
     def __init__(
         self,
-        judge: Callable[[list[Incident], Records], None],
+        judge: Callable[[list[Incident], entries.Records], None],
         waiting: Any,
         stop: int,
         lines: LineNumbers,
@@ -136,7 +122,7 @@ class DeferredOps(Task):
         self._stop = stop
         self._lines = lines
 
-    def run(self, bad: Records) -> None:
+    def run(self, bad: entries.Records) -> None:
         raw_incidents = extension.op_observer().settle(self._waiting, list(bad), self._stop)
         if raw_incidents:
             self._judge([self._incident(raw) for raw in raw_incidents], bad)
@@ -366,7 +352,7 @@ class OpLevel(Level):
         """Judges what still waits. Idempotent."""
         store = self.session.event_store
         with store.lock:
-            store.judge(self.session.step, Moment.ALL_READ)
+            store.judge(self.session.step, entries.Moment.ALL_READ)
             store.archive.note_unread(self.unread_ops())
         self._last_seq = self.next_seq
         self._at_end.close()
@@ -406,7 +392,7 @@ class OpLevel(Level):
         self._entered.add(self.entering)
         if session.rings.is_deferred:
             if begins_again:
-                session.due(Moment.ALL_READ)
+                session.due(entries.Moment.ALL_READ)
             if not len(session.drain):
                 session.submit()
             return
@@ -416,7 +402,7 @@ class OpLevel(Level):
             store.renew(session.step)
         if begins_again and any(finding.is_tentative for finding in session.step.findings.all):
             # What waits since an earlier pass of this step has met all its consumers, as a rule.
-            session.due(Moment.ALL_READ)
+            session.due(entries.Moment.ALL_READ)
 
     def step_began(self) -> None:
         self._entered.clear()
@@ -560,10 +546,10 @@ class OpLevel(Level):
         first = self.next_seq
         seq, is_bad = self.observe(loss, site, 0, flags)
         if seq >= first:
-            self.saw(Loss(seq, bool(flags & Flag.SCALED), 0), is_bad)
+            self.saw(entries.Loss(seq, bool(flags & Flag.SCALED), 0), is_bad)
             return
         if is_bad is not False:
-            self.session.due(LossKnown(seq))
+            self.session.due(entries.LossKnown(seq))
         self.read_number(loss, site, flags)
 
     def read_norm(self, norm: torch.Tensor, site: int) -> None:
@@ -583,12 +569,12 @@ class OpLevel(Level):
         sites: Sequence[int],
         roles: Sequence[str],
         flags: int,
-        kind: Callable[..., Seen],
+        kind: Callable[..., entries.Seen],
         *fields: Any,
     ) -> None:
         for tensor, site, role in zip(tensors, sites, roles):
             seq, is_bad = self.observe(tensor, site, 0, flags)
-            self.saw(OpStored(seq, role), is_bad)
+            self.saw(entries.OpStored(seq, role), is_bad)
 
     def read_argument(self, tensor: torch.Tensor, site: int) -> None:
         """Reads a tensor that enters the model, even where an observed op has made it: what has
@@ -597,8 +583,8 @@ class OpLevel(Level):
         if self.is_running and can_hold_nonfinite(tensor) and self._is_readable(tensor):
             seq, is_bad, is_collective, sources = self._ops.take_over(tensor, site)
             for known in sources if self.session.event_store.has_allowances else ():
-                self.session.due(ArgumentKnown(known, site))
-            self.saw(Entered(seq, is_collective, tuple(sources)), is_bad)
+                self.session.due(entries.ArgumentKnown(known, site))
+            self.saw(entries.Entered(seq, is_collective, tuple(sources)), is_bad)
 
     def read_again(
         self, tensor: torch.Tensor, site: int, call: int, flags: int
@@ -624,7 +610,7 @@ class OpLevel(Level):
         seq, is_bad, _ = self._ops.read(tensor, site, 0, flags)
         if seq >= before:  # by no operator that was observed
             self.compiled[node.name] = self.compiled.get(node.name, 0) + 1
-            self.saw(Compiled(seq, role, node.name, self.session.is_scaled), is_bad)
+            self.saw(entries.Compiled(seq, role, node.name, self.session.is_scaled), is_bad)
 
     # What the observer has seen
 
@@ -660,7 +646,7 @@ class OpLevel(Level):
                 self._judge_incidents(self.session.step, self.session.is_scaled, incidents, bad)
 
     def _judge_incidents(
-        self, step: Step, is_scaled: bool, incidents: Sequence[Incident], bad: Records
+        self, step: Step, is_scaled: bool, incidents: Sequence[Incident], bad: entries.Records
     ) -> None:
         known, store = dict(bad), self.session.event_store
         is_filtered = self.has_excluded or self.session.config.is_filtered
@@ -669,7 +655,7 @@ class OpLevel(Level):
             for seq in incident.bad_seqs:
                 if seq not in known and (record := store.archive.history.find(seq)) is not None:
                     known[seq] = record
-            store.judge(step, Operator(incident, is_scaled, is_filtered), known)
+            store.judge(step, entries.Operator(incident, is_scaled, is_filtered), known)
 
     # On a device
 
@@ -703,7 +689,7 @@ class OpLevel(Level):
         if waiting is not None:
             step, is_scaled = self.session.step, self.session.is_scaled
 
-            def judge(incidents: list[Incident], bad: Records) -> None:
+            def judge(incidents: list[Incident], bad: entries.Records) -> None:
                 self._judge_incidents(step, is_scaled, incidents, bad)
 
             step.journal.add_due(DeferredOps(judge, waiting, stop, self.launches.lines()))
@@ -715,7 +701,7 @@ class OpLevel(Level):
             self._read_waiting()
             self.gather()
             step = self.session.step
-            journal, step.journal = step.journal, Journal()
+            journal, step.journal = step.journal, entries.Journal()
             self.launches.clear_rows()
             records, self._rows = self._rows, []
             early, segments = self.session.rings.cut()

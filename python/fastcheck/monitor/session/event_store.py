@@ -24,17 +24,8 @@ from fastcheck.record.event import Event
 from fastcheck.record.format import Flag, Verdict, overflowed
 from fastcheck.record.site import OUTSIDE, SiteTable
 from fastcheck.report.stop_report import StopReport
+from fastcheck.verdict import entries
 from fastcheck.verdict.allowed import Allowance, allowances
-from fastcheck.verdict.entries import (
-    NO_RECORDS,
-    Entry,
-    Journal,
-    Moment,
-    Records,
-    ScaleDecided,
-    Task,
-    expanded,
-)
 from fastcheck.verdict.findings import Counter, Finding, Findings, SiteMemory
 from fastcheck.verdict.module_rules import ModuleRules
 from fastcheck.verdict.op_rules import OpMemory, OpRules
@@ -302,21 +293,23 @@ class EventStore:
 
     # Records and findings
 
-    def judge(self, step: Step, entry: Entry, bad: Records = NO_RECORDS) -> None:
+    def judge(
+        self, step: Step, entry: entries.Entry, bad: entries.Records = entries.NO_RECORDS
+    ) -> None:
         """Judges one entry, whose records are on the host, or does what is due at that moment."""
         self._current = step
-        if isinstance(entry, Task):
+        if isinstance(entry, entries.Task):
             entry.run(bad)
-        elif isinstance(entry, Moment):
+        elif isinstance(entry, entries.Moment):
             _AT[entry](self, step)
-        elif isinstance(entry, ScaleDecided):
+        elif isinstance(entry, entries.ScaleDecided):
             self._settle_scaled(step, entry.skipped or any(map(self._is_set, entry.words)))
         else:
             step.rules.apply(entry, bad)
         if step.findings.changed:
             self._take_changes(step)
 
-    def replay(self, step: Step, journal: Journal, records: np.ndarray) -> None:
+    def replay(self, step: Step, journal: entries.Journal, records: np.ndarray) -> None:
         """Takes in the records of a part of a step and judges its entries, in order."""
         self.archive.history.add(records)
         self.make_room(step)
@@ -325,7 +318,7 @@ class EventStore:
         # In a healthy part it does not matter what was read.
         is_healthy = not bad and not step.findings.all
         for written in journal.due if is_healthy else journal.entries:
-            for entry in expanded(written, bad):
+            for entry in entries.expanded(written, bad):
                 self.judge(step, entry, bad)
 
     def _take_changes(self, step: Step) -> None:
@@ -445,14 +438,14 @@ class EventStore:
             self.archive.log.append_event(*map(self.event, changed))
 
 
-_AT: Mapping[Moment, Callable[[EventStore, Step], object]] = {
-    Moment.CLOSED: EventStore._close,
-    Moment.ENDED: EventStore._end,
-    Moment.UPDATE_DUE: lambda _, step: step.rules.ensure_event(),
-    Moment.SCALED_USED: lambda _, step: step.rules.settle_scaled(skipped=False),
-    Moment.UPDATE_LEFT_OUT: EventStore._settle_left_out,
-    Moment.OWN_SCALE_UPDATED: EventStore._settle_own_scale,
-    Moment.ALL_READ: lambda _, step: step.rules.settle(),
+_AT: Mapping[entries.Moment, Callable[[EventStore, Step], object]] = {
+    entries.Moment.CLOSED: EventStore._close,
+    entries.Moment.ENDED: EventStore._end,
+    entries.Moment.UPDATE_DUE: lambda _, step: step.rules.ensure_event(),
+    entries.Moment.SCALED_USED: lambda _, step: step.rules.settle_scaled(skipped=False),
+    entries.Moment.UPDATE_LEFT_OUT: EventStore._settle_left_out,
+    entries.Moment.OWN_SCALE_UPDATED: EventStore._settle_own_scale,
+    entries.Moment.ALL_READ: lambda _, step: step.rules.settle(),
 }
 
 

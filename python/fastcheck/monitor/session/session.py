@@ -48,18 +48,8 @@ from fastcheck.utils.torch.seen_tensors import SeenTensors, make_seen
 from fastcheck.utils.torch.streams import streams_of
 from fastcheck.utils.torch.transforms import innermost_transform
 from fastcheck.utils.torch.versions import GradScaler
+from fastcheck.verdict import entries
 from fastcheck.verdict.allowed import Allowance, tell_allowances
-from fastcheck.verdict.entries import (
-    Entry,
-    GradientNorm,
-    Journal,
-    Loss,
-    LossKnown,
-    Moment,
-    Note,
-    Returned,
-    Seen,
-)
 from fastcheck.verdict.step import ReadTensor, Step, Tape
 
 from .config import Config
@@ -137,14 +127,14 @@ class Level:
         sites: Sequence[int],
         roles: Sequence[str],
         flags: int,
-        kind: Callable[..., Seen],
+        kind: Callable[..., entries.Seen],
         *fields: Any,
     ) -> None:
         """observe() and saw() of many tensors, in one call for each device, with the entry
         ``kind(first_seq, roles, *fields)``.
         """
 
-    def saw(self, entry: Seen, is_bad: Optional[bool]) -> None:
+    def saw(self, entry: entries.Seen, is_bad: Optional[bool]) -> None:
         """Judges what was just read if it is non-finite: now, or when its record arrives."""
 
     def read_stored(self, node: ModuleNode) -> Iterable[ReadTensor]:
@@ -369,7 +359,7 @@ class ModuleLevel(Level):
         self.cursor.seq = seq + 1
         return seq, None
 
-    def saw(self, entry: Seen, is_bad: Optional[bool]) -> None:
+    def saw(self, entry: entries.Seen, is_bad: Optional[bool]) -> None:
         if is_bad is None:
             self.session.step.journal.entries.append(entry)
         elif is_bad:
@@ -383,7 +373,7 @@ class ModuleLevel(Level):
         sites: Sequence[int],
         roles: Sequence[str],
         flags: int,
-        kind: Callable[..., Seen],
+        kind: Callable[..., entries.Seen],
         *fields: Any,
     ) -> None:
         session, store = self.session, self.session.event_store
@@ -471,16 +461,16 @@ class ModuleLevel(Level):
 
     def read_norm(self, norm: torch.Tensor, site: int) -> None:
         seq, is_bad = self.observe(norm, site, 0, 0)
-        self.saw(GradientNorm(seq, self.session.is_scaled), is_bad)
+        self.saw(entries.GradientNorm(seq, self.session.is_scaled), is_bad)
 
     def read_loss(self, loss: torch.Tensor, site: int, flags: int) -> None:
         """Reads it under this name too if it is known already: as an output of a module."""
         tensor_seq = self.seen.add(loss, self.cursor.seq)
         if tensor_seq >= 0:
-            self.session.due(LossKnown(tensor_seq))
+            self.session.due(entries.LossKnown(tensor_seq))
         seq, is_bad = self.observe(loss, site, 0, flags)
         if tensor_seq < 0:
-            self.saw(Loss(seq, bool(flags & _SCALED), threading.get_ident()), is_bad)
+            self.saw(entries.Loss(seq, bool(flags & _SCALED), threading.get_ident()), is_bad)
 
     def collect(self) -> None:
         session = self.session
@@ -494,7 +484,7 @@ class ModuleLevel(Level):
     def submit(self, closes_step: bool) -> None:
         self.recorder.read_waiting()
         session, step = self.session, self.session.step
-        journal, step.journal = step.journal, Journal()
+        journal, step.journal = step.journal, entries.Journal()
         if session.tape is not None:
             session.tape.take(step, journal, closes_step)
             return
@@ -655,7 +645,7 @@ class Session:
         """Notes that a call has ended, as Returned has it. Nothing has to be done while nothing was
         found.
         """
-        returned = Returned(call, is_complete, ended_by)
+        returned = entries.Returned(call, is_complete, ended_by)
         if self.rings.is_deferred:
             self.step.journal.entries.append(returned)
         else:
@@ -664,18 +654,18 @@ class Session:
 
     def note(self, function: Callable[..., Any], *args: Any) -> None:
         """``function(*args)`` is due when all that was read so far is judged."""
-        self.due(Note(function, *args))
+        self.due(entries.Note(function, *args))
 
-    def due(self, *entries: Entry) -> None:
+    def due(self, *written: entries.Entry) -> None:
         """Notes entries that matter even where nothing that was read is non-finite."""
         if self.rings.is_deferred:
             self.level.gather()
-            for entry in entries:
+            for entry in written:
                 self.step.journal.add_due(entry)
             return
         with self.event_store.lock:
             self.level.collect()
-            for entry in entries:
+            for entry in written:
                 self.event_store.judge(self.step, entry)
 
     @property
@@ -797,7 +787,7 @@ class Session:
         if not self.is_closed:
             return
         step = self.step
-        self.due(Moment.ENDED)
+        self.due(entries.Moment.ENDED)
         if self.rings.is_deferred:
             self.submit()
         for handle in step.leaf_handles:
@@ -864,7 +854,7 @@ class Session:
         is_wanted = self.would_read(self.step.index)
         if self.is_active and not is_wanted:
             # What it would have decided stays as it is.
-            self.due(Moment.CLOSED)
+            self.due(entries.Moment.CLOSED)
         self.is_active = is_wanted
         self.level.set_active(is_wanted)
 
@@ -882,7 +872,7 @@ class Session:
         if not self.is_active:
             return
         self.rings.overflow.read()
-        self.due(Moment.CLOSED)
+        self.due(entries.Moment.CLOSED)
         if self.rings.is_deferred:
             self.submit(closes_step=True)
             if self.config.sync == "never":
