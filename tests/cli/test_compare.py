@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import builtins
 import csv
+import importlib
 import json
 import math
 import os
@@ -307,17 +307,14 @@ def test_without_pyarrow_there_is_a_hint(
     suffix: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    real = builtins.__import__
+    real = importlib.import_module
 
-    def without(name: str, *args: Any, **kwargs: Any) -> Any:
+    def without(name: str, package: str | None = None) -> Any:
         if name.split(".")[0] == "pyarrow":
             raise ImportError("No module named 'pyarrow'")
-        return real(name, *args, **kwargs)
+        return real(name, package)
 
-    def missing(name: str) -> Any:
-        return without(name)
-
-    monkeypatch.setattr("fastcheck.errors.importlib.import_module", missing)
+    monkeypatch.setattr("fastcheck.errors.importlib.import_module", without)
     code, _, err = run(capsys, "export", log, tmp_path / f"records.{suffix}")
     assert code == 2 and "pip install 'fastcheck[tools]'" in err
     assert not (tmp_path / f"records.{suffix}").exists()

@@ -1,5 +1,5 @@
-"""The command line: ``main`` parses and dispatches, one file per command; ``fleet_commands`` are
-those on many ranks.
+"""The command line: ``main`` parses and dispatches, one file per command: its texts of help, its
+options and what runs it.
 
 Imports ``backends``, ``comparison``, ``dump``, ``fleet``, ``log``, ``monitor``, ``proving``,
 ``record``, ``report``, ``reproducibility``, ``sealing`` and ``utils``.

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import Any
 
 from fastcheck.errors import ConfigError
 from fastcheck.utils.text.layout import wants_ascii, wants_color
 
 from .console import print_json, progress, show_sections
 
-_DESCRIPTION = """\
+HELP = "two logs, dumps or checkpoints: what differs first"
+
+DESCRIPTION = """\
 Compares two runs, dumps, checkpoints, environments or inventories: ACTUAL, and the REFERENCE that
 it should agree with. Answers in order whether they agree in environment, hyper-parameters, batches,
 initial weights, forward, loss, gradients and update, and stops at the first "no", with the first
@@ -24,7 +25,7 @@ What can be compared:
   msprobe dumps    dump_path, a step or rank in it, or a dump.json; against a log, too
   settings         the JSON of fastcheck.environment() or fastcheck.inventory()"""
 
-_EPILOG = """\
+EPILOG = """\
 examples:
   fastcheck compare runs/npu/log runs/gpu/log         where do these two runs part?
   fastcheck compare A B --accept environment          they ran on different machines
@@ -48,13 +49,7 @@ exit codes: 0 they agree, but for what --accept names; 1 they differ; 2 wrong us
 can't be read, or nothing in common"""
 
 
-def add_parser(commands: Any) -> None:
-    parser = commands.add_parser(
-        "compare",
-        help="two logs, dumps or checkpoints: what differs first",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("actual", help="the side in question")
     parser.add_argument("reference", help="the side that it should agree with")
     parser.add_argument(
@@ -109,7 +104,6 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--trust", action="store_true", help="allow .pt files to run code that they contain"
     )
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -31,7 +31,9 @@ _ISA_VARIABLE = "FASTCHECK_CPU_ISA"
 _TOOLS = ("pyarrow", "rich", "safetensors")
 _FOR_DEVICES = ("triton", "triton-ascend", "torch_npu", "torch_mlu")
 
-_DESCRIPTION = """\
+HELP = "what is installed here, which kernels are used, and whether a device passes"
+
+DESCRIPTION = """\
 Prints versions, what the installed wheel is for, the backends that are built and usable, and the
 CPU kernels: which of them this machine can run, which is used, and why. Paste it into a bug
 report: it holds no path and no name of host or user.
@@ -40,7 +42,7 @@ With --device, also reads difficult tensors on the device and compares their rec
 reference, looks for waits of the host, and stops a small training run. What can't be found out on a
 device is "not checkable here", with the reason: that is no failure."""
 
-_EPILOG = f"""\
+EPILOG = f"""\
 environment:
   {_ISA_VARIABLE}=NAME                 force one CPU kernel (all give the same bits):
                                          avx512_vnni, avx512, avx2, scalar; on AArch64 neon,
@@ -73,18 +75,11 @@ class DoctorReport:
     problems: list[str] = field(default_factory=list)
 
 
-def add_parser(commands: Any) -> None:
-    parser = commands.add_parser(
-        "doctor",
-        help="what is installed here, which kernels are used, and whether a device passes",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device", help="check this one: cuda, npu, mlu, cpu or another of torch's; cuda:1"
     )
     parser.add_argument("--json", action="store_true", help="one JSON document instead of text")
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -126,13 +126,15 @@ def _instant(line: dict[str, Any], names: dict[int, str], rank: int) -> Iterator
     yield {"ph": "i", "s": "p", "name": name, "pid": rank, "tid": 0, "ts": time, "args": reason}
 
 
-_DESCRIPTION = """\
+HELP = "a log as CSV, Parquet or Arrow"
+
+DESCRIPTION = """\
 Writes the records of a log, or of a dump, as a table, one row a record, with its place, counts,
 statistics and checksum: for pandas, DuckDB, Polars, a spreadsheet. Works in pieces, so that its
 size doesn't matter. The format is that of the name: .csv, .parquet, or .arrow; or .trace.json, a
 trace for Perfetto: a counter track for each tensor's headroom and rms, events as instants."""
 
-_EPILOG = """\
+EPILOG = """\
 examples:
   fastcheck export fastcheck_log records.parquet
   fastcheck export LOG records.csv
@@ -154,13 +156,7 @@ _TRACE = ".trace.json"
 _STEP_COLUMNS = tuple(field.name for field in fields(StepRow))
 
 
-def add_parser(commands: Any) -> None:
-    parser = commands.add_parser(
-        "export",
-        help="a log as CSV, Parquet or Arrow",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "log", help="log directory, the fastcheck_log/ above it (the newest), or a dump"
     )
@@ -172,7 +168,6 @@ def add_parser(commands: Any) -> None:
         help="of a log: a row for each step, with loss, overflow, scale, learning rate, norm",
     )
     parser.add_argument("--json", action="store_true", help="say what was written as JSON")
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:

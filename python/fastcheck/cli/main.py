@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import sys
 from collections.abc import Sequence
@@ -10,6 +11,12 @@ from typing import Any
 
 from fastcheck._version import __version__
 from fastcheck.errors import FastcheckError, printable
+
+# In the order of the help; each is a file beside this one.
+_COMMANDS = (
+    *("doctor", "show", "report", "top", "compare", "export"),
+    *("collect", "compact", "fleet", "verify", "prove", "run"),
+)
 
 EXIT_OK = 0
 EXIT_USAGE = 2
@@ -57,18 +64,20 @@ class _Parser(argparse.ArgumentParser):
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser of the whole command line; each command's module adds its own part."""
-    from . import compare, doctor, export, prove, report, run, show, top, verify
-    from .fleet_commands import collect, compact, fleet
-
+    """The parser of the whole command line; each command's module has its part."""
     parser = _Parser(prog="fastcheck", description=_DESCRIPTION, epilog=_EPILOG)
     parser.add_argument("--version", action="store_true", help="print the version and exit")
     commands = parser.add_subparsers(dest="command", metavar="command", title="commands")
-    for command in (
-        *(doctor, show, report, top, compare, export),
-        *(collect, compact, fleet, verify, prove, run),
-    ):
-        command.add_parser(commands)
+    for name in _COMMANDS:
+        command = importlib.import_module(f".{name}", __package__)
+        added = commands.add_parser(
+            name,
+            help=command.HELP,
+            description=command.DESCRIPTION,
+            epilog=command.EPILOG,
+        )
+        command.add_options(added)
+        added.set_defaults(run=command.run)
     # The demo parses its own options (it needs torch, which takes seconds to import).
     demo = commands.add_parser(
         "demo",

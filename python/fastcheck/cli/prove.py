@@ -15,13 +15,15 @@ from fastcheck.errors import ConfigError
 
 from .console import print_json
 
-_DESCRIPTION = """\
+HELP = "whether a training step agrees with itself: in a batch, padded, checkpointed, ..."
+
+DESCRIPTION = """\
 Computes one training step in ways that must agree (rows in another order, more padding,
 micro-batches, checkpointing, ...), and names the first place where it does not. TARGET is a file or
 module and a function of it that takes nothing and returns model, batch and step, and the optimizer
 where there is one."""
 
-_EPILOG = """\
+EPILOG = """\
 examples:
   fastcheck prove train.py:step
   fastcheck prove package.module:step --relations permuted padded
@@ -35,18 +37,11 @@ exit codes:
   2  wrong usage, or no such step"""
 
 
-def add_parser(commands: Any) -> None:
-    parser = commands.add_parser(
-        "prove",
-        help="whether a training step agrees with itself: in a batch, padded, checkpointed, ...",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", metavar="TARGET", help="train.py:step, or package.module:step")
     parser.add_argument("--relations", nargs="+", metavar="NAME", help="only these relations")
     parser.add_argument("--html", metavar="FILE", help="write a page to open in a browser, too")
     parser.add_argument("--json", action="store_true", help="one JSON document instead of text")
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-from typing import Any
 
 from fastcheck.errors import printable
 from fastcheck.report.page.collect import newest_log
@@ -13,14 +12,16 @@ from fastcheck.utils.names.style import STYLES
 
 from .console import print_json
 
-_DESCRIPTION = """\
+HELP = "a log as an HTML page"
+
+DESCRIPTION = """\
 Writes a log as one HTML file to open in a browser: the verdict with what to try, a heat map of
 all sites by steps, the curves of each site, loss and norms, how an overflow spread, a table of
 sites, the ranks, weights that do not move, the environment. The file needs no network.
 
 Two runs are a page of `fastcheck compare A B --html FILE`."""
 
-_EPILOG = """\
+EPILOG = """\
 examples:
   fastcheck report fastcheck_log                 the newest log; writes report.html into it
   fastcheck report LOG -o run.html               under another name
@@ -28,13 +29,7 @@ examples:
 exit codes: 0 written; 2 no log, a file that can't be written, or wrong usage"""
 
 
-def add_parser(commands: Any) -> None:
-    parser = commands.add_parser(
-        "report",
-        help="a log as an HTML page",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("log", help="log directory, or the fastcheck_log/ above it (the newest)")
     parser.add_argument(
         "-o",
@@ -49,7 +44,6 @@ def add_parser(commands: Any) -> None:
         default=STYLES[0],
         help="how the verdict names tensors; msprobe: Functional.softmax.7.backward.output.0",
     )
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:

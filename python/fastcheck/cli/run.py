@@ -7,17 +7,19 @@ import os
 import runpy
 import sys
 from types import TracebackType
-from typing import Any, Optional
+from typing import Optional
 
 from fastcheck.errors import ConfigError
 from fastcheck.monitor.auto_install import AutoInstall
 
-_DESCRIPTION = """\
+HELP = "run a Python program with its models observed, without changing it"
+
+DESCRIPTION = """\
 Runs a Python program. Each model gets a monitor when an optimizer of its parameters is made, with
 the options given here, as fastcheck.install(model, ...) would; the program needs no change.
 Options of fastcheck come before the program, the program's own after it."""
 
-_EPILOG = """\
+EPILOG = """\
 examples:
   fastcheck run train.py --lr 0.1
   fastcheck run --level op --sync call train.py
@@ -34,13 +36,7 @@ _OPTIONS = (
 )
 
 
-def add_parser(commands: Any) -> None:
-    parser = commands.add_parser(
-        "run",
-        help="run a Python program with its models observed, without changing it",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--overflow-nums", type=int, metavar="N", help="stop at event N (1)")
     parser.add_argument("--level", help='"module" (default) or "op"')
     parser.add_argument("--sync", help='"never" (default), "step" or "call"')
@@ -63,7 +59,6 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("-m", dest="module", action="store_true", help="PROGRAM is a module")
     parser.add_argument("program", metavar="PROGRAM", help="a Python file, or with -m a module")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="its arguments")
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -343,12 +343,14 @@ def _record_fields(record: np.void) -> dict[str, Any]:
 
 _LIMIT = 40
 
-_DESCRIPTION = """\
+HELP = "show a log: events, records, trends"
+
+DESCRIPTION = """\
 Shows a log: the directory that a stop message names, the fastcheck_log/ above it (then the newest
 log in it), or one file of it. Or a dump: all of it, a step, or a rank of a step. Without filters:
 the events, and the records of the last step."""
 
-_EPILOG = """\
+EPILOG = """\
 examples:
   fastcheck show fastcheck_log                    the newest log
   fastcheck show LOG --step 41                    the records of step 41, in device order
@@ -363,13 +365,7 @@ examples:
 exit codes: 0 shown; 1 nothing matches the filters; 2 no log or dump, or wrong usage"""
 
 
-def add_parser(commands: Any) -> None:
-    parser = commands.add_parser(
-        "show",
-        help="show a log: events, records, trends",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", help="log directory, a file in it, or a dump")
     parser.add_argument("--step", type=int, metavar="N", help="only step N (-1: the last one held)")
     parser.add_argument(
@@ -392,7 +388,6 @@ def add_parser(commands: Any) -> None:
         default=STYLES[0],
         help="how tensors are named; msprobe: Functional.softmax.7.backward.output.0",
     )
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:

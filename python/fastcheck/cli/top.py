@@ -112,13 +112,15 @@ _INTERVAL = 1.0
 _LEAST_INTERVAL = 0.1
 _WIDTH = 100
 
-_DESCRIPTION = """\
+HELP = "a log in the terminal, while it grows"
+
+DESCRIPTION = """\
 Shows a log in the terminal while a run writes it: step, loss, loss scale, learning rate, gradient
 norm, what the log costs, the events, and the sites with the least headroom: bits between the
 largest magnitude and the largest number of the dtype, with a line of the last steps. Reads what is
 new, once a second, and starts no server. If there is no log yet, it waits for one."""
 
-_EPILOG = """\
+EPILOG = """\
 keys: q quits; j k, arrows and page keys scroll; s sorts (headroom, abs max, name); / filters by a
 part of the name or a pattern such as layers.*.attn, Enter keeps the filter, Esc shows all sites
 
@@ -133,13 +135,7 @@ The live picture needs rich: pip install 'fastcheck[tools]'. --once needs nothin
 exit codes: 0 shown; 2 no log (with --once), no terminal, or wrong usage; 130 interrupted"""
 
 
-def add_parser(commands: Any) -> None:
-    parser = commands.add_parser(
-        "top",
-        help="a log in the terminal, while it grows",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("log", help="log directory, or the fastcheck_log/ above it (the newest)")
     parser.add_argument("--once", action="store_true", help="print the state once, and exit")
     parser.add_argument(
@@ -159,7 +155,6 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--filter", default="", metavar="TEXT", help="only sites whose name has TEXT in it"
     )
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 from fastcheck.errors import printable
 from fastcheck.utils.text.layout import to_ascii, wants_ascii, wrap
@@ -14,11 +13,13 @@ from .console import print_json
 _WIDTH = 88
 _SHOWN = 20
 
-_DESCRIPTION = """\
+HELP = "whether a checkpoint holds the weights that were sealed, and finite ones"
+
+DESCRIPTION = """\
 Reads a checkpoint (a file, or a directory of files such as a sharded one) and compares its tensors
 with the seal beside it, which fastcheck.seal() or a trainer's callback wrote when it was saved."""
 
-_EPILOG = """\
+EPILOG = """\
 examples:
   fastcheck verify out/checkpoint-100
   fastcheck verify model.safetensors --json
@@ -29,13 +30,7 @@ exit codes:
   2  wrong usage, no seal, or a file that can't be read"""
 
 
-def add_parser(commands: Any) -> None:
-    parser = commands.add_parser(
-        "verify",
-        help="whether a checkpoint holds the weights that were sealed, and finite ones",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoint", help="a checkpoint file, or a directory of them")
     parser.add_argument("--json", action="store_true", help="one JSON document instead of text")
     parser.add_argument(
@@ -43,7 +38,6 @@ def add_parser(commands: Any) -> None:
         action="store_true",
         help="load files that torch.load reads only by running code that they contain",
     )
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 from fastcheck.errors import ConfigError, printable
 from fastcheck.fleet.compaction import merge_run, naming_damage
 from fastcheck.fleet.engines import run_of
 from fastcheck.fleet.store import Folder
 
-from ..console import print_json
+from .console import print_json
 
-_DESCRIPTION = """\
+HELP = "merge the small files of a fleet"
+
+DESCRIPTION = """\
 Merges the files that fastcheck collect wrote for each span of steps, one or more of each node,
 into few sorted ones, which are read several times as fast. Each row counts exactly once, also where
 the command was killed: run it again. Collectors may run meanwhile."""
 
-_EPILOG = """\
+EPILOG = """\
 examples:
   fastcheck compact fleet
   fastcheck compact s3://bucket/fleet --run 7b-3
@@ -25,20 +26,13 @@ examples:
 exit codes: 0 done; 2 no run, a place that can't be written, or wrong usage"""
 
 
-def add_parser(commands: Any) -> None:
-    parser = commands.add_parser(
-        "compact",
-        help="merge the small files of a fleet",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", help="what fastcheck collect --out wrote to")
     parser.add_argument("--run", dest="run_name", help="which run; default: the only one")
     parser.add_argument(
         "--rows-per-file", type=int, default=1 << 23, metavar="N", help="default 8388608"
     )
     parser.add_argument("--json", action="store_true", help="say what was merged as JSON")
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -17,14 +17,16 @@ from fastcheck.fleet.store import Folder
 from fastcheck.log.reader import find_logs, log_parts, read_log, read_sites_and_meta
 from fastcheck.utils.text.numbers import counted
 
-from ..console import print_json
+from .console import print_json
 
-_DESCRIPTION = """\
+HELP = "the log of a node as Parquet files of a fleet"
+
+DESCRIPTION = """\
 Converts a node's log to Parquet files of about 16 bytes a record, for fastcheck fleet. Runs beside
 the training, in a process of its own, or after it. Each record is written exactly once, even if the
 command is killed: run it again, and it continues where it stopped."""
 
-_EPILOG = """\
+EPILOG = """\
 examples:
   fastcheck collect run_log --out fleet                       what is there now
   fastcheck collect run_log --out s3://bucket/fleet --follow  while it grows, until Ctrl-C
@@ -36,13 +38,7 @@ needs pyarrow: pip install 'fastcheck[fleet]'
 exit codes: 0 done; 2 no log, a place that can't be written, or wrong usage"""
 
 
-def add_parser(commands: Any) -> None:
-    parser = commands.add_parser(
-        "collect",
-        help="the log of a node as Parquet files of a fleet",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("log", help="log directory, or the fastcheck_log/ above it (the newest)")
     parser.add_argument(
         "--out",
@@ -86,7 +82,6 @@ def add_parser(commands: Any) -> None:
         "buffers and optimizer states",
     )
     parser.add_argument("--json", action="store_true", help="say what was written as JSON lines")
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -14,14 +14,16 @@ from fastcheck.fleet.page import write_fleet_page
 from fastcheck.fleet.questions import DIALECTS
 from fastcheck.fleet.store import Folder
 
-from ..console import print_json
+from .console import print_json
 
-_DESCRIPTION = """\
+HELP = "which rank of many is faulty"
+
+DESCRIPTION = """\
 Finds the faulty rank in the files of fastcheck collect: replicas whose weights differ, the first
 NaN or infinity, ranks and hosts that are repeatedly far from their peers, ranks that stopped.
 A change that all ranks have in common is reported as a step, not a rank. The queries are SQL."""
 
-_EPILOG = """\
+EPILOG = """\
 examples:
   fastcheck fleet fleet                           the only run there
   fastcheck fleet s3://bucket/fleet --run 7b-3 --json
@@ -34,13 +36,7 @@ needs DuckDB: pip install 'fastcheck[fleet]', or PySpark and Java: pip install '
 exit codes: 0 no rank is suspect; 1 a rank is; 2 no run, or wrong usage"""
 
 
-def add_parser(commands: Any) -> None:
-    parser = commands.add_parser(
-        "fleet",
-        help="which rank of many is faulty",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", help="what fastcheck collect --out wrote to")
     parser.add_argument("--run", dest="run_name", help="which run; default: the only one")
     parser.add_argument("--engine", choices=ENGINES, default=ENGINES[0], help="default: duckdb")
@@ -75,7 +71,6 @@ def add_parser(commands: Any) -> None:
         const=ENGINES[0],
         help="print the SQL for this engine instead of running it",
     )
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
