@@ -22,29 +22,11 @@ from fastcheck.statistics.thresholds import (
     coarser_of,
 )
 
+from . import measure
 from .align import Alignment, align
 from .block import Block, Kind, Phase, Source
 from .layout import Layout, gather
-from .measure import (
-    DTYPE,
-    ELEMENTS,
-    GIVEN,
-    IN_PARTS,
-    LARGEST,
-    MEASURED,
-    NONFINITE,
-    SCHEDULE,
-    SHAPE,
-    STILL,
-    UNREADABLE,
-    UNREDUCED,
-    UNSTEADY,
-    UPDATED,
-    PairState,
-    Parameters,
-    judge_updates,
-    measure_records,
-)
+from .measure import MEASURED, PairState, Parameters, judge_updates, measure_records
 from .names import Name, NameTable, Renaming
 from .noise import Drift, excuse, excuse_parts, excuse_small, sizes_in_step
 from .origin import Origin, is_permuted, rounding_limit
@@ -401,9 +383,9 @@ class _Step(Pairs):
             tally.steps[Phase(phase)].add(self.step_of(phase, int(np.argmax(here))))
             self._note(tally.different, phase, here & (self.states == PairState.DIFFERENT))
             self._note(tally.inexact, phase, here & inexact)
-            self._note(tally.nonfinite, phase, here & (self.reasons == NONFINITE))
+            self._note(tally.nonfinite, phase, here & (self.reasons == measure.NONFINITE))
             self._note_growth(Phase(phase), here)
-        self._trace(inexact & ~np.isin(self.reasons, (IN_PARTS, SCHEDULE)))
+        self._trace(inexact & ~np.isin(self.reasons, (measure.IN_PARTS, measure.SCHEDULE)))
         self._keep_rows()
         self._keep_losses()
         if tally.keeps_unchanged:
@@ -419,7 +401,7 @@ class _Step(Pairs):
         run = self._run
         readable = (self.left["version"][which] > 0) & (self.right["version"][which] > 0)
         for index in which[~readable].tolist():
-            self.set(index, PairState.UNREADABLE, 0.0, UNREADABLE)
+            self.set(index, PairState.UNREADABLE, 0.0, measure.UNREADABLE)
         which = which[readable]
         left, right = self.left[which], self.right[which]
         measured = measure_records(left, right, run.thresholds, self.formats[which])
@@ -432,7 +414,7 @@ class _Step(Pairs):
             both = [DTYPES[int(side["dtype"][index])].name for side in (self.left, self.right)]
             run.tally.dtypes[both[0], both[1]] += 1
             if "dtype" not in run._accept and self.states[index] <= PairState.REORDERED:
-                self.set(index, PairState.DIFFERENT, self.errors[index], DTYPE)
+                self.set(index, PairState.DIFFERENT, self.errors[index], measure.DTYPE)
         self._relate(which[self.states[which] == PairState.DIFFERENT])
 
     def _relate(self, which: np.ndarray) -> None:
@@ -488,7 +470,7 @@ class _Step(Pairs):
         """Compares a pair by shape, by CRC32, by the elements themselves, where they are there."""
         mine, other = self.extras(index)
         if mine.shape is not None and other.shape is not None and mine.shape != other.shape:
-            self.set(index, PairState.DIFFERENT, float("inf"), SHAPE)
+            self.set(index, PairState.DIFFERENT, float("inf"), measure.SHAPE)
             return
         if self.left["dtype"][index] == self.right["dtype"][index]:
             sums = [
@@ -512,11 +494,11 @@ class _Step(Pairs):
         allowed = self._run.thresholds[int(self.formats[index])]
         error = elements.distance
         if elements.nonfinite:
-            self.set(index, PairState.DIFFERENT, float("inf"), NONFINITE)
+            self.set(index, PairState.DIFFERENT, float("inf"), measure.NONFINITE)
         elif error > allowed.error or (allowed.error == 0 and elements.differing):
-            self.set(index, PairState.DIFFERENT, error, ELEMENTS)
+            self.set(index, PairState.DIFFERENT, error, measure.ELEMENTS)
         elif elements.largest > allowed.largest:
-            self.set(index, PairState.DIFFERENT, error, LARGEST)
+            self.set(index, PairState.DIFFERENT, error, measure.LARGEST)
         else:
             self.set(index, PairState.CLOSE, error, 0)
 
@@ -545,7 +527,9 @@ class _Step(Pairs):
             for index in here[is_sum[here]].tolist():
                 after = here[(here > index) & ~is_sum[here]]
                 if len(after) and self.states[after[0]] == PairState.DIFFERENT:
-                    self.set(index, PairState.DIFFERENT, float(self.errors[after[0]]), UNREDUCED)
+                    self.set(
+                        index, PairState.DIFFERENT, float(self.errors[after[0]]), measure.UNREDUCED
+                    )
 
     def _judge_given(self) -> None:
         given = np.isin(self.phases, self._run._given)
@@ -560,7 +544,7 @@ class _Step(Pairs):
         if "order" in self._run._accept:
             given &= ~reordered
         self.states[given] = PairState.DIFFERENT
-        self.reasons[given & (self.reasons == 0)] = GIVEN
+        self.reasons[given & (self.reasons == 0)] = measure.GIVEN
 
     def _judge_updates(self) -> None:
         """Compares the updates of parameters that are within the thresholds of their own size."""
@@ -581,7 +565,7 @@ class _Step(Pairs):
         updates = judge_updates(before, now, _FLOAT32)
         self._turned[where] = updates.ratios < _TURNED
         self._beyond[where] = updates.beyond
-        for which, reason in ((updates.still, STILL), (updates.apart, UPDATED)):
+        for which, reason in ((updates.still, measure.STILL), (updates.apart, measure.UPDATED)):
             for place in np.flatnonzero(which & wanted).tolist():
                 ratio = float(updates.ratios[place])
                 self.set(int(where[place]), PairState.DIFFERENT, ratio, reason)
@@ -592,7 +576,7 @@ class _Step(Pairs):
         for index in np.flatnonzero(self.states != PairState.SAME).tolist() if unsteady else ():
             name = self.name(index)
             if self.errors[index] <= _REPEATS * unsteady.get(name, -1.0):
-                self.set(index, PairState.CLOSE, float(self.errors[index]), UNSTEADY)
+                self.set(index, PairState.CLOSE, float(self.errors[index]), measure.UNSTEADY)
                 self._run.tally.unsteady.setdefault(str(name))
 
     def _excuse(self) -> None:
@@ -642,17 +626,17 @@ class _Step(Pairs):
                 tally.in_parts[str(self.table[part])] = is_told
         differs = (self.states == PairState.DIFFERENT) | (self.states == PairState.REORDERED)
         is_faulty = False
-        for index in np.flatnonzero(differs & (self.reasons != NONFINITE)).tolist():
+        for index in np.flatnonzero(differs & (self.reasons != measure.NONFINITE)).tolist():
             name, number = names[index], int(self.names[index])
             if name.op and name.direction != "optimizer":
                 is_faulty |= self.reasons[index] in MEASURED and self._has_same_inputs(names, index)
                 if is_faulty:  # what comes later may follow from it
                     continue
                 self.excused[index] = float(self.errors[index])
-                self.set(index, PairState.CLOSE, 0.0, SCHEDULE)
+                self.set(index, PairState.CLOSE, 0.0, measure.SCHEDULE)
                 tally.rescheduled += 1
             elif number in self.in_parts:
-                self.set(index, PairState.CLOSE, self.in_parts[number][0], IN_PARTS)
+                self.set(index, PairState.CLOSE, self.in_parts[number][0], measure.IN_PARTS)
 
     def _has_same_inputs(self, names: Sequence[Name], index: int) -> bool:
         """Whether this is an output of an operator whose inputs, which stand right before it, are
