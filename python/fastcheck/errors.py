@@ -284,7 +284,8 @@ def did_you_mean(name: str, candidates: Iterable[str]) -> str:
 
 def no_attribute(module: str, name: str, candidates: Iterable[str]) -> AttributeError:
     """The error of a module that has no public ``name``, with the names that are near it."""
-    hint = did_you_mean(name, candidates)
+    # pytest, inspect and copy ask each module that they meet for several private names.
+    hint = "" if name.startswith("_") else did_you_mean(name, candidates)
     error = AttributeError(f"module {module!r} has no attribute {name!r}; {hint}".rstrip("; "))
     error.name, error.obj = name, None  # Python would add a second hint of its own
     return error

@@ -50,6 +50,7 @@ def test_dir_lists_the_public_names() -> None:
         ("checksm", "did you mean 'checksum'?"),
         ("Verdict", "it is fastcheck.types.Verdict"),
         ("qqqqqq", "no attribute 'qqqqqq'"),
+        ("_stats", "no attribute '_stats'"),
     ],
 )
 def test_a_name_that_is_not_there(name: str, hint: str) -> None:
