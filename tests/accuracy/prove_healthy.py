@@ -82,7 +82,11 @@ SMALL = {
 }
 #: What was found to differ, and why it is no false alarm.
 EXAMINED: dict[tuple[str, str], str] = {
-    ("causal cpmant", "more padding"): "its attention_mask is a dummy parameter: it sees padding"
+    ("causal cpmant", "more padding"): "its attention_mask is a dummy parameter: it sees padding",
+    ("masked convbert", "more padding"): "its convolutions reach into the padding",
+    ("masked fnet", "more padding"): "it has no mask: the Fourier transform takes in the padding",
+    ("masked nystromformer", "more padding"): "a convolution of the values takes in the padding",
+    ("masked yoso", "more padding"): "1 + attention_mask / 10000 is 1 for padding too",
 }
 
 
@@ -141,7 +145,7 @@ def batch_of(kind: str) -> dict[str, torch.Tensor]:
     labels = ids.masked_fill(mask == 0, -100)
     batch = {"input_ids": ids, "attention_mask": mask, "labels": labels}
     if kind == "seq2seq":
-        batch["decoder_input_ids"] = labels.roll(1, 1).masked_fill(mask == 0, 0)
+        batch["decoder_input_ids"] = ids.roll(1, 1).masked_fill(mask == 0, 0)
         batch["decoder_attention_mask"] = mask.clone()
     return batch
 

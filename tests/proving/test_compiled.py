@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
+import weakref
 from typing import Any
 
 import pytest
@@ -58,6 +60,17 @@ def test_a_layer_that_differs_within_torch_compile_is_named(first: Any) -> None:
     _, one = compiled("traced", 1.0, 1.001, first=first)
     assert one.state == "differs" and one.first is not None
     assert one.first.module.removeprefix("_orig_mod.") == "1" and one.first.kind == "forward"
+
+
+def test_no_graph_stays_when_it_is_over() -> None:
+    model, one = compiled("traced", 1.0)
+    assert (one.state, one.note) == ("holds", "1 graph")
+    cached = torch._dynamo.eval_frame._debug_get_cache_entry_list
+    assert not cached(type(model).forward.__code__)
+    kept = weakref.ref(model)
+    del model
+    gc.collect()
+    assert kept() is None
 
 
 def test_what_torch_compile_cannot_do_is_the_reason() -> None:

@@ -4,6 +4,7 @@ the reason is said.
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, Callable
 
 import pytest
@@ -126,6 +127,23 @@ def as_wide_as_padded_rows_are_long() -> _Made:
 
 
 @healthy
+def two_masks_of_one_shape() -> _Made:
+    model = nn.Sequential(nn.Embedding(20, 16), nn.Linear(16, 20))
+    chosen, chosen_mask = masked([8, 5, 6], 8)
+    rejected, rejected_mask = masked([7, 8, 3], 8)
+
+    def step(batch: Any) -> torch.Tensor:
+        ids = torch.cat([batch["chosen_ids"], batch["rejected_ids"]])
+        mask = torch.cat([batch["chosen_attention_mask"], batch["rejected_attention_mask"]])
+        logs = model(ids)[:, :-1].log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
+        first, second = (logs * mask[:, 1:]).sum(1).chunk(2)
+        return -F.logsigmoid(0.1 * (first - second)).mean()
+
+    names = ("chosen_ids", "chosen_attention_mask", "rejected_ids", "rejected_attention_mask")
+    return model, step, dict(zip(names, (chosen, chosen_mask, rejected, rejected_mask)))
+
+
+@healthy
 def layers_that_write_to_their_buffers() -> _Made:
     norm = nn.utils.parametrizations.spectral_norm
     model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), norm(nn.Linear(16, 16)), nn.Linear(16, 2))
@@ -169,6 +187,38 @@ def test_the_matrix_of_a_graph_has_no_rows(scale: float) -> None:
 
     proof = fastcheck.prove(step, batch, model=model)
     assert "edges may have an entry for every pair of rows" in proof["rows in another order"].note
+
+
+SWITCHES: list[bool] = []
+
+
+class Switched(nn.Sequential):
+    """Has a switch for checkpointing, as models of transformers do."""
+
+    supports_gradient_checkpointing = True
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
+        self.config = SimpleNamespace(use_cache=True)
+        self.is_on = False
+
+    def gradient_checkpointing_enable(self, options: Any) -> None:
+        self.is_on, self.options = True, options
+        self[0].register_forward_hook(lambda module, args, output: None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert self.is_on != self.config.use_cache
+        SWITCHES.append(self.is_on)
+        return self[2](self[1](self[0](x)))  # type: ignore[no-any-return]
+
+
+def test_a_switch_for_checkpointing_leaves_nothing_behind() -> None:
+    model = Switched()
+    kept = [(dict(vars(module)), len(module._forward_hooks)) for module in model.modules()]
+    step = lambda batch: model(batch).square().mean()  # noqa: E731
+    proof = fastcheck.prove(step, torch.randn(5, 6), model=model, relations=["checkpointed"])
+    assert proof.outcomes[0].note == "switched on" and SWITCHES[-1]
+    assert kept == [(dict(vars(m)), len(m._forward_hooks)) for m in model.modules()]
 
 
 class Drifting(nn.Module):

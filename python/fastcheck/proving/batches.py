@@ -10,7 +10,7 @@ import torch
 
 from .case import TestedStep
 from .computed import Computed
-from .given import TARGETS
+from .given import MASKS, TARGETS
 from .relation import Relation
 
 _POSITIONS = r"position"
@@ -243,8 +243,9 @@ class Padded(_Rows):
                 return tensor
             hidden = tensor[is_hidden]
             fill: Any = 0
-            if name == case.given.mask:
-                fill = 1 - case.given.real
+            if re.search(MASKS, name):  # another mask hides other tokens
+                real = case.given.real_value(tensor)
+                fill = 1 - (case.given.real if real is None else real)
             elif re.search(TARGETS, name) and not tensor.is_floating_point():
                 fill = case.given.ignored(tensor)
                 if self._left:

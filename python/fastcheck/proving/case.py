@@ -186,9 +186,7 @@ class TestedStep:
         for parameter in self.parameters.values():
             parameter.grad = None
         if self.settings.seed is not None:
-            torch.manual_seed(self.settings.seed)
-            np.random.seed(self.settings.seed)
-            random.seed(self.settings.seed)
+            _seed(self.settings.seed)
         drawn = _drawn()
         before = {name: p.detach().clone() for name, p in self.parameters.items()}
         given = self.map_batch(lambda _, t: t.clone()) if batch is None else batch
@@ -281,7 +279,7 @@ class TestedStep:
             self.put_back()
         kept = Computed()
         args, kwargs = self.learned.call
-        torch.manual_seed(seed)
+        _seed(seed)
         drawn = _drawn()
         was = {module: module.training for module in self.model.modules()}
         try:
@@ -294,6 +292,11 @@ class TestedStep:
                 module.training = training
         self.draws_in_evaluation = drawn != _drawn()
         return kept
+
+
+def _seed(number: int) -> None:
+    for seed in (torch.manual_seed, np.random.seed, random.seed):
+        seed(number)
 
 
 def _drawn() -> tuple[Any, ...]:

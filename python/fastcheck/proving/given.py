@@ -15,6 +15,8 @@ from fastcheck.utils.torch.flatten import flatten
 
 #: Names of tensors that hold targets.
 TARGETS = r"label|target|\by\b"
+#: Names of masks of padding.
+MASKS = r"(attention|attn|pad|padding|input|token|\W)_?mask\W*$"
 
 
 class Given:
@@ -59,8 +61,7 @@ class Given:
 
     def _mask(self) -> tuple[str, int]:
         for name, tensor in self.tensors.items():
-            is_mask = re.search(r"(attention|attn|pad|padding|input|token|\W)_?mask\W*$", name)
-            if not is_mask or tensor.dim() != 2 or tensor.shape[0] != self.rows:
+            if not re.search(MASKS, name) or tensor.dim() != 2 or tensor.shape[0] != self.rows:
                 continue
             if tensor.shape[1] > 1 and bool(((tensor == 0) | (tensor == 1)).all()):
                 real = self.real_value(tensor)

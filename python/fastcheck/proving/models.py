@@ -7,6 +7,7 @@ import functools
 import importlib
 import io
 from collections.abc import Iterator
+from types import FunctionType, MethodType
 from typing import Any
 from unittest import mock
 
@@ -104,28 +105,33 @@ class Checkpointed(Relation):
             return
         if self._has_switch(case):
             model: Any = case.model
-            model.gradient_checkpointing_enable({"use_reentrant": False})
-            try:
+            with contextlib.ExitStack() as stack:
+                for module in model.modules():  # it sets attributes, and adds a hook
+                    hooks = module._forward_hooks, module._forward_pre_hooks
+                    for held in (vars(module), *hooks):
+                        stack.enter_context(mock.patch.dict(held))
+                # In the call: attributes are put back before it.
+                model.register_forward_pre_hook(_switched_on)
                 # A cache of keys and values would be filled twice.
-                with mock.patch.object(model.config, "use_cache", False, create=True):
-                    yield
-            finally:
-                model.gradient_checkpointing_disable()
+                off = mock.patch.object(model.config, "use_cache", False, create=True)
+                stack.enter_context(off)
+                yield
             return
-        outer: list[torch.nn.Module] = []
-        inner: set[int] = set()
-        for layer in self._layers(case):
-            if id(layer) not in inner:
-                outer.append(layer)
-                inner.update(id(module) for module in layer.modules())
+        inner: set[torch.nn.Module] = set()
         with contextlib.ExitStack() as stack:
-            for layer in outer:
-                again = functools.partial(_checkpointed, layer, layer.forward)
-                stack.enter_context(mock.patch.object(layer, "forward", again))
+            for layer in self._layers(case):
+                if layer not in inner:
+                    inner.update(layer.modules())
+                    again = functools.partial(_checkpointed, layer, layer.forward)
+                    stack.enter_context(mock.patch.object(layer, "forward", again))
             yield
 
     def note(self, case: TestedStep) -> str:
         return "switched off" if case.learned.checkpoints else "switched on"
+
+
+def _switched_on(model: Any, args: object) -> None:
+    model.gradient_checkpointing_enable({"use_reentrant": False})
 
 
 def _is_norm(module: torch.nn.Module) -> bool:
@@ -191,7 +197,8 @@ class TorchCompile(Relation):
     def __init__(self, backend: Any = "inductor") -> None:
         name = backend if isinstance(backend, str) else getattr(backend, "__name__", "a function")
         self.name = f"torch.compile ({name}) against eager"
-        self._backend, self._graphs = backend, 0
+        self._backend = backend
+        self._graphs: list[None] = []
         self._forward: Any = None
 
     def why_not(self, case: TestedStep) -> str:
@@ -227,16 +234,25 @@ class TorchCompile(Relation):
 
     def _compiled(self, forward: Any) -> Any:
         make = importlib.import_module("torch._dynamo").lookup_backend(self._backend)
+        graphs = self._graphs  # the relation would be in a cycle that is never collected
 
         def backend(graph: Any, inputs: Any) -> Any:
-            self._graphs += 1
+            graphs.append(None)
             return make(graph, inputs)
 
+        function = getattr(forward, "__func__", None)
+        if isinstance(function, FunctionType):
+            # Graphs are kept with the code of a function: with a copy, which the relation holds.
+            code, defaults = function.__code__.replace(), function.__defaults__
+            own = FunctionType(code, function.__globals__, None, defaults, function.__closure__)
+            own.__kwdefaults__ = function.__kwdefaults__
+            forward = MethodType(own, forward.__self__)
         self._forward = torch.compile(forward, backend=backend, dynamic=False)
         return self._forward
 
     def note(self, case: TestedStep) -> str:
-        return "" if not self._graphs else f"{self._graphs} graph" + "s" * (self._graphs > 1)
+        count = len(self._graphs)
+        return "" if not count else f"{count} graph" + "s" * (count > 1)
 
 
 class Unshared(Relation):
