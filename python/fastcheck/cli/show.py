@@ -21,7 +21,7 @@ from fastcheck.log.view import LogView, first_event
 from fastcheck.record.format import Verdict, nonfinite
 from fastcheck.record.precision import advice_from_lines
 from fastcheck.record.statistics import statistics_of
-from fastcheck.report.from_log import report_from_log
+from fastcheck.report.build import report_from_log
 from fastcheck.report.render import parts
 from fastcheck.report.summary import count_warnings, step_table, unread_lines
 from fastcheck.utils.names.msprobe import is_name, parse

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any, Optional
 
 from fastcheck.comparison.over_time import shown_losses
+from fastcheck.statistics.elements import Elements
 from fastcheck.utils.text.layout import Part, Section, Table, paint, plain_text, sparkline, wrap
 from fastcheck.utils.text.numbers import and_more, format_number, format_shape, format_steps
 
@@ -23,6 +24,8 @@ _BODY = _WIDTH - 10
 _SETTINGS = 12
 _NAMES = 6
 _TENSORS = 20
+# Of the measures, those that a table of the worst tensors has.
+_WORST = ("cosine", "max abs", "within 1/1000", "within 5/1000", "max ULP")
 _SHOWN = {"no": "NO", "partly": "partly", "not asked": "-", "unknown": "?"}
 _STYLE = {"yes": "green", "no": "red", "partly": "yellow", "accepted": "yellow"}
 
@@ -180,20 +183,14 @@ def _first(comparison: Result, difference: Found) -> list[Part]:
 def _worst_tensors(comparison: Result) -> list[Part]:
     """The worst of what differs, with their measures."""
     rows = sorted(comparison.rows, key=lambda row: -row.error)[:_TENSORS]
-    header = ["tensor", "shape", "error", "cosine", "max abs", "1/1000", "5/1000", "max ULP", ""]
+    shown = [name.removeprefix("within ") for name in _WORST]
+    header = ["tensor", "shape", "error", *shown, ""]
     cells = []
     for row in rows:
         elements = row.elements
         shape = _cell(None if row.reference is None else row.reference["shape"])
-        measured = ["-"] * 5
-        if elements is not None:
-            measured = [
-                f"{elements.cosine:.6f}",
-                _format_error(elements.max_abs),
-                f"{elements.within_1000:.2%}",
-                f"{elements.within_200:.2%}",
-                "-" if elements.max_ulp is None else f"{elements.max_ulp:,}",
-            ]
+        measures = {} if elements is None else _measures(elements)
+        measured = [measures.get(name, "-") for name in _WORST]
         # Redundant where the measures are shown.
         is_shown = elements is not None and row.reason == REASONS[ELEMENTS]
         note = row.relation if is_shown else row.why
@@ -220,19 +217,23 @@ def _sides(row: Row) -> list[Part]:
     lines: list[Part] = [Table(header, rows, left=1, width=_BODY + 20)]
     elements = row.elements
     if elements is not None:
-        measures = {
-            "cosine": f"{elements.cosine:.6f}",
-            "max abs": _format_error(elements.max_abs),
-            "max rel": _format_error(elements.max_rel),
-            "within 1/1000": f"{elements.within_1000:.2%}",
-            "within 5/1000": f"{elements.within_200:.2%}",
-            "distance": _format_error(elements.euclidean),
-            "max ULP": "-" if elements.max_ulp is None else f"{elements.max_ulp:,}",
-        }
+        measures = _measures(elements)
         if elements.nonfinite:
             measures["NaN/Inf on one side"] = f"{elements.nonfinite:,}"
         lines += ["", Table(list(measures), [list(measures.values())], left=0, width=_BODY + 20)]
     return lines
+
+
+def _measures(elements: Elements) -> dict[str, str]:
+    return {
+        "cosine": f"{elements.cosine:.6f}",
+        "max abs": _format_error(elements.max_abs),
+        "max rel": _format_error(elements.max_rel),
+        "within 1/1000": f"{elements.within_1000:.2%}",
+        "within 5/1000": f"{elements.within_200:.2%}",
+        "distance": _format_error(elements.euclidean),
+        "max ULP": "-" if elements.max_ulp is None else f"{elements.max_ulp:,}",
+    }
 
 
 def _cell(value: Any) -> str:

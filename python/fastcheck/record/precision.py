@@ -72,17 +72,10 @@ class PrecisionAdvice:
 
     def to_dict(self) -> dict[str, Any]:
         """The fields by name, ready for JSON, without the exponents."""
-        return {
-            "site": None if self.site is None else self.site.to_dict(),
-            "dtype": self.dtype,
-            "format": self.format,
-            "scale": self.scale,
-            "lost": list(self.lost),
-            "because": self.because,
-            "readings": self.readings,
-            "is_scaled": self.is_scaled,
-            "text": self.text,
-        }
+        site = None if self.site is None else self.site.to_dict()
+        fields = {**vars(self), "site": site, "lost": list(self.lost), "text": self.text}
+        del fields["exponents"]
+        return fields
 
 
 def advice_from_lines(

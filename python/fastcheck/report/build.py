@@ -1,4 +1,6 @@
-"""make_report(): builds a StopReport from records of a running monitor or of ``from_log.py``."""
+"""Builds a StopReport: make_report() from the records of a running monitor, report_from_log() from
+those of a log.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,10 @@ from typing import Any, Optional, Protocol, Union
 
 import numpy as np
 
+from fastcheck.log.reader import read_batches
+from fastcheck.log.view import LogView
 from fastcheck.record.event import Event
+from fastcheck.record.format import overflowed
 from fastcheck.record.site import Site, SiteTable
 
 from .stop_report import StopReport
@@ -61,3 +66,45 @@ def argument_records(
             label = f"{name} ({origin})" if source.role != "input" else name
             evidence.append((replace(culprit.site, role="input", label=label), record))
     return evidence
+
+
+def report_from_log(view: LogView, event: Optional[Event], style: str) -> Optional[StopReport]:
+    """The report of a stop from its log; None without a counted event."""
+    if event is None or not event.counted:
+        return None
+    records = _LogRecords(view.records[view.ranks == event.rank])
+    inputs = argument_records(records, event, view.sites)
+    events = [e for e in view.events if (e.step, e.rank) == (event.step, event.rank)]
+    meta = view.meta.get(event.rank, {})
+    left_out_by = [name for name in ("include", "exclude") if meta.get(name)]
+    left_out_by += ["every"] if meta.get("every", 1) != 1 else []
+    return make_report(
+        records,
+        event,
+        events,
+        inputs,
+        style=style,
+        left_out_by=tuple(left_out_by),
+        batch=read_batches(view.directory, event.rank).get(event.step),
+    )
+
+
+class _LogRecords:
+    """The queries of :class:`Records` on one array."""
+
+    def __init__(self, records: np.ndarray) -> None:
+        self._records = records
+
+    def of_site(self, site: int, call: int) -> np.ndarray:
+        records = self._records
+        matches: np.ndarray = records[(records["site"] == site) & (records["call"] == call)]
+        return matches
+
+    def last_finite(self, record: np.void) -> Optional[np.void]:
+        mine = self.of_site(int(record["site"]), int(record["call"]))
+        earlier = mine[(mine["step"] < record["step"]) & ~overflowed(mine)]
+        return earlier[-1].copy() if len(earlier) else None
+
+    def find(self, seq: int) -> Optional[np.void]:
+        matches = self._records[self._records["seq"] == seq]
+        return matches[0].copy() if len(matches) else None

@@ -14,7 +14,7 @@ import pickle
 import tarfile
 import weakref
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, BinaryIO, Callable, Optional, Union
 
@@ -253,33 +253,34 @@ def flatten_checkpoint(loaded: Any) -> tuple[dict[str, Loader], dict[str, Any]]:
     """
     if isinstance(loaded, torch.Tensor):
         return {LONE: lambda: loaded}, {}
-    leaves = _Leaves()
-    leaves.take(loaded, (), 0)
-    return leaves.tensors, leaves.values
-
-
-class _Leaves:
-    def __init__(self) -> None:
-        self.tensors: dict[str, Loader] = {}
-        self.values: dict[str, Any] = {}
-        self._taken = 0
-
-    def take(self, value: Any, path: tuple[str, ...], depth: int) -> None:
-        self._taken += 1
-        if self._taken > _MAX_LEAVES:
+    tensors: dict[str, Loader] = {}
+    values: dict[str, Any] = {}
+    for count, (path, value) in enumerate(_walk(loaded, ()), 1):
+        if count > _MAX_LEAVES:
             raise ValueError(f"it holds more than {_MAX_LEAVES:,} values")
         if isinstance(value, torch.Tensor):
-            self.tensors[".".join(path)] = lambda: _checked(value)
+            tensors[".".join(path)] = functools.partial(_checked, value)
         elif isinstance(value, np.ndarray) and value.dtype.kind in "fciub":
-            self.tensors[".".join(path)] = lambda: torch.from_numpy(np.array(value))
-        elif depth < _MAX_DEPTH and isinstance(value, Mapping):
-            for key, item in value.items():
-                self.take(item, (*path, str(key)), depth + 1)
-        elif depth < _MAX_DEPTH and isinstance(value, (list, tuple)):
-            for position, item in enumerate(value):
-                self.take(item, (*path, str(position)), depth + 1)
+            tensors[".".join(path)] = functools.partial(_copied, value)
         elif isinstance(value, (bool, int, float, str)) or value is None:
-            self.values[".".join(path)] = value
+            values[".".join(path)] = value
+    return tensors, values
+
+
+def _walk(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yields the value and all that its containers hold, with the path of each."""
+    yield path, value
+    items: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, Mapping):
+        items = value.items()
+    elif isinstance(value, (list, tuple)):
+        items = enumerate(value)
+    for key, item in items if len(path) < _MAX_DEPTH else ():
+        yield from _walk(item, (*path, str(key)))
+
+
+def _copied(array: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(np.array(array))
 
 
 def _checked(tensor: torch.Tensor) -> torch.Tensor:

@@ -656,7 +656,7 @@ def _optimizer(case: Case, made: Operation) -> Iterator[Advice]:
             if reading.dtype == "float16"
             else "its eps is 0, or lost beside the dtype's spacing. Give it a larger eps."
         ),
-        f"{next((name for name, _ in case.learning_rates), 'Adam')}(parameters, eps=1e-4)",
+        f"{next((name for name, _ in case.report.learning_rates), 'Adam')}(parameters, eps=1e-4)",
     )
 
 

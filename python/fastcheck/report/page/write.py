@@ -17,7 +17,7 @@ from fastcheck.record.format import VERDICT_MASK, VERDICT_SHIFT, Verdict
 from fastcheck.record.site import Site
 from fastcheck.report.advice.choose import advise
 from fastcheck.report.advice.watched import advice_of, first_mover, gravest
-from fastcheck.report.from_log import report_from_log
+from fastcheck.report.build import report_from_log
 from fastcheck.report.render import headline, report_sections
 from fastcheck.report.stop_report import StopReport
 from fastcheck.report.summary import count_warnings

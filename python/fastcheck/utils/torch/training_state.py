@@ -141,44 +141,33 @@ def _nested(value: Any) -> Any:
     return [_nested(item) for item in value] if type(value) is list else value
 
 
-class _ScalerState:
-    def __init__(self, scaler: GradScaler) -> None:
-        self._scaler: Any = scaler
-        self._kept = {name: copy.deepcopy(value) for name, value in vars(scaler).items()}
-
-    def put_back(self) -> None:
-        vars(self._scaler).update(copy.deepcopy(self._kept))
-
-
-class _OtherState:
-    def __init__(self, holder: Any) -> None:
-        self._holder = holder
-        is_generator = isinstance(holder, torch.Generator)
-        self._kept = holder.get_state() if is_generator else copy.deepcopy(holder.state_dict())
-
-    def put_back(self) -> None:
-        if isinstance(self._holder, torch.Generator):
-            self._holder.set_state(self._kept)
-        else:
-            self._holder.load_state_dict(copy.deepcopy(self._kept))
+def _undo_of(other: Any) -> Callable[[], object]:
+    """A function that puts back the state of a GradScaler, a generator or what is_stateful()."""
+    if isinstance(other, torch.Generator):
+        return functools.partial(other.set_state, other.get_state())
+    if isinstance(other, GradScaler):
+        kept = {name: copy.deepcopy(value) for name, value in vars(other).items()}
+        return lambda: vars(other).update(copy.deepcopy(kept))
+    state = copy.deepcopy(other.state_dict())
+    return lambda: other.load_state_dict(copy.deepcopy(state))
 
 
-class _Attributes:
-    """All attributes of a module that are not torch's own, the containers and generators among them
-    with their content.
+def _attributes_undo(module: torch.nn.Module) -> Callable[[], None]:
+    """A function that puts back all attributes of a module that are not torch's own, the containers
+    and generators among them with their content.
     """
+    held = vars(module)
+    kept = {name: value for name, value in held.items() if name not in _OF_TORCH}
+    undos = [undo for value in kept.values() for undo in _undos(value)]
 
-    def __init__(self, module: torch.nn.Module) -> None:
-        self._held = vars(module)
-        self._kept = {k: value for k, value in self._held.items() if k not in _OF_TORCH}
-        self._undo = [undo for value in self._kept.values() for undo in _undos(value)]
-
-    def put_back(self) -> None:
-        for name in self._held.keys() - self._kept.keys() - _OF_TORCH:
-            del self._held[name]
-        self._held.update(self._kept)
-        for undo in self._undo:
+    def put_back() -> None:
+        for name in held.keys() - kept.keys() - _OF_TORCH:
+            del held[name]
+        held.update(kept)
+        for undo in undos:
             undo()
+
+    return put_back
 
 
 _NESTED = 4
@@ -234,13 +223,13 @@ class TrainingState:
             for held in (module._buffers, module._parameters)
         ]
         self._plain = [(module, _plain(module)) for module in modules]
-        self._attributes = [_Attributes(module) for module in modules]
+        self._attributes = [_attributes_undo(module) for module in modules]
         self._generators = Generators()
         self._optimizers = {
             id(optimizer): _OptimizerState(optimizer, self._known) for optimizer in optimizers
         }
-        self._others: list[Any] = [
-            _ScalerState(other) if isinstance(other, GradScaler) else _OtherState(other)
+        self._others = [
+            _undo_of(other)
             for other in ([scaler] if scaler is not None else []) + others
             if not isinstance(other, torch.nn.Module)
         ]
@@ -267,16 +256,16 @@ class TrainingState:
 
     def put_back_attributes(self) -> None:
         """The attributes of modules are as they were when this was made, with their content."""
-        for attributes in self._attributes:
-            attributes.put_back()
+        for put_back in self._attributes:
+            put_back()
 
     def put_back(self) -> None:
         """Everything is as it was when this was made, but for the content of attributes of modules,
         which is put back at the end of the ``with`` statement. May be called again.
         """
         # First: to load a state may write to the rest, as an average of the weights does.
-        for other in self._others:
-            other.put_back()
+        for undo in self._others:
+            undo()
         for optimizer in self._optimizers.values():
             optimizer.put_back()
         for held, kept in self._registered:
