@@ -2,11 +2,16 @@
 
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/core/Tensor.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/PyInterpreter.h>
+#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/dynamo/compiled_autograd.h>
 
 #include <array>
 #include <cstdint>
+#include <memory>
 
 #include "torch/hooks/call.h"
 #include "torch/hooks/flatten.h"
@@ -25,9 +30,6 @@ struct Names {
   PyObject* stack = interned("stack");
   PyObject* is_root = interned("is_root");
   PyObject* recorder = interned("recorder");
-  PyObject* backward_hooks = interned("_backward_hooks");
-  PyObject* grad_fn = interned("grad_fn");
-  PyObject* register_hook_dict = interned("_register_hook_dict");
   PyObject* own_recorder = interned("_recorder");
   PyObject* grad_input = interned("grad_input");
   PyObject* grad_output = interned("grad_output");
@@ -72,10 +74,8 @@ bool record(HookRecorder& recorder, PyObject* self, PyObject* gradient) {
   return true;
 }
 
-PyObject* call_gradient(PyObject* self, PyObject* arguments, PyObject*) {
+PyObject* gradient_came(PyObject* self, PyObject* gradient) {
   return translated([&]() -> PyObject* {
-    if (PyTuple_GET_SIZE(arguments) != 1) throw py::type_error("expected one gradient");
-    PyObject* const gradient = PyTuple_GET_ITEM(arguments, 0);
     const py::object observer = owned(PyObject_CallNoArgs(GradientObject::of(self).observer.ptr()));
     if (observer.is_none()) Py_RETURN_NONE;
     const py::object recorder = owned(PyObject_GetAttr(observer.ptr(), names().recorder));
@@ -92,6 +92,15 @@ PyObject* call_gradient(PyObject* self, PyObject* arguments, PyObject*) {
     }
     Py_RETURN_NONE;
   });
+}
+
+PyObject* call_gradient(PyObject* self, PyObject* arguments, PyObject*) {
+  if (PyTuple_GET_SIZE(arguments) != 1) {
+    return PyErr_Format(PyExc_TypeError, "expected one gradient");
+  }
+  PyObject* const gradient = PyTuple_GET_ITEM(arguments, 0);
+  if (gradient == Py_None) Py_RETURN_NONE;  // of an output that nothing has used
+  return gradient_came(self, gradient);
 }
 
 template <auto kField>
@@ -198,17 +207,59 @@ struct WithoutTorchFunction {
   const at::impl::TorchFunctionDisabledState before = Tls::get_disabled_state();
 };
 
-// What tensor.register_hook() does for one that is no leaf, but for the handle that nobody wants.
-// The hook is its own key: those of torch are numbers.
-void register_hook(PyObject* tensor, const py::object& hook) {
-  py::object hooks = owned(PyObject_GetAttr(tensor, names().backward_hooks));
-  if (hooks.is_none()) {
-    hooks = owned(PyODict_New());
-    checked(PyObject_SetAttr(tensor, names().backward_hooks, hooks.ptr()));
-    const py::object node = owned(PyObject_GetAttr(tensor, names().grad_fn));
-    owned(PyObject_CallMethodOneArg(node.ptr(), names().register_hook_dict, tensor));
+// A GradientRecorder at the node that has made the tensor. tensor.register_hook() would do the same
+// with a dict, an object of Python for the node, and a few calls.
+class NodeHook : public torch::autograd::FunctionPreHook {
+ public:
+  NodeHook(py::object recorder, std::uint32_t output)
+      : recorder_(std::move(recorder)), output_(output) {}
+  NodeHook(const NodeHook&) = delete;
+  NodeHook& operator=(const NodeHook&) = delete;
+  ~NodeHook() override {
+    // A graph may be let go of by any thread, and after the interpreter.
+    if (Py_IsInitialized() == 0) {
+      recorder_.release();
+      return;
+    }
+    const py::gil_scoped_acquire acquired;
+    recorder_ = py::object();
   }
-  checked(PyObject_SetItem(hooks.ptr(), hook.ptr(), hook.ptr()));
+
+  torch::autograd::variable_list operator()(
+      const torch::autograd::variable_list& gradients) override {
+    // Of an output that nothing has used there is none.
+    if (!gradients.at(output_).defined()) return gradients;
+    const py::gil_scoped_acquire acquired;
+    const py::object gradient = wrap(gradients.at(output_));
+    PyObject* const done = gradient_came(recorder_.ptr(), gradient.ptr());
+    if (done == nullptr) throw python_error();
+    Py_DECREF(done);
+    return gradients;
+  }
+
+  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& args) const override {
+    PyObject* const held = py::object(recorder_).release().ptr();
+    args.add_tensor_pre_hook(c10::SafePyObject(held, getPyInterpreter()),
+                             static_cast<int>(output_));
+  }
+
+ private:
+  py::object recorder_;
+  std::uint32_t output_;
+};
+
+// `tensor`: no leaf.
+void register_hook(PyObject* tensor, py::object hook) {
+  PyObject* const hooks = reinterpret_cast<THPVariable*>(tensor)->backward_hooks;
+  if (hooks != nullptr && hooks != Py_None) {
+    // Others were registered before it, and may be after it: they run in this order. It is its own
+    // key: those of torch are numbers.
+    checked(PyObject_SetItem(hooks, hook.ptr(), hook.ptr()));
+    return;
+  }
+  const at::Tensor& made = unpack(tensor);
+  made.grad_fn()->add_tensor_pre_hook(
+      std::make_unique<NodeHook>(std::move(hook), static_cast<std::uint32_t>(made.output_nr())));
 }
 
 bool ModuleRecorder::is_left_out(const HookRecorder& of) const {
@@ -314,10 +365,10 @@ void ModuleRecorder::watch(const HookRecorder& of, const HookTensors::Item& item
                               item.position, tensor_seq);
     return;
   }
-  const py::object hook = owned(GradientObject::make(
-      gradient_type(), of.observer, call, py::reinterpret_borrow<py::object>(role),
-      static_cast<long long>(site), static_cast<long long>(tensor_seq)));
-  register_hook(item.tensor, hook);
+  register_hook(item.tensor,
+                owned(GradientObject::make(gradient_type(), of.observer, call, borrowed(role),
+                                           static_cast<long long>(site),
+                                           static_cast<long long>(tensor_seq))));
 }
 
 // ---- The type -----------------------------------------------------------------------------

@@ -302,6 +302,45 @@ def test_hooks_of_others_on_a_tensor_run_in_their_order(
         assert model.inner.weight.grad.tolist() == [12.0] * 4
 
 
+class Parted(nn.Module):
+    """Uses one of the two outputs of its inner module, in turn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.parts = nn.Linear(4, 4), Parts()
+
+    def forward(self, x: torch.Tensor, place: int) -> torch.Tensor:
+        loss: torch.Tensor = self.parts(self.linear(x))[place].sum()
+        return loss
+
+
+class Parts(nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.unbind(0)
+
+
+def test_an_output_that_nothing_uses_has_no_gradient(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for is_in_python in (False, True):
+        if is_in_python:
+            in_python(monkeypatch)
+        model = Parted().to(device)
+        with fastcheck.install(model) as monitor:
+            for step in range(4):
+                model(torch.ones(2, 4, device=device), step % 2).backward()
+                monitor.step()
+            monitor.flush()
+        came = [
+            (site.label, int(record["step"]))
+            for record in monitor.records()
+            for site in [monitor.sites[int(record["site"])]]
+            if (site.module, site.role) == ("parts", "grad_output")
+        ]
+        assert came == [(f"output[{step % 2}]", step) for step in range(4)]
+        assert "no longer observes" not in str(monitor.summary())
+
+
 def last_nodes_of(*roots: torch.Tensor) -> list[tuple[str, tuple[str, ...]]]:
     found = _last_nodes(roots)
     return [(node.name(), tuple(name for name, _, _ in names)) for node, names in found]

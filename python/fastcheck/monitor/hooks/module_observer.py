@@ -261,9 +261,9 @@ class GradientHook:
         self.site = site
         self.tensor_seq = tensor_seq
 
-    def __call__(self, gradient: torch.Tensor) -> None:
+    def __call__(self, gradient: Optional[torch.Tensor]) -> None:
         reader = self._reader()
-        if reader is not None:
+        if reader is not None and gradient is not None:  # None: of an output that nothing has used
             _gradient_came(reader, self, gradient)
 
 
