@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any, Callable
 
 import pytest
@@ -10,7 +12,14 @@ from torch import nn
 
 import fastcheck.calls.stored
 from fastcheck.calls.module_calls import ModuleNode
-from fastcheck.calls.stored import TensorBatch, buffers_of, parameter_ids, parameters_of
+from fastcheck.calls.stored import (
+    ParameterFinder,
+    TensorBatch,
+    buffers_of,
+    new_finder,
+    parameter_ids,
+    parameters_of,
+)
 from fastcheck.extension import ExtensionStatus, status
 from fastcheck.record.site import SiteTable
 from fastcheck.utils.torch import memory_ref
@@ -50,8 +59,12 @@ def model() -> nn.Sequential:
     return layers
 
 
+def nodes_of(layers: nn.Module, sites: SiteTable) -> list[ModuleNode]:
+    return [ModuleNode(p, m, sites, is_primary=not p) for p, m in layers.named_modules()]
+
+
 def gathered(layers: nn.Module, sites: SiteTable, *, is_used_now: bool) -> list[Any]:
-    nodes = [ModuleNode(p, m, sites, is_primary=not p) for p, m in layers.named_modules()]
+    nodes = nodes_of(layers, sites)
     found: list[Any] = []
     for _ in range(2):  # the second time all have their sites
         batch = TensorBatch()
@@ -81,10 +94,86 @@ def test_those_that_an_optimizer_owns() -> None:
     layers = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     optimizer = torch.optim.SGD([{"params": [layers[1].bias]}, {"params": layers[0].weight}], lr=1)
     assert parameter_ids(optimizer) == {id(layers[1].bias), id(layers[0].weight)}
-    nodes = [ModuleNode(p, m, SiteTable(), is_primary=not p) for p, m in layers.named_modules()]
+    nodes = nodes_of(layers, SiteTable())
     found = parameters_of(nodes, parameter_ids(optimizer))
     assert [(node.path, name) for node, name, _ in found] == [("0", "weight"), ("1", "bias")]
     assert parameters_of(nodes[:2], set()) == []
+
+
+def as_found(finder: ParameterFinder, optimizer: Any, sites: SiteTable) -> list[Any]:
+    ids, parameters = finder.look(None if optimizer is None else optimizer.param_groups)
+    batch = TensorBatch()
+    batch.add_stored(parameters, "param")
+    batch.add_gradients(parameters, lambda node, name, _: node.site("param_grad", name, 0))
+    held = [(t.data_ptr(), t.shape, t.dtype) for t in batch.tensors]
+    named = [(node.path, name, id(tensor)) for node, name, tensor in parameters]
+    return [ids, named, held, [str(sites[n]) for n in batch.sites], batch.roles]
+
+
+def test_what_an_optimizer_holds_is_found_again_after_any_change() -> None:
+    """A finder that keeps what it has found answers as one that keeps nothing."""
+    layers, sites = model(), SiteTable()
+    nodes = nodes_of(layers, sites)
+    groups = [{"params": list(layers[k].parameters())} for k in (1, 2, 4)]
+    optimizer = torch.optim.SGD(groups, lr=1)
+    finders = [(new_finder(nodes), each) for each in (optimizer, None)]
+    assert not isinstance(finders[0][0], ParameterFinder)  # the extension's
+
+    def replace() -> None:
+        layers[1].weight = nn.Parameter(torch.rand(4))
+
+    def replace_in_both() -> None:
+        layers[4].bias = optimizer.param_groups[2]["params"][1] = nn.Parameter(torch.rand(3))
+        layers[4].bias.grad = torch.rand(3)
+
+    def rename() -> None:
+        layers[4].register_parameter("shift", layers[4]._parameters.pop("bias"))
+
+    def untie() -> None:
+        layers[4].weight = nn.Parameter(torch.rand(3, 4))
+        optimizer.param_groups[2]["params"][0] = layers[4].weight
+
+    def swap_values() -> None:
+        layers[1].bias.data = torch.rand(4, dtype=torch.float64)
+
+    def swap_modules() -> None:
+        layers[1]._parameters = dict(reversed(layers[1]._parameters.items()))
+
+    changes: list[Callable[[], Any]] = [
+        lambda: None,
+        replace,
+        replace_in_both,
+        rename,
+        untie,
+        swap_values,
+        swap_modules,
+        lambda: optimizer.zero_grad(),
+        lambda: setattr(layers[2].weight, "grad", torch.rand(5, 4)),
+        lambda: optimizer.add_param_group({"params": [layers[0].weight]}),
+        lambda: optimizer.param_groups.pop(0),
+        lambda: setattr(layers[2], "weight", None),
+        lambda: layers.__delitem__(4),
+    ]
+    before: list[Any] = []
+    for change in changes:
+        change()
+        for _ in range(2):
+            found = [as_found(*finder, sites) for finder in finders]
+            assert found == [as_found(ParameterFinder(nodes), each, sites) for _, each in finders]
+        assert found != before
+        before = found
+
+
+def test_a_finder_keeps_no_parameter() -> None:
+    layers = nn.Sequential(nn.Linear(2, 2))
+    finder = new_finder(nodes_of(layers, SiteTable()))
+    assert len(finder.look(None)[1]) == 2
+    held = weakref.ref(layers[0].weight)
+    del layers[0]
+    gc.collect()
+    assert held() is None and len(finder.look(None)[1]) == 0
+    with pytest.raises(IndexError):
+        finder.look(None)[1][0]
 
 
 def test_what_adding_one_raises_comes_through() -> None:

@@ -5,9 +5,11 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstring>
+#include <memory>
 #include <unordered_set>
 #include <vector>
 
@@ -64,45 +66,172 @@ bool can_be_read(const at::Tensor& tensor, bool is_used_now) {
 
 // ---- Lists --------------------------------------------------------------------------------------
 
-py::set parameter_ids(const py::sequence& groups) {
-  py::set ids;
+template <class Visit>
+void each_held(const py::sequence& groups, const Visit& visit) {
   for (const py::handle group : groups) {
     const py::object parameters = group["params"];
-    for (const py::handle parameter : parameters) {
-      ids.add(owned(PyLong_FromVoidPtr(parameter.ptr())));
-    }
+    for (const py::handle parameter : parameters) visit(parameter.ptr());
   }
+}
+
+// The tensors of each module in turn; `after` behind each module.
+template <class Visit, class After>
+void each_tensor(const py::sequence& nodes, PyObject* kind, const Visit& visit,
+                 const After& after) {
+  for (const py::handle node : nodes) {
+    const py::object module =
+        owned(PyObject_CallNoArgs(attribute(node, stored_names().module).ptr()));
+    if (!module.is_none()) {
+      const py::object tensors = attribute(module, kind);
+      if (!PyDict_Check(tensors.ptr())) throw py::type_error("expected a dict of tensors");
+      PyObject *name = nullptr, *tensor = nullptr;
+      for (Py_ssize_t place = 0; PyDict_Next(tensors.ptr(), &place, &name, &tensor) != 0;) {
+        if (tensor != Py_None) visit(node, name, tensor);
+      }
+    }
+    after();
+  }
+}
+
+py::set parameter_ids(const py::sequence& groups) {
+  py::set ids;
+  each_held(groups, [&](PyObject* parameter) { ids.add(owned(PyLong_FromVoidPtr(parameter))); });
   return ids;
 }
 
-py::list stored_in(const py::sequence& nodes, py::str kind, const py::object& owned_ids) {
+py::object stored_tensor(PyObject* node, PyObject* name, PyObject* tensor) {
+  py::object stored = owned(PyTuple_Pack(3, node, name, tensor));
+  // The collector, which so many new objects set going, would go through all of them.
+  PyObject_GC_UnTrack(stored.ptr());
+  return stored;
+}
+
+py::list stored_in(const py::sequence& nodes, const py::str& kind, const py::object& owned_ids) {
   py::list found;
   std::unordered_set<PyObject*> seen;
   if (!owned_ids.is_none()) seen.reserve(py::len(owned_ids));
   const bool are_parameters = PyUnicode_Compare(kind.ptr(), stored_names().parameters) == 0;
-  for (const py::handle node : nodes) {
-    const py::object module =
-        owned(PyObject_CallNoArgs(attribute(node, stored_names().module).ptr()));
-    if (module.is_none()) continue;
-    const py::object tensors = attribute(module, kind.ptr());
-    if (!PyDict_Check(tensors.ptr())) throw py::type_error("expected a dict of tensors");
-    PyObject *name = nullptr, *tensor = nullptr;
-    for (Py_ssize_t place = 0; PyDict_Next(tensors.ptr(), &place, &name, &tensor) != 0;) {
-      if (tensor == Py_None) continue;
-      if (!owned_ids.is_none()) {
-        const py::object key = owned(PyLong_FromVoidPtr(tensor));
-        const int is_owned = PySet_Contains(owned_ids.ptr(), key.ptr());
-        if (is_owned < 0) throw py::error_already_set();
-        if (is_owned == 0) continue;
-      }
-      if (are_parameters && !seen.insert(tensor).second) continue;
-      const py::object stored = owned(PyTuple_Pack(3, node.ptr(), name, tensor));
-      // The collector, which so many new objects set going, would go through all of them.
-      PyObject_GC_UnTrack(stored.ptr());
-      checked(PyList_Append(found.ptr(), stored.ptr()));
+  const auto visit = [&](py::handle node, PyObject* name, PyObject* tensor) {
+    if (!owned_ids.is_none()) {
+      const py::object key = owned(PyLong_FromVoidPtr(tensor));
+      const int is_owned = PySet_Contains(owned_ids.ptr(), key.ptr());
+      if (is_owned < 0) throw py::error_already_set();
+      if (is_owned == 0) return;
     }
-  }
+    if (are_parameters && !seen.insert(tensor).second) return;
+    found.append(stored_tensor(node.ptr(), name, tensor));
+  };
+  each_tensor(nodes, kind.ptr(), visit, [] {});
   return found;
+}
+
+// A parameter as the program has it now. `sites`: where the numbers of its site and of its
+// gradient's are kept; nullptr: nowhere.
+struct Item {
+  PyObject *node, *name, *tensor;
+  py::object* sites;
+
+  py::object stored() const { return stored_tensor(node, name, tensor); }
+};
+
+// The places of parameters in modules.
+struct Places {
+  struct Place {
+    py::object node, name;
+    std::array<py::object, 2> sites;
+  };
+  std::vector<Place> all;
+};
+
+// Parameters, for one update: to Python a sequence of what stored_in() returns.
+struct ParameterList {
+  std::shared_ptr<Places> places;
+  py::list tensors;
+
+  Item at(std::size_t i) const {
+    Places::Place& place = places->all.at(i);
+    return {place.node.ptr(), place.name.ptr(),
+            PyList_GET_ITEM(tensors.ptr(), static_cast<Py_ssize_t>(i)), place.sites.data()};
+  }
+};
+
+// Finds the parameters of modules that an optimizer holds. What was found is kept from update to
+// update, but none of the tensors: the groups and the modules are gone through again, and where
+// they hold the same objects under the same names, whatever these are by now, so is the answer.
+class ParameterFinder {
+ public:
+  explicit ParameterFinder(py::list nodes) : nodes_(std::move(nodes)) {}
+
+  // `groups`: of the optimizer; None: all parameters. The ids of what it holds, and the parameters.
+  py::tuple look(const py::object& groups) {
+    Seen now;
+    now.held.reserve(seen_.held.size());
+    now.stored.reserve(seen_.stored.size());
+    if (!groups.is_none()) {
+      each_held(groups, [&](PyObject* parameter) { now.held.push_back(parameter); });
+    }
+    each_tensor(
+        nodes_, stored_names().parameters,
+        [&](py::handle, PyObject* name, PyObject* tensor) { now.stored.push_back({name, tensor}); },
+        [&] { now.stored.push_back({nullptr, nullptr}); });
+    if (places_ == nullptr || now.held != seen_.held || now.stored != seen_.stored) {
+      know(groups, now);
+      seen_ = std::move(now);
+    }
+    py::list tensors(chosen_.size());
+    for (std::size_t i = 0; i < chosen_.size(); ++i) {
+      tensors[i] = py::handle(seen_.stored[chosen_[i]].second);
+    }
+    return py::make_tuple(ids_, ParameterList{places_, std::move(tensors)});
+  }
+
+ private:
+  // Addresses: of what the groups hold, and of each module's names and parameters.
+  struct Seen {
+    std::vector<PyObject*> held;
+    std::vector<std::pair<PyObject*, PyObject*>> stored;
+  };
+
+  void know(const py::object& groups, const Seen& now) {
+    auto places = std::make_shared<Places>();
+    chosen_.clear();
+    std::unordered_set<PyObject*> left(now.held.begin(), now.held.end());
+    std::size_t node = 0;
+    for (std::size_t i = 0; i < now.stored.size(); ++i) {
+      const auto [name, tensor] = now.stored[i];
+      if (name == nullptr) {
+        ++node;
+      } else if (groups.is_none() ? left.insert(tensor).second : left.erase(tensor) != 0) {
+        places->all.push_back({nodes_[node], borrowed(name), {}});
+        chosen_.push_back(i);
+      }
+    }
+    ids_ = groups.is_none() ? groups : parameter_ids(groups);
+    places_ = std::move(places);
+  }
+
+  py::list nodes_;
+  Seen seen_;
+  // Where the parameters are in `stored`.
+  std::vector<std::size_t> chosen_;
+  std::shared_ptr<Places> places_;
+  py::object ids_;
+};
+
+template <class Visit>
+void each_stored(const py::object& stored, const Visit& visit) {
+  if (py::isinstance<ParameterList>(stored)) {
+    const auto& list = stored.cast<const ParameterList&>();
+    for (std::size_t i = 0; i < list.places->all.size(); ++i) visit(list.at(i));
+    return;
+  }
+  for (const py::handle one : stored) {
+    if (!PyTuple_Check(one.ptr()) || PyTuple_GET_SIZE(one.ptr()) != 3) {
+      throw py::type_error("expected a module, a name and a tensor");
+    }
+    visit(Item{PyTuple_GET_ITEM(one.ptr(), 0), PyTuple_GET_ITEM(one.ptr(), 1),
+               PyTuple_GET_ITEM(one.ptr(), 2), nullptr});
+  }
 }
 
 struct Batch {
@@ -119,16 +248,21 @@ struct Batch {
         role(role),
         add(add) {}
 
-  // The number of the site, a borrowed reference; nullptr: there is none yet.
-  PyObject* site(PyObject* node, PyObject* name) const {
-    const py::object numbers = attribute(node, stored_names().numbers);
+  // The number of the site, a borrowed reference; nullptr: there is none yet. It never changes.
+  PyObject* site(const Item& item, std::size_t kind) const {
+    if (item.sites != nullptr && item.sites[kind]) return item.sites[kind].ptr();
+    const py::object numbers = attribute(item.node, stored_names().numbers);
     PyObject* const of_role = PyDict_GetItemWithError(numbers.ptr(), role.ptr());
-    return of_role == nullptr ? nullptr : PyDict_GetItemWithError(of_role, name);
+    PyObject* const number =
+        of_role == nullptr ? nullptr : PyDict_GetItemWithError(of_role, item.name);
+    if (number != nullptr && item.sites != nullptr) item.sites[kind] = borrowed(number);
+    return number;
   }
 
-  void append(PyObject* stored, PyObject* tensor) {
+  // `tensor`: the parameter, or (`kind` is 1) its gradient.
+  void append(const Item& item, PyObject* tensor, std::size_t kind) {
     if (is_ordinary(tensor) && can_be_read(unpack(tensor), is_used_now)) {
-      PyObject* const number = site(PyTuple_GET_ITEM(stored, 0), PyTuple_GET_ITEM(stored, 1));
+      PyObject* const number = site(item, kind);
       if (number != nullptr) {
         checked(PyList_Append(given.ptr(), tensor));
         checked(PyList_Append(tensors.ptr(), tensor));
@@ -137,50 +271,40 @@ struct Batch {
         return;
       }
     }
-    add(py::handle(stored));
+    add(item.stored());
   }
 };
 
-template <class Visit>
-void each_stored(const py::list& stored, const Visit& visit) {
-  for (const py::handle one : stored) {
-    if (!PyTuple_Check(one.ptr()) || PyTuple_GET_SIZE(one.ptr()) != 3) {
-      throw py::type_error("expected a module, a name and a tensor");
-    }
-    visit(one.ptr(), PyTuple_GET_ITEM(one.ptr(), 2));
-  }
-}
-
-void add_stored(const py::object& batch, const py::list& stored, const py::str& role,
+void add_stored(const py::object& batch, const py::object& stored, const py::str& role,
                 const py::object& add) {
   Batch of(batch, role, add);
-  each_stored(stored, [&](PyObject* one, PyObject* tensor) { of.append(one, tensor); });
+  each_stored(stored, [&](const Item& item) { of.append(item, item.tensor, 0); });
 }
 
-void add_gradients(const py::object& batch, const py::list& stored, const py::str& role,
+void add_gradients(const py::object& batch, const py::object& stored, const py::str& role,
                    const py::object& add) {
   Batch of(batch, role, add);
-  each_stored(stored, [&](PyObject* one, PyObject* parameter) {
-    if (!is_ordinary(parameter)) {
-      add(py::handle(one));
+  each_stored(stored, [&](const Item& item) {
+    if (!is_ordinary(item.tensor)) {
+      add(item.stored());
       return;
     }
-    const at::Tensor& gradient = unpack(parameter).grad();
-    if (gradient.defined()) of.append(one, wrap(gradient).ptr());
+    const at::Tensor& gradient = unpack(item.tensor).grad();
+    if (gradient.defined()) of.append(item, wrap(gradient).ptr(), 1);
   });
 }
 
-py::tuple parameter_states(const py::list& stored, const py::object& state_of) {
+py::tuple parameter_states(const py::object& stored, const py::object& state_of) {
   py::list trained, with_gradient, parts;
-  each_stored(stored, [&](PyObject* one, PyObject* parameter) {
-    if (!is_ordinary(parameter)) {
-      const py::tuple state = state_of(py::handle(one));
+  each_stored(stored, [&](const Item& item) {
+    if (!is_ordinary(item.tensor)) {
+      const py::tuple state = state_of(item.stored());
       trained.append(state[0]);
       with_gradient.append(state[1]);
       parts.append(state[2]);
       return;
     }
-    const at::Tensor& tensor = unpack(parameter);
+    const at::Tensor& tensor = unpack(item.tensor);
     trained.append(py::bool_(tensor.requires_grad() && tensor.numel() > 0));
     with_gradient.append(py::bool_(tensor.grad().defined()));
     parts.append(py::bool_(false));
@@ -296,6 +420,7 @@ py::object memory_ref(py::handle object) {
 struct GradientProbe {
   MemoryRef memory;
   std::int64_t version;
+  std::int64_t numel;
   std::vector<std::int32_t> elements;
 };
 
@@ -306,6 +431,10 @@ using ProbeObject = Object<GradientProbe>;
 std::vector<std::int32_t> first_elements(const at::Tensor& gradient, std::int64_t most) {
   const auto* const first = static_cast<const std::int32_t*>(gradient.const_data_ptr());
   return {first, first + std::min(gradient.numel(), most)};
+}
+
+std::vector<std::int32_t> now_of(const GradientProbe& probe, const at::Tensor& gradient) {
+  return first_elements(gradient, static_cast<std::int64_t>(probe.elements.size()));
 }
 
 bool can_be_probed(PyObject* object) {
@@ -319,17 +448,25 @@ PyObject* is_changed(PyObject* self, PyObject* object) {
   return translated([&] {
     const GradientProbe& probe = ProbeObject::of(self);
     const at::Tensor& gradient = unpack(object);
-    const bool is_as_it_was =
-        can_be_probed(object) && probe.memory.is_of(gradient) &&
-        gradient._version() == probe.version &&
-        first_elements(gradient, static_cast<std::int64_t>(probe.elements.size())) ==
-            probe.elements;
+    const bool is_as_it_was = can_be_probed(object) && probe.memory.is_of(gradient) &&
+                              gradient._version() == probe.version &&
+                              now_of(probe, gradient) == probe.elements;
     return PyBool_FromLong(!is_as_it_was);
+  });
+}
+
+PyObject* has_same_elements(PyObject* self, PyObject* object) {
+  return translated([&]() -> PyObject* {
+    const GradientProbe& then = ProbeObject::of(self);
+    if (!can_be_probed(object) || unpack(object).numel() != then.numel) Py_RETURN_NONE;
+    return PyBool_FromLong(now_of(then, unpack(object)) == then.elements);
   });
 }
 
 PyMethodDef kProbeMethods[] = {
     {"is_changed", &is_changed, METH_O, "is_changed(self, gradient) -> bool"},
+    {"has_same_elements", &has_same_elements, METH_O,
+     "has_same_elements(self, tensor) -> bool | None"},
     {nullptr, nullptr, 0, nullptr},
 };
 
@@ -351,7 +488,7 @@ py::object gradient_probe(py::handle object, std::int64_t elements) {
   if (!can_be_probed(object.ptr())) return py::none();
   const at::Tensor& gradient = unpack(object);
   return owned(ProbeObject::make(probe_type(), MemoryRef(gradient),
-                                 static_cast<std::int64_t>(gradient._version()),
+                                 static_cast<std::int64_t>(gradient._version()), gradient.numel(),
                                  first_elements(gradient, elements)));
 }
 
@@ -360,6 +497,13 @@ py::object gradient_probe(py::handle object, std::int64_t elements) {
 void define_stored(py::module_& m) {
   m.def("parameter_ids", parameter_ids, py::arg("groups"));
   m.def("stored_in", stored_in, py::arg("nodes"), py::arg("kind"), py::arg("owned"));
+  py::class_<ParameterList>(m, "ParameterList")
+      .def("__len__", [](const ParameterList& list) { return list.places->all.size(); })
+      .def("__getitem__",
+           [](const ParameterList& list, std::size_t i) { return list.at(i).stored(); });
+  py::class_<ParameterFinder>(m, "ParameterFinder")
+      .def(py::init<py::list>(), py::arg("nodes"))
+      .def("look", &ParameterFinder::look, py::arg("groups"));
   m.def("add_stored", add_stored, py::arg("batch"), py::arg("stored"), py::arg("role"),
         py::arg("add"));
   m.def("add_gradients", add_gradients, py::arg("batch"), py::arg("stored"), py::arg("role"),

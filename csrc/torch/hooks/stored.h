@@ -6,12 +6,18 @@
 namespace fastcheck {
 
 // Defines functions that do for ordinary tensors what python/fastcheck/calls/stored.py does for
-// all, and the types MemoryRef and GradientProbe.
+// all, and the types
+// ParameterFinder, MemoryRef and GradientProbe.
 //
 // parameter_ids(groups) -> set of ids
 // stored_in(nodes, kind, owned) -> list of (node, name, tensor)
 //                              of `kind`, "_parameters" or "_buffers": each parameter once, under
 //                              its first name; `owned`: only those with one of these ids, or None
+// ParameterFinder(nodes)
+//   .look(groups) -> (set of ids or None, sequence of (node, name, tensor))
+//                              what an optimizer with these groups holds, and the parameters among
+//                              it; None: all parameters. Fast where nothing has changed since the
+//                              last call
 // add_stored(batch, stored, role, add)
 //                              appends the tensors to batch.tensors, with their sites and roles;
 //                              `add(stored)` does it of one that is not ordinary or has no site yet
@@ -32,6 +38,9 @@ namespace fastcheck {
 // gradient_probe(gradient, elements) -> GradientProbe | None
 //                              its memory, version and first elements; None: it is not ordinary
 //   .is_changed(gradient) -> bool
+//   .has_same_elements(tensor) -> bool | None
+//                              only the first elements count; None: it is not ordinary, or has
+//                              more or fewer
 void define_stored(pybind11::module_& m);
 
 }  // namespace fastcheck

@@ -58,6 +58,28 @@ def parameters_of(nodes: Sequence[ModuleNode], owned: Optional[set[int]]) -> lis
     return parameters
 
 
+class ParameterFinder:
+    """Finds the parameters of modules that an optimizer holds. The extension's keeps what it has
+    found (csrc/torch/hooks/stored.h).
+    """
+
+    def __init__(self, nodes: list[ModuleNode]) -> None:
+        self._nodes = nodes
+
+    def look(
+        self, groups: Optional[list[dict[str, Any]]]
+    ) -> tuple[Optional[set[int]], Sequence[StoredTensor]]:
+        """The ids of what the groups of an optimizer hold, and the parameters of the modules among
+        it. None: all parameters.
+        """
+        owned = None if groups is None else {id(p) for group in groups for p in group["params"]}
+        return owned, parameters_of(self._nodes, owned)
+
+
+new_finder: Callable[[list[ModuleNode]], ParameterFinder]
+new_finder = ParameterFinder if _module is None else _module.ParameterFinder
+
+
 def buffers_of(nodes: Sequence[ModuleNode]) -> list[StoredTensor]:
     """Yields the buffers of all modules; a shared buffer once for each module."""
     if _module is not None:
@@ -85,7 +107,9 @@ def gradients_of(parameters: Iterable[StoredTensor]) -> Iterator[StoredTensor]:
             yield node, f"{name}.main_grad", main
 
 
-def parameter_states(parameters: list[StoredTensor]) -> tuple[list[bool], list[bool], list[bool]]:
+def parameter_states(
+    parameters: Sequence[StoredTensor],
+) -> tuple[list[bool], list[bool], list[bool]]:
     """Whether each parameter is trained and has elements, whether it has a gradient, and whether it
     is a part, of which other ranks hold the rest.
     """
@@ -134,7 +158,7 @@ class TensorBatch:
             return True
         return False
 
-    def add_stored(self, stored: list[StoredTensor], role: str) -> None:
+    def add_stored(self, stored: Sequence[StoredTensor], role: str) -> None:
         """Adds the tensors that can be read."""
 
         def add(entry: StoredTensor) -> None:
@@ -149,7 +173,7 @@ class TensorBatch:
 
     def add_gradients(
         self,
-        parameters: list[StoredTensor],
+        parameters: Sequence[StoredTensor],
         site_of: Callable[[ModuleNode, str, torch.Tensor], int],
     ) -> None:
         """Adds those gradients of these tensors that can be read. ``site_of``: of a gradient that

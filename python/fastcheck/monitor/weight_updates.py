@@ -152,7 +152,7 @@ class UpdateWatcher:
         self,
         look: UpdateInfo,
         optimizer: Optional[torch.optim.Optimizer],
-        parameters: list[StoredTensor],
+        parameters: Sequence[StoredTensor],
         parameters_read: Sequence[int],
         gradients_read: Sequence[int],
     ) -> None:

@@ -221,6 +221,23 @@ def test_a_weight_that_is_written_at_each_update_is_a_constraint() -> None:
     assert not texts(program, 60)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_weights_that_are_nan_are_not_written_for_that(dtype: torch.dtype) -> None:
+    count = itertools.count()
+
+    def program(model: nn.Module, optimizer: Any) -> None:
+        if next(count) == 0:
+            model.to(dtype)
+        optimizer.zero_grad()
+        made = model(torch.randn(8, 8, dtype=dtype)).square().mean()
+        (made * (torch.nan if next(count) >= 90 else 1.0)).backward()
+        optimizer.step()
+
+    assert not [
+        text for text in texts(program, 60, overflow_nums=-1) if "something other than" in text
+    ]
+
+
 class Doubled(torch.autograd.Function):
     """One with attributes of its own, that have the names of a node's."""
 

@@ -33,7 +33,7 @@ from fastcheck.utils.torch.own_operators import no_grad, unobserved
 from fastcheck.utils.torch.rank import group_size
 from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read, has_memory, is_materialised
 
-from .hand_changes import first_elements
+from .hand_changes import FirstElements, first_elements
 from .loss_forms import LossForms
 from .state_reader import StateReader
 
@@ -145,7 +145,7 @@ class _Chain:
         self.has_state = False
         # The first elements of the parameter as the last update has left them, and between how many
         # updates something else has changed them.
-        self.weights: Optional[torch.Tensor] = None
+        self.weights: Optional[FirstElements] = None
         self.written = 0
         # The calls of each scheduler of the optimizer since the last update, all, and the number of
         # updates at the last of them.
@@ -243,14 +243,11 @@ class _Chain:
         """Takes in that an update comes. Whether something has changed the parameter since the
         last, as a few times before: what does so at each update is a part of the program.
         """
-        parameter, then = self.parameter, self.weights
-        now = None if parameter is None or then is None else first_elements(parameter)
-        if now is None or then is None or now.shape != then.shape:
+        are_same = None if self.weights is None else self.weights.are_of(self.parameter)
+        if are_same is not False:
             return False
-        with unobserved():
-            is_changed = not torch.equal(now, then)
-        self.written += is_changed
-        return is_changed and self.written >= _WRITTEN and self.updates >= _SELDOM * self.written
+        self.written += 1
+        return self.written >= _WRITTEN and self.updates >= _SELDOM * self.written
 
     def count_window(self, is_kept: bool) -> int:
         """Takes in that an update comes. After how many updates gradients are cleared, if it was
@@ -442,7 +439,7 @@ class Facts:
         for other in self._of_all:
             parameter = other.parameter
             if other is chain or id(parameter) in held:
-                other.weights = None if parameter is None else first_elements(parameter)
+                other.weights = FirstElements(parameter)
             # Another may hold the same parameters.
             other.added = 0
             other.since.is_passed |= other.since.had_gradient

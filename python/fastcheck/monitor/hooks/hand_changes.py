@@ -49,6 +49,31 @@ def _probe(gradient: torch.Tensor) -> Union[GradientProbe, _Probe]:
     return probe or _Probe(MemoryRef(gradient), local(gradient)._version, first_elements(gradient))
 
 
+class FirstElements:
+    """A copy of a tensor's first elements, of the host alone."""
+
+    def __init__(self, tensor: Optional[torch.Tensor]) -> None:
+        module = status.module
+        probe = (
+            None if module is None or tensor is None else module.gradient_probe(tensor, _ELEMENTS)
+        )
+        self._probe = probe
+        self._elements = None if probe or tensor is None else first_elements(tensor)
+
+    def are_of(self, tensor: Optional[torch.Tensor]) -> Optional[bool]:
+        """Whether the tensor has the same first elements; None: it can't be compared."""
+        if tensor is None:
+            return None
+        if self._probe is not None:
+            are_same: Optional[bool] = self._probe.has_same_elements(tensor)
+            return are_same
+        now = None if self._elements is None else first_elements(tensor)
+        if now is None or self._elements is None or now.shape != self._elements.shape:
+            return None
+        with unobserved():
+            return torch.allclose(now, self._elements, 0, 0, equal_nan=True)
+
+
 class HandChanges:
     """Compares a few gradients of each optimizer: clipping changes all of them.
 

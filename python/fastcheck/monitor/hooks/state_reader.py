@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any, Callable, Optional
 
@@ -13,10 +14,12 @@ from torch.nn import Parameter
 from fastcheck.backends.table import backend_for
 from fastcheck.calls.module_calls import ModuleNode
 from fastcheck.calls.stored import (
+    ParameterFinder,
     StoredTensor,
     TensorBatch,
     buffers_of,
     gradients_of,
+    new_finder,
     parameter_ids,
     parameters_of,
 )
@@ -147,7 +150,11 @@ class StateReader:
 
     def __init__(self, session: Session, nodes: Sequence[ModuleNode]) -> None:
         self._session = session
-        self._nodes = nodes
+        self._nodes = list(nodes)
+        self._finder = new_finder(self._nodes)
+        self._finders: weakref.WeakKeyDictionary[torch.optim.Optimizer, ParameterFinder] = (
+            weakref.WeakKeyDictionary()
+        )
         #: None where records have no checksum.
         self.stalled_weights: Optional[StalledWeights] = None
         if session.config.depth is Depth.FULL:
@@ -188,8 +195,7 @@ class StateReader:
         """
         session, updates, stalled_weights = self._session, self.updates, self.stalled_weights
         gradients = gradients and (optimizer is not None or session.backwards.owns_gradients)
-        owned = None if optimizer is None else parameter_ids(optimizer)
-        parameters = parameters_of(self._nodes, owned)
+        owned, parameters = self._held_by(optimizer)
         if gradients and self.hand_changes.before_update(optimizer, owned, parameters):
             session.step.update.has_changed_gradients = True
         is_watched = gradients and stalled_weights is not None and stalled_weights.is_on
@@ -242,6 +248,19 @@ class StateReader:
         batch.add_stored(self.updates.unowned_parameters(self.parameters()), "param")
         self._read(batch)
 
+    def _held_by(
+        self, optimizer: Optional[torch.optim.Optimizer]
+    ) -> tuple[Optional[set[int]], Sequence[StoredTensor]]:
+        """The ids of what the optimizer holds, and the parameters of the observed modules among it.
+        None: all parameters.
+        """
+        if optimizer is None:
+            return self._finder.look(None)
+        finder = self._finders.get(optimizer)
+        if finder is None:
+            finder = self._finders[optimizer] = new_finder(self._nodes)
+        return finder.look(optimizer.param_groups)
+
     def parameters(self) -> list[StoredTensor]:
         """Every parameter of the observed modules."""
         return parameters_of(self._nodes, None)
@@ -267,8 +286,7 @@ class StateReader:
         """The gradients alone, where ``optimizer`` was skipped or makes them within its step;
         all of the model, where it holds copies. ``is_early``: they will be asked for again.
         """
-        owned = parameter_ids(optimizer) if self.owned_by(optimizer) else None
-        parameters = parameters_of(self._nodes, owned)
+        _, parameters = self._held_by(optimizer if self.owned_by(optimizer) else None)
         self._read_gradients(parameters, scaled, is_early=is_early)
         self._session.step.update.state_read = True
 
@@ -326,7 +344,7 @@ class StateReader:
 
     def _read_gradients(
         self,
-        parameters: list[StoredTensor],
+        parameters: Sequence[StoredTensor],
         scaled: bool,
         *,
         is_early: bool = False,
