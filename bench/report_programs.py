@@ -3777,3 +3777,494 @@ def norm_of_zeros_in_float16(fixed: bool) -> Made:
         return update(optimizer, F.cross_entropy(model(tokens).mean(1).float(), whole(i, 0, 4, 6)))
 
     return [model], step
+
+
+# Programs of further fields: reinforcement learning, graphs, flows, solvers, buffers.
+
+
+@program(
+    "leggedrobotics/rsl_rl#33",
+    "the standard deviation of a policy is a parameter, and an update makes it negative",
+    place=LOSS,
+    operator=r"\blog\b|LogBackward",
+    kind=r"negative|below 0",
+    advice=r"exp|softplus|clamp|negative",
+    never=(r"look at the data",),
+)
+def policy_std_below_zero(fixed: bool) -> Made:
+    class Policy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mean = nn.Linear(4, 2)
+            self.std = nn.Parameter(torch.full((2,), 0.05))
+
+        def forward(self, x: Tensor) -> torch.distributions.Normal:
+            std = F.softplus(self.std) if fixed else self.std
+            return torch.distributions.Normal(self.mean(x), std, validate_args=False)
+
+    policy = Policy()
+    optimizer = torch.optim.SGD(policy.parameters(), 0.02)
+
+    def step(i: int) -> Tensor:
+        action = policy.mean(data(i, 16, 4)).detach() + 0.01
+        dist = policy(data(i, 16, 4))
+        return update(optimizer, -dist.log_prob(action).mean())  # FAULT
+
+    return [policy], step
+
+
+@program(
+    "pyg-team/pytorch_geometric#783",
+    "a softmax over neighbours without the maximum taken off: exp overflows, and inf/inf is NaN",
+    place=r"\bconv\b|Attend",
+    operator=r"\bexp\b",
+    kind=OVERFLOW,
+    advice=r"maximum|clamp|subtract",
+    never=(),
+)
+def scatter_softmax_overflows(fixed: bool) -> Made:
+    class Attend(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.value = nn.Linear(6, 8)
+            self.score = nn.Linear(12, 1)
+
+        def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+            source, target = edges
+            score = self.score(torch.cat([x[source], x[target]], -1))[:, 0]
+            if fixed:
+                score = score - score.detach().max()
+            weight = score.exp()  # FAULT
+            total = torch.zeros(len(x)).index_add(0, target, weight)
+            weight = weight / total[target].clamp_min(1e-12)
+            return torch.zeros(len(x), 8).index_add(
+                0, target, weight[:, None] * self.value(x[source])
+            )
+
+    model = nn.ModuleDict({"conv": Attend(), "head": nn.Linear(8, 3)})
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        x = data(i, 20, 6) * (600.0 if i == BAD and not fixed else 40.0 if i == BAD else 1.0)
+        edges = whole(i, 0, 20, 2, 60)
+        out = model["head"](model["conv"](x, edges))
+        return update(optimizer, F.cross_entropy(out, whole(i + 1, 0, 3, 20)))
+
+    return [model["conv"], model["head"]], step
+
+
+@program(
+    "dmlc/dgl#761",
+    "max over the neighbours begins at -inf, and a node without any keeps it",
+    place=r"\bpool\b|MaxPool",
+    operator=r"scatter|amax|full|masked_fill|new_full|index_reduce",
+    kind=r"-Inf|-inf",
+    advice=r"-inf|mask|empty|no |isfinite",
+    never=(NO_RATE,),
+)
+def max_over_no_neighbours(fixed: bool) -> Made:
+    class MaxPool(nn.Module):
+        def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+            index = edges[1][:, None].expand(-1, x.shape[1])
+            out = x.new_full((len(x), x.shape[1]), -math.inf)
+            out = out.scatter_reduce(0, index, x[edges[0]], "amax")  # FAULT
+            return torch.where(out.isinf(), 0.0, out) if fixed else out
+
+    model = nn.Sequential()
+    model.add_module("lift", nn.Linear(6, 8))
+    model.add_module("pool", MaxPool())
+    model.add_module("head", nn.Linear(8, 3))
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        edges = torch.stack([torch.arange(12).repeat(2), torch.arange(12).repeat_interleave(2)])
+        if i == BAD:
+            edges = edges[:, edges[1] != 7]
+        h = model.pool(model.lift(data(i, 12, 6)), edges)
+        return update(optimizer, F.cross_entropy(model.head(h), whole(i, 0, 3, 12)))
+
+    return [model], step
+
+
+@program(
+    "pytorch/pytorch#50224",
+    "cross entropy over no proposals at all: a mean over nothing",
+    place=LOSS,
+    operator=r"nll_loss|NllLoss|cross_entropy",
+    kind=EMPTY_MEAN,
+    advice=r"empty|no (?:rows|elements|targets)|nothing|count",
+    never=(r"every target is ignore_index(?! or)", NO_RATE),
+)
+def entropy_of_no_rows(fixed: bool) -> Made:
+    model = mlp(6, 16, 5)
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+
+    def step(i: int) -> Tensor:
+        count = 0 if i == BAD else 6
+        features, labels = data(i, count, 6), whole(i, 0, 5, count)
+        logits = model(features)
+        if fixed and not count:
+            return update(optimizer, logits.sum() * 0)
+        return update(optimizer, F.cross_entropy(logits, labels))  # FAULT
+
+    return [model], step
+
+
+@program(
+    "pytorch/vision#2240",
+    "a box of no width is encoded against its anchor: log(0 / w)",
+    place=LOSS + r"|\bgoal\b",
+    operator=r"\blog\b|SmoothL1LossBackward0 in the graph of the loss read it",
+    kind=LOG_OF_ZERO + r"|-[Ii]nf",
+    advice=r"data|log|rows|clamp",
+    never=(NO_RATE,),
+)
+def box_of_no_width(fixed: bool) -> Made:
+    model = mlp(6, 16, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.02)
+
+    def encode(boxes: Tensor, anchors: Tensor) -> Tensor:
+        size = boxes[:, 2:] - boxes[:, :2]
+        whole_size = anchors[:, 2:] - anchors[:, :2]
+        shift = (boxes[:, :2] - anchors[:, :2]) / whole_size
+        return torch.cat([shift, (size / whole_size).log()], 1)  # FAULT
+
+    def step(i: int) -> Tensor:
+        anchors = torch.tensor([0.0, 0.0, 4.0, 4.0]).repeat(8, 1)
+        boxes = anchors + data(i, 8, 4).abs()
+        if i == BAD:
+            boxes[3, 2] = boxes[3, 0]
+        if fixed:
+            kept = (boxes[:, 2:] > boxes[:, :2]).all(1)
+            boxes, anchors = boxes[kept], anchors[kept]
+        goal = encode(boxes, anchors)
+        return update(optimizer, F.smooth_l1_loss(model(data(i, len(boxes), 6)), goal))
+
+    return [model], step
+
+
+@program(
+    "pytorch/pytorch#49724",
+    "a transducer in log space: logaddexp of two states that cannot be reached, (-inf, -inf)",
+    place=r"logaddexp|the loss|LOSS|\d \(|grad",
+    operator=r"logaddexp|Logaddexp",
+    kind=r"-[Ii]nf",
+    advice=r"mask|finite|-1e|-inf",
+    never=(NO_RATE,),
+)
+def states_out_of_reach(fixed: bool) -> Made:
+    model = mlp(6, 16, 4)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    low = -1e9 if fixed else -math.inf
+
+    def step(i: int) -> Tensor:
+        logs = model(data(i, 7, 6)).log_softmax(-1)
+        alpha = torch.full((4,), low)
+        alpha = torch.cat([logs[0, :1], alpha[1:]])
+        for t in range(1, 7):
+            before = torch.cat([torch.full((1,), low), alpha[:-1]])
+            alpha = torch.logaddexp(alpha, before) + logs[t]  # FAULT
+        return update(optimizer, -alpha[3])
+
+    return [model], step
+
+
+@program(
+    "pytorch/pytorch#42792",
+    "the derivative of qr of a matrix of low rank divides by a diagonal element of R that is 0",
+    place=r"\bbase\b|Orthogonal",
+    operator=r"\bqr\b|Qr",
+    kind=r"rank|singular|diagonal|" + ZERO_DIVISION,
+    advice=r"noise|rank|eps|1e-",
+    never=(NO_RATE,),
+)
+def orthogonal_of_low_rank(fixed: bool) -> Made:
+    class Orthogonal(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lift = nn.Linear(6, 12, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            a = self.lift(x).view(-1, 4, 3)
+            if fixed:
+                a = a + 1e-2 * torch.eye(4, 3)
+            return torch.linalg.qr(a)[0].flatten(1)  # FAULT
+
+    model = nn.Sequential()
+    model.add_module("base", Orthogonal())
+    model.add_module("head", nn.Linear(12, 3))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+
+    def step(i: int) -> Tensor:
+        x = data(i, 8, 6)
+        if i == BAD:
+            x[2] = 0.0  # a matrix of zeros
+        return update(optimizer, F.cross_entropy(model(x), whole(i, 0, 3, 8)))
+
+    return [model], step
+
+
+@program(
+    "tensorflow/tensorflow#61287",
+    "LayerNorm with eps=0: a row that is constant is divided by 0",
+    place=r"\bnorm\b|LayerNorm",
+    operator=r"layer_norm|LayerNorm",
+    kind=ZERO_DIVISION + r"|variance (?:is|of) 0|constant",
+    advice=r"\beps\b",
+    never=(NO_RATE,),
+)
+def layer_norm_without_eps(fixed: bool) -> Made:
+    model = nn.Sequential()
+    model.add_module("body", nn.Linear(6, 8, bias=False))
+    model.add_module("norm", nn.LayerNorm(8, eps=1e-5 if fixed else 0.0))
+    model.add_module("head", nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+
+    def step(i: int) -> Tensor:
+        x = data(i, 12, 6)
+        if i == BAD:
+            x[2] = 0.0  # a row of padding
+        return update(optimizer, F.cross_entropy(model(x), whole(i, 0, 3, 12)))
+
+    return [model], step
+
+
+@program(
+    "didriknielsen/survae_flows#16",
+    "a flow's 1x1 convolution becomes singular: log|det W| is -inf",
+    place=r"\bflow\b|the loss|Invertible",
+    operator=r"slogdet|logdet",
+    kind=r"singular|determinant",
+    advice=r"determinant|singular|regularis|orthogonal|lu|eps",
+    never=(NO_RATE,),
+)
+def determinant_of_zero(fixed: bool) -> Made:
+    class Invertible(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(4, 4))
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            w = self.weight + 0.1 * torch.eye(4) if fixed else self.weight
+            return x @ w, torch.linalg.slogdet(w)[1]  # FAULT
+
+    model = nn.ModuleDict({"flow": Invertible()})
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        z, log_det = model["flow"](data(i, 16, 4))
+        loss = update(optimizer, 0.5 * z.square().sum(1).mean() - log_det)
+        if i == BAD - 1:
+            with torch.no_grad():
+                model["flow"].weight[2] *= 0 if not fixed else 0.1
+        return loss
+
+    return [model["flow"]], step
+
+
+@program(
+    "openai/baselines#586",
+    "a running variance as M2 / (count - 1), and the first call has a count of 1: 0/0",
+    place=r"\bnorm\b|Running",
+    operator=r"\bdiv\b",
+    kind=ZERO_DIVISION,
+    advice=EPS,
+    never=(NO_RATE, r"random numbers"),
+    steps=3,
+)
+def running_variance_of_first_call(fixed: bool) -> Made:
+    class Running(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("count", torch.zeros(()))
+            self.register_buffer("mean", torch.zeros(4))
+            self.register_buffer("squares", torch.zeros(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                now = x.mean(0)
+                self.count += 1
+                change = now - self.mean
+                self.mean += change / self.count
+                self.squares += change * (now - self.mean)
+                least = 1.0 if fixed else 0.0
+                var = self.squares / (self.count - 1).clamp_min(least)  # FAULT
+            return (x - self.mean) / (var + 1e-4).sqrt()
+
+    model = nn.Sequential()
+    model.add_module("norm", Running())
+    model.add_module("head", mlp(4, 16, 2))
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        return update(optimizer, F.cross_entropy(model(data(i, 8, 4)), whole(i, 0, 2, 8)))
+
+    return [model], step
+
+
+@program(
+    "pyg-team/pytorch_geometric#4826",
+    "attention over relations: a mean over the nodes of a type that has none",
+    place=r"\bgroup\b|Group",
+    operator=r"\bmean\b",
+    kind=EMPTY_MEAN,
+    advice=r"empty|count|nothing|select",
+    never=(NO_RATE,),
+)
+def relation_without_nodes(fixed: bool) -> Made:
+    class Group(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.key, self.q = nn.Linear(6, 6), nn.Parameter(torch.randn(6))
+
+        def forward(self, parts: list[Tensor]) -> Tensor:
+            scores = []
+            for part in parts:
+                key = self.key(part).tanh()
+                scores.append(key.sum(0) / max(len(key), 1) if fixed else key.mean(0))  # FAULT
+            weight = (torch.stack(scores) @ self.q).softmax(0)
+            return sum(w * p.sum(0) for w, p in zip(weight, parts))
+
+    model = nn.ModuleDict({"group": Group(), "head": nn.Linear(6, 3)})
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        sizes = [4, 0 if i == BAD else 3, 5]
+        out = model["group"]([data(i + k, n, 6) for k, n in enumerate(sizes)])
+        return update(optimizer, F.cross_entropy(model["head"](out), torch.tensor(i % 3)))
+
+    return [model["group"], model["head"]], step
+
+
+@program(
+    "rtqichen/torchdiffeq#149",
+    "Euler steps of x' = x ** 2: the state blows up within the solver",
+    place=r"\bode\b|Solver",
+    operator=r"\bmul\b|\bpow\b|square|\badd\b",
+    kind=OVERFLOW,
+    advice=r"clamp|bound|normalis|large|limit|tanh|step",
+    never=(),
+)
+def state_of_a_solver_blows_up(fixed: bool) -> Made:
+    class Solver(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rate = nn.Parameter(torch.ones(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for _ in range(20):
+                slope = self.rate * x * x
+                x = x + 0.1 * (slope.clamp(-5, 5) if fixed else slope)  # FAULT
+            return x
+
+    model = nn.Sequential()
+    model.add_module("lift", nn.Linear(6, 4))
+    model.add_module("ode", Solver())
+    model.add_module("head", nn.Linear(4, 3))
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        x = data(i, 8, 6) * (20 if i == BAD else 0.1)
+        return update(optimizer, F.cross_entropy(model(x), whole(i, 0, 3, 8)))
+
+    return [model], step
+
+
+@program(
+    "huggingface/pytorch-image-models#1182",
+    "a teacher is an average that is corrected by 1 - decay ** step: 0/0 at step 0",
+    place=r"weight|teacher",
+    operator=r"\bdiv\b|between two steps|write|wrote|no_grad|program|optimizer",
+    kind=ZERO_DIVISION + r"|\bwrite\b|written|wrote",
+    advice=r"divi|eps|checkpoint|assign|writ",
+    never=(NO_RATE,),
+)
+def teacher_corrected_by_zero(fixed: bool) -> Made:
+    student, teacher = mlp(6, 16, 3), mlp(6, 16, 3)
+    for p in teacher.parameters():
+        p.requires_grad_(False)
+    sums = [torch.zeros_like(p) for p in student.parameters()]
+    optimizer = torch.optim.SGD(student.parameters(), 0.05)
+
+    def average(step: int) -> None:
+        t = torch.tensor(float(step + 1 if fixed else step))
+        with torch.no_grad():
+            for p, s, own in zip(teacher.parameters(), sums, student.parameters()):
+                s.mul_(0.9).add_(own if step or fixed else own * 0, alpha=0.1)
+                p.copy_(s / (1 - 0.9**t))  # FAULT
+
+    def step(i: int) -> Tensor:
+        x = data(i, 8, 6)
+        with torch.no_grad():
+            goal = teacher(x).softmax(-1)
+        loss = update(optimizer, F.cross_entropy(student(x), goal))
+        average(i)
+        return loss
+
+    return [student, teacher], step
+
+
+@program(
+    "NVIDIA/Megatron-LM#535",
+    "rotary positions in float16: a position above 65,504 is inf, and cos(inf) is NaN",
+    place=r"rotary|cos",
+    operator=r"\bcos\b|arange|outer|buffer|stored",
+    kind=r"[Ii]nf|" + OVERFLOW,
+    advice=r"buffer|float32|init|reset|before",
+    never=(NO_RATE, r"as a batch does", r"reset_running_stats"),
+    steps=3,
+)
+def rotary_positions_in_float16(fixed: bool) -> Made:
+    class Rotary(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            position = torch.arange(65536 + 64, dtype=torch.float32)
+            angle = (position if fixed else position.half()) * 1.0
+            self.register_buffer("cos", angle.cos()[:, None])  # FAULT
+
+        def forward(self, x: Tensor, start: int) -> Tensor:
+            return x * self.cos[start : start + x.shape[1]]
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.rotary, self.head = nn.Embedding(30, 8), Rotary(), nn.Linear(8, 30)
+
+        def forward(self, tokens: Tensor, start: int) -> Tensor:
+            return self.head(self.rotary(self.embed(tokens), start))
+
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), 0.02)
+
+    def step(i: int) -> Tensor:
+        tokens = whole(i, 0, 30, 2, 8)
+        out = model(tokens, 65560)
+        return update(optimizer, F.cross_entropy(out.flatten(0, 1), tokens.flatten()))
+
+    return [model], step
+
+
+@program(
+    "pytorch/pytorch#92260",
+    "a Beta policy: log_prob of an action of exactly 0 where alpha is below 1 is inf",
+    place=LOSS,
+    operator=r"xlogy|\blog\b|log_prob",
+    kind=LOG_OF_ZERO + r"|at 0",
+    advice=EPS,
+    never=(NO_RATE,),
+)
+def beta_of_zero(fixed: bool) -> Made:
+    model = mlp(6, 16, 2)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        alpha, beta = (F.softplus(model(data(i, 8, 6))) + 0.1).unbind(-1)
+        action = torch.rand(8, generator=torch.Generator().manual_seed(i)) * 0.8 + 0.1
+        if i == BAD:
+            action[3] = 0.0
+        if fixed:
+            action = action.clamp(1e-4, 1 - 1e-4)
+        dist = torch.distributions.Beta(alpha, beta, validate_args=False)
+        return update(optimizer, -dist.log_prob(action).mean())  # FAULT
+
+    return [model], step

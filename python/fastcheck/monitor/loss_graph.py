@@ -268,6 +268,7 @@ class _GraphSearch:
         )
         variable = _variable(lambda value: _is_same(value, tensor))
         how += first_bad(variable.name if variable is not None else name, tensor)
+        how += "" if _is_loud(record) else " It holds -Inf alone, as the log of 0 is."
         cause = None if variable is None else variable.first_cause()
         if variable is not None and cause is not None:
             how += f" {variable.name} was assigned from {cause.name}, which is not finite either."
