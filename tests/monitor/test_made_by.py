@@ -25,7 +25,7 @@ from fastcheck.monitor.session.derivatives import (
     SavedByNode,
 )
 from fastcheck.record.statistics import statistics_of
-from fastcheck.report.from_log import report_from_log
+from fastcheck.report.build import report_from_log
 from fastcheck.report.message import packed, unpacked
 from fastcheck.report.render import headline
 from fastcheck.report.stop_report import MadeBy
