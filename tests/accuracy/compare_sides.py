@@ -21,6 +21,7 @@ import torch
 
 import fastcheck
 import harness
+from accuracy.sides_cases import CASES, train_case
 from accuracy.sides_layers import train_layers
 from accuracy.sides_layouts import train_layout
 from accuracy.sides_programs import train, train_images, train_ranks, train_resumed, train_split
@@ -32,7 +33,8 @@ Options = dict[str, Any]
 @dataclass(frozen=True)
 class Pair:
     """``accept``: what the report of the pair has to advise. ``said``: a part of the report.
-    ``rename``: as compare() takes it. ``repeat``: the options of a second run of the reference.
+    ``rename``, ``exact``: as compare() takes them. ``repeat``: the options of a second run of the
+    reference.
     """
 
     name: str
@@ -44,6 +46,7 @@ class Pair:
     run: Callable[..., None] = train
     rename: Any = None
     repeat: Options | None = None
+    exact: bool = False
 
 
 def _healthy(name: str, said: str = "rounding: step", **actual: Any) -> Pair:
@@ -442,6 +445,25 @@ SCHEDULES = [
     _noise(False, "noise and another scale", "forward NO", {"schedule": "noise"}),
 ]
 PAIRS += [*RESUMED, *SPLIT, *LAYERS, *LAYOUTS, *SCHEDULES]
+CASE_PAIRS = [
+    Pair(f"case {number}, {text}", False, {"fault": number}, {}, "", said, train_case, exact=exact)
+    if number != 20
+    else Pair(
+        f"case {number}, {text}",
+        False,
+        {"fault": "steps of Adam"},
+        {"fault": "whole"},
+        said=said,
+        run=train_resumed,
+    )
+    for number, (text, said, exact) in CASES.items()
+]
+PAIRS += [
+    Pair(
+        "recomputed, another rotation", True, {"fault": -5}, said="rounding: step", run=train_case
+    ),
+    *CASE_PAIRS,
+]
 #: A sample, for the tests.
 CHECKED = (
     "SDPA",
@@ -454,6 +476,9 @@ CHECKED = (
     "two heads swapped",
     "transposed gradient",
     "frozen, rate 1e-06",
+    "recomputed, another rotation",
+    "case 3, a transpose is missing where it is recomputed",
+    "case 28, a cached offset of positions is not reset",
     "one element of a weight",
     "images, transposed",
     "resumed",
@@ -500,7 +525,7 @@ def judge(pair: Pair, logs: Path) -> dict[str, Any]:
     repeat = None
     if pair.repeat is not None:
         repeat = _log(pair.run, {**pair.repeat, "seed": 3}, logs)
-    found = fastcheck.compare(*sides, rename=pair.rename, repeat=repeat)
+    found = fastcheck.compare(*sides, rename=pair.rename, repeat=repeat, exact=pair.exact)
     report = str(found)
     is_right = found.agrees == pair.is_healthy
     if pair.accept:

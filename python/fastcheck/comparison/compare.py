@@ -80,63 +80,50 @@ def expects_bits(
 
 
 _PARTS = 6
+#: By what of a tally they are about; behind a bar, what is added where there are several.
+_NOTES = {
+    "reordered": "{count} calls came in another order among the calls of their module",
+    "moved": "{count} inputs were read by another module first, equal to the bit",
+    "merged": "{count} tensors that one side has in parts are compared by their counts, sums and "
+    "extremes, which do not tell the order of the elements; a Dumper(tensors=True) of both sides "
+    "does",
+    "padded": "the padding behind the vocabulary is left out: {first}|, and of {rest} more",
+    "grouped": "{first}|, as {rest} others",
+    "unsteady": "{count} tensors are not deterministic, as repeat= shows, and are left out: "
+    "{first} first",
+    "rescheduled": "{count} tensors of operators differ or are on one side alone, and the "
+    "gradients of all parameters agree: another schedule of the same step",
+    "in_parts": "{count} gradients of what modules take and return come another number of times on "
+    "the two sides, {first} first: of each, the sum over all times agrees, as do the gradients of "
+    "all parameters",
+    "untold": "from {count} of these, {first} first, no gradient of a parameter is computed: their "
+    "elements may stand in another order. A Dumper(tensors=True) of both sides tells; --accept "
+    "missing takes them as equal",
+    "recomputed": "{count} tensors are recomputed otherwise than they were computed first: {first}",
+    "strays": "the ranks do not have the same weights: {first} is not that of the first rank|, and "
+    "{rest} more",
+    "absent": "{count} tensors between modules are read in one layout alone: not compared",
+    "parts": "{count} gradients of inputs differ and are not compared: msprobe has what one module "
+    "adds to a gradient, fastcheck the whole of it",
+    "small": "{count} gradients are no larger beside the largest of their step than rounding, "
+    "{first} first: they are not counted as different, nor are the updates that follow from them",
+    "cancelled": "{count} gradients are sums whose terms cancel, {first} first: their error is "
+    "relative to what was summed",
+}
 
 
 def notes_of(tally: Tally, actual: Source, reference: Source) -> list[str]:
     """The notes of a report, which follow its answers."""
     notes = []
-    if tally.reordered:
-        notes.append(
-            f"{tally.reordered:,} calls came in another order among the calls of their module"
+    for kind, text in _NOTES.items():
+        found = getattr(tally, kind)
+        count, first = (
+            (found, "") if isinstance(found, int) else (len(found), next(iter(found), ""))
         )
-    if tally.moved:
-        notes.append(f"{tally.moved:,} inputs were read by another module first, equal to the bit")
-    if tally.merged:
-        notes.append(
-            f"{tally.merged:,} tensors that one side has in parts are compared by their counts, "
-            "sums and extremes, which do not tell the order of the elements; a "
-            "Dumper(tensors=True) of both sides does"
-        )
-    if tally.padded:
-        rest = f", and of {len(tally.padded) - 1:,} more" if len(tally.padded) > 1 else ""
-        notes.append(
-            f"the padding behind the vocabulary is left out: {next(iter(tally.padded))}{rest}"
-        )
-    if tally.grouped:
-        more = len(tally.grouped) - 1
-        notes.append(next(iter(tally.grouped)) + (f", as {more:,} others" if more else ""))
-    if tally.unsteady:
-        notes.append(
-            f"{len(tally.unsteady):,} tensors are not deterministic, as repeat= shows, and are "
-            f"left out: {next(iter(tally.unsteady))} first"
-        )
-    if tally.rescheduled:
-        notes.append(
-            f"{tally.rescheduled:,} tensors of operators differ or are on one side alone, and the "
-            "gradients of all parameters agree: another schedule of the same step"
-        )
-    if tally.in_parts:
-        notes.append(
-            f"{len(tally.in_parts):,} gradients of what modules take and return come another "
-            f"number of times on the two sides, {next(iter(tally.in_parts))} first: of each, the "
-            "sum over all times agrees, as do the loss and the gradients of all parameters"
-        )
-    if unproven := [name for name, is_told in tally.in_parts.items() if not is_told]:
-        notes.append(
-            f"from {len(unproven):,} of these, {unproven[0]} first, no "
-            "gradient of a parameter is computed: their elements may stand in another order. A "
-            "Dumper(tensors=True) of both sides tells; --accept missing takes them as equal"
-        )
-    if tally.strays:
-        more = len(tally.strays) - 1
-        notes.append(
-            f"the ranks do not have the same weights: {next(iter(tally.strays))} is not that of "
-            "the first rank" + (f", and {more:,} more" if more else "")
-        )
-    if tally.absent:
-        notes.append(
-            f"{tally.absent:,} tensors between modules are read in one layout alone: not compared"
-        )
+        text, _, more = text.partition("|")
+        if count:
+            text += more if count > 1 else ""
+            notes.append(text.format(count=f"{count:,}", first=first, rest=f"{count - 1:,}"))
     if tally.lookalikes:
         mine, other = next(iter(tally.lookalikes.items()))
         notes.append(
@@ -145,26 +132,10 @@ def notes_of(tally: Tally, actual: Source, reference: Source) -> list[str]:
         )
     if tally.parts_of:
         shown = "; ".join(tally.parts_of[:_PARTS])
-        more = len(tally.parts_of) - _PARTS
-        notes.append(f"parts of fused tensors: {shown}" + (f"; {more:,} more" if more > 0 else ""))
+        rest = len(tally.parts_of) - _PARTS
+        notes.append(f"parts of fused tensors: {shown}" + (f"; {rest:,} more" if rest > 0 else ""))
     for (mine, other), count in tally.dtypes.items():
         notes.append(f"{count:,} tensors are {mine} in actual and {other} in reference")
-    if tally.parts:
-        notes.append(
-            f"{tally.parts:,} gradients of inputs differ and are not compared: "
-            "msprobe has what one module adds to a gradient, fastcheck the whole of it"
-        )
-    if tally.small:
-        notes.append(
-            f"{len(tally.small):,} gradients are no larger beside the largest of their step than "
-            f"rounding, {next(iter(tally.small))} first: they are not counted as different, nor "
-            "are the updates that follow from them"
-        )
-    if tally.cancelled:
-        notes.append(
-            f"{len(tally.cancelled):,} gradients are sums whose terms cancel, "
-            f"{next(iter(tally.cancelled))} first: their error is relative to what was summed"
-        )
     if not tally.has_bits:
         notes.append(
             "not all tensors have checksums or values on both sides: of the others, the "

@@ -11,7 +11,7 @@ import torch
 
 from fastcheck.comparison.over_time import SAME_LOSS, LossPair, loss_of
 from fastcheck.log.step_table import loss_of_step, numbers_in
-from fastcheck.record.format import DTYPES, Depth
+from fastcheck.record.format import DTYPES, Depth, Flag
 from fastcheck.record.site import GIVEN_LOSS, GRAD_LOSS
 from fastcheck.statistics.elements import compare_elements
 from fastcheck.statistics.functions import crc32
@@ -33,7 +33,7 @@ from .origin import Origin, is_permuted, rounding_limit
 from .pairs import Pairs
 from .relation import find_parts, relation_of
 from .row import Row, make_row
-from .split import Split, wholes_of, with_losses_of_steps, with_strays, without_role
+from .split import Split, only, wholes_of, with_losses_of_steps, with_strays, without_role
 from .tally import COMPUTED, KEPT_STEPS, Found, Tally
 
 
@@ -183,6 +183,7 @@ class BlockComparison:
             own = self.split.ranks
             ours = self._whole(self._actual, ours, own[0], self._renaming, self.split)
             theirs = self._whole(self._reference, theirs, own[1], self._of_reference, self.split)
+        ours, theirs = self._without_recomputed(ours, theirs)
         losses = [self.loss_of(ours), self.loss_of(theirs)]
         ours, theirs = with_losses_of_steps((ours, theirs), losses, names)
         pairs = align(ours, theirs, names)
@@ -196,6 +197,29 @@ class BlockComparison:
         compared.take()
         self._note_missing(ours, theirs, pairs, compared)
         self._last_step[rank] = other
+
+    def _without_recomputed(self, *sides: Block) -> tuple[Block, Block]:
+        """The blocks without what activation checkpointing has computed again on one side alone; of
+        either side the tally gets what was computed otherwise then.
+        """
+        kept = []
+        for side, block in zip(("actual", "reference"), sides):
+            again = (block.records["flags"] & int(Flag.RECOMPUTE)) != 0
+            for number in np.unique(block.names[again]).tolist() if again.any() else ():
+                again[block.names == number] &= self.names[number].direction == "forward"
+            kept.append(np.flatnonzero(~again))
+            columns = (block.names, block.records["call"], block.records["checksum"])
+            made = list(zip(*(c.tolist() for c in columns))) if again.any() else []
+            first = {made[place] for place in kept[-1].tolist()} if made else set()
+            calls = {one[:2] for one in first}
+            for place in np.flatnonzero(again & (block.records["depth"] == Depth.FULL)).tolist():
+                if made[place] not in first and made[place][:2] in calls:
+                    name = f"{self.names[made[place][0]]} at step {block.step:,} of {side}"
+                    self.tally.recomputed.setdefault(name)
+        ours, theirs = sides
+        if (len(kept[0]) < len(ours)) != (len(kept[1]) < len(theirs)):
+            ours, theirs = (only(block, which) for block, which in zip(sides, kept))
+        return ours, theirs
 
     def _carried(self, source: Source, block: Block, other: Block, renaming: Renaming) -> Block:
         """The block with buffers as the step before has left them, where ``other`` has them once

@@ -109,7 +109,7 @@ def wholes_of(
         coarsest = int(COARSENESS[first.records["dtype"]].max())
         record = _number(sum(known) / len(known), coarsest, first.records[0])
         added.append((names.number(_LOSS), Phase.LOSS, record))
-    wholes = [_only(block, _whole_places(block, names)) for block in blocks]
+    wholes = [only(block, _whole_places(block, names)) for block in blocks]
     numbers = np.array([number for number, _, _ in added], first.names.dtype)
     phases = np.array([phase for _, phase, _ in added], first.phases.dtype)
     records = np.array([record for _, _, record in added], RECORD_DTYPE)
@@ -161,7 +161,7 @@ def with_losses_of_steps(
     blocks = []
     for block, loss, which in zip(sides, losses, is_loss):
         kept = np.flatnonzero(~which | (np.arange(len(block)) == np.argmax(which)))
-        made = _only(block, kept)
+        made = only(block, kept)
         place = int(np.flatnonzero(which[kept])[0])
         made.names[place] = names.number(_LOSS)
         code = int(COARSENESS[block.records["dtype"][which]].max())
@@ -173,10 +173,11 @@ def with_losses_of_steps(
 def without_role(block: Block, role: str, names: NameTable) -> Block:
     """The block without the tensors of a role."""
     numbers = [n for n in np.unique(block.names).tolist() if names[n].role == role]
-    return _only(block, np.flatnonzero(~np.isin(block.names, numbers))) if numbers else block
+    return only(block, np.flatnonzero(~np.isin(block.names, numbers))) if numbers else block
 
 
-def _only(block: Block, kept: np.ndarray) -> Block:
+def only(block: Block, kept: np.ndarray) -> Block:
+    """The block with what stands at these places alone."""
     extras = None if block.extras is None else [block.extras[i] for i in kept.tolist()]
     arrays = block.names[kept], block.phases[kept], block.records[kept]
     return Block(block.step, block.rank, *arrays, extras)

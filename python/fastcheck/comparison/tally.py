@@ -83,6 +83,8 @@ class Tally:
         #: Gradients of what modules take and return that one side has in parts, and whether
         #: something tells the order of their elements.
         self.in_parts: dict[str, bool] = {}
+        #: Tensors that activation checkpointing has not computed again as they were.
+        self.recomputed: dict[str, None] = {}
         #: Parameters of which the ranks of a side do not have the same.
         self.strays: dict[str, None] = {}
         #: Names that are not deterministic.
@@ -117,6 +119,11 @@ class Tally:
         """Whether the inputs of a run differ, but only in the order of their elements."""
         differing = self.states[phase][PairState.DIFFERENT]
         return bool(differing) and differing == self.given_reordered[phase]
+
+    @property
+    def untold(self) -> list[str]:
+        """Names of ``in_parts`` of which nothing tells the order of their elements."""
+        return [name for name, is_told in self.in_parts.items() if not is_told]
 
     @property
     def room(self) -> int:

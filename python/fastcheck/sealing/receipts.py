@@ -305,10 +305,8 @@ class _Checks:
             text = " + ".join(str(tuple(shape)) for shape in shapes)
             self.leave(name, sources, f"its parts have the shapes {text}")
             return
-        entry, counts = self.wanted[sources[0]], [1]
-        if self._has_groups:
-            counts = group_counts([shape[0] for shape in shapes])
-        for groups in (*counts, 1):
+        entry, sizes = self.wanted[sources[0]], [shape[0] for shape in shapes]
+        for groups in (*(group_counts(sizes) if self._has_groups else ()), 1):
             whole = _joined(tensors, groups, entry["shape"])
             if not self._problem(whole, entry, sources[0]):
                 break
@@ -382,7 +380,9 @@ class _Checks:
         dtype, parts, sealed = dtype_name(tensor.dtype), _parts(dense), entry["parts"]
         is_cast = dtype != entry["dtype"]
         cast = f"cast from {entry['dtype']} to {dtype}" if is_cast else ""
-        if parts == sealed.get(dtype) or (is_cast and _widened(dense, entry)):
+        if parts == sealed.get(dtype) or (
+            is_cast and _holds(dense, getattr(torch, entry["dtype"], None), entry)
+        ):
             if shape != entry["shape"]:
                 return f"the same elements in the shape {tuple(shape)}"
             return "" if self._accepts_casts else cast
@@ -399,9 +399,7 @@ class _Checks:
                 which = "" if tensor.dim() == 2 else f": dimensions {first} and {other}"
                 return f"{and_}transposed{which}"
         for format_ in _CASTS if not is_cast and tensor.is_floating_point() else ():
-            narrow = tensor.to(format_)
-            is_rounded = torch.equal(narrow.to(tensor.dtype), tensor)
-            if is_rounded and _parts(narrow) == sealed.get(dtype_name(format_)):
+            if _holds(tensor, format_, entry):
                 return f"rounded to {dtype_name(format_)}"
         if shape != entry["shape"]:
             text = f"its shape is {tuple(shape)}, expected {tuple(entry['shape'])}"
@@ -411,14 +409,13 @@ class _Checks:
         return and_ + (_half(tensor, parts, entry) or constant or "other values")
 
 
-def _widened(tensor: torch.Tensor, entry: Mapping[str, Any]) -> bool:
-    """Whether it holds the numbers of a narrower dtype."""
-    dtype = getattr(torch, entry["dtype"], None)
+def _holds(tensor: torch.Tensor, dtype: object, entry: Mapping[str, Any]) -> bool:
+    """Whether it holds the numbers of an entry in a narrower dtype."""
     if not isinstance(dtype, torch.dtype) or not tensor.is_floating_point():
         return False
     narrow = tensor.to(dtype)
     is_exact = torch.equal(narrow.to(tensor.dtype), tensor)
-    return is_exact and _parts(narrow) == entry["parts"].get(entry["dtype"])
+    return is_exact and _parts(narrow) == entry["parts"].get(dtype_name(dtype))
 
 
 def _half(tensor: torch.Tensor, parts: Sequence[str], entry: Mapping[str, Any]) -> str:
