@@ -173,3 +173,31 @@ def saves(rank: int, stage: int, place: str) -> Any:
         lines = str(error).splitlines()
         found.update(refused=lines[0], got=lines[2].split()[-1])
     return {**found, "written": Path("saved/bad").exists()}
+
+
+def seals(rank: int, stage: int, folder: str) -> Any:
+    """What verify(resume=) says of a clean resume, and of three that leave something out."""
+    found: dict[str, Any] = {}
+    for fault in ("sealed", "", "moments", "rate", "weight"):
+        engine = _engine(stage, "fp32", nn.Sequential)
+        torch.manual_seed(1)
+        parts = {"optimizer": engine.optimizer}
+        if fault != "sealed":
+            engine.load_checkpoint(folder, load_optimizer_states=fault != "moments")
+            torch.set_rng_state(torch.load(f"{folder}/random.pt"))
+            if fault == "rate":
+                engine.optimizer.param_groups[0]["lr"] *= 2
+            if fault == "weight":
+                local(engine.module[0].bias).detach().add_(1)
+            resumed: Any = fastcheck.verify(f"{folder}/seal", resume=engine.module, **parts)
+            losses = [_step(engine) for _ in range(3)]
+            steps = resumed.first_steps
+            found[fault] = list(resumed.differing), steps is not None and steps.agrees, len(losses)
+            continue
+        for step in range(6):
+            _step(engine)
+            if step == 2:
+                engine.save_checkpoint(folder)
+                torch.save(torch.get_rng_state(), f"{folder}/random.pt")
+                fastcheck.seal(f"{folder}/seal", engine.module, resume=True, **parts)
+    return found
