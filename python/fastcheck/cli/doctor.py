@@ -338,12 +338,8 @@ def _document(report: DoctorReport) -> dict[str, Any]:
         ]
 
     return {
-        "versions": report.versions,
+        **vars(report),
         "backends": listed(report.backends),
         "cpu_kernels": listed(report.cpu_kernels),
-        "cpu_kernel": report.cpu_kernel,
-        "cpu_kernel_reason": report.cpu_kernel_reason,
-        "device": report.device,
         "checks": [asdict(outcome) for outcome in report.checks],
-        "problems": report.problems,
     }

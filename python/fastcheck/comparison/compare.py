@@ -669,16 +669,10 @@ def _check_common(runner: BlockComparison, sides: tuple[Source, Source]) -> None
     )
     if pairs:
         return
-    ours = [
-        entry.name
-        for entry in runner.tally.missing.values()
-        if entry.state is PairState.ONLY_ACTUAL
-    ]
-    theirs = [
-        entry.name
-        for entry in runner.tally.missing.values()
-        if entry.state is PairState.ONLY_REFERENCE
-    ]
+    ours, theirs = (
+        [entry.name for entry in runner.tally.missing.values() if entry.state is state]
+        for state in (PairState.ONLY_ACTUAL, PairState.ONLY_REFERENCE)
+    )
     names = (
         f"{', '.join(ours[:3])}, ... in actual and {', '.join(theirs[:3])}, ... in reference"
         if ours or theirs

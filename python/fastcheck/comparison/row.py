@@ -44,17 +44,8 @@ class Row:
 
     def to_dict(self) -> dict[str, Any]:
         """The row by column (COLUMNS); None where a column doesn't apply."""
-        made: dict[str, Any] = {
-            "step": self.step,
-            "rank": self.rank,
-            "question": self.phase.name.lower(),
-            "name": self.name,
-            "call": self.call,
-            "state": self.state.name.lower(),
-            "error": self.error,
-            "reason": self.reason,
-            "relation": self.relation,
-        }
+        made: dict[str, Any] = {name: getattr(self, name, None) for name in _FIRST}
+        made.update(question=self.phase.name.lower(), state=self.state.name.lower())
         for column in _MEASURES:
             made[column] = None if self.elements is None else getattr(self.elements, column)
         for side, values in (("actual", self.actual), ("reference", self.reference)):

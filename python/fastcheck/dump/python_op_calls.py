@@ -157,9 +157,8 @@ class PythonOpCalls(OpCalls):
         info = op_info(func)
         with self.session.lock:
             named = self._namer.name(info.name)
-            call = OpCall(func, info, named.name)
-            call.node, call.forward = named.node, named.forward
-            call.flags = int(Flag.RECOMPUTE) if named.is_recompute else 0
+            flags = int(Flag.RECOMPUTE) if named.is_recompute else 0
+            call = OpCall(func, info, named.name, named.node, named.forward, flags)
             was_within = None if call.forward is None else call.forward.was_within
             is_wanted = self._selection.wants(call.name, was_within)
             if call.name.direction == "forward":

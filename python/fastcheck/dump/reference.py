@@ -39,32 +39,19 @@ _MOST = 8.0
 _POINTWISE = getattr(torch.Tag, "pointwise", None)
 
 
+@dataclasses.dataclass(eq=False)
 class OpCall:
-    """A call that is under way."""
+    """A call that is under way. ``skipped``: why the reference can't take it."""
 
-    __slots__ = (
-        "flags",
-        "forward",
-        "func",
-        "info",
-        "inputs",
-        "is_wanted",
-        "name",
-        "node",
-        "skipped",
-    )
-
-    def __init__(self, func: Any, info: OpInfo, name: CallName) -> None:
-        self.func = func
-        self.info = info
-        self.name = name
-        self.node: Optional[ModuleNode] = None
-        self.forward: Optional[Forward] = None
-        self.flags = 0
-        self.is_wanted = True
-        self.inputs: list[dict[str, Any]] = []
-        # Why the reference can't take it.
-        self.skipped = ""
+    func: Any
+    info: OpInfo
+    name: CallName
+    node: Optional[ModuleNode]
+    forward: Optional[Forward]
+    flags: int
+    is_wanted: bool = True
+    inputs: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    skipped: str = ""
 
 
 def movement(info: OpInfo, func: Any, args: Any, kwargs: Any) -> Sequence[float]:
@@ -140,10 +127,8 @@ class Reference:
     """
 
     def __init__(self, session: DumpSession, dtype: str) -> None:
-
         self._session = session
         self._dtype = dtype
-        self._compare: Callable[[torch.Tensor, torch.Tensor], Any] = compare_elements
         self._thresholds = make_thresholds()
 
     def take(
@@ -192,7 +177,7 @@ class Reference:
             self._session.leave_out(call.info.name, f"nothing is known of {dtype}")
             return
         # Rounded to the dtype of the op, which also overflows where the exact result does.
-        difference = self._compare(actual, expected.to(actual.dtype))
+        difference = compare_elements(actual, expected.to(actual.dtype))
         allowed = EXACT if call.info.moves_values else self._thresholds[_CODES[dtype]]
         error = math.inf if difference.nonfinite else difference.distance
         is_different = (

@@ -20,17 +20,9 @@ from fastcheck.errors import ConfigError, LogError
 from fastcheck.log.reader import log_parts, read_event_lines, read_sites_and_meta
 from fastcheck.record.site import Site
 
+from . import schema
 from .manifest import Manifest, plain_name
 from .positions import NewRecords, Position, last_step, next_step, take_until
-from .schema import (
-    RECORD_FORMAT,
-    record_rows,
-    record_table,
-    site_id,
-    small_table,
-    sorted_rows,
-    table_bytes,
-)
 from .store import Folder
 
 COORDINATES = ("dp", "tp", "pp", "ep", "cp")
@@ -45,17 +37,17 @@ def small_tables(
     for rank in ranks:
         known, meta = read_sites_and_meta(directory, rank)
         for position, site in sorted(known.items()):
-            sites.setdefault(site_id(site), site_row(position, site))
+            sites.setdefault(schema.site_id(site), site_row(position, site))
         made["ranks"].append(rank_row(rank, node, meta))
         text = json.dumps(meta)
-        made["meta"].append({"rank": rank, "format": RECORD_FORMAT, "text": text})
+        made["meta"].append({"rank": rank, "format": schema.RECORD_FORMAT, "text": text})
         made["events"] += _events(directory, rank, known)
     return {"sites": list(sites.values()), **made}
 
 
 def site_row(position: int, site: Site) -> dict[str, Any]:
     """A row of the table of sites. ``position``: the order in which the site was first seen."""
-    return {"site": site_id(site), "position": position, "name": str(site), **site.to_dict()}
+    return {"site": schema.site_id(site), "position": position, "name": str(site), **site.to_dict()}
 
 
 def rank_row(rank: int, node: str, meta: dict[str, Any]) -> dict[str, Any]:
@@ -89,7 +81,7 @@ def _events(directory: str, rank: int, sites: dict[int, Site]) -> list[dict[str,
         latest[step, seq, number] = {
             "rank": rank,
             "step": step,
-            "site": number if site is None else site_id(site),
+            "site": number if site is None else schema.site_id(site),
             "seq": seq,
             "verdict": _text(line.get("verdict_name")),
             "counted": bool(line.get("counted")),
@@ -239,7 +231,7 @@ class Collector:
             return
         self._check_identity(ranks)
         for kind, rows in small_tables(self.log, ranks, self.node).items():
-            data = table_bytes(small_table(kind, rows))
+            data = schema.table_bytes(schema.small_table(kind, rows))
             self._folder.write(f"run={self.run}/{kind}/node={self.node}.parquet", data)
         self._sources = sources
 
@@ -276,17 +268,17 @@ class Collector:
         for rank, new in batch.items():
             sites, _ = read_sites_and_meta(self.log, rank)
             if len(new.records):
-                pieces.append(record_rows(rank, new.records, sites, self._all_checksums))
+                pieces.append(schema.record_rows(rank, new.records, sites, self._all_checksums))
         known = self._manifest
         batch_number = known.batch + 1
         written = []
         if pieces:
-            rows = sorted_rows(pieces)
+            rows = schema.sorted_rows(pieces)
             spans = rows["step"] // known.steps_per_file
             for span in np.unique(spans).tolist():
                 part = {name: column[spans == span] for name, column in rows.items()}
                 name = self._file_name(span, batch_number)
-                data = table_bytes(record_table(part))
+                data = schema.table_bytes(schema.record_table(part))
                 self._folder.write(f"run={self.run}/{name}", data)
                 written.append((name, len(data), len(part["step"])))
         manifest = replace(

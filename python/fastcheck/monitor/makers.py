@@ -19,15 +19,7 @@ from fastcheck.utils.torch.transforms import innermost_transform
 from fastcheck.verdict.findings import Finding
 from fastcheck.verdict.step import Step
 
-from .call_again import (
-    Search,
-    argument_of,
-    bad_argument,
-    bad_element,
-    run_again,
-    run_pass_again,
-    running_call,
-)
+from . import call_again
 from .hooks.optimizers import watchers
 from .loss_graph import search_derivatives, search_graph
 from .reruns import Install
@@ -53,7 +45,7 @@ class Makers:
         is_now = step is session.step
         if session.config.level == "op":  # what made it is known
             site = session.sites[culprit.site]
-            return bad_argument(site) if culprit.is_data and not site.op else None
+            return call_again.bad_argument(site) if culprit.is_data and not site.op else None
         if culprit.uses.given is not None:
             given = culprit.uses.given()
             name = session.sites[culprit.site].key
@@ -63,10 +55,10 @@ class Makers:
         if culprit.role == "input" and culprit.verdict is Verdict.ARRIVED:
             label, held = session.sites[culprit.site].label, session.passes.held
             is_held = any(run.call is culprit.call for run in held)
-            given = argument_of(culprit.call, label, held) if is_now or is_held else None
+            given = call_again.argument_of(culprit.call, label, held) if is_now or is_held else None
             has_graph = given is not None and given.grad_fn is not None
             made = search_graph(given, label) if given is not None and has_graph else None
-            return made or bad_element(label, given)
+            return made or call_again.bad_element(label, given)
         again = self._again(culprit, step, session) if culprit.only_neginf else None
         if again is not None and again.operator:
             return again  # in the graph of the loss a -Inf may be a mask
@@ -86,18 +78,18 @@ class Makers:
         # A gradient between two modules is that of an output, and blamed on what read this.
         site = session.sites[culprit.blamed.site]
         kind = "backward" if is_gradient else "buffer"
-        made = self._pass_again(culprit, site, Search(step, site.module, kind), session)
+        made = self._pass_again(culprit, site, call_again.Search(step, site.module, kind), session)
         return made if made is not None and (made.operator or known is None) else known
 
     def _pass_again(
-        self, culprit: Finding, site: Site, search: Search, session: Session
+        self, culprit: Finding, site: Site, search: call_again.Search, session: Session
     ) -> Optional[MadeBy]:
         """Runs finished calls again to find the operator. Returns the reason if none is found."""
         said: Optional[MadeBy] = None
         if group_size(None) > 1 or not _may_run_again(session):
             return None
         for held in _passes_of(culprit, site, session):
-            made = run_pass_again(held, search, session, self._install)
+            made = call_again.run_pass_again(held, search, session, self._install)
             if made is not None and made.operator:
                 return made
             said = said or made
@@ -110,12 +102,12 @@ class Makers:
         if culprit.verdict is not Verdict.ORIGIN or not _may_run_again(session):
             return None
         is_forward = torch._C._current_graph_task_id() == -1 and step is session.step
-        running = running_call(call) if is_forward else None
+        running = call_again.running_call(call) if is_forward else None
         if running is None:
             if call is None:
                 return None
             site = session.sites[culprit.site]
-            search = Search(step, call.node.path, "forward", culprit.only_neginf)
+            search = call_again.Search(step, call.node.path, "forward", culprit.only_neginf)
             return self._pass_again(culprit, site, search, session)
         if group_size(None) > 1:
             return MadeBy(
@@ -123,7 +115,7 @@ class Makers:
                 f"{running.call.node.name} was not run again: several ranks train together, and "
                 "one alone may leave the others waiting.",
             )
-        return run_again(running, session, self._install, culprit.only_neginf)
+        return call_again.run_again(running, session, self._install, culprit.only_neginf)
 
 
 def _may_run_again(session: Session) -> bool:

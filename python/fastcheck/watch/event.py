@@ -88,6 +88,21 @@ class Mover:
         return f"{place} ({self.signal}, step {self.step:,})"
 
 
+# Those that are written as they are, in order.
+_FIELDS = (
+    "step",
+    "rank",
+    "kind",
+    "site",
+    "value",
+    "reference",
+    "score",
+    "is_warning",
+    "cause",
+    "interval",
+)
+
+
 @dataclass(frozen=True)
 class WatchEvent:
     """An event of the watch. ``site``: the tensor; None: a number of the whole step. ``value``:
@@ -140,29 +155,20 @@ class WatchEvent:
 
     def to_dict(self) -> dict[str, Any]:
         """The fields, ready for JSON."""
-        return {
-            "step": self.step,
-            "rank": self.rank,
-            "kind": self.kind,
-            "site": None if self.site is None else self.site.to_dict(),
-            "value": self.value,
-            "reference": self.reference,
-            "score": self.score,
-            "is_warning": self.is_warning,
-            "cause": self.cause,
-            "interval": self.interval,
-            **({} if self.batch is None else {"batch": self.batch}),
-            "movers": [
-                {
-                    "step": mover.step,
-                    "site": None if mover.site is None else str(mover.site),
-                    "signal": mover.signal,
-                    "score": mover.score,
-                }
-                for mover in self.movers
-            ],
-            "text": self.text,
-        }
+        fields = {name: getattr(self, name) for name in _FIELDS}
+        fields["site"] = None if self.site is None else self.site.to_dict()
+        if self.batch is not None:
+            fields["batch"] = self.batch
+        fields["movers"] = [
+            {
+                "step": mover.step,
+                "site": None if mover.site is None else str(mover.site),
+                "signal": mover.signal,
+                "score": mover.score,
+            }
+            for mover in self.movers
+        ]
+        return {**fields, "text": self.text}
 
 
 def _watch_event_html(event: WatchEvent) -> str:

@@ -13,15 +13,7 @@ from fastcheck.record.statistics import RecordStatistics, statistics_of
 from fastcheck.report.trend import Trend
 from fastcheck.utils.text.numbers import format_number
 
-from .activations import (
-    arrived,
-    diverged,
-    fills_its_format,
-    growth,
-    nan_from_finite,
-    negative_infinity,
-    out_of_range,
-)
+from . import activations
 from .case import Advice, Case, Operation
 from .operators import by_operator
 
@@ -44,7 +36,7 @@ def stored(case: Case) -> Iterator[Advice]:
                 "x.var(0, correction=0)  # or: if len(x) > 1",
             )
         elif case.trend.has_grown:
-            yield from growth(case)
+            yield from activations.growth(case)
         if not case.trend.healthy:
             yield Advice(
                 f"Buffer {name} was non-finite before the first step that fastcheck observed: look "
@@ -182,7 +174,7 @@ def loss(case: Case) -> Iterator[Advice]:
         )
         return
     # What the records show comes before what is common.
-    yield from growth(case) if case.trend.has_grown else ()
+    yield from activations.growth(case) if case.trend.has_grown else ()
     if case.has_nan:
         yield Advice(
             "The loss's own code made it, or what that read beside the model (targets, weights): "
@@ -246,7 +238,7 @@ def gradient(case: Case) -> Iterator[Advice]:
             )
         )
     if case.has_nan and case.trend.has_exploded:
-        yield from growth(case)
+        yield from activations.growth(case)
     elif case.has_nan:
         yield Advice(
             "The backward of sqrt, log, division and x**p with p < 1 is Inf at 0, and Inf * 0 is "
@@ -261,7 +253,7 @@ def gradient(case: Case) -> Iterator[Advice]:
             )
     if not case.is_narrow and case.reading.inf_count:
         if case.trend.has_grown:
-            yield from growth(case)  # the same once more is dropped
+            yield from activations.growth(case)  # the same once more is dropped
         else:
             yield Advice(
                 f"{case.reading.dtype} holds up to {case.limit}: look for 1/x, rsqrt or log near "
@@ -327,7 +319,7 @@ def advise(report: StopReport) -> list[Advice]:
     has_changed = case.trend.has_exploded or (
         case.is_narrow and (case.trend.has_grown or case.trend.has_jumped)
     )
-    developed = list(growth(case)) if known and has_changed else []
+    developed = list(activations.growth(case)) if known and has_changed else []
     for item in (
         *(developed if case.trend.has_exploded else ()),
         *known,
@@ -430,15 +422,15 @@ def _rules(case: Case) -> Callable[[Case], Iterator[Advice]]:
     if role in ("param_grad", "grad_input", "grad_output"):
         return gradient
     if case.verdict is Verdict.ARRIVED or role == "input":
-        return arrived
-    full = fills_its_format(case)
+        return activations.arrived
+    full = activations.fills_its_format(case)
     if case.only_neginf and not full:
-        return negative_infinity
+        return activations.negative_infinity
     if case.is_narrow and (full or case.overflows_to_nan or case.reading.inf_count):
-        return out_of_range
+        return activations.out_of_range
     if case.has_nan and not full:
-        return nan_from_finite
-    return diverged
+        return activations.nan_from_finite
+    return activations.diverged
 
 
 def _propagated(case: Case) -> Iterator[Advice]:
