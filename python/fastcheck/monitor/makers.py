@@ -137,7 +137,7 @@ def _passes_of(finding: Finding, site: Site, session: Session) -> Iterator[Pass]
     if call is None:  # of what is stored
         for run in held:
             node = run.call.node.path
-            if not node or site.module == node or site.module.startswith(f"{node}."):
+            if not node or f"{site.module}.".startswith(f"{node}."):
                 yield run
         return
     outermost = outermost_of(call)

@@ -58,8 +58,8 @@ class Trend:
         """Whether it grew more than a healthy run does, in the steps in memory, and beyond 1: what
         began near 0 has room.
         """
-        has_room = self.last_abs_max is None or self.last_abs_max <= 1
-        return self.growth is not None and self.growth >= EXPLODED and not has_room
+        has_left = (self.last_abs_max or 0) > 1
+        return has_left and self.growth is not None and self.growth >= EXPLODED
 
     @property
     def near_limit(self) -> bool:
@@ -91,8 +91,8 @@ class Trend:
         if used is not None and form is not None and used >= 0.01:
             share = f", {format_share(used, 1)} of what {healthy[-1].dtype} holds"
         start, end = healthy[0].step, healthy[-1].step
-        steps = f"in {end - start:,} step{'s' if end - start > 1 else ''}"
-        during = steps if end > start else f"in {len(healthy):,} readings"
+        during = f"in {end - start:,} step{'s' if end > start + 1 else ''}"
+        during = during if end > start else f"in {len(healthy):,} readings"
         span = f"from {format_number(first)} (step {start:,}) to {format_number(last)} "
         span += f"(step {end:,}){share}"
         if growth is None:

@@ -312,16 +312,12 @@ class ModuleRules:
         was finite: in training those of modules are not read again, which may write them.
         """
         for finding in self.findings.all:
-            is_doubtful = finding.role == "buffer" and finding.is_tentative
-            if (
-                is_doubtful
-                and not finding.only_neginf
-                and finding.site not in self.findings.memory.masks
-            ):
-                path = self.findings.sites[finding.site].module
-                if not node.path or path == node.path or path.startswith(f"{node.path}."):
-                    self.findings.release(finding, harm(self.findings, finding, harmed))
-                    return finding
+            path = f"{self.findings.sites[finding.site].module}."
+            is_bad = finding.role == "buffer" and finding.is_tentative and not finding.only_neginf
+            is_new = is_bad and finding.site not in self.findings.memory.masks
+            if is_new and (not node.path or path.startswith(f"{node.path}.")):
+                self.findings.release(finding, harm(self.findings, finding, harmed))
+                return finding
         return None
 
     def _stored(self, finding: Finding, entry: entries.Stored) -> None:

@@ -82,8 +82,7 @@ def stored(case: Case) -> Iterator[Advice]:
     if case.reason.endswith(NOT_UPDATED):
         yield Advice(
             f"The program wrote {name}, as it does an average of weights or a target network: look "
-            "at that code. A correction by 1 - decay ** step divides by 0 at step 0, and what "
-            "another weight holds is copied. Go back to the last checkpoint."
+            "there (1 - decay ** step is 0 at step 0), and go back to the last checkpoint."
         )
         return
     grew = case.trend.has_grown

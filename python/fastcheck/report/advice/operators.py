@@ -287,16 +287,13 @@ def _square(case: Case, made: Operation) -> Iterator[Advice]:
         form = reading.float_format
         if form is None or not _has_large_square(reading) or (form.is_narrow and not is_norm):
             continue
+        end = ". Look for what made it so large: weights that grew, or a division by almost 0."
+        if is_norm:
+            end = ": the norm is Inf. Divide the loss, or look for the term that is so large: "
+            end += "clipping by an infinite norm sets every gradient to 0, or to NaN."
+        peak, limit = format_number(reading.abs_max), format_number(form.max)
         yield Advice(
-            f"{label} reaches {format_number(reading.abs_max)}, whose square is beyond "
-            f"{reading.dtype}'s {format_number(form.max)}"
-            + (
-                ": the norm is Inf. Divide the loss, or look for the term that is so large: "
-                "clipping by an infinite norm sets every gradient to 0, or to NaN."
-                if is_norm
-                else ". Look for what made it so large: weights that grew, or a division by a "
-                "number near 0."
-            )
+            f"{label} reaches {peak}, whose square is beyond {reading.dtype}'s {limit}{end}"
         )
         return
 
