@@ -409,3 +409,15 @@ def test_receipts_of_stages_and_of_heads(weights: Weights) -> None:
 def test_names_of_a_map_on_both_sides(weights: Weights, made: Any) -> None:
     assert fastcheck.verify(weights, made, map="vllm").equal == 14
     assert fastcheck.verify(fused(weights), fastcheck.receipt(fused(weights)), map="vllm")
+
+
+def test_a_parameter_under_zero_3_is_what_the_rank_keeps_of_it() -> None:
+    model: Any = nn.Linear(4, 3, bias=False)
+    model.weight.data = torch.empty(0)
+    model.weight.ds_tensor, model.weight.ds_numel = torch.arange(6.0), 12
+    made = fastcheck.receipt(model)
+    assert made.tensors["weight"]["shape"] == [6] and fastcheck.verify(model, made)
+    model.weight.ds_tensor = torch.arange(6.0) + 1
+    assert fastcheck.verify(model, made).differing == {"weight": "other values"}
+    found = fastcheck.verify({"weight": torch.ones(3, 4)}, made)
+    assert found.differing == {"weight": "its shape is (3, 4), expected (6,)"}

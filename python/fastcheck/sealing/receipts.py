@@ -24,7 +24,7 @@ from fastcheck.statistics.stats import Stats, StatsList
 from fastcheck.utils.reading import read_json
 from fastcheck.utils.torch.rank import group_size, own_rank
 from fastcheck.utils.torch.readable import unreadable_reason
-from fastcheck.utils.torch.sharding import part_of
+from fastcheck.utils.torch.sharding import kept_parts, part_of
 
 Given = Union["Receipt", Mapping[str, Any], str, os.PathLike[str]]
 Map = Union[str, Mapping[str, Union[str, Sequence[str]]], None]
@@ -118,7 +118,7 @@ def receipt(
     Reads every tensor once, on its device (float32 and float64 three times, for what they are in
     bfloat16 and float16), and waits once. 130 to 260 bytes of JSON a tensor.
     """
-    readable, unread = split_readable(_own_parts(state_of(model)))
+    readable, unread = split_readable(_own_parts(model))
     for option, number, expected in (
         ("vocabulary", vocabulary, "the number of words, of which embeddings have a row each"),
         ("ranks", ranks, "the number of ranks that hold a shard each"),
@@ -178,7 +178,7 @@ def arrival(
         source = CheckpointSource(os.fspath(other), trust)
         state = {name: load() for name, load in source.tensors.items()}
     else:
-        state = _own_parts(state_of(other))
+        state = _own_parts(other)
     readable, unread = split_readable(state)
     if isinstance(map, str):
         choice("map", map, BUILT_IN, "a mapping")
@@ -459,10 +459,14 @@ def state_of(
     return state
 
 
-def _own_parts(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensors, and of a DTensor what this rank has of it, unless that is a part of a sum."""
+def _own_parts(model: object) -> dict[str, torch.Tensor]:
+    """The tensors; of a DTensor, unless that is a part of a sum, and of a parameter under ZeRO 3
+    what this rank has of it.
+    """
+    state = state_of(model)
     parts = {name: part_of(tensor) for name, tensor in state.items()}
-    return {name: part.data if part else state[name] for name, part in parts.items()}
+    own = {name: part.data if part else state[name] for name, part in parts.items()}
+    return {**own, **kept_parts(model)} if isinstance(model, torch.nn.Module) else own
 
 
 def place_of(tensor: torch.Tensor) -> tuple[object, ...]:

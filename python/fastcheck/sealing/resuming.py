@@ -24,7 +24,7 @@ from fastcheck.errors import CompareError, ConfigError, FastcheckError, first_li
 from fastcheck.log.reader import find_logs, log_parts
 from fastcheck.monitor.next_steps import NextSteps
 from fastcheck.sealing.receipts import read_all
-from fastcheck.utils.torch.sharding import is_part, local
+from fastcheck.utils.torch.sharding import is_part, kept_parts, local
 from fastcheck.utils.torch.training_state import Generators
 
 # A leaf is a list of three texts: what kind of value it is, what tells it from others of its kind,
@@ -102,6 +102,7 @@ def training_tree(model: object, parts: Mapping[str, Any]) -> Tree:
         tree[name] = _tree(_state_of(name, part, names), name, tensors)
     state = model.state_dict()
     shards = {key: w for key, w in state.items() if isinstance(w, torch.Tensor) and is_part(w)}
+    shards.update(kept_parts(model))
     if shards:
         tree["shards"] = _tree(shards, "shards", tensors)
     read, _ = read_all({path: tensor for path, (_, tensor) in tensors.items()})

@@ -36,6 +36,14 @@ def kept_part(tensor: Any) -> Optional[torch.Tensor]:
     return without_padding(tensor, kept)
 
 
+def kept_parts(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The parts that this rank keeps of the model's parameters, by name: of those that are not
+    gathered, of which a state_dict has no elements. No communication.
+    """
+    parts = {name: kept_part(parameter) for name, parameter in model.named_parameters()}
+    return {name: part for name, part in parts.items() if part is not None}
+
+
 def without_padding(parameter: Any, flat: torch.Tensor) -> torch.Tensor:
     """The part ``flat`` that this rank has of a parameter, or of its gradient, without what
     DeepSpeed adds behind the last element to make all parts equally long, which is never written.
