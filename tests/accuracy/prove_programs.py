@@ -731,10 +731,11 @@ def _averaged_in_buffer(self: Any, x: torch.Tensor, mask: torch.Tensor) -> torch
 
 
 def _iterated(self: Any, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Power iteration, for the norm of the layer's weight."""
+    """Power iteration in training, for the norm of the layer's weight."""
     weight = self.inside.weight.detach()
-    with torch.no_grad():
-        self.u.copy_(F.normalize(weight @ F.normalize(weight.t() @ self.u, dim=0), dim=0))
+    if self.training:
+        with torch.no_grad():
+            self.u.copy_(F.normalize(weight @ F.normalize(weight.t() @ self.u, dim=0), dim=0))
     return x / (weight.t() @ self.u.clone()).norm()
 
 

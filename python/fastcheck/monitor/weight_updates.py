@@ -203,8 +203,10 @@ class UpdateWatcher:
     def pass_ended(self) -> None:
         """The forward has left them."""
         now = map(_version, self._buffer_nodes, self._buffer_names)
-        changed = {s for s, a, b in zip(self._buffers, self._versions, now) if a != b}
-        self._written = changed | (self._written or set())
+        written = self._written = self._written or set()
+        for site, (was, before), (held, after) in zip(self._buffers, self._versions, now):
+            if was == held and before != after:
+                written.add(site)
 
     def _know_buffers(self, buffers_read: list[int]) -> None:
         self._buffers_read, self._buffers, self._buffer_nodes = buffers_read, [], []
@@ -224,7 +226,9 @@ class UpdateWatcher:
 
 
 def _version(node: ModuleNode, name: str) -> tuple[int, int]:
-    """Numbers that change where a buffer is written to or replaced."""
+    """Numbers of a buffer, of which the first changes where it is replaced, and the second where it
+    is written to.
+    """
     module = node.module()
     buffer = None if module is None else module._buffers.get(name)
     if buffer is None or buffer.is_inference():

@@ -72,6 +72,16 @@ def test_a_buffer_that_the_program_sets(is_replaced: bool) -> None:
     assert said(model, before_update=change) == []
 
 
+def test_a_buffer_that_the_model_replaces() -> None:
+    class Resampled(Masked):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.count == 14:
+                self.mask = torch.full((4,), 2.0)
+            return super().forward(x)  # type: ignore[no-any-return]
+
+    assert said(Resampled(first=1000)) == []
+
+
 def test_buffers_that_move_from_the_start() -> None:
     assert said(Masked(first=0)) == []
 
