@@ -15,6 +15,7 @@ import weakref
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import starmap
 from typing import Callable, NamedTuple, Optional
 
 import numpy as np
@@ -112,8 +113,7 @@ class UpdateWatcher:
         self._last = (0, -1, 0)
         self._buffers_read: list[int] = []
         self._buffers: list[int] = []
-        self._buffer_nodes: list[ModuleNode] = []
-        self._buffer_names: list[str] = []
+        self._places: list[tuple[ModuleNode, str]] = []
         # What is in the places of the buffers where a pass begins, and the sites of those that
         # passes have changed since the last update; None: no pass has ended.
         self._versions: list[tuple[int, int]] = []
@@ -190,7 +190,7 @@ class UpdateWatcher:
         if buffers_read != self._buffers_read:
             self._know_buffers(buffers_read)
         look.buffers = self._buffers
-        for node in self._buffer_nodes:
+        for node, _ in self._places:
             module = node.module()
             look.is_training.append(module is not None and module.training)
             look.calls.append(node.total_calls if node.is_callable else look.first)
@@ -198,19 +198,19 @@ class UpdateWatcher:
 
     def pass_began(self) -> None:
         """A forward enters the observed modules from outside."""
-        self._versions = list(map(_version, self._buffer_nodes, self._buffer_names))
+        self._versions = list(starmap(_version, self._places))
 
     def pass_ended(self) -> None:
         """The forward has left them."""
-        now = map(_version, self._buffer_nodes, self._buffer_names)
+        now = starmap(_version, self._places)
         written = self._written = self._written or set()
         for site, (was, before), (held, after) in zip(self._buffers, self._versions, now):
             if was == held and before != after:
                 written.add(site)
 
     def _know_buffers(self, buffers_read: list[int]) -> None:
-        self._buffers_read, self._buffers, self._buffer_nodes = buffers_read, [], []
-        self._buffer_names, self._versions = [], []
+        self._buffers_read, self._buffers = buffers_read, []
+        self._places, self._versions = [], []
         read = set(buffers_read)
         for node in self._nodes:
             module = node.module()
@@ -221,8 +221,7 @@ class UpdateWatcher:
                 site = node.site("buffer", name, 0)
                 if site in read:
                     self._buffers.append(site)
-                    self._buffer_nodes.append(node)
-                    self._buffer_names.append(name)
+                    self._places.append((node, name))
 
 
 def _version(node: ModuleNode, name: str) -> tuple[int, int]:

@@ -158,12 +158,9 @@ class MicroBatches(_Rows):
     _weights = (0.0, 0.0)
 
     def run(self, case: TestedStep, base: Computed, sites: bool = False) -> Computed:
-        n = case.given.rows
-        split = (n + 1) // 2
-        parts = [
-            case.compute(case.take_rows(rows), sites=sites)
-            for rows in (range(split), range(split, n))
-        ]
+        rows = range(case.given.rows)
+        halves = rows[: (len(rows) + 1) // 2], rows[(len(rows) + 1) // 2 :]
+        parts = [case.compute(case.take_rows(half), sites=sites) for half in halves]
         self._weights = _fitted(base, parts)
         return joined(parts, self._weights)
 

@@ -277,25 +277,17 @@ class Unshared(Relation):
 
     def run(self, case: TestedStep, base: Computed, sites: bool = False) -> Computed:
         case.put_back()  # the copies are of the weights as they are computed with
-        undo, copies = [], []
-        for original, name in self._places(case):
-            path, _, last = name.rpartition(".")
-            holder = case.model.get_submodule(path)
-            shared = holder._parameters[last]
-            assert shared is not None
-            copy = torch.nn.Parameter(shared.detach().clone(), shared.requires_grad)
-            holder._parameters[last] = copy
-            undo.append((holder, last, shared))
-            copies.append((original, name, copy))
-        case.parameters.update({name: copy for _, name, copy in copies})
-        try:
+        places = self._places(case)
+        with contextlib.ExitStack() as stack:
+            for _, name in places:
+                path, _, last = name.rpartition(".")
+                held: dict[str, Any] = case.model.get_submodule(path)._parameters
+                shared = held[last]
+                copy = torch.nn.Parameter(shared.detach().clone(), shared.requires_grad)
+                for changed, key in ((held, last), (case.parameters, name)):
+                    stack.enter_context(mock.patch.dict(changed, {key: copy}))
             computed = case.compute(put_back=False, sites=sites)
-        finally:
-            for holder, last, shared in undo:
-                holder._parameters[last] = shared
-            for _, name, _ in copies:
-                del case.parameters[name]
-        for original, name, _ in copies:
+        for original, name in places:
             part = computed.tensors.pop(("gradient", name), None)
             if part is not None:
                 whole = computed.tensors.get(("gradient", original), torch.zeros_like(part))

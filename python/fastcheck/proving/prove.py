@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import time
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from . import batches, models
 from .case import Settings, TestedStep
 from .computed import Computed, Key
 from .page import write_proof
-from .ranks import under_ddp, under_fsdp
+from .ranks import Ranks
 from .relation import Relation
 from .result import BY_DESIGN, DIFFERS, FAILED, HOLDS, NOT_ASKED, Outcome, Place, Proof
 from .score import LIMIT, Floor, find_place, ulps_of
@@ -45,8 +46,8 @@ _BY_NAME: dict[str, Callable[[], Relation]] = {
     "causal": batches.Causal,
     "compiled": models.TorchCompile,
     "traced": lambda: models.TorchCompile("aot_eager"),
-    "ddp": under_ddp,
-    "fsdp": under_fsdp,
+    "ddp": lambda: Ranks(torch.nn.parallel.DistributedDataParallel),
+    "fsdp": lambda: Ranks(importlib.import_module("torch.distributed.fsdp").fully_shard),
 }
 _CONFIRMED_AT = (101, 102)
 

@@ -148,18 +148,6 @@ class Ranks(Relation):
             os._exit(0)
 
 
-def under_ddp() -> Ranks:
-    """Two ranks under DistributedDataParallel."""
-    return Ranks(torch.nn.parallel.DistributedDataParallel)
-
-
-def under_fsdp() -> Ranks:
-    """Two ranks, the whole model in one group of fully_shard()."""
-    from torch.distributed.fsdp import fully_shard
-
-    return Ranks(fully_shard)
-
-
 def _agree(part: Computed, rank: Computed) -> bool:
     """Whether their losses do, or there is none."""
     a, b = (float(computed.tensors.get(("loss", ""), 0.0)) for computed in (part, rank))
