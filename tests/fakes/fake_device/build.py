@@ -34,7 +34,7 @@ def _version() -> tuple[int, int]:
 def compile_flags() -> list[str]:
     """What every source file is compiled with."""
     root = Path(torch.__file__).parent / "include"
-    flags = ["-std=c++20", "-O1", "-g1", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"]
+    flags = ["-std=c++20", "-O1", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"]
     flags += [f"-I{SOURCE}", f"-isystem{root}", f"-isystem{root / 'torch/csrc/api/include'}"]
     flags += [f"-isystem{sysconfig.get_paths()['include']}"]
     flags += [f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"]

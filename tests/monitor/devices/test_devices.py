@@ -21,6 +21,7 @@ from fastcheck.backends import table
 from fastcheck.ring.device import DeviceRing
 from support.devices.training_on_fake import NAME, fake, loop
 from support.paths import TESTS
+from support.processes import run_python
 from support.programs.training import Apply, Net, batches, deep, poison, where
 from support.sampling import IS_WHOLE, sample
 
@@ -272,7 +273,10 @@ class TestEnds:
     )
     def test_what_was_drained_is_on_disk(self, end: str, status: int) -> None:
         script = textwrap.dedent(self.SCRIPT).format(tests=str(TESTS), end=end)
-        ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+        if status in (0, -signal.SIGINT):  # the interpreter's own ends
+            ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+        else:
+            ended = run_python("-c", script)
         assert ended.returncode == status, ended.stderr
         from fastcheck.log.reader import read_log
 
@@ -282,8 +286,7 @@ class TestEnds:
     def test_what_the_last_step_found_is_said_at_the_end(self) -> None:
         end = "monitor.flush()\nwith fake.held():\n    loop(model, 1, fault=0)"
         script = textwrap.dedent(self.SCRIPT.replace("overflow_nums=-1", "overflow_nums=1"))
-        script = script.format(tests=str(TESTS), end=end)
-        ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+        ended = run_python("-c", script.format(tests=str(TESTS), end=end))
         assert "OverflowDetected" in ended.stderr
         assert "module    tail (Apply)" in ended.stderr
 

@@ -5,6 +5,7 @@ are those of tensors that are read at once, whatever writes to a tensor meanwhil
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import threading
 from typing import Any, Callable, Optional
 
@@ -17,6 +18,7 @@ import fastcheck
 from fakes import cuda_on_fake, fake_device
 from fastcheck import _C
 from fastcheck.backends import table
+from support.sampling import sample
 
 pytestmark = [pytest.mark.fake_accelerator, pytest.mark.usefixtures("cuda_on_fake_device")]
 
@@ -156,8 +158,9 @@ def write_by_a_kernel(x: torch.Tensor) -> torch.Tensor:
 WRITES = [write_by_version, write_past_the_version, replace_the_memory, write_by_a_kernel]
 
 
-@pytest.mark.parametrize("level", ["module", "op"])
-@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize(
+    ("write", "level"), sample(itertools.product(WRITES, ("module", "op")), len(WRITES))
+)
 def test_tensors_that_are_written_to_in_each_step(
     write: Callable[[torch.Tensor], Any], level: str
 ) -> None:
@@ -180,8 +183,9 @@ def gradients_that_add_up() -> nn.Module:
 MODELS = [chain, norm_between, masked_in_place, gradients_that_add_up]
 
 
-@pytest.mark.parametrize("make", MODELS)
-@pytest.mark.parametrize("record", ["stats", "full"])
+@pytest.mark.parametrize(
+    ("make", "record"), sample(itertools.product(MODELS, ("stats", "full")), len(MODELS))
+)
 def test_operators_are_read_together(make: Callable[[], nn.Module], record: str) -> None:
     run = check_same(make, level="op", record=record)
     assert len(run.records(5)) > 150
