@@ -197,6 +197,15 @@ void drop_last(PyObject* stack) {
   Py_DECREF(item);
 }
 
+// False for a view without a graph of what was written to since: torch refuses to tell.
+bool is_inner(const at::Tensor& tensor) {
+  try {
+    return !tensor.is_leaf();
+  } catch (const c10::Error&) {
+    return false;
+  }
+}
+
 // The __torch_function__ of modes and of subclasses is not called meanwhile.
 struct WithoutTorchFunction {
   using Tls = at::impl::PythonTorchFunctionTLS;
@@ -357,7 +366,7 @@ void ModuleRecorder::watch(const HookRecorder& of, const HookTensors::Item& item
   std::int64_t site = -1;
   // Of a parameter, a leaf, or another class of tensors there is more to say.
   if (reinterpret_cast<PyObject*>(Py_TYPE(item.tensor)) == THPVariableClass &&
-      !unpack(item.tensor).is_leaf()) {
+      is_inner(unpack(item.tensor))) {
     site = sites.of(item.label.ptr());
   }
   if (site < 0) {

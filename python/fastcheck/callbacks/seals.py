@@ -54,8 +54,8 @@ class CheckpointSeals:
             what: the checkpoint, for the message.
             hint: what to do then.
             together: every rank of the default process group calls this, with weights of its own:
-                all of them raise if one has to. A collective call, which waits for the others. So
-                it is, whatever ``together`` is, for weights that are spread over ranks (FSDP).
+                all of them raise if one has to. The call is a collective one and waits for the
+                others, as it always does for weights that are spread over ranks (FSDP).
         """
         if self._mode != "refuse":
             return

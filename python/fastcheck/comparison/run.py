@@ -1,4 +1,4 @@
-"""Runs over both sides block by block: aligns and measures, one step of one rank in memory."""
+"""Compares two sides block by block: one step of one rank is in memory, aligned and measured."""
 
 from __future__ import annotations
 
@@ -60,7 +60,9 @@ _PASSED = ("input", "output", "grad_input", "grad_output")
 def missing_of(
     sources: tuple[Source, Source], ours: Block, theirs: Block, pairs: Alignment
 ) -> Iterator[tuple[PairState, Block, int, Phase]]:
-    """PairState, block, position in it and question of each. ``sources``: actual and reference."""
+    """Yields the tensors that one side lacks: state, the block that has the tensor, position in it,
+    and phase. ``sources``: actual and reference.
+    """
     actual, reference = sources
     sides = (
         (PairState.ONLY_ACTUAL, ours, pairs.only_ours, pairs.ours, reference, theirs.step),
@@ -81,6 +83,7 @@ def missing_of(
             yield state, block, index, phase
 
 
+# How many pairs after the first difference are shown.
 _TRAIL = 8
 # How many pairs are looked at for how they belong together: each costs some passes over both.
 _RELATED = 100

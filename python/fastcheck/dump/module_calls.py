@@ -13,6 +13,7 @@ from fastcheck.calls.tracker import CallListener, Running
 from fastcheck.record.format import Flag
 from fastcheck.utils.torch.operators import plain_value
 from fastcheck.utils.torch.own_operators import is_unobserved
+from fastcheck.utils.torch.readable import hook_gradient
 
 from .dump_writer import DumpSession, module_line
 
@@ -77,9 +78,8 @@ class ModuleCalls(CallListener):
                     "a gradient", calls._gradient, running, role, label, position, gradient
                 )
 
-        register: Any = tensor.register_hook
-        handle = register(hook)
-        if tensor.is_leaf:
+        handle = hook_gradient(tensor, hook)
+        if handle is not None:
             self._handles.append(handle)
 
     def _gradient(

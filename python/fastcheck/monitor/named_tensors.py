@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from typing import Any, Callable, Optional
+from typing import Callable, Optional
 
 import torch
 
@@ -17,7 +17,7 @@ from fastcheck.monitor.op_level.hooks import OpModuleObserver
 from fastcheck.record.format import Flag
 from fastcheck.ring.host import IS_BAD, IS_NEW, SEQ_SHIFT
 from fastcheck.utils.torch.patching import Listeners
-from fastcheck.utils.torch.readable import can_read, may_be_in_flight
+from fastcheck.utils.torch.readable import can_read, hook_gradient, may_be_in_flight
 from fastcheck.utils.torch.streams import streams_of
 from fastcheck.utils.torch.versions import is_compiling, is_dynamo_compiling
 from fastcheck.verdict.entries import Gradient, Named, NamedResult
@@ -214,9 +214,8 @@ class NamedTensors:
         site = call.node.site("grad_output", "output", 0)
         hook = GradientHook(self, call, "grad_output", site, tensor_seq)
         if traced is None:
-            watch: Any = tensor.register_hook  # torch leaves it untyped
-            handle = watch(hook)
-            if tensor.is_leaf:
+            handle = hook_gradient(tensor, hook)
+            if handle is not None:
                 self.session.step.leaf_handles.append(handle)
         return hook
 

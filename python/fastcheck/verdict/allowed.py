@@ -32,7 +32,7 @@ class Allowance:
         return matches_module(self.module, site.module)
 
     def remove(self) -> None:
-        """Takes it back. Idempotent."""
+        """Withdraws the allowance. A second call does nothing."""
         if self in _allowances:
             _allowances.remove(self)
             _tell()
@@ -45,10 +45,10 @@ class Allowance:
 
 
 class Told(Protocol):
-    """A session at work."""
+    """A session, which is told of allowances."""
 
     def allow(self, allowances: list[Allowance]) -> None:
-        """Lets these allowances hold from now on; what was observed until now was under others."""
+        """Judges by these allowances from now on, by the earlier ones what was observed so far."""
 
 
 _allowances: list[Allowance] = []
@@ -75,8 +75,8 @@ def allow_nonfinite(module: str = "", tensor: str = "*", *, reason: str) -> Allo
     batch whose gaps the model fills in, the inside of a module that imputes, a metric of an empty
     class.
 
-    Where they get out of what is covered, or into the loss or a gradient of a parameter, is an
-    event as ever. At op level the tensors are those that operators make; benign() is for an
+    Where they leave what is covered, or reach the loss or the gradient of a parameter, they are an
+    event as before. At op level the tensors are those that operators make; benign() is for an
     operator wherever it runs. In a ``with`` block it covers what is computed within the block, on a
     device too; nothing waits for it.
 

@@ -69,7 +69,7 @@ class Rules(Protocol):
         """The findings that are pending: of what follows from one another the first."""
 
     def let_go(self) -> None:
-        """Releases what is only needed within the step."""
+        """Releases references that only the step needs."""
 
 
 class GivenParameters:
@@ -139,7 +139,7 @@ class Step:
         self.logged: dict[int, Verdict] = {}
 
     def judge_by(self, rules: Rules) -> None:
-        """Begins anew with these rules, and their findings."""
+        """Replaces the rules, and with them the findings."""
         self.rules, self.findings = rules, rules.findings
         self.logged.clear()
 

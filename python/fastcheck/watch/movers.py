@@ -18,7 +18,7 @@ PAST = 64
 #: A signal that is inside again for so many steps has come back.
 GAP = 2
 _MOST = 5
-#: In the place of the number of a step.
+#: Stands for a step that never came.
 NEVER = -(2**40)
 
 
@@ -27,7 +27,7 @@ class Movers:
 
     def __init__(self, sites: SiteTable) -> None:
         self._sites = sites
-        # How many steps were observed. What is compared is in these.
+        # The number of observed steps, in which ages are compared.
         self._now = 0
         never, nothing = np.full((len(NAMES), 1), NEVER), np.zeros((len(NAMES), 1), np.int64)
         self._of = Columns(
@@ -105,7 +105,7 @@ class Movers:
         return self.order_of_site(self._sites.intern(mover.site))
 
     def order_of_site(self, number: int) -> tuple[int, int]:
-        """The same of a site, as it was last read."""
+        """The phase and the place of a site, as it was last read."""
         return int(self._of["phase"][number]), int(self._of["place"][number])
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -280,6 +282,35 @@ class TestWhatCannotBeRead:
         model(torch.ones(2, 8))
         assert names(monitor).count("1 (Apply) · forward · output") == 0
         assert names(monitor).count("2 (Apply) · forward · output") == 2
+
+    @pytest.mark.parametrize("reads", ["output", "observe", "dump"])
+    def test_a_view_without_a_graph_of_what_was_written_to_since(
+        self, reads: str, tmp_path: Path
+    ) -> None:
+        class Viewing(nn.Module):
+            def forward(self, x: torch.Tensor) -> Any:
+                y = x * 2
+                with torch.no_grad():
+                    view = y[0]
+                y.mul_(2)
+                if reads == "observe":
+                    view = fastcheck.observe("view", view)
+                return (y, view) if reads != "observe" else (y, None)
+
+        model = nn.Sequential(nn.Linear(8, 8), Viewing(), Apply(lambda pair: pair[0]))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            if reads == "dump":
+                with fastcheck.Dumper(tmp_path, step=0, level="module", model=model):
+                    model(torch.ones(2, 8)).sum().backward()
+                assert '"is_complete": true' in next(tmp_path.rglob("index.json")).read_text()
+                return
+            with fastcheck.install(model, overflow_nums=-1) as monitor:
+                for _ in range(3):
+                    model(torch.ones(2, 8)).sum().backward()
+                    monitor.step()
+        label = "view" if reads == "observe" else "output[1]"
+        assert sum(label in str(name) for name in monitor.table()["name"]) == 3
 
     def test_parameters_without_memory(self) -> None:
         """As sharding leaves them outside of forward."""

@@ -62,7 +62,7 @@ def upload(host: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def stream_key(device: torch.device) -> int:
-    """Tells the device's streams apart; 0 where it has none."""
+    """A number of the device's current stream; 0 where the device has no streams."""
     module = getattr(torch, device.type, None)
     current = getattr(module, "current_stream", None)
     if device.type == "cpu" or current is None:

@@ -36,9 +36,9 @@ class Traversal:
         return self.bits.numel()
 
     def chunks(self, size: int, unit: int = 1) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Flat tensors of ``size`` components, the last one shorter, and the same with zero bits
-        behind up to a length that :func:`padded_length` and ``unit`` give; 0: nothing behind. They
-        may be views.
+        """Yields pairs of flat tensors, which may be views: ``size`` components (the last chunk is
+        shorter), and the same followed by zero bits, up to the length that :func:`padded_length`
+        and ``unit`` give. Without zero bits where ``unit`` is 0.
         """
         total = self.components
         for start in range(0, total, size):
@@ -80,7 +80,7 @@ class Traversal:
 
 
 def pad(chunk: torch.Tensor, wanted: int) -> torch.Tensor:
-    """``chunk`` with zero bits behind, ``wanted`` components in all."""
+    """``chunk`` followed by zero bits, ``wanted`` components in all."""
     missing = wanted - chunk.numel()
     if missing == 0:
         return chunk

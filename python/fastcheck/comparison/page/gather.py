@@ -21,7 +21,7 @@ from fastcheck.report.page.rows import PageRows
 _ABOVE = 2.0**0.125
 _MOST_EXCESS = 2.0**1000
 
-#: No step: the first weights stand at -1, where the first step is 0.
+#: Stands for no step: -1 is the place of the first weights where the first step is 0.
 NEVER = -(1 << 53)
 
 # What a row without pairs holds.
@@ -86,7 +86,7 @@ class PairRows(PageRows):
     def _first(
         self, name: str, rows: np.ndarray, steps: np.ndarray, which: np.ndarray
     ) -> np.ndarray:
-        """Notes the step of those that have none yet; returns their positions."""
+        """Notes the first step of the rows that have none yet; returns their positions."""
         column = self[name]
         new = np.flatnonzero(which & (column[rows] == NEVER))
         new = new[np.sort(np.unique(rows[new], return_index=True)[1])]
@@ -115,7 +115,7 @@ class Gathered:
         self.is_timed = all(source.kind is Kind.LOG for source in sources)
 
     def take(self, pairs: Pairs) -> None:
-        """The next step."""
+        """Adds the pairs of the next step."""
         self._follow_steps(pairs)
         if not len(pairs.names):
             return

@@ -32,7 +32,7 @@ from fastcheck.ring.host import IS_BAD, IS_NEW, NEEDS_GRADIENT, SEQ_SHIFT
 from fastcheck.utils.torch.flatten import flatten, flatten_arguments
 from fastcheck.utils.torch.frames import CALL, call_frames
 from fastcheck.utils.torch.memory_ref import values_of
-from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read, is_plain
+from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read, hook_gradient, is_plain
 from fastcheck.utils.torch.streams import streams_of
 from fastcheck.utils.torch.transforms import innermost_transform, untransformed, unwrapped
 from fastcheck.utils.torch.versions import is_compiling, is_dynamo_compiling
@@ -601,10 +601,8 @@ class ModuleObserver:
         if call.watched is not None:
             call.watched[role, label] = site, tensor_seq
             return
-        watch: Any = tensor.register_hook  # torch leaves it untyped
-        handle = watch(GradientHook(self, call, role, site, tensor_seq))
-        if tensor.is_leaf:
-            # A leaf outlives the step and would gather one hook per step.
+        handle = hook_gradient(tensor, GradientHook(self, call, role, site, tensor_seq))
+        if handle is not None:
             self.session.step.leaf_handles.append(handle)
 
     def gradient_came(self, hook: GradientHook, gradient: torch.Tensor) -> None:

@@ -5,7 +5,7 @@ the first element of one that is not finite.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Optional
+from typing import Any, Callable, Optional
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -19,6 +19,18 @@ from fastcheck.utils.torch.own_operators import unobserved
 _READABLE = frozenset(getattr(torch, row.name) for row in DTYPES if hasattr(torch, row.name))
 _NONFINITE = frozenset(t for t in _READABLE if t.is_floating_point or t.is_complex)
 _PLAIN_DISPATCH = torch.Tensor.__torch_dispatch__
+
+
+def hook_gradient(tensor: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> Optional[Any]:
+    """Registers a hook for the gradient of a tensor. Returns the handle of that of a leaf, which
+    outlives the step and would gather one hook in each.
+    """
+    register: Any = tensor.register_hook  # torch leaves it untyped
+    try:
+        handle = register(hook)
+        return handle if tensor.is_leaf else None
+    except RuntimeError:  # a view without a graph, of what was written to since: it has no gradient
+        return None
 
 
 def can_hold_nonfinite(tensor: torch.Tensor) -> bool:

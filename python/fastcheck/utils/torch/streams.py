@@ -24,7 +24,7 @@ class DeviceStreams:
         self._module: Any = getattr(torch, device.type)
         self._current_handle = _current_stream_function(device)
         self._known: dict[Any, Any] = {}
-        #: As of a Backend; None where no capture minds the query of an event.
+        #: The backend's function of this name; None where a query of an event ends no capture.
         self.exchange_capture_mode: Optional[Callable[[int], int]] = None
 
     def current(self) -> Any:
@@ -92,7 +92,7 @@ class DeviceStreams:
         return rows_on_host.pin_memory(**self._pin_arguments())
 
     def empty(self, rows: int, row_bytes: int) -> torch.Tensor:
-        """A uint8 tensor on the device, of any contents."""
+        """A uint8 tensor on the device, whose contents are not set."""
         return torch.empty(rows, row_bytes, dtype=torch.uint8, device=self.device)
 
     def _pin_arguments(self) -> dict[str, Any]:
