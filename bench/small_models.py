@@ -1,5 +1,6 @@
 """A training step of small models, where the host's work for a call weighs as much as the numbers:
-with default options, without the watch, and at op level, each beside a plain step.
+with default options, without the watch, and at op level, each beside a plain step; and the kernels
+alone on as many bytes, which no hook is faster than.
 
     python bench/small_models.py [--rounds N]    writes bench/results/small_models.json, prints a
                                                  Markdown table
@@ -23,6 +24,8 @@ from torch import nn
 
 import fastcheck
 import harness
+from fastcheck import _C
+from fastcheck.record.format import Depth
 
 VOCABULARY, SEQUENCE, HEADS = 256, harness.size(64, 8), 4
 #: By name: width, layers, sequences of a batch, and the bar for default options.
@@ -106,10 +109,33 @@ def seconds_of(step: Callable[[int], object], index: int) -> float:
     return time.thread_time() - began
 
 
+class Reading:
+    """The kernels alone, on tensors of the sizes that the last step of a monitor has read: each is
+    read as often as there were of its size, one time after the other, from the nearest cache that
+    holds it.
+    """
+
+    def __init__(self, monitor: fastcheck.Monitor) -> None:
+        monitor.flush()
+        records = monitor.records()
+        last = records[records["step"] == records["step"].max()]
+        sizes, counts = np.unique(last["numel"], return_counts=True)
+        self._tensors = [(torch.randn(int(n)), int(c)) for n, c in zip(sizes, counts)]
+        self._slots = torch.zeros(int(counts.max()) * last.itemsize, dtype=torch.uint8)
+
+    def __call__(self, index: int) -> None:
+        depth = int(Depth.FULL)
+        for tensor, count in self._tensors:
+            _C.observe_list([tensor] * count, self._slots, 0, depth, [0] * count, index, 0, 0)
+
+
+READING = "the kernels alone"
+
+
 def measure(name: str, rounds: int, warm_up: int) -> list[dict[str, Any]]:
     width, layers, batch, bar = MODELS[name]
     trainers = {case: Trainer(width, layers, batch) for case in (PLAIN, *CASES)}
-    monitors = [fastcheck.install(trainers[c].model, **CASES[c]) for c in CASES if CASES[c]]
+    monitors = {c: fastcheck.install(trainers[c].model, **CASES[c]) for c in CASES if CASES[c]}
     names = list(trainers)
     steps = TOGETHER * (rounds + warm_up)
     times = {case: np.empty(steps) for case in names}
@@ -122,7 +148,10 @@ def measure(name: str, rounds: int, warm_up: int) -> list[dict[str, Any]]:
     }
     weights = [list(trainer.model.parameters()) for trainer in trainers.values()]
     assert all(all(map(torch.equal, weights[0], other)) for other in weights[1:])
-    for monitor in monitors:
+    reading = Reading(monitors["default options"])
+    alone = [[seconds_of(reading, index) for index in range(TOGETHER)] for _ in range(rounds)]
+    seconds[READING] = np.mean(alone, axis=1)
+    for monitor in monitors.values():
         assert not monitor.events
         monitor.remove()
     return [
@@ -133,7 +162,7 @@ def measure(name: str, rounds: int, warm_up: int) -> list[dict[str, Any]]:
             "ratio": harness.ratio(seconds[case], seconds[PLAIN]),
             "bar": bar if case == "default options" else None,
         }
-        for case in names
+        for case in (*names, READING)
     ]
 
 
