@@ -166,8 +166,7 @@ class MicroBatches(_Rows):
 
     def note(self, case: TestedStep) -> str:
         a, b = self._weights
-        n = case.given.rows
-        split = (n + 1) // 2
+        split, n = (case.given.rows + 1) // 2, case.given.rows
         counts = {"rows": (split, n - split)}
         for name, tensor in case.given.tensors.items():
             if tensor.dim() and tensor.shape[0] == n and not tensor.is_floating_point():

@@ -93,8 +93,12 @@ class Checkpointed(Relation):
             if isinstance(holder, lists)
             for layer in holder
             if any(True for _ in layer.parameters())
-            # A recompute would write to the buffers again, and start from what was written.
-            and not any(m in case.learned.written for m in layer.modules() if not _is_norm(m))
+            # A recompute would write to buffers again, and compute with what was written: not with
+            # the running statistics of a norm.
+            and not any(
+                part in case.learned.written and not isinstance(part, _NormBase)
+                for part in layer.modules()
+            )
         ]
 
     @contextlib.contextmanager
@@ -132,11 +136,6 @@ class Checkpointed(Relation):
 
 def _switched_on(model: Any, args: object) -> None:
     model.gradient_checkpointing_enable({"use_reentrant": False})
-
-
-def _is_norm(module: torch.nn.Module) -> bool:
-    """Whether it has running statistics, with which training does not compute."""
-    return isinstance(module, _NormBase)
 
 
 def _checkpointed(layer: torch.nn.Module, forward: Any, *args: Any, **kwargs: Any) -> Any:
