@@ -63,16 +63,20 @@ def nvcc() -> Optional[str]:
 
 
 def ptx(sources: Sequence[str], arch: str, root: Path = ROOT) -> list[Path]:
-    """What nvcc makes of each source for a compute capability, compiled unless it is there."""
+    """What nvcc makes of each source for a compute capability, compiled unless it is there, by one
+    process where several want it at once.
+    """
     compiler = nvcc()
     assert compiler is not None
     command = (compiler, *NVCC_FLAGS, f"-arch=compute_{arch}", "-ptx")
     folder = BUILD / driver.fingerprint(command, (*sources, *driver.HEADERS), root)
     targets = [folder / f"{Path(source).stem}.sm_{arch}.ptx" for source in sources]
-    if not all(target.exists() for target in targets):
-        folder.mkdir(parents=True, exist_ok=True)
+    with driver.locked(folder):
         for source, target in zip(sources, targets):
-            driver.run([*command, source, "-o", str(target)], root)
+            if not target.exists():
+                unfinished = target.with_suffix(".part")
+                driver.run([*command, source, "-o", str(unfinished)], root)
+                unfinished.replace(target)
     return targets
 
 
@@ -82,13 +86,14 @@ def cubin(source: str, arch: str) -> tuple[Path, str]:
     text = dict(zip(together, ptx(together, arch)))[source]
     target = text.with_suffix(".cubin")
     said = text.with_suffix(".ptxas")
-    if not said.exists():
-        command = ["nvcc", f"-arch=sm_{arch}", "-Werror=all-warnings", "-Xptxas=-v"]
-        command += ["-cubin", str(text), "-o", str(target)]
-        result = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert result.returncode == 0, result.stderr
-        said.write_text(result.stdout + result.stderr)
-    return target, said.read_text()
+    with driver.locked(text.parent):
+        if not said.exists():
+            command = ["nvcc", f"-arch=sm_{arch}", "-Werror=all-warnings", "-Xptxas=-v"]
+            command += ["-cubin", str(text), "-o", str(target)]
+            result = subprocess.run(command, capture_output=True, text=True, check=False)
+            assert result.returncode == 0, result.stderr
+            said.write_text(result.stdout + result.stderr)
+        return target, said.read_text()
 
 
 @functools.cache
