@@ -330,9 +330,10 @@ def compare(
     if pairing.places and not pairing.is_shifted:
         layout = find_layout(*sides, pairing.starts, (renaming, renaming.of_reference()))
     settings, groups = _settings(*sides, renaming, pairing, layout)
-    rows = None if csv is None else _open_csv(os.fspath(csv), actual, reference)
-    if html is not None:
-        _check_place("page", os.fspath(html), actual, reference)
+    for what, path in (("CSV", csv), ("page", html)):
+        if path is not None:
+            _check_place(what, os.fspath(path), actual, reference)
+    rows = None if csv is None else CsvRows(os.fspath(csv))
     try:
         runner = BlockComparison(
             *sides, renaming, limits, accepted, None if rows is None else rows.write
@@ -455,12 +456,6 @@ def unwrapped(actual: Source, reference: Source) -> Renaming:
         if prefix:
             source.notes.append(f"{side}: names are those below {prefix[:-1]}")
     return Renaming(rules[0], None, rules[1])
-
-
-def _open_csv(path: str, actual: Any, reference: Any) -> CsvRows:
-    """Opened before the run, which truncates a file that is there."""
-    _check_place("CSV", path, actual, reference)
-    return CsvRows(path)
 
 
 def _check_place(what: str, path: str, actual: Any, reference: Any) -> None:

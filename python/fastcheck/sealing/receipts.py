@@ -119,11 +119,9 @@ def receipt(
     bfloat16 and float16), and waits once. 130 to 260 bytes of JSON a tensor.
     """
     readable, unread = split_readable(_own_parts(model))
-    for option, number, expected in (
-        ("vocabulary", vocabulary, "the number of words, of which embeddings have a row each"),
-        ("ranks", ranks, "the number of ranks that hold a shard each"),
-    ):
+    for option, number in (("vocabulary", vocabulary), ("ranks", ranks)):
         if number is not None and (type(number) is not int or number < 1):
+            expected = "the number of words, or of ranks: a whole number above 0"
             raise ConfigError(f"{option} can't be used", expected=expected, got=repr(number))
     if vocabulary is not None:
         padded = [name for name in readable if VOCABULARY.search(name) and readable[name].dim()]
@@ -267,9 +265,8 @@ class _Checks:
                 self.equal += own.equal
                 self.cast += own.cast
                 self.grouped.update(own.grouped)
-            notes.append(
-                f"{len(dims):,} of its tensors are the shards of rank {rank} of {len(told)}"
-            )
+            which = f"shards of rank {rank} of {len(told)}"
+            notes.append(f"{len(dims):,} of its tensors are the {which}")
         if self.padded:
             first, rows = next(iter(self.padded.items()))
             others = f", nor those of {len(self.padded) - 1:,} more" if len(self.padded) > 1 else ""
@@ -584,10 +581,9 @@ def _of_rank(
     """A rank's shards of tensors that follow each other; what is made of them has these shapes on
     the ranks. The tensors, where the ranks have all of them.
     """
-    if not all(tensor.dim() for tensor in tensors):
-        return tensors
-    whole = [sum(map(len, tensors)), *tensors[0].shape[1:]]
-    for dim, size in enumerate(whole if len(shapes) > 1 else []):
+    is_whole = len(shapes) < 2 or not all(tensor.dim() for tensor in tensors)
+    whole = [] if is_whole else [sum(map(len, tensors)), *tensors[0].shape[1:]]
+    for dim, size in enumerate(whole):
         rest = [[*shape[:dim], *shape[dim + 1 :]] for shape in (whole, *shapes)]
         if rest.count(rest[0]) < len(rest) or sum(shape[dim] for shape in shapes) != size:
             continue
