@@ -479,7 +479,7 @@ def infinite_logits_over_temperature(fixed: bool) -> Made:
     operator=r"\bAdam\b|addcdiv|\bdiv\b",
     kind=r"\beps\b",
     advice=r"\beps\b",
-    never=(r"No weight has been updated", NO_RATE),
+    never=(r"No optimizer has updated a weight", NO_RATE),
 )
 def adam_eps_in_float16(fixed: bool) -> Made:
     class Model(nn.Module):
@@ -1341,7 +1341,7 @@ def weights_from_zero_means(fixed: bool) -> Made:
     operator=r"Adafactor|\bdiv\b|rsqrt|\bmul\b",
     kind=ZERO_DIVISION,
     advice=r"\beps\b",
-    never=(r"No weight has been updated", NO_RATE),
+    never=(r"No optimizer has updated a weight", NO_RATE),
 )
 def adafactor_of_zero_gradient(fixed: bool) -> Made:
     class Adafactor(torch.optim.Optimizer):

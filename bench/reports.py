@@ -98,7 +98,7 @@ def run(program: Program, fixed: bool, options: dict[str, Any]) -> Ran:
 
 def is_false(stop: fastcheck.OverflowDetected, weights: list[list[np.ndarray]]) -> bool:
     """Whether the stop says that its step has updated no weight, and it has."""
-    if "No weight has been updated in this step" not in flat(str(stop)):
+    if "No optimizer has updated a weight in this step" not in flat(str(stop)):
         return False
     if stop.step + 1 >= len(weights):
         return False

@@ -114,7 +114,7 @@ def test_a_stop_leaves_a_page_beside_its_log(log_dir: str | None) -> None:
     assert header["records"] == len(read_log(log).records)
     assert header["first"]["step"] == stop.step
     # Of the stop itself: a log does not hold this.
-    assert "No weight has been updated in this step." in text
+    assert "No optimizer has updated a weight in this step." in text
 
 
 def test_only_the_rank_of_the_culprit_writes() -> None:

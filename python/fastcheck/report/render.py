@@ -507,7 +507,7 @@ def _updated_text(report: StopReport) -> str:
     if report.weights_intact is None:
         return ""
     if report.weights_intact:
-        return "No weight has been updated in this step."
+        return "No optimizer has updated a weight in this step."
     why = f": {report.why_updated}" if report.why_updated else ""
     return f"The weights have been updated in this step{why}."
 

@@ -45,7 +45,7 @@ def test_with_sync_no_rank_applies_the_bad_gradient(sync: str, tmp_path: pathlib
     assert len({said for said, _ in results}) == 1
     step, text, of_step, _, rank, is_intact = results[0][0]
     assert (step, of_step, rank, is_intact) == (7, 7, 2, True)
-    assert "No weight has been updated in this step." in text
+    assert "No optimizer has updated a weight in this step." in text
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from torch import nn
 import fastcheck
 
 pytestmark = pytest.mark.usefixtures("fresh_start")
-APPLIED, INTACT = "weights have been updated in this step", "No weight has been updated"
+APPLIED, INTACT = "weights have been updated in this step", "No optimizer has updated a weight"
 
 
 class Statistics(nn.Module):

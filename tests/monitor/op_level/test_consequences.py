@@ -187,7 +187,7 @@ def test_a_target_that_is_made_before_the_forward_is_of_that_step() -> None:
     stop = stopped(run)
     assert is_its_line(stop) and stop.step == 2
     assert stop.culprit.record["call"] == 0  # of the operator, in this step
-    assert "No weight has been updated in this step" in str(stop)
+    assert "No optimizer has updated a weight in this step" in str(stop)
 
 
 def test_an_optimizer_that_nobody_expected_is_of_the_same_step() -> None:

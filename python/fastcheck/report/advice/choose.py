@@ -96,7 +96,7 @@ def stored(case: Case) -> Iterator[Advice]:
     elif divides and not grew and case.has_nan:
         yield from _quotient_of_update(case)
     is_before = case.trend.healthy[-1].step < case.report.step
-    what = "The update before this step" if is_before else "A write in this step"
+    what = "The update before this step or a later write" if is_before else "A write in this step"
     lost = f"{what} broke {name}: the model in memory is lost. Go back to the "
     if rates or (divides and not grew and case.has_nan):
         yield Advice(f"{lost}last checkpoint.")

@@ -481,7 +481,7 @@ def test_a_stop_says_whether_the_update_was_applied(protect_weights: bool) -> No
     stop = stopped(lambda: training.run(data(6, 3)))
     are_intact = all(bool(p.isfinite().all()) for p in training.model.parameters())
     assert are_intact == protect_weights
-    assert ("No weight has been updated in this step." in str(stop)) == are_intact
+    assert ("No optimizer has updated a weight in this step." in str(stop)) == are_intact
 
 
 def test_a_stop_says_the_loss_scale_of_the_capture() -> None:
