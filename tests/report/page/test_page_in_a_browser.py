@@ -243,11 +243,17 @@ def test_a_tip_is_beside_the_cursor_and_inside_the_window(tab: Tab) -> None:
 
 def drawn(tab: Tab, width: int) -> list[str]:
     """The texts that the heat map draws at this width: names of rows and numbers of its axis."""
+    # A window that was resized is drawn once or twice: the texts of the last time count.
     tab.value(
-        "window.drawn = []; window.fill ??= CanvasRenderingContext2D.prototype.fillText;"
+        "window.drawn = []; window.own ??= {"
+        " fillText: CanvasRenderingContext2D.prototype.fillText,"
+        " createImageData: CanvasRenderingContext2D.prototype.createImageData };"
+        "CanvasRenderingContext2D.prototype.createImageData = function (...size) {"
+        " if (this.canvas.closest('#heatmap')) window.drawn = [];"
+        " return window.own.createImageData.apply(this, size) };"
         "CanvasRenderingContext2D.prototype.fillText = function (text, ...rest) {"
         " if (this.canvas.closest('#heatmap')) window.drawn.push(text);"
-        " return window.fill.call(this, text, ...rest) }"
+        " return window.own.fillText.call(this, text, ...rest) }"
     )
     tab.size(width + 1, 900)
     tab.wait_for("window.drawn.length > 20")
