@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import types
 import weakref
 from pathlib import Path
 from typing import Any
@@ -271,11 +272,14 @@ def test_the_log_tells_the_op_and_the_line(tmp_path: Path) -> None:
     assert event.site.op == "aten.sqrt" and "test_runs.py" in event.line
 
 
-def test_options_that_do_not_go_with_it() -> None:
+def test_options_that_do_not_go_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(fastcheck.ConfigError, match=r"Filter\(ops=\) is for op level"):
         fastcheck.install(Net(), filter=fastcheck.Filter(ops="mm"))
-    with pytest.raises(fastcheck.ConfigError, match="can't read meta without making the host wait"):
-        fastcheck.install(nn.Linear(2, 2, device="meta"), level="op")
+    model = Net()
+    elsewhere = types.SimpleNamespace(device=torch.device("mps"), is_cpu=False, is_meta=False)
+    monkeypatch.setattr(model, "named_parameters", lambda **_: [("weight", elsewhere)])
+    with pytest.raises(fastcheck.ConfigError, match="can't read mps without making the host wait"):
+        fastcheck.install(model, level="op")
 
 
 class _RunsInWorker(torch.utils.data.Dataset[int]):

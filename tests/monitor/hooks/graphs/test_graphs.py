@@ -27,7 +27,7 @@ from support.programs.graphs import (
     of_replays,
     said,
 )
-from support.programs.stalled import STEPS, Frozen, Masked
+from support.programs.stalled import STEPS, Frozen
 from support.programs.training import Apply, Net, change_gradient, deep, stopped, where
 
 pytestmark = [pytest.mark.fake_hooks, *graphs_on_fake.marks]
@@ -425,13 +425,24 @@ def test_a_weight_that_does_not_move_is_said_of_replays() -> None:
 
 
 def test_a_constant_buffer_that_changes_is_said_of_replays() -> None:
-    """Its module was called in each of them, as far as the host can tell."""
-    training = Training(Masked(first=10**6), NAME)
+    """The captured pass writes to it, as the capture shows, at first the numbers that it has."""
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.factor = nn.Linear(8, 4), torch.ones((), device=NAME)
+            self.register_buffer("mask", torch.ones(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.mask.mul_(self.factor)
+            return self.linear(x) * self.mask
+
+    training = Training(Scaled(), NAME)
     monitor = fastcheck.install(training.model)
     training.warm_up()
     training.capture()
     training.run(data(STEPS))
-    training.model.mask[0] = 0.5
+    training.model.factor.fill_(0.5)
     with pytest.warns(fastcheck.FastcheckWarning, match="changed: mask, after"):
         training.run(data(2))
         monitor.flush()
