@@ -239,6 +239,8 @@ def test_what_cannot_be_used_is_refused(made: fastcheck.types.Receipt, tmp_path:
         fastcheck.receipt({})
     with pytest.raises(fastcheck.CompareError, match="not a receipt"):
         fastcheck.verify(Sender(), {"tensors": {}})
+    with pytest.raises(fastcheck.CompareError, match="not a receipt"):
+        fastcheck.receipt(Sender(), before={"tensors": {}})
     with pytest.raises(fastcheck.ConfigError, match="unknown map"):
         fastcheck.verify(Sender(), made, map="vlm")
     with pytest.raises(fastcheck.ConfigError, match="did you mean 'dtype'"):
@@ -288,6 +290,32 @@ def test_wrong_padding_is_found() -> None:
     weights["model.norm.weight"] = torch.ones(72)
     found = fastcheck.verify(weights, made)
     assert found.differing == {"model.norm.weight": "its shape is (72,), expected (64,)"}
+
+
+def test_shards_of_a_vocabulary_are_no_padding() -> None:
+    """The ranks pad 99 words to 100, and the last has the shard of the first."""
+    weights = {"lm_head.weight": vocabulary(0)["lm_head.weight"][:99]}
+    first = fastcheck.receipt({"lm_head.weight": weights["lm_head.weight"][:50]})
+    for receipts in (first, [first, first]):
+        found = fastcheck.verify(weights, receipts)
+        assert not found and "padding" not in str(found), str(found)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"shape": ["64", 64]},
+        {"parts": {"float32": 3}},
+        {"shards": {"2": [{"float32": []}]}},
+        {"shards": {"0": []}},
+        {"shards": {"0": [3]}},
+    ],
+)
+def test_a_damaged_receipt_is_refused(weights: Weights, change: dict[str, Any]) -> None:
+    made = json.loads(json.dumps(fastcheck.receipt(weights, ranks=2).to_dict()))
+    made["tensors"][LARGE].update(change)
+    with pytest.raises(fastcheck.CompareError, match="not a receipt"):
+        fastcheck.verify(weights, made)
 
 
 @pytest.mark.parametrize("words", [0, -1, True, 1.5])
@@ -404,6 +432,15 @@ def test_receipts_of_stages_and_of_heads(weights: Weights) -> None:
     rank = {"qkv.weight": heads["qkv.weight"].chunk(2)[1]}
     found = fastcheck.verify(rank, fastcheck.receipt(weights, ranks=2), map=OWN)
     assert not found.differing and "shards of rank 1 of 2" in " ".join(found.notes)
+
+
+def test_a_fused_tensor_of_another_shape(weights: Weights) -> None:
+    qkv = torch.cat([weights[f"{kind}_proj.weight"] for kind in "qkv"])
+    for shape, is_stack in (((160, 64), True), ((5, 32, 64), True), ((64, 160), False)):
+        made = fastcheck.receipt({"qkv_proj.weight": qkv.reshape(shape)})
+        found = fastcheck.verify(weights, made, map="vllm")
+        assert bool(found) == is_stack, str(found)
+    assert found.differing == {"qkv_proj.weight": "the same elements in the shape (160, 64)"}
 
 
 def test_names_of_a_map_on_both_sides(weights: Weights, made: Any) -> None:

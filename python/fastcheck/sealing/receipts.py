@@ -112,11 +112,12 @@ def receipt(
             weight is read once more for each dimension that can be divided by it.
 
     Raises:
-        ConfigError: a model without tensors, an option that can't be used, or a ``before`` that is
-            no receipt.
+        ConfigError: a model without tensors, or an option that can't be used.
+        CompareError: a ``before`` that is no receipt.
 
     Reads every tensor once, on its device (float32 and float64 three times, for what they are in
-    bfloat16 and float16), and waits once. 130 to 260 bytes of JSON a tensor.
+    bfloat16 and float16), and waits once. 100 to 350 bytes of JSON a tensor, and 40
+    to 300 for each of its shards.
     """
     readable, unread = split_readable(_own_parts(model))
     for option, number in (("vocabulary", vocabulary), ("ranks", ranks)):
@@ -400,7 +401,8 @@ class _Checks:
                 return f"rounded to {dtype_name(format_)}"
         if shape != entry["shape"]:
             text = f"its shape is {tuple(shape)}, expected {tuple(entry['shape'])}"
-            is_cut = VOCABULARY.search(source) and shape[1:] == entry["shape"][1:]
+            is_cut = shape[1:] == entry["shape"][1:] and [] < shape < entry["shape"]
+            is_cut &= VOCABULARY.search(source) is not None
             hint = f"; if the rows behind are padding: receipt(vocabulary={shape[0]})"
             return text + hint if is_cut else text
         return and_ + (_half(tensor, parts, entry) or constant or "other values")
@@ -550,11 +552,14 @@ def _fits(tensor: torch.Tensor, shapes: Sequence[Sequence[int]]) -> bool:
 
 
 def _padding(tensor: torch.Tensor, shapes: Sequence[Sequence[int]]) -> int:
-    """The number of its rows behind those of a shape that is otherwise its own."""
+    """The number of its rows behind those of a shape that is otherwise its own; 0 where they are
+    more than half as many as those, and rather the shards of other ranks.
+    """
     (shape, *others) = shapes
     if others or not shape or tensor.dim() != len(shape) or list(tensor.shape[1:]) != shape[1:]:
         return 0
-    return max(tensor.shape[0] - shape[0], 0)
+    rows: int = tensor.shape[0] - shape[0]
+    return rows if 0 < 2 * rows <= shape[0] else 0
 
 
 def _pieces(
@@ -569,10 +574,14 @@ def _pieces(
 
 
 def _joined(tensors: Sequence[torch.Tensor], groups: int, shape: Sequence[int]) -> torch.Tensor:
-    """The tensors one below the other, in each group; in a shape of as many elements."""
+    """The tensors one below the other, in each group; stacked as in a shape of as many elements
+    whose rows are as long.
+    """
     rows = [tensor.reshape(groups, -1, *tensor.shape[1:]) for tensor in tensors]
     whole = torch.cat(rows, 1).flatten(0, 1)
-    return whole.reshape(shape) if whole.numel() == math.prod(shape) else whole
+    shared = min(whole.dim(), len(shape)) - 1
+    is_stack = list(whole.shape[whole.dim() - shared :]) == list(shape[len(shape) - shared :])
+    return whole.reshape(shape) if is_stack and whole.numel() == math.prod(shape) else whole
 
 
 def _of_rank(
@@ -663,6 +672,13 @@ def _is_entry(entry: Any) -> bool:
         isinstance(entry, Mapping)
         and isinstance(entry.get("dtype"), str)
         and isinstance(entry.get("shape"), list)
-        and isinstance(entry.get("parts"), Mapping)
-        and isinstance(entry.get("shards", {}), Mapping)
+        and all(type(size) is int for size in entry["shape"])
+        and _are_parts(entry.get("parts"))
+        and _are_parts(shards := entry.get("shards", {}))
+        and all(dim in map(str, range(len(entry["shape"]))) for dim in shards)
+        and all(rows and all(map(_are_parts, rows)) for rows in shards.values())
     )
+
+
+def _are_parts(given: Any) -> bool:
+    return isinstance(given, Mapping) and all(isinstance(one, list) for one in given.values())
