@@ -841,29 +841,31 @@ class Running(nn.Module):
 
     seen: torch.Tensor
 
-    def __init__(self, in_place: bool) -> None:
+    def __init__(self, written: str) -> None:
         super().__init__()
         self.register_buffer("seen", torch.ones(()))
-        self.in_place, self.is_on = in_place, False
+        self.written = written
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         scale = x.detach().mean() * 0 / self.seen
-        if self.in_place:
+        if self.written == "in place":
             self.seen += len(x)
+        elif self.written == "by .data":
+            self.seen.data += len(x)
         else:
             self.seen = self.seen + len(x)
         return x + scale
 
 
-@pytest.mark.parametrize("in_place", [True, False])
+@pytest.mark.parametrize("written", ["in place", "by .data", "replaced"])
 @pytest.mark.parametrize("when", [0, 2])
-def test_a_call_runs_again_with_its_buffers_as_they_were(in_place: bool, when: int) -> None:
-    model = nn.Sequential(nn.Linear(8, 8), Running(in_place), nn.Linear(8, 1))
+def test_a_call_runs_again_with_its_buffers_as_they_were(written: str, when: int) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), Running(written), nn.Linear(8, 1))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with fastcheck.install(model), pytest.raises(fastcheck.OverflowDetected) as stop:
         for index, x in enumerate(batches(4)):
             if index == when:
-                model[1].seen.zero_()
+                model[1].seen.data.zero_()
             optimizer.zero_grad()
             model(x).mean().backward()
             optimizer.step()
@@ -871,6 +873,34 @@ def test_a_call_runs_again_with_its_buffers_as_they_were(in_place: bool, when: i
     assert stop.value.step == when
     assert made is not None and made.operator == "aten.div.Tensor" and "in 1 made it" in made.how
     assert float(model[1].seen) == 4  # that of the run itself
+
+
+def test_a_part_that_runs_again_leaves_the_buffers_beside_it() -> None:
+    class Root(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x * 0).log()
+
+    class Task(nn.Module):
+        """A whole step within a call."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.root = nn.Linear(8, 8), Root()
+            self.optimizers = [torch.optim.SGD(self.parameters(), 0.1)]
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.root(self.linear(x).detach())
+            (self.linear(x).sum() + y.sum()).backward()
+            self.optimizers[0].step()
+            return y  # type: ignore[no-any-return]
+
+    model = nn.Sequential(Running("in place"), Task())
+    seen = model[0].seen
+    with fastcheck.install(model), pytest.raises(fastcheck.OverflowDetected) as stop:
+        model(torch.ones(4, 8))
+    made = stop.value.report.made_by
+    assert made is not None and "1 was run again" in made.how
+    assert model[0].seen is seen and float(seen) == 5
 
 
 def test_the_infinities_that_a_maximum_over_nothing_leaves() -> None:

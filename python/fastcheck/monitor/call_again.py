@@ -424,8 +424,10 @@ def _observed(
             warnings.simplefilter("ignore")
             with unobserved():
                 args, kwargs = tree_map(copies.of, (running.args, running.kwargs))
+                inside = set(module.modules())  # what is beside them is not copied
                 for holder, name, copied in () if held is None else held.buffers:
-                    if (owner := holder()) is not None:
+                    owner = holder()
+                    if owner is not None and owner in inside:
                         owner._buffers[name] = copied.clone()
                 if known is not None and known.kind == "buffer":
                     _mend_buffers(module)

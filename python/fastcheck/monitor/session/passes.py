@@ -16,8 +16,8 @@ import torch
 
 from fastcheck.calls.module_calls import Call
 from fastcheck.utils.torch.frames import frames
-from fastcheck.utils.torch.memory_ref import MemoryRef
 from fastcheck.utils.torch.own_operators import unobserved
+from fastcheck.utils.torch.readable import can_read
 from fastcheck.utils.torch.versions import autocast_dtype
 
 from .derivatives import Derivatives
@@ -51,26 +51,26 @@ class Pass(NamedTuple):
 
 class _OwnBuffer:
     """A small buffer in host memory of a program's own module (one of torch.nn does not read in
-    training what it writes), with a copy of what was written last.
+    training what it writes), with the copy that was made last.
     """
 
     def __init__(self, module: torch.nn.Module, name: str) -> None:
         self._module, self._name = weakref.ref(module), name
-        self._known: Optional[tuple[MemoryRef, int, torch.Tensor]] = None
+        self._copy: Optional[torch.Tensor] = None
 
     def copied(self) -> Optional[BufferCopy]:
         module = self._module()
         buffer = None if module is None else module._buffers.get(self._name)
-        if type(buffer) is not torch.Tensor or not buffer.is_cpu or buffer.is_inference():
+        if type(buffer) is not torch.Tensor or not buffer.is_cpu or not can_read(buffer):
             return None
-        known = self._known
-        if known is None or known[1] != buffer._version or not known[0].is_of(buffer):
-            if buffer.layout is not torch.strided or buffer.nbytes > _MOST_BUFFER_BYTES:
-                return None
-            with unobserved():
-                copy = buffer.detach().clone()
-            known = self._known = MemoryRef(buffer), buffer._version, copy
-        return self._module, self._name, known[2]
+        if buffer.is_inference() or buffer.nbytes > _MOST_BUFFER_BYTES:
+            return None
+        with unobserved():
+            # By its values: of what is written through .data no version tells.
+            copy = self._copy
+            if copy is None or copy.dtype != buffer.dtype or not torch.equal(copy, buffer):
+                copy = self._copy = buffer.detach().clone()
+        return self._module, self._name, copy
 
 
 class Passes:
