@@ -22,7 +22,11 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("logs")
 
 
-@pytest.mark.parametrize("name", sample(CHECKED, 14))
+# No other test has an update that is off by more than its own rounding.
+ALWAYS = "one element of a weight"
+
+
+@pytest.mark.parametrize("name", dict.fromkeys([*sample(CHECKED, 14), ALWAYS]))
 def test_a_healthy_pair_is_equal_and_a_wrong_one_different(logs: Path, name: str) -> None:
     (pair,) = [pair for pair in PAIRS if pair.name == name]
     found = judge(pair, logs)
