@@ -664,6 +664,20 @@ OPERATORS = {
         operator_report("aten.sin", {"self": of(posinf_count=1)}, nan_count=1),
         "self holds 1 Inf, of which sin makes NaN",
     ),
+    "a product with Inf": (
+        operator_report(
+            "aten.mul.Tensor", {"self": of(), "other": of(posinf_count=8)}, posinf_count=8
+        ),
+        "other holds 8 Inf, of which mul makes infinities",
+    ),
+    "a product below the range": (
+        operator_report("aten.mul.Tensor", {"self": of(high=1e30)}, neginf_count=8),
+        "aten.mul.Tensor made Inf of numbers up to 1.00e+30 in magnitude",
+    ),
+    "filled with Inf": (
+        operator_report("aten.masked_fill.Scalar", {"self": of()}, posinf_count=1),
+        "aten.masked_fill.Scalar was given Inf as a number",
+    ),
     "maximum over nothing": (
         operator_report("aten.amax", {"self": of(neginf_count=2)}, neginf_count=1),
         "has nothing to choose from (a node without neighbours)",

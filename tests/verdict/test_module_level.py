@@ -215,6 +215,13 @@ class TestArrivals:
         assert monitor.event_count == 0
         assert {e.verdict for e in monitor.events} == {Verdict.UNRESOLVED}
 
+    def test_an_infinite_buffer_is_not_what_its_module_made_a_nan_of(self) -> None:
+        model = chain(a=nn.Linear(8, 8), bad=Apply(lambda x: (x - x.max() - 1).log()))
+        model.bad.register_buffer("best", torch.full((), INF))
+        fastcheck.install(model)
+        stop = stopped(train, model)
+        assert where(stop.culprit) == ("bad", "output", "output", "origin")
+
 
 class TestBackward:
     def test_a_gradient_is_blamed_on_the_module_that_computed_it(self) -> None:

@@ -308,13 +308,14 @@ class ModuleRules:
         return first or self._bad_buffer(node, triggered_by)
 
     def _bad_buffer(self, node: ModuleNode, harmed: Finding) -> Optional[Finding]:
-        """A buffer of the module that held NaN or +Inf before the forward of this step, and never
-        was finite: in training those of modules are not read again, which may write them.
+        """A buffer of the module that held NaN before the forward of this step, and never was
+        finite: in training those of modules are not read again, which may write them. An infinity
+        is a mask, or where a least or a largest number begins.
         """
         for finding in self.findings.all:
             path = f"{self.findings.sites[finding.site].module}."
-            is_bad = finding.role == "buffer" and finding.is_tentative and not finding.only_neginf
-            is_new = is_bad and finding.site not in self.findings.memory.masks
+            is_bad = finding.role == "buffer" and finding.is_tentative and finding.has_nan
+            is_new = is_bad and finding.site not in self.findings.memory.harmless
             if is_new and (not node.path or path.startswith(f"{node.path}.")):
                 self.findings.release(finding, harm(self.findings, finding, harmed))
                 return finding

@@ -423,7 +423,9 @@ def _rules(case: Case) -> Callable[[Case], Iterator[Advice]]:
     if case.verdict is Verdict.ARRIVED or role == "input":
         return activations.arrived
     full = activations.fills_its_format(case)
-    if case.only_neginf and not full:
+    # A product has overflowed: it takes no logarithm, and writes no mask.
+    is_product = case.is_sum_of_products or case.op_name in ("mul", "addcmul", "prod", "cumprod")
+    if case.only_neginf and not full and not is_product:
         return activations.negative_infinity
     if case.is_narrow and (full or case.overflows_to_nan or case.reading.inf_count):
         return activations.out_of_range

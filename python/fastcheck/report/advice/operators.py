@@ -35,14 +35,16 @@ def by_operator(case: Case) -> list[Advice]:
 
 
 def _infinite_operand(made: Operation) -> Iterator[Advice]:
-    """Advice on a NaN of infinities that were written on purpose, or did no harm before."""
-    for label, reading in made.inputs if made.is_nan else ():
+    """Advice on what was made of infinities that were written on purpose, or did no harm before."""
+    has_infinities = made.result is not None and made.result.posinf_count > 0
+    for label, reading in made.inputs if made.is_nan or has_infinities else ():
         if reading.inf_count and not reading.nan_count:
             sign = "-Inf" if reading.neginf_count == reading.inf_count else "Inf"
+            what = "NaN (Inf - Inf, 0 * Inf, sin(Inf))" if made.is_nan else "infinities"
             yield Advice(
-                f"{label} holds {reading.inf_count:,} {sign}, of which {made.name} makes NaN "
-                "(Inf - Inf, 0 * Inf, sin(Inf)). Put a finite number there before: a maximum over "
-                "nothing is -Inf (a row that is masked whole), and so is log(0).",
+                f"{label} holds {reading.inf_count:,} {sign}, of which {made.name} makes {what}. "
+                "Put a finite number there before: a maximum over nothing is -Inf (a row that is "
+                "masked whole), a minimum over nothing Inf, and log(0) -Inf.",
                 "torch.where(x.isinf(), 0.0, x)",
             )
             return
@@ -260,8 +262,7 @@ def _normalisation(case: Case, made: Operation) -> Iterator[Advice]:
         yield Advice(
             f"{made.shown} divides by the root of a variance plus eps. The variance of numbers "
             "that are all equal is 0: where eps is 0, or too small, that is 0/0 (and a running "
-            "variance below 0 has no root). Give it an eps.",
-            "torch.nn.LayerNorm(width, eps=1e-5)",
+            "variance below 0 has no root). Give it an eps, such as 1e-5."
         )
 
 
@@ -299,7 +300,10 @@ def _square(case: Case, made: Operation) -> Iterator[Advice]:
 
 
 def _constant(case: Case, made: Operation) -> Iterator[Advice]:
-    if made.is_nan:
+    is_given = not any(reading.nonfinite_count for _, reading in made.inputs)
+    if is_given and made.result is not None and made.result.posinf_count:
+        yield Advice(f"{made.shown} was given Inf as a number. Give it a finite one.")
+    elif made.is_nan and made.name == "scalar_tensor":
         yield Advice(
             "It was written there as a constant. torch.logdet does that for a matrix whose "
             "determinant is negative: take the logarithm of torch.slogdet, or keep the "
@@ -371,7 +375,7 @@ def _product(case: Case, made: Operation) -> Iterator[Advice]:
     yield from _bad_number(made, "multiplies them by")
     for place, (label, reading) in enumerate(made.inputs[:2]):
         if reading.inf_count:
-            other = made.operand(1 - place)[0]
+            other = made.operand(1 - place)[0] or "the other factor"
             yield Advice(
                 f"{label} holds Inf, and 0 * Inf is NaN where {other} is 0: a product masks no "
                 "Inf. Put a finite number there before (masked_fill, torch.where, clamp); "
@@ -646,6 +650,7 @@ def _optimizer(case: Case, made: Operation) -> Iterator[Advice]:
         seen = f"The divisor {_zeros(label, reading)}, though" if reading else ""
     if reading is None:
         return
+    names = [name for name, _ in case.report.learning_rates]
     yield Advice(
         f"{seen} the optimizer adds eps to it: "
         + (
@@ -653,7 +658,7 @@ def _optimizer(case: Case, made: Operation) -> Iterator[Advice]:
             if reading.dtype == "float16"
             else "its eps is 0, or lost beside the dtype's spacing. Give it a larger eps."
         ),
-        f"{next((name for name, _ in case.report.learning_rates), 'Adam')}(parameters, eps=1e-4)",
+        f"{next((name for name in names if name != 'SGD'), 'Adam')}(parameters, eps=1e-4)",
     )
 
 
@@ -673,7 +678,7 @@ _FORWARD: tuple[tuple[str, _Rule], ...] = (
     (r"lgamma|digamma", _gamma),
     (r"to_copy", _cast),
     (r"weight_norm(?:_interface)?", _weight_norm),
-    (r"scalar_tensor", _constant),
+    (r"scalar_tensor|(?:masked_|index_)?fill|(?:new_)?full(?:_like)?", _constant),
     (r"(?:foreach_|linalg_vector_)?norm|mse_loss|square|std|var", _square),
     (r"(?:log_)?softmax", _softmax),
     (r"ctc_loss", _ctc),
