@@ -189,6 +189,19 @@ def test_the_matrix_of_a_graph_has_no_rows(scale: float) -> None:
     assert "edges may have an entry for every pair of rows" in proof["rows in another order"].note
 
 
+def test_a_symmetric_mask_has_rows() -> None:
+    model = nn.Embedding(20, 8)
+    ids, mask = masked([4, 4, 3, 2], 4)
+    assert torch.equal(mask, mask.t())
+
+    def step(batch: Any) -> torch.Tensor:
+        kept = model(batch["ids"]) * batch["attention_mask"][..., None]
+        return kept.sum(1).square().mean()  # type: ignore[no-any-return]
+
+    proof = fastcheck.prove(step, {"ids": ids, "attention_mask": mask}, model=model)
+    assert proof["rows in another order"].state == "holds"
+
+
 SWITCHES: list[bool] = []
 
 

@@ -155,6 +155,17 @@ struct ParameterList {
   }
 };
 
+// No cycle is collected while it lives: what is known by its address only stays there.
+struct CollectorPause {
+  const bool was_on = PyGC_Disable() != 0;
+  CollectorPause() = default;
+  CollectorPause(const CollectorPause&) = delete;
+  CollectorPause& operator=(const CollectorPause&) = delete;
+  ~CollectorPause() {
+    if (was_on) PyGC_Enable();
+  }
+};
+
 // Finds the parameters of modules that an optimizer holds. What was found is kept from update to
 // update, but none of the tensors: the groups and the modules are gone through again, and where
 // they hold the same objects under the same names, whatever these are by now, so is the answer.
@@ -164,6 +175,7 @@ class ParameterFinder {
 
   // `groups`: of the optimizer; None: all parameters. The ids of what it holds, and the parameters.
   py::tuple look(const py::object& groups) {
+    const CollectorPause pause;
     Seen now;
     now.held.reserve(seen_.held.size());
     now.stored.reserve(seen_.stored.size());

@@ -80,7 +80,7 @@ class Checkpointed(Relation):
     def why_not(self, case: TestedStep) -> str:
         if case.learned.checkpoints or self._has_switch(case) or self._layers(case):
             return ""
-        return "the model has no repeated layers"
+        return "the model has no repeated layers that could run twice"
 
     def _has_switch(self, case: TestedStep) -> bool:
         return bool(getattr(case.model, "supports_gradient_checkpointing", False))
