@@ -117,11 +117,18 @@ class TestMasks:
         stop = stopped(model, x, mask=mask)
         assert where(stop.culprit) == ("layers.1.linear1", "param", "weight", "arrived")
 
-    def test_a_mask_kept_as_a_buffer(self) -> None:
+    @pytest.mark.parametrize("stored", ["buffer", "trained", "trained from other numbers than 0"])
+    def test_a_mask_that_is_stored(self, stored: str) -> None:
+        """Trained, it may be a table of transitions, some of which are forbidden."""
+
         class Masked(nn.Module):
             def __init__(self) -> None:
                 super().__init__()
-                self.register_buffer("mask", torch.full((5, 5), -INF).triu(1))
+                mask = torch.full((5, 5), -INF).triu(1)
+                if stored == "buffer":
+                    self.register_buffer("mask", mask)
+                else:
+                    self.mask = nn.Parameter(mask if stored == "trained" else mask + 0.5)
                 self.inner = nn.Linear(5, 5)
                 self.bad = False
 
@@ -136,6 +143,8 @@ class TestMasks:
         model.bad = True
         stop = stopped(model, torch.ones(5, 5))
         assert where(stop.culprit) == ("", "output", "output", "origin")
+        role = "buffer" if stored == "buffer" else "parameter"
+        assert f"finite, but for {role} mask, which has held" in stop.culprit.reason
 
     def test_a_log_of_zero_is_promoted_by_the_nan_it_causes(self) -> None:
         model = chain(

@@ -161,6 +161,12 @@ class ModuleRules:
         call = entry.call
         related = self._related(call, finding)
         reason = f"everything that {call.node.name} read was finite, including its parameters"
+        mask = self._mask_in(call.node)
+        if mask:
+            reason = (
+                f"everything that {call.node.name} read was finite, but for {mask}, which has held "
+                "NaN or Inf without harm"
+            )
         if call.node.has_excluded_parts or call.node.has_new_parts:
             reason = (
                 f"everything that {call.node.name} read was finite, as far as it was observed; it "
@@ -307,6 +313,18 @@ class ModuleRules:
                     first = finding
         return first or self._bad_buffer(node, triggered_by)
 
+    def _mask_in(self, node: ModuleNode) -> str:
+        """The name of a parameter or buffer of the module or its submodules that was a mask in
+        earlier steps; empty if there is none.
+        """
+        for number in self.findings.memory.masks:
+            site = self.findings.sites[number]
+            is_stored = site.role in ("param", "buffer")
+            if is_stored and f"{site.module}.".startswith(f"{node.path}." if node.path else ""):
+                owner = "" if site.module == node.path else f" of {site.module}"
+                return f"{site.tensor_name}{owner}"
+        return ""
+
     def _bad_buffer(self, node: ModuleNode, harmed: Finding) -> Optional[Finding]:
         """A buffer of the module that held NaN before the forward of this step, and never was
         finite: in training those of modules are not read again, which may write them. An infinity
@@ -353,8 +371,10 @@ class ModuleRules:
             reason = was_finite(finding.role, last_finite)
         # One that was non-finite before may have been reset to that.
         was_harmless = finding.site in self.findings.memory.masks
-        may_be_meant = finding.role == "buffer" and (last_finite is None or was_harmless)
-        is_suspect = is_suspect and not (finding.has_nan and was_harmless)
+        has_only_neginf = finding.only_neginf
+        may_be_meant = finding.role == "buffer" or has_only_neginf
+        may_be_meant = may_be_meant and (last_finite is None or was_harmless)
+        is_suspect = is_suspect and not (was_harmless and (finding.has_nan or has_only_neginf))
         if finding.is_mask or (may_be_meant and not is_suspect):
             what = "a stored NaN" if finding.has_nan else "a stored infinity"
             what += ", probably written on purpose"
