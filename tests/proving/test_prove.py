@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 from typing import Any, Callable
 from unittest import mock
@@ -523,6 +524,14 @@ def test_what_cannot_be_used_is_refused(options: dict[str, Any], named: str) -> 
     given: dict[str, Any] = {"model": nn.Linear(1, 1), **options}
     with pytest.raises(fastcheck.ConfigError, match=rf"prove\({named}=\)"):
         fastcheck.prove(lambda x: x, torch.ones(1), **given)
+
+
+def test_a_step_that_leaves_nothing_is_refused() -> None:
+    model = nn.Linear(2, 2)
+    state = copy.deepcopy(model.state_dict())
+    with pytest.raises(fastcheck.ConfigError, match=r"prove\(step=\)"):
+        fastcheck.prove(lambda x: None, torch.ones(2, 2), model=model)
+    assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
 
 
 def test_a_relation_may_be_named_as_the_table_does() -> None:

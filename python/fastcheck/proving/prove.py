@@ -93,8 +93,8 @@ def prove(
         A Proof: ``holds``, ``outcomes``; ``str()`` of it is a table.
 
     Raises:
-        ConfigError: an argument that can't be used. What the step raises is raised here, if it
-            raises as it is.
+        ConfigError: an argument that can't be used, such as a step that leaves nothing to compare.
+            What the step raises is raised here, if it raises as it is.
         LogError: the page can't be written.
 
     Costs about 8 computations of the step, and 1 to 3 for each relation; one that differs costs
@@ -146,6 +146,9 @@ class Prover:
             case.settings.dropout = True
         else:
             self._floors[False] = self._floor(True)
+        if not any(floor.base.tensors for floor in self._floors.values()):
+            expected = "a function of the batch that returns the loss, or calls the model"
+            raise _refused("step", expected, case.step, "it left no loss, output or gradient")
         count = sum(p.numel() for p in case.parameters.values())
         rows = f", {case.given.rows} rows" if case.given.rows else ""
         kind = str(case.learned.dtype).removeprefix("torch.")
