@@ -91,6 +91,7 @@ LOSSES: dict[str, tuple[Loss, str]] = {
     "a mask of nothing": (lambda y: y.sum() / torch.zeros(()), "DivBackward0"),
     "log of 0": (lambda y: -(y * 0).log().mean(), "LogBackward0"),
     "log of 0 whose result nobody keeps": (lambda y: -(y * 0).log().sum() + 1, "LogBackward0"),
+    "x log 0": (lambda y: 1 - torch.xlogy(y - 2, torch.zeros(8)).sum(), "XlogyBackward0"),
     "exp": (lambda y: (y + 200).exp().mean() - 1, "ExpBackward0"),
     "a power of 0": (lambda y: ((y * 0) ** -2).sum(), "PowBackward0"),
     "a power that overflows": (lambda y: (y + 1e30).square().mean(), "PowBackward0"),
@@ -1183,7 +1184,7 @@ def test_a_mask_that_did_no_harm_is_not_blamed(is_whole: bool) -> None:
     assert site == made.site
     assert (site.module, site.module_type, site.op) == ("attend", "_Attend", "aten.add.Tensor")
     assert str(stop.value).startswith("6 -Inf in output of aten.add.Tensor #1 in attend (_Attend)")
-    assert "it made infinities beside those of input[1]" in report.culprit.reason
+    assert "it made infinities beside those that it read" in report.culprit.reason
     assert [one.label for one, _ in report.inputs] == ["self", "other"]
     assert [e.site for e in report.events if e.counted] == [site]
     # The log, and what reads it, have the same verdict.

@@ -670,6 +670,10 @@ OPERATORS = {
         ),
         "other holds 8 Inf, of which mul makes infinities",
     ),
+    "0 * Inf, of which the zeros are not held": (
+        operator_report("aten.mul.Tensor", {"self": of(posinf_count=2)}, nan_count=2),
+        "self holds Inf, and 0 * Inf is NaN where the other factor is 0",
+    ),
     "a product below the range": (
         operator_report("aten.mul.Tensor", {"self": of(high=1e30)}, neginf_count=8),
         "aten.mul.Tensor made Inf of numbers up to 1.00e+30 in magnitude",
@@ -710,7 +714,7 @@ OPERATORS = {
     ),
     "slogdet of 0": (
         operator_report("aten._linalg_slogdet", {"A": ZERO}, numel=1, neginf_count=1),
-        "the log of zero (of the determinant of a singular matrix, too)",
+        "the log of zero (of the determinant of a singular matrix, too: add eps * torch.eye(n)",
     ),
     "logaddexp backward": (
         operator_report(
@@ -729,6 +733,10 @@ OPERATORS = {
         operator_report("aten.logit", {"self": of()}, backward=True, nan_count=2),
         "The derivative of logit is infinite at 0 and 1",
     ),
+    "acosh backward": (
+        operator_report("aten.acosh", {"self": of(1.0, 3.0)}, backward=True, posinf_count=2),
+        "The derivative of acosh is infinite at 1, where its input came",
+    ),
     "eigh backward": (
         operator_report("aten._linalg_eigh", {"self": of()}, backward=True, posinf_count=2),
         "eigenvalues: two equal ones",
@@ -744,10 +752,20 @@ def test_the_first_item_is_what_the_operator_did_with_its_values(name: str) -> N
     assert "lower the learning rate" not in advice_of(report)
 
 
-@pytest.mark.parametrize("name", ["0/0", "log of 0", "sqrt of -2", "exp of 95", "div backward"])
-def test_values_that_do_not_explain_the_result_give_no_such_advice(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        *((name, (0.5, 1.0)) for name in ("0/0", "log of 0", "sqrt of -2", "exp of 95")),
+        ("div backward", (0.5, 1.0)),
+        ("acosh backward", (1.5, 3.0)),
+        ("logit backward", (0.1, 0.9)),
+    ],
+)
+def test_values_that_do_not_explain_the_result_give_no_such_advice(
+    name: str, values: tuple[float, float]
+) -> None:
     report, wanted = OPERATORS[name]
-    harmless = tuple((site, of(0.5, 1.0)) for site, _ in report.inputs)
+    harmless = tuple((site, of(*values)) for site, _ in report.inputs)
     assert wanted not in advice_of(replace(report, inputs=harmless))
 
 
@@ -774,6 +792,42 @@ def test_a_parameter_that_no_optimizer_holds_was_written_by_the_program() -> Non
     culprit = replace(report.culprit, reason=f"it was finite; {NOT_UPDATED}")
     first = advise(replace(report, culprit=culprit))[0].text
     assert "The program wrote fc.weight" in first and "learning rate" not in first
+
+
+@pytest.mark.parametrize(
+    ("optimizers", "code"),
+    [
+        (["SGD"], "Adam("),
+        (["LBFGS"], "Adam("),
+        (["SGD", "AdamW"], "AdamW("),
+        (["RMSprop"], "RMSprop("),
+        ([], "Adam("),
+    ],
+)
+def test_an_eps_is_that_of_an_optimizer_that_has_one(optimizers: list[str], code: str) -> None:
+    rates = tuple((name, 1e-3) for name in optimizers)
+    report = replace(OPERATORS["Adam"][0], learning_rates=rates)
+    assert advise(report)[0].code == f"{code}parameters, eps=1e-4)"
+    before = build.grown("float32", 1.0, 1.1, 8, 8)
+    what = build.record(posinf_count=1, step=9)
+    told = advice_of(build.report(WEIGHT, what, Verdict.ARRIVED, before, learning_rates=rates))
+    has_eps = optimizers not in (["SGD"], ["LBFGS"])
+    assert "Check the schedule" in told and ("the optimizer's eps" in told) is has_eps
+
+
+@pytest.mark.parametrize(
+    ("counts", "code"),
+    [
+        ({"nan_count": 1}, "x.var(0, correction=0)  # or: if len(x) > 1"),
+        ({"posinf_count": 1}, ""),
+    ],
+)
+def test_a_running_variance_that_became_bad_is_reset(counts: dict[str, int], code: str) -> None:
+    where = build.site("bn", "BatchNorm1d", role="buffer", label="running_var")
+    steady = build.grown("float32", 1.0, 1.0, 8, 8)
+    items = advise(build.report(where, build.record(step=9, **counts), Verdict.ORIGIN, steady))
+    assert [item.code for item in items if item.code] == ([code] if code else [])
+    assert any("(BatchNorm: module.reset_running_stats())" in item.text for item in items)
 
 
 def test_a_buffer_that_never_was_finite_is_its_initialisation() -> None:

@@ -121,17 +121,19 @@ class TestArrivals:
                 model(torch.full((4, 8), value))
         assert monitor.event_count == 2
 
-    def test_a_loaded_weight_is_named_before_anything_is_computed(self) -> None:
+    @pytest.mark.parametrize("value", [NAN, INF, -INF])
+    def test_a_loaded_weight_is_named_before_what_is_computed(self, value: float) -> None:
         model = Net()
         fastcheck.install(model)
         state = {name: value.clone() for name, value in model.state_dict().items()}
-        state["blocks.1.b.weight"][0, 0] = NAN
+        state["blocks.1.b.weight"][0, 0] = value
         model.load_state_dict(state)
         stop = stopped(train, model)
         assert where(stop.culprit) == ("blocks.1.b", "param", "weight", "arrived")
         assert "checkpoint" in stop.culprit.reason
 
-    def test_a_weight_that_an_update_broke(self) -> None:
+    @pytest.mark.parametrize("value", [INF, -INF])
+    def test_a_weight_that_an_update_broke(self, value: float) -> None:
         model = Net()
         monitor = fastcheck.install(model)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -139,7 +141,7 @@ class TestArrivals:
         def blow_up(step: int) -> None:
             if step == 2:
                 with torch.no_grad():
-                    model.blocks[1].a.bias.fill_(INF)
+                    model.blocks[1].a.bias.fill_(value)
 
         stop = stopped(train, model, 5, optimizer=optimizer, before_step=blow_up)
         assert where(stop.culprit) == ("blocks.1.a", "param", "bias", "arrived")
@@ -221,6 +223,32 @@ class TestArrivals:
         fastcheck.install(model)
         stop = stopped(train, model)
         assert where(stop.culprit) == ("bad", "output", "output", "origin")
+
+    @pytest.mark.parametrize("is_training", [True, False])
+    @pytest.mark.parametrize("first", [INF, -INF])
+    def test_an_infinite_buffer_is_not_what_became_nan_between_modules(
+        self, first: float, is_training: bool
+    ) -> None:
+        """As the least or largest number of an observer, before its first batch."""
+        model = Parent(lambda h: (h - h.max() - 1).log())
+        model.register_buffer("seen", torch.full((2,), first))
+        model.first.register_buffer("seen", torch.full((), first))
+        fastcheck.install(model.train(is_training))
+        stop = stopped(train, model)
+        assert where(stop.culprit) == ("last", "input", "input[0]", "origin")
+        assert (
+            "from finite values, but for buffer seen and 1 more, which have held NaN or Inf; "
+            in stop.culprit.reason
+        )
+
+    def test_an_infinite_buffer_that_is_a_factor_is_named_with_its_operator(self) -> None:
+        model = Parent(lambda h: h * model.scale)
+        model.register_buffer("scale", torch.full((1,), INF))
+        fastcheck.install(model)
+        stop = stopped(train, model)
+        assert stop.culprit.site.op == "aten.mul.Tensor"
+        assert "it made infinities beside those that it read" in stop.culprit.reason
+        assert "other holds 1 Inf, of which mul makes infinities" in " ".join(str(stop).split())
 
 
 class TestBackward:

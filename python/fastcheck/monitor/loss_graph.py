@@ -494,6 +494,7 @@ _MAKERS: dict[str, _Maker] = {
     "NllLoss2D": _likelihood,
     "Var": _variance,
     "VarMean": _variance,
+    "Xlogy": lambda saved, node: not torch.xlogy(saved["self"], saved["other"]).isfinite().all(),
 }
 
 

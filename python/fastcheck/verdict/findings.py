@@ -239,6 +239,11 @@ class Finding:
         return self.only_neginf and zeros > 0 and everything
 
     @property
+    def is_initial(self) -> bool:
+        """Whether a buffer holds infinities alone, as where a least or a largest number begins."""
+        return self.role == "buffer" and self.infinities == int(self.record["numel"])
+
+    @property
     def mask_reason(self) -> str:
         """The reason why a finding with only_neginf is no event yet."""
         if self.is_saturated:

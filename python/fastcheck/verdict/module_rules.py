@@ -22,6 +22,7 @@ from typing import Any, Callable, Optional
 from fastcheck.calls.module_calls import Call, ModuleNode
 from fastcheck.record.event import CHANGED_BY_LOOP, COMPUTED_OUTSIDE, GIVEN_INSTEAD
 from fastcheck.record.format import Verdict
+from fastcheck.utils.text.layout import listed
 
 from . import entries
 from .findings import CONFIRMED, Blame, Finding, Findings, FindingState, PossibleVerdict
@@ -116,6 +117,7 @@ class ModuleRules:
         name = parent.node.name
         verdict = Verdict.ORIGIN
         reason = f"{name}.forward computed it between its submodules, from finite values"
+        reason += self._but_for(parent.node)
         if parent.node.has_excluded_parts:
             verdict = Verdict.ARRIVED
             reason = f"no observed module made it, but {name} contains modules that are excluded"
@@ -160,13 +162,8 @@ class ModuleRules:
     def _output(self, finding: Finding, entry: entries.Output) -> None:
         call = entry.call
         related = self._related(call, finding)
-        reason = f"everything that {call.node.name} read was finite, including its parameters"
-        mask = self._mask_in(call.node)
-        if mask:
-            reason = (
-                f"everything that {call.node.name} read was finite, but for {mask}, which has held "
-                "NaN or Inf without harm"
-            )
+        reason = f"everything that {call.node.name} read was finite"
+        reason += self._but_for(call.node) or ", including its parameters"
         if call.node.has_excluded_parts or call.node.has_new_parts:
             reason = (
                 f"everything that {call.node.name} read was finite, as far as it was observed; it "
@@ -211,7 +208,7 @@ class ModuleRules:
             )
         tentative = [f for f in related if f.is_tentative]
         if finding.only_neginf:
-            fresh = (f for f in tentative if not (f.uses.is_absorbed or self._is_mask(f.root)))
+            fresh = (f for f in tentative if not (_is_absorbed(f) or self._is_mask(f.root)))
             cause = next(fresh, tentative[0] if tentative else None)
             self.findings.hold(finding, FindingState.DOUBTFUL, finding.mask_reason, then, cause)
             return
@@ -313,17 +310,19 @@ class ModuleRules:
                     first = finding
         return first or self._bad_buffer(node, triggered_by)
 
-    def _mask_in(self, node: ModuleNode) -> str:
-        """The name of a parameter or buffer of the module or its submodules that was a mask in
-        earlier steps; empty if there is none.
+    def _but_for(self, node: ModuleNode) -> str:
+        """A clause that names the parameters and buffers of the module and its submodules that are
+        not finite, or were not in earlier steps, and did no harm; empty if there are none.
         """
-        for number in self.findings.memory.masks:
+        prefix = f"{node.path}." if node.path else ""
+        numbers = {f.site for f in self.findings.all if f.is_tentative}
+        names = []
+        for number in sorted(numbers | self.findings.memory.masks):
             site = self.findings.sites[number]
-            is_stored = site.role in ("param", "buffer")
-            if is_stored and f"{site.module}.".startswith(f"{node.path}." if node.path else ""):
-                owner = "" if site.module == node.path else f" of {site.module}"
-                return f"{site.tensor_name}{owner}"
-        return ""
+            if site.role in ("param", "buffer") and f"{site.module}.".startswith(prefix):
+                names.append(site.tensor_name)
+        held = f"{listed(names, 1)}, which ha{'s' if len(names) == 1 else 've'} held NaN or Inf"
+        return f", but for {held}" if names else ""
 
     def _bad_buffer(self, node: ModuleNode, harmed: Finding) -> Optional[Finding]:
         """A buffer of the module that held NaN before the forward of this step, and never was
@@ -370,12 +369,10 @@ class ModuleRules:
         else:
             reason = was_finite(finding.role, last_finite)
         # One that was non-finite before may have been reset to that.
-        was_harmless = finding.site in self.findings.memory.masks
-        has_only_neginf = finding.only_neginf
-        may_be_meant = finding.role == "buffer" or has_only_neginf
-        may_be_meant = may_be_meant and (last_finite is None or was_harmless)
-        is_suspect = is_suspect and not (was_harmless and (finding.has_nan or has_only_neginf))
-        if finding.is_mask or (may_be_meant and not is_suspect):
+        is_known = finding.site in self.findings.memory.masks
+        is_first = last_finite is None and (finding.is_initial or not is_suspect)
+        may_be_meant = finding.role == "buffer" or finding.only_neginf
+        if finding.is_mask or (may_be_meant and (is_known or is_first)):
             what = "a stored NaN" if finding.has_nan else "a stored infinity"
             what += ", probably written on purpose"
             self.findings.hold(
@@ -637,7 +634,7 @@ class ModuleRules:
     # Tentative findings
 
     def _is_mask(self, root: Finding) -> bool:
-        return root.is_mask or root.uses.is_absorbed or root.site in self.findings.memory.masks
+        return root.is_mask or root.is_initial or root.site in self.findings.memory.masks
 
     def _promotable(
         self, candidates: Iterable[Finding], made_by: Optional[Call] = None
@@ -648,14 +645,13 @@ class ModuleRules:
         The backward of the very module that made a -Inf is harmed by it even if later modules
         absorbed it.
         """
-        memory = self.findings.memory
         for finding in candidates:
             root = finding.root
-            if not finding.is_tentative or root.is_mask or root.site in memory.masks:
+            if not finding.is_tentative or self._is_mask(root):
                 continue
-            if finding.state.is_pending and finding.site in memory.harmless:
+            if finding.state.is_pending and finding.site in self.findings.memory.harmless:
                 continue
-            if made_by is None and (finding.uses.is_absorbed or root.uses.is_absorbed):
+            if made_by is None and _is_absorbed(finding):
                 continue
             return root
         return None
@@ -826,6 +822,10 @@ class ModuleRules:
 
     def let_go(self) -> None:
         pass
+
+
+def _is_absorbed(finding: Finding) -> bool:
+    return finding.uses.is_absorbed or finding.root.uses.is_absorbed
 
 
 _FOLLOWS = PossibleVerdict(Verdict.PROPAGATED, "")

@@ -612,6 +612,11 @@ class OpRules:
             return
         if place.may_be_infinite and not finding.has_nan:
             return
+        # A weight that always held -Inf, as a mask that is trained does, holds it after an update.
+        if place.kind == "state" and finding.only_neginf:
+            path, causes = _ancestors(finding)
+            if not causes and all(f.role == "param" for f in path if not f.uses.parents):
+                return
         # An update uses only those scaled gradients that the scaler let through.
         if finding.verdict is Verdict.SCALED and place.kind not in ("update", "state"):
             return

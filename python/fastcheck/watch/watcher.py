@@ -253,8 +253,8 @@ class Causes:
         if first.site is None:
             return (
                 "loss",
-                "no tensor of the model left its range before the loss: look at its targets, and "
-                "at weights and factors in its expression",
+                "no tensor that was read left its range before the loss: look at its targets, "
+                "whether they belong to the inputs, and at weights and factors in its expression",
             )
         return CAUSES[self.movers.order_of(first)[0]]
 

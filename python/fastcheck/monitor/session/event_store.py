@@ -373,7 +373,7 @@ class EventStore:
         maker.uses.line = line
         maker.uses.inputs = list(zip(names, records["seq"][:-1].tolist()))
         follows = given.reason.partition("; ")[2]
-        reason = f"it made infinities beside those of {self.sites[given.site].label}"
+        reason = "it made infinities beside those that it read"
         step.findings.pass_blame(given, maker, f"{reason}; {follows}" if follows else reason)
         self._take_changes(step)
         return maker

@@ -248,8 +248,9 @@ def negative_infinity(case: Case) -> Iterator[Advice]:
     if not re.fullmatch(r"a?max|(?:scatter|index)_reduce", case.op_name):
         yield Advice(
             "-Inf alone is a mask, a maximum over nothing, or the log of zero (of the determinant "
-            "of a singular matrix, too). If it is a log: clamp its input, or use log_softmax, "
-            "logsumexp or binary_cross_entropy_with_logits, which never form the zero.",
+            "of a singular matrix, too: add eps * torch.eye(n) to it). If it is a log: clamp its "
+            "input, or use log_softmax, logsumexp or binary_cross_entropy_with_logits, which never "
+            "form the zero.",
             "torch.log(p.clamp_min(torch.finfo(p.dtype).tiny))",
         )
     yield Advice(

@@ -36,6 +36,9 @@ _DOMAINS = re.compile(
     r"|a(?:cos|sin|tan)h|acos|asin|lgamma|digamma|xlogy|special_xlog1py"
 )
 
+#: Optimizers that divide by no moment and have no eps.
+_WITHOUT_EPS = frozenset({"SGD", "ASGD", "Rprop", "LBFGS", "Lion"})
+
 
 @dataclass(frozen=True)
 class Advice:
@@ -124,6 +127,12 @@ class Case:
             f"{name}: {format_number(rate)}" for name, rate in self.report.learning_rates
         )
         return f" (it is now {named})" if named else ""
+
+    @property
+    def divider(self) -> str:
+        """The first optimizer that has an eps, Adam where none is known; empty: none has one."""
+        names = [name for name, _ in self.report.learning_rates] or ["Adam"]
+        return next((name for name in names if name not in _WITHOUT_EPS), "")
 
     @property
     def op_name(self) -> str:

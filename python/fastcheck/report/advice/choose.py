@@ -87,18 +87,14 @@ def stored(case: Case) -> Iterator[Advice]:
         return
     grew = case.trend.has_grown
     rates = [(name, rate) for name, rate in case.report.learning_rates if not math.isfinite(rate)]
-    divides = (
-        any(name != "SGD" for name, _ in case.report.learning_rates)
-        or not case.report.learning_rates
-    )
     if rates:
         yield broken_rate(*rates[0])
-    elif divides and not grew and case.has_nan:
+    elif case.divider and not grew and case.has_nan:
         yield from _quotient_of_update(case)
     is_before = case.trend.healthy[-1].step < case.report.step
     what = "The update before this step or a later write" if is_before else "A write in this step"
     lost = f"{what} broke {name}: the model in memory is lost. Go back to the "
-    if rates or (divides and not grew and case.has_nan):
+    if rates or (case.divider and not grew and case.has_nan):
         yield Advice(f"{lost}last checkpoint.")
         return
     yield Advice(
@@ -106,9 +102,8 @@ def stored(case: Case) -> Iterator[Advice]:
         "clip gradients.",
         "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
     )
-    yield Advice(
-        "Check the optimizer's eps (Adam: 1e-8 in float32; larger in 16-bit) and the schedule."
-    )
+    eps = " and the optimizer's eps (Adam: 1e-8 in float32; larger in 16-bit)"
+    yield Advice(f"Check the schedule{eps if case.divider else ''}.")
 
 
 def broken_rate(name: str, rate: float) -> Advice:

@@ -497,7 +497,8 @@ def _domain(case: Case, made: Operation) -> Iterator[Advice]:
     inside = "clamp_min(1 + 1e-4)" if is_above else f"clamp({low:g} + 1e-4, 1 - 1e-4)"
     code = "x.logit(eps=1e-4)" if is_share else f"x.{inside}.{made.name}()"
     if made.is_backward:
-        if not _has_zero(made) and low < reading.min and reading.max < 1:
+        is_inside = low < reading.min and (is_above or reading.max < 1)
+        if is_inside and not _has_zero(made):
             return
         at = "1" if is_above else f"{low:g} and 1"
         yield Advice(
@@ -650,7 +651,6 @@ def _optimizer(case: Case, made: Operation) -> Iterator[Advice]:
         seen = f"The divisor {_zeros(label, reading)}, though" if reading else ""
     if reading is None:
         return
-    names = [name for name, _ in case.report.learning_rates]
     yield Advice(
         f"{seen} the optimizer adds eps to it: "
         + (
@@ -658,7 +658,7 @@ def _optimizer(case: Case, made: Operation) -> Iterator[Advice]:
             if reading.dtype == "float16"
             else "its eps is 0, or lost beside the dtype's spacing. Give it a larger eps."
         ),
-        f"{next((name for name in names if name != 'SGD'), 'Adam')}(parameters, eps=1e-4)",
+        f"{case.divider or 'Adam'}(parameters, eps=1e-4)",
     )
 
 
