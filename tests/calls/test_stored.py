@@ -176,6 +176,21 @@ def test_a_finder_keeps_no_parameter() -> None:
         finder.look(None)[1][0]
 
 
+def test_a_module_that_makes_its_parameters_when_it_is_asked() -> None:
+    class Made:
+        @property
+        def _parameters(self) -> dict[str, torch.Tensor]:
+            return {f"weight_{k}": torch.full((3,), float(k)) for k in range(4)}
+
+    node: Any = ModuleNode("", nn.Linear(2, 2), SiteTable(), is_primary=True)
+    made = Made()
+    node.module = lambda: made
+    for finder in (new_finder([node]), ParameterFinder([node])):
+        for _ in range(2):
+            found = [(name, float(tensor.sum())) for _, name, tensor in finder.look(None)[1]]
+            assert found == [(f"weight_{k}", 3.0 * k) for k in range(4)]
+
+
 def test_what_adding_one_raises_comes_through() -> None:
     def refuse(*_: object) -> int:
         raise KeyError("no site")

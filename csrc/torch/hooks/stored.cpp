@@ -74,28 +74,31 @@ void each_held(const py::sequence& groups, const Visit& visit) {
   }
 }
 
-// The tensors of each module in turn; `after` behind each module.
+// The tensors of each module in turn; `after` behind each module, with the dict that holds them.
 template <class Visit, class After>
 void each_tensor(const py::sequence& nodes, PyObject* kind, const Visit& visit,
                  const After& after) {
   for (const py::handle node : nodes) {
     const py::object module =
         owned(PyObject_CallNoArgs(attribute(node, stored_names().module).ptr()));
+    py::object tensors;
     if (!module.is_none()) {
-      const py::object tensors = attribute(module, kind);
+      tensors = attribute(module, kind);
       if (!PyDict_Check(tensors.ptr())) throw py::type_error("expected a dict of tensors");
       PyObject *name = nullptr, *tensor = nullptr;
       for (Py_ssize_t place = 0; PyDict_Next(tensors.ptr(), &place, &name, &tensor) != 0;) {
         if (tensor != Py_None) visit(node, name, tensor);
       }
     }
-    after();
+    after(std::move(tensors));
   }
 }
 
+void add_id(py::set& ids, PyObject* parameter) { ids.add(owned(PyLong_FromVoidPtr(parameter))); }
+
 py::set parameter_ids(const py::sequence& groups) {
   py::set ids;
-  each_held(groups, [&](PyObject* parameter) { ids.add(owned(PyLong_FromVoidPtr(parameter))); });
+  each_held(groups, [&](PyObject* parameter) { add_id(ids, parameter); });
   return ids;
 }
 
@@ -121,7 +124,7 @@ py::list stored_in(const py::sequence& nodes, const py::str& kind, const py::obj
     if (are_parameters && !seen.insert(tensor).second) return;
     found.append(stored_tensor(node.ptr(), name, tensor));
   };
-  each_tensor(nodes, kind.ptr(), visit, [] {});
+  each_tensor(nodes, kind.ptr(), visit, [](const py::object&) {});
   return found;
 }
 
@@ -177,6 +180,7 @@ class ParameterFinder {
   py::tuple look(const py::object& groups) {
     const CollectorPause pause;
     Seen now;
+    std::vector<py::object> dicts;  // a module may make its own at each call
     now.held.reserve(seen_.held.size());
     now.stored.reserve(seen_.stored.size());
     if (!groups.is_none()) {
@@ -185,9 +189,12 @@ class ParameterFinder {
     each_tensor(
         nodes_, stored_names().parameters,
         [&](py::handle, PyObject* name, PyObject* tensor) { now.stored.push_back({name, tensor}); },
-        [&] { now.stored.push_back({nullptr, nullptr}); });
+        [&](py::object tensors) {
+          dicts.push_back(std::move(tensors));
+          now.stored.push_back({nullptr, nullptr});
+        });
     if (places_ == nullptr || now.held != seen_.held || now.stored != seen_.stored) {
-      know(groups, now);
+      know(!groups.is_none(), now);
       seen_ = std::move(now);
     }
     py::list tensors(chosen_.size());
@@ -204,7 +211,7 @@ class ParameterFinder {
     std::vector<std::pair<PyObject*, PyObject*>> stored;
   };
 
-  void know(const py::object& groups, const Seen& now) {
+  void know(bool are_chosen, const Seen& now) {
     auto places = std::make_shared<Places>();
     chosen_.clear();
     std::unordered_set<PyObject*> left(now.held.begin(), now.held.end());
@@ -213,12 +220,14 @@ class ParameterFinder {
       const auto [name, tensor] = now.stored[i];
       if (name == nullptr) {
         ++node;
-      } else if (groups.is_none() ? left.insert(tensor).second : left.erase(tensor) != 0) {
+      } else if (are_chosen ? left.erase(tensor) != 0 : left.insert(tensor).second) {
         places->all.push_back({nodes_[node], borrowed(name), {}});
         chosen_.push_back(i);
       }
     }
-    ids_ = groups.is_none() ? groups : parameter_ids(groups);
+    py::set ids;
+    for (PyObject* const parameter : now.held) add_id(ids, parameter);
+    ids_ = are_chosen ? py::object(std::move(ids)) : py::none();
     places_ = std::move(places);
   }
 

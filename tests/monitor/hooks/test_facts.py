@@ -238,6 +238,21 @@ def test_weights_that_are_nan_are_not_written_for_that(dtype: torch.dtype) -> No
     ]
 
 
+@pytest.mark.parametrize("first", [torch.float64, torch.bfloat16])
+def test_weights_that_change_their_dtype_are_not_compared(first: torch.dtype) -> None:
+    model = nn.Linear(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with warnings.catch_warnings(record=True) as caught, fastcheck.install(model):
+        warnings.simplefilter("always")
+        for dtype in (first, first, torch.float32, torch.float32):
+            model.to(dtype)
+            optimizer.zero_grad()
+            model(torch.randn(8, 8, dtype=dtype)).square().mean().backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+    assert not [str(warning.message) for warning in caught]
+
+
 class Doubled(torch.autograd.Function):
     """One with attributes of its own, that have the names of a node's."""
 

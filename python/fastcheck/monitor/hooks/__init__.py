@@ -1,9 +1,9 @@
 """Hooks on modules, gradients, optimizers, GradScaler, CUDA graphs and compiled code.
 
 ``module_observer`` and ``optimizers`` have the hooks. ``step_watcher`` follows the training loop,
-``step_ends`` finds where unusual loops end their steps, ``step_numbers`` reads loss scales and
-learning rates, ``facts`` what a loop does that is in no record, with ``loss_forms`` for the graph
-of its loss. ``state_reader`` reads parameters, gradients and buffers before they change, with
+``losses`` reads its losses and their graphs, ``step_ends`` finds where unusual loops end their
+steps, ``step_numbers`` reads loss scales and learning rates, ``facts`` what a loop does that is in
+no record. ``state_reader`` reads parameters, gradients and buffers before they change, with
 ``hand_changes`` of gradients. ``protection`` keeps bad updates out of the weights: on a device by
 ``found_inf`` of fused optimizers, in host memory by removing the gradients for the time of the
 step. ``graphs`` follows captured graphs, whose replays get records of their own.

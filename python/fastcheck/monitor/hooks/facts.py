@@ -34,7 +34,7 @@ from fastcheck.utils.torch.rank import group_size
 from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read, has_memory, is_materialised
 
 from .hand_changes import FirstElements, first_elements
-from .loss_forms import LossForms
+from .losses import LossForms
 from .state_reader import StateReader
 
 #: Updates in a row in which a fact has to hold.

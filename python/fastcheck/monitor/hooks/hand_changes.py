@@ -67,11 +67,11 @@ class FirstElements:
         if self._probe is not None:
             are_same: Optional[bool] = self._probe.has_same_elements(tensor)
             return are_same
-        now = None if self._elements is None else first_elements(tensor)
-        if now is None or self._elements is None or now.shape != self._elements.shape:
+        now, then = first_elements(tensor), self._elements
+        if now is None or then is None or (now.shape, now.dtype) != (then.shape, then.dtype):
             return None
         with unobserved():
-            return torch.allclose(now, self._elements, 0, 0, equal_nan=True)
+            return torch.allclose(now, then, 0, 0, equal_nan=True)
 
 
 class HandChanges:

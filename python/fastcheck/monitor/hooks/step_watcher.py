@@ -1,5 +1,6 @@
 """Follows the training loop of one session: finds step boundaries, from optimizer steps and
-GradScaler updates, and reads the loss and the gradients that an update is about to use.
+GradScaler updates, and reads the loss (``losses.py``) and the gradients that an update is about to
+use.
 
 An optimizer step that is not run by a GradScaler closes the step, and so does GradScaler.update():
 a step that the scaler skips never reaches the optimizer. Of several optimizers that take turns it
@@ -8,36 +9,30 @@ is the last one (``step_ends.py``). Once monitor.step() was called, only it does
 
 from __future__ import annotations
 
-import math
-import threading
 import weakref
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Callable, Optional
 
 import torch
 from torch.optim import Optimizer
 
 from fastcheck.calls.module_calls import ModuleNode
-from fastcheck.calls.stored import parameter_at, parameter_ids
+from fastcheck.calls.stored import parameter_ids
 from fastcheck.errors import warn
 from fastcheck.monitor.session.run_meta import RunMeta
 from fastcheck.monitor.session.session import Removal, Session
-from fastcheck.record.format import Flag
-from fastcheck.record.site import GIVEN_LOSS, GRAD_LOSS, SCALED_LOSS, Site
+from fastcheck.record.site import Site
 from fastcheck.utils.torch.flatten import flatten
-from fastcheck.utils.torch.memory_ref import MemoryRef
-from fastcheck.utils.torch.own_operators import unobserved
 from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read
 from fastcheck.utils.torch.sharding import is_part
 from fastcheck.utils.torch.streams import streams_of
 from fastcheck.utils.torch.versions import GradScaler
 from fastcheck.verdict.entries import Moment, ScaleDecided
-from fastcheck.verdict.step import Step
 
 from .facts import Facts
 from .found_inf import UpdateGuard
 from .hook_support import ModuleTree
+from .losses import LossReader
 from .protection import WeightProtection
 from .state_reader import StateReader
 from .step_ends import StepEnds, other_optimizers
@@ -626,318 +621,6 @@ class StepWatcher:
             self._boundary()
         elif is_ours and session.event_store.due:
             self._stops()
-
-
-# ---- The loss ------------------------------------------------------------------------------------
-#
-# Each call of backward() adds a part to the loss of its step, whoever has read the tensor before.
-# The parts before it count no more if their gradients were thrown away: a parameter that had a
-# gradient when the first of them was back-propagated has none, the closure of a step is evaluated
-# again, or the first of them was interrupted.
-
-# A graph is searched so far for a parameter; those of the last layers are a few nodes away.
-_MAX_NODES = 2000
-# After this many graphs without a parameter, of another model perhaps, only a few nodes are met.
-_MOST_FRUITLESS = 16
-_FEW_NODES = 64
-
-#: A parameter, as parameter_at() finds it.
-_Place = tuple[ModuleNode, str]
-#: A loss, as a tensor without a graph; its place among those of one call; what it is called.
-_Loss = tuple[torch.Tensor, int, str]
-
-
-class _Backward:
-    """A call of backward() at losses that were not read yet: in their graph no parameter of the
-    model was found.
-    """
-
-    __slots__ = ("gradient_count", "is_ours", "losses", "parameter", "scale", "step")
-
-    def __init__(self, step: Step, parameter: Optional[_Place]) -> None:
-        self.step = step
-        # Of this model, and found in its graph. None: not of backward(), or none was found.
-        self.parameter = parameter
-        self.gradient_count = len(step.gradients)
-        self.is_ours = False
-        self.losses: list[_Loss] = []
-        #: A scale of the program's own that its last loss was multiplied by; None: none was found.
-        self.scale: Optional[float] = None
-
-
-class _RunningBackward(threading.local):
-    """The backward that this thread runs."""
-
-    backward: Optional[_Backward] = None
-
-
-class LossReader:
-    """Reads the losses of a session: the tensors that backward() is called on, or the ``loss=`` of
-    monitor.step(). Every method expects the session's lock to be held.
-    """
-
-    def __init__(self, session: Session, state: StateReader) -> None:
-        self._session = session
-        self._numbers = state.numbers
-        self._parameters = _Parameters(state)
-        self._running = _RunningBackward()
-        # Losses in a row in whose graph no parameter was found.
-        self._fruitless = 0
-        #: Set by StepWatcher: a step whose forward pass is among the records of the step before.
-        self.forward_step: Optional[Step] = None
-        # What a scaler returned, by its id(): its memory, and the loss that it was made from.
-        self._scaled: dict[int, tuple[MemoryRef, torch.Tensor]] = {}
-        # Of the loss of the open step: the step's number, and a parameter that the first of the
-        # parts since the last update has given a gradient.
-        self._first_part: Optional[tuple[int, _Place]] = None
-        self._is_anew = False
-        # What the last backward() began at.
-        self._last: list[MemoryRef] = []
-        # The sites of losses, by place and label.
-        self._sites: dict[tuple[int, str], int] = {}
-
-    # backward()
-
-    def lead_to_model(
-        self, roots: Sequence[torch.Tensor], inputs: Optional[Sequence[torch.Tensor]] = None
-    ) -> bool:
-        """Whether a parameter is found in the graphs of ``roots``, or among ``inputs``, those of
-        autograd.grad(). Nobody else changes these graphs: they are about to be used here.
-        """
-        if inputs is not None:
-            return self._parameters.find(inputs, self._session.step.index)
-        is_rare = self._fruitless >= _MOST_FRUITLESS
-        most = _FEW_NODES if is_rare else _MAX_NODES
-        step = None if is_rare else self._session.step.index
-        is_found = any(self._parameters.find(_leaves(root, most), step) for root in roots)
-        self._fruitless += not is_found
-        return is_found
-
-    def began(
-        self,
-        roots: Sequence[torch.Tensor],
-        gradients: Sequence[Optional[torch.Tensor]],
-        inputs: Optional[Sequence[torch.Tensor]],
-        leads_to_model: bool,
-    ) -> bool:
-        """backward() begins at ``roots``, with these ``gradients`` where it was given any.
-        ``inputs``: of autograd.grad(), which is that of a loss only where it is asked for gradients
-        of parameters. Whether it is known to be this model's.
-        """
-        session = self._session
-        interrupted, self._running.backward = self._running.backward, None
-        if interrupted is not None and interrupted.step is session.step:
-            # It has raised, and its part counts no more; those before it are known by a gradient.
-            self._is_anew |= self._first_part is None
-        is_ours = session.config.level == "op" or leads_to_model
-        if not is_ours and session.backwards.is_foreign:
-            return False
-        scaled, self._scaled = self._scaled, {}
-        is_new = session.next_seq == session.step.first_seq
-        if not session.is_open or (is_new and session.step is not self.forward_step):
-            return False
-        if inputs is not None and not leads_to_model:
-            return False
-        is_grad = inputs is not None
-        parameter = self._parameters.found if leads_to_model and not is_grad else None
-        backward = self._running.backward = _Backward(session.step, parameter)
-        for position, root in enumerate(roots):
-            before = scaled.get(id(root))
-            loss = before[1] if before is not None and before[0].is_of(root) else root
-            if loss.numel() == 1 and can_hold_nonfinite(loss) and can_read(loss):
-                is_own_scaled = session.config.training.has_own_scale and loss is root
-                name = GRAD_LOSS if is_grad else SCALED_LOSS if is_own_scaled else "loss"
-                gradient = gradients[position] if gradients else None
-                value = _times(loss, gradient)
-                if loss is root and name == "loss":
-                    backward.scale = _constant_scale(root)
-                    if backward.scale is not None:
-                        with unobserved():
-                            value = value / backward.scale
-                backward.losses.append((value, position, name))
-        backward.is_ours = is_ours
-        if backward.is_ours:
-            self._read_roots(backward)
-        return backward.is_ours
-
-    def ended(self, was_alone: bool) -> bool:
-        """The backward of this thread is over. Whether it was this model's. ``was_alone``: the
-        gradients that have come since it began are from it.
-        """
-        backward = self._running.backward
-        if backward is None:
-            return False
-        if self._first_part is None and backward.parameter is not None:
-            parameter = parameter_at(*backward.parameter)
-            # Some keep gradients elsewhere, and never leave one here.
-            if parameter is not None and parameter.grad is not None:
-                self._first_part = backward.step.index, backward.parameter
-        self._running.backward = None
-        has_gradients = len(backward.step.gradients) > backward.gradient_count
-        if not backward.is_ours and was_alone and has_gradients:
-            # By a node that hides its graph (checkpointing), or into a parameter that stands for
-            # the model's (FSDP's).
-            backward.is_ours = self._session.step is backward.step
-            if backward.is_ours:
-                self._read_roots(backward)
-        return backward.is_ours
-
-    def updated(self) -> None:
-        """An optimizer has used the gradients."""
-        self._first_part = None
-
-    def evaluated_again(self) -> None:
-        """The closure of a step makes other gradients than it has made in this step."""
-        self._is_anew = True
-
-    def scaled(self, outputs: Any, results: Any) -> None:
-        """A GradScaler has made ``results`` of ``outputs``."""
-        for loss, result in zip(_tensors(outputs), _tensors(results)):
-            # The graph of the loss is that of the result.
-            self._scaled[id(result)] = MemoryRef(result), _without_graph(loss)
-
-    def _read_roots(self, backward: _Backward) -> None:
-        config = self._session.config
-        if not self._session.level.reads_numbers:
-            return
-        if self._session.config.training.has_own_scale:
-            scaler: Any = config.training.scaler
-            self._numbers.loss_scale(scaler() if callable(scaler) else scaler)
-        elif backward.scale is not None:
-            self._numbers.loss_scale(backward.scale)
-        if backward.losses:
-            self._last = [MemoryRef(loss) for loss, _, _ in backward.losses]
-        anew = int(Flag.ANEW) if self._begins_anew(backward) and backward.losses else 0
-        for loss, position, name in backward.losses:
-            label = name if position == 0 else f"{name}[{position}]"
-            self._read(loss, position, label, anew)
-            anew = 0
-        if backward.losses and self._session.rings.settles_calls:
-            self._session.settle_call()
-
-    # monitor.step()
-
-    def given(self, loss: Any) -> None:
-        """Reads what monitor.step(loss=) was given: a tensor, a number, or a structure of
-        tensors.
-        """
-        if isinstance(loss, (float, int)):
-            loss = torch.tensor(float(loss), dtype=torch.float64, device="cpu")
-        last, self._last = self._last, []
-        for position, (label, tensor) in enumerate(flatten(loss, GIVEN_LOSS)):
-            if not can_hold_nonfinite(tensor) or not can_read(tensor):
-                continue
-            if not any(known.is_of(tensor) for known in last):
-                self._read(tensor, position, label)
-
-    def _begins_anew(self, backward: _Backward) -> bool:
-        """Whether the gradients of the parts before this one were thrown away. Those of a model
-        that this backward is not known to lead to may be in use by another thread.
-        """
-        is_anew, self._is_anew = self._is_anew, False
-        if self._first_part is not None and backward.parameter is not None:
-            step, place = self._first_part
-            parameter = parameter_at(*place)
-            is_anew |= parameter is None or parameter.grad is None
-            if is_anew or step != self._session.step.index:
-                self._first_part = None
-        return is_anew
-
-    def _read(self, loss: torch.Tensor, position: int, label: str, flags: int = 0) -> None:
-        session = self._session
-        site = self._sites.get((position, label))
-        if site is None:
-            made = Site("", "", "forward", "loss", position, label)
-            site = self._sites[position, label] = session.sites.intern(made)
-        if label.startswith(SCALED_LOSS):
-            flags |= int(Flag.SCALED)
-        session.level.read_loss(loss, site, flags)
-
-
-class _Parameters:
-    """The parameters of the observed modules."""
-
-    def __init__(self, state: StateReader) -> None:
-        self._state = state
-        self._known: dict[int, _Place] = {}
-        self._step = -1
-        #: What find() has found last.
-        self.found: Optional[_Place] = None
-
-    def find(self, tensors: Iterable[torch.Tensor], step: Optional[int]) -> bool:
-        """Whether one of ``tensors``, of this step, is one of them. None: parameters that the model
-        has got since are not looked for.
-        """
-        missed = []
-        for tensor in tensors:
-            if self._is_known(tensor):
-                return True
-            missed.append(tensor)
-        if step is None or step == self._step:
-            return False
-        # Once a step: the model may have others now.
-        self._step = step
-        self._known = {id(p): (node, name) for node, name, p in self._state.parameters()}
-        return any(map(self._is_known, missed))
-
-    def _is_known(self, tensor: torch.Tensor) -> bool:
-        place = self._known.get(id(tensor))
-        if place is None or parameter_at(*place) is not tensor:
-            return False
-        self.found = place
-        return True
-
-
-def _leaves(root: torch.Tensor, most: int) -> Iterator[torch.Tensor]:
-    """The leaves of the graph of ``root``, nearest first, until ``most`` nodes were met."""
-    waiting: deque[Any] = deque([root.grad_fn])
-    met = set(waiting)
-    while waiting and len(met) < most:
-        node = waiting.popleft()
-        leaf = getattr(node, "variable", None)
-        if leaf is not None:
-            yield leaf
-        for following, _ in getattr(node, "next_functions", ()):
-            if following is not None and following not in met:
-                met.add(following)
-                waiting.append(following)
-
-
-def _times(loss: torch.Tensor, gradient: Optional[torch.Tensor]) -> torch.Tensor:
-    """The product that backward(gradient=) makes of a loss, without a graph."""
-    loss = _without_graph(loss)
-    if gradient is None or not can_read(gradient):
-        return loss
-    with unobserved():
-        return loss * gradient.detach().reshape(loss.shape)
-
-
-def _constant_scale(root: torch.Tensor) -> Optional[float]:
-    """The constant that the loss was multiplied by last, where it is a power of two of at least
-    128: a loss scale, by which the division is exact. Weights of losses are smaller.
-    """
-    node = root.grad_fn
-    if node is None or node.name() != "MulBackward0":
-        return None
-    try:
-        factor = getattr(node, "_saved_other", None)
-        if not isinstance(factor, torch.Tensor) or factor.dim() or factor.device.type != "cpu":
-            return None
-        with unobserved():
-            value = float(factor)
-    except RuntimeError:  # changed in place since, or in a graph that is gone
-        return None
-    is_scale = 128 <= value < math.inf and math.frexp(value)[0] == 0.5
-    return value if is_scale else None
-
-
-def _without_graph(tensor: torch.Tensor) -> torch.Tensor:
-    with unobserved():
-        return tensor.detach()
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    return [tensor for _, tensor in flatten(value, "")]
 
 
 # ---- The closure of an optimizer's step ----------------------------------------------------------

@@ -27,7 +27,8 @@ _MOST = 7
 _MOST_BYTES = 64 << 20
 # Arguments that were computed would be freed by backward.
 _MOST_COMPUTED_BYTES = 16 << 20
-# Of one buffer.
+# Of the buffers of a model together: comparing more would be felt in a small forward pass.
+_MOST_BUFFERS = 64
 _MOST_BUFFER_BYTES = 64 << 10
 
 #: A module, the name of a buffer of its own, and a copy of this.
@@ -58,18 +59,26 @@ class _OwnBuffer:
         self._module, self._name = weakref.ref(module), name
         self._copy: Optional[torch.Tensor] = None
 
-    def copied(self) -> Optional[BufferCopy]:
+    def _buffer(self) -> Optional[torch.Tensor]:
         module = self._module()
         buffer = None if module is None else module._buffers.get(self._name)
-        if type(buffer) is not torch.Tensor or not buffer.is_cpu or not can_read(buffer):
+        return buffer if type(buffer) is torch.Tensor else None
+
+    def size(self) -> int:
+        buffer = self._buffer()
+        return 0 if buffer is None else buffer.nbytes
+
+    def copied(self, most: int) -> Optional[BufferCopy]:
+        """A copy of it as it is; None: it can't be read, or has more than ``most`` bytes."""
+        buffer = self._buffer()
+        if buffer is None or not buffer.is_cpu or buffer.nbytes > most or not can_read(buffer):
             return None
-        if buffer.is_inference() or buffer.nbytes > _MOST_BUFFER_BYTES:
+        if buffer.is_inference():
             return None
-        with unobserved():
-            # By its values: of what is written through .data no version tells.
-            copy = self._copy
-            if copy is None or copy.dtype != buffer.dtype or not torch.equal(copy, buffer):
-                copy = self._copy = buffer.detach().clone()
+        # By its values: of what is written through .data no version tells.
+        copy = self._copy
+        if copy is None or copy.dtype != buffer.dtype or not torch.equal(copy, buffer):
+            copy = self._copy = buffer.detach().clone()
         return self._module, self._name, copy
 
 
@@ -123,13 +132,23 @@ class Passes:
         self._held.append(Pass(step, call, args, kwargs, self.generator, autocast, nbytes, buffers))
 
     def _own_buffers(self, module: Optional[torch.nn.Module]) -> Sequence[BufferCopy]:
-        """Copies of those that the module and its submodules hold now."""
+        """Copies of the smallest ones that the module and its submodules hold now. Of all passes
+        they are half a megabyte at most, which does not count as bytes of a pass.
+        """
         if module is None:
             return ()
         if module not in self._buffers:
             own = (m for m in module.modules() if not type(m).__module__.startswith("torch."))
-            self._buffers[module] = [_OwnBuffer(m, name) for m in own for name in m._buffers]
-        return [copy for own in self._buffers[module] if (copy := own.copied()) is not None]
+            buffers = [_OwnBuffer(m, name) for m in own for name in m._buffers]
+            self._buffers[module] = sorted(buffers, key=_OwnBuffer.size)[:_MOST_BUFFERS]
+        copies, left = [], _MOST_BUFFER_BYTES
+        with unobserved():
+            for buffer in self._buffers[module]:
+                copy = buffer.copied(left)
+                if copy is not None:
+                    copies.append(copy)
+                    left -= copy[2].nbytes
+        return copies
 
     def drop_before(self, step: int) -> None:
         """Releases the passes of earlier steps."""
