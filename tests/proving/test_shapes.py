@@ -287,3 +287,52 @@ def test_a_module_whose_output_needs_no_gradient_is_named() -> None:
     step = lambda batch: model(**batch).square().mean()  # noqa: E731
     proof = fastcheck.prove(step, batch, model=model, relations=["alone", "micro_batches"])
     assert [o.first.module for o in proof.outcomes if o.first is not None] == ["graph"] * 2
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_a_tensor_as_wide_as_the_rows_are_long_is_compared_with_more_padding(
+    is_right: bool,
+) -> None:
+    class Pooled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.head = nn.Embedding(20, 8), nn.Linear(8, 1)
+
+        def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> Any:
+            count = mask.sum(1, keepdim=True) if is_right else mask.shape[1]
+            return self.head((self.embed(ids) * mask[..., None]).sum(1) / count)
+
+    torch.manual_seed(0)
+    ids, mask = masked([8, 5, 7, 3], 8)
+    model = Pooled()
+    (outcome,) = fastcheck.prove(
+        lambda batch: model(batch["ids"], batch["attention_mask"]).square().mean(),
+        {"ids": ids, "attention_mask": mask},
+        model=model,
+        relations=["padded"],
+    ).outcomes
+    assert outcome.state == ("holds" if is_right else "differs")
+    assert is_right or "what head is given (input[0])" in str(outcome.first)
+
+
+def test_attention_that_is_causal_by_a_positional_argument_stays_so() -> None:
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.head = nn.Embedding(20, 8), nn.Linear(8, 20)
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            x = self.embed(ids)
+            attended: torch.Tensor = F.scaled_dot_product_attention(x, x, x, None, 0.1, True)
+            logits: torch.Tensor = self.head(x + attended)
+            return logits
+
+    torch.manual_seed(0)
+    model = Attention()
+    proof = fastcheck.prove(
+        lambda ids: F.cross_entropy(model(ids)[:, :-1].flatten(0, 1), ids[:, 1:].flatten()),
+        torch.randint(20, (4, 6)),
+        model=model,
+        relations=["causal", "permuted"],
+    )
+    assert [outcome.state for outcome in proof.outcomes] == ["holds", "holds"]

@@ -17,21 +17,6 @@ _POSITIONS = r"position"
 _SEGMENTS = r"segment|sequence_id|seq_idx|document|doc_id"
 
 
-def _names(case: TestedStep, modules: Sequence[torch.nn.Module]) -> str:
-    paths = {module: path for path, module in case.model.named_modules()}
-    return f"{type(modules[0]).__name__} {paths.get(modules[0], '')}".strip()
-
-
-def _shared_by_rows(case: TestedStep) -> str:
-    """The part that lets one row reach another on purpose, as far as modules tell."""
-    if case.learned.batch_norms:
-        return f"depends on the batch by design: {_names(case, case.learned.batch_norms)}"
-    for module in case.model.modules():
-        if any("capacity" in name for name in vars(module)):
-            return f"depends on the batch by design: capacity of {_names(case, [module])}"
-    return ""
-
-
 class _Rows(Relation):
     mixes_rows = True
     draws_alike = False
@@ -40,7 +25,16 @@ class _Rows(Relation):
         return case.given.why_no_rows
 
     def by_design(self, case: TestedStep) -> str:
-        return _shared_by_rows(case)
+        norms, modules = case.learned.batch_norms, list(case.model.named_modules())
+        parts = [("", path, module) for path, module in modules if module in norms] or [
+            ("capacity of ", path, module)
+            for path, module in modules
+            if any("capacity" in name for name in vars(module))
+        ]
+        for what, path, module in parts:
+            part = f"{what}{type(module).__name__} {path}".strip()
+            return f"depends on the batch by design: {part}"
+        return ""
 
 
 class Permuted(_Rows):
@@ -165,20 +159,17 @@ class MicroBatches(_Rows):
         return joined(parts, self._weights)
 
     def note(self, case: TestedStep) -> str:
-        a, b = self._weights
-        split, n = (case.given.rows + 1) // 2, case.given.rows
-        counts = {"rows": (split, n - split)}
-        for name, tensor in case.given.tensors.items():
-            if tensor.dim() and tensor.shape[0] == n and not tensor.is_floating_point():
-                if name == case.given.mask:
-                    real = (tensor == case.given.real).sum(-1)
-                    counts["real tokens"] = int(real[:split].sum()), int(real[split:].sum())
+        (a, b), given = self._weights, case.given
+        counted = {"rows": torch.ones(given.rows)}
+        for name, tensor in given.tensors.items():
+            if tensor.dim() and tensor.shape[0] == given.rows and not tensor.is_floating_point():
+                if name == given.mask:
+                    counted["real tokens"] = tensor == given.real
                 elif bool((tensor == -100).any()):
-                    used = (tensor[..., 1:] != -100).flatten(1).sum(-1)
-                    counts["targets"] = int(used[:split].sum()), int(used[split:].sum())
-        for what, (first, second) in reversed(counts.items()):
-            total = first + second
-            if total and abs(a - first / total) + abs(b - second / total) < 1e-3:
+                    counted["targets"] = (tensor[:, 1:] if tensor.dim() > 1 else tensor) != -100
+        for what, counts in reversed(counted.items()):
+            first, total = float(counts[: (given.rows + 1) // 2].sum()), float(counts.sum())
+            if total and abs(a - first / total) + abs(b - 1 + first / total) < 1e-3:
                 return f"weights {a:.3f} and {b:.3f}: by {what}"
         if abs(a - 1) + abs(b - 1) < 1e-3:
             return "the loss is a sum: weights 1 and 1"
@@ -200,18 +191,19 @@ def joined(parts: Sequence[Computed], weights: Sequence[float]) -> Computed:
     return Computed(tensors, parts[0].rows)
 
 
-def _fitted(base: Computed, parts: Sequence[Computed]) -> tuple[float, float]:
+def _fitted(base: Computed, halves: Sequence[Computed]) -> tuple[float, float]:
     """The weights with which the gradients of two parts make that of the whole."""
-    held = [computed.tensors for computed in (*parts, base)]
+    held = [computed.tensors for computed in (*halves, base)]
     keys = [k for k in base.tensors if k[0] == "gradient" and all(k in tensors for tensors in held)]
     if not keys:
         return 0.5, 0.5
     a, b, t = (torch.cat([tensors[k].double().flatten().cpu() for k in keys]) for tensors in held)
-    aa, ab, bb, at, bt = (float(x @ y) for x, y in ((a, a), (a, b), (b, b), (a, t), (b, t)))
-    determinant = aa * bb - ab * ab
-    if determinant <= 1e-9 * aa * bb or determinant == 0.0:
+    parts = torch.stack([a, b])
+    gram = parts @ parts.t()
+    if not float(gram.det()) > 1e-9 * float(gram.diag().prod()):
         return 0.5, 0.5
-    return (at * bb - bt * ab) / determinant, (bt * aa - at * ab) / determinant
+    first, second = torch.linalg.solve(gram, parts @ t).tolist()
+    return first, second
 
 
 class Padded(_Rows):
@@ -259,9 +251,13 @@ class Padded(_Rows):
         longer = case.given.length + self._tokens
         start = self._tokens if self._left else 0
 
+        masks = case.given.real_tokens(case.given.batch)
+
         def cut(tensor: torch.Tensor) -> Optional[torch.Tensor]:
-            if case.given.length in tensor.shape[1:] and longer not in tensor.shape[1:]:
-                return None  # as wide as the rows are long, and masked in the step as it is
+            if longer not in tensor.shape[1:]:
+                # One that is as wide as the rows are long is masked in the step as it is.
+                is_clear = len(case.widths & {*tensor.shape[1:]}) < 2
+                return case.without_hidden(tensor, masks, tensor.shape) if is_clear else None
             for dim in range(1, tensor.dim()):
                 if tensor.shape[dim] == longer:
                     tensor = tensor.narrow(dim, start, case.given.length)

@@ -8,6 +8,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Callable, Optional
+from unittest import mock
 
 import numpy as np
 import torch
@@ -18,13 +19,7 @@ from fastcheck.utils.torch.training_state import Generators, TrainingState
 from .computed import Computed, Key, is_of_rows
 from .given import Given
 from .observer import Inside, Learned, Observer
-from .torch_calls import (
-    Calls,
-    not_traced,
-    seen_checkpoints,
-    within,
-    without_dropout_of_recurrent,
-)
+from .torch_calls import Calls, not_traced, seen_checkpoints, within
 
 
 class RowAxis:
@@ -33,18 +28,13 @@ class RowAxis:
     """
 
     def __init__(self, full: torch.Tensor, fewer: torch.Tensor, counts: tuple[int, int]) -> None:
-        places = []
-        if full.dim() == fewer.dim():
-            sizes = list(zip(full.shape, fewer.shape))
-            changed = [i for i, (size, less) in enumerate(sizes) if size != less]
-            for i in changed:
-                each = full.shape[i] // counts[0]
-                if (each * counts[0], each * counts[1]) == sizes[i]:
-                    places.append((i, each))
-            if len(places) != len(changed):
-                places = []
-        # Two such dimensions: an entry belongs to two rows.
-        self.place: Optional[tuple[int, int]] = places[0] if len(places) == 1 else None
+        self.place: Optional[tuple[int, int]] = None
+        sizes = list(zip(full.shape, fewer.shape)) if full.dim() == fewer.dim() else []
+        changed = [i for i, (size, less) in enumerate(sizes) if size != less]
+        if len(changed) == 1:  # of two such dimensions an entry belongs to two rows
+            each = full.shape[changed[0]] // counts[0]
+            if (each * counts[0], each * counts[1]) == sizes[changed[0]]:
+                self.place = changed[0], each
         # Whether all rows come several times, as by cat(), and not each row's entries together.
         self._is_cat = False
         if self.place is not None and self.place[1] > 1:
@@ -87,9 +77,10 @@ class Settings:
 class TestedStep:
     """The step, its batch and its model, and what is known of them.
 
-    ``given``: the batch. ``learned``: what the step calls. ``settings``: of the next computation.
-    ``inside``: the module whose operators it keeps. ``draws``: whether the last computation drew
-    random numbers.
+    ``given``: the batch, of which ``map_batch(change)`` makes another one, with each tensor
+    replaced by ``change(name, tensor)``, and ``take_rows(index)`` some rows. ``learned``: what the
+    step calls. ``settings``: of the next computation. ``inside``: the module whose operators it
+    keeps. ``draws``: whether the last computation drew random numbers.
     """
 
     def __init__(
@@ -103,12 +94,13 @@ class TestedStep:
         self.step, self.model, self.optimizers = step, model, optimizers
         self.state = state
         self.given = Given(batch, model)
+        self.map_batch, self.take_rows = self.given.map, self.given.take_rows
         self.parameters: dict[str, torch.Tensor] = dict(model.named_parameters())
         self._weights = list(self.parameters.values())
         self.settings, self.learned = Settings(), Learned()
-        self._widths = {real.shape[1] for real in self.given.real_tokens(batch)}
+        self.widths = {real.shape[1] for real in self.given.real_tokens(batch)}
         self.inside: Optional[Inside] = None
-        self.draws = self.draws_in_evaluation = False
+        self.draws = False
         self.layouts: dict[Key, RowAxis] = {}
         self._loose = [
             (vars(module), name, value, value.detach().clone())
@@ -141,25 +133,23 @@ class TestedStep:
 
     def find_layouts(self, sites: bool = False) -> None:
         """Finds where the rows are in each tensor, by a computation with one row less."""
-        if self.given.rows < 2:
+        rows = self.given.rows
+        if rows < 2:
             return
         self.layouts = {}
         full = self.compute(sites=sites)
         try:
-            fewer = self.compute(self.take_rows(range(self.given.rows - 1)), sites=sites)
+            fewer = self.compute(self.take_rows(range(rows - 1)), sites=sites).tensors
         except Exception:  # BatchNorm refuses a single row, and a step may count on its rows
-            fewer = full
+            tensors = full.tensors.items()
+            fewer = {key: t[:-1] for key, t in tensors if t.dim() and t.shape[0] == rows}
         finally:  # of fewer rows, too
             self.state.put_back_attributes()
-        counts = self.given.rows, self.given.rows - 1
-        for key, tensor in full.tensors.items():
-            if not is_of_rows(key):
-                continue
-            other = fewer.tensors.get(key)
-            if fewer is full and tensor.dim() and tensor.shape[0] == self.given.rows:
-                other = tensor[:-1]
-            if other is not None:
-                self.layouts[key] = RowAxis(tensor, other, counts)
+        self.layouts = {
+            key: RowAxis(tensor, fewer[key], (rows, rows - 1))
+            for key, tensor in full.tensors.items()
+            if is_of_rows(key) and key in fewer
+        }
 
     def become_rank(self, model: Any) -> None:
         """The step computes with ``model``, which is the model as this rank has it."""
@@ -167,14 +157,6 @@ class TestedStep:
         self.step = lambda _, batch: step(model, batch)
         self.parameters = dict(self.model.named_parameters())
         self.settings.reads_late = True
-
-    def map_batch(self, change: Callable[[str, torch.Tensor], torch.Tensor]) -> Any:
-        """The batch with each of its tensors replaced by ``change(name, tensor)``."""
-        return self.given.map(change)
-
-    def take_rows(self, index: Sequence[int]) -> Any:
-        """The batch with these rows only, in this order."""
-        return self.given.take_rows(index)
 
     def compute(self, batch: Any = None, *, sites: bool = False, put_back: bool = True) -> Computed:
         """The step from the kept state: loss, outputs of the model, gradients, updates; ``sites``:
@@ -193,20 +175,16 @@ class TestedStep:
         for name, tensor in flatten(given, "batch") if self.given.trained else ():
             if name in self.given.trained and not tensor.requires_grad:
                 tensor.requires_grad_()
-        kept = Computed()
-        gradients: dict[str, torch.Tensor] = {}
-        with contextlib.ExitStack() as stack:
-            learned = self.learned if self.settings.learns else None
-            watch = Observer(self.model, kept, sites, learned, self.inside)
-            called = None if self.inside is None else not_traced(watch.called)
-            calls = Calls(self.settings.dropout, called)
-            late = self.settings.reads_late
-            stack.enter_context(watch.hooks(self.parameters, gradients, late))
-            stack.enter_context(within(calls))
-            if not self.settings.dropout:
-                stack.enter_context(without_dropout_of_recurrent(self.model))
-            args = (self.model, given) if self.takes_model else (given,)
-            returned = self.step(*args)
+        kept, late = Computed(), self.settings.reads_late
+        learned = self.learned if self.settings.learns else None
+        watch = Observer(self.model, kept, sites, learned, self.inside)
+        called = None if self.inside is None else not_traced(watch.called)
+        calls = Calls(self.settings.dropout, called)
+        with watch.hooks(self.parameters, late), within(calls), contextlib.ExitStack() as stack:
+            for layer in () if self.settings.dropout else self.model.modules():
+                if isinstance(layer, torch.nn.RNNBase):  # an argument of the kernel
+                    stack.enter_context(mock.patch.object(layer, "dropout", 0.0))
+            returned = self.step(*((self.model, given) if self.takes_model else (given,)))
             loss: Any = _loss(returned)
             if loss is not None and loss.grad_fn is not None and not calls.has_backward:
                 loss.backward()
@@ -220,10 +198,8 @@ class TestedStep:
         for name, tensor in flatten(returned, "returned"):
             if tensor is not loss and tensor.is_floating_point():
                 kept.tensors["output", name] = tensor.detach().clone()
-        for name, parameter in self.parameters.items():
-            if name in gradients:
-                kept.tensors["gradient", name] = gradients[name]
-            if not late and not torch.equal(parameter.detach(), before[name]):
+        for name, parameter in () if late else self.parameters.items():
+            if not torch.equal(parameter.detach(), before[name]):
                 kept.tensors["update", name] = parameter.detach() - before[name]
         return self._in_rows(kept, given)
 
@@ -233,25 +209,26 @@ class TestedStep:
         for key, layout in self.layouts.items():
             if layout.place is None or key not in kept.tensors:
                 continue
-            try:
+            with contextlib.suppress(RuntimeError):  # another shape in this computation
                 tensor = layout.rows_first(kept.tensors[key])
-            except RuntimeError:  # another shape in this computation
-                continue
-            for real in masks:
-                sizes = list(zip(tensor.shape, layout.shape))
-                at = [
-                    d
-                    for d in range(1, len(sizes))
-                    if sizes[d][0] == real.shape[1] and sizes[d][1] in self._widths
-                ]
-                if at and (at[0] == 1 or len(at) == 1) and tensor.shape[0] == real.shape[0]:
-                    shape = [1] * tensor.dim()
-                    shape[0], shape[at[0]] = real.shape
-                    tensor = tensor.masked_fill(~real.view(shape), 0)
-                    break
-            kept.tensors[key] = tensor
-            kept.rows.add(key)
+                kept.tensors[key] = self.without_hidden(tensor, masks, layout.shape)
+                kept.rows.add(key)
         return kept
+
+    def without_hidden(
+        self, tensor: torch.Tensor, masks: Sequence[torch.Tensor], shape: torch.Size
+    ) -> torch.Tensor:
+        """Zeros in place of the tokens that ``masks`` hide; ``shape``: that of the tensor in the
+        step as it is.
+        """
+        for real in masks:
+            sizes = list(enumerate(zip(tensor.shape, shape)))[1:]
+            at = [d for d, (n, was) in sizes if n == real.shape[1] and was in self.widths]
+            if at and (at[0] == 1 or len(at) == 1) and tensor.shape[0] == real.shape[0]:
+                places = [1] * tensor.dim()
+                places[0], places[at[0]] = real.shape
+                return tensor.masked_fill(~real.view(places), 0)
+        return tensor
 
     def put_back(self) -> None:
         """The kept state, with the weights perturbed where ``noise`` asks for it."""
@@ -272,26 +249,17 @@ class TestedStep:
                     parameter.mul_(1 + size * (2 * sign - 1).to(parameter.dtype))
 
     def evaluate(self, seed: int, sites: bool = False, *, put_back: bool = True) -> Computed:
-        """The model in evaluation, on what the step called it with; ``put_back=False`` goes on from
-        where the model is.
-        """
-        if put_back:
-            self.put_back()
-        kept = Computed()
+        """The model in evaluation, on what the step called it with."""
         args, kwargs = self.learned.call
-        _seed(seed)
-        drawn = _drawn()
-        was = {module: module.training for module in self.model.modules()}
-        try:
-            self.model.eval()
-            calls = Calls(self.settings.dropout)
-            with torch.no_grad(), Observer(self.model, kept, sites).hooks({}, {}), within(calls):
-                self.model(*args, **kwargs)
-        finally:
-            for module, training in was.items():
-                module.training = training
-        self.draws_in_evaluation = drawn != _drawn()
-        return kept
+
+        def evaluated(*_: Any) -> Any:
+            self.model.eval()  # until the state is put back
+            with torch.no_grad():
+                return self.model(*args, **kwargs)
+
+        seeded = mock.patch.object(self.settings, "seed", seed)
+        with seeded, mock.patch.object(self, "step", evaluated):
+            return self.compute(sites=sites, put_back=put_back)
 
 
 def _seed(number: int) -> None:
@@ -322,7 +290,5 @@ def _loss(returned: Any) -> Optional[torch.Tensor]:
         return named
     if isinstance(returned, float):
         return torch.tensor(returned, dtype=torch.float64)
-    for _, tensor in flatten(returned, "returned"):
-        if tensor.numel() == 1 and tensor.is_floating_point():
-            return tensor
-    return None
+    tensors = (tensor for _, tensor in flatten(returned, "returned"))
+    return next((t for t in tensors if t.numel() == 1 and t.is_floating_point()), None)

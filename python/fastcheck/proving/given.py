@@ -52,7 +52,8 @@ class Given:
                 return 0, f"{name} may have an entry for every pair of rows"
         # One number for each row says that these are dimension 0, whatever a module takes; growing
         # ones may be times.
-        has_rows_first = any(t.dim() == 1 and not _grows(t) for t in tensors.values())
+        flat = [t for t in tensors.values() if t.dim() == 1]
+        has_rows_first = not all(bool((t[1:] > t[:-1]).all()) for t in flat)
         for path, module in () if has_rows_first else model.named_modules():
             if getattr(module, "batch_first", True) is False:
                 name = f"{type(module).__name__} {path}".strip()
@@ -91,9 +92,16 @@ class Given:
                 return f"{name} may have an entry for every pair of tokens"
         return ""
 
-    def map(self, change: Callable[[str, torch.Tensor], torch.Tensor]) -> Any:
-        """The batch with each of its tensors replaced by ``change(name, tensor)``."""
-        return _mapped(self.batch, "batch", {k: change(k, t) for k, t in self.tensors.items()})
+    def map(
+        self,
+        change: Callable[[str, torch.Tensor], torch.Tensor],
+        pick: Callable[[Any], Any] = lambda value: value,
+    ) -> Any:
+        """The batch with each of its tensors replaced by ``change(name, tensor)``, and what holds
+        none by what ``pick`` makes of it.
+        """
+        changed = [change(name, tensor) for name, tensor in self.tensors.items()]
+        return _replaced(self.batch, iter(changed), pick)
 
     def take_rows(self, index: Sequence[int]) -> Any:
         """The batch with these rows only, in this order; of lists of one entry for each row too."""
@@ -107,12 +115,11 @@ class Given:
         def pick(value: Any) -> Any:
             if isinstance(value, np.ndarray) and value.ndim and len(value) == self.rows:
                 return value[list(index)]
-            if type(value) is list and len(value) == self.rows and not flatten(value, ""):
+            if type(value) is list and len(value) == self.rows:
                 return [value[i] for i in index]
             return value
 
-        changed = {name: take(name, tensor) for name, tensor in self.tensors.items()}
-        return _mapped(self.batch, "batch", changed, pick)
+        return self.map(take, pick)
 
     def named(self, pattern: str) -> str:
         """The first tensor of this name with an entry for each token, or ``""``."""
@@ -161,23 +168,6 @@ def _is_of_pairs(tensor: torch.Tensor) -> bool:
     if tensor.is_floating_point() and bool((tensor == 0).any()):  # integers have no such scale
         edges = tensor != 0
     return torch.equal(edges, edges.t()) and not bool((edges == edges[0, 0]).all())
-
-
-def _grows(tensor: torch.Tensor) -> bool:
-    return bool((tensor[1:] > tensor[:-1]).all())
-
-
-def _mapped(
-    value: Any,
-    label: str,
-    tensors: dict[str, torch.Tensor],
-    pick: Callable[[Any], Any] = lambda value: value,
-) -> Any:
-    """``value`` with its tensors replaced, by the names that flatten() gives them, and what holds
-    none by what ``pick`` makes of it.
-    """
-    queue = [tensors[name] for name, _ in flatten(value, label)]
-    return _replaced(value, iter(queue), pick)
 
 
 def _replaced(value: Any, tensors: Iterator[torch.Tensor], pick: Callable[[Any], Any]) -> Any:

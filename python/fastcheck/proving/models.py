@@ -52,8 +52,8 @@ class EvaluatedTwice(Relation):
         case.settings.dropout = False
         first, other = (case.evaluate(seed).tensors for seed in (0, 1))
         case.settings.dropout = True
-        if not case.draws_in_evaluation or all(
-            torch.equal(tensor, other[key]) for key, tensor in first.items() if key in other
+        if not case.draws or all(
+            torch.equal(first[key], other[key]) for key in first.keys() & other
         ):
             return ""
         return (
@@ -103,31 +103,26 @@ class Checkpointed(Relation):
 
     @contextlib.contextmanager
     def changed(self, case: TestedStep) -> Iterator[None]:
-        if case.learned.checkpoints:
-            with seen_checkpoints(leave_out=True):
-                yield
-            return
-        if self._has_switch(case):
-            model: Any = case.model
-            with contextlib.ExitStack() as stack:
+        model: Any = case.model
+        inner: set[torch.nn.Module] = set()
+        with contextlib.ExitStack() as stack:
+            if case.learned.checkpoints:
+                stack.enter_context(seen_checkpoints(leave_out=True))
+            elif self._has_switch(case):
                 for module in model.modules():  # it sets attributes, and adds a hook
-                    hooks = module._forward_hooks, module._forward_pre_hooks
-                    for held in (vars(module), *hooks):
+                    for held in (vars(module), module._forward_hooks, module._forward_pre_hooks):
                         stack.enter_context(mock.patch.dict(held))
                 # In the call: attributes are put back before it.
                 model.register_forward_pre_hook(_switched_on)
                 # A cache of keys and values would be filled twice.
                 off = mock.patch.object(model.config, "use_cache", False, create=True)
                 stack.enter_context(off)
-                yield
-            return
-        inner: set[torch.nn.Module] = set()
-        with contextlib.ExitStack() as stack:
-            for layer in self._layers(case):
-                if layer not in inner:
-                    inner.update(layer.modules())
-                    again = functools.partial(_checkpointed, layer, layer.forward)
-                    stack.enter_context(mock.patch.object(layer, "forward", again))
+            else:
+                for layer in self._layers(case):
+                    if layer not in inner:
+                        inner.update(layer.modules())
+                        again = functools.partial(_checkpointed, layer, layer.forward)
+                        stack.enter_context(mock.patch.object(layer, "forward", again))
             yield
 
     def note(self, case: TestedStep) -> str:
@@ -173,14 +168,11 @@ class Autocast(Relation):
 
     @contextlib.contextmanager
     def changed(self, case: TestedStep) -> Iterator[None]:
-        def nothing(self: Any, *error: object) -> None:
-            return None
-
+        off: Any = dict.fromkeys(("__enter__", "__exit__"), lambda *_: None)
         with contextlib.ExitStack() as stack:
             for device in {"cpu", *(p.device.type for p in case.parameters.values())}:
                 stack.enter_context(torch.autocast(device, enabled=False))  # of a caller's region
-            patched = mock.patch.multiple(torch.autocast, __enter__=nothing, __exit__=nothing)
-            stack.enter_context(patched)
+            stack.enter_context(mock.patch.multiple(torch.autocast, **off))
             yield
 
 
@@ -221,15 +213,11 @@ class TorchCompile(Relation):
             for module in model.modules()
         )
 
-    @contextlib.contextmanager
-    def changed(self, case: TestedStep) -> Iterator[None]:
+    def changed(self, case: TestedStep) -> Any:
         if self._is_compiled(case.model):
-            with torch.compiler.set_stance("force_eager"):
-                yield
-            return
+            return torch.compiler.set_stance("force_eager")
         forward = self._forward or self._compiled(case.model.forward)
-        with mock.patch.object(case.model, "forward", forward):
-            yield
+        return mock.patch.object(case.model, "forward", forward)
 
     def _compiled(self, forward: Any) -> Any:
         make = importlib.import_module("torch._dynamo").lookup_backend(self._backend)
@@ -264,12 +252,9 @@ class Unshared(Relation):
 
     def _places(self, case: TestedStep) -> list[tuple[str, str]]:
         first: dict[int, str] = {}
-        pairs = []
-        for name, parameter in case.model.named_parameters(remove_duplicate=False):
-            if id(parameter) in first:
-                pairs.append((first[id(parameter)], name))
-            first.setdefault(id(parameter), name)
-        return pairs
+        named = case.model.named_parameters(remove_duplicate=False)
+        pairs = [(first.setdefault(id(parameter), name), name) for name, parameter in named]
+        return [(original, name) for original, name in pairs if original != name]
 
     def why_not(self, case: TestedStep) -> str:
         return "" if self._places(case) else "no parameter stands in two places"

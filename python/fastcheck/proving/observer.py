@@ -19,7 +19,6 @@ from fastcheck.utils.torch.frames import program_frames
 from .computed import Computed
 from .torch_calls import not_traced
 
-_Named = dict[str, torch.Tensor]
 #: The floating formats of which one ulp is known, coarsest first.
 _COARSE = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
@@ -69,22 +68,19 @@ class Observer:
     _looked_into: Optional[Inside] = None
 
     def __post_init__(self) -> None:
-        self._parameters: _Named = {}
-        self._gradients: _Named = {}
+        self._parameters: dict[str, torch.Tensor] = {}
         self._calls: Counter[str] = Counter()
         self._inside: list[str] = []
         self._handles: list[Any] = []
         self._made_by: dict[int, tuple[torch.Tensor, str]] = {}
         self._count = 0
-        self._is_keeping = False
 
     @contextlib.contextmanager
-    def hooks(self, parameters: _Named, gradients: _Named, late: bool = False) -> Iterator[None]:
-        """Holds hooks in place in a ``with`` statement, which put the gradients of ``parameters``
-        into ``gradients``; ``late``: before an update alone, and where read_gradients() is called.
+    def hooks(self, parameters: dict[str, torch.Tensor], late: bool = False) -> Iterator[None]:
+        """Holds hooks in place in a ``with`` statement, which keep the gradients of ``parameters``
+        too; ``late``: before an update alone, and where read_gradients() is called.
         """
-        self._parameters, self._gradients = parameters, gradients
-        handles = self._handles
+        self._parameters, handles = parameters, self._handles
         for path, module in self._model.named_modules():
             if self._sites:
                 entered = not_traced(functools.partial(self._entered, path))
@@ -107,15 +103,11 @@ class Observer:
     def called(self, function: Any, args: tuple[Any, ...], returned: Any) -> None:
         """Takes in what a function returned within the module that is looked into."""
         looked_into = self._looked_into
-        if looked_into is None or not self._inside or self._inside[-1] != looked_into.path:
-            return
-        if self._is_keeping:
+        if looked_into is None or self._inside[-1:] != [looked_into.path]:
             return
         called = getattr(function, "__name__", "a function").strip("_")
-        if called in ("get", "set", "size", "dim"):
-            return
         made = [t for _, t in flatten(returned, "output") if t.is_floating_point()]
-        if not made:
+        if not made or called in ("get", "set", "size", "dim"):
             return
         name = f"{looked_into.path}#{self._count} {called}"
         self._count += 1
@@ -135,11 +127,8 @@ class Observer:
         if tensor is None:  # the gradient of a part that split() made and nothing reads
             return
         if tensor.dim() and (tensor.is_floating_point() or kind == "forward input"):
-            self._is_keeping = True
-            try:
+            with torch._C.DisableTorchFunction():  # nothing that the module calls
                 self._kept.tensors.setdefault((kind, name), _whole(tensor).clone())
-            finally:
-                self._is_keeping = False
 
     def _watch(self, phase: str, path: str, pairs: list[tuple[str, Any]]) -> None:
         for label, tensor in pairs:
@@ -172,13 +161,14 @@ class Observer:
     def _accumulated(self, name: str, parameter: torch.Tensor) -> None:
         if parameter.grad is None:
             return
-        held = _whole(parameter.grad)
-        self._gradients[name] = held.to_dense() if held.is_sparse else held.clone()
+        held, tensors = _whole(parameter.grad), self._kept.tensors
+        held = held.to_dense() if held.is_sparse else held.clone()
+        tensors["gradient", name] = held
         if self._sites:
             path, _, label = name.rpartition(".")
             key = "backward parameter", f"{path}#0 {label}"
-            self._kept.tensors.pop(key, None)
-            self._kept.tensors[key] = self._gradients[name]
+            tensors.pop(key, None)
+            tensors[key] = held
 
     def _updating(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self.read_gradients()  # of a backward without hooks
@@ -186,7 +176,7 @@ class Observer:
     def read_gradients(self) -> None:
         """The gradients that are there and were not read."""
         for name, parameter in self._parameters.items():
-            if name not in self._gradients:
+            if ("gradient", name) not in self._kept.tensors:
                 self._accumulated(name, parameter)
 
 

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Callable, Optional, Union
+from typing import Any, Callable, Union
 
 import torch
 
@@ -135,18 +135,13 @@ class Prover:
         draws = case.draws
         case.find_layouts()
         self._draws_more = False
-        if draws:
-            case.settings.dropout = False
-            floor = self._floor(False)
-            if case.draws:
-                case.settings.seed = 1
-                scores = floor.scores(case.compute(), floor.base, Relation.kinds)
-                case.settings.seed = None
-                self._draws_more = max(scores.values(), default=0.0) > LIMIT
-            case.settings.dropout = True
-        else:
-            self._floors[False] = self._floor(True)
-        if not any(floor.base.tensors for floor in self._floors.values()):
+        floor = self._floors[False] = self._floor(not draws)
+        if draws and case.draws:
+            case.settings.seed = 1
+            scores = floor.scores(case.compute(), floor.base, Relation.kinds)
+            self._draws_more = max(scores.values(), default=0.0) > LIMIT
+        case.settings = Settings()
+        if not floor.base.tensors:
             expected = "a function of the batch that returns the loss, or calls the model"
             raise _refused("step", expected, case.step, "it left no loss, output or gradient")
         count = sum(p.numel() for p in case.parameters.values())
@@ -155,21 +150,21 @@ class Prover:
         self.subject = f"{type(case.model).__name__}: {count:,} parameters{rows}, {kind}"
 
     def _floor(self, dropout: bool) -> Floor:
+        self.case.settings.dropout = dropout
         if dropout not in self._floors:
-            self.case.settings.dropout = dropout
             self._floors[dropout] = Floor.measure(self.case)
         return self._floors[dropout]
 
     def ask(self, relation: Relation) -> Outcome:
         """A relation. Raises nothing."""
-        began = time.monotonic()
+        began, layouts = time.monotonic(), self.case.layouts
         try:
             outcome = self._ask(relation)
         except Exception as error:
             text = f"{type(error).__name__}: {first_line(error)}"
             outcome = Outcome(relation.name, FAILED, note=text)
         finally:
-            self.case.settings = Settings()
+            self.case.settings, self.case.layouts, self.case.inside = Settings(), layouts, None
         return replace(outcome, seconds=round(time.monotonic() - began, 3))
 
     def _ask(self, relation: Relation) -> Outcome:
@@ -183,7 +178,6 @@ class Prover:
         if reason:
             return Outcome(name, BY_DESIGN, note=reason)
         floor = self._floor(relation.draws_alike)
-        case.settings.dropout = relation.draws_alike
         scores = self._scores(relation, floor, floor.base)
         if relation.is_exact and any(scores.values()):
             floor = Floor.measure(case, ulps=ulps_of(case, relation))
@@ -191,8 +185,10 @@ class Prover:
         hard = {key: s for key, s in scores.items() if key[0] not in relation.measured}
         worst = max(hard, key=hard.__getitem__, default=None)
         if worst is not None and self._persists(relation, floor, hard[worst]):
-            first = self._place(relation, worst)
-            return Outcome(name, DIFFERS, hard[worst], _called(worst), first)
+            first = find_place(case, relation)
+            if first is None and worst[0] == "update":
+                first = Place("", *worst, score=0.0)
+            return Outcome(name, DIFFERS, hard[worst], " ".join(filter(None, worst)), first)
         if not scores:
             return Outcome(name, NOT_ASKED, note="nothing of the step can be compared")
         loss = floor.base.tensors.get(("loss", ""))
@@ -228,33 +224,17 @@ class Prover:
         case.settings.noise, case.settings.ulps = 0, 1.0
         return score > LIMIT
 
-    def _place(self, relation: Relation, worst: Key) -> Optional[Place]:
-        kept = self.case.layouts
-        try:
-            place = find_place(self.case, relation)
-        finally:
-            self.case.layouts = kept
-        if place is None and worst[0] == "update":
-            return Place("", *worst, score=0.0)
-        return place
-
-
-def _called(key: Key) -> str:
-    return " ".join(part for part in key if part)
-
 
 def _asked(relations: _Relations) -> list[Relation]:
     if isinstance(relations, str):
         relations = list(_AUTO) if relations == "auto" else [relations]
-    asked = []
     known: list[type[Relation]] = [*_AUTO.values(), batches.Causal]
-    titles = {made.name: made for made in known}
+    makers: dict[str, Callable[[], Relation]] = {**{made.name: made for made in known}, **_BY_NAME}
+    asked: list[Any] = []
     for relation in relations:
-        if isinstance(relation, str) and (made := _BY_NAME.get(relation) or titles.get(relation)):
-            asked.append(made())
-        elif isinstance(relation, Relation):
-            asked.append(relation)
-        else:
+        make = makers.get(relation) if isinstance(relation, str) else None
+        asked.append(relation if make is None else make())
+        if not isinstance(asked[-1], Relation):
             expected = '"auto", Relations, or of ' + ", ".join(_BY_NAME)
             raise _refused("relations", expected, relation, did_you_mean(str(relation), _BY_NAME))
     return asked

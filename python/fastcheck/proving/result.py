@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Optional
 
 from fastcheck.errors import printable
-from fastcheck.utils.text.layout import to_ascii, wants_ascii
+from fastcheck.utils.text.layout import to_ascii, wants_ascii, wrap
 
 HOLDS, DIFFERS, BY_DESIGN = "holds", "differs", "by design"
 NOT_ASKED, FAILED = "not asked", "failed"
+UNIT = (
+    "A score is a difference over the noise of its tensor, measured by moving each weight by one "
+    "ulp; up to 10 is noise."
+)
+
+_ELSEWHERE = {
+    "loss": "the loss: the step makes another one of what the model returns",
+    "update": "the update of {}, which is another one of the same gradients",
+    "reduction": "the reduction of gradients, of {} first: all that is compared before agrees",
+    "step": "the step, which does not call the model once with all rows: it is not followed",
+}
 
 
 @dataclass(frozen=True)
@@ -32,20 +43,12 @@ class Place:
     line: str = ""
 
     def __str__(self) -> str:
-        if self.kind == "loss":
-            return "the loss: the step makes another one of what the model returns"
-        if self.kind == "update":
-            return f"the update of {self.what}, which is another one of the same gradients"
-        if self.kind == "reduction":
+        if self.kind in _ELSEWHERE:
             name = ".".join(filter(None, (self.module, self.what)))
-            return (
-                f"the reduction of gradients, of {name} first: all that is compared before agrees"
-            )
-        if self.kind == "step":
-            return "the step, which does not call the model once with all rows: it is not followed"
-        name = f"{self.module or 'the model'} ({self.kind}): {self.what}"
+            return _ELSEWHERE[self.kind].format(name)
         called = f", {self.operator}" if self.operator else ""
-        return f"{name}{called}" + (f" at {self.line}" if self.line else "")
+        line = f" at {self.line}" if self.line else ""
+        return f"{self.module or 'the model'} ({self.kind}): {self.what}{called}{line}"
 
 
 @dataclass(frozen=True)
@@ -75,8 +78,7 @@ class Outcome:
 
     def to_dict(self) -> dict[str, Any]:
         """The fields by name, ready for JSON."""
-        first = None if self.first is None else dict(vars(self.first))
-        return {**vars(self), "first": first}
+        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -115,12 +117,7 @@ class Proof:
 
     def to_dict(self) -> dict[str, Any]:
         """The fields by name, ready for JSON."""
-        return {
-            "holds": self.holds,
-            "subject": self.subject,
-            "seconds": self.seconds,
-            "outcomes": [outcome.to_dict() for outcome in self.outcomes],
-        }
+        return {"holds": self.holds, **asdict(self)}
 
     def __str__(self) -> str:
         return render(self)
@@ -128,26 +125,20 @@ class Proof:
 
 def render(proof: Proof) -> str:
     """The table: relation, state, score, time, and the first place or the reason."""
-    shown = [outcome for outcome in proof.outcomes if outcome.state != NOT_ASKED]
     width = max([len(outcome.relation) for outcome in proof.outcomes], default=0)
-    lines = [proof.subject, ""]
-    lines.append(f"  {'relation':{width}}  {'':9}  {'score':>8}  {'time':>7}")
-    for outcome in shown:
-        score = score_text(outcome.score)
+    lines = [proof.subject, "", f"  {'relation':{width}}  {'':9}  {'score':>8}  {'time':>7}"]
+    skipped = []
+    for outcome in proof.outcomes:
+        if outcome.state == NOT_ASKED:
+            skipped.append(f"  {outcome.relation:{width}}  {outcome.note}")
+            continue
+        row = f"  {outcome.relation:{width}}  {outcome.state:9}  {score_text(outcome.score):>8}"
         note = outcome.note if outcome.state != DIFFERS else ""
-        row = (
-            f"  {outcome.relation:{width}}  {outcome.state:9}  {score:>8}"
-            f"  {outcome.seconds:5.1f} s  {note}"
-        )
-        lines.append(row.rstrip())
+        lines.append(f"{row}  {outcome.seconds:5.1f} s  {note}".rstrip())
         if outcome.state == DIFFERS:
             lines += [f"      {line}" for line in outcome.text.splitlines()]
-    skipped = [outcome for outcome in proof.outcomes if outcome.state == NOT_ASKED]
-    if skipped:
-        lines += ["", "  not asked:"]
-        lines += [f"  {outcome.relation:{width}}  {outcome.note}" for outcome in skipped]
-    lines += ["", f"  {proof.headline}. A score is a difference over the noise of its tensor,"]
-    lines += ["  measured by moving each weight by one ulp; up to 10 is noise."]
+    lines += ["", "  not asked:", *skipped] if skipped else []
+    lines += ["", *wrap(f"{proof.headline}. {UNIT}", 78, "  ")]
     text = printable("\n".join(lines), keep="\n")
     return to_ascii(text) if wants_ascii(sys.stdout) else text
 

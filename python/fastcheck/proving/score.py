@@ -4,6 +4,7 @@ which the two part.
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Optional
 
@@ -25,13 +26,12 @@ _SUMS = ("gradient", "update", "backward parameter")
 
 @dataclass
 class Floor:
-    """The step as it is, and how far each of its tensors moves when every weight moves by one ulp:
-    the worst of three.
+    """The step as it is, and the noise of each of its tensors: how far it moves when every weight
+    moves by one ulp, the worst of three.
     """
 
     base: Computed
-    moved: dict[Key, float] = field(default_factory=dict)
-    _least: dict[Key, float] = field(default_factory=dict)
+    noise: dict[Key, float] = field(default_factory=dict)
 
     @classmethod
     def measure(cls, case: TestedStep, sites: bool = False, ulps: float = 1.0) -> Floor:
@@ -39,43 +39,35 @@ class Floor:
         differs by itself, which counts by so much less then.
         """
         floor = cls(case.compute(sites=sites))
+        floor._begin(case.eps)
         for noise in range(1, _PERTURBED + 1):
             case.settings.noise, case.settings.ulps = noise, ulps
             try:
                 moved = case.compute(sites=sites)
             finally:
                 case.settings.noise, case.settings.ulps = 0, 1.0
-            for key in floor.base.tensors:
-                distance = floor.distance(key, floor.base, moved) / ulps
-                floor.moved[key] = max(floor.moved.get(key, 0.0), distance)
-        floor._set_least(case.eps)
+            for key, known in floor.noise.items():
+                floor.noise[key] = max(known, floor.distance(key, floor.base, moved) / ulps)
         return floor
 
-    def _set_least(self, eps: float) -> None:
-        """One ulp of the tensor itself, and of its kind's typical element: a gradient that is zero
-        but for rounding has no size of its own.
+    def _begin(self, eps: float) -> None:
+        """The least noise: one ulp of the tensor itself, and of its kind's typical element: a
+        gradient that is zero but for rounding has no size of its own.
         """
-        squares: dict[str, tuple[float, int]] = {}
-        norms = {key: self._norm(key, tensor) for key, tensor in self.base.tensors.items()}
+        squares, counts = defaultdict[str, float](float), Counter[str]()
         for key, tensor in self.base.tensors.items():
-            total, count = squares.get(key[0], (0.0, 0))
-            squares[key[0]] = total + norms[key] ** 2, count + tensor.numel()
-        for key, tensor in self.base.tensors.items():
-            total, count = squares[key[0]]
-            typical = (total / max(count, 1) * tensor.numel()) ** 0.5
-            own = norms[key] if is_of_rows(key) else typical
-            self._least[key] = eps * max(norms[key], own)
-
-    def score(self, key: Key, other: Computed, base: Computed) -> float:
-        """The difference over the floor; infinite where only one of the two is finite."""
-        distance = self.distance(key, base, other)
-        floor = max(self.moved.get(key, 0.0), self._least.get(key, 0.0))
-        if distance == 0.0:
-            return 0.0
-        return distance / floor if floor > 0.0 else float("inf")
+            self.noise[key] = self._norm(key, tensor)
+            squares[key[0]] += self.noise[key] ** 2
+            counts[key[0]] += tensor.numel()
+        for key, norm in self.noise.items():
+            mean = squares[key[0]] / max(counts[key[0]], 1)
+            typical = (mean * self.base.tensors[key].numel()) ** 0.5
+            self.noise[key] = eps * (norm if is_of_rows(key) else max(norm, typical))
 
     def scores(self, other: Computed, base: Computed, kinds: tuple[str, ...]) -> dict[Key, float]:
-        """The score of every tensor of these kinds that both computations have."""
+        """The difference over the noise of every tensor of these kinds that both computations have;
+        infinite where only one of the two is finite.
+        """
         scores = {}
         for key in {**base.tensors, **other.tensors}:
             ours, theirs = base.tensors.get(key), other.tensors.get(key)
@@ -83,7 +75,8 @@ class Floor:
             if key[0] not in kinds or (is_one and key[0] not in _SUMS):
                 continue
             if is_one or ours.shape == theirs.shape:  # type: ignore[union-attr]
-                scores[key] = self.score(key, other, base)
+                distance, noise = self.distance(key, base, other), self.noise.get(key, 0.0)
+                scores[key] = distance / noise if noise else distance and float("inf")
         return scores
 
     def distance(self, key: Key, base: Computed, other: Computed) -> float:
@@ -128,43 +121,33 @@ def find_place(case: TestedStep, relation: Relation) -> Optional[Place]:
     phase, role = key[0].split()
     if role == "parameter" and relation.reduces:
         return Place(path, "reduction", what, score)
-    module, text = path, what
+    module, text = path, f"what it is given ({what})"
     if (phase, role) == ("forward", "output"):
         text = f"its {what}"
     elif (phase, role) == ("backward", "input") or role == "parameter":
         text = f"the gradient of its {what}"
-    elif not path:
-        text = f"what it is given ({what})"
-    else:  # what is given to a module is made by the one around it
+    elif path:  # what is given to a module is made by the one around it
         module = _around(case.model, path)
         text = f"what {path} is given ({what})"
         if phase == "backward":
             text = f"the gradient of what {path} returned ({what})"
     place = Place(module, phase, text, score)
     case.inside = inside = Inside(module)
-    try:
-        inner = _first(case, relation, phase)
-        if inner is None or inner[0][0].split()[1] != "operator":
+    inner = _first(case, relation, phase)
+    if inner is None or inner[0][0].split()[1] != "operator":
+        return place
+    name = inner[0][1]
+    if phase == "backward":  # wrong in what has read it
+        readers = inside.readers.get(name, [])
+        if len(set(readers)) != 1:
             return place
-        name = inner[0][1]
-        if phase == "backward":  # wrong in what has read it
-            readers = inside.readers.get(name, [])
-            if len(set(readers)) != 1:
-                return place
-            name = readers[0]
-        return Place(module, phase, text, score, _split(name)[1], inside.lines.get(name, ""))
-    finally:
-        case.inside = None
+        name = readers[0]
+    return Place(module, phase, text, score, _split(name)[1], inside.lines.get(name, ""))
 
 
 def _first(case: TestedStep, relation: Relation, phase: str = "") -> Optional[tuple[Key, float]]:
-    kinds = tuple(
-        f"{way} {role}"
-        for way in ("forward", "backward")
-        for role in ("input", "output", "parameter", "operator")
-    )
-    if phase:
-        kinds = ("forward operator", "backward operator")
+    roles = ("operator",) if phase else ("input", "output", "parameter", "operator")
+    kinds = tuple(f"{way} {role}" for way in ("forward", "backward") for role in roles)
     case.find_layouts(sites=True)
     floor = Floor.measure(case, True, ulps_of(case, relation))
     reference = relation.reference(case, floor.base, sites=True)

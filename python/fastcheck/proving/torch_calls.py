@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import re
 import sys
 from collections.abc import Iterator
@@ -22,7 +21,8 @@ _DROPOUTS = {
     if re.fullmatch(r"(feature_)?(alpha_)?dropout([123]d)?", name)
 }
 
-_ATTENTIONS = (F.scaled_dot_product_attention, F.multi_head_attention_forward)
+# Of attention, whose own calls are not seen: the place of the argument dropout_p.
+_DROPOUT_AT = {F.scaled_dot_product_attention: 4, F.multi_head_attention_forward: 10}
 
 Called = Callable[[Any, tuple[Any, ...], Any], None]
 
@@ -46,7 +46,7 @@ class Calls(TorchFunctionMode):
         is_traced = torch.compiler.is_compiling()
         if not is_traced and (torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled()):
             self.has_autocast = True
-        if func in _ATTENTIONS and not is_traced:
+        if func in _DROPOUT_AT and not is_traced:
             self.attention += 1
         returned = self._run(func, args, kwargs or {})
         if self._called is not None and not is_traced:
@@ -54,18 +54,13 @@ class Calls(TorchFunctionMode):
         return returned
 
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if func is F.scaled_dot_product_attention:
-            if not self._dropout:
-                args, kwargs = args[:4], {**kwargs, "dropout_p": 0.0}
-                if len(args) == 4 and "attn_mask" in kwargs:
-                    args = args[:3]
-        elif not self._dropout and func in _DROPOUTS:
+        if not self._dropout and func in _DROPOUTS:
             return args[0] if args else kwargs["input"]
-        elif not self._dropout and func is F.multi_head_attention_forward:
-            # The function's own calls are not seen here.
-            bound = inspect.signature(func).bind(*args, **kwargs)
-            bound.arguments["dropout_p"] = 0.0
-            args, kwargs = bound.args, bound.kwargs
+        place = None if self._dropout else _DROPOUT_AT.get(func)
+        if place is not None and len(args) > place:
+            args = (*args[:place], 0.0, *args[place + 1 :])
+        elif place is not None:
+            kwargs = {**kwargs, "dropout_p": 0.0}
         return func(*args, **kwargs)
 
 
@@ -102,20 +97,6 @@ def not_traced(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function at which a graph of torch.compile ends."""
     dynamo: Any = sys.modules.get("torch._dynamo")
     return function if dynamo is None else dynamo.disable(function)
-
-
-@contextlib.contextmanager
-def without_dropout_of_recurrent(model: torch.nn.Module) -> Iterator[None]:
-    """Dropout between the layers of an LSTM, GRU or RNN is an argument of their kernel."""
-    layers = [layer for layer in model.modules() if isinstance(layer, torch.nn.RNNBase)]
-    were = [layer.dropout for layer in layers]
-    try:
-        for layer in layers:
-            layer.dropout = 0.0
-        yield
-    finally:
-        for layer, was in zip(layers, were):
-            layer.dropout = was
 
 
 @contextlib.contextmanager
