@@ -4203,3 +4203,160 @@ def beta_of_zero(fixed: bool) -> Made:
         return update(optimizer, -dist.log_prob(action).mean())  # FAULT
 
     return [model], step
+
+
+@program(
+    "anthonymlortiz/lcn#4",
+    "a variance as a mean of squares less the square of a mean is below 0 where all are equal",
+    place=r"\bnorm\b|LocalNorm",
+    operator=r"\bsqrt\b",
+    kind=r"negative number",
+    advice=r"x\.var\(\)",
+    never=(NO_RATE,),
+)
+def variance_by_difference(fixed: bool) -> Made:
+    class LocalNorm(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            mean = x.mean(-1, keepdim=True)
+            if fixed:
+                return (x - mean) / ((x - mean).square().mean(-1, keepdim=True) + 1e-5).sqrt()
+            return (x - mean) / ((x * x).mean(-1, keepdim=True) - mean * mean).sqrt()  # FAULT
+
+    model = chain(norm=LocalNorm(), head=mlp(8, 16, 3))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+
+    def step(i: int) -> Tensor:
+        x = data(i, 16, 8)
+        if i == BAD:
+            x[3:9] = 300 + 1e-3 * x[3:9]
+        return update(optimizer, F.cross_entropy(model(x), whole(i, 0, 3, 16)))
+
+    return [model], step
+
+
+@program(
+    "pytorch/pytorch#34372",
+    "Gumbel noise in float16: a uniform number that rounds to 1 is noise of inf, and inf - inf",
+    place=r"\bgate\b|Gate",
+    operator=r"\blog\b|softmax",
+    kind=LOG_OF_ZERO,
+    advice=r"float32",
+    never=(NO_RATE,),
+)
+def gumbel_in_float16(fixed: bool) -> Made:
+    class Gate(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(6, 5)
+
+        def forward(self, x: Tensor, u: Tensor) -> Tensor:
+            u = u.clamp(1e-3, 0.999) if fixed else u.clamp_min(1e-3)
+            noise = -torch.log(-torch.log(u.half()))  # FAULT
+            return ((self.linear(x) + noise) / 0.5).softmax(-1)
+
+    model = nn.ModuleDict({"gate": Gate(), "head": nn.Linear(5, 3)}).half()
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+
+    def step(i: int) -> Tensor:
+        u = torch.rand(8, 5, generator=torch.Generator().manual_seed(i))
+        if i == BAD:
+            u[2, 3] = 0.9999
+        out = model["head"](model["gate"](data(i, 8, 6).half(), u))
+        return update(optimizer, F.cross_entropy(out.float(), whole(i, 0, 3, 8)))
+
+    return [*model.values()], step
+
+
+@program(
+    "apache/mxnet#6235",
+    "centred RMSprop: v - m * m is below 0 by rounding, and its root NaN",
+    place=r"\bweight\b|\bbias\b",
+    operator=r"\bsqrt\b|RMSprop",
+    kind=r"negative number|root of what may be below 0",
+    advice=r"centered",
+    never=(r"lower the learning rate",),
+    steps=400,
+)
+def centred_rmsprop(fixed: bool) -> Made:
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.RMSprop(model.parameters(), 1e-4, alpha=0.9, centered=not fixed)
+
+    def step(i: int) -> Tensor:
+        return update(optimizer, model(torch.tensor([[0.3, 0.7, 1.1, 1.3]])).sum() * 3.3)
+
+    return [model], step
+
+
+@program(
+    "cornellius-gp/gpytorch#775",
+    "a raw parameter is log(exp(x) - 1), which is inf for a length scale of 100",
+    place=r"kernel\.raw",
+    operator=r"parameter kernel\.raw",
+    kind=r"non-finite (?:when it was first read|before the first step)",
+    advice=r"log\(exp\(x\) - 1\)",
+    never=(r"learning rate", r"load a checkpoint from before"),
+)
+def inverse_softplus(fixed: bool) -> Made:
+    class Kernel(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            scale = torch.tensor([1.0, 100.0, 3.0])
+            raw = scale + (-(-scale).expm1()).log() if fixed else (scale.exp() - 1).log()
+            self.raw = nn.Parameter(raw)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x / F.softplus(self.raw)
+            return (-(x[:, None] - x).square().sum(-1)).exp()
+
+    model = chain(kernel=Kernel())
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def step(i: int) -> Tensor:
+        return update(optimizer, (model(data(i, 8, 3)) - torch.eye(8)).square().mean())
+
+    return [model], step
+
+
+@program(
+    "pytorch/pytorch#94700",
+    "nan_to_num after p * log(p / q): the loss is finite, and its gradient 0 * -inf",
+    place=LOSS + r"|outside the model",
+    operator=r"\blog\b|LogBackward",
+    kind=LOG_OF_ZERO,
+    advice=EPS,
+    never=(NO_RATE,),
+)
+def nan_to_num_after(fixed: bool) -> Made:
+    model = mlp(4, 12, 5)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+
+    def step(i: int) -> Tensor:
+        p, q = model(data(i, 6, 4)), data(i + 7, 6, 5).softmax(-1)
+        if i >= BAD:
+            p = p.masked_fill(torch.arange(5) == 2, -math.inf)
+        p = p.softmax(-1).clamp_min(1e-6 if fixed else 0)
+        loss = p * (p / q).log() + q - p  # FAULT
+        return update(optimizer, loss.nan_to_num(0).mean())
+
+    return [model], step
+
+
+@program(
+    "apple/coreai-torch#54",
+    "half() makes inf of a running variance above 65,504, and the norm returns its bias",
+    place=r"\bnorm\b",
+    operator=r"running_var",
+    kind=r"non-finite (?:when it was first read|before the first step)",
+    advice=r"float16's 65,504",
+    never=(NO_RATE,),
+)
+def running_variance_in_half(fixed: bool) -> Made:
+    model = chain(body=nn.Linear(6, 8), norm=nn.BatchNorm1d(8), head=nn.Linear(8, 3)).eval()
+    model.norm.running_var[3] = 2e5
+    model = model if fixed else model.half()
+
+    def step(i: int) -> None:
+        with torch.no_grad():
+            model(data(i, 8, 6).to(model.head.weight.dtype))
+
+    return [model], step

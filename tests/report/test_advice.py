@@ -886,8 +886,53 @@ def test_an_update_that_divides_by_zero_is_no_learning_rate() -> None:
     before = build.grown("float32", 1.0, 1.0, 3, 8)
     mine = build.report(WEIGHT, wide, Verdict.ARRIVED, before, learning_rates=(("Lamb", 1e-3),))
     assert "which makes that of a division, 0/0" in advise(mine)[0].text
-    assert "a root of what may be below 0 (v - m * m)" in advise(mine)[0].text
+    assert "a root of what may be below 0 (v - m * m, as of" in advise(mine)[0].text
     assert "optimizer Lamb, lr 0.001" in text_of(mine)
+
+
+@pytest.mark.parametrize(
+    ("first", "factor", "counts", "is_quotient"),
+    [
+        (0.4, 1.3, {"nan_count": 1}, True),
+        (0.4, 1.3, {"nan_count": 1, "posinf_count": 1}, False),
+        (1.0, 1.0, {"nan_count": 1, "posinf_count": 1}, True),
+        (0.4, 4.0, {"nan_count": 1}, False),
+        (2e38, 1.0, {"nan_count": 1}, False),
+    ],
+)
+def test_an_update_makes_nan_of_a_moderate_weight_by_a_quotient_or_a_root(
+    first: float, factor: float, counts: dict[str, int], is_quotient: bool
+) -> None:
+    before = build.grown("float32", first, factor, 8, 8)
+    what, rates = build.record(step=9, **counts), (("RMSprop", 1e-3),)
+    told = advice_of(build.report(WEIGHT, what, Verdict.ARRIVED, before, learning_rates=rates))
+    assert ("RMSprop(centered=True)" in told) is is_quotient
+    assert ("lower the learning rate" in told) is not is_quotient
+
+
+@pytest.mark.parametrize(
+    ("origin", "low", "may_be_rounded"),
+    [
+        (" (aten.sub.Tensor)", -0.01, True),
+        (" (aten.addcmul)", -0.01, True),
+        (" (aten.addmm)", -0.01, False),
+        ("", -0.01, True),
+        (" (aten.sub.Tensor)", -2.0, False),
+    ],
+)
+def test_a_variance_that_is_a_difference(origin: str, low: float, may_be_rounded: bool) -> None:
+    read = {f"self{origin}": of(low, 1.7, negative_count=1)}
+    told = advice_of(operator_report("aten.sqrt", read, nan_count=1))
+    assert f"self{origin} holds 1 negative number (down to " in told
+    assert ("squares less the square of a mean may be below 0" in told) is may_be_rounded
+
+
+def test_of_a_weight_that_never_was_finite_there_is_no_earlier_checkpoint() -> None:
+    what, before = build.record(posinf_count=1, step=9), build.grown("float32", 1.0, 1.0, 8, 8)
+    first = replace(build.report(WEIGHT, what, Verdict.ARRIVED), broken_weights=("fc.weight",))
+    assert "repair that first" in advice_of(first) and "load a checkpoint" not in advice_of(first)
+    later = replace(first, trend=build.report(WEIGHT, what, before=before).trend)
+    assert "first load a checkpoint from before that" in advice_of(later)
 
 
 def test_four_items_at_most() -> None:

@@ -103,6 +103,21 @@ def test_healthy_statistics_and_infinities_on_purpose(install: Any, level: str) 
     assert monitor.event_count == 0, monitor.events
 
 
+@LEVELS
+@pytest.mark.parametrize("is_training", [True, False])
+@pytest.mark.parametrize("infinite", [1, 4])
+def test_statistics_that_were_infinite_before_the_run(
+    install: Any, level: str, is_training: bool, infinite: int
+) -> None:
+    """As half() makes them of more than 65,504: in evaluation the norm returns its bias."""
+    model = chain(norm=nn.BatchNorm1d(4), out=nn.Linear(4, 2)).train(is_training)
+    model.norm.running_var[:infinite] = INF
+    monitor = install(model, level=level)
+    stop = stopped(lambda: (model(torch.randn(8, 4)), monitor.flush()))
+    assert where(stop.culprit) == ("norm", "buffer", "running_var", "arrived")
+    assert "non-finite when it was first read" in stop.culprit.reason
+
+
 def test_a_bad_statistic_follows_from_what_made_it_bad(install: Any) -> None:
     divide = Apply(lambda x: x / 0)
     model = chain(divide=divide, norm=nn.BatchNorm1d(4), out=nn.Linear(4, 2))

@@ -28,7 +28,7 @@ import numpy as np
 
 from fastcheck.calls.module_calls import Call
 from fastcheck.record.format import NONFINITE_COUNTS, Depth, DeviceMode, Flag, Verdict
-from fastcheck.record.site import SiteTable
+from fastcheck.record.site import Site, SiteTable
 from fastcheck.record.statistics import statistics_of
 
 from . import entries
@@ -76,6 +76,12 @@ class PossibleVerdict(NamedTuple):
 
     verdict: Verdict
     reason: str
+
+
+def is_statistic(site: Site) -> bool:
+    """Whether it is the mean or the variance that a norm keeps: neither begins with infinities."""
+    is_kept = site.role == "buffer" and site.label in ("running_mean", "running_var")
+    return is_kept and "Norm" in site.module_type
 
 
 def is_event(record: np.void, role: str) -> bool:

@@ -25,7 +25,15 @@ from fastcheck.record.format import Verdict
 from fastcheck.utils.text.layout import listed
 
 from . import entries
-from .findings import CONFIRMED, Blame, Finding, Findings, FindingState, PossibleVerdict
+from .findings import (
+    CONFIRMED,
+    Blame,
+    Finding,
+    Findings,
+    FindingState,
+    PossibleVerdict,
+    is_statistic,
+)
 from .step import Step
 
 LOSS_OVERFLOWED = (
@@ -372,6 +380,7 @@ class ModuleRules:
         is_known = finding.site in self.findings.memory.masks
         is_first = last_finite is None and (finding.is_initial or not is_suspect)
         may_be_meant = finding.role == "buffer" or finding.only_neginf
+        may_be_meant &= finding.has_nan or not is_statistic(self.findings.sites[finding.site])
         if finding.is_mask or (may_be_meant and (is_known or is_first)):
             what = "a stored NaN" if finding.has_nan else "a stored infinity"
             what += ", probably written on purpose"

@@ -33,6 +33,7 @@ from .findings import (
     FindingState,
     PossibleVerdict,
     is_event,
+    is_statistic,
     tensors_of,
 )
 from .incident import HOST, INTEGERS, RANKS, Destination, Incident, NonfiniteInput
@@ -366,14 +367,19 @@ class OpRules:
             self.findings.propagate(finding, earlier)
         elif last_finite is not None and not finding.is_mask:
             self._changed(finding, last_finite)
-        elif not finding.has_nan and (finding.is_mask or finding.role == "buffer"):
-            self._intend(finding, "a stored infinity, written on purpose")
         else:
+            is_kept = is_statistic(self.findings.sites[finding.site])
+            if not (finding.has_nan or is_kept) and (finding.is_mask or finding.role == "buffer"):
+                self._intend(finding, "a stored infinity, written on purpose")
+                return
             reason = (
                 "it was non-finite when it was first read: look at the checkpoint or at the "
                 "initialisation"
             )
-            self._decide_or_hold(finding, PossibleVerdict(Verdict.ARRIVED, reason))
+            if is_kept and not finding.has_nan:  # the norm returns its bias, which is finite
+                self.findings.decide(finding, Verdict.ARRIVED, reason)
+            else:
+                self._decide_or_hold(finding, PossibleVerdict(Verdict.ARRIVED, reason))
 
     def _changed(self, finding: Finding, last_finite: int) -> None:
         """Judges a stored tensor that was finite in an earlier step, or before its module ran."""

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from fastcheck.record.format import Verdict
 from fastcheck.record.statistics import RecordStatistics
 from fastcheck.report.trend import format_factor
-from fastcheck.utils.text.numbers import format_number, format_share
+from fastcheck.utils.text.numbers import counted, format_number, format_share
 
 from .case import Advice, Case
 
@@ -184,7 +184,7 @@ def nan_from_finite(case: Case) -> Iterator[Advice]:
     if negative:
         site, reading = negative[0]
         yield Advice(
-            f"{site.label} holds {reading.negative_count:,} negative numbers"
+            f"{site.label} holds {counted(reading.negative_count, 'negative number')}"
             f"{_least(reading)}: log, sqrt, rsqrt and fractional powers of them are NaN. "
             "Clamp before: x.clamp_min(eps)."
         )

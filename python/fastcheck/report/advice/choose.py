@@ -40,8 +40,9 @@ def stored(case: Case) -> Iterator[Advice]:
         if not case.trend.healthy:
             yield Advice(
                 f"Buffer {name} was non-finite before the first step that fastcheck observed: look "
-                "at the checkpoint, and at the code that makes it: a position beyond float16's "
-                "65,504 is Inf, and cos(Inf) is NaN; torch.empty holds whatever was in memory."
+                "at the checkpoint, and at the code that makes it. Beyond float16's 65,504 a "
+                "number is Inf (a running variance, or a position, and cos(Inf) is NaN); "
+                "torch.empty holds whatever was in memory."
             )
             return
         yield Advice(
@@ -76,7 +77,8 @@ def stored(case: Case) -> Iterator[Advice]:
                 f"{case.reading.dtype}: load in bfloat16 or float32."
             )
         yield Advice(
-            "A parameter made with torch.empty and never initialised holds whatever was in memory."
+            "A parameter made with torch.empty and never initialised holds whatever was in memory, "
+            "and a formula may overflow: log(exp(x) - 1) of a large x is Inf."
         )
         return
     if case.reason.endswith(NOT_UPDATED):
@@ -85,16 +87,19 @@ def stored(case: Case) -> Iterator[Advice]:
             "there (1 - decay ** step is 0 at step 0), and go back to the last checkpoint."
         )
         return
-    grew = case.trend.has_grown
+    is_near = case.trend.has_exploded or case.trend.near_limit
+    is_quotient = bool(case.divider and case.has_nan and not is_near)
+    if case.trend.has_grown and case.reading.inf_count:
+        is_quotient = False
     rates = [(name, rate) for name, rate in case.report.learning_rates if not math.isfinite(rate)]
     if rates:
         yield broken_rate(*rates[0])
-    elif case.divider and not grew and case.has_nan:
+    elif is_quotient:
         yield from _quotient_of_update(case)
     is_before = case.trend.healthy[-1].step < case.report.step
     what = "The update before this step or a later write" if is_before else "A write in this step"
     lost = f"{what} broke {name}: the model in memory is lost. Go back to the "
-    if rates or (case.divider and not grew and case.has_nan):
+    if rates or is_quotient:
         yield Advice(f"{lost}last checkpoint.")
         return
     yield Advice(
@@ -115,7 +120,7 @@ def broken_rate(name: str, rate: float) -> Advice:
 
 
 def _quotient_of_update(case: Case) -> Iterator[Advice]:
-    """An update that made NaN of a weight that was steady."""
+    """An update that made NaN of a weight that was far from overflowing."""
     adam = any("Adam" in name for name, _ in case.report.learning_rates)
     if case.reading.dtype == "float16" and adam:
         yield Advice(
@@ -126,10 +131,10 @@ def _quotient_of_update(case: Case) -> Iterator[Advice]:
         )
         return
     yield Advice(
-        "The weight was steady, and NaN came with one update, which makes that of a division, "
-        "0/0, where a second moment, a row mean or a norm is 0 and its eps does not keep it away, "
-        "or of a root of what may be below 0 (v - m * m). Add an eps inside each root and each "
-        "divisor, and clamp before a root."
+        "NaN came with one update, of a weight far from overflowing, which makes that of a "
+        "division, 0/0, where a second moment, a row mean or a norm is 0 and its eps does not keep "
+        "it away, or of a root of what may be below 0 (v - m * m, as of RMSprop(centered=True)). "
+        "Add an eps inside each root and each divisor, and clamp before a root."
     )
 
 
@@ -324,7 +329,7 @@ def advise(report: StopReport) -> list[Advice]:
         if item not in items:
             items.append(item)
     closer = [] if report.replay is not None else list(_closer(case, report))
-    return [*items[: MOST - 1 - len(closer)], *closer, _go_on(report)]
+    return [*items[: MOST - 1 - len(closer)], *closer, _go_on(report, case)]
 
 
 def _case(report: StopReport) -> Case:
@@ -496,12 +501,16 @@ def named_weights(broken: tuple[str, ...]) -> str:
     return f"{', '.join(broken[:3])}{more} hold{'s' if len(broken) == 1 else ''} NaN or Inf"
 
 
-def _go_on(report: StopReport) -> Advice:
+def _go_on(report: StopReport, case: Case) -> Advice:
     how = "To record and go on instead of stopping: install(..., overflow_nums=-1)"
     if report.broken_weights:
+        never_was_finite = case.site.role in _STORED and not case.trend.healthy
+        mend = (
+            "repair that first" if never_was_finite else "first load a checkpoint from before that"
+        )
         return Advice(
-            f"{how}. {named_weights(report.broken_weights)} by now: first load a checkpoint from "
-            "before that, or everything that follows comes from these weights."
+            f"{how}. {named_weights(report.broken_weights)} by now: {mend}, or everything that "
+            "follows comes from these weights."
         )
     return Advice(
         f"{how}. fastcheck then prevents no update, and a weight that becomes NaN stays NaN: keep "

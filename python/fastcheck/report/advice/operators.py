@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Callable
 
 from fastcheck.record.statistics import RecordStatistics
-from fastcheck.utils.text.numbers import format_number
+from fastcheck.utils.text.numbers import counted, format_number
 
 from .case import Advice, Case, Operation
 
@@ -173,6 +173,17 @@ def _down_to(reading: RecordStatistics) -> str:
     return "" if reading.min is None else f" (down to {format_number(reading.min)})"
 
 
+def _rounded(reading: RecordStatistics, origin: str) -> str:
+    """A sentence on what is below 0 by a little, and may be a difference."""
+    is_little = reading.min is not None and -reading.min <= 0.1 * (reading.max or 0)
+    if not is_little or (origin and not re.search(r"\b(?:sub|addcmul)\b", origin)):
+        return ""
+    return (
+        " A mean of squares less the square of a mean may be below 0 by rounding: take the mean of "
+        "squared differences, x.var() (RMSprop: centered=False)."
+    )
+
+
 def _power(case: Case, made: Operation) -> Iterator[Advice]:
     label, reading = made.operand(0)
     if reading is None:
@@ -182,10 +193,11 @@ def _power(case: Case, made: Operation) -> Iterator[Advice]:
             )
         return
     if made.may_be_nan and reading.negative_count:
+        held = f"{label} holds {counted(reading.negative_count, 'negative number')}"
         what = "a fractional power" if made.name in ("pow", "float_power") else made.name
         yield Advice(
-            f"{label} holds {reading.negative_count:,} negative numbers{_down_to(reading)}: {what} "
-            "of them is NaN. torch.where after it keeps the NaN in the gradient: clamp before.",
+            f"{held}{_down_to(reading)}: {what} of them is NaN. torch.where after it keeps the NaN "
+            f"in the gradient: clamp before.{_rounded(reading, made.origins.get(label, ''))}",
             f"x.clamp_min(eps){'.' + made.name + '()' if 'sqrt' in made.name else ' ** p'}",
         )
     elif made.may_be_inf and reading.zero_count and made.name != "sqrt":
@@ -541,10 +553,10 @@ def _root_at_zero(case: Case, made: Operation) -> Iterator[Advice]:
     label, base = made.operand(0)
     if made.name == "pow" and base is not None and base.negative_count and case.has_nan:
         yield Advice(
-            f"{label} holds {base.negative_count:,} negative numbers{_down_to(base)}: a fractional "
-            "power of them is NaN, and so is the derivative of x ** p by p, x ** p * log(x), also "
-            "where the power itself is finite (p = 2). torch.where after it does not stop that: "
-            "clamp before.",
+            f"{label} holds {counted(base.negative_count, 'negative number')}{_down_to(base)}: "
+            "a fractional power of them is NaN, and so is the derivative of x ** p by p, x ** p * "
+            "log(x), also where the power itself is finite (p = 2). torch.where after it does not "
+            "stop that: clamp before.",
             "x.clamp_min(eps) ** p",
         )
         return
