@@ -5,7 +5,7 @@ FastcheckError
 ├── UnsupportedTensorError  (also TypeError)    a tensor that fastcheck can't read
 ├── ExtensionError          (also ImportError)  the compiled extension is missing or unfit
 ├── LogError                                    a log that can't be opened, or isn't one
-├── CompareError                                two things that can't be compared, or one of them
+├── CompareError                                two things that can't be compared, or one of the two
 └── OverflowDetected                            the run was stopped, and why
 
 None of them is a RuntimeError: training loops that retry after "CUDA out of memory" catch

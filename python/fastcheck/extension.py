@@ -27,7 +27,7 @@ _HOOKS = "hooks in pure Python"
 @dataclass(frozen=True)
 class ExtensionStatus:
     """``module`` is the extension, or None with the reason in ``problem``. ``built_for`` is the
-    torch of an installed one, usable or not; None when none is installed.
+    torch of an installed extension, usable or not; None when none is installed.
     """
 
     module: Optional[ModuleType]
@@ -112,8 +112,8 @@ def compiled() -> Optional[Any]:
     """The extension, or None where Python takes its place.
 
     Raises:
-        ConfigError: FASTCHECK_CPU_ISA names a CPU kernel that there isn't; no other one takes its
-            place.
+        ConfigError: FASTCHECK_CPU_ISA names a CPU kernel that there isn't; no other kernel takes
+            its place.
     """
     kernels.kernels()
     return status.module

@@ -44,12 +44,12 @@ class KernelStatus:
 
     @property
     def is_broken(self) -> bool:
-        """Whether kernels are there that can't be used. None at all are no fault: pure Python."""
+        """True if kernels are there that can't be used. None at all are no fault: pure Python."""
         return self.module is None and self.accelerator is not None
 
     @property
     def is_misconfigured(self) -> bool:
-        """Whether ``FASTCHECK_CPU_ISA`` names a kernel that does not exist."""
+        """True if ``FASTCHECK_CPU_ISA`` names a kernel that does not exist."""
         return issubclass(self.error, ConfigError)
 
     @property
@@ -102,8 +102,8 @@ def kernels() -> Optional[Any]:
     """The module of the kernels, or None where the portable backend takes its place.
 
     Raises:
-        ConfigError: FASTCHECK_CPU_ISA names a CPU kernel that there isn't; no other one takes its
-            place.
+        ConfigError: FASTCHECK_CPU_ISA names a CPU kernel that there isn't; no other kernel takes
+            its place.
     """
     if status.module is None and status.is_misconfigured:
         raise status.error(status.problem)

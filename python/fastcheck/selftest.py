@@ -204,7 +204,7 @@ class CheckResult:
 
 
 def run_checks(device: torch.device) -> Iterator[CheckResult]:
-    """Runs every check and yields each as it is done. One that raises anything has failed; the
+    """Runs every check and yields each as it is done. A check that raises anything has failed; the
     others still run.
     """
     for name, check in CHECKS.items():
@@ -358,8 +358,8 @@ def check_no_wait(device: torch.device) -> str:
 
 
 def _enqueue_work(device: torch.device, synchronize: Callable[[Any], None], seconds: float) -> None:
-    """Puts so many seconds of matrix products on the current stream: large ones, since queues are
-    short.
+    """Puts so many seconds of matrix products on the current stream: large matrices, since queues
+    are short.
     """
     size, each = 128, 0.0
     while each < 0.005 and size < 8192:
@@ -379,8 +379,8 @@ def _enqueue_work(device: torch.device, synchronize: Callable[[Any], None], seco
 
 
 class _Faulty(nn.Module):
-    """Passes its input on; armed, with the bits of a NaN in it: no arithmetic, so that it is one on
-    a device that saturates too.
+    """Passes its input on; armed, with the bits of a NaN in it: no arithmetic, so that it is a NaN
+    on a device that saturates too.
     """
 
     def __init__(self) -> None:

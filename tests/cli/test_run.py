@@ -189,11 +189,11 @@ def test_two_ranks_of_torchrun_stop_together() -> None:
     assert done.stderr.count("fastcheck.OverflowDetected:") == 2, done.stderr[-3000:]
 
 
-@pytest.mark.parametrize("watch", [[], ["--no-watch"]])
+@pytest.mark.parametrize("watch", [["--watch"], ["--no-watch"]])
 def test_sinks_and_the_watch(watch: list[str]) -> None:
     pytest.importorskip("prometheus_client")
     done = run("--sinks", "prometheus:run.prom", *watch, program(TRAIN), "3")
     assert done.returncode == 1, done.stderr
     found = Path("run.prom").read_text()
-    assert "\nfastcheck_stopped_at_step 3.0\n" in found
-    assert ("fastcheck_watch_events" in found) is (watch == [])
+    assert '\nfastcheck_stopped_at_step{run="run"} 3.0\n' in found
+    assert ("fastcheck_watch_events" in found) is (watch == ["--watch"])

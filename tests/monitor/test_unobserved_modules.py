@@ -193,7 +193,7 @@ def fork(level: str, log_dir: str) -> None:
         found = file.read().splitlines()
     os.waitpid(child, 0)
     (text,) = found
-    assert "was forked from the one that called fastcheck.install(), and trains" in text
+    assert "was forked from the process that called fastcheck.install(), and trains" in text
     assert {path: path.stat().st_size for path in pathlib.Path(log_dir).iterdir()} == sizes
     train(model, 1)
     assert {r["step"] for r in monitor.records()} == {0, 1, 2}

@@ -97,7 +97,11 @@ def it_holds_these_sources(wheel: Wheel) -> None:
     expected = {str(p.relative_to(sources)) for p in paths if not p.name.endswith(made)}
     built = {"fastcheck/_build_info.py", *wheel.libraries}
     files = {name for name in wheel.files if not name.endswith("/")}
-    got = {name for name in files if name.startswith(("fastcheck/", "fastcheck_lightning"))} - built
+    got = {
+        name
+        for name in files
+        if name.startswith(("fastcheck/", "fastcheck_lightning", "fastcheck_pytest"))
+    } - built
     assert got == expected, got ^ expected
     with zipfile.ZipFile(wheel.path) as archive:
         stale = [n for n in sorted(got) if archive.read(n) != (sources / n).read_bytes()]

@@ -137,20 +137,32 @@ def test_trains():
         optimizer.zero_grad()
         (model(torch.ones(4, 4)).sum() * float("inf" if step == 2 else 1)).backward()
         optimizer.step()
+
+@pytest.mark.parametrize("value", [1.0, float("nan")])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_without_an_optimizer(value, compiled):
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    inner = torch.compile(model[0], backend="eager", fullgraph=True) if compiled else model[0]
+    model[2](inner(torch.ones(4, 4)) * value)
+
+def test_that_raises_by_itself():
+    model = nn.Linear(4, 2)
+    model(torch.full((4, 4), float("nan") if SCALE == 1 else 1.0))
+    raise KeyError("its own")
 """
 
 
 def test_the_plugin_of_pytest(tmp_path: Path) -> None:
     path = tmp_path / "test_step.py"
     path.write_text(TESTS)
-    command = ("-m", "pytest", "-p", "fastcheck.proving.pytest_plugin", path, "--strict-markers")
+    command = ("-m", "pytest", "-p", "fastcheck_pytest", path, "--strict-markers")
 
     def run(*options: str, **variables: str) -> str:
         environment = {"PYTEST_ADDOPTS": "", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", **variables}
         return run_python(*command, *options, cwd=tmp_path, env=environment).stdout
 
     shown = run("-m", "fastcheck_prove")
-    assert "1 failed, 1 passed, 3 deselected" in shown
+    assert "1 failed, 1 passed, 8 deselected" in shown
     assert re.search("rows in another order +differs", shown)
     only = ("-m", "fastcheck_golden")
     file = tmp_path / "golden/test_step-test_golden_3_.pt"
@@ -161,6 +173,12 @@ def test_the_plugin_of_pytest(tmp_path: Path) -> None:
     assert "the golden record is of another step" in run(*only, SCALE="0")
     assert "1 passed" in run("-k", "test_trains")
     assert "OverflowDetected: " in run("-k", "test_trains", "--fastcheck")
+    assert "4 passed" in run("-k", "without_an_optimizer")
+    shown = run("-k", "without_an_optimizer", "--fastcheck")
+    assert "2 failed, 2 passed" in shown and "FastcheckWarning" not in shown
+    assert len(re.findall(r"^E +fastcheck.OverflowDetected: ", shown, re.MULTILINE)) == 2
+    assert "KeyError: 'its own'" in run("-k", "by_itself", "--fastcheck", SCALE="2")
+    assert "NaN in input[0], the batch given to" in run("-k", "by_itself", "--fastcheck")
 
 
 def test_a_trainer_of_transformers(tmp_path: Path) -> None:

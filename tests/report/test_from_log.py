@@ -49,7 +49,7 @@ def test_summary_tells_the_story(level: str) -> None:
     culprit = section(text, "culprit")
     assert "32 NaN" in culprit and "at step 2" in culprit and "everything that" in culprit
     # 1 is the smallest that sqrt(|x| + 1) can be.
-    assert re.search(r"step 1, its last healthy one:\s+min 1\.\d", culprit)
+    assert re.search(r"step 1, the last healthy step:\s+min 1\.\d", culprit)
     assert re.search(r"Linear", section(text, "spread"))
     assert ("rms before" in section(text, "inputs")) is (level == "module")
     if level == "op":
@@ -163,7 +163,7 @@ def test_show_of_what_a_stop_has_written(capsys: pytest.CaptureFixture[str]) -> 
     shown = capsys.readouterr().out
     assert "Torch.sqrt.0.forward.output.0 at step 2" in section(shown, "culprit")
     assert "self (aten.sub.Tensor)" in section(shown, "inputs")
-    assert "its last healthy one" in section(shown, "culprit")
+    assert "the last healthy step" in section(shown, "culprit")
     assert "NaN" in section(shown, "numbers") and "trend" in shown
 
 

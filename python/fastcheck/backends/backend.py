@@ -105,7 +105,7 @@ class Backend:
     observe: Observe
     observe_list: ObserveList
     #: 0-dim float32 on the tensors' device: 1.0 where any of them holds a NaN or an infinity, or
-    #: what a device that saturates leaves in the place of one.
+    #: what a device that saturates leaves in the place of an infinity.
     found_nonfinite: Callable[[Sequence[torch.Tensor]], torch.Tensor]
     #: (tensor, logical) -> int64 (328,) on the tensor's device: its exponent counts, without
     #: synchronising, outside of autograd. The tensor is of floating-point components.

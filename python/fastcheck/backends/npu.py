@@ -52,7 +52,7 @@ SATURABLE = frozenset({torch.float32, torch.float16, torch.bfloat16})
 #: Length of the tensor that npu_get_float_status takes and returns.
 _STATUS_NUMBERS = 8
 
-#: Counts of a record, by 64-bit cell: NaN and infinities; saturated ones.
+#: Counts of a record, by 64-bit cell: NaN and infinities; saturated components.
 _NONFINITE = slice(1, 4)
 _SATURATED = 7
 

@@ -1,4 +1,6 @@
-"""The table of backends: which one reads the tensors of a device, and counts their exponents."""
+"""The table of backends: which backend reads the tensors of a device, and counts their
+exponents.
+"""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def accelerate(
         monitor = fastcheck.callbacks.accelerate(accelerator, model)
 
     A step ends when the optimizer steps, so several micro-batches of ``accelerator.accumulate()``
-    are one step, and one that the GradScaler skips is a step too. ``optimizer.step()``, or the call
+    are one step, and a step that the GradScaler skips counts too. ``optimizer.step()``, or the call
     that finds the fault, raises OverflowDetected.
 
     Args:

@@ -34,9 +34,9 @@ class Composer(Callback):  # type: ignore[misc]  # its base is Any where compose
     Args:
         seal: what happens when the trainer saves a checkpoint, by its ``save_interval`` or by
             ``save_checkpoint()``. ``"mark"``: it gets a ``<file>.fastcheck.json`` beside it (see
-            :func:`fastcheck.seal`), but not a sharded one. ``"refuse"``: that, and with weights
-            that are not finite it raises NonFiniteWeightsError before the file is written. False:
-            nothing.
+            :func:`fastcheck.seal`), but not a sharded checkpoint. ``"refuse"``: that, and with
+            weights that are not finite it raises NonFiniteWeightsError before the file is written.
+            False: nothing.
         options: those of :func:`fastcheck.install`. Without ``sinks=`` the scalars of the youngest
             step go to the trainer's loggers at the end of each batch.
 
@@ -48,7 +48,7 @@ class Composer(Callback):  # type: ignore[misc]  # its base is Any where compose
         self._restore: Callable[[], None] = lambda: None
         self._options = options
         self._rows = WaitingRows(())
-        #: The Monitor of the fit that runs or ran last; None before the first one.
+        #: The Monitor of the fit that runs or ran last; None before the first fit.
         self.monitor: Optional[Monitor] = None
 
     def init(self, state: State, logger: Logger) -> None:

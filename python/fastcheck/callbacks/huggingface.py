@@ -53,7 +53,7 @@ class HuggingFace(TrainerCallback):  # type: ignore[misc]  # its base is Any whe
     def __init__(self, *, seal: Union[str, bool] = "mark", **options: Any) -> None:
         self._seals = CheckpointSeals(seal)
         self._options = options
-        #: The Monitor of the training that runs or ran last; None before the first one.
+        #: The Monitor of the training that runs or ran last; None before the first training.
         self.monitor: Optional[Monitor] = None
 
     def on_train_begin(

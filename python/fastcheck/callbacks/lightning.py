@@ -50,7 +50,7 @@ class Lightning(Callback):  # type: ignore[misc]  # its base is Any where lightn
         self._seals = CheckpointSeals(seal)
         self._is_default = is_default
         self._options = options
-        #: The Monitor of the fit that runs or ran last; None before the first one.
+        #: The Monitor of the fit that runs or ran last; None before the first fit.
         self.monitor: Optional[Monitor] = None
         self._rows = WaitingRows(())
 

@@ -32,12 +32,13 @@ def megatron(
     seal: Union[str, bool] = "mark",
     **options: Any,
 ) -> Monitor:
-    """Observes a model that an optimizer of Megatron Core trains, the distributed one among them.
+    """Observes a model that an optimizer of Megatron Core trains, the distributed optimizer among
+    them.
 
         monitor = fastcheck.callbacks.megatron(model, optimizer)
 
     These optimizers update copies of the parameters and read gradients from ``main_grad``. A step
-    ends when ``optimizer.step()`` has returned; one that the gradient scaler skips, for which it
+    ends when ``optimizer.step()`` has returned; a step that the gradient scaler skips, for which it
     returns False, is one under loss scaling. ``optimizer.step()`` raises OverflowDetected.
 
     Args:

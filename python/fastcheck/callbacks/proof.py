@@ -18,11 +18,11 @@ def prove_trainer(trainer: Any, *, model: Any = None, batch: Any = None, **optio
     Args:
         trainer: a transformers.Trainer, or a lightning.Trainer.
         model: of a lightning.Trainer that has not begun: the LightningModule.
-        batch: None: the first one of the trainer's training data. The generators are as before.
+        batch: None: the first batch of the trainer's training data. The generators are as before.
         options: of prove().
 
     Raises:
-        ConfigError: another kind of trainer, or one without a model or training data.
+        ConfigError: another kind of trainer, or a trainer without a model or training data.
     """
     kept = Generators()
     try:

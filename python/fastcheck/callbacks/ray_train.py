@@ -22,12 +22,12 @@ class Ray(UserCallback):  # type: ignore[misc]  # its base is Any where ray is m
         run_config=ray.train.RunConfig(callbacks=[fastcheck.callbacks.Ray()])
 
     The workers call fastcheck.install() in their training function; this callback installs nothing.
-    A stop on several workers is one: all of them have the same report, of which a warning has the
-    few lines that matter, and ``stop`` the whole.
+    A stop on several workers is a single stop: all of them have the same report, of which a warning
+    has the few lines that matter, and ``stop`` the whole.
     """
 
     def __init__(self) -> None:
-        #: The stop of the last exception; None: it was another one, or there was none.
+        #: The stop of the last exception; None: it was another exception, or there was none.
         self.stop: Optional[OverflowDetected] = None
 
     def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:

@@ -54,7 +54,7 @@ class CheckpointSeals:
             what: the checkpoint, for the message.
             hint: what to do then.
             together: every rank of the default process group calls this, with weights of its own:
-                all of them raise if one has to. The call is a collective one and waits for the
+                all of them raise if a rank has to. The call is collective and waits for the
                 others, as it always does for weights that are spread over ranks (FSDP).
         """
         if self._mode != "refuse":
@@ -112,7 +112,7 @@ class CheckpointSeals:
 
 
 def is_spread(weights: Weights) -> bool:
-    """Whether this rank holds parts of weights: FSDP1, FSDP2 or another DTensor, ZeRO 3."""
+    """True if this rank holds parts of weights: FSDP1, FSDP2 or another DTensor, ZeRO 3."""
     if isinstance(weights, Mapping):
         return any(isinstance(value, torch.Tensor) and is_part(value) for value in weights.values())
     return any(

@@ -17,8 +17,8 @@ class WaitingRows:
     """A sink that keeps the youngest row until write() is called.
 
     Args:
-        targets: functions that take the scalars and, as ``step``, their step. One that fails is
-            left out from then on, with a warning.
+        targets: functions that take the scalars and, as ``step``, their step. A function that fails
+            is left out from then on, with a warning.
     """
 
     def __init__(self, targets: Sequence[Callable[..., object]]) -> None:

@@ -23,14 +23,14 @@ _DETACH = torch.ops.aten.detach.default
 
 
 def is_passed_by(func: Any) -> bool:
-    """Whether a call is no part of the program: autograd detaches each tensor that it keeps,
+    """True if a call is no part of the program: autograd detaches each tensor that it keeps,
     profiler operators mark the timeline, and those of ``prim`` ask a subclass for its device.
     """
     return func is _DETACH or func.namespace in ("profiler", "prim")
 
 
 def is_fake(types: Iterable[type]) -> bool:
-    """Whether a FakeTensor is among the types of a call. It has no values, and its handler refuses
+    """True if a FakeTensor is among the types of a call. It has no values, and its handler refuses
     calls as long as its mode is not on top; so a mode calls the operator itself.
     """
     return any(kind.__name__ == "FakeTensor" for kind in types)
@@ -39,7 +39,7 @@ def is_fake(types: Iterable[type]) -> bool:
 class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has it untyped
     """``run(func, args, kwargs)`` is called for every operator in its place.
     ``pass_by(name)`` is called for a higher-order operator; those inside it are not seen.
-    ``pass_by_fake(name)`` for one that computes with tensors that have no values.
+    ``pass_by_fake(name)`` for an operator that computes with tensors that have no values.
     """
 
     # The operators inside these are not seen, but without this torch refuses to run them.
@@ -93,7 +93,7 @@ class ApiListener(Protocol):
 
 class ApiCalls(TorchFunctionMode):
     """Tracks which function of torch's Python API runs, and numbers its calls. A function that
-    another one calls is part of that call and has no number.
+    another function calls is part of that call and has no number.
 
     A context manager, or open() and close(), which need not nest with other modes. ``set_api``: is
     given the number of each call's name (names.api.intern_call) as it begins, and -1 as it ends.

@@ -115,8 +115,8 @@ class ModuleNode:
     def switch_off(self) -> None:
         """Ends the observation of the module."""
         self.enabled = False
-        # For the C++ path of its hooks. The node has no reference to that: a Call has one to the
-        # node, and is not seen by the garbage collector, so what refers to calls would stay.
+        # For the C++ path of its hooks. The node has no reference to that: a Call has a reference
+        # to the node, and is not seen by the garbage collector, so what refers to calls would stay.
         self.counter.is_off = True
 
     @property
@@ -178,9 +178,10 @@ class Call:
         self.parent = parent
         self.depth: int = 0 if parent is None else parent.depth + 1
         self.thread = thread
-        # The next sequence number when the call began: what has it or a later one was made inside.
+        # The next sequence number when the call began: what has it or a later number was made
+        # inside.
         self.first_seq = first_seq
-        # The next one when its outputs began to be read, and whether all of them were, where the
+        # The next number when its outputs began to be read, and whether all of them were, where the
         # recorder did it.
         self.outputs_seq = first_seq
         self.is_complete = False
@@ -208,7 +209,7 @@ new_counter: Callable[[], CallCounter] = CallCounter if _module is None else _mo
 
 
 def outermost_of(call: Call) -> Call:
-    """The call from outside in which this one lies, or this one."""
+    """The call from outside in which this call lies, or this call itself."""
     while call.parent is not None:
         call = call.parent
     return call
@@ -216,7 +217,7 @@ def outermost_of(call: Call) -> Call:
 
 class CallLog:
     """The calls of one step, in the order in which they began; searched only once something is
-    wrong, perhaps by the drain's thread while the next one begins.
+    wrong, perhaps by the drain's thread while the next call begins.
     """
 
     def __init__(self) -> None:

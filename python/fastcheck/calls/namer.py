@@ -32,7 +32,7 @@ _saved_tensor_hooks: Any = getattr(
 
 
 def recomputes() -> bool:
-    """Whether a checkpointed function is run again, within backward."""
+    """True if a checkpointed function is run again, within backward."""
     return torch.is_grad_enabled() and _saved_tensor_hooks(True) is not None
 
 

@@ -17,7 +17,7 @@ from .module_calls import ModuleNode, ModuleRecorder
 class HookRecorder:
     """Records the calls inside a pass, and gradients, of a session, from open() until close(); all
     that it does not record comes to the ModuleObserver. The caller holds the session's lock. This
-    one never records: the extension has the one that does.
+    recorder never records: that of the extension does.
     """
 
     def attach(
@@ -70,7 +70,7 @@ class HookRecorder:
         /,
     ) -> None:
         """A record of the stream that the reader saw last goes to row ``cursor.slot``, if there is
-        one.
+        such a row.
         """
 
     def clear_target(self) -> None:
@@ -85,7 +85,7 @@ class HookRecorder:
         """Calls ``ModuleLevel.read_waiting()`` if a tensor waits to be read."""
 
     def has_passed(self, tensor: torch.Tensor, site: int, /) -> bool:
-        """Whether this tensor may wait, and the site has passed its trial."""
+        """True if this tensor may wait, and the site has passed its trial."""
         return False
 
     def compared(self, site: int, are_same: bool, /) -> None:

@@ -77,7 +77,7 @@ class Selection:
 
     @property
     def is_all(self) -> bool:
-        """Whether nothing was named: the selection is all there is."""
+        """True if nothing was named: the selection is all there is."""
         return not (self._ops or self._modules or self._first or self._last)
 
     def add_modules(self, paths: Iterable[str]) -> None:
@@ -86,8 +86,8 @@ class Selection:
             self._paths.setdefault(path)
 
     def wants(self, name: CallName, was_within: Optional[bool] = None) -> bool:
-        """Whether to dump the call. ``was_within``: of a call of backward, whether the call that it
-        is the backward of was between first= and last=; None where no such call is known.
+        """True if the call is dumped. ``was_within``: of a call of backward, whether the call that
+        it is the backward of was between first= and last=; None where no such call is known.
         """
         self._note(name)
         self.is_within = self._is_within(name) if was_within is None else was_within
@@ -98,7 +98,7 @@ class Selection:
         return self._listed(name) if self._ops or self._modules else True
 
     def wants_state(self, name: CallName) -> bool:
-        """Whether to dump what a module stores: not where a list names ops, or calls."""
+        """True if what a module stores is dumped: not where a list names ops, or calls."""
         if self._ops or self._first or self._last:
             return False
         return not self._modules or any(_is(wanted, name, is_op=True) for wanted in self._modules)

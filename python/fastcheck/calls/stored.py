@@ -110,8 +110,8 @@ def gradients_of(parameters: Iterable[StoredTensor]) -> Iterator[StoredTensor]:
 def parameter_states(
     parameters: Sequence[StoredTensor],
 ) -> tuple[list[bool], list[bool], list[bool]]:
-    """Whether each parameter is trained and has elements, whether it has a gradient, and whether it
-    is a part, of which other ranks hold the rest.
+    """Three lists: whether each parameter is trained and has elements, whether it has a gradient,
+    and whether it is a part, of which other ranks hold the rest.
     """
     if _module is not None:
         flags: tuple[list[bool], list[bool], list[bool]]
@@ -198,7 +198,7 @@ class StoredTensors:
         self._node_of = {id(node.module()): node for node in nodes}
 
     def within(self, node: ModuleNode) -> TensorBatch:
-        """The parameters and buffers of this module and of the observed ones in it."""
+        """The parameters and buffers of this module and of the observed modules in it."""
         batch = TensorBatch()
         module = node.module()
         for child in () if module is None else module.modules():

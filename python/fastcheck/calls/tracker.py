@@ -2,11 +2,11 @@
 
 Hooks on all modules of the process, while a dump is under way. A module that is called while none
 runs is a root; its submodules are named by their paths in it. The first root is the model; the
-names of further ones (a criterion) begin with their class name, as with ``install()``.
+names of further roots (a criterion) begin with their class name, as with ``install()``.
 
 The hooks on optimizers' steps are for all listeners, and registered once: torch goes through its
-global hooks as they lie, and one that is registered, or removed, within a step ends that step in an
-error.
+global hooks as they lie, and a hook that is registered, or removed, within a step ends that step in
+an error.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from .module_calls import ModuleNode
 
 
 class OptimizerListener:
-    """Callbacks around every step of an optimizer, which do nothing here. While one is connected,
-    others may connect and disconnect within an optimizer's step.
+    """Callbacks around every step of an optimizer, which do nothing here. While an object is
+    connected, others may connect and disconnect within an optimizer's step.
     """
 
     def before_update(self, optimizer: torch.optim.Optimizer) -> None:
@@ -231,7 +231,7 @@ class ModuleTracker(OptimizerListener):
         stack = self._local.stack
         if not any(running.module is module for running in stack):
             return
-        # Calls above this one were ended by an interrupt that the model itself has caught.
+        # Calls above this call were ended by an interrupt that the model itself has caught.
         while stack[-1].module is not module:
             stack.pop()
         running = stack.pop()
@@ -293,5 +293,5 @@ class ModuleTracker(OptimizerListener):
 
 
 def _is_wrapper(module: torch.nn.Module) -> bool:
-    """Whether it is what torch.compile(module) has put around a module."""
+    """True if it is what torch.compile(module) has put around a module."""
     return type(module).__module__ == "torch._dynamo.eval_frame"

@@ -182,7 +182,9 @@ def _sleep(seconds: float, is_over: Callable[[], bool]) -> None:
 def _is_over(
     log: str, idle_exit: float | None, is_signalled: Callable[[], bool]
 ) -> Callable[[], bool]:
-    """Whether a signal came, or the log has had the same size for ``idle_exit`` seconds."""
+    """A function that returns True if a signal came, or the log has had the same size for
+    ``idle_exit`` seconds.
+    """
     size, since = -1, time.monotonic()
 
     def check() -> bool:

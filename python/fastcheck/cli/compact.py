@@ -15,7 +15,7 @@ HELP = "merge the small files of a fleet"
 
 DESCRIPTION = """\
 Merges the files that fastcheck collect wrote for each span of steps, one or more of each node,
-into few sorted ones, which are read several times as fast. Each row counts exactly once, also where
+into few sorted files, which are read several times as fast. Each row counts once, also where
 the command was killed: run it again. Collectors may run meanwhile."""
 
 EPILOG = """\

@@ -74,7 +74,7 @@ def progress(doing: str, of_what: str) -> Iterator[Optional[Callable[[int, int],
 
 
 def has_rich() -> bool:
-    """Whether rich is installed."""
+    """True if rich is installed."""
     return importlib.util.find_spec("rich") is not None
 
 

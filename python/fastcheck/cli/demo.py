@@ -135,7 +135,9 @@ def standard_library_text() -> Tensor:
 
 
 def random_batch(text: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """BATCH pieces of the text and their targets, the same one token on: int64 [BATCH, CONTEXT]."""
+    """BATCH pieces of the text and their targets, the same bytes one token on: int64 [BATCH,
+    CONTEXT].
+    """
     starts = torch.randint(len(text) - CONTEXT, (BATCH, 1), generator=generator)
     pieces = text[starts + torch.arange(CONTEXT + 1)]
     return pieces[:, :-1], pieces[:, 1:]

@@ -207,7 +207,7 @@ def run(options: argparse.Namespace) -> int:
     if not places:
         read_log(options.log)  # raises the error
         raise ConfigError("export takes a whole log", expected="a log directory", got=options.log)
-    # Under another name until it is whole: half a table must not pass for one.
+    # Under another name until it is whole: half a table must not pass for a table.
     part = options.file + ".part"
     damaged: list[int] = []
     try:

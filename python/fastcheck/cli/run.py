@@ -51,7 +51,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--sinks", action="append", metavar="SINK", help="write scalars, stops and warnings there"
     )
     parser.add_argument(
-        "--no-watch", action="store_true", help="no warnings of spikes and invariants"
+        "--watch",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="warnings of spikes and invariants (on)",
     )
     parser.add_argument(
         "--summary", action="store_true", help="print each monitor's summary at the end"
@@ -64,7 +67,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Runs a program under fastcheck. Lets through what the program raises, SystemExit included."""
     given = {name: getattr(options, name) for name in _OPTIONS}
-    given["watch"] = False if options.no_watch else None
+    given["watch"] = None if options.watch else False
     if not options.module and not os.path.isfile(options.program):
         raise ConfigError(
             "there is no such program",

@@ -216,7 +216,7 @@ def _record_table(
     view: LogView, wanted: Shown, limit: int | None, width: int, style: str
 ) -> list[Part]:
     chosen = wanted.records
-    # The records around the first non-finite one, unless --limit 0 shows all.
+    # The records around the first non-finite record, unless --limit 0 shows all.
     shown = chosen if limit is None else _around_bad(view.records, chosen, limit)
     several = len(view.meta) > 1
     rows: list[list[str]] = []
@@ -242,8 +242,8 @@ def _record_table(
 
 
 def _around_bad(records: np.ndarray, chosen: np.ndarray, limit: int) -> np.ndarray:
-    """``limit`` records that include the first non-finite one and what led to it; the last ones
-    when all are finite.
+    """``limit`` records that include the first non-finite record and what led to it; the last
+    records when all are finite.
     """
     if len(chosen) <= limit:
         return chosen
@@ -367,7 +367,9 @@ exit codes: 0 shown; 1 nothing matches the filters; 2 no log or dump, or wrong u
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", help="log directory, a file in it, or a dump")
-    parser.add_argument("--step", type=int, metavar="N", help="only step N (-1: the last one held)")
+    parser.add_argument(
+        "--step", type=int, metavar="N", help="only step N (-1: the last step held)"
+    )
     parser.add_argument(
         "--site",
         metavar="PATTERN",
@@ -406,7 +408,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _open_log(path: str) -> tuple[str, list[str], LogView]:
     """The dump at ``path``, all steps and ranks of it; or the newest log at or right below it, and
-    the older ones.
+    the older logs.
     """
     places = [place for _, _, place in sorted(places_in(path))]
     if places:
@@ -454,7 +456,7 @@ def _filter(view: LogView, options: argparse.Namespace) -> Shown:
 
 
 def matches(site: Site, pattern: str) -> bool:
-    """Whether a ``--site`` pattern means this site, by module path, type or whole name.
+    """True if a ``--site`` pattern means this site, by module path, type or whole name.
 
     ``*`` and ``?`` are wild; brackets are not, since labels have them. A plain path includes what
     is below it. Names in msprobe's style mean any call, since calls belong to records.

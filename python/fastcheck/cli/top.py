@@ -68,7 +68,7 @@ class Keyboard:
 
     @property
     def has_keys(self) -> bool:
-        """Whether keys are read."""
+        """True if keys are read."""
         return self._descriptor is not None
 
     def wait(self, seconds: float) -> list[str]:

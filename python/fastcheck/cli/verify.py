@@ -16,7 +16,7 @@ _SHOWN = 20
 HELP = "whether a checkpoint holds the weights that were sealed, and finite ones"
 
 DESCRIPTION = """\
-Reads a checkpoint (a file, or a directory of files such as a sharded one) and compares its tensors
+Reads a checkpoint (a file, or a directory of files such as that of shards) and compares its tensors
 with the seal beside it, which fastcheck.seal() or a trainer's callback wrote when it was saved."""
 
 EPILOG = """\

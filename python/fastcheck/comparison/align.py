@@ -19,7 +19,7 @@ from .names import NameTable
 # Of two modules that read one tensor in two threads, whichever comes first has it recorded as its
 # input, and its gradient with it.
 _READ = ("input", "grad_input")
-# Above this many cells the calls of one name are matched in their order, extra ones at the end.
+# Above this many cells the calls of one name are matched in their order, extra calls at the end.
 _MAX_CELLS = 1_000_000
 
 
@@ -177,8 +177,8 @@ def _content(block: Block, index: int) -> object:
 
 
 def _closest(left: np.ndarray, right: np.ndarray) -> list[tuple[int, int]]:
-    """All of the shorter side in order, each with one of the longer, at the least total distance:
-    dynamic programming over how far each side has got.
+    """All of the shorter side in order, each with a member of the longer, at the least total
+    distance: dynamic programming over how far each side has got.
     """
     rows, columns = len(left), len(right)
     if 1 < rows == columns and rows * columns <= _MAX_CELLS:

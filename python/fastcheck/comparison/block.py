@@ -1,6 +1,6 @@
 """Block: the tensors of one step of one rank, as records. Every source yields its side as Blocks.
 
-The Record is the common form: a log has it already, a tensor is read once into one, and the
+The Record is the common form: a log has it already, a tensor is read once into a Record, and the
 statistics of an msprobe dump fill the fields that they correspond to.
 """
 
@@ -118,7 +118,7 @@ class Source:
         raise NotImplementedError("there are no blocks")
 
     def is_cut(self, step: int, rank: int) -> bool:
-        """Whether the block may lack its end: the source ends within this step."""
+        """True if the block may lack its end: the source ends within this step."""
         return False
 
 

@@ -69,7 +69,7 @@ from .tally import COMPUTED, Found, Tally
 def expects_bits(
     actual: Source, reference: Source, settings: Mapping[Phase, Optional[list[Setting]]]
 ) -> bool:
-    """Whether both sides were computed by the same code: environments that are known and equal, and
+    """True if both sides were computed by the same code: environments that are known and equal, and
     as many modules compiled. If not, rounding may differ anywhere.
     """
     if actual.kind.family != "run":
@@ -273,7 +273,7 @@ def compare(
             in memory: a tensor, a state_dict, a module, or what those two return; or a list of
             checkpoints, one of each rank.
         rename: names of ``actual`` and what they are called in ``reference``: a mapping, the path
-            of a JSON file with one, or ``"mindspore"`` (gamma, beta, moving_mean,
+            of a JSON file with a mapping, or ``"mindspore"`` (gamma, beta, moving_mean,
             moving_variance), ``"megatron"`` or ``"vllm"`` (against Hugging Face's names). A rule is
             about a path and all below it; ``*`` stands for one part, ``**`` at the beginning for
             any. A list has the parts of a fused module: ``{"**.qkv": ["**.q", "**.k", "**.v"]}``.
@@ -284,9 +284,8 @@ def compare(
         thresholds: the relative error allowed of some dtypes, instead of those in
             ``docs/compare.md``: ``{"bfloat16": 0.05}``.
         ask_all: continue after the first "no".
-        csv: a file to write every pair to that is not equal to the bit; one that is there is
-            replaced, unless it belongs to a side.
-        progress: called with (done, total) blocks.
+        csv: a file to write every pair to that is not equal to the bit; a file that is there is
+            replaced, unless it belongs to a side. progress: called with (done, total) blocks.
         trust: load files that torch.load only reads with ``weights_only=False``. That runs code
             in the file.
         steps: which step of ``actual`` is compared with which of ``reference``: ``"3:7"``,
@@ -425,7 +424,9 @@ def _accepted(accept: Accept) -> frozenset[str]:
 
 
 def _mapping(rename: Rename) -> Union[str, Mapping[str, Union[str, Sequence[str]]], None]:
-    """Reads the mapping file, if it is one: JSON, {"name in actual": "name in reference"}."""
+    """Reads the mapping file, if it is such a file: JSON, {"name in actual": "name in
+    reference"}.
+    """
     if rename is None or isinstance(rename, Mapping):
         return rename
     path = os.fspath(rename)
@@ -474,7 +475,7 @@ def _check_place(what: str, path: str, actual: Any, reference: Any) -> None:
 
 
 def _belongs_to(path: str, side: str) -> bool:
-    """Whether ``path`` is an existing file that is the side itself or lies below it."""
+    """True if ``path`` is an existing file that is the side itself or lies below it."""
     real, place = os.path.realpath(path), os.path.realpath(side)
     if not os.path.isfile(real):
         return False
@@ -534,7 +535,7 @@ def _settings(
     layout: Optional[Layout],
 ) -> tuple[dict[Phase, Optional[list[Setting]]], Optional[CommonGroups]]:
     """The settings that differ; and the groups of parameters, where the optimizers of the two sides
-    have other ones.
+    have other groups.
     """
     settings: dict[Phase, Optional[list[Setting]]] = {}
     groups = None

@@ -133,7 +133,7 @@ def find_layout(
 
 
 def _is_spread(blocks: Sequence[Mapping[int, Block]], names: NameTable) -> bool:
-    """Whether ranks hold other parameters than each other, or parts of those of the other side; or,
+    """True if ranks hold other parameters than each other, or parts of those of the other side; or,
     of the same batch, parts of what the other side's rank has computed whole.
     """
     held = [[_sizes(block, names, _WEIGHTS) for block in side.values()] for side in blocks]
@@ -162,7 +162,7 @@ def _sizes(block: Block, names: NameTable, roles: tuple[str, ...]) -> dict[int, 
 
 
 class _RankParameters(NamedTuple):
-    """The parameters of a rank: the numbers of the layers below each path that has numbered ones,
+    """The parameters of a rank: the numbers of the layers below each path that has numbered layers,
     and the names of the others.
     """
 
@@ -368,7 +368,7 @@ _ONE, _ALL, _DISTINCT = "one", "all", "distinct"
 
 def _sizes_of(pieces: Sequence[_Piece]) -> dict[str, int]:
     """The elements of the whole, if each rank has all of it, if each has another part of it, and if
-    those that are equal to the bit are one; the likeliest first.
+    those that are equal to the bit count once; the likeliest first.
     """
     by_rank: dict[int, int] = defaultdict(int)
     distinct: dict[Any, int] = {}
@@ -418,7 +418,7 @@ class _Whole:
         elif how == _DISTINCT:
             known = {(p.part, int(p.record["checksum"])): p for p in reversed(pieces)}
             self.pieces = list(known.values())[::-1]
-        #: Each rank has as many elements as the whole, and other ones.
+        #: Each rank has as many elements as the whole, and other elements.
         self.others = [piece for piece in pieces if piece not in self.pieces and how == _ONE]
         checksums = {int(piece.record["checksum"]) for piece in pieces}
         self.is_torn = bool(self.others) and len(self.pieces) == 1 and len(checksums) > 1
@@ -430,7 +430,7 @@ class _Whole:
 
     @property
     def is_merged(self) -> bool:
-        """Whether its record is that of several, which does not tell their order."""
+        """True if its record is that of several, which does not tell their order."""
         return len(self.pieces) > 1 and self.extra.load is None
 
     def take(self, tensor: torch.Tensor) -> None:
@@ -446,9 +446,9 @@ def _kind(name: Name) -> str:
 
 
 def _load(wholes: Sequence[_Whole], known: Optional[int], is_weight: bool, has_groups: bool) -> int:
-    """Puts the values of both sides together, where they are there: a fused one's parts in the
-    groups ``known``, or in those in which both sides are equal. Returns their number.
-    ``has_groups``: whether there may be more than one on a rank.
+    """Puts the values of both sides together, where they are there: the parts of a fused tensor in
+    the groups ``known``, or in those in which both sides are equal. Returns their number.
+    ``has_groups``: whether there may be several groups on a rank.
     """
     pieces = [piece for whole in wholes for piece in whole.pieces]
     if len(pieces) == 2 or any(piece.extra.load is None for piece in pieces):

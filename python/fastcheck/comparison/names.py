@@ -20,7 +20,7 @@ _LAST_PARTS: Mapping[str, Mapping[str, str]] = {
     }
 }
 #: Names of other programs, and what they are made of in those of Hugging Face, one below the other.
-#: The names on the right of one on the left are of several models.
+#: The names on the right that belong to a name on the left are of several models.
 _FUSED: Mapping[str, Sequence[tuple[str, Sequence[str]]]] = {
     "vllm": (
         ("**.qkv_proj", ("**.q_proj", "**.k_proj", "**.v_proj")),
@@ -137,7 +137,7 @@ class Name(NamedTuple):
 
 
 def plain_label(label: str, role: str) -> str:
-    """``output`` and ``output[0]`` are one tensor to two implementations of a module, of which one
+    """``output`` and ``output[0]`` are one tensor to two implementations of a module, one of which
     returns a tuple.
     """
     if role in ("output", "grad_output", "input", "grad_input") and label in ("output", "input"):
@@ -229,7 +229,7 @@ class Renaming:
     @classmethod
     def of(cls, rename: Rename) -> Renaming:
         """Makes a renaming of what ``compare(rename=)`` takes: a mapping, the name of a built-in
-        one, or None.
+        mapping, or None.
         """
         if rename is None:
             return cls({})
@@ -270,19 +270,19 @@ class Renaming:
 
     @property
     def has_groups(self) -> bool:
-        """Whether the parts of a whole may follow each other in groups of heads. vLLM has each part
+        """True if the parts of a whole may follow each other in groups of heads. vLLM has each part
         in one piece.
         """
         return self._program != "vllm"
 
     @property
     def has_parts(self) -> bool:
-        """Whether several names may become one."""
+        """True if several names may become one."""
         return any(rule.part >= 0 for rule in self._rules)
 
     @property
     def has_met_wholes(self) -> bool:
-        """Whether a name was one of fused modules, or of the program that has them."""
+        """True if a name was one of fused modules, or of the program that has them."""
         wholes = [rule.left for rule in self._rules if not rule.key]
         return any(_fitted(left, path) for left in wholes for path in self._seen)
 

@@ -44,7 +44,7 @@ class Drift:
             for side in (actual, reference)
             for group in _groups(side.settings.get(Phase.HYPERPARAMETERS))
         ]
-        #: The largest learning rate; 0 where no side records one.
+        #: The largest learning rate; 0 where no side records a rate.
         self._rate = max((rate for rate, _ in groups), default=0.0)
         #: Whether an optimizer moves a parameter by the learning rate whatever its gradient's size.
         self.normalises = any(kind not in ("", "SGD") for _, kind in groups)
@@ -57,7 +57,7 @@ class Drift:
         self._first_step: Optional[int] = None
 
     def is_followed(self, name: Name) -> bool:
-        """Whether a part of this gradient may be noise, and be followed by a drift."""
+        """True if a part of this gradient may be noise, and be followed by a drift."""
         return self.normalises and name.role == "param_grad" and name.label.endswith("bias")
 
     def follow(self, step: int, name: Name, is_noise: bool) -> None:
@@ -71,11 +71,11 @@ class Drift:
                 self._first_step = step
 
     def may_move(self, name: Name) -> bool:
-        """Whether this is a parameter that noise moves."""
+        """True if this is a parameter that noise moves."""
         return name.role == "param" and (name.module, name.label) in self._noisy
 
     def explains(self, step: int, name: Name, numel: int, apart: float, error: float) -> bool:
-        """Whether updates by noise are the cause. ``apart``: ``||a - b||``; ``error``: relative."""
+        """True if updates by noise are the cause. ``apart``: ``||a - b||``; ``error``: relative."""
         if self._first_step is None or not np.isfinite(error):
             return False
         steps = step - self._first_step + 1

@@ -65,7 +65,7 @@ class Origin:
     is_open: bool = True  # an update that it has a part in is not read yet
 
     def follow(self, rows: int, worst: Optional[Row]) -> None:
-        """Adds a pair that was computed after this one."""
+        """Adds a pair that was computed after this pair."""
         self.readers += rows
         if worst is not None and (self.worst is None or _rank(worst) > _rank(self.worst)):
             self.worst = worst
@@ -82,7 +82,7 @@ class Origin:
 
     @property
     def is_level(self) -> bool:
-        """Whether the tensors computed after it differ by rounding only."""
+        """True if the tensors computed after it differ by rounding only."""
         worst = self.worst
         return worst is None or (
             worst.state is not PairState.DIFFERENT and worst.error <= self.limit
@@ -90,7 +90,7 @@ class Origin:
 
     @property
     def is_beyond(self) -> bool:
-        """Whether its own error is more than rounding makes of inputs that are equal to the bit."""
+        """True if its own error is more than rounding makes of inputs that are equal to the bit."""
         if self.is_other_update:
             return True
         if self.row.phase is not Phase.FORWARD or self.row.reference is None:
@@ -103,7 +103,7 @@ def _rank(row: Row) -> tuple[bool, float]:
 
 
 def is_permuted(left: np.void, right: np.void, state: PairState, code: int) -> bool:
-    """Whether the sums prove that a tensor with another checksum has the same elements: one other
+    """True if the sums prove that a tensor with another checksum has the same elements: one other
     last bit of a coarse dtype is more than the order of summation makes.
     """
     unit = rounding_unit(code)

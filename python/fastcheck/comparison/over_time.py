@@ -254,8 +254,8 @@ class Pairing:
 
 
 def pair_steps(actual: Source, reference: Source, wanted: Steps) -> Pairing:
-    """The same steps; those that ``wanted`` names; or the only ones, where each side has one. Of a
-    run that continues another, the steps with the same weights or batches.
+    """The same steps; those that ``wanted`` names; or the only steps, where each side has one step.
+    Of a run that continues another, the steps with the same weights or batches.
 
     Raises ConfigError for text that names no steps, CompareError for steps that are not there.
     """
@@ -377,7 +377,7 @@ def _parsed(wanted: Steps) -> list[tuple[int, int]]:
 
 
 # ---- a run that continues another ---------------------------------------------------------------
-# The steps of a run are paired from the one whose weights, or batch, it begins with.
+# The steps of a run are paired from the step whose weights, or batch, it begins with.
 
 #: The part of the weights that has to be equal to the bit: one tensor may not have been restored.
 _ENOUGH = 0.5
@@ -454,5 +454,5 @@ def _place_of(mine: _Side, other: _Side) -> Optional[tuple[int, str]]:
         after = [side.read(side.steps[at])[1] for at, side in follows if at < len(side.steps)]
         # One batch alone may be the same by chance, of data in another order.
         if len(after) == 2 and after[0] == after[1]:
-            return same_batch[0], "the batch is equal to the bit, and the next one"
+            return same_batch[0], "the batch is equal to the bit, and the next batch"
     return None

@@ -25,7 +25,7 @@ class Pairs:
     """Arrays have one element a pair, in the order of the reference.
 
     ``ours``, ``theirs``: all tensors of either side; ``step``: that of the reference, ``before``:
-    the step whose update the parameters of this one show; ``names``: numbers of ``table``;
+    the step whose update the parameters of this step show; ``names``: numbers of ``table``;
     ``phases``, ``states``: values of Phase and PairState; ``errors``: relative errors, and
     ``limits``: what is allowed of them; ``reasons``: indices of REASONS; ``left``, ``right``: the
     records of actual and of reference; ``formats``: the codes of the dtypes whose rounding the

@@ -1,8 +1,8 @@
 """Turns the outcome of a comparison into answers to a fixed list of questions.
 
 The inputs of a run (environment, hyper-parameters, batches, first weights) do not cause one
-another, so all differences among them are listed. If there is one, the questions end there.
-Questions about computed tensors follow in the order of computation, up to the first "no".
+another, so all differences among them are listed. If there is a difference, the questions end
+there. Questions about computed tensors follow in the order of computation, up to the first "no".
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class Result:
 
     @property
     def agrees(self) -> bool:
-        """Whether the command line exits with 0."""
+        """True if the command line exits with 0."""
         return self.verdict != "different"
 
     @property

@@ -1,4 +1,4 @@
-"""A row of a comparison's details: a pair of tensors, or one without a partner."""
+"""A row of a comparison's details: a pair of tensors, or a tensor without a partner."""
 
 from __future__ import annotations
 

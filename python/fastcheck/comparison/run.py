@@ -666,7 +666,7 @@ class _Step(Pairs):
                 self.set(index, PairState.CLOSE, self.in_parts[number][0], measure.IN_PARTS)
 
     def _has_same_inputs(self, names: Sequence[Name], index: int) -> bool:
-        """Whether this is an output of an operator whose inputs, which stand right before it, are
+        """True if this is an output of an operator whose inputs, which stand right before it, are
         equal to the bit: no schedule has made it another.
         """
         inputs: list[int] = []
@@ -679,7 +679,7 @@ class _Step(Pairs):
         return names[index].role == "output" and bool((self.states[inputs] == PairState.SAME).all())
 
     def _has_all_gradients(self) -> bool:
-        """Whether the last gradient of each parameter, which the optimizer reads, has a partner."""
+        """True if the last gradient of each parameter, which the optimizer reads, has a partner."""
         for block, paired in ((self.ours, self.aligned.ours), (self.theirs, self.aligned.theirs)):
             last = {number: place for place, number in enumerate(block.names.tolist())}
             wanted = [place for n, place in last.items() if self.table[n].role == "param_grad"]

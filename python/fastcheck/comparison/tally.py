@@ -116,7 +116,7 @@ class Tally:
         self.has_bits = True  # whether all pairs could be compared to the bit
 
     def is_reordered(self, phase: Phase) -> bool:
-        """Whether the inputs of a run differ, but only in the order of their elements."""
+        """True if the inputs of a run differ, but only in the order of their elements."""
         differing = self.states[phase][PairState.DIFFERENT]
         return bool(differing) and differing == self.given_reordered[phase]
 

@@ -46,7 +46,7 @@ def call_name(event: Event) -> str:
     return f"{name.kind}.{name.name}.{name.direction}.{name.call}"
 
 
-# As in the old tools, a process has one watch: a new one replaces the one before.
+# As in the old tools, a process has a single watch: a new watch replaces the earlier.
 _current: list[OverflowWatch] = []
 
 
@@ -110,7 +110,7 @@ class OverflowWatch(SessionListener):
     def counted(self, event: Event) -> None:
         """Prints the call and writes its line."""
         if 0 < self._limit <= self.count:
-            return  # found together with the one that ends the run
+            return  # found together with the overflow that ends the run
         self.count += 1
         name = self._format_name(call_name(event))
         limit = "" if self._limit < 0 else f" of {self._limit}"

@@ -24,7 +24,7 @@ class Dumper:
             with Dumper(dump_dir="dump", enable=i < 2, use_cpu=True, level=0):
                 ...
 
-    Each one made for a directory, enabled or not, is the next step there: ``dump/step0/rank0``.
+    Each Dumper made for a directory, enabled or not, is the next step there: ``dump/step0/rank0``.
 
     Args:
         dump_dir: of all steps.

@@ -115,8 +115,8 @@ class ProbeConfig:
         return plans
 
     def _belongs(self, name: str, level: str) -> bool:
-        """Whether a name is for the dump of this level: with mix, modules are for the one dump and
-        APIs for the other.
+        """True if a name is for the dump of this level: with mix, modules are for the first dump
+        and APIs for the second.
         """
         if self.level != "mix":
             return True
@@ -131,7 +131,7 @@ def read_config(
     level: Optional[str],
     step: Any,
 ) -> ProbeConfig:
-    """The file at ``path``, if one is given; the other arguments take precedence over it."""
+    """The file at ``path``, if a path is given; the other arguments take precedence over it."""
     given = {} if path is None else _load_config(os.fspath(path))
     known = (*_TOP, *_UNUSED, *_TASK_KEYS, *_OTHER_TASKS)
     check_names("key of config.json", given, known)
@@ -387,7 +387,7 @@ class PrecisionDebugger:
             self._watch.pause(True)
 
     def step(self) -> None:
-        """A step is over: the next start() begins the next one. Call it after the optimizer's.
+        """A step is over: the next start() begins the next step. Call it after the optimizer's.
 
         Raises OverflowDetected like a hook does.
         """
@@ -439,7 +439,7 @@ def compare(
 ) -> Any:
     """fastcheck.compare() of two dumps, printed, with ``compare_result.csv`` in ``output_path``.
 
-    ``input_param``: ``npu_path`` (or ``target_path``) is the one in question, ``bench_path`` (or
+    ``input_param``: ``npu_path`` (or ``target_path``) is the side in question, ``bench_path`` (or
     ``golden_path``) the reference; msprobe's own dump.json, too. Of the other options msprobe has,
     none has a counterpart.
     """

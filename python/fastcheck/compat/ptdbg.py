@@ -369,7 +369,7 @@ def compare(
 ) -> Any:
     """fastcheck.compare() of two dumps, printed, with ``compare_result.csv`` in ``output_path``.
 
-    ``input_param``: ``npu_dump_data_dir`` (or ``npu_pkl_path``) is the one in question,
+    ``input_param``: ``npu_dump_data_dir`` (or ``npu_pkl_path``) is the side in question,
     ``bench_dump_data_dir`` (or ``bench_pkl_path``) the reference: directories of dumps. The other
     options have no counterpart.
     """
@@ -425,8 +425,8 @@ class PrecisionDebugger:
             optimizer.step()
             debugger.step()
 
-    As with ptdbg_ascend there is one in a process, and ``PrecisionDebugger.start()`` is the same as
-    ``debugger.start()``.
+    As with ptdbg_ascend there is one debugger in a process, and ``PrecisionDebugger.start()`` is
+    the same as ``debugger.start()``.
 
     Args:
         dump_path: the directory; step 3 is ``dump_path/step3/rank0``.

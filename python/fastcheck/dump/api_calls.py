@@ -1,5 +1,5 @@
 """Records what the functions of torch's Python API take and return, with the gradients of it:
-``Dumper(level="api")``. A function that another one calls is part of that call.
+``Dumper(level="api")``. A function that another function calls is part of that call.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class CallsOfApis(ModuleCalls):
 
 
 def may_write(name: str, kwargs: Mapping[str, Any]) -> bool:
-    """Whether a call may write to its inputs: ``__setitem__``, ``__ior__``, ``add_``, a function
+    """True if a call may write to its inputs: ``__setitem__``, ``__ior__``, ``add_``, a function
     with ``inplace=`` or ``out=``.
     """
     kind, _, function = name.partition(".")

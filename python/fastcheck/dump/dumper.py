@@ -1,4 +1,4 @@
-"""Dumper: the context manager around a step, or a part of one."""
+"""Dumper: the context manager around a step, or a part of a step."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class FreshMemory:
             self._references[key] = storage._weak_ref()
 
     def is_fresh(self, tensor: torch.Tensor) -> bool:
-        """Whether a part of the tensor's storage may be uninitialised."""
+        """True if a part of the tensor's storage may be uninitialised."""
         if not self._left:
             return False
         storage = _storage_of(tensor)

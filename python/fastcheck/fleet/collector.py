@@ -71,7 +71,7 @@ def rank_row(rank: int, node: str, meta: dict[str, Any]) -> dict[str, Any]:
 
 
 def _events(directory: str, rank: int, sites: dict[int, Site]) -> list[dict[str, Any]]:
-    # An event written again (its verdict changed) stands for the earlier one.
+    # An event written again (its verdict changed) stands for the earlier line.
     latest: dict[tuple[Any, ...], dict[str, Any]] = {}
     for line in read_event_lines(directory, rank)[0]:
         step, seq, number = (_number(line.get(name)) for name in ("step", "seq", "site"))
@@ -256,7 +256,7 @@ class Collector:
         return (min(known) // each + 1) * each if known else None
 
     def _have_all_reached(self, ranks: list[int], end: int) -> bool:
-        """Whether every rank has written a record of step ``end`` or later."""
+        """True if every rank has written a record of step ``end`` or later."""
         steps = [last_step(self.log, rank) for rank in ranks]
         return all(step is not None and step >= end for step in steps)
 

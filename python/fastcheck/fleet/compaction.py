@@ -1,4 +1,4 @@
-"""Merges the small files of a span of steps, so that questions read few large ones; names the
+"""Merges the small files of a span of steps, so that questions read few large files; names the
 damaged file of a run, since an engine says what it could not do, and often not with what.
 
 The merged files are written first, then a note that makes them count in place of those that they

@@ -42,7 +42,7 @@ class Engine(Protocol):
 
 
 def run_of(folder: Folder, name: Optional[str]) -> str:
-    """The run of this name, or the only one.
+    """The run of this name, or the only run.
 
     Raises:
         ConfigError: there is none, or there are several and ``name`` is None.
@@ -129,7 +129,7 @@ def _quoted(value: object) -> str:
 
 
 class SparkEngine:
-    """PySpark: the session that is there, or a local one."""
+    """PySpark: the session that is there, or a local session."""
 
     dialect = DIALECTS["spark"]
     chunk_rows: Optional[int] = None

@@ -1,8 +1,8 @@
 """Asks an engine the questions, and makes findings of its answers.
 
-A rank is accused of being an outlier when it is one in so many steps that chance does not explain
-it, given how often rows of this fleet are outliers at all: the expected number of ranks that get
-there by chance is below 0.0001.
+A rank is accused of being an outlier when it is an outlier in so many steps that chance does not
+explain it, given how often rows of this fleet are outliers at all: the expected number of ranks
+that get there by chance is below 0.0001.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Chance:
             self._fewest = fewest_by_chance(outlying / rows * steps, rows / steps)
 
     def excludes(self, place: CountedRow) -> bool:
-        """Whether chance does not explain this row of the outliers."""
+        """True if chance does not explain this row of the outliers."""
         return int(place["steps"]) >= self._fewest
 
 
@@ -75,7 +75,7 @@ Answers = Mapping[str, list[dict[str, Any]]]
 
 
 def is_any_bad(engine: Engine) -> bool:
-    """Whether a NaN or an infinity was found, which was not judged harmless."""
+    """True if a NaN or an infinity was found, which was not judged harmless."""
     return bool(engine.ask("SELECT count(first_bad) AS ranks FROM progress")[0]["ranks"])
 
 
@@ -89,7 +89,7 @@ def cell_answers(engine: Engine) -> dict[str, list[dict[str, Any]]]:
 
 
 def unusual_cells(answers: Answers) -> tuple[Cell, ...]:
-    """The unusual cells, limited to the most extreme ones that a page can hold; none if the page
+    """The unusual cells, limited to the most extreme cells that a page can hold; none if the page
     was not requested.
     """
     if "step_list" not in answers:
@@ -189,7 +189,7 @@ def _answers(engine: Engine, are_replicas: bool) -> dict[str, list[Row]]:
     chance = Chance(answers)
     sites = {int(row["site"]) for row in answers["outliers"] if chance.excludes(row)}
     if sites:
-        # At one place and step an outlier hides a lesser one, until all are looked at.
+        # At one place and step an outlier hides a lesser outlier, until all are looked at.
         kept = sorted(sites, key=lambda site: -_steps_at(answers, site))[:_MOST_SITES]
         engine.make("all_outlying", statement(ALL_OUTLYING, engine.dialect, sites=kept))
         for name in ("outliers", "outlying_steps"):

@@ -1,5 +1,5 @@
-"""Manifests of what has been written to a fleet's folder: one for each node, and for each merged
-part.
+"""Manifests of what has been written to a fleet's folder: a manifest for each node, and for each
+merged part.
 
 A file of records counts once its name is in a manifest, which is replaced as a whole: what a
 collector or a merge that was killed has left behind counts for nothing, and is written again.
@@ -48,7 +48,7 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: Folder, run: str, node: str, steps_per_file: int) -> Manifest:
-        """The node's manifest, or a new one.
+        """The node's manifest, or a new manifest.
 
         Raises:
             LogError: a newer fastcheck has written it, or it is damaged.

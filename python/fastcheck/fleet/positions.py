@@ -43,8 +43,8 @@ class Position:
     """Everything before record ``record`` of segment ``segment`` has been converted, and the
     ``events`` first records of the file of kept events were considered.
 
-    ``kept``: by segment, how many of its records that are kept were converted, and the first one.
-    ``lost_segments``: those that were deleted before they were seen to be read to their end.
+    ``kept``: by segment, how many of its records that are kept were converted, and the first of
+    them. ``lost_segments``: those that were deleted before they were seen to be read to their end.
     """
 
     identity: str = ""
@@ -117,7 +117,7 @@ def next_step(directory: str, rank: int, position: Position) -> Optional[int]:
 def take_until(
     directory: str, rank: int, position: Position, end: int, most: int = 1 << 20
 ) -> NewRecords:
-    """The records behind ``position`` up to the first one of step ``end`` or later, and not many
+    """The records behind ``position`` up to the first record of step ``end`` or later, and not many
     more than ``most``.
 
     Raises:

@@ -1,7 +1,7 @@
 """The tables of a fleet: their columns, and how records become rows of at most 20 bytes.
 
-Integers are signed, because engines other than DuckDB have no unsigned ones: a checksum is the same
-64 bits as an int64.
+Integers are signed, because engines other than DuckDB have no unsigned integers: a checksum is the
+same 64 bits as an int64.
 """
 
 from __future__ import annotations

@@ -28,11 +28,11 @@ TAIL_BYTES = 24 << 20
 
 @dataclass
 class Growth:
-    """The growth of one rank's files since they were read before. ``records``: valid ones, in
-    order. ``sites``: new ones by number. ``events``, ``watch``: new lines. ``meta``: the meta file,
-    if it changed. ``missed_bytes``: of segments that were removed unread, ``damaged``: records that
-    no fastcheck can have written. ``total_bytes``: of all segments now; ``changed``: when the
-    newest one was written last, in seconds since the epoch.
+    """The growth of one rank's files since they were read before. ``records``: valid records, in
+    order. ``sites``: new sites by number. ``events``, ``watch``: new lines. ``meta``: the meta
+    file, if it changed. ``missed_bytes``: of segments that were removed unread, ``damaged``:
+    records that no fastcheck can have written. ``total_bytes``: of all segments now; ``changed``:
+    when the newest segment was written last, in seconds since the epoch.
     """
 
     rank: int
@@ -48,7 +48,7 @@ class Growth:
 
 
 class LogFollower:
-    """Follows the log at ``path`` (or the newest one right below it), which need not exist yet.
+    """Follows the log at ``path`` (or the newest log right below it), which need not exist yet.
 
     ``tail_bytes``: of each rank, how much is read at once at most; of more than that the end.
     """
@@ -205,10 +205,10 @@ def _start(paths: list[str], tail_bytes: int) -> tuple[Optional[str], int]:
 
 
 def _place(paths: list[str], segment: Optional[str]) -> int:
-    """The place of ``segment`` in ``paths`` or, if it was removed, of the one after it."""
+    """The place of ``segment`` in ``paths`` or, if it was removed, of the segment after it."""
     if segment is None:
         return 0
-    # Numbers are padded with zeros; one that has more digits is larger.
+    # Numbers are padded with zeros; a number that has more digits is larger.
     key = (len(segment), segment)
     return next((at for at, path in enumerate(paths) if (len(path), path) >= key), len(paths))
 

@@ -19,7 +19,7 @@ MAX_STEP_RECORDS = 65536
 
 class History:
     """Chunks of records as they were drained: those of the open step, and those of the last
-    ``steps`` closed ones.
+    ``steps`` closed steps.
 
     Not thread-safe: the caller holds the monitor's lock.
     """
@@ -36,7 +36,7 @@ class History:
 
     @property
     def is_full(self) -> bool:
-        """Whether the open step holds more records than the limit; drop_oldest() removes some."""
+        """True if the open step holds more records than the limit; drop_oldest() removes some."""
         return self._open_count > self._max_step_records
 
     def add(self, records: np.ndarray) -> None:
@@ -72,7 +72,7 @@ class History:
         self.dropped_records += before - self._open_count
 
     def close_step(self) -> None:
-        """Makes the open step the youngest closed one; the oldest closed one may go."""
+        """Makes the open step the youngest closed step; the oldest closed step may go."""
         if self._open:
             self._closed.append(self._open[0] if len(self._open) == 1 else joined(self._open))
             while len(self._closed) > 1 and sum(map(len, self._closed)) > MAX_RECORDS:
@@ -178,7 +178,7 @@ class History:
         return joined([*self._closed, *self._open])
 
     def last_step(self) -> np.ndarray:
-        """The records of the open step or, when it has none yet, of the last closed one."""
+        """The records of the open step or, when it has none yet, of the last closed step."""
         if self._open:
             return joined(self._open)
         return self._closed[-1].copy() if self._closed else joined([])

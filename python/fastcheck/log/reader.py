@@ -1,7 +1,7 @@
 """Reads a log directory, or one file of it, into records, sites and events.
 
 A log that a crash cut short can be read: an incomplete last record or line is dropped and counted,
-and a site whose line is missing gets the name "name lost". So can a damaged one: records that no
+and a site whose line is missing gets the name "name lost". So can a damaged log: records that no
 fastcheck can have written are left out and counted. Ranks are merged in the order in which the
 devices worked; a site that several ranks have is one site.
 """

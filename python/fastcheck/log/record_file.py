@@ -20,7 +20,7 @@ _RECORDS = 1 << 16
 
 class Piece(NamedTuple):
     """A part of a file: its valid records, how many others were ``damaged``, and the bytes that are
-    no record: of one that is cut short, or zeros, which a machine that lost power can leave (a
+    no record: of a record that is cut short, or zeros, which a machine that lost power can leave (a
     record's version is not 0).
     """
 
@@ -60,7 +60,7 @@ def check_version(records: np.ndarray, path: str, first: int = 0) -> None:
     """``records``: of the file at ``path``, from its record ``first`` on.
 
     Raises:
-        LogError: one of them is of another version.
+        LogError: a record is of another version.
     """
     versions = records["version"]
     strange = np.flatnonzero((versions != RECORD_VERSION) & (versions != 0))

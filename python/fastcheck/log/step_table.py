@@ -41,7 +41,7 @@ class StepRow:
 
     ``loss``: what backward() was called on, before it was scaled: the sum over the calls of the
     step whose gradients were not thrown away, as of parts of a batch or of several losses (with
-    autograd.grad() alone its last one); or what monitor.step(loss=) was given. ``overflow``: the
+    autograd.grad() alone its last loss); or what monitor.step(loss=) was given. ``overflow``: the
     scaled gradients overflowed, and the update was skipped. ``scale``: what the loss of this step
     was multiplied by. ``learning_rate``: the largest of all groups. ``gradient_norm``: the 2-norm
     over the gradients of all parameters, before clipping; at op level what the clipping function
@@ -352,7 +352,7 @@ def loss_of_step(
 ) -> Optional[float]:
     """The loss of a step, of what its calls of backward() began at, of what monitor.step() was
     given and of what autograd.grad() began at, each in their order. ``scale``: of those that carry
-    one of the user's own.
+    a scale of the user's own.
     """
     if given or not parts:
         return _last_value(given or grad)

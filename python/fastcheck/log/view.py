@@ -40,7 +40,7 @@ def first_event(events: Iterable[Event]) -> Event | None:
     """The first counted event (of any verdict, when none is counted) by step, then device order,
     then rank.
 
-    Of two ranks whose events are of the same step, the one whose device had done less of it comes
+    Of two ranks whose events are of the same step, the rank whose device had done less of it comes
     first: ranks do the same work in the same order.
     """
     counted_first = sorted(
@@ -75,7 +75,7 @@ def lost_site(index: int) -> Site:
 
 
 def merge_ranks(directory: str, parts: list[RankLog]) -> LogView:
-    """The logs of these ranks as one, with one numbering of sites."""
+    """The logs of these ranks as a single log, with one numbering of sites."""
     sites: dict[int, Site] = {}
     numbers: dict[Site, int] = {}
     events: list[Event] = []
@@ -85,7 +85,7 @@ def merge_ranks(directory: str, parts: list[RankLog]) -> LogView:
         for line in part.events:
             key = _line_key(line)
             if key is not None:
-                # An event written again (its verdict changed) stands for the earlier one.
+                # An event written again (its verdict changed) stands for the earlier line.
                 lines[key] = line
         named = np.isin(part.records["seq"], [seq for _, seq, _ in lines])
         by_key = {_key(record): record.copy() for record in part.records[named]}
@@ -120,7 +120,7 @@ def merge_ranks(directory: str, parts: list[RankLog]) -> LogView:
 def _number_sites(
     part: RankLog, sites: dict[int, Site], numbers: dict[Site, int]
 ) -> dict[int, int]:
-    """Adds the part's sites to the merged ones; returns their numbers there by those of the part.
+    """Adds the part's sites to the merged sites; returns their numbers there by those of the part.
 
     The first part keeps its own numbers.
     """

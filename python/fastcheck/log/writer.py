@@ -1,6 +1,6 @@
 """Writes a record log, which ``log/reader.py`` reads.
 
-Records are appended as they are, so that a crash loses at most the one being written.
+Records are appended as they are, so that a crash loses at most the record being written.
 
 In the directory, for rank R:
     meta-rankR.json               options and environment, and the optimizers from their first step
@@ -81,7 +81,7 @@ def found_at(path: str, start: str) -> str:
 
 
 def is_default(path: str | None) -> bool:
-    """Whether a default_directory() has this path, of whatever time and process."""
+    """True if a default_directory() has this path, of whatever time and process."""
     return re.fullmatch(r"fastcheck_log.[0-9]{8}-[0-9]{6}-[0-9]+", path or "") is not None
 
 
@@ -90,9 +90,10 @@ class RecordLog:
     lock.
 
     Raises LogError when the directory can't be made or written at the start; later failures never
-    raise: they are passed to ``on_failure`` with the path, or else warned of.
-    ``directory`` is where it writes: the one given or, when this rank has a log there already,
-    ``run-2``, ``run-3``, ... under it, so that nothing of an earlier run is overwritten."""
+    raise: they are passed to ``on_failure`` with the path, or else warned of. ``directory`` is
+    where it writes: the directory given or, when this rank has a log there already, ``run-2``,
+    ``run-3``, ... under it, so that nothing of an earlier run is overwritten.
+    """
 
     def __init__(
         self,
@@ -260,8 +261,8 @@ class RecordLog:
         self._bytes += len(data)
 
     def _has_room(self, size: int) -> bool:
-        """Whether there is room for an event's line or record. The first events are kept: later
-        ones follow from them.
+        """True if there is room for an event's line or record. The first events are kept: later
+        events follow from them.
         """
         return self._event_limit is None or self._event_bytes + size <= self._event_limit
 

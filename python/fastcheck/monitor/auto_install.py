@@ -1,5 +1,5 @@
 """Observes the models of a program without a line in it: installs a monitor on each model when an
-optimizer of its parameters is made.
+optimizer of its parameters is made, or when it is called.
 """
 
 from __future__ import annotations
@@ -8,12 +8,14 @@ import functools
 import gc
 import threading
 import weakref
+from collections.abc import Iterable
 from typing import Any, Callable, Optional
 
 import torch
 
 from fastcheck.errors import ConfigError, warn
 from fastcheck.utils.torch.patching import WrappedMethods
+from fastcheck.utils.torch.versions import is_compiling
 
 from .install import install
 from .monitor import Monitor
@@ -29,24 +31,30 @@ class AutoInstall:
     goes on.
 
     Args:
+        at_calls: install() comes before the first call of a model, or of a part of it, too.
         options: those of install().
     """
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, *, at_calls: bool = False, **options: Any) -> None:
+        self._at_calls = at_calls
         self._options = options
         self._methods = WrappedMethods()
         self._lock = threading.Lock()
         self._observed: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        # The modules that were called or are observed, and all inside them.
+        self._met: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         #: The monitors that were installed, in order.
         self.monitors: list[Monitor] = []
 
     def __enter__(self) -> AutoInstall:
         self._methods.wrap(torch.optim.Optimizer, "__init__", self._wrap)
+        if self._at_calls:
+            self._methods.wrap(torch.nn.Module, "__call__", self._wrap_call)
         return self
 
     def __exit__(self, kind: Optional[type[BaseException]], *_: object) -> None:
-        """Removes the monitors. Without an exception under way, one that remove() raises is
-        raised: a stop that the last step made due.
+        """Removes the monitors. Without an exception under way, an exception that remove() raises
+        is raised: a stop that the last step made due.
         """
         self._methods.restore()
         first: Optional[Exception] = None
@@ -62,26 +70,37 @@ class AutoInstall:
         @functools.wraps(original)
         def made(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
             original(optimizer, *args, **kwargs)
-            try:
-                self._observe(optimizer)
-            except Exception as error:
-                if isinstance(error, ConfigError) and not self.monitors:
-                    raise
-                warn(f"a model is not observed: {type(error).__name__}: {error}")
+            self._observe(p for group in optimizer.param_groups for p in group["params"])
 
         return made
 
-    def _observe(self, optimizer: torch.optim.Optimizer) -> None:
-        with self._lock:
-            for model in _models_of(optimizer):
-                if model not in self._observed:
-                    self._observed.add(model)
-                    self.monitors.append(install(model, **self._options))
+    def _wrap_call(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def called(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if not is_compiling() and module not in self._met:
+                self._met.update(module.modules())
+                self._observe(module.parameters())
+            return original(module, *args, **kwargs)
+
+        return called
+
+    def _observe(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        try:
+            with self._lock:
+                for model in _models_of(parameters):
+                    if model not in self._observed:
+                        self._observed.add(model)
+                        self._met.update(model.modules())
+                        self.monitors.append(install(model, **self._options))
+        except Exception as error:
+            if isinstance(error, ConfigError) and not self.monitors:
+                raise
+            warn(f"a model is not observed: {type(error).__name__}: {error}")
 
 
-def _models_of(optimizer: torch.optim.Optimizer) -> list[torch.nn.Module]:
-    """The outermost modules that hold a parameter of the optimizer."""
-    wanted = {id(p) for group in optimizer.param_groups for p in group["params"]}
+def _models_of(parameters: Iterable[torch.nn.Parameter]) -> list[torch.nn.Module]:
+    """The outermost modules that hold one of the parameters."""
+    wanted = {id(parameter) for parameter in parameters}
     holders = [
         module
         for module in gc.get_objects()
@@ -91,5 +110,15 @@ def _models_of(optimizer: torch.optim.Optimizer) -> list[torch.nn.Module]:
         and "_parameters" in vars(module)
         and any(id(p) in wanted for p in module.parameters())
     ]
-    inside = {id(child) for holder in holders for child in holder.modules() if child is not holder}
-    return [holder for holder in holders if id(holder) not in inside]
+    within = {
+        id(holder): {id(part) for part in holder.modules()} - {id(holder)} for holder in holders
+    }
+    inside = set().union(*within.values())
+    outermost = [holder for holder in holders if id(holder) not in inside]
+    # Without what torch.compile() puts around a part of another of them.
+    return [
+        holder
+        for holder in outermost
+        if not within[id(holder)]
+        or not any(within[id(holder)] < within[id(other)] for other in outermost)
+    ]

@@ -74,7 +74,7 @@ class RunningCall(NamedTuple):
 
 
 def running_call(call: Optional[Call]) -> Optional[RunningCall]:
-    """``call`` itself, or the innermost one around it, that runs on this thread's stack."""
+    """``call`` itself, or the innermost call around it, that runs on this thread's stack."""
     outermost_first = reversed(list(call_frames()))
     frames = {id(frame.f_locals["self"]): frame for frame in outermost_first}
     while call is not None:
@@ -168,7 +168,7 @@ def run_pass_again(
     held: Pass, search: Search, session: Session, install: Install
 ) -> Optional[MadeBy]:
     """Runs a call that is over again, to find the first operator that makes non-finite numbers of
-    finite ones. None: none does, the call is not the same again, or what it needs is gone.
+    finite numbers. None: none does, the call is not the same again, or what it needs is gone.
     """
     module, is_backward = held.call.node.module(), search.kind == "backward"
     if module is None:
@@ -223,7 +223,7 @@ def _as_eager(call: Call) -> str:
 
 
 def _had_finite_gradients(path: str, step: Step, session: Session) -> bool:
-    """Whether the gradients that this module has passed on in the step are known to be finite."""
+    """True if the gradients that this module has passed on in the step are known to be finite."""
     gradients, history = step.gradients, session.event_store.archive.history
     with session.event_store.lock:
         seqs = [
@@ -337,7 +337,7 @@ class _Known:
 
 
 def _is_like(known: np.void, now: np.void) -> bool:
-    """Whether two records are of the same tensor, apart from the order of a sum."""
+    """True if two records are of the same tensor, apart from the order of a sum."""
     if any(known[name] != now[name] for name in _COUNTS):
         return False
     return all(
@@ -432,7 +432,7 @@ def _observed(
                 if known is not None and known.kind == "buffer":
                     _mend_buffers(module)
             with install(config, models) as monitor:
-                # The outermost call began with this state; that of another one is not known.
+                # The outermost call began with this state; that of another call is not known.
                 state = session.passes.generator if held is None else held.generator
                 if state is not None and running.call.parent is None:
                     torch.default_generator.set_state(state)
@@ -475,7 +475,7 @@ def _mend_buffers(module: torch.nn.Module) -> None:
 
 
 def _compiled_part(module: torch.nn.Module) -> bool:
-    """Whether it is what module.compile() or torch.compile(module) makes."""
+    """True if it is what module.compile() or torch.compile(module) makes."""
     return module._compiled_call_impl is not None or "_orig_mod" in module._modules
 
 

@@ -165,7 +165,7 @@ def build(
     is_alone: bool = False,
 ) -> Core:
     """All parts of a monitor. ``install``: the public function, and ``install_alone`` that for a
-    monitor that meets no other rank; ``is_alone``: this one meets none.
+    monitor that meets no other rank; ``is_alone``: this monitor meets none.
     """
     is_op_level, nodes, rank = config.level == "op", models.nodes, own_rank()
     # One rank's stop would leave the others waiting for it in their next collective.

@@ -36,7 +36,7 @@ _PREFIX = "_saved_"
 #: Names of what operators have made beside their result, as their nodes keep it.
 _MADE = re.compile(r"result|out|total_weight|log_?sum_?exp|save|reserve|philox|rng|log_alpha")
 
-#: An edge: a node, and the number of one of its results.
+#: An edge: a node, and the number of a result of it.
 _Edge = tuple[Any, int]
 #: Whether what an operator has read makes its result non-finite.
 _Maker = Callable[[Mapping[str, torch.Tensor], Any], Any]
@@ -96,7 +96,7 @@ def _made_in_forward(saved: SavedByNode, steep: SavedByNode, bad: torch.Tensor) 
 
 
 def _made_by_node(saved: SavedByNode) -> Optional[torch.Tensor]:
-    """The elements that the operator of the node made not finite, of finite ones; None: they are
+    """The elements that the operator of the node made not finite, of finite numbers; None: they are
     not known.
     """
     values, name = saved.values, _kind(saved.name)
@@ -134,7 +134,7 @@ def _steep(saved: SavedByNode, bad: int, numel: int) -> MadeBy:
 
 
 def _leads_to(root: Any, saved: SavedByNode) -> bool:
-    """Whether the graph of ``root`` holds this node, among those that came after it."""
+    """True if the graph of ``root`` holds this node, among those that came after it."""
     waiting, met = [root], {root}
     while waiting and len(met) < _MOST_NODES:
         node = waiting.pop()
@@ -201,7 +201,7 @@ class _GraphSearch:
         return record
 
     def _state(self, edge: _Edge) -> Optional[bool]:
-        """Whether this result is bad; None: it is not known, or its -Inf may be on purpose."""
+        """True if this result is bad; None: it is not known, or its -Inf may be on purpose."""
         record = self._known.get(edge)
         if record is None or not is_nonfinite(record):
             return None if record is None else False
@@ -326,7 +326,7 @@ class _GraphSearch:
         return []
 
     def _users(self, node: Any) -> set[Any]:
-        """The nodes that were computed from the result of this one."""
+        """The nodes that were computed from the result of this node."""
         users = {node}
         for later in sorted(self._saved, key=_order):
             if any(child in users for child, _ in later.next_functions):
@@ -380,8 +380,8 @@ def _line(node: Any) -> str:
 
 def _saved_by(node: Any) -> dict[str, torch.Tensor]:
     """The tensors that the node holds, of those that its operator has read and made, by name. Empty
-    where hooks have packed one, where one was changed or freed since, and with versions of torch
-    that do not tell of hooks.
+    where hooks have packed a tensor, where a tensor was changed or freed since, and with versions
+    of torch that do not tell of hooks.
     """
     tensors: dict[str, torch.Tensor] = {}
     try:
@@ -404,7 +404,7 @@ def _saved_by(node: Any) -> dict[str, torch.Tensor]:
 
 
 def _is_whole(tensor: torch.Tensor) -> bool:
-    """Whether it holds integers that can be read, such as a count that a sum is divided by."""
+    """True if it holds integers that can be read, such as a count that a sum is divided by."""
     kind = tensor.dtype
     return not (kind.is_floating_point or kind.is_complex) and can_read(tensor)
 
@@ -460,7 +460,7 @@ def _variance(saved: Mapping[str, torch.Tensor], node: Any) -> Any:
     if dims:
         count = 1
         for dim in dims:
-            # Negative ones are kept as unsigned numbers.
+            # Negative numbers are kept as unsigned numbers.
             count *= read.shape[dim - 2**64 if dim >= 2**63 else dim]
     correction = node._saved_correction
     return count <= (1 if correction is None else correction)
@@ -549,7 +549,7 @@ class _Variable(NamedTuple):
                 for name in read
                 if assigned.get(name) and _is_bad_local(self.frame.f_locals.get(name))
             ]
-            # One that was assigned since may have been finite by then.
+            # A variable that was assigned since may have been finite by then.
             earlier = [variable for variable in earlier if variable.line < cause.line]
             if not earlier:
                 break
@@ -562,7 +562,7 @@ def _variable(
     rank: Callable[[torch.Tensor], int] = lambda tensor: 0,
 ) -> Optional[_Variable]:
     """The local variable of the program's running functions that holds such a tensor, of several
-    the one of the least rank.
+    the variable of the least rank.
     """
     candidates = [(rank(value), name, frame) for frame, name, value in _locals() if is_it(value)]
     least = min((candidate[0] for candidate in candidates), default=0)
@@ -575,7 +575,7 @@ def _variable(
 
 
 def _later_variable(is_of: Callable[[Any], bool], is_later: Callable[[torch.Tensor], bool]) -> str:
-    """The variable that holds the result of the node for which ``is_of`` holds, or the first one
+    """The variable that holds the result of the node for which ``is_of`` holds, or the first result
     that this has led to.
     """
     own = _variable(lambda tensor: tensor.grad_fn is not None and is_of(tensor.grad_fn))

@@ -119,13 +119,15 @@ class Makers:
 
 
 def _may_run_again(session: Session) -> bool:
-    """Whether a call may: not where the whole step does, or within a transform of torch.func."""
+    """True if a call may run again: not where the whole step does, or within a transform of
+    torch.func.
+    """
     is_off = session.config.runs_again or innermost_transform() is not None
     return not is_off and not _may_block(session)
 
 
 def _may_block(session: Session) -> bool:
-    """Whether other monitors may wait, with Python's lock, for the one under which the operators of
+    """True if other monitors may wait, with Python's lock, for the one under which the operators of
     a second run are read, while it waits for the device.
     """
     return session.rings.is_deferred and sum(1 for _ in watchers) > 1

@@ -120,8 +120,8 @@ class Monitor:
     def records(self) -> np.ndarray:
         """The records that are held, oldest first: a structured array of ``RECORD_DTYPE``.
 
-        In memory that is the last ``Log(history=)`` steps and the open one; with a log, all that it
-        holds. ``records["site"]`` indexes ``monitor.sites``; ``min`` and ``max`` are in the type
+        In memory that is the last ``Log(history=)`` steps and the open step; with a log, all that
+        it holds. ``records["site"]`` indexes ``monitor.sites``; ``min`` and ``max`` are in the type
         of the tensor (table() has numbers).
         """
         return held_records(self._session, self._log_is_whole)
@@ -150,7 +150,7 @@ class Monitor:
 
     def report(self, path: Union[str, os.PathLike[str]], style: Optional[str] = None) -> None:
         """Writes the run until now as one HTML page to ``path``, as ``fastcheck report`` writes a
-        log: what the log holds or, without one, what is held in memory. Waits for nothing.
+        log: what the log holds or, without a log, what is held in memory. Waits for nothing.
 
         ``style``: as in summary(). Raises LogError when the log can't be read or ``path`` written.
         """
@@ -183,7 +183,8 @@ class Monitor:
             return self._event_store.archive.all_steps()
 
     def flush(self) -> None:
-        """Waits for the devices, takes in all records, and writes them to the log if there is one.
+        """Waits for the devices, takes in all records, and writes them to the log if there is a
+        log.
 
         Raises OverflowDetected like a hook does.
         """
@@ -213,14 +214,14 @@ class Monitor:
 
         What differs is named in a FastcheckWarning, in summary() and in replica_mismatches: the
         parameter, the ranks that are odd, and what to do. A parameter that is sharded over the
-        group is left out. Every rank has to call this; a later call replaces the one before.
+        group is left out. Every rank has to call this; a later call replaces the earlier.
 
         Args:
             every: how many boundaries from one comparison to the next.
             gradients: compare them too, as they are after the optimizer's step. Not for FSDP2,
                 whose gradients are sharded.
 
-        Raises ConfigError where there is only one rank. Synchronises nothing: the checksums are
+        Raises ConfigError with a single rank. Synchronises nothing: the checksums are
         taken by the device, and one all-gather of 8 bytes a tensor brings them together later.
         """
         model = self._core.models[0]()
@@ -269,7 +270,8 @@ class Monitor:
     @property
     def at_end(self) -> contextlib.ExitStack:
         """The functions that remove() calls last, when all was read and delivered:
-        ``monitor.at_end.callback(function, *args)`` adds one. The last one is called first.
+        ``monitor.at_end.callback(function, *args)`` adds a function. The function that was added
+        last is called first.
         """
         return self._boundary.at_end
 

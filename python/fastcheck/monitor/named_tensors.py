@@ -22,7 +22,7 @@ from fastcheck.utils.torch.streams import streams_of
 from fastcheck.utils.torch.versions import is_compiling, is_dynamo_compiling
 from fastcheck.verdict.entries import Gradient, Named, NamedResult
 
-# Readings whose gradients may still come; those of older ones pass unread.
+# Readings whose gradients may still come; those of older readings pass unread.
 _MAX_READINGS = 16384
 
 _Read = Callable[[str, torch.Tensor, Traced], "list[GradientHook]"]
@@ -91,18 +91,18 @@ class NamedTensors:
         #: Counts up with each monitor.
         self.number = next(_numbers)
         self.session = observer.session
-        # By the path of the module that runs and by the name; the last one of each name.
+        # By the path of the module that runs and by the name; the last tensor of each name.
         self._nodes: dict[tuple[str, str], ModuleNode] = {}
         self._last: dict[str, ModuleNode] = {}
         self._off: set[str] = set()
 
     @property
     def is_running(self) -> bool:
-        """Whether a module of this monitor is running in this thread."""
+        """True if a module of this monitor is running in this thread."""
         return not self.session.removed and bool(self.observer.running)
 
     def is_repeated(self, name: str) -> bool:
-        """Whether this may be a recomputation, in which no module is called."""
+        """True if this may be a recomputation, in which no module is called."""
         return name in self._last and _is_in_backward()
 
     def read(
@@ -317,7 +317,7 @@ def observe(name: str, tensor: torch.Tensor) -> torch.Tensor:
     ``name``, its role ``output``, that of the gradient ``grad_output``. Outside of all observed
     modules (a part of the loss, a reward) the path is ``name`` alone. A NaN in it is an event, as
     in what a module returns. Of several monitors those read whose module is running in this thread;
-    where none is, the one that was installed, or whose model was called, last in it.
+    where none is, the monitor that was installed, or whose model was called, last in it.
 
     Does nothing where no monitor is installed, in a step that is not observed, or while a monitor
     is paused. Draws no random number and adds no node to autograd's graph. A tensor that has no
@@ -327,7 +327,7 @@ def observe(name: str, tensor: torch.Tensor) -> torch.Tensor:
 
     Args:
         name: printable, without spaces, and with parts divided by single dots: ``"attn.logits"``.
-            The same in each call: a monitor reads 4096 different ones at most.
+            The same in each call: a monitor reads 4096 different names at most.
         tensor: of any dtype and device; integers are read too.
 
     Raises:

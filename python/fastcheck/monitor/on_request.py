@@ -46,7 +46,7 @@ Install = Callable[[Config, Sequence[torch.nn.Module]], Any]
 
 class TouchedFile:
     """A file whose time of modification changes, or that appears. It is left where it is, so that
-    several processes can look at one.
+    several processes can look at the same file.
     """
 
     def __init__(self, path: str) -> None:
@@ -54,7 +54,7 @@ class TouchedFile:
         self._next = time.monotonic() + _SECONDS
 
     def take(self) -> bool:
-        """Whether it was touched since the last call that looked; one ``stat`` in a second."""
+        """True if it was touched since the last call that looked; one ``stat`` in a second."""
         now = time.monotonic()
         if now < self._next:
             return False
@@ -100,13 +100,13 @@ class SignalFlag:
             self._former(number, frame)
 
     def take(self) -> bool:
-        """Whether the signal came since the last call."""
+        """True if the signal came since the last call."""
         was, self._is_set = self._is_set, False
         return was
 
     def close(self) -> None:
-        """Puts the former handler back, unless another one was installed since (it may call this
-        one), or another thread calls: then the signal does what it did before. Idempotent.
+        """Puts the former handler back, unless another handler was installed since (it may call
+        this handler), or another thread calls: then the signal does what it did before. Idempotent.
         """
         if self._is_closed:
             return
@@ -122,7 +122,7 @@ class SignalFlag:
 
 
 # ---- what is observed ----------------------------------------------------------------------------
-# From the moment one of these is made. close() may be called by any thread.
+# From the moment an object of this class is made. close() may be called by any thread.
 
 
 class OpLevelSteps:

@@ -173,7 +173,7 @@ class RangeLevel(ModuleLevel):
 
     @property
     def is_counting(self) -> bool:
-        """Whether exponents are counted in the current step."""
+        """True if exponents are counted in the current step."""
         session, index = self.session, self.session.step.index
         if index != self._counted_step and session.is_active:
             self._counted_step = index
@@ -298,7 +298,7 @@ def advice_of(
     level = None if session is None else session.level
     if session is None or not isinstance(level, RangeLevel):
         raise ConfigError(
-            'this monitor does not count exponents: install(record="range") makes one that does'
+            'this monitor counts no exponents: install(record="range") makes a monitor that does'
         )
     with session.lock:
         return level.advice(tolerance, names)

@@ -59,7 +59,7 @@ class Replayer:
         self._dumper = dumper
         self._models = [weakref.ref(model) for model in models]
         self._install = install
-        # That of the steps before: this one may stop before it scales its loss.
+        # That of the steps before: this step may stop before it scales its loss.
         self._scaler: Optional[weakref.ref[GradScaler]] = None
 
     def run(
@@ -181,7 +181,7 @@ class Replayer:
         if self._session.config.level == "op":
             return "this monitor is at op level itself: its report has the operator and the line"
         if self._session.event_store.ranks.together > 1:
-            return "several ranks train together: one that stops would leave the others waiting"
+            return "several ranks train together: a rank that stops would leave the others waiting"
         if stop.culprit.site.role in ("param", "optimizer_state"):
             return "what was found was stored already when it began, and the step before it is gone"
         return ""
@@ -190,7 +190,7 @@ class Replayer:
         """Sentences on what has changed since the step began."""
         now = self._session.step.index
         if now > stop.step:
-            yield f"step {now} has begun since step {stop.step}: the batch is another one"
+            yield f"step {now} has begun since step {stop.step}: the batch is another"
         if not stop.report.weights_intact:
             yield "the weights of the step are gone: an update has been applied since it began"
         versions = _versions(capture.batch)

@@ -65,7 +65,7 @@ class Difference:
 
     @property
     def is_input(self) -> bool:
-        """Whether it is what the model was given."""
+        """True if it is what the model was given."""
         return self.site.role == "input" and self.site.module == ""
 
     def to_json(self) -> dict[str, Any]:
@@ -97,7 +97,7 @@ class Rerun:
     """The result of fastcheck.rerun(); ``str()`` of it is a report.
 
     ``runs``: how often this rank ran the step. ``tensors``: how many tensors of the first run were
-    compared. ``differences``: those of this rank, first ones first, of the runs that are not the
+    compared. ``differences``: those of this rank, the earliest first, of the runs that are not the
     majority. ``first``: the earliest difference of all ranks, in the order of the program.
     ``odd_runs``: the numbers, from 1, of the runs of that rank that differ from most others; empty
     if no two runs are equal. ``is_each_time``: no two are. ``cause``: ``""`` (identical),
@@ -209,7 +209,7 @@ class Trace:
         return {key: _bits(record) for key, record in self._rows.items()}
 
     def difference(self, key: _Key, place: int, other: Trace, run: int) -> Difference:
-        """``other``: run number ``run``, in which this tensor is another one."""
+        """``other``: run number ``run``, in which this tensor is another."""
         first, second = self._rows.get(key), other._rows.get(key)
         phase = self._phases.get(key) or other._phases[key]
         return Difference(key[0], key[1], phase, place, 0, run, (_values(first), _values(second)))
@@ -508,7 +508,7 @@ def _odd_runs(traces: Sequence[Trace]) -> tuple[int, ...]:
 
 def _compare(traces: Sequence[Trace], rank: int) -> tuple[list[Difference], Optional[Difference]]:
     """The differences of the first run from those that are not equal to it, of the run with the
-    earliest one; and the first of these.
+    earliest difference; and the first of these.
     """
     differences: list[Difference] = []
     for number, trace in enumerate(traces[1:], 2):

@@ -123,8 +123,8 @@ def _monitor_notes(session: Session, nodes: Sequence[ModuleNode]) -> list[str]:
 
 
 def _still_rates(session: Session) -> list[str]:
-    """Whether the largest learning rate is 0, over more than a warm-up's first step or the end of a
-    schedule.
+    """A line if the largest learning rate is 0 over more than a warm-up's first step or the end of
+    a schedule.
     """
     rows = [row for row in session.event_store.archive.all_steps() if row.learning_rate is not None]
     moving = [at for at, row in enumerate(rows) if row.learning_rate != 0.0]
@@ -168,7 +168,7 @@ def _lost_notes(session: Session) -> list[str]:
     if lost:
         notes.append(
             f"{lost:,} tensors found no slot in a full ring and left no record, but for the "
-            "first non-finite ones: the host was too far ahead, give a smaller Stop(max_lag=)"
+            "first non-finite tensors: the host was too far ahead, give a smaller Stop(max_lag=)"
         )
     unread = session.faults.unread_count
     if unread:
@@ -290,7 +290,7 @@ def html_of(core: Core, title: str) -> str:
 
 
 def _sites(session: Session, last: np.ndarray, history: np.ndarray) -> str:
-    """The tensors of the last step with the least headroom; non-finite ones come first."""
+    """The tensors of the last step with the least headroom; non-finite tensors come first."""
     numbers = [n for n, site in enumerate(session.sites) if site.role in _NUMBERS]
     last = last[~np.isin(last["site"], numbers)]
     if not len(last):

@@ -84,7 +84,7 @@ class Watching(SessionListener):
         self._watcher = Watcher(
             options, session.sites, session.event_store.ranks.own, is_whole, batches.of
         )
-        # Steps that are over and not judged yet, and when the last ones were.
+        # Steps that are over and not judged yet, and when the last steps were.
         self._waiting: list[tuple[Sequence[StepRow], list[np.ndarray]]] = []
         self._judged_at = time.monotonic()
         self._is_prompt = options.skip_above is not None
@@ -134,7 +134,7 @@ class Watching(SessionListener):
             return self._warnings
 
     def lines(self) -> list[str]:
-        """The events as text, for the summary: those that warn, or else the last ones."""
+        """The events as text, for the summary: those that warn, or else the last events."""
         events = self.events
         shown = [event for event in events if event.is_warning] or events[-_SUMMARY_EVENTS:]
         lines = [str(event) for event in shown[:_SUMMARY_EVENTS]]
@@ -207,7 +207,7 @@ class Watching(SessionListener):
             self._watcher.replicas_differ(step)
 
     def last_batches(self, before: int, count: int) -> tuple[int, list[int]]:
-        """The step of the last batch before the step before this one, and the checksums of so many
+        """The step of the last batch before the step before this step, and the checksums of so many
         up to it, as far as they are known.
         """
         with self._lock:

@@ -1,7 +1,7 @@
 """Detects weights that do not move and missing or zero gradients, by checksums before each update.
 
 UpdateWatcher notes what records lack, on the host: learning rates, None gradients, which modules
-ran. Most updates are like the one before: a *close look* examines each parameter, and any other
+ran. Most updates are like the update before: a *close look* examines each parameter, and any other
 update is only compared with the last close look, list by list. The rest is decided where the
 records arrive, in NumPy. Once every weight has moved, an update is only checked for gradients that
 are all 0 and were not before. docs/guide.md lists the cases without a warning.
@@ -135,7 +135,7 @@ class UpdateWatcher:
         return UpdateInfo(watch, is_certain=True)
 
     def has_turn_for_strays(self, look: UpdateInfo) -> bool:
-        """Whether this is an update in which parameters that no optimizer holds are read."""
+        """True if this is an update in which parameters that no optimizer holds are read."""
         return look.is_certain and self._looks % UPDATES == 0
 
     def unowned_parameters(self, parameters: Sequence[StoredTensor]) -> list[StoredTensor]:
@@ -235,7 +235,7 @@ def _version(node: ModuleNode, name: str) -> tuple[int, int]:
     return id(buffer), buffer._version
 
 
-# The cosine between two gradients that are one, but for a factor and for rounding.
+# The cosine between two gradients that are equal, but for a factor and for rounding.
 _SAME = 0.9999
 
 
@@ -264,7 +264,7 @@ class StaleCopies:
         )
 
     def has(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether the parameters of the optimizer have had the shapes of all trained ones."""
+        """True if the parameters of the optimizer have had the shapes of all trained parameters."""
         known = self._of.get(optimizer)
         return known is not None and known.are_copies
 
@@ -316,7 +316,7 @@ class StaleCopies:
 
 
 def _have_same_gradient(held: Sequence[torch.Tensor], trained: Sequence[torch.Tensor]) -> bool:
-    """Whether one of ``held`` was given the gradient of the largest of ``trained``, whatever it was
+    """True if one of ``held`` was given the gradient of the largest of ``trained``, whatever it was
     multiplied by: those of a twin, with a backward of its own, have others.
     """
     largest = max(trained, key=torch.Tensor.numel)
@@ -372,8 +372,8 @@ class ConstantBuffers:
         self._is_known = np.zeros(0, np.bool_)
         self._checksums = np.zeros(0, np.uint64)
         self._numel = np.zeros(0, np.int64)
-        # For how many updates in which its module ran. The last ones, in which every module ran and
-        # nothing changed, are counted apart.
+        # For how many updates in which its module ran. The last updates, in which every module ran
+        # and nothing changed, are counted apart.
         self._constant = np.zeros(0, np.int64)
         self._quiet_updates = 0
 
@@ -414,8 +414,8 @@ class ConstantBuffers:
         return sudden
 
     def _know(self, buffers: list[int]) -> tuple[np.ndarray, np.ndarray]:
-        """Makes a place for each of these; what is known of the old ones stays known. How often the
-        module of each had been called by the last Look, and whether it was training.
+        """Makes a place for each of these; what is known of the old parameters stays known. How
+        often the module of each had been called by the last Look, and whether it was training.
         """
         self._constant += self._quiet_updates
         self._quiet_updates = 0
@@ -440,9 +440,9 @@ _UPDATES_OF_NONE = 100
 
 _NAMED = 5
 _COMPONENTS = np.array([info.components for info in DTYPES], np.int64)
-# A gradient smaller than this many roundings of the largest one of the update is what cancellation
-# has left of a sum that is 0 in truth (of a bias before a normalisation, of the keys' bias in
-# attention): it need not move anything.
+# A gradient smaller than this many roundings of the largest gradient of the update is what
+# cancellation has left of a sum that is 0 in truth (of a bias before a normalisation, of the keys'
+# bias in attention): it need not move anything.
 _ROUNDINGS = 8
 _EPSILON = {"float64": 2.0**-52, "float16": 2.0**-10, "bfloat16": 2.0**-7, "complex128": 2.0**-52}
 _SPACING = np.array([_EPSILON.get(info.name, 2.0**-23) for info in DTYPES])

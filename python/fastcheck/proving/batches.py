@@ -85,7 +85,7 @@ class Causal(_Rows):
     it stay.
     """
 
-    name = "no token sees a later one"
+    name = "no token sees a later token"
     kinds = ("output",)
 
     def why_not(self, case: TestedStep) -> str:
@@ -177,7 +177,9 @@ class MicroBatches(_Rows):
 
 
 def joined(parts: Sequence[Computed], weights: Sequence[float]) -> Computed:
-    """The results of some parts of the rows, as one: rows beside each other, and weighted sums."""
+    """The results of some parts of the rows, put together: rows beside each other, and weighted
+    sums.
+    """
     tensors = {}
     for key, first in parts[0].tensors.items():
         held = [part.tensors[key] for part in parts if key in part.tensors]
@@ -282,8 +284,8 @@ class LeftPadded(Padded):
 
 class Packed(_Rows):
     """The real tokens of all rows as one row, whose positions restart. A tensor of segments, where
-    the batch has one, gets another number for each row, and the mask of padding is all real; else
-    there is none, and the restart of the positions says where a row begins.
+    the batch has such a tensor, gets another number for each row, and the mask of padding is all
+    real; else there is none, and the restart of the positions says where a row begins.
     """
 
     name = "packed into one row"

@@ -13,12 +13,12 @@ Key = tuple[str, str]
 
 
 def is_of_rows(key: Key) -> bool:
-    """Whether it is computed from some rows of the batch, and not a sum over all of them."""
+    """True if it is computed from some rows of the batch, and not a sum over all of them."""
     return key[0] == "output" or (is_site(key) and key[0] != "backward parameter")
 
 
 def is_site(key: Key) -> bool:
-    """Whether it is a tensor inside the model."""
+    """True if it is a tensor inside the model."""
     return " " in key[0]
 
 

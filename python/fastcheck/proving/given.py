@@ -23,7 +23,7 @@ class Given:
     """The batch of a step. ``tensors``: those in it, by the names of flatten(). ``rows``: their
     number, 0 where it is not known, for the reason ``why_no_rows``. ``length``: of the padded
     sequences, with ``mask`` the name of the tensor that says which tokens are real, by the value
-    ``real``; 0 without one. ``trained``: the names of those that need a gradient.
+    ``real``; 0 without such a tensor. ``trained``: the names of those that need a gradient.
     """
 
     def __init__(self, batch: Any, model: torch.nn.Module) -> None:
@@ -73,9 +73,7 @@ class Given:
 
     @staticmethod
     def real_value(mask: torch.Tensor) -> Optional[int]:
-        """The value that stands for a real token: a row's first or last token is one in every
-        row.
-        """
+        """The value for a real token: the first or last token of every row is real."""
         first, last = (set(mask[:, i].int().tolist()) for i in (0, -1))
         if len(first) == len(last) == 1 and first != last:
             return 1
@@ -128,13 +126,15 @@ class Given:
         return next((name for name in names if re.search(pattern, name)), "")
 
     def ignored(self, targets: torch.Tensor) -> Any:
-        """The value of a target that does not count: where the mask hides tokens, if it is one."""
+        """The value of a target that does not count: where the mask hides tokens, if it is a single
+        value.
+        """
         hidden = targets[self.tensors[self.mask] != self.real]
         is_one = hidden.numel() and bool((hidden == hidden.flatten()[0]).all())
         return hidden.flatten()[0] if is_one else -100
 
     def without_first_target(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Targets in which none counts for a row's first token: it may be taken for the one that
+        """Targets in which none counts for a row's first token: it may be taken for the target that
         the token before it has to predict.
         """
         real = self.tensors[self.mask] == self.real
@@ -159,7 +159,7 @@ class Given:
 
 
 def _is_of_pairs(tensor: torch.Tensor) -> bool:
-    """Whether it is the matrix of a graph: square, and symmetric but for a scale of its rows."""
+    """True if it is the matrix of a graph: square, and symmetric but for a scale of its rows."""
     if tensor.dim() != 2 or tensor.shape[0] != tensor.shape[1]:
         return False
     if tensor.layout != torch.strided:
@@ -184,7 +184,7 @@ def _replaced(value: Any, tensors: Iterator[torch.Tensor], pick: Callable[[Any],
         for name in value:
             changed[name] = _replaced(value[name], tensors, pick)
         return changed
-    for field in dataclasses.fields(value):  # a frozen one too
+    for field in dataclasses.fields(value):  # a frozen parameter too
         replacement = _replaced(getattr(value, field.name, None), tensors, pick)
         object.__setattr__(changed, field.name, replacement)
     return changed

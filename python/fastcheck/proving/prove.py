@@ -97,8 +97,8 @@ def prove(
             What the step raises is raised here, if it raises as it is.
         LogError: the page can't be written.
 
-    Costs about 8 computations of the step, and 1 to 3 for each relation; one that differs costs
-    some 10 more. Holds three more copies of weights and gradients. Waits for the devices.
+    Costs about 8 computations of the step, and 1 to 3 for each relation; a relation that differs
+    costs some 10 more. Holds three more copies of weights and gradients. Waits for the devices.
     """
     if not isinstance(model, torch.nn.Module):
         raise _refused("model", "a torch.nn.Module", model)
@@ -209,7 +209,7 @@ class Prover:
         return floor.scores(other, reference, relation.kinds)
 
     def _persists(self, relation: Relation, floor: Floor, score: float) -> bool:
-        """Whether it differs at other weights too: not where a tie (of a router, of a maximum) was
+        """True if it differs at other weights too: not where a tie (of a router, of a maximum) was
         decided by rounding.
         """
         case = self.case

@@ -85,7 +85,7 @@ class Ranks(Relation):
             held = [rank.tensors[key] for rank in ranks if key in rank.tensors]
             if len(held) == self._count and all(copy.shape == tensor.shape for copy in held):
                 actual.tensors[key] = max(held, key=lambda copy: float((copy - tensor).norm()))
-        # A rank may hold other parameters, as a share of one.
+        # A rank may hold other parameters, as a share of the whole.
         kept = {k: t for k, t in wanted.tensors.items() if k[0] not in _SUMS or k in actual.tensors}
         self._found = Computed({k: t for k, t in actual.tensors.items() if k in kept}, actual.rows)
         return Computed(kept, wanted.rows)
@@ -116,7 +116,7 @@ class Ranks(Relation):
                     process.join()
             answers = [self._read(folder, rank) for rank in range(self._count)]
         errors = [f"rank {i}: {each}" for i, each in enumerate(answers) if isinstance(each, str)]
-        if errors:  # rather one that is no consequence of another rank's end
+        if errors:  # rather an error that is no consequence of another rank's end
             raise RuntimeError(min(errors, key=lambda text: "onnection" in text))
         return [Computed(*answer) for answer in answers]
 
@@ -136,7 +136,7 @@ class Ranks(Relation):
             case.become_rank(self._wrap(case.model))
             computed = case.compute(batch, sites=sites, put_back=False)
             for name, parameter in case.parameters.items():
-                if parameter.requires_grad:  # one without a gradient
+                if parameter.requires_grad:  # a parameter without a gradient
                     computed.tensors.setdefault(("gradient", name), torch.zeros(parameter.shape))
             answer = computed.tensors, computed.rows
         except Exception:
@@ -149,6 +149,6 @@ class Ranks(Relation):
 
 
 def _agree(part: Computed, rank: Computed) -> bool:
-    """Whether their losses do, or there is none."""
+    """True if their losses do, or there is none."""
     a, b = (float(computed.tensors.get(("loss", ""), 0.0)) for computed in (part, rank))
     return abs(a - b) <= 1e-2 * abs(a)

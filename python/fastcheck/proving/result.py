@@ -57,7 +57,7 @@ class Outcome:
     may depend on what was changed; ``note`` says why), ``"not asked"`` (``note`` says why) or
     ``"failed"`` (the computation raised ``note``). ``score``: the largest difference, in units of
     the measured noise of its tensor; None where nothing was compared. ``worst``: that tensor.
-    ``first``: where the two computations part, of one that differs.
+    ``first``: where the two computations part, of a relation that differs.
     """
 
     relation: str
@@ -86,7 +86,8 @@ class Proof:
     """The result of fastcheck.prove(); ``str()`` of it is a table, and it is true when no relation
     differs.
 
-    ``outcomes``: one for each relation. ``subject``: model, batch and format. ``seconds``: of all.
+    ``outcomes``: an outcome for each relation. ``subject``: model, batch and format. ``seconds``:
+    of all.
     """
 
     outcomes: tuple[Outcome, ...]
@@ -95,7 +96,7 @@ class Proof:
 
     @property
     def holds(self) -> bool:
-        """Whether no relation differs."""
+        """True if no relation differs."""
         return not any(outcome.state == DIFFERS for outcome in self.outcomes)
 
     @property
@@ -144,7 +145,7 @@ def render(proof: Proof) -> str:
 
 
 def score_text(score: Optional[float]) -> str:
-    """A score in at most seven characters; ``""`` without one."""
+    """A score in at most seven characters; ``""`` without a score."""
     if score is None:
         return ""
     return f"{score:.1f}" if score < 1000 else f"{score:.1e}"

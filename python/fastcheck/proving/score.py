@@ -126,7 +126,7 @@ def find_place(case: TestedStep, relation: Relation) -> Optional[Place]:
         text = f"its {what}"
     elif (phase, role) == ("backward", "input") or role == "parameter":
         text = f"the gradient of its {what}"
-    elif path:  # what is given to a module is made by the one around it
+    elif path:  # what is given to a module is made by the module around it
         module = _around(case.model, path)
         text = f"what {path} is given ({what})"
         if phase == "backward":
@@ -190,7 +190,7 @@ def _of_reader(key: Key, other: Computed) -> Key:
 
 
 def _around(model: torch.nn.Module, path: str) -> str:
-    """The path of the module that calls this one: not of a list that holds it."""
+    """The path of the module that calls this module: not of a list that holds it."""
     modules = dict(model.named_modules(remove_duplicate=False))
     path = path.rpartition(".")[0]
     while isinstance(modules.get(path), (torch.nn.ModuleList, torch.nn.ModuleDict)):

@@ -41,7 +41,7 @@ class Share(NamedTuple):
 
     @property
     def is_exact(self) -> bool:
-        """Whether the two bounds are equal."""
+        """True if the two bounds are equal."""
         return self.least == self.most
 
     def __str__(self) -> str:
@@ -55,7 +55,7 @@ class Exponents:
 
     The histograms are NumPy arrays of 64 counts (int64). Bin j of ``elements`` counts magnitudes
     in ``(2**(top - j - 1), 2**(top - j)]``; the last bin all that are smaller. Complex tensors are
-    counted by their parts. Blocks are 32 or 16 components that follow one another in the order of
+    counted by their parts. Blocks are 32 or 16 components that are adjacent in the order of
     memory (row-major where the tensor is not dense): the blocks of MX formats and of NVFP4 if the
     last dimension is a multiple of their size.
     """
@@ -166,8 +166,8 @@ class Exponents:
         bounds differ by what is in it.
 
         Raises:
-            ConfigError: an unknown format, a scale that is not above 0, or one for a block format,
-                which has scales of its own.
+            ConfigError: an unknown format, a scale that is not above 0, or a scale for a block
+                format, which has scales of its own.
         """
         target = number_format(format)
         _check_scale(target, scale)

@@ -34,14 +34,14 @@ class NumberFormat:
     @property
     def zero_exponent(self) -> int:
         """Magnitudes up to 2 to this are rounded to zero: half the smallest subnormal, which lies
-        half-way to zero, and goes to the even one.
+        half-way to zero, and goes to the even neighbour.
         """
         return self.least_exponent - self.mantissa_bits - 1
 
 
 @dataclass(frozen=True)
 class BlockFormat:
-    """A format in which ``block`` elements that follow one another share a scale.
+    """A format in which ``block`` adjacent elements share a scale.
 
     MX: the scale is the power of two that brings the block's largest magnitude into the last binade
     of ``element``. NVFP4 (``scale_format``): the scale is that maximum through ``element.largest``,

@@ -52,7 +52,7 @@ class PrecisionAdvice:
 
     @property
     def goes_down(self) -> bool:
-        """Whether a format narrower than the tensor's dtype will do."""
+        """True if a format narrower than the tensor's dtype will do."""
         return self.format != self.dtype
 
     @property
@@ -112,7 +112,7 @@ def check_tolerance(tolerance: float) -> None:
 
 
 def candidates(formats: Optional[Sequence[str]]) -> tuple[str, ...]:
-    """The names of these formats, in their order; CANDIDATES for None. ConfigError if one is
+    """The names of these formats, in their order; CANDIDATES for None. ConfigError if a name is
     unknown, or none is given.
     """
     if formats is None:

@@ -129,7 +129,7 @@ def decode(bits: Array, dtype: DType) -> Array:
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Whether the elements fill one gapless block of memory, each byte once, in any permutation."""
+    """True if the elements fill one gapless block of memory, each byte once, in any permutation."""
     if tensor.numel() < 2:
         return True
     expected = 1
@@ -412,7 +412,7 @@ def words_of(raw: bytes) -> list[int]:
 
 
 def chain_term(identity: int, chain: list[int]) -> dict[str, int]:
-    """The terms that one chain adds to either half."""
+    """The terms that a chain adds to either half."""
     state = {}
     for half, k in HALVES.items():
         h = (k["S"] + (identity & MASK32) * k["P"] + (identity >> 32) * k["Q"]) & MASK32

@@ -41,7 +41,8 @@ _KINDS = {
 }
 
 #: Labels of role ``loss`` beside ``loss``, on which backward() was called: what monitor.step(loss=)
-#: was given; one that carries a scale of the user's own; one that only autograd.grad() began at.
+#: was given; a loss that carries a scale of the user's own; a loss that only autograd.grad() began
+#: at.
 GIVEN_LOSS = "given loss"
 SCALED_LOSS = "scaled loss"
 GRAD_LOSS = "loss of grad()"
@@ -56,8 +57,8 @@ class Site:
     ``grad_output``, ``param``, ``param_grad``, ``grad_norm``, ``buffer``, ``optimizer_state``,
     ``collective``, ``loss``, a number of the step (``loss_scale``, ``learning_rate``,
     ``found_inf``), or one of NUMBER_ROLES. ``index`` counts the tensors of this role in one call; a
-    gradient of a parameter has 1 where it is a shard, of which each rank holds another one.
-    ``label`` is how this one is written: ``output[0]``, ``output.logits``, ``weight``.
+    gradient of a parameter has 1 where it is a shard, of which each rank holds another part.
+    ``label`` is how this tensor is written: ``output[0]``, ``output.logits``, ``weight``.
     """
 
     module: str
@@ -70,8 +71,8 @@ class Site:
 
     @property
     def is_stored(self) -> bool:
-        """Whether the tensor is a parameter, the gradient or the optimizer's state of one, or a
-        buffer.
+        """True if the tensor is a parameter, the gradient or the optimizer's state of a parameter,
+        or a buffer.
         """
         return self.role in ("param", "param_grad", "buffer", "optimizer_state")
 

@@ -23,7 +23,7 @@ class FloatFormat:
 
     @property
     def is_narrow(self) -> bool:
-        """Whether healthy training can leave the range of the format (bfloat16 has that of
+        """True if healthy training can leave the range of the format (bfloat16 has that of
         float32).
         """
         return self.max < 1e6

@@ -1,8 +1,8 @@
 """The stop report: its data, its text and its advice, and OverflowDetected.
 
 ``stop_report`` is the report as data, ``render`` its text, ``advice`` its suggestions; ``build``
-makes one, of a run or of its log. ``page`` makes an HTML page of a log; ``live`` shows one while it
-grows.
+makes a report, of a run or of its log. ``page`` makes an HTML page of a log; ``live`` shows one
+while it grows.
 
 Imports ``log``, ``record`` and ``utils``.
 """

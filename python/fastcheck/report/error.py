@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 class OverflowDetected(FastcheckError):  # noqa: N818  (a stop that was requested, not a mistake)
     """Training was stopped at a non-finite number. ``str()`` of it is the stop report, in about 25
-    lines; on the ranks that only stop with another one it is two lines that name it.
+    lines; on the ranks that only stop with another rank it is two lines that name it.
 
     Survives pickling, so that a launcher can pass it on from a worker process.
     """

@@ -36,7 +36,8 @@ def unpacked(message: bytes) -> StopReport:
     """The report of packed().
 
     Raises:
-        ValueError, TypeError, LookupError, RecursionError: it is not one, or has no text that can
+        ValueError, TypeError, LookupError, RecursionError: it is no message, or has no text that
+        can
             be printed.
     """
     if len(message) > MOST_BYTES:

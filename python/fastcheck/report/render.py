@@ -125,7 +125,7 @@ def last_healthy_lines(trend: Trend, width: int) -> list[str]:
             *(f"{n.replace('_', ' ')} {format_number(getattr(last, n))}" for n in named),
             *numbers,
         ]
-    return wrap(f"step {last.step:,}, its last healthy one: {', '.join(numbers)}", width, "", "  ")
+    return wrap(f"step {last.step:,}, the last healthy step: {', '.join(numbers)}", width, "", "  ")
 
 
 def input_lines(report: StopReport, width: int, most: int = _INPUT_ROWS) -> list[str]:

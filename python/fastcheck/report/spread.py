@@ -1,4 +1,4 @@
-"""The spread of a non-finite value in its step: the first places, and harmless ones in brief."""
+"""The spread of a non-finite value in its step: the first places, and harmless places in brief."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _HARMLESS = (
 
 
 def spread(events: Sequence[Event], culprit: Event, style: str, width: int) -> list[str]:
-    """``events``: those of one step. No lines where the culprit is the only one."""
+    """``events``: those of one step. No lines where the culprit is the only event."""
     others = [event for event in events if not is_same_event(event, culprit)]
     reached = _first_of_each_place(
         [event for event in others if event.verdict is Verdict.PROPAGATED], style

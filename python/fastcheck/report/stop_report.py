@@ -99,24 +99,23 @@ class StopReport:
 
     ``events``: all events of the step in device order. ``inputs``: what the culprit's module read,
     its own parameters included where known, as (site, record); ``inputs_before``: the last healthy
-    record of each, where one is held. ``trend``: the records of the culprit's site in the last
-    steps, oldest first, the culprit's last. ``scale``: the loss scale in use. ``rank``: the rank
-    of the culprit, of ``world_size`` ranks that stop together. ``weights_intact``: True when it is
-    certain that no update of this step has been applied, False when one was, ``why_updated`` for
-    what reason; None when unknown. ``updated_since``: the steps from the culprit's on,
-    or of a parameter from that on in which it was last read finite, whose update is known to have
-    been applied; ``broken_weights``: the parameters that hold NaN or
-    Inf now, None when they were not read. ``is_lost``: another
-    rank found the culprit, and exited before it sent its report. ``replay``: the result of running
-    the step again at op level, if it was. ``dump``: the dump of the culprit, if any.
-    ``style``: how tensors are named, ``"fastcheck"`` or ``"msprobe"``. ``learning_rates``: those of
-    the optimizers' groups, by the optimizer's class, where they are numbers. ``left_out_by``: the
-    options that leave modules or steps unread. ``page``: the path of the log as an HTML page, if
-    this rank has written one. ``batch``: what the step trains on, if ``monitor.batch()`` or
-    ``monitor.step(batch_id=)`` named it. ``made_by``: the operator that made the culprit's numbers,
-    of a module-level stop; None where nothing was looked for. ``silent_norms``: the norms beside
-    the culprit's module, or beside what that lies in, that no call of was seen, though the module
-    that holds them had one that was over.
+    record of each, where a record is held. ``trend``: the records of the culprit's site in the last
+    steps, oldest first, the culprit's last. ``scale``: the loss scale in use. ``rank``: the rank of
+    the culprit, of ``world_size`` ranks that stop together. ``weights_intact``: True when it is
+    certain that no update of this step has been applied, False when an update was, ``why_updated``
+    for what reason; None when unknown. ``updated_since``: the steps from the culprit's on, or of a
+    parameter from that on in which it was last read finite, whose update is known to have been
+    applied; ``broken_weights``: the parameters that hold NaN or Inf now, None when they were not
+    read. ``is_lost``: another rank found the culprit, and exited before it sent its report.
+    ``replay``: the result of running the step again at op level, if it was. ``dump``: the dump of
+    the culprit, if any. ``style``: how tensors are named, ``"fastcheck"`` or ``"msprobe"``.
+    ``learning_rates``: those of the optimizers' groups, by the optimizer's class, where they are
+    numbers. ``left_out_by``: the options that leave modules or steps unread. ``page``: the path of
+    the log as an HTML page, if this rank has written it. ``batch``: what the step trains on, if
+    ``monitor.batch()`` or ``monitor.step(batch_id=)`` named it. ``made_by``: the operator that made
+    the culprit's numbers, of a module-level stop; None where nothing was looked for.
+    ``silent_norms``: the norms beside the culprit's module, or beside what that lies in, that no
+    call of was seen, though the module that holds them had one that was over.
     """
 
     culprit: Event

@@ -67,7 +67,7 @@ def _where(site: Site, style: str) -> str:
 
 
 def last_step_lines(pairs: Sequence[tuple[Site, np.void]], width: int, style: str) -> list[str]:
-    """The records of the last finished step, in device order; long ones are cut, and non-finite
+    """The records of the last finished step, in device order; long lists are cut, and non-finite
     records kept.
     """
     if not pairs:

@@ -17,7 +17,7 @@ NEAR_LIMIT = 0.25
 
 @dataclass(frozen=True)
 class Trend:
-    """Readings of one site, oldest first; the last one is the bad one."""
+    """Readings of one site, oldest first; the last reading is the bad one."""
 
     readings: tuple[RecordStatistics, ...]
 
@@ -55,7 +55,7 @@ class Trend:
 
     @property
     def has_exploded(self) -> bool:
-        """Whether it grew more than a healthy run does, in the steps in memory, and beyond 1: what
+        """True if it grew more than a healthy run does, in the steps in memory, and beyond 1: what
         began near 0 has room.
         """
         has_left = (self.last_abs_max or 0) > 1
@@ -84,7 +84,7 @@ class Trend:
         if not healthy:
             return "no healthy record of this tensor is held."
         if first is None or last is None:
-            return f"{len(healthy)} healthy records before this one."
+            return f"{len(healthy)} healthy records before this record."
         used = healthy[-1].range_used
         form = healthy[-1].float_format
         share = ""

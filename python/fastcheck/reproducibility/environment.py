@@ -272,7 +272,7 @@ def _autocast() -> dict[str, str]:
 
 
 def _flushes_denormals() -> bool:
-    """Whether the CPU flushes subnormals. torch has no getter for it, so a product is computed."""
+    """True if the CPU flushes subnormals. torch has no getter for it, so a product is computed."""
     small = torch.full((), 1e-39, dtype=torch.float32, device="cpu")
     return bool((small * 1.0).view(torch.int32) == 0)
 

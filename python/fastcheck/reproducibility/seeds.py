@@ -45,8 +45,8 @@ class Seeds:
         np.random.seed(seed)
 
     def generator(self) -> torch.Generator:
-        """A new generator with the seed: of the order of the samples, apart from the global one,
-        which the model consumes too.
+        """A new generator with the seed: of the order of the samples, apart from the global
+        generator, which the model consumes too.
         """
         return torch.Generator().manual_seed(self.seed)
 
@@ -60,8 +60,9 @@ def seed_all(seed: int, deterministic: bool = True) -> Seeds:
 
     With ``deterministic``: ``torch.use_deterministic_algorithms(True)`` (an op that has only a
     nondeterministic kernel then raises), cuDNN deterministic and without benchmarking, and the
-    environment variables that cuBLAS, and on an NPU HCCL and ATB, read when they start; one that is
-    set already is kept. ``PYTHONHASHSEED`` is set for child processes: this one has read it.
+    environment variables that cuBLAS, and on an NPU HCCL and ATB, read when they start; a variable
+    that is set already is kept. ``PYTHONHASHSEED`` is set for child processes: this process has
+    read it.
 
     Args:
         seed: 0 to 2**32 - 1. For ranks that should draw differently, add the rank to it.

@@ -49,7 +49,7 @@ class Segment:
 
     def __init__(self, streams: DeviceStreams, rows: int) -> None:
         self._streams = streams
-        # Allocated by this stream: another one has to wait for it before its first use.
+        # Allocated by this stream: another stream has to wait for it before its first use.
         self._home = streams.current()
         self._ready = streams.new_event()
         self.slots = streams.empty(rows, RECORD_BYTES)
@@ -58,7 +58,7 @@ class Segment:
         # Made here: numpy() calls operators, which take() must not.
         self.rows: np.ndarray = self.mirror.numpy()
         # Each row an Identity; the cursor's slot is the first free row. Each filling has a cursor
-        # of its own: a recorder that still holds an earlier one finds no free row there.
+        # of its own: a recorder that still holds an earlier block finds no free row there.
         self.identities = np.zeros((rows, len(Identity._fields)), np.int64)
         self.cursor = new_cursor()
         self._written: dict[Any, Any] = {}  # stream: the event behind its last write
@@ -69,7 +69,7 @@ class Segment:
         # Why the copy could not be started: the device is lost.
         self._failure: Optional[RuntimeError] = None
         # The copy was seen to be done. Of a device that is lost no event can be queried any more,
-        # not even one that it has passed.
+        # not even an event that it has passed.
         self._is_copied = False
         # The segment is appended to it when its records have been taken.
         self.pool: Optional[deque[Segment]] = None
@@ -112,7 +112,7 @@ class Segment:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the copy is done. Does not wait. Raises what the device reports if it is lost."""
+        """True if the copy is done. Does not wait. Raises what the device reports if it is lost."""
         if self._failure is not None:
             raise self._failure
         if not self._is_copied:
@@ -259,7 +259,7 @@ _FIRST_SEGMENTS = 4
 
 
 class Rows(NamedTuple):
-    """The rows that a recorder writes to; the next one is ``cursor.slot``."""
+    """The rows that a recorder writes to; the next row is ``cursor.slot``."""
 
     observe: Callable[..., None]
     slots: torch.Tensor
@@ -406,7 +406,7 @@ class DeviceRing:
 
     @property
     def is_capturing(self) -> bool:
-        """Whether a read now is captured into a graph."""
+        """True if a read now is captured into a graph."""
         return self._streams.is_capturing()
 
     def follow(self, slots: GraphSlots, shift: int, step: int) -> None:
@@ -543,7 +543,7 @@ class GraphSlots:
     """The slots of one segment of a graph, on one device. ``stream``: where its capture began.
 
     Small tensors wait for each other (csrc/torch/read/waiting.h) on that stream alone: the capture
-    ends in failure where something is put on another one after the two were joined.
+    ends in failure where something is put on another stream after the two were joined.
 
     Not thread-safe: the caller holds the session's lock.
     """
@@ -584,7 +584,7 @@ class GraphSlots:
             self.read_waiting()
 
     def read_waiting(self) -> None:
-        """Captures the reading of what waits; one that was overwritten is left unread."""
+        """Captures the reading of what waits; a tensor that was overwritten is left unread."""
         if not self._waiting:
             return
         waiting, self._waiting = self._waiting, []
@@ -637,7 +637,7 @@ class GraphSlots:
         return self._blocks[0].view(torch.int32)[0, 2:3]  # behind the counter
 
     def _next(self) -> tuple[torch.Tensor, int]:
-        """A block that has a free row, and which one that is."""
+        """A block that has a free row, and which row that is."""
         row = 1 + len(self.identities)  # behind the row of the counter and the gate
         if row >= BLOCK_SLOTS * len(self._blocks):
             with torch.inference_mode(False):
@@ -701,7 +701,7 @@ class GraphCopy(Segment):
         self._shift = self._step = self._number = 0
 
     def copy(self, shift: int, step: int, copier: object) -> None:
-        """Puts the copy on the current stream, and the one to the host behind it. No waiting.
+        """Puts the copy on the current stream, and the copy to the host behind it. No waiting.
 
         ``shift``: what the sequence numbers of the capture become larger by.
         """

@@ -38,7 +38,9 @@ class Cursor:
 
 
 def new_cursor() -> Cursor:
-    """The extension's (csrc/torch/hooks/call.h), which its recorder moves too, or the one above."""
+    """The extension's (csrc/torch/hooks/call.h), which its recorder moves too, or the class
+    above.
+    """
     module = compiled()
     cursor: Cursor = Cursor() if module is None else module.Cursor()
     return cursor

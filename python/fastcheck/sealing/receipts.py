@@ -29,7 +29,7 @@ from fastcheck.utils.torch.sharding import kept_parts, part_of
 Given = Union["Receipt", Mapping[str, Any], str, os.PathLike[str]]
 Map = Union[str, Mapping[str, Union[str, Sequence[str]]], None]
 
-#: Larger tensors are read in so many parts, which tell where one is half written.
+#: Larger tensors are read in so many parts, which tell where a tensor is half written.
 _PARTS = 4
 _MANY = 4096
 #: How many parts of a tensor are tried in another order.
@@ -215,7 +215,7 @@ def arrival(
 
 
 class _Checks:
-    """Compares tensors with the entries of a receipt, one after another."""
+    """Compares tensors with the entries of a receipt, in turn."""
 
     def __init__(
         self, wanted: Mapping[str, dict[str, Any]], accept: bool, has_groups: bool
@@ -242,7 +242,7 @@ class _Checks:
                 for rank, parts in enumerate(shards):
                     own = {"shape": divided, "dtype": entry["dtype"], "parts": parts}
                     of_shards.setdefault((int(dim), rank), {})[name] = own
-        #: By dimension and rank, the checks of shards; and by name, the dimension of one.
+        #: By dimension and rank, the checks of shards; and by name, the dimension of a tensor.
         self._shards = {key: _Checks(own, accept, has_groups) for key, own in of_shards.items()}
         self._dims: dict[str, int] = {}
 
@@ -294,7 +294,7 @@ class _Checks:
         self.differing[name] = why
 
     def join(self, name: str, tensors: Sequence[torch.Tensor], sources: Sequence[str]) -> None:
-        """Compares a tensor with its sources, or the parts of a fused one with that."""
+        """Compares a tensor with its sources, or the parts of a fused tensor with that."""
         if len(tensors) == 1:
             self.hold(name, tensors[0], sources)
             return
@@ -409,7 +409,7 @@ class _Checks:
 
 
 def _holds(tensor: torch.Tensor, dtype: object, entry: Mapping[str, Any]) -> bool:
-    """Whether it holds the numbers of an entry in a narrower dtype."""
+    """True if it holds the numbers of an entry in a narrower dtype."""
     if not isinstance(dtype, torch.dtype) or not tensor.is_floating_point():
         return False
     narrow = tensor.to(dtype)
@@ -544,7 +544,7 @@ def _checksums(slices: Sequence[torch.Tensor]) -> list[str]:
 
 
 def _fits(tensor: torch.Tensor, shapes: Sequence[Sequence[int]]) -> bool:
-    """Whether the tensor has the rows of each of these shapes, one below the other."""
+    """True if the tensor has the rows of each of these shapes, one below the other."""
     if len(shapes) == 1:
         return True
     fits = all(shape and list(shape[1:]) == list(tensor.shape[1:]) for shape in shapes)
@@ -612,7 +612,7 @@ def _units(
     renaming: Renaming, state: Mapping[str, Any], wanted: Mapping[str, Any]
 ) -> Iterator[tuple[list[str], list[str]]]:
     """Names of the other model, and those of the receipt that they are compared with, none where it
-    has none: a name with its own, a fused one with its parts, or its parts with it.
+    has none: a name with its own, a fused tensor with its parts, or its parts with it.
     """
     found: dict[str, tuple[list[Any], list[Any]]] = {}
     for side, (names, own) in enumerate(((state, renaming), (wanted, renaming.of_reference()))):

@@ -36,7 +36,7 @@ _GENERATOR = "the state of a generator"
 _UNREAD = "unread"
 # Names that are parts already, and options of verify().
 _RESERVED = ("random", "shards", "weights", "accept", "map", "receipt", "trust")
-# The update of a step shows in the next one.
+# The update of a step shows in the next step.
 _STEPS = 2
 
 
@@ -97,7 +97,7 @@ def training_tree(model: object, parts: Mapping[str, Any]) -> Tree:
     tensors: dict[str, tuple[Leaf, torch.Tensor]] = {}
     for name, part in parts.items():
         if name in _RESERVED:
-            expected = "another name: this one is an option, or what fastcheck seals itself"
+            expected = "another name: this name is an option, or what fastcheck seals itself"
             raise ConfigError("a part has a reserved name", expected=expected, got=name)
         tree[name] = _tree(_state_of(name, part, names), name, tensors)
     state = model.state_dict()
@@ -186,7 +186,7 @@ def _tree(value: Any, path: str, tensors: dict[str, tuple[Leaf, torch.Tensor]]) 
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether the ``repr()`` of the value depends on its content only."""
+    """True if the ``repr()`` of the value depends on its content only."""
     if isinstance(value, (list, tuple)):
         return all(map(_is_plain, value))
     return value is None or isinstance(value, (bool, int, float, str, bytes))
@@ -211,7 +211,7 @@ def _plain(value: Any) -> Any:
 
 
 def is_tree(value: Any) -> bool:
-    """Whether the value has the form that training_tree() returns, as far as JSON shows."""
+    """True if the value has the form that training_tree() returns, as far as JSON shows."""
     return isinstance(value, dict) and all(
         len(node) == 3 and all(isinstance(text, str) for text in node)
         if isinstance(node, list)
@@ -365,7 +365,7 @@ def has_steps(seal: str) -> bool:
 
 
 def record_steps(model: torch.nn.Module, seal: str) -> None:
-    """Writes a log of the next steps beside the seal, replacing an earlier one. Warns if that is
+    """Writes a log of the next steps beside the seal, replacing an earlier log. Warns if that is
     not possible.
     """
     folder = steps_folder(seal)
@@ -379,7 +379,7 @@ def record_steps(model: torch.nn.Module, seal: str) -> None:
 
 
 def _is_compiled(model: torch.nn.Module) -> bool:
-    """Whether a part of the model is compiled, so that hooks would recompile it."""
+    """True if a part of the model is compiled, so that hooks would recompile it."""
     return any(
         getattr(module, "_compiled_call_impl", None) is not None
         or type(module).__module__ == "torch._dynamo.eval_frame"

@@ -82,7 +82,7 @@ class Seal:
 
     @property
     def is_finite(self) -> bool:
-        """Whether no tensor that was sealed holds a NaN or an infinity."""
+        """True if no tensor that was sealed holds a NaN or an infinity."""
         return not self.nonfinite
 
 
@@ -343,12 +343,12 @@ def verify(
 
     Args:
         checkpoint: a file of torch, safetensors or NumPy, or a directory of them, such as a sharded
-            one. With a receipt also a module or a state_dict.
-        receipt: what ``fastcheck.receipt(model)`` returned where the weights come from, its
-            ``to_dict()``, or a file with the JSON of that; of tensor parallel ranks, or pipeline
-            stages, a list with the receipt of each, for the whole model. Each weight that is not as
-            it was there is named, and how: old (``receipt(before=)``), missing, cast, transposed,
-            swapped, half written, the shard of another rank.
+            checkpoint. With a receipt also a module or a state_dict. receipt: what
+            ``fastcheck.receipt(model)`` returned where the weights come from, its ``to_dict()``, or
+            a file with the JSON of that; of tensor parallel ranks, or pipeline stages, a list with
+            the receipt of each, for the whole model. Each weight that is not as it was there is
+            named, and how: old (``receipt(before=)``), missing, cast, transposed, swapped, half
+            written, the shard of another rank.
         map: with a receipt, names that differ: those of the weights, and what they are made of in
             the receipt, one below the other. ``*`` stands for anything:
             ``{"*.qkv.weight": ["*.q.weight", "*.k.weight", "*.v.weight"]}``. ``"vllm"`` is built
@@ -495,5 +495,5 @@ def _is_entry(entry: Any) -> bool:
 
 
 def _has(value: Any, **kinds: type) -> bool:
-    """Whether this is an object of JSON with members of these types."""
+    """True if this is an object of JSON with members of these types."""
     return isinstance(value, dict) and all(type(value.get(n)) is kinds[n] for n in kinds)

@@ -26,7 +26,7 @@ for _name in ("float8_e4m3fn", "float8_e5m2"):
 
 @dataclass(frozen=True)
 class Elements:
-    """Measures over the elements that are finite on both sides, ``a`` the actual ones, ``b`` the
+    """Measures over the elements that are finite on both sides, ``a`` the actual values, ``b`` the
     reference:
 
     cosine          a.b / (||a|| ||b||); 1 for two tensors of zeros
@@ -117,7 +117,7 @@ def compare_elements(actual: torch.Tensor, reference: torch.Tensor) -> Elements:
 
 
 def _parts(x: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Row-major pieces of real numbers, one-dimensional, on the host; complex ones as pairs."""
+    """Row-major pieces of real numbers, one-dimensional, on the host; complex numbers as pairs."""
     x = x.detach()
     if x.is_complex():
         x = torch.view_as_real(x.resolve_conj())
@@ -134,7 +134,7 @@ def _wide(x: torch.Tensor) -> torch.Tensor:
 
 
 def _narrower(left: torch.dtype, right: torch.dtype) -> Optional[torch.dtype]:
-    """The coarser of two real float formats; of complex ones that of their parts."""
+    """The coarser of two real float formats; of complex formats that of their parts."""
     parts = {torch.complex64: torch.float32, torch.complex128: torch.float64}
     left, right = parts.get(left, left), parts.get(right, right)
     if left not in _BITS or right not in _BITS:

@@ -176,7 +176,7 @@ def stats(
 
 
 def _is_compiled_for(x: object) -> bool:
-    """Whether the compiled extension handles ``x``: reads it, or raises for it."""
+    """True if the compiled extension handles ``x``: reads it, or raises for it."""
     return _IS_COMPILED and not (isinstance(x, torch.Tensor) and not x.is_cpu)
 
 

@@ -186,8 +186,8 @@ class Stats:
     # ---- whole ---------------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields that were computed, derived ones included, as plain Python numbers. ``record``
-        is ``"health"``, ``"stats"`` or ``"full"``.
+        """All fields that were computed, derived fields included, as plain Python numbers.
+        ``record`` is ``"health"``, ``"stats"`` or ``"full"``.
         """
         names = [*COUNTS, "nonfinite_count", "finite_count", "positive_count"]
         names += ["min", "max", "sum", "abs_sum", "sum_sq", "mean", "rms", "l2_norm", "abs_max"]

@@ -41,7 +41,7 @@ THRESHOLDS: Mapping[str, Threshold] = {
 EXACT = Threshold(0.0, 0.0)
 
 #: By how many times the dtype's epsilon what is summed may be off: fewer of the narrow formats,
-#: which are accumulated in a wider one.
+#: which are accumulated in a wider dtype.
 _ROUNDINGS = {
     "float64": 32 * 2.0**-52,
     "float32": 32 * 2.0**-23,

@@ -68,7 +68,7 @@ def bisect(
     threshold: Optional[float] = None,
 ) -> Bisection:
     """Finds the operators that have to be computed on another device, or in a wider dtype, for an
-    error to go away; also one that is nowhere visible at a single operator, and only adds up::
+    error to go away; also an error that is nowhere visible at a single operator, and only adds up::
 
         def run(override):
             torch.manual_seed(0)

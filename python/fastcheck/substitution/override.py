@@ -54,17 +54,17 @@ def override(
             "Functional.softmax"); with the operators of their backward. None: all.
         modules: paths or patterns; operators that run within these. None: everywhere.
         device: such as ``"cpu"``. Copies to and from it make the host wait.
-        dtype: a floating-point dtype. Tensors of narrower ones are computed in it (complex ones in
-            the complex dtype of its width); wider ones stay as they are.
-        random: with ``device=``, operators that draw random numbers are computed there too, with
-            that device's generator: a run has other masks, and no longer depends on this device's
+        dtype: a floating-point dtype. Tensors of narrower dtypes are computed in it (complex
+            tensors in the complex dtype of its width); wider tensors stay as they are. random: with
+            ``device=``, operators that draw random numbers are computed there too, with that
+            device's generator: a run has other masks, and no longer depends on this device's
             generator, which advances as usual. Seed both.
 
     The object that ``with`` gives has ``ran`` and ``left_out``: how often each operator was
     computed elsewhere, and ``{name: reason}``. Compiled functions run as they are written
     meanwhile (from torch 2.6 on). To dump what comes out, enter the Dumper after it.
 
-    Raises ConfigError for a name that cannot exist, at once; for one that no call had, when the
+    Raises ConfigError for a name that cannot exist, at once; for a name that no call had, when the
     block ends. Warns (FastcheckWarning) when an operator that ``ops`` names was left as it is
     every time.
     """
@@ -89,8 +89,8 @@ def override(
 
 
 class Override:
-    """A section in which operators are computed elsewhere: override() returns one, and bisect()
-    hands one to its ``run``. May be entered again, once it was left; counts go on.
+    """A section in which operators are computed elsewhere: override() returns it, and bisect()
+    hands it to its ``run``. May be entered again, once it was left; counts go on.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Override:
 
     def __enter__(self) -> Override:
         if self._stack is not None:
-            raise ConfigError("this override is already entered; override() makes another one")
+            raise ConfigError("this override is already entered; override() makes another")
         calls = _CallRouter(self)
         with contextlib.ExitStack() as stack:
             calls.tracker.start()
@@ -137,7 +137,7 @@ class Override:
             warn(f"override() left every operator as it is: {reasons}")
 
     def wants(self, name: CallName, was_within: Optional[bool]) -> bool:
-        """Whether the call is computed elsewhere."""
+        """True if the call is computed elsewhere."""
         if self._selection is not None:
             return self._selection.wants(name, was_within)
         return self._choose is None or self._choose(name)
@@ -158,7 +158,7 @@ class Override:
 
     @property
     def uses_apis(self) -> bool:
-        """Whether the given names need calls of torch's Python API to be followed."""
+        """True if the given names need calls of torch's Python API to be followed."""
         return self._selection is not None and self._selection.uses_apis
 
 
@@ -182,7 +182,7 @@ class _TrackerSession:
 
 
 class _CallRouter:
-    """Runs each operator of one block, the chosen ones elsewhere."""
+    """Runs each operator of a block, the chosen operators elsewhere."""
 
     def __init__(self, owner: Override) -> None:
         self._owner = owner

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 
 from fastcheck.errors import FastcheckError
 
-# The short ones are also parts of other words (`PASSES` of a compiler, `PATH`): they count alone.
+# The short words are also parts of other words (`PASSES` of a compiler, `PATH`): they count alone.
 _SECRET = (
     r"(?:TOKEN|KEY|SECRET|PASSW|PASSPHRASE|PWD|CREDENTIAL|CREDS|AUTH|BEARER|COOKIE|PRIVATE|SIGNATURE"
     r"|(?<![A-Z])(?:PASS|PAT|PW|SAS|SIG)(?![A-Z]))"
@@ -51,7 +51,7 @@ def writing(path: str, what: str, kind: type[FastcheckError]) -> Iterator[None]:
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a variable of this name may hold a secret."""
+    """True if a variable of this name may hold a secret."""
     return _NAME.search(name) is not None
 
 
@@ -68,12 +68,12 @@ _FLAGS = os.O_CREAT | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0)
 
 
 def create_private(path: str, mode: int = FILE_MODE) -> BinaryIO:
-    """Opens a new file for writing, replacing an existing one; see new_file()."""
+    """Opens a new file for writing, replacing an existing file; see new_file()."""
     return os.fdopen(new_file(path, mode), "wb")
 
 
 def write_private(path: str, data: bytes, mode: int = FILE_MODE) -> None:
-    """Writes a file as a whole: a reader sees the old one or the new one."""
+    """Writes a file as a whole: a reader sees the old file or the new file."""
     part = f"{path}.{os.getpid()}.part"
     try:
         with create_private(part, mode) as file:
@@ -111,7 +111,7 @@ def open_to_append(path: str) -> int:
 
 
 def make_private_folders(path: str) -> None:
-    """Makes the folder and those above it; one that is there already keeps its mode."""
+    """Makes the folder and those above it; a folder that is there already keeps its mode."""
     above = os.path.dirname(path.rstrip(os.sep))
     if above and not os.path.lexists(above):
         make_private_folders(above)
@@ -133,7 +133,7 @@ def write_all(descriptor: int, data: Any) -> None:
 class OwnDescriptor:
     """The descriptor of a file that stays open. A program may close descriptors that are not its
     own (``os.closerange`` before it starts a daemon), and the number is then given to its next
-    file: that one is neither written nor closed.
+    file: that file is neither written nor closed.
     """
 
     def __init__(self, number: int, path: str) -> None:

@@ -35,11 +35,11 @@ def reading(what: str = "") -> Iterator[None]:
 
 
 def check_regular(path: Path) -> None:
-    """Returns if ``path`` is a regular file, or a link to one.
+    """Returns if ``path`` is a regular file, or a link to a regular file.
 
     Raises:
-        OSError: it isn't there, or it is a directory, a FIFO, a socket or a device. Reading one of
-            these may block, or never end.
+        OSError: it isn't there, or it is a directory, a FIFO, a socket or a device. Reading such a
+            thing may block, or never end.
     """
     _check_mode(os.stat(path).st_mode, path)
 

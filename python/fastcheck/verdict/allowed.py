@@ -24,7 +24,7 @@ class Allowance:
         self.reason = reason
 
     def covers(self, site: Site) -> bool:
-        """Whether tensors of this site may be non-finite."""
+        """True if tensors of this site may be non-finite."""
         if site.role in _NEVER or not fnmatchcase(site.label, self.tensor.replace("[", "[[]")):
             return False
         if not self.module:
@@ -48,7 +48,9 @@ class Told(Protocol):
     """A session, which is told of allowances."""
 
     def allow(self, allowances: list[Allowance]) -> None:
-        """Judges by these allowances from now on, by the earlier ones what was observed so far."""
+        """Judges by these allowances from now on, by the earlier allowances what was observed so
+        far.
+        """
 
 
 _allowances: list[Allowance] = []

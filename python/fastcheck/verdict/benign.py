@@ -57,7 +57,7 @@ def benign(pattern: str, output: Optional[int] = None, *, reason: str) -> None:
         reason: shown in the summary beside them.
 
     Raises:
-        ConfigError: an argument of another type, or an empty one.
+        ConfigError: an argument of another type, or an empty argument.
     """
     check_text("benign(pattern=)", pattern)
     check_text("benign(reason=)", reason)

@@ -85,7 +85,7 @@ def is_statistic(site: Site) -> bool:
 
 
 def is_event(record: np.void, role: str) -> bool:
-    """Whether a record that overflowed() is one to be judged, of a tensor in this role."""
+    """True if a record that overflowed() is to be judged, of a tensor in this role."""
     counts = (record[name] for name in NONFINITE_COUNTS)
     return role in _SATURABLE or any(counts)
 
@@ -195,7 +195,7 @@ class Finding:
 
     @cached_property
     def is_saturated(self) -> bool:
-        """Whether it holds values that a device saturates instead of returning an infinity."""
+        """True if it holds values that a device saturates instead of returning an infinity."""
         is_saturating = self.record["device_mode"] == int(DeviceMode.SATURATING)
         return bool(is_saturating and self.record["saturated_count"])
 
@@ -234,7 +234,7 @@ class Finding:
 
     @property
     def is_mask(self) -> bool:
-        """Whether a tensor is zeros and -Inf, and both: only ever written on purpose."""
+        """True if a tensor is zeros and -Inf, and both: only ever written on purpose."""
         record = self.record
         zeros = int(record["zero_count"])
         # Complex tensors count each part, and never match: no mask is complex.
@@ -246,7 +246,7 @@ class Finding:
 
     @property
     def is_initial(self) -> bool:
-        """Whether a buffer holds infinities alone, as where a least or a largest number begins."""
+        """True if a buffer holds infinities alone, as where a least or a largest number begins."""
         return self.role == "buffer" and self.infinities == int(self.record["numel"])
 
     @property
@@ -258,7 +258,7 @@ class Finding:
 
     @property
     def is_recompute(self) -> bool:
-        """Whether activation checkpointing computed it again in backward."""
+        """True if activation checkpointing computed it again in backward."""
         return bool(int(self.record["flags"]) & int(Flag.RECOMPUTE))
 
     # The state
@@ -271,7 +271,7 @@ class Finding:
 
     @property
     def is_tentative(self) -> bool:
-        """Whether it may be a mask, or nothing was computed from it so far."""
+        """True if it may be a mask, or nothing was computed from it so far."""
         return self.verdict is Verdict.UNRESOLVED and not self.is_gradient
 
     @property
@@ -280,14 +280,14 @@ class Finding:
 
     @property
     def is_held_input(self) -> bool:
-        """Whether it came in with the batch, and nothing has shown harm: a weight's gradient is
+        """True if it came in with the batch, and nothing has shown harm: a weight's gradient is
         made of it, even where the output is finite.
         """
         return self.role == "input" and self.state is FindingState.DOUBTFUL and not self.only_neginf
 
     @property
     def root(self) -> Finding:
-        """The finding that this one follows from, through any number of others."""
+        """The finding that this finding follows from, through any number of others."""
         finding = self
         while finding.cause is not None:
             finding = finding.cause
@@ -381,12 +381,12 @@ class Findings:
 
     @property
     def has_held_gradients(self) -> bool:
-        """Whether scaled gradients still wait for what the scaler decides."""
+        """True if scaled gradients still wait for what the scaler decides."""
         return any(f.state is FindingState.SCALED for f in self.all)
 
     @property
     def has_unused_gradients(self) -> bool:
-        """Whether there are these, or gradients that no optimizer has used yet."""
+        """True if there are these, or gradients that no optimizer has used yet."""
         return any(f.state in (FindingState.SCALED, FindingState.UNUSED) for f in self.all)
 
     # The states

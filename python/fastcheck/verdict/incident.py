@@ -24,12 +24,12 @@ class Destination(NamedTuple):
 
     @property
     def may_be_negative_infinity(self) -> bool:
-        """Whether a -Inf is an ordinary value there: the logarithm of a probability of 0."""
+        """True if a -Inf is an ordinary value there: the logarithm of a probability of 0."""
         return self.kind in ("output", "host", "ranks")
 
     @property
     def may_be_infinite(self) -> bool:
-        """Whether only a NaN counts: an infinity becomes the largest integer, as a rule."""
+        """True if only a NaN counts: an infinity becomes the largest integer, as a rule."""
         return self.kind == "integers"
 
 

@@ -2,8 +2,9 @@
 propagated, is unresolved (-Inf alone) or scaled. Nothing here reads a tensor.
 
 Forward records are judged by provenance: what the module read, and what was computed inside it.
-Gradients are judged in the order in which autograd computes them: the first non-finite one has only
-finite ones behind it, so it is the origin, and the later ones are taken to follow from it.
+Gradients are judged in the order in which autograd computes them: the first non-finite gradient has
+only finite gradients behind it, so it is the origin, and the later gradients are taken to follow
+from it.
 
 A NaN or an infinity that one module hands to another, and a gradient between two modules, are
 pending until something that was made of them lasts or leaves: the model returns it, it is in the
@@ -203,7 +204,7 @@ class ModuleRules:
         owner: ModuleNode,
         then: PossibleVerdict,
     ) -> None:
-        """``call``: it is an output of this one; None: ``owner`` has given it to a submodule."""
+        """``call``: it is an output of this call; None: ``owner`` has given it to a submodule."""
         confirmed = next((f for f in related if f.verdict in CONFIRMED), None)
         if confirmed is not None:
             self.findings.propagate(finding, confirmed)
@@ -303,7 +304,7 @@ class ModuleRules:
     # Parameters and buffers
 
     def _first_stored(self, node: ModuleNode, triggered_by: Finding) -> Optional[Finding]:
-        """The first non-finite thing that a module and its submodules store, if there is one, in
+        """The first non-finite thing that a module and its submodules store, if there is any, in
         the middle of a verdict.
         """
         first: Optional[Finding] = None
@@ -400,7 +401,7 @@ class ModuleRules:
         return bool(update.count or update.is_partial or update.is_elsewhere)
 
     def _has_run(self, finding: Finding) -> bool:
-        """Whether the module of this buffer has run in this step, in training."""
+        """True if the module of this buffer has run in this step, in training."""
         site = self.findings.sites[finding.site]
         return site.role == "buffer" and any(
             call.node.path == site.module for call in list(self._step.calls)
@@ -528,9 +529,9 @@ class ModuleRules:
         ``tensor_seq``, if it is known, and the reason. Where a module read the tensor, the
         finding is blamed on that module's input.
 
-        Autograd hands gradients back from the loss to the batch, each one complete before it is
-        passed on. So those of whatever was computed from the tensor are finite, and the code in
-        between is to blame.
+        Autograd hands gradients back from the loss to the batch, each complete before it is passed
+        on. So those of whatever was computed from the tensor are finite, and the code in between is
+        to blame.
         """
         calls = self._step.calls
         consumers = calls.consumers(tensor_seq)
@@ -648,8 +649,8 @@ class ModuleRules:
     def _promotable(
         self, candidates: Iterable[Finding], made_by: Optional[Call] = None
     ) -> Optional[Finding]:
-        """The root of the first unresolved -Inf that may have done harm; not one that is a mask or
-        was absorbed.
+        """The root of the first unresolved -Inf that may have done harm; not a -Inf that is a mask
+        or was absorbed.
 
         The backward of the very module that made a -Inf is harmed by it even if later modules
         absorbed it.
@@ -690,7 +691,7 @@ class ModuleRules:
     # Pending findings
 
     def _may_wait(self, finding: Finding) -> bool:
-        """Whether its consequences decide. What saturated never becomes a NaN: it is judged at
+        """True if its consequences decide. What saturated never becomes a NaN: it is judged at
         once.
         """
         return not self._is_strict and not finding.is_saturated
@@ -712,7 +713,7 @@ class ModuleRules:
     def _pending_cause(
         self, related: Sequence[Finding], read: Sequence[Finding]
     ) -> Optional[Finding]:
-        """The one of these that a finding follows from. ``read``: what its module read;
+        """The finding among these that a finding follows from. ``read``: what its module read;
         ``related``: that, and what was made within the module.
         """
         direct = next((f for f in read if f.state.is_pending or self._is_held(f)), None)
@@ -754,7 +755,7 @@ class ModuleRules:
             self._reach_by_gradients(finding)
 
     def _reach_by_gradients(self, finding: Finding) -> None:
-        """Counts the first of the pending gradients: the later ones are taken to follow."""
+        """Counts the first of the pending gradients: the later gradients are taken to follow."""
         root = self._pending_gradient()
         if root is None:
             return

@@ -294,7 +294,7 @@ class OpRules:
         return f"{self.findings.sites[finding.site]}{line}"
 
     def _is_copied(self, finding: Finding, incident: Incident) -> bool:
-        """Whether one of the op's inputs held the largest number of the same dtype."""
+        """True if one of the op's inputs held the largest number of the same dtype."""
         if not finding.is_saturated:
             return False
         records = (self._record_of(seq) for _, seq in incident.inputs)
@@ -315,7 +315,7 @@ class OpRules:
         return first[again] if again < len(first) else None
 
     def _is_of_now(self, finding: Finding) -> bool:
-        """Whether it is of this step: of an earlier step it counts by its consequences."""
+        """True if it is of this step: of an earlier step it counts by its consequences."""
         return self._is_strict or finding.seq in self.findings.by_seq
 
     # What is read by name, and is no result of an operator
@@ -340,7 +340,7 @@ class OpRules:
         self._arrive(finding, entry.is_collective, reason)
 
     def _is_from_outside(self, finding: Finding) -> bool:
-        """Whether it was not computed, but written: as a number, or from a tensor that no observed
+        """True if it was not computed, but written: as a number, or from a tensor that no observed
         op made.
         """
         if finding.verdict is Verdict.INTENDED:
@@ -483,7 +483,7 @@ class OpRules:
     # Findings
 
     def _find(self, seq: int) -> Optional[Finding]:
-        """The finding with this record, of this step or of an earlier one."""
+        """The finding with this record, of this step or of an earlier step."""
         finding = self.findings.by_seq.get(seq)
         if finding is None:
             finding = self._memory.earlier_findings.pop(seq, None)
@@ -532,8 +532,8 @@ class OpRules:
             del earlier[next(iter(earlier))]
 
     def _adopt(self, finding: Finding) -> None:
-        """Adopts a finding of an earlier step, or one that was made between two steps: it counts in
-        this one.
+        """Adopts a finding of an earlier step, or a finding that was made between two steps: it
+        counts in this step.
         """
         if finding.seq not in self.findings.by_seq:
             self.findings.all.insert(0, finding)
@@ -662,8 +662,8 @@ class OpRules:
     # The end of an update, and of the step
 
     def settle_scaled(self, skipped: bool) -> Optional[Finding]:
-        """Settles scaled gradients. Where a mask keeps one from every parameter it may overflow:
-        then the scaler does not skip the update.
+        """Settles scaled gradients. Where a mask keeps a gradient from every parameter it may
+        overflow: then the scaler does not skip the update.
         """
         held = [f for f in self.findings.all if f.state is FindingState.SCALED]
         harmless = [] if skipped else [f for f in held if _is_absorbed(f, _WAITING | _SCALED)]
@@ -707,7 +707,7 @@ class OpRules:
         self.settle_open()
 
     def settle_open(self) -> None:
-        """Settles what is open: later steps alone may still read what this one made."""
+        """Settles what is open: later steps alone may still read what this step made."""
         for finding in self.findings.all if not self._is_strict else ():
             if not finding.is_unresolved:
                 continue
@@ -766,24 +766,24 @@ def _kinds(finding: Finding) -> int:
 
 
 def _is_certain(finding: Finding) -> bool:
-    """Whether it is judged without its consumers: a NaN, or saturated values that are no mask."""
+    """True if it is judged without its consumers: a NaN, or saturated values that are no mask."""
     return finding.has_nan or (finding.is_saturated and finding.signs != 2)
 
 
 def _is_plain_number(finding: Finding) -> bool:
-    """Whether it is only the largest finite number in an input or a stored tensor, which may hold
+    """True if it is only the largest finite number in an input or a stored tensor, which may hold
     it on purpose.
     """
     return not is_event(finding.record, finding.role)
 
 
 def _is_open(finding: Finding) -> bool:
-    """Whether it becomes an event where something that it led to counts."""
+    """True if it becomes an event where something that it led to counts."""
     return finding.uses.is_traced and finding.verdict in _OPEN
 
 
 def _is_absorbed(finding: Finding, among: frozenset[Verdict] = _WAITING) -> bool:
-    """Whether all that became of it, through any number of findings with such verdicts, is
+    """True if all that became of it, through any number of findings with such verdicts, is
     finite.
     """
     met: set[int] = set()
@@ -821,7 +821,7 @@ def _why_absorbed(finding: Finding) -> str:
 
 
 def _ancestors(finding: Finding) -> tuple[list[Finding], list[Finding]]:
-    """The undecided findings that this one was made of, itself included; and the events among
+    """The undecided findings that this finding was made of, itself included; and the events among
     them.
     """
     met, stack = {id(finding)}, [finding]
@@ -850,8 +850,8 @@ def _harm(root: Finding, path: list[Finding]) -> str:
 
 
 def _is_written(finding: Finding, incident: Incident) -> bool:
-    """Whether the op was given as numbers what it has made. A product may overflow like any other
-    where one factor is the largest number; a negative one makes a mask.
+    """True if the op was given as numbers what it has made. A product may overflow like any other
+    where one factor is the largest number; a negative factor makes a mask.
     """
     written = incident.infinite_scalars & 3
     if finding.is_saturated:

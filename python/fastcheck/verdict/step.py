@@ -97,9 +97,9 @@ class Update:
         self.count = 0
         # The updates that skip themselves where a gradient is non-finite.
         self.guarded_count = 0
-        # Why one that was applied could not be skipped.
+        # Why an update that was applied could not be skipped.
         self.why_applied = ""
-        # The backward passes that are over, and the next sequence number when the first one was.
+        # The backward passes that are over, and the next sequence number when the first was.
         self.passes = 0
         self.first_pass_end = 0
         # The closure of an optimizer's step was called again: what the evaluations before it made

@@ -1,9 +1,9 @@
-"""Robust ranges of many signals at once: the median and the spread of each one's own past.
+"""Robust ranges of many signals at once: the median and the spread of each signal's own past.
 
 The spread is 1.4826 times the median absolute deviation (MAD), which estimates the standard
 deviation of normal noise and which half of the values may be spoilt without spoiling it (Hampel,
 1974). A value outside of the range does not enter the past, so that a spike does not hide the next
-one; a signal that stays outside for half a window has a new level, and is learned anew.
+spike; a signal that stays outside for half a window has a new level, and is learned anew.
 """
 
 from __future__ import annotations

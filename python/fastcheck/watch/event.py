@@ -22,7 +22,7 @@ KINDS: Mapping[str, str] = {
     "loss_scale": "the loss scale falls, or many steps are skipped",
     "precision": "most of a gradient has become subnormal or zero, or a tensor is saturated",
     "dead": "an activation has become zero, or the same everywhere",
-    "update": "updates, or that of one parameter, became much larger or smaller",
+    "update": "updates, or that of a parameter, became much larger or smaller",
     "settings": "a number of the optimizer or of clipping was changed a lot, or is unusual",
     "batch": "the model's input left its range",
     "invariant": "something does not hold that does in a healthy training (docs/invariants.md)",
@@ -112,7 +112,7 @@ class WatchEvent:
     ``"layer"``, ``"gradient"``, ``"precision"``, ``"hardware"``, or "" where the records do not
     tell.
     ``interval``: of a forecast, in how many steps at the earliest and at the latest. ``batch``:
-    what the step of the first mover (without one: of the event) trained on, if
+    what the step of the first mover (without a first mover: of the event) trained on, if
     ``monitor.step(batch_id=)`` or ``monitor.batch()`` named it.
     """
 
@@ -136,7 +136,7 @@ class WatchEvent:
         return self.movers[0] if self.movers else None
 
     def is_of(self, kind: str) -> bool:
-        """Whether ``on(kind, ...)`` is about it."""
+        """True if ``on(kind, ...)`` is about it."""
         if kind == "warning":
             return self.is_warning
         return self.kind in GROUPS.get(kind, (kind,))

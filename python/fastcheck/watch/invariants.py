@@ -70,7 +70,7 @@ def stands_still(is_wide: bool) -> Callable[[StepsView], np.ndarray]:
 
 
 def counter_will_stop(view: StepsView) -> np.ndarray:
-    """Whether a buffer holds growing whole numbers and comes near the size from which adding 1
+    """True where a buffer holds growing whole numbers and comes near the size from which adding 1
     changes nothing. Between 32 and that size the format has fractions too, so it is a counter.
     """
     now, limit = view.now, _WHOLE[view.now.codes]
@@ -82,7 +82,7 @@ def counter_will_stop(view: StepsView) -> np.ndarray:
 
 
 def position_is_rounded(view: StepsView) -> np.ndarray:
-    """Whether an input of the model holds whole numbers so large that the format can't represent
+    """True where an input of the model holds whole numbers so large that the format can't represent
     all of them.
     """
     now, limit = view.now, _WHOLE[view.now.codes]
@@ -93,7 +93,7 @@ def position_is_rounded(view: StepsView) -> np.ndarray:
 
 
 def labels_are_ignored(view: StepsView) -> np.ndarray:
-    """Whether every label is the number that torch's cross entropy ignores."""
+    """True where every label is the number that torch's cross entropy ignores."""
     now = view.now
     with np.errstate(invalid="ignore"):
         is_ignored = now.sums == _IGNORED * now.numel
@@ -102,7 +102,7 @@ def labels_are_ignored(view: StepsView) -> np.ndarray:
 
 
 def input_is_constant(view: StepsView) -> np.ndarray:
-    """Whether all inputs of the model are constant: 0 for floating-point tensors, any number for
+    """True where all inputs of the model are constant: 0 for floating-point tensors, any number for
     others.
     """
     now = view.now
@@ -169,18 +169,18 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
     ),
     _fact(
         "cleared_seldom", signal="gradients at backward()", cause="gradient",
-        text="gradients are cleared after {value} updates each, not after each one: the updates in "
+        text="gradients are cleared after {value} updates each, not after every update: updates in "
         "between have the gradients of those before in them (seen at {name})",
     ),
     _fact(
         "across", signal="gradients at backward(), updates of other optimizers", cause="gradient",
-        text="backward() adds to a gradient that an earlier one made before another optimizer "
+        text="backward() adds to a gradient that an earlier call made before another optimizer "
         "stepped, in {value} updates in a row (seen at {name}): as where a discriminator's update "
         "has the gradients of the generator's loss in it",
     ),
     _fact(
         "doubled", signal="root of backward()", cause="gradient",
-        text="backward() was called on one loss twice, and its gradients added up, in {value} "
+        text="backward() was called twice on the same loss, and its gradients added up, in {value} "
         "updates in a row (seen at {name})",
         advice="call it once, or clear the gradients in between",
     ),

@@ -22,9 +22,9 @@ _FIRST, _RECENT = 16, 32
 # Over how many steps the growth of weights is.
 _GROWTH_STEPS = 10
 # The growth of weights since the first step is looked at every 16 steps, over four looks, where the
-# loss had come down by a tenth of the first ones before, and is half of them or more.
+# loss had come down by a tenth of the first losses before, and is half of them or more.
 _LOOK_STEPS, _LOOKS, _FIRST_LOSSES, _LEAST_FALL, _HIGH = 16, 4, 4, 0.1, 0.5
-# How many steps of a loss scale a share of skipped ones is of.
+# How many steps of a loss scale a share of skipped steps is of.
 _SCALE_PAST = 100
 # The rounding of a sum, as a share of the sum of magnitudes.
 _ROUNDING = 1e-6
@@ -92,7 +92,7 @@ class Standstill:
     def __init__(self) -> None:
         self._first: list[float] = []
         self._losses: deque[float] = deque(maxlen=_LOOK_STEPS)
-        # The step, the growth of the weights since the first one, and the median loss.
+        # The step, the growth of the weights since the first step, and the median loss.
         self._looks: deque[tuple[int, float, float]] = deque(maxlen=_LOOKS)
 
     def add(self, loss: float) -> None:
@@ -124,8 +124,8 @@ class Weights:
 
     def __init__(self) -> None:
         # Of each parameter the sum before the last update, the number of elements, the rms in the
-        # last steps, in log2 (of one that was zero NOTHING: it may grow as it likes), and at first,
-        # and the number of steps that have moved it.
+        # last steps, in log2 (of a tensor that was zero NOTHING: it may grow as it likes), and at
+        # first, and the number of steps that have moved it.
         self._of = Columns(
             sum=np.zeros(1),
             numel=np.zeros(1),
@@ -161,7 +161,7 @@ class Weights:
                 self.moved[k], self.grown[k] = of_step, grown
 
     def look(self, step: int, k: int) -> list[Number]:
-        """The number of step ``k``, if it is the last one, of weights that grow for nothing."""
+        """The number of step ``k``, if it is the last step, of weights that grow for nothing."""
         grown = self._grown_since_first
         if grown is None or k != self._last or not self._move_together:
             return []
@@ -209,7 +209,7 @@ class Weights:
         levels = np.concatenate([past, np.full((steps, len(sites)), np.nan)])
         read_at, read = np.nonzero(is_read)
         levels[_GROWTH_STEPS + at[read_at, read], read] = now.levels[RMS][chosen][read_at, read]
-        # One that was zero may grow as it likes from then on.
+        # A tensor that was zero may grow as it likes from then on.
         since = levels[_GROWTH_STEPS - 1 :]
         since[np.logical_or.accumulate(since == NOTHING, axis=0)] = NOTHING
         ends = np.arange(_GROWTH_STEPS)[:, None] + at[-1] + 1
@@ -263,7 +263,7 @@ class Numbers:
         self._was_skipped = False
         self._rate: Optional[float] = None
         self._loss_scale = LossScale()
-        # Some step had a learning rate: one without has made no update.
+        # Some step had a learning rate: a step without has made no update.
         self._has_rates = False
 
     @property
@@ -377,8 +377,8 @@ class Numbers:
 
 
 def _jumps_while_falling(before: Sequence[float], value: float) -> bool:
-    """Whether a loss that was falling, and steadily, is suddenly far above all of these, without a
-    range or with one that the fall has made wide.
+    """True if a loss that was falling, and steadily, is suddenly far above all of these, without a
+    range or with a range that the fall has made wide.
     """
     if len(before) < _LEAST_BEFORE or not min(before) > 0:
         return False

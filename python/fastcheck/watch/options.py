@@ -62,7 +62,7 @@ class Watch:
 
 
 def _number(value: object) -> float:
-    """``value`` as a float; NaN: it is no real number, or too large for one."""
+    """``value`` as a float; NaN: it is no real number, or too large for a float."""
     if isinstance(value, bool) or not isinstance(value, Real):
         return math.nan
     try:

@@ -116,56 +116,56 @@ def _is_small(loss: Number) -> bool:
 
 
 def loss_spikes(loss: Number) -> bool:
-    """Whether the loss is far above its range, or many times what it was."""
+    """True if the loss is far above its range, or many times what it was."""
     is_jump = loss.value >= _JUMP * loss.recent > 0
     is_jump |= loss.is_jump and not math.isnan(loss.usual)
     return (is_jump and not _is_small(loss)) or _loss_is_high(loss, loss.threshold)
 
 
 def loss_rises(loss: Number) -> bool:
-    """Whether the loss is above its range, a little less far than in a spike."""
+    """True if the loss is above its range, a little less far than in a spike."""
     return loss_spikes(loss) or _loss_is_high(loss, _RISE_SCORE)
 
 
 def clips_scaled(threshold: Number) -> bool:
-    """Whether gradients are clipped while they are multiplied by the loss scale: the threshold is
+    """True if gradients are clipped while they are multiplied by the loss scale: the threshold is
     small relative to the scale, which it is not if the program scales it too.
     """
     return threshold.usual >= _LEAST_SCALE and threshold.value**2 <= threshold.usual
 
 
 def loss_is_worth_a_look(loss: Number) -> bool:
-    """Whether a spike deserves a warning: a single batch that a converged model gets wrong does
+    """True if a spike deserves a warning: a single batch that a converged model gets wrong does
     not.
     """
     return loss.value - loss.usual >= _LEAST_OF_PROGRESS * (loss.first - loss.usual)
 
 
 def norm_spikes(norm: Number) -> bool:
-    """Whether the norm is above the range of the norms."""
+    """True if the norm is above the range of the norms."""
     return norm.score >= norm.threshold and norm.value >= _NORM_FACTOR * norm.usual
 
 
 def update_is_unusual(size: Number) -> bool:
-    """Whether an update is much larger or smaller than updates are, for this learning rate."""
+    """True if an update is much larger or smaller than updates are, for this learning rate."""
     if not abs(size.score) >= _UPDATE_SCORE:
         return False
     return max(size.value / size.usual, size.usual / size.value) >= _UPDATE_FACTOR
 
 
 def weights_grow(growth: Number) -> bool:
-    """Whether updates are large relative to the weights."""
+    """True if updates are large relative to the weights."""
     return growth.value >= _GROWTH
 
 
 def weights_grow_for_nothing(growth: Number) -> bool:
-    """Whether weights have grown a lot and still grow, while the loss no longer falls."""
+    """True if weights have grown a lot and still grow, while the loss no longer falls."""
     is_large = growth.value >= max(_GROWTH_IN_ALL, _GROWTH_LATELY * growth.usual)
     return is_large and growth.share < _STANDSTILL
 
 
 def scale_falls(scale: Number) -> bool:
-    """Whether the loss scale goes down and down, or skips too often: after the search in a scaler's
+    """True if the loss scale goes down and down, or skips too often: after the search in a scaler's
     first steps.
     """
     is_stuck = scale.value <= 1 and scale.is_skipped
@@ -174,7 +174,7 @@ def scale_falls(scale: Number) -> bool:
 
 
 def scale_is_well(scale: Number) -> bool:
-    """Whether the loss scale has stopped falling."""
+    """True if the loss scale has stopped falling."""
     return scale.share <= _MOST_SKIPPED / 2 and scale.run < _HALVINGS
 
 
@@ -184,7 +184,7 @@ def _ratio(number: Number) -> float:
 
 
 def average_changed(beta: Number) -> bool:
-    """Whether a moving average reaches back at least twice as far as before, or at most half as
+    """True if a moving average reaches back at least twice as far as before, or at most half as
     far.
     """
     least, most = sorted((1 - beta.value, 1 - beta.usual))
@@ -192,29 +192,29 @@ def average_changed(beta: Number) -> bool:
 
 
 def factor_changed(number: Number) -> bool:
-    """Whether a number has changed by orders of magnitude."""
+    """True if a number has changed by orders of magnitude."""
     return _ratio(number) >= _FACTOR
 
 
 def is_jump(before: float, rate: float) -> bool:
-    """Whether a learning rate rose from one step to the next: schedules do not do that, but for a
+    """True if a learning rate rose from one step to the next: schedules do not do that, but for a
     restart from 0.
     """
     return rate >= _RATE_FACTOR * before > 0
 
 
 def rate_rose(rate: Number) -> bool:
-    """Whether the learning rate rose from one step to the next."""
+    """True if the learning rate rose from one step to the next."""
     return is_jump(rate.usual, rate.value)
 
 
 def beta2_is_too_small(beta2: Number) -> bool:
-    """Whether beta2 is below the bound of Adam's convergence, beta1^4."""
+    """True if beta2 is below the bound of Adam's convergence, beta1^4."""
     return beta2.value <= beta2.usual
 
 
 def epsilon_is_large(rms: Number) -> bool:
-    """Whether eps is large beside the gradients: with an rms of half of eps, at most a quarter of
+    """True if eps is large beside the gradients: with an rms of half of eps, at most a quarter of
     the elements is above it (Markov).
     """
     return rms.value < _BELOW_EPSILON * rms.usual
@@ -224,7 +224,7 @@ def epsilon_is_large(rms: Number) -> bool:
 
 
 def explodes(view: StepsView) -> np.ndarray:
-    """Whether a tensor is a thousand times its previous largest magnitude, for no harmless
+    """True where a tensor is a thousand times its previous largest magnitude, for no harmless
     reason.
     """
     now, phases = view.now, view.now.phases
@@ -244,14 +244,14 @@ def explodes(view: StepsView) -> np.ndarray:
 
 
 def comes_near_the_end(view: StepsView) -> np.ndarray:
-    """Whether a tensor is forecast to leave the range of its dtype within the horizon."""
+    """True where a tensor is forecast to leave the range of its dtype within the horizon."""
     # A scaler skips scaled gradients that leave the range, and halves its scale.
     is_near: np.ndarray = (view.steps_left <= view.horizon) & ~view.now.is_scaled
     return is_near
 
 
 def _is_low(view: StepsView) -> np.ndarray:
-    """Whether half of the nonzero elements are subnormal, and were not at first."""
+    """True where half of the nonzero elements are subnormal, and were not at first."""
     least = np.maximum(_SUBNORMAL, view.subnormal_at_first + _RISE)
     is_gradient = view.is_weighed & (view.now.phases == GRADIENT)
     is_low: np.ndarray = is_gradient & (view.now.subnormal_share >= least)
@@ -259,7 +259,7 @@ def _is_low(view: StepsView) -> np.ndarray:
 
 
 def underflows(view: StepsView) -> np.ndarray:
-    """Whether a gradient underflows: most elements are zero, and most of the rest are subnormal.
+    """True where a gradient underflows: most elements are zero, and most of the rest are subnormal.
     Subnormal neighbours show that the zeros are not exact.
     """
     is_low = _is_low(view)
@@ -268,13 +268,13 @@ def underflows(view: StepsView) -> np.ndarray:
 
 
 def becomes_subnormal(view: StepsView) -> np.ndarray:
-    """Whether a gradient is about to underflow: half of its nonzero elements are subnormal."""
+    """True where a gradient is about to underflow: half of its nonzero elements are subnormal."""
     is_subnormal: np.ndarray = _is_low(view) & ~underflows(view)
     return is_subnormal
 
 
 def is_saturated(view: StepsView) -> np.ndarray:
-    """Whether elements are at the largest number of the dtype, and none were at first."""
+    """True where elements are at the largest number of the dtype, and none were at first."""
     phases = view.now.phases
     is_of = view.is_weighed & ((phases == ACTIVATION) | (phases == GRADIENT))
     at_max: np.ndarray = is_of & (view.now.saturated_share > 0) & (view.saturated_at_first == 0)
@@ -282,32 +282,32 @@ def is_saturated(view: StepsView) -> np.ndarray:
 
 
 def is_at_ends(view: StepsView) -> np.ndarray:
-    """Whether a tanh or sigmoid is where it is flat, and was not at first."""
+    """True where a tanh or sigmoid is where it is flat, and was not at first."""
     is_activation = view.is_weighed & (view.now.phases == ACTIVATION)
     is_flat: np.ndarray = is_activation & view.is_at_end & (view.ends_at_first < 0.5)
     return is_flat
 
 
 def is_dead(view: StepsView) -> np.ndarray:
-    """Whether nearly all elements are zero, and were not in an earlier step."""
+    """True where nearly all elements are zero, and were not in an earlier step."""
     has_died: np.ndarray = (view.now.phases == ACTIVATION) & view.is_zero & (view.alive > 0)
     return has_died & (view.now.numel >= LEAST_ELEMENTS)
 
 
 def is_constant(view: StepsView) -> np.ndarray:
-    """Whether all elements are the same nonzero number, and were not in an earlier step."""
+    """True where all elements are the same nonzero number, and were not in an earlier step."""
     is_uniform: np.ndarray = (view.now.phases == ACTIVATION) & view.is_stuck & ~view.is_zero
     return is_uniform & (view.alive > 0) & (view.now.numel >= LEAST_ELEMENTS)
 
 
 def dies_at_once(view: StepsView) -> np.ndarray:
-    """Whether it is zero or constant, after many steps in a row in which it was neither."""
+    """True where it is zero or constant, after many steps in a row in which it was neither."""
     is_sudden: np.ndarray = (is_dead(view) | is_constant(view)) & (view.alive >= _ALIVE)
     return is_sudden
 
 
 def batch_is_unusual(row: int) -> Callable[[StepsView], np.ndarray]:
-    """Whether one of the batch's levels is far out of its range, on either side."""
+    """True where one of the batch's levels is far out of its range, on either side."""
 
     def condition(view: StepsView) -> np.ndarray:
         far = np.abs(view.now.levels[row] - view.median[row]) >= _BATCH_SHIFT
@@ -319,7 +319,7 @@ def batch_is_unusual(row: int) -> Callable[[StepsView], np.ndarray]:
 
 
 def weight_jumps(view: StepsView) -> np.ndarray:
-    """Whether one update took the weight far above its range."""
+    """True where one update took the weight far above its range."""
     far = view.now.levels[RMS] - view.highest[RMS] >= _WEIGHT_SHIFT
     is_above: np.ndarray = far & (view.scores[RMS] >= view.threshold)
     result: np.ndarray = is_above & (view.now.phases == WEIGHT)
@@ -397,7 +397,7 @@ NUMBER_RULES: tuple[NumberRule, ...] = (
         kind="loss_scale", signal="loss scale, share of skipped steps", names=["loss_scale"],
         condition=scale_falls, is_over=scale_is_well, steps=1, cause="precision",
         text="the loss scale is {value}; {share} of the last steps were skipped",
-        advice="find the first gradient that is NaN or Inf, or the largest one: its layer may need "
+        advice="find the first gradient that is NaN or Inf, or the largest: its layer may need "
         "float32 or bfloat16",
         source=_LOW_BITS,
     ),

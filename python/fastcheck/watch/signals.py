@@ -48,15 +48,15 @@ class Signals:
     Arrays of (steps, tensors), the tensors in the order in which they were first read; NaN (of a
     bool: False) where a tensor was not read. ``levels`` has a row for each of NAMES, in log2, of
     scaled gradients as without the scale; of 0 it has NOTHING. ``headroom``: how many times the
-    tensor could be doubled before it leaves its dtype; NaN of one that holds the largest number.
-    ``subnormal_share``: of the elements that are not zero. ``is_whole``: as far as extremes and sum
-    tell; ``is_count``: and of at most the number of elements.
+    tensor could be doubled before it leaves its dtype; NaN of a tensor that holds the largest
+    number. ``subnormal_share``: of the elements that are not zero. ``is_whole``: as far as extremes
+    and sum tell; ``is_count``: and of at most the number of elements.
 
-    Of one axis are ``sites``, ``phases``, ``codes`` (of dtypes), ``functions``,
-    ``is_of_parameter`` (the gradient of one) and ``gradient_at`` (of a weight the place of its
-    gradient, or -1) by tensor, and ``rows``, ``steps``, ``is_limited`` (Watch(skip_above=) skipped
-    the update), ``is_skipped`` (for whatever reason) and ``has_still_group`` (a learning rate of 0)
-    by step. ``checksums``: of several calls their sum.
+    Of one axis are ``sites``, ``phases``, ``codes`` (of dtypes), ``functions``, ``is_of_parameter``
+    (the gradient of a parameter) and ``gradient_at`` (of a weight the place of its gradient, or -1)
+    by tensor, and ``rows``, ``steps``, ``is_limited`` (Watch(skip_above=) skipped the update),
+    ``is_skipped`` (for whatever reason) and ``has_still_group`` (a learning rate of 0) by step.
+    ``checksums``: of several calls their sum.
     """
 
     rows: Sequence[Optional[StepRow]]

@@ -24,7 +24,7 @@ from .signals import (
     Signals,
 )
 
-# The steps that a slope covers: a short one follows the last steps, a long one is less noisy.
+# The steps that a slope covers: a short window follows the last steps, a long window is less noisy.
 _SHORT, _LONG = 12, 48
 # A tensor with more room, in doublings, is not forecast.
 _MOST_BITS = 10.0
@@ -395,7 +395,7 @@ class Past:
 
 
 def _at_end(now: Signals) -> np.ndarray:
-    """Whether most of a tanh is near -1 and 1, or of a sigmoid near 0 and 1.
+    """True where most of a tanh is near -1 and 1, or of a sigmoid near 0 and 1.
 
     Of a tanh the mean of 1 - x^2, of a sigmoid that of x (1 - x) are proportional to the
     derivative: below these limits at most a quarter of the elements of a tanh is within 0.9, a

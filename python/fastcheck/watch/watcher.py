@@ -156,7 +156,7 @@ class Causes:
     def note_step(
         self, now: Signals, k: int, row: Optional[StepRow], sizes: Sequence[float]
     ) -> Optional[_Change]:
-        """Step ``k`` begins. The change of its learning rate, if there is one. ``sizes``: the
+        """Step ``k`` begins. The change of its learning rate, if there is any. ``sizes``: the
         numbers of elements of what it was given.
         """
         self._now += 1
@@ -270,7 +270,7 @@ class Causes:
         of, sites = self._of, now.sites
         if is_near.any():
             near = sites[is_near]
-            # One that was always near the end, such as a mask, shows nothing.
+            # A tensor that was always near the end, such as a mask, shows nothing.
             is_new = of["has_had_room"][near] & (of["near"][near] < self._now - PAST)
             of["came"][near[is_new]] = self._now
             of["step"][near[is_new]] = now.steps[k]
@@ -415,7 +415,7 @@ class Program:
         return changes
 
     def take_noticed(self, step: int) -> list[Number]:
-        """The facts of this step, and of earlier ones."""
+        """The facts of this step, and of earlier steps."""
         if not self._noticed:
             return []
         numbers = [number for noticed, number in self._noticed if noticed <= step]
@@ -439,7 +439,7 @@ class Pauses:
         self._farthest: dict[str, float] = {}
 
     def warns_again(self, step: int, rule: NumberRule, rise: float, window: int) -> bool:
-        """Whether a rule may warn again: a window after its last warning, or sooner for a spike
+        """True if a rule may warn again: a window after its last warning, or sooner for a spike
         that is so many times as far.
         """
         is_late = step - self._last_of.get((rule.kind, True), -window) >= window
@@ -450,8 +450,8 @@ class Pauses:
         return is_late or is_farther
 
     def is_recent(self, step: int, kind: str, warns: bool) -> bool:
-        """Whether this event comes too soon after one of its kind; if it warns: after one that did
-        so too. Notes it if not: what nobody sees makes no pause.
+        """True if this event comes too soon after an event of its kind; if it warns: after an event
+        that did so too. Notes it if not: what nobody sees makes no pause.
         """
         past = [self._last_of.get((kind, warned)) for warned in (True, False)[: 2 - warns]]
         if any(last is not None and step - last < _PAUSE for last in past):
@@ -554,7 +554,7 @@ class Watcher:
     @property
     def norm_limit(self) -> Optional[float]:
         """The largest gradient norm that Watch(skip_above=) allows, from the usual norm of all
-        gradients, or the last known one while a new range is learned. None: no limit yet.
+        gradients, or the last known norm while a new range is learned. None: no limit yet.
         """
         usual, factor = self._numbers.usual_norm, self._options.skip_above
         if usual is not None and factor is not None:
@@ -667,8 +667,8 @@ class Watcher:
             is_outside = _OUTSIDE[number.name](number) if number.name in _OUTSIDE else False
             if is_outside:
                 self._numbers.is_outside(number.name)
-            # While the loss has no range of its own, no tensor has one that it could be compared
-            # with.
+            # While the loss has no range of its own, no tensor has a range that it could be
+            # compared with.
             if number.name == "loss" and not math.isnan(number.usual):
                 since = self.causes.loss
                 if is_outside and since is None:

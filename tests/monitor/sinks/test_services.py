@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import html
 import json
 import socket
 import sys
@@ -17,6 +19,7 @@ import pytest
 from torch import nn
 
 import fastcheck
+from fastcheck.monitor.sinks import services
 from fastcheck.monitor.sinks.services import OpenTelemetry, Slack, Webhook
 from support.programs.training import Apply, batches, chain, poison, stopped, train
 from support.trackers import Kept
@@ -24,8 +27,11 @@ from support.trackers import Kept
 pytestmark = pytest.mark.usefixtures("fresh_start")
 
 
+HANGS, NO_HTTP = -1, -2
+
+
 class Server(ThreadingHTTPServer):
-    """``posts``: (path, body). ``status``: what it answers."""
+    """``posts``: (path, body). ``status``: what it answers, of HTTP or one of the above."""
 
     status = 200
 
@@ -42,9 +48,20 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         assert isinstance(self.server, Server)
         body = self.rfile.read(int(self.headers["Content-Length"]))
-        if self.server.status == 200:
-            self.server.posts.append((self.path, body))
-        self.send_response(self.server.status)
+        status = self.server.status
+        if status == HANGS:
+            time.sleep(0.3)
+        elif status == NO_HTTP:
+            self.wfile.write(b"no HTTP\r\n")
+        else:
+            if status == 200:
+                self.server.posts.append((self.path, body))
+            self.send_response(status)
+            self.send_header("Location", "/login")
+            self.end_headers()
+
+    def do_GET(self) -> None:
+        self.send_response(200)
         self.end_headers()
 
     def log_message(self, *_: object) -> None: ...
@@ -79,7 +96,7 @@ def test_a_stop_is_posted_in_both_forms(server: Server) -> None:
     assert body.pop("host") == socket.gethostname()
     assert body == {"fastcheck": "alert", "format": 1, "kind": "stop", "rank": 0, "left_out": 0}
     (form,) = server.bodies("/slack")
-    assert list(form) == ["text"] and f"*{title}*\n```{stop}```" in form["text"]
+    assert list(form) == ["text"] and f"*{title}*\n```{stop}```" in html.unescape(form["text"])
 
 
 def test_a_warning_is_posted() -> None:
@@ -125,22 +142,28 @@ def test_what_comes_within_a_minute_waits_for_the_next_post(
     assert [a["title"] for a in server.bodies("/")[3]["alerts"]] == ["another"]
 
 
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [(503, "503"), (302, "302"), (NO_HTTP, "no HTTP"), (HANGS, "timed out")],
+)
 def test_a_post_that_fails_is_tried_again_and_names_no_secret(
-    server: Server, monkeypatch: pytest.MonkeyPatch
+    status: int, said: str, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(services, "_TIMEOUT", 0.1)
     hook = Slack(f"{server.url}/T0/secret")
-    server.status = 503
-    with pytest.warns(fastcheck.FastcheckWarning, match="503.*again in a minute") as caught:
-        hook.warning("title", "text", 1)
+    server.status = status
+    with pytest.warns(fastcheck.FastcheckWarning, match=f"{said}.*again in a minute") as caught:
+        hook.warning("title", "train.py:3 in <module>", 1)
     assert "secret" not in str(caught[0].message)
     server.status = 200
     hook.log({}, 2)
     assert not server.posts
     now[0] = 61.0
     hook.log({}, 3)
-    assert "text" in server.bodies("/T0/secret")[0]["text"]
+    # Slack would make a link of <module>.
+    assert "train.py:3 in &lt;module&gt;" in server.bodies("/T0/secret")[0]["text"]
 
 
 def test_a_host_that_does_not_answer_ends_nothing() -> None:
@@ -159,7 +182,23 @@ def test_prometheus_writes_a_file_for_node_exporter() -> None:
     assert found["fastcheck_stopped_at_step"] == found["fastcheck_step"] == 2
     assert found["fastcheck_events"] == 1 and "fastcheck_loss" in found
     stopped_run("prometheus:fastcheck.prom")  # the same names again
+    assert 'fastcheck_step{run="fastcheck"} 2.0' in path.read_text()
     assert [entry.name for entry in Path().glob("*.prom*")] == [path.name]
+
+
+def test_a_disk_that_is_full_for_a_time_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = pytest.importorskip("prometheus_client")
+    sink, write = services.Prometheus("x.prom"), client.write_to_textfile
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr(client, "write_to_textfile", full)
+    with pytest.warns(fastcheck.FastcheckWarning, match="x.prom was not written.*no space left"):
+        sink.log({"fastcheck/loss": 1.0}, 1)
+    monkeypatch.setattr(client, "write_to_textfile", write)
+    sink.close()
+    assert 'fastcheck_loss{run="x"} 1.0' in Path("x.prom").read_text()
 
 
 def test_prometheus_serves_what_is_scraped() -> None:
@@ -236,7 +275,11 @@ def test_the_environment_names_more(server: Server, monkeypatch: pytest.MonkeyPa
         "slack:ftp://host/secret",
         "prometheus:metrics.txt",
         "prometheus:nowhere/x.prom",
+        "prometheus:/proc/x.prom",
         "prometheus:99999",
+        "webhook:https://user:secret@host/",
+        "slack:https://host/secret of mine",
+        "webhook:https://host:secret/",
         "opentelemetry:host",
         "wandb:secret",
     ],

@@ -1,7 +1,7 @@
 """Reads many tensors into as many records, in a few launches for each dtype.
 
 The raw bits of tensors of one dtype are laid end to end, each filled up to whole segments; a chunk
-of segments is read as one, and what each segment gives is added to the record of its tensor. The
+of segments is read at once, and what each segment gives is added to the record of its tensor. The
 arrangement depends on sizes alone: it is worked out once for a list, and kept on the device.
 """
 
@@ -23,7 +23,8 @@ from .formats import FORMATS, TILE, VALUE_CELLS, Format
 from .one import checksum_bytes, count_bytes, sum_bytes, usable, write_values
 from .traversal import Traversal
 
-#: Arrangements kept. A training run has one for each optimizer, and one for each kind of list.
+#: Arrangements kept. A training run has an arrangement for each optimizer, and for each kind of
+#: list.
 _KEPT = 64
 
 
@@ -34,8 +35,8 @@ class _Batch:
     On the device, one entry for each segment: ``index``, the row of its tensor; ``held``, how many
     components are not padding; ``held_words`` likewise; ``first``, the number of its first chain.
     None where nothing is padded, or the depth does not need it. ``owners``: the row of each member;
-    ``spread``: (members, longest), which segments are its own, the first one again and again behind
-    the last. None where a member is one segment.
+    ``spread``: (members, longest), which segments are its own, the first again and again behind the
+    last. None where a member is one segment.
     """
 
     form: Format

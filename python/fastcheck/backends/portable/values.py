@@ -122,7 +122,7 @@ def finite_sum(totals: torch.Tensor) -> torch.Tensor:
     """float64 (3, segments) of the four rows of float64 input.
 
     Partial sums that overflow to both signs would make a NaN of a sum that is finite; the fourth
-    row, of scaled components, cannot overflow, and is exact enough wherever the first one did.
+    row, of scaled components, cannot overflow, and is exact enough wherever the first row did.
     """
     plain = totals[0]
     is_finite = plain.sub(plain).eq(0)

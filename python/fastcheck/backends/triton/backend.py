@@ -85,8 +85,8 @@ def remarks() -> list[str]:
 
 
 def try_triton() -> tuple[bool, str]:
-    """Whether the kernels read this machine's accelerator, and why not: compiles one, and launches
-    it. For ``fastcheck doctor``.
+    """Compiles a kernel and launches it: True if the kernels read this machine's accelerator, and
+    why not. For ``fastcheck doctor``.
     """
     triton_mode()
     accelerator = getattr(torch._C, "_get_accelerator", None)

@@ -23,7 +23,7 @@ from .record import store_extremes, store_pair, store_sums, store_zeros, with_le
 #: Of partials (read.py).
 COLUMNS = 20
 
-#: Sizes vary from tensor to tensor: no kernel is compiled again for one that is 1, or even.
+#: Sizes vary from tensor to tensor: no kernel is compiled again for a size that is 1, or even.
 _SIZES = ["tail", "body", "tail_count", "components", "seed_a", "seed_b", "rows"]
 _NUMBERS = ["numel_low", "numel_high", "length_a", "length_b"]
 
@@ -57,7 +57,7 @@ def _folded_sum(partials, stride, count, column: tl.constexpr, BLOCK: tl.constex
 def _folded_extreme(
     partials, stride, count, column: tl.constexpr, IS_LOW: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """The smallest or largest pair of column and the one behind it."""
+    """The smallest or largest pair of column and the column behind it."""
     NOTHING: tl.constexpr = INT_MAX if IS_LOW else INT_MIN
     place = tl.arange(0, BLOCK)
     best = tl.zeros([BLOCK], tl.int32) + NOTHING
@@ -246,7 +246,7 @@ def part_list_kernel(
     shape = shapes + owner * _FIELDS
     body = tl.load(shape)
     tail_count = tl.load(shape + 1)
-    # Without components behind the last word, what is read in their place is the first one.
+    # Without components behind the last word, what is read in their place is the first component.
     behind = tl.where(tail_count > 0, body, 0)
     words = address.to(tl.pointer_type(tl.int32))
     tail = address.to(tl.pointer_type(TAIL)) + behind * (4 // SIZE if SIZE < 4 else 1)

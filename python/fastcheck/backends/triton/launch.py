@@ -73,7 +73,7 @@ def _target_of(device: torch.device) -> Target:
 
 
 def reads(dtype: torch.dtype) -> bool:
-    """Whether there are kernels for tensors of ``dtype``; others are the portable backend's."""
+    """True if there are kernels for tensors of ``dtype``; others are the portable backend's."""
     info = FORMATS[dtype].info
     return info.components == 1 and (info.kind != "f8" or info.name in _MANTISSA)
 
@@ -223,7 +223,7 @@ def _halves(value: int) -> tuple[int, int]:
 
 
 def _is_aligned(bits: torch.Tensor) -> bool:
-    """Whether a word starts there, in memory and as torch's views count."""
+    """True if a word starts there, in memory and as torch's views count."""
     return bits.data_ptr() % 4 == 0 and bits.storage_offset() * bits.element_size() % 4 == 0
 
 

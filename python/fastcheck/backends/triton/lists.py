@@ -24,7 +24,7 @@ from .launch import CHUNK_BYTES, Reader, Target, on
 
 #: Steps that are worth a program of their own: what it leaves behind is a row for the fold.
 _STEPS_EACH = 4
-#: Lists kept. A training run has one for each optimizer, and one for each kind of list.
+#: Lists kept. A training run has an entry for each optimizer, and for each kind of list.
 _KEPT = 64
 
 
@@ -39,7 +39,7 @@ class _LaunchPlan:
 
 
 def takes(x: Traversal) -> bool:
-    """Whether a tensor that Triton reads can be one of a list: it lies as it is read, where a word
+    """True if a tensor that Triton reads can be one of a list: it lies as it is read, where a word
     begins, and fits one chunk.
     """
     return (

@@ -95,7 +95,7 @@ def _sum(x):
 
 @triton.jit
 def _wrapped_sum(x):
-    """Modulo 2^32, with no sum leaving 32 bits: Triton's interpreter refuses one that does."""
+    """Modulo 2^32, with no sum leaving 32 bits: Triton's interpreter refuses such a sum."""
     return joined(_sum((x >> 16) & 0xFFFF), _sum(x & 0xFFFF))
 
 
@@ -114,8 +114,8 @@ def _largest(high, low):
 
 @triton.jit
 def _tail_word(tail, tail_count, SIZE: tl.constexpr):
-    """The components behind the last whole word. One is read even when there is none, from memory
-    that the caller provides: triton-ascend reads a single element whatever its mask.
+    """The components behind the last whole word. A component is read even when there is none, from
+    memory that the caller provides: triton-ascend reads a single element whatever its mask.
     """
     MASK: tl.constexpr = (1 << (8 * SIZE)) - 1
     word = 0

@@ -32,7 +32,7 @@ def _double(x, exponent):
 
 @triton.jit
 def _double_of_key(key, SIZE: tl.constexpr, MANTISSA: tl.constexpr):
-    """The float64 of a float's magnitude, negated for a negative one: exact, subnormals too."""
+    """The float64 of a float's magnitude, negated for a negative float: exact, subnormals too."""
     EXPONENT_BITS: tl.constexpr = 8 * SIZE - 1 - MANTISSA
     BIAS: tl.constexpr = (1 << (EXPONENT_BITS - 1)) - 1
     magnitude = tl.where(key < 0, -key, key)

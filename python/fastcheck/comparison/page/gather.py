@@ -100,7 +100,7 @@ class Gathered:
     ``sides``. Memory is that of what is shown.
 
     A parameter that is read in step 8 shows the update of step 7, and stands there; weights before
-    the first update stand one step before the first one.
+    the first update stand one step before the first.
     """
 
     def __init__(self, pairing: Pairing, sources: tuple[Source, Source]) -> None:

@@ -194,7 +194,7 @@ def _tensor_of(name: Name) -> str:
 def _first_row(
     comparison: Result, columns: dict[str, np.ndarray], names: NameTable
 ) -> Optional[dict[str, int]]:
-    """The row of the first difference; of the first inexact one where that is all there is."""
+    """The row of the first difference; of the first inexact row where that is all there is."""
     difference = _first_found(comparison) or comparison.first_inexact
     if difference is None:
         return None

@@ -157,7 +157,7 @@ def rank_files(directory: str) -> list[str]:
 
 
 class CheckpointSource(MemorySource):
-    """A file, or all checkpoint files of a directory. CompareError when one can't be read."""
+    """A file, or all checkpoint files of a directory. CompareError when a file can't be read."""
 
     def __init__(self, path: str, trust: bool = False) -> None:
         if not os.path.isdir(path):

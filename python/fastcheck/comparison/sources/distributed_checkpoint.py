@@ -46,7 +46,7 @@ Ints = tuple[int, ...]
 
 
 def is_distributed_checkpoint(directory: str) -> bool:
-    """Whether the directory holds a checkpoint of torch.distributed.checkpoint."""
+    """True if the directory holds a checkpoint of torch.distributed.checkpoint."""
     path = os.path.join(directory, _METADATA)
     return os.path.lexists(path) and not os.path.isdir(path)
 
@@ -126,7 +126,7 @@ def _read(directory: str, info: dict[str, Any]) -> torch.Tensor:
 
 
 def _ints(held: Any) -> Ints:
-    """The numbers of a torch.Size; ValueError where one is negative."""
+    """The numbers of a torch.Size; ValueError where a number is negative."""
     numbers = tuple(int(number) for number in held.args[0])
     if any(number < 0 for number in numbers):
         raise ValueError("a negative size")

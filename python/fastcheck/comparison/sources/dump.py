@@ -31,7 +31,7 @@ _LISTS = ("ops", "modules", "first", "last", "from_log")
 
 
 def is_dump(path: str) -> bool:
-    """Whether Dumper has written what is at ``path``: a dump, a step of it or a rank of a step."""
+    """True if Dumper has written what is at ``path``: a dump, a step of it or a rank of a step."""
     return os.path.isdir(path) and any(True for _ in places_in(path))
 
 
@@ -63,7 +63,7 @@ class DumpSource(Source):
                 self.levels.update(level for level in LEVELS if options.get("level") == level)
             meta = read_meta(os.path.join(place, f"meta-rank{rank}.json"))
             environments.setdefault(rank, meta.get("environment"))
-            # The optimizers of the first step in which one stepped.
+            # The optimizers of the first step in which an optimizer stepped.
             if meta.get("optimizers") is not None:
                 optimizers.setdefault(rank, meta["optimizers"])
         self.settings = settings_of(environments, optimizers)
@@ -201,8 +201,8 @@ def _extra(entry: dict[str, Any], values: StoredValues, line: dict[str, Any], pa
 
 
 def _is_known(records: np.ndarray, phases: np.ndarray) -> np.ndarray:
-    """Whether what an op reads was computed earlier in this step, or is stored by a module, found
-    by its contents: if not, it was given to the step, as labels are.
+    """True where what an op reads was computed earlier in this step, or is stored by a module,
+    found by its contents: if not, it was given to the step, as labels are.
     """
     _, contents = np.unique(leading_bytes(records, VALUE_BYTES), return_inverse=True)
     contents = contents.reshape(-1)

@@ -68,7 +68,7 @@ def _of_archive(path: str) -> Optional[str]:
 
 
 def _is_mindspore(start: bytes) -> bool:
-    """Whether a file begins as mindspore.save_checkpoint() writes it: a protobuf message whose
+    """True if a file begins as mindspore.save_checkpoint() writes it: a protobuf message whose
     first field (``0A``, length) is a message that begins with a name (``0A``, length, text) and
     goes on with a tensor (``12``). https://gitee.com/mindspore/mindspore, checkpoint.proto
     """

@@ -28,7 +28,7 @@ _GRADIENTS = ("grad_input", "grad_output", "param_grad", "grad_norm", "found_inf
 
 
 def is_log(path: str) -> bool:
-    """Whether a record log is at ``path`` or one level below it."""
+    """True if a record log is at ``path`` or one level below it."""
     return os.path.isdir(path) and bool(find_logs(path))
 
 
@@ -109,7 +109,7 @@ def settings_of(environments: dict[int, Any], optimizers: dict[int, Any]) -> dic
 
 
 def _by_rank(settings: dict[int, Any]) -> Any:
-    """The value that all ranks have; by rank where they differ. None where none has one."""
+    """The value that all ranks have; by rank where they differ. None where no rank has a value."""
     known = {rank: value for rank, value in settings.items() if value is not None}
     if not known:
         return None
@@ -191,7 +191,7 @@ _IS_INTEGER = np.array([info.kind != "f8" for info in DTYPES])
 
 
 def _is_early(records: np.ndarray) -> np.ndarray:
-    """Whether a record is the first of its site."""
+    """True where a record is the first of its site."""
     _, first = np.unique(records["site"], return_index=True)
     is_first = np.zeros(len(records), bool)
     is_first[first] = True
@@ -284,7 +284,7 @@ def _phase(site: Site) -> Phase:
 
 
 def _is_loss(site: Site) -> bool:
-    """Whether a site is a loss: what the criterion returns, or what a model returns under that
+    """True if a site is a loss: what the criterion returns, or what a model returns under that
     name.
     """
     return site.module != "" or site.label in ("output.loss", "output['loss']")

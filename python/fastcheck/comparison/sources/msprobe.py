@@ -42,7 +42,7 @@ _MAX_NUMEL = 1 << 60
 
 
 def is_msprobe(path: str) -> bool:
-    """Whether there is a dump.json at ``path``, or in the step and rank directories below it."""
+    """True if there is a dump.json at ``path``, or in the step and rank directories below it."""
     return any(True for _ in _dumps(path))
 
 
@@ -269,7 +269,7 @@ def _api(key: str) -> str:
 
 
 def _is_query(function: str, data: dict[str, Any]) -> bool:
-    """Whether a call neither returns nor writes a tensor, as torch.equal(): a dump of fastcheck has
+    """True if a call neither returns nor writes a tensor, as torch.equal(): a dump of fastcheck has
     nothing of it.
     """
     return not may_write(function, {}) and not any(_leaves(data.get("output"), ""))

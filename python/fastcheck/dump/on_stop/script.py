@@ -1,4 +1,4 @@
-"""Writes replay.py beside a dump of a stop: a script that runs the one call again."""
+"""Writes replay.py beside a dump of a stop: a script that runs the call again."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def _argument_text(value: Any, names: Mapping[int, str]) -> str:
     if isinstance(value, torch.device):
         return "device"
     if isinstance(value, torch.Generator):
-        return "None"  # the state that it was in is not known; the default one's is
+        return "None"  # the state that it was in is not known; that of the default generator is
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(_argument_text(item, names) for item in value)}]"
     if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
@@ -276,7 +276,7 @@ def count(tensor):
         tensor = torch.view_as_real(tensor.resolve_conj())
     if not tensor.is_floating_point():
         return 0, 0, 0
-    # Every narrower format widens to this one exactly.
+    # Every narrower format widens to float64 exactly.
     wide = tensor.detach().cpu().to(torch.float64)
     return int(wide.isnan().sum()), int(wide.isposinf().sum()), int(wide.isneginf().sum())
 

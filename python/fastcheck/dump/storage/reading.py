@@ -26,7 +26,7 @@ def read_index(place: str) -> dict[str, Any]:
 
 
 def read_calls(place: str) -> Iterator[dict[str, Any]]:
-    """The lines of calls.jsonl, in order; one that a crash has cut short is left out.
+    """The lines of calls.jsonl, in order; a line that a crash has cut short is left out.
 
     Raises:
         OSError: it can't be read.
@@ -64,7 +64,7 @@ class StoredValues:
         self._files: dict[str, Any] = {}
 
     def has(self, file: str) -> bool:
-        """Whether the file is there: one that was interrupted is not."""
+        """True if the file is there: a file whose writing was interrupted is not."""
         return os.path.isfile(os.path.join(self._place, os.path.basename(file)))
 
     def load(self, file: str, key: str, dtype: str) -> torch.Tensor:

@@ -67,7 +67,9 @@ class _Job(NamedTuple):
 
 
 def element_dtype(tensor: torch.Tensor) -> Optional[str]:
-    """The format's name of the elements (of complex ones, of their parts); None: it has none."""
+    """The format's name of the elements (of complex elements, of their parts); None: it has
+    none.
+    """
     dtype = _COMPLEX.get(tensor.dtype, tensor.dtype)
     return _NAMES.get(str(dtype).replace("torch.", ""))
 
@@ -194,7 +196,7 @@ class ShardWriter:
         try:
             shard = self._open.get(job.file)
             if shard is None:
-                # Files are filled one after the other: of each size of element one is open.
+                # Files are filled one after the other: of each size of element one file is open.
                 shard = self._open[job.file] = _Shard(path)
             shard.add(job)
             self.bytes_written += job.size
@@ -204,7 +206,7 @@ class ShardWriter:
             self._fail(error, path)
 
     def _is_full(self, name: str) -> bool:
-        """Whether no plan writes there any longer, and all that was to go there is there."""
+        """True if no plan writes there any longer, and all that was to go there is there."""
         with self._changed:
             is_planned = any(plan.file == name for plan in self._plans.values())
             return not is_planned and all(job.file != name for job in self._jobs)

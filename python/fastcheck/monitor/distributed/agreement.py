@@ -1,12 +1,12 @@
 """Agreement of several ranks to stop at the same step boundary for the same event.
 
 At each step boundary every rank starts an asynchronous MAX reduction of one integer over the
-channel (channel.py), "first event: step, rank", and reads the one that it started ``lag``
+channel (channel.py), "first event: step, rank", and reads the reduction that it started ``lag``
 boundaries before. MAX picks the earliest step, and reduction n means the same on every rank, so all
 stop at the same boundary. There the ranks gather what each of them has proposed by then, and the
 report of the event that comes first (propose()) is sent to all.
 
-What a boundary costs: about 30 us to start a reduction, and nothing to read one that is complete.
+What a boundary costs: about 30 us to start a reduction, and nothing to read a complete reduction.
 Under DDP, FSDP, tensor or pipeline parallelism it always is, but for the latency of the network: no
 rank gets through step n+1 before every rank has passed boundary n and so has joined reduction n.
 
@@ -16,7 +16,7 @@ _IDLE_SECONDS, the thread joins in its place, once for each boundary that it is 
 Join, whose ranks have different numbers of steps, the thread joins at once, and all ranks go on
 with the same number.
 
-A rank that dies is noticed through its closed sockets; one that doesn't answer at all within the
+A rank that dies is noticed through its closed sockets; a rank that doesn't answer at all within the
 timeout is given up. The other ranks warn once that they watch alone, and from then on post their
 events in the store: they still stop for the same event, each at its next boundary.
 """
@@ -125,8 +125,8 @@ _NOTHING = (2**63 - 1, 2**63 - 1)
 
 
 class Proposals:
-    """The proposals of a rank to stop: the messages by step and priority. Any thread may add
-    one.
+    """The proposals of a rank to stop: the messages by step and priority. Any thread may add a
+    proposal.
     """
 
     def __init__(self) -> None:
@@ -148,7 +148,7 @@ class Reductions:
         # Those that were not read, oldest first; the first has number read_count.
         self.pending: deque[Pending] = deque()
         self.read_count = 0
-        # The first event, and the number of the one that brought it.
+        # The first event, and the number of the reduction that brought it.
         self.code = 0
         self._code_number = 0
 
@@ -194,14 +194,14 @@ class Presence:
 
 class RankAgreement:
     """Makes the ranks of a process group stop together. One per monitor; every rank of the group
-    has to make one, and those of several monitors in the same order.
+    has to make an agreement, and those of several monitors in the same order.
 
     ``group``: None is the default group. ``lag``: how many boundaries later a reduction is read.
     ``timeout_seconds``: how long a rank waits for an answer before it goes on alone. ``channel``:
     this rank's end, where it has been opened.
 
-    Making one does not wait; the first boundary() waits until all ranks are there. No method
-    raises, and none waits for a device. boundary() may be called from one thread only.
+    Making an agreement does not wait; the first boundary() waits until all ranks are there. No
+    method raises, and none waits for a device. boundary() may be called from one thread only.
     """
 
     def __init__(
@@ -223,8 +223,8 @@ class RankAgreement:
         self._is_closed = False
         self._proposals = Proposals()
         self._reductions = Reductions(lag)
-        # This rank's own boundaries: the next one joins the reduction of this number, if the proxy
-        # thread has not.
+        # This rank's own boundaries: the next boundary joins the reduction of this number, if the
+        # proxy thread has not.
         self._boundary_count = 0
         # The agreement that the proxy thread has read, for the next boundary.
         self._agreed: Optional[Agreed] = None
@@ -365,9 +365,9 @@ class RankAgreement:
     def _settle(self) -> Optional[Agreed]:
         """Reads what every rank has started by the time of a reduction that brought an event.
 
-        A rank that reads reduction n at a boundary has started n+lag and no more; one that reads it
-        in finish() starts what is missing. So all have read the same ones, and nothing is left
-        under way.
+        A rank that reads reduction n at a boundary has started n+lag and no more; a rank that reads
+        it in finish() starts what is missing. So all have read the same reductions, and nothing is
+        left under way.
         """
         if not self._reductions.code:
             return None

@@ -1,13 +1,14 @@
 """A gloo group of fastcheck's own over the group's store, and messages in the store if it fails.
 
 Why not the user's process group: a collective that one rank doesn't join (it has fewer steps, it
-died, it never called install()) would pair with the user's next one on the other ranks and corrupt
-it, and on a device it would stand in the order of the user's kernels. Why not dist.new_group(): it
-is collective over the whole world, and each call moves the counters that name later groups, so that
-an install() on one rank alone would make the user's own new_group() hang. The group here is formed
-directly over a prefix of the same store: nothing of torch's own state changes, its collectives have
-sockets and threads of their own, and so no order with respect to DDP's or FSDP's, whatever their
-backend (NCCL, HCCL, CNCL, gloo). What travels is known to the host; no device is involved.
+died, it never called install()) would pair with the user's next collective on the other ranks and
+corrupt it, and on a device it would stand in the order of the user's kernels. Why not
+dist.new_group(): it is collective over the whole world, and each call moves the counters that name
+later groups, so that an install() on one rank alone would make the user's own new_group() hang. The
+group here is formed directly over a prefix of the same store: nothing of torch's own state changes,
+its collectives have sockets and threads of their own, and so no order with respect to DDP's or
+FSDP's, whatever their backend (NCCL, HCCL, CNCL, gloo). What travels is known to the host; no
+device is involved.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ class Pending:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the work has ended, well or not; only waiting for it tells which."""
+        """True if the work has ended, well or not; only waiting for it tells which."""
         return bool(self.work.is_completed())
 
 
@@ -256,7 +257,7 @@ class Channel:
     # Notes in the store
 
     def is_awaited(self, number: int) -> bool:
-        """Whether some rank waits for this one to join reduction ``number``."""
+        """True if some rank waits for this rank to join reduction ``number``."""
         if self._needed is None and not self._store.check(["needed"]):
             return False
         self._needed = int(self._store.get("needed"))
@@ -267,7 +268,7 @@ class Channel:
         self._store.set("broken", reason)
 
     def post(self, step: int, rank: int, message: bytes) -> None:
-        """Leaves a message for ranks that can't be reached otherwise; only the first one
+        """Leaves a message for ranks that can't be reached otherwise; only the first message
         counts.
         """
         if self._store.add(f"claim/{self._posts_seen}", 1) == 1:
@@ -275,7 +276,7 @@ class Channel:
             self._store.set(f"post/{self._posts_seen}", f"{step} {rank} {message.hex()}")
 
     def posted(self, timeout_seconds: float = 0.0) -> Optional[Agreed]:
-        """The message that was posted since the last one seen, if any.
+        """The message that was posted since the last message seen, if any.
 
         Raises:
             ValueError: it is no message of a rank.
@@ -294,8 +295,8 @@ class Channel:
         return Agreed(int(match[1]), int(match[2]), message, together=False)
 
     def highest_posted(self, occasion: int, number: int, timeout_seconds: float) -> int:
-        """The highest number that any rank gives on this occasion; waits until all have given
-        one.
+        """The highest number that any rank gives on this occasion; waits until all have given a
+        number.
         """
         self._store.set(f"at/{occasion}/{self.index}", str(number))
         keys = [f"at/{occasion}/{index}" for index in range(len(self.ranks))]

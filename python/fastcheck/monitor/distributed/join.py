@@ -34,14 +34,14 @@ def agreement_for(
     *,
     stops: bool = True,
 ) -> Optional[RankAgreement]:
-    """An agreement over ``group`` (None: the default group); None where this rank is the only one,
-    has no group, or does not stop.
+    """An agreement over ``group`` (None: the default group); None where this rank is alone, has no
+    group, or does not stop.
 
     Waits at most two seconds for the other ranks, and warns of those that are not there.
 
     Raises:
         ConfigError: ``options`` are not the same on all ranks that are there; every rank that waits
-            gets the same one.
+            gets the same error.
     """
     if group_size(group) < 2:
         return None

@@ -110,7 +110,7 @@ def _of_hybrid_shards(model: torch.nn.Module) -> Iterator[ReplicaGroup]:
     group_of: dict[str, Any] = {}
     for path, module in model.named_modules():
         ignored = getattr(module, "_ignored_params", None)
-        if ignored is not None:  # an instance of FSDP within another one has groups of its own
+        if ignored is not None:  # an instance of FSDP within another instance has groups of its own
             group = getattr(module, "_inter_node_pg", None)
             for name, parameter in module.named_parameters(path):
                 group_of[name] = None if parameter in ignored else group

@@ -2,9 +2,9 @@
 
 Every so many steps each rank computes the checksums of what it holds, on the device, and one small
 all-gather over a channel of fastcheck's own (``channel.py``) brings them together. The work is
-divided over three boundaries, so that no rank waits: at the one where it is due the checksums are
-computed and their copy to the host is started; at a later one, when the copy is there, the gather;
-at a later one, when the gather is there, the comparison.
+divided over three boundaries, so that no rank waits: at the boundary where it is due the checksums
+are computed and their copy to the host is started; at a later boundary, when the copy is there, the
+gather; at another, when the gather is there, the comparison.
 
 Copies that differ mean that training has silently split: a bit flipped in memory, a kernel that is
 not deterministic and runs on every rank by itself, a seed or a weight that was not broadcast, a
@@ -13,7 +13,7 @@ parameter that DDP does not manage.
 For each group of ranks that is known to hold replicas (``replica_groups.py``) this is done by
 itself, at a few boundaries (``automatic_checks``): there no rank waits for another but at the first
 of them and at the end, and nothing is said where the others can't be reached. Where each rank is to
-train on batches of its own, the same exchange brings the checksums of the last ones together.
+train on batches of its own, the same exchange brings the checksums of the last batches together.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _PATIENCE_SECONDS = 2.0
 
 class OwnBatches(NamedTuple):
     """``last``: the checksums of the last batches of this rank, before a step, and the step of the
-    last one. ``are_one``: told the ranks that had the same ones, and how many.
+    last batch. ``are_one``: told the ranks that had the same batches, and how many.
     """
 
     last: Callable[[int, int], tuple[int, Sequence[int]]]
@@ -126,9 +126,9 @@ class ReplicaMismatch:
 class ReplicaCheck:
     """Compares the replicas of ``model``'s parameters every ``every`` boundaries.
 
-    Every rank of ``group`` (None: the default group) has to make one with the same arguments, and
-    to call boundary() at each of its step boundaries. A DTensor is compared when every rank of the
-    group holds the same part of it; ``left_out`` names the others, and what has no bytes of its
+    Every rank of ``group`` (None: the default group) has to make a check with the same arguments,
+    and to call boundary() at each of its step boundaries. A DTensor is compared when every rank of
+    the group holds the same part of it; ``left_out`` names the others, and what has no bytes of its
     own (sparse, quantized). No method raises; the model is held weakly.
 
     ``replicas``: what a check is about that nobody has asked for. ``batches``: those of ranks that
@@ -175,7 +175,7 @@ class ReplicaCheck:
         return frozenset(() if self._channel is None else self._channel.ranks)
 
     def boundary(self, step: int) -> Optional[ReplicaMismatch]:
-        """Checks at each step boundary; ``step`` is the one that ends. Returns what an earlier
+        """Checks at each step boundary; ``step`` is the step that ends. Returns what an earlier
         check found, once.
 
         Does not wait for the device, and for the other ranks only at the first check, or where they
@@ -263,7 +263,7 @@ class ReplicaCheck:
         return names
 
     def _is_replicated(self, parameter: Any) -> bool:
-        """Whether the ranks of the group hold the same part of the parameter."""
+        """True if the ranks of the group hold the same part of the parameter."""
         placements = getattr(parameter, "placements", None)
         if not placements:
             return True
@@ -410,7 +410,7 @@ class _ChecksumCopies:
         self._words = torch.tensor([step, *known, *[_ABSENT] * len(tensors)], dtype=torch.int64)
         self._first = _HEADER + len(known)
         self._parts: list[tuple[list[int], torch.Tensor]] = []
-        # Behind the copies, one for each device.
+        # Behind the copies, an event for each device.
         self._events: list[tuple[DeviceStreams, Any]] = []
         by_device: dict[torch.device, list[int]] = {}
         for position, tensor in enumerate(tensors):

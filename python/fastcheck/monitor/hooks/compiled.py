@@ -23,7 +23,7 @@ from . import traced
 from .module_observer import ForwardHook, ForwardPreHook, GradientHook, ModuleObserver
 from .traced import Traced
 
-# Calls whose gradients may still come; those of older ones pass unread.
+# Calls whose gradients may still come; those of older calls pass unread.
 _MAX_CALLS = 16384
 
 _SCHEMAS = (
@@ -134,7 +134,7 @@ def connect(
 
 
 def is_available() -> bool:
-    """Whether connect() can serve, of which one was called."""
+    """True if connect() can serve, and was called."""
     return bool(_is_available)
 
 
@@ -284,7 +284,7 @@ def _define() -> None:
 
 def define_ops(*ops: tuple[str, Callable[..., Any], int]) -> torch.library.Library:
     """Defines ops that call back into Python: the schema of each, the function that it calls, and
-    how many integers it returns in a tensor. The last one belongs to the backward graph.
+    how many integers it returns in a tensor. The last integer belongs to the backward graph.
     """
     from torch._higher_order_ops.effects import _EffectType
 
@@ -310,7 +310,7 @@ def _result(count: int, *args: Any) -> Optional[torch.Tensor]:
 
 
 def _configure() -> None:
-    """Sets the options of torch.compile, from the first connection to the end of the last one."""
+    """Sets the options of torch.compile, from the first connection to the end of the last."""
     dynamo: Any = torch._dynamo.config
     inductor: Any = torch._inductor.config
     for config, name in (

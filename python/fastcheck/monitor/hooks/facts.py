@@ -49,7 +49,7 @@ _PASSES = 3
 _LOST = 2
 # How often an optimizer of the same parameters begins without a state.
 _MADE = 3
-# How often something else than an optimizer writes a weight, of at most one in so many updates.
+# How often something else than an optimizer writes a weight, of at most a write in so many updates.
 _WRITTEN, _SELDOM = 3, 10
 # Of so many updates between two at which gradients were cleared, the last such numbers.
 _WINDOWS = 8
@@ -67,13 +67,13 @@ class _SinceUpdate:
     """Events at a gradient since the last update.
 
     ``is_whole``: every backward() has begun with what was left there. ``lost``: how often it was
-    None when backward() began, though an earlier one had made it. ``is_clipped_early``: clipping
-    came before the first backward(). ``is_passed``: another optimizer has stepped while it was
-    there; ``is_across``: and backward() has added to it then. ``is_clipped``: it was clipped, and
-    backward() has not begun since; ``clippings``: how often, with a backward() that added to what
-    was clipped between two. ``is_again``: the last backward() is on the loss of the one before, and
-    ``is_doubled``: has added to what that left. ``elements``: its first ones when the last
-    backward() ended, if they are looked at.
+    None when backward() began, though an earlier backward() had made it. ``is_clipped_early``:
+    clipping came before the first backward(). ``is_passed``: another optimizer has stepped while it
+    was there; ``is_across``: and backward() has added to it then. ``is_clipped``: it was clipped,
+    and backward() has not begun since; ``clippings``: how often, with a backward() that added to
+    what was clipped between two. ``is_again``: the last backward() is on the loss of the call
+    before, and ``is_doubled``: has added to what that left. ``elements``: its first elements when
+    the last backward() ended, if they are looked at.
     """
 
     is_whole: bool = True
@@ -91,8 +91,8 @@ class _SinceUpdate:
 
 
 class _Losses:
-    """The losses on which backward() was called since the last update. ``given_is_root``: one that
-    GradScaler.scale() was given is among them.
+    """The losses on which backward() was called since the last update. ``given_is_root``: a loss
+    that GradScaler.scale() was given is among them.
     """
 
     def __init__(self) -> None:
@@ -107,7 +107,7 @@ class _Losses:
         self._given.extend(MemoryRef(tensor) for _, tensor in flatten(outputs, ""))
 
     def backward_began(self, roots: Sequence[torch.Tensor]) -> bool:
-        """Whether it is on the same loss as the call before."""
+        """True if it is on the same loss as the call before."""
         if self._given:
             self.given_is_root |= any(ref.is_of(root) for ref in self._given for root in roots)
         before, self._root = self._root, None
@@ -194,7 +194,7 @@ class _Chain:
         self.added = self.added if is_as_left else 0
 
     def keeps_nan(self) -> bool:
-        """Whether the gradient holds NaN, after four times as many calls of backward() without an
+        """True if the gradient holds NaN, after four times as many calls of backward() without an
         update as the program makes for an update. Reads the gradients then, and waits for a device;
         if only another gradient holds NaN, the chain follows that gradient from now on.
         """
@@ -225,7 +225,7 @@ class _Chain:
         self.since.had_gradient = self._left is not None
 
     def is_multiplied_by(self, factor: float) -> bool:
-        """Whether the gradient is ``factor`` times what the last backward() left."""
+        """True if the gradient is ``factor`` times what the last backward() left."""
         gradient, then = self.gradient, self.since.elements
         now = None if gradient is None or then is None else first_elements(gradient)
         if now is None or then is None or now.shape != then.shape:
@@ -447,7 +447,7 @@ class Facts:
     def scheduler_stepped(self, scheduler: Any) -> None:
         """A learning rate scheduler has stepped, of whatever optimizer."""
         optimizer = getattr(scheduler, "optimizer", None)
-        # One that wraps another never steps itself.
+        # An optimizer that wraps another never steps itself.
         chain = None if optimizer is None else self._chains.get(optimizer)
         if optimizer is None or chain is None:
             return
@@ -464,7 +464,7 @@ class Facts:
                 self._tell_once("schedule_anew", updates, type(scheduler).__name__)
 
     def _is_replaced(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether another optimizer of the same parameters was met after this one."""
+        """True if another optimizer of the same parameters was met after this optimizer."""
         own = parameter_ids(optimizer)
         met = list(self._chains)
         later = met[met.index(optimizer) + 1 :]
@@ -626,7 +626,7 @@ def _updates_of(optimizer: torch.optim.Optimizer) -> int:
 
 
 def _has_modes(module: torch.nn.Module) -> bool:
-    """Whether it computes something else in evaluation."""
+    """True if it computes something else in evaluation."""
     if isinstance(module, _DropoutNd):
         return module.p > 0
     return isinstance(module, _BatchNorm) and module.track_running_stats

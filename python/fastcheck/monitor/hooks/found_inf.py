@@ -28,7 +28,7 @@ from fastcheck.utils.torch.versions import is_compiling
 _FUSED_CLASSES = (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD, torch.optim.Adagrad)
 _FUSED_MODULES = frozenset(f"torch.optim.{name}" for name in ("adam", "adamw", "sgd", "adagrad"))
 
-#: Device types whose fused kernels are known to look at found_inf, and one whose kernels take it
+#: Device types whose fused kernels are known to look at found_inf, and a type whose kernels take it
 #: and don't look. Every other device is tried once, by learn().
 _HONOURED_ON = frozenset({"cpu", "cuda", "xpu"})
 _IGNORED_ON = frozenset({"mps"})
@@ -184,8 +184,8 @@ class UpdateGuard:
 
 
 def gradients_by_device(optimizer: Optimizer) -> dict[torch.device, list[Tensor]]:
-    """The gradients that the step will use, by device: the values of sparse ones, the local shard
-    of DTensors.
+    """The gradients that the step will use, by device: the values of sparse gradients, the local
+    shard of DTensors.
     """
     gradients: dict[torch.device, list[Tensor]] = {}
     for group in optimizer.param_groups:
@@ -202,7 +202,7 @@ def gradients_by_device(optimizer: Optimizer) -> dict[torch.device, list[Tensor]
 
 
 def has_step_of_torch(optimizer: Optimizer) -> bool:
-    """Whether its class keeps the ``step()`` of an optimizer of torch.optim."""
+    """True if its class keeps the ``step()`` of an optimizer of torch.optim."""
     module: str = inspect.unwrap(type(optimizer).step).__module__
     return module.startswith("torch.optim.")
 
@@ -288,8 +288,8 @@ def _contract_problem(optimizer: Optimizer, name: str) -> Optional[str]:
     """The reason why a step() that is not one of torch's can't be guarded: it does not declare that
     it reads found_inf, or takes a grad_scaler. None if it can.
     """
-    # Of the class itself where it inherits from a fused one: their __init__ sets it for torch's
-    # step(), which this class has replaced.
+    # Of the class itself where it inherits from a fused optimizer: their __init__ sets it for
+    # torch's step(), which this class has replaced.
     inherits = isinstance(optimizer, _FUSED_CLASSES)
     declared = getattr(
         type(optimizer) if inherits else optimizer, "_step_supports_amp_scaling", False
@@ -326,7 +326,7 @@ def _try(kind: type[Optimizer], device: torch.device) -> None:
 
 
 def _honours_found_inf(kind: Any, device: torch.device) -> bool:
-    """Whether the fused kernel of ``kind`` leaves one element alone. Synchronises."""
+    """True if the fused kernel of ``kind`` leaves one element alone. Synchronises."""
     parameter = torch.nn.Parameter(torch.ones(1, device=device))
     parameter.grad = torch.ones(1, device=device)
     optimizer = kind([parameter], lr=1.0, fused=True)

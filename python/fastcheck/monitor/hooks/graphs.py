@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from fastcheck.monitor.session.session import Session
 
 
-#: What is read at a capture is numbered from here on, so that no other number passes for one.
+#: What is read at a capture is numbered from here on, so that no other number passes for a
+#: capture's.
 FIRST_SEQ = 2**40
 # How far to look for a step that steps= has read.
 _MAX_STEP = 2**20
@@ -279,7 +280,7 @@ class _Followed:
         self._done = streams.new_event()
 
     def wait(self) -> None:
-        """The next replay overwrites what the last one's copies read."""
+        """The next replay overwrites what the copies of the last replay read."""
         stream = self.streams.current()
         if self._stream is not None and stream != self._stream:
             stream.wait_event(self._done)
@@ -326,7 +327,7 @@ class GraphFollower:
         if ring.backend.capture_list is None:
             # It copies from the host what depends on shapes, or waits for what it keeps.
             tape.problem = (
-                f"only the CUDA kernels can be captured, not the {ring.backend.name} ones"
+                f"only the CUDA kernels can be captured, not the {ring.backend.name} kernels"
             )
         for ring in session.rings.of.values():
             ring.captured = tape.slots
@@ -374,7 +375,7 @@ class GraphFollower:
         return followed is not None and followed.tape is self._session.tape
 
     def _observes(self, device: torch.device) -> bool:
-        """Whether the model is on this device, or something there was read already."""
+        """True if the model is on this device, or something there was read already."""
         if device in self._session.rings.of:
             return True
         for node in self._nodes:

@@ -61,7 +61,7 @@ class FirstElements:
         self._elements = None if probe or tensor is None else first_elements(tensor)
 
     def are_of(self, tensor: Optional[torch.Tensor]) -> Optional[bool]:
-        """Whether the tensor has the same first elements; None: it can't be compared."""
+        """True if the tensor has the same first elements; None: it can't be compared."""
         if tensor is None:
             return None
         if self._probe is not None:
@@ -79,7 +79,7 @@ class HandChanges:
 
     Until the first update nothing is known, and from the first change on it is taken that there
     will be more: then gradients are to be read when backward() ends. Of several backward passes
-    before an update (gradient accumulation) that is the last one, by the number that there were
+    before an update (gradient accumulation) that is the last pass, by the number that there were
     before an earlier update.
     """
 
@@ -100,7 +100,7 @@ class HandChanges:
 
     @property
     def wants_parameters(self) -> bool:
-        """Whether after_backward() is to be given the parameters of the model."""
+        """True if after_backward() is to be given the parameters of the model."""
         return self.is_first and self._passes < _MOST_PASSES
 
     def after_backward(self, parameters: Sequence[StoredTensor]) -> bool:

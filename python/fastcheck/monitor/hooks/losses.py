@@ -97,7 +97,7 @@ class LossReader:
     def lead_to_model(
         self, roots: Sequence[torch.Tensor], inputs: Optional[Sequence[torch.Tensor]] = None
     ) -> bool:
-        """Whether a parameter is found in the graphs of ``roots``, or among ``inputs``, those of
+        """True if a parameter is found in the graphs of ``roots``, or among ``inputs``, those of
         autograd.grad(). Nobody else changes these graphs: they are about to be used here.
         """
         if inputs is not None:
@@ -227,7 +227,7 @@ class LossReader:
                 self._read(tensor, position, label)
 
     def _begins_anew(self, backward: _Backward) -> bool:
-        """Whether the gradients of the parts before this one were thrown away. Those of a model
+        """True if the gradients of the parts before this one were thrown away. Those of a model
         that this backward is not known to lead to may be in use by another thread.
         """
         is_anew, self._is_anew = self._is_anew, False
@@ -261,7 +261,7 @@ class _Parameters:
         self.found: Optional[_Place] = None
 
     def find(self, tensors: Iterable[torch.Tensor], step: Optional[int]) -> bool:
-        """Whether one of ``tensors``, of this step, is one of them. None: parameters that the model
+        """True if one of ``tensors``, of this step, is one of them. None: parameters that the model
         has got since are not looked for.
         """
         missed = []
@@ -366,7 +366,7 @@ class LossForms:
         self._last = (0, 0)
 
     def is_due(self, look: int, turn: int) -> bool:
-        """Whether this is the first loss of one of the first looks, or of a turn of it."""
+        """True if this is the first loss of one of the first looks, or of a turn of it."""
         before, self._last = self._last, (look, turn)
         return 0 < look <= _LOOKS and self._last != before
 

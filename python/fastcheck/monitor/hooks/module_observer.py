@@ -46,7 +46,7 @@ _NOT_GIVEN = object()
 
 
 class _ModuleHook:
-    """A hook that a module holds. A copy of the module (deepcopy, pickle) holds one that does
+    """A hook that a module holds. A copy of the module (deepcopy, pickle) holds a hook that does
     nothing.
     """
 
@@ -74,7 +74,7 @@ class _ModuleHook:
         self.is_outermost = False
         # Whether another module calls it too.
         self.was_carried = False
-        # The process that sent it to this one, which it started; 0: none did.
+        # The process that sent it to this process, which it started; 0: none did.
         self.came_from = 0
 
     @property
@@ -94,15 +94,15 @@ class _ModuleHook:
         return _unpickled, (type(self), os.getpid() if is_sent else 0)
 
     def is_of(self, config: Config) -> bool:
-        """Whether it belongs to a monitor with these options that was not removed."""
+        """True if it belongs to a monitor with these options that was not removed."""
         observer = self._observer
         if observer is None or observer.session.removed:
             return False
         return observer.session.config == config
 
     def _is_carried(self, module: torch.nn.Module) -> bool:
-        """Whether ``module``, which has called it without kwargs, is another than the one that it
-        was registered on: ``torch.ao.quantization`` registers the hooks of a module anew, and
+        """True if ``module``, which has called it without kwargs, is another than the module that
+        it was registered on: ``torch.ao.quantization`` registers the hooks of a module anew, and
         without this mark, on what the module is converted to.
         """
         node = self._node
@@ -427,7 +427,7 @@ class ModuleObserver:
     ) -> Optional[Call]:
         """A module has returned, or raised (then ``outputs`` is empty)."""
         session, stack = self.session, self._local.stack
-        # Calls above this one were ended by a KeyboardInterrupt that the model itself caught.
+        # Calls above this call were ended by a KeyboardInterrupt that the model itself caught.
         while stack and stack[-1].node is not node:
             stack.pop()
         if not stack:
@@ -452,7 +452,7 @@ class ModuleObserver:
         return call
 
     def _was_interrupted(self) -> bool:
-        """Whether the outermost call, whose module is called again, is over, and not recursive.
+        """True if the outermost call, whose module is called again, is over, and not recursive.
 
         No hook runs when a KeyboardInterrupt ends a forward; the interpreter's stack shows
         it. Called only when a module is called within itself.

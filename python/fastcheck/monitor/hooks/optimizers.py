@@ -65,7 +65,7 @@ class _StepEnd(Protocol):
 
 
 #: Told after all watchers were, when an optimizer or a scaler is done, or monitor.step(): may
-#: install a monitor and remove one.
+#: install a monitor, or remove it.
 step_ends: Listeners[_StepEnd] = Listeners(lambda: None, lambda: None)
 
 
@@ -131,7 +131,7 @@ def _after_update(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> N
 
 def _wrap_scaler() -> None:
     """Wraps the methods of torch's scaler and, of the classes made from it until now, those that
-    replace a method, with or without asking torch's (FSDP's sharded one and torch_npu's do not).
+    replace a method, with or without asking torch's (FSDP's sharded scaler and torch_npu's do not).
     """
     for kind in _kinds(GradScaler):
         for name, wrap in (("scale", _scale), ("step", _step), ("update", _update)):
@@ -159,8 +159,8 @@ _running = _RunningWrappers()
 
 @contextlib.contextmanager
 def _told(scaler: Any, name: str) -> Iterator[bool]:
-    """Whether to pass this call on: the scaler is in use, and the call is not that of a base class
-    within the scaler's own method.
+    """Yields True if this call is passed on: the scaler is in use, and the call is not that of a
+    base class within the scaler's own method.
     """
     key = (id(scaler), name)
     if not scaler.is_enabled() or key in _running.calls:
@@ -213,7 +213,7 @@ def _step(original: Callable[..., Any]) -> Callable[..., Any]:
 def _schedule(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def step(self: Any, *args: Any, **kwargs: Any) -> Any:
-        # One that is made of others steps these.
+        # An optimizer that is made of others steps these.
         is_outermost = not _running.is_scheduling
         _running.is_scheduling = True
         try:
@@ -267,7 +267,7 @@ def _wrap_clipping() -> None:
     for module in (torch.nn.utils, clip_grad):
         for name in _CLIPPING:
             _methods.wrap(module, name, _clip)
-    # Only where it was imported: otherwise no model is one.
+    # Only where it was imported: otherwise no model is such a module.
     fsdp = sys.modules.get("torch.distributed.fsdp")
     sharded = getattr(fsdp, "FullyShardedDataParallel", None)
     if sharded is not None:
@@ -340,8 +340,8 @@ def _run_named(original: Callable[..., Any]) -> Any:
 
 
 def _given_gradients(caller: FrameType) -> tuple[Any, ...]:
-    """The gradients that torch's function was called with: it has put ones in the place of all
-    others.
+    """The gradients that torch's function was called with: it has put gradients of 1 in the place
+    of all others.
     """
     name = {"backward": "grad_tensors", "grad": "grad_outputs"}.get(caller.f_code.co_name, "")
     given = _as_tuple(caller.f_locals.get(name)) if name else ()
@@ -396,7 +396,7 @@ def _gradients_of(parameters: Any) -> tuple[Any, list[torch.Tensor]]:
     if not isinstance(parameters, Iterable):
         return parameters, []  # torch raises
     held = list(parameters)
-    # A generator again: torch warns of one that is empty.
+    # A generator again: torch warns of an empty generator.
     return _again(held) if isinstance(parameters, GeneratorType) else held, _present(held)
 
 

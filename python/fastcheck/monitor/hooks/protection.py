@@ -135,7 +135,7 @@ class WeightProtection:
             if self._guard.why_unguarded is not None and can_lack_gradients:
                 word = self._host_guard.before_update(optimizer)
         except Exception as error:
-            # The ranks that hold the other shards wait for this one, now and in later updates.
+            # The ranks that hold the other shards wait for this rank, now and in later updates.
             self._cannot_protect = True
             self.release()
             if not self._has_combined:
@@ -205,7 +205,7 @@ class WeightProtection:
         self._host_guard.close()
 
     def _protects(self, evaluation: int) -> bool:
-        """Whether the update may be applied before its gradients are known to be finite."""
+        """True if the update may be applied before its gradients are known to be finite."""
         session, asked = self._session, self._session.config.stop.protect_weights
         if self._norm_limit is not None:
             return True

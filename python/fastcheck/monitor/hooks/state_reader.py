@@ -446,7 +446,7 @@ class StateReader:
         self._read(batch, 0, OptimizerState, True)
 
     def owned_by(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether the optimizer updates any parameter of the observed modules."""
+        """True if the optimizer updates any parameter of the observed modules."""
         if self._begins_with_first(optimizer):
             return True
         owned = parameter_ids(optimizer)
@@ -455,7 +455,7 @@ class StateReader:
         )
 
     def _begins_with_first(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether the first parameter of the observed modules is the first that it updates."""
+        """True if the first parameter of the observed modules is the first that it updates."""
         held = optimizer.param_groups[0]["params"] if optimizer.param_groups else []
         for node in self._nodes:
             for parameter in stored_in(node, "_parameters").values():

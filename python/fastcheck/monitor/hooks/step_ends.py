@@ -29,7 +29,8 @@ class Turns:
     """An iteration is over when each optimizer has stepped that is expected to.
 
     At first these are all there are, later those that had a turn in the iteration before. Where
-    they don't take turns (five steps of one for each of the other), each step ends an iteration.
+    they don't take turns (five steps of the first for each of the second), each step ends an
+    iteration.
     """
 
     def __init__(self, given: Optional[Iterable[Optimizer]]) -> None:
@@ -96,8 +97,7 @@ def other_optimizers(
     optimizer: Optimizer, parameters: Iterable[torch.Tensor]
 ) -> Iterator[Optimizer]:
     """The optimizers of this process that update others of ``parameters``, and none that
-    ``optimizer`` or another one of them updates. Looks for them only where a trained parameter is
-    left.
+    ``optimizer`` or another of them updates. Looks for them only where a trained parameter is left.
     """
     left = {id(p) for p in parameters if p.requires_grad} - parameter_ids(optimizer)
     taken = parameter_ids(optimizer)
@@ -140,11 +140,11 @@ class OtherHolders:
         self._searches: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
 
     def has(self, optimizer: Optimizer) -> bool:
-        """Whether the optimizer is in this set."""
+        """True if the optimizer is in this set."""
         return self.is_on and optimizer in self._known
 
     def hold(self, gradients: Sequence[torch.Tensor]) -> bool:
-        """Whether any of these gradients belongs to a tensor that an optimizer of this set
+        """True if any of these gradients belongs to a tensor that an optimizer of this set
         holds.
         """
         if not self.is_on or not self._known:
@@ -156,7 +156,7 @@ class OtherHolders:
     def takes(self, optimizer: Optimizer, has_copies: bool = False) -> bool:
         """``optimizer``, which holds no parameter of the model, is about to step. Whether it ends
         steps: its own have gradients, or the shapes of the model's (``has_copies``), and a backward
-        pass of the model is over in this one.
+        pass of the model is over in this iteration.
         """
         session = self._session
         if not self.is_on or optimizer in self._known:
@@ -286,7 +286,7 @@ class UnfinishedSteps:
 
 
 def _probes(parameters: Sequence[StoredTensor]) -> list[_Probe]:
-    """The versions of the gradients of some parameters that have one."""
+    """The versions of the gradients of some parameters, where they have a gradient."""
     probes = []
     for node, name, parameter in parameters:
         gradient = parameter.grad

@@ -40,7 +40,7 @@ class StepNumbers:
         return self._record(word, self._site("GradScaler", "found_inf", "found_inf"))
 
     def skipped(self, word: torch.Tensor, optimizer: torch.optim.Optimizer) -> None:
-        """Whether the optimizer is about to skip its update: 1.0 or 0.0, on its device."""
+        """A number on its device: 1.0 if the optimizer is about to skip its update, else 0.0."""
         site = self._site(type(optimizer).__name__, "skipped_update", "skipped update")
         self._record(word, site)
 

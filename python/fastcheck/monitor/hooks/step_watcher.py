@@ -4,7 +4,7 @@ use.
 
 An optimizer step that is not run by a GradScaler closes the step, and so does GradScaler.update():
 a step that the scaler skips never reaches the optimizer. Of several optimizers that take turns it
-is the last one (``step_ends.py``). Once monitor.step() was called, only it does.
+is the last optimizer (``step_ends.py``). Once monitor.step() was called, only it does.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from .step_ends import StepEnds, other_optimizers
 
 
 def _has_unscaled(scaler: GradScaler) -> bool:
-    """Whether unscale_() was called in this step."""
+    """True if unscale_() was called in this step."""
     states = getattr(scaler, "_per_optimizer_states", {}).values()
     return any(getattr(state.get("stage"), "name", "") == "UNSCALED" for state in states)
 
 
 class Scaling:
     """Remembers what a GradScaler has done with the optimizers of a session since its last
-    update(). ``given``: the only one that is followed, if it is one.
+    update(). ``given``: the only scaler that is followed, if it is a scaler.
     """
 
     def __init__(self, given: object) -> None:
@@ -211,7 +211,7 @@ class StepWatcher:
     def after_update(self, optimizer: torch.optim.Optimizer, has_closure: bool) -> bool:
         """An optimizer has stepped."""
         self.protection.after_update(optimizer)
-        # The closure of the first step of one that holds copies has run only now.
+        # The closure of the first step of an optimizer that holds copies has run only now.
         is_ours = self._concerns_or_takes if has_closure else self._concerns
         if not is_ours(optimizer):
             return False
@@ -576,7 +576,7 @@ class StepWatcher:
     def _concerns_or_takes(
         self, optimizer: torch.optim.Optimizer, has_copies: bool = False
     ) -> bool:
-        """The same of one that is about to step, and may be the first that ends a step."""
+        """The same of an optimizer that is about to step, and may be the first that ends a step."""
         return self._concerns(optimizer) or self.ends.others.takes(optimizer, has_copies)
 
     def parameters(self) -> list[torch.Tensor]:
@@ -584,7 +584,7 @@ class StepWatcher:
         return [parameter for _, _, parameter in self._state.parameters()]
 
     def _scales_ours(self, scaler: GradScaler, outputs: Any) -> bool:
-        """Whether ``outputs`` may be this model's: the scaler is, this thread calls the model, or
+        """True if ``outputs`` may be this model's: the scaler is, this thread calls the model, or
         their graph leads to it.
         """
         if self._scaling.has_given or not self.session.backwards.is_foreign:
@@ -602,7 +602,7 @@ class StepWatcher:
             if is_step and self._concerns(*args[:1]):
                 session.removed = Removal.DONE
                 warn(
-                    "this process was forked from the one that called fastcheck.install(), and "
+                    "this process was forked from the process that called fastcheck.install(), and "
                     "trains: nothing is observed here. Call install() in it"
                 )
             return
@@ -688,8 +688,8 @@ GradientParts = Iterable[tuple[torch.nn.Parameter, torch.Tensor, bool]]
 
 class FlatOptimizer:
     """Closes the steps of one monitor whose optimizer torch's hooks do not see (DeepSpeed's,
-    Megatron's distributed one). before() and after() are to be called around each update, as the
-    optimizer is about to use the gradients and when it has or has skipped them. Raises
+    Megatron's distributed optimizer). before() and after() are to be called around each update, as
+    the optimizer is about to use the gradients and when it has or has skipped them. Raises
     OverflowDetected as hooks do. From the first call on nothing else closes a step.
 
     Args:

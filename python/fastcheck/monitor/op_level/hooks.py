@@ -35,7 +35,7 @@ class _Stack(threading.local):
 
 
 def _is_called(node: ModuleNode, entering: ModuleNode) -> bool:
-    """Whether a call of ``node`` is under way on this thread, besides one that begins now."""
+    """True if a call of ``node`` is under way on this thread, besides a call that begins now."""
     module = node.module()
     calls = sum(frame.f_locals.get("self") is module for frame in call_frames())
     return calls > (node is entering)
@@ -239,7 +239,7 @@ class OpState(StateReader):
         return False
 
     def were_clipped(self, gradients: Sequence[torch.Tensor]) -> bool:
-        """Whether these are all gradients, so that their norm is that of the step."""
+        """True if these are all gradients, so that their norm is that of the step."""
         if not self._session.backwards.owns_gradients:
             return False
         clipped = {id(gradient) for gradient in gradients}

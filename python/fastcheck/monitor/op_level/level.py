@@ -104,7 +104,7 @@ class OpPart(StepPart):
 
 
 class DeferredOps(entries.Task):
-    """Operators that ran one after the other, and whose records arrive with this part at the
+    """Operators that ran in this order, and whose records arrive with this part at the
     latest. Settled in healthy parts too, because the observer waits for their records.
     """
 
@@ -361,12 +361,12 @@ class OpLevel(Level):
 
     @property
     def is_running(self) -> bool:
-        """Whether the observer is this session's."""
+        """True if the observer is this session's."""
         return self._run != 0 and self._ops.run() == self._run
 
     @property
     def observes_all_models(self) -> bool:
-        """Whether this run goes on: another monitor's may have replaced it."""
+        """True if this run goes on: another monitor's may have replaced it."""
         return self.is_running
 
     @property
@@ -730,7 +730,7 @@ class OpLevel(Level):
 
     @property
     def has_incidents(self) -> bool:
-        """Whether anything non-finite was met since the last collect()."""
+        """True if anything non-finite was met since the last collect()."""
         return bool(self._ops.has_incidents())
 
 

@@ -116,7 +116,7 @@ class Config:
         )
 
     def observes(self, step: int) -> bool:
-        """Whether this step is read."""
+        """True if this step is read."""
         steps = self.filter.steps
         return step % self.every == 0 and (steps is None or step in steps)
 
@@ -138,22 +138,22 @@ class Config:
 
     @cached_property
     def may_stop(self) -> bool:
-        """Whether events can end the run."""
+        """True if events can end the run."""
         return self.overflow_nums > 0 and self.stop.action == "raise"
 
     @cached_property
     def is_strict(self) -> bool:
-        """Whether a non-finite value is an event where it appears, whatever becomes of it."""
+        """True if a non-finite value is an event where it appears, whatever becomes of it."""
         return self.stop.count != "origin"
 
     @cached_property
     def may_wait(self) -> bool:
-        """Whether the host may wait for a device in the middle of a step."""
+        """True if the host may wait for a device in the middle of a step."""
         return self.level == "op" and self.sync == "call"
 
     @cached_property
     def runs_again(self) -> bool:
-        """Whether a step of monitor.run() that is stopped is run again: a dump at module level
+        """True if a step of monitor.run() that is stopped is run again: a dump at module level
         needs the inputs of its calls.
         """
         return self.stop.replay or (self.stop.dump is not None and self.level == "module")
@@ -197,7 +197,7 @@ class Config:
 def unknown_option(name: str) -> str:
     """The text of the TypeError for a keyword of install() that is none of its options."""
     options = [*inspect.signature(Config).parameters, "sinks", "watch"]
-    groups = {"on_request": OnRequest, **_GROUPS}  # of two with this name, the one below it
+    groups = {"on_request": OnRequest, **_GROUPS}  # of two with this name, the module below it
     moved = {option.name: group for group, kind in groups.items() for option in fields(kind)}
     renamed = {"log_limit": "limit", "dump_on_overflow": "dump"}.get(name, name)
     if renamed in moved:

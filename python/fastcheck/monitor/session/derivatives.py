@@ -22,8 +22,8 @@ _MOST_NODES = 36
 # Of one step.
 _MOST_BYTES = 16 << 20
 
-#: What is read of the nodes of a type: the name of each value, its attribute, and the one that
-#: tells whether hooks have packed it (None: it is a number).
+#: What is read of the nodes of a type: the name of each value, its attribute, and the attribute
+#: that tells whether hooks have packed it (None: it is a number).
 _Attributes = tuple[tuple[str, str, Optional[str]], ...]
 # By type, as torch makes few of them; a program may define more.
 _known: dict[type, Optional[_Attributes]] = {}
@@ -58,7 +58,7 @@ class SavedByNode(NamedTuple):
     values: dict[str, Any]
 
     def is_node(self, node: Any) -> bool:
-        """Whether this is of ``node``, on the thread that has made it."""
+        """True if this is of ``node``, on the thread that has made it."""
         return int(node._sequence_nr()) == self.order and str(node.name()) == self.name
 
     def factors(self) -> list[Any]:
@@ -132,7 +132,7 @@ def _logsumexp(saved: SavedByNode) -> list[Any]:
     if x is None or y is None:
         return []
     if not saved.values["keepdim"]:
-        # Negative ones are kept as unsigned numbers.
+        # Negative numbers are kept as unsigned numbers.
         dims = sorted((d - 2**64 if d >= 2**63 else d) % x.dim() for d in saved.values["dim"])
         for dim in dims:
             y = y.unsqueeze(dim)

@@ -143,7 +143,7 @@ def _first(store: EventStore, step: int) -> Optional[Event]:
     return min(begun or events, key=lambda event: int(event.record["seq"]), default=None)
 
 
-# How often the thread looks whether a copy is done; only while one is under way.
+# How often the thread looks whether a copy is done; only while a copy is under way.
 _POLL_SECONDS = 0.001
 
 
@@ -173,7 +173,9 @@ class StepPart:
             self._has_come(segment, Segment.wait)
 
     def _has_come(self, segment: Segment, look: Callable[[Segment], Optional[bool]]) -> bool:
-        """The result of ``look``; True for one that will never come, because its device is lost."""
+        """The result of ``look``; True for a copy that will never come, because its device is
+        lost.
+        """
         if id(segment) in self._lost:
             return True
         try:
@@ -194,7 +196,9 @@ class StepPart:
         return self._each_once(records) if (records["flags"] & AGAIN).any() else in_order(records)
 
     def _each_once(self, records: np.ndarray) -> np.ndarray:
-        """The records without those of second readings, which are compared with the first ones."""
+        """The records without those of second readings, which are compared with the first
+        readings.
+        """
         is_again = (records["flags"] & AGAIN) != 0
         firsts, seconds = in_order(records[~is_again]), records[is_again]
         places = np.searchsorted(firsts["seq"], seconds["seq"])

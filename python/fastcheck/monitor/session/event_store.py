@@ -33,7 +33,7 @@ from fastcheck.verdict.step import Decision, ReadStored, Rules, Step, nothing_st
 
 from .config import Config
 
-# What is held may come out long after its step; of older ones no update is known.
+# What is held may come out long after its step; of older steps no update is known.
 _UPDATED_STEPS = 1024
 # A served model never closes a step: what is remembered of it is renewed at these sizes.
 _MAX_FINDINGS = 4096
@@ -61,7 +61,7 @@ class SessionListener:
         """The last step has ended: none will follow."""
 
     def setting_changed(self, name: str, before: Optional[float], after: float) -> None:
-        """A number of an optimizer, or the clip threshold, is another one than before. ``before``
+        """A number of an optimizer, or the clip threshold, is another than before. ``before``
         is None for the first number of an Adam.
         """
 
@@ -113,26 +113,28 @@ class Archive:
         _tally(findings, self.verdicts, self._sites)
 
     def take_back(self, seq: int, verdict: Verdict) -> None:
-        """The one with this record is an event of the open step again."""
+        """The event with this record is an event of the open step again."""
         self.verdicts[verdict] -= 1
         kept = [event for event in self.events if int(event.record["seq"]) != seq]
         self.events = deque(kept, maxlen=_MAX_EVENTS)
 
     def tallies(self, findings: list[Finding]) -> tuple[Tally[Verdict], Tally[int]]:
-        """The tallies with those of the open step: of each verdict, and counted ones at each blamed
-        site.
+        """The tallies with those of the open step: of each verdict, and counted events at each
+        blamed site.
         """
         verdicts, sites = Tally(self.verdicts), Tally(self._sites)
         _tally(findings, verdicts, sites)
         return verdicts, sites
 
     def note_unread(self, rows: Sequence[UnreadOp]) -> None:
-        """Writes what op level could not observe into the meta file of the log, if there is one."""
+        """Writes what op level could not observe into the meta file of the log, if there is a
+        log.
+        """
         if self.log is not None and rows:
             self.log.add_meta(**to_meta(rows))
 
     def all_steps(self) -> list[StepRow]:
-        """The rows of all steps, also of the open one, oldest first."""
+        """The rows of all steps, also of the open step, oldest first."""
         return [*self.steps.rows, *self.steps.rows_of(self.history.open_chunks)]
 
 
@@ -284,7 +286,7 @@ class EventStore:
 
     @property
     def has_allowances(self) -> bool:
-        """Whether any non-finite tensor is allowed."""
+        """True if any non-finite tensor is allowed."""
         return bool(self._allowances)
 
     def allow(self, allowances: list[Allowance]) -> None:
@@ -409,7 +411,7 @@ class EventStore:
         return (*self.archive.events, *map(self.event, self._findings))
 
     def tallies(self) -> tuple[Tally[Verdict], Tally[int]]:
-        """The number of events of each verdict, and of counted ones at each blamed site."""
+        """The number of events of each verdict, and of counted events at each blamed site."""
         return self.archive.tallies(self._findings)
 
     @property

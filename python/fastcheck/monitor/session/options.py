@@ -30,7 +30,7 @@ class OnRequest:
             A former handler is called too, and put back by remove().
         level: ``"op"``: a second monitor at op level, which stops nothing, with a log of its own.
             ``"dump"``: a fastcheck.Dumper for each step.
-        steps: how many steps, from the next one on.
+        steps: how many steps, from the next step on.
         dir: where it is written, to ``step12-op`` or ``step12-dump``.
         tensors: with ``level="dump"``, write the values too.
 
@@ -75,7 +75,7 @@ class OnRequest:
 
     @property
     def number(self) -> Optional[signals.Signals]:
-        """``signal`` as one."""
+        """``signal`` as a signal's number."""
         return None if self.signal is None else _checked_signal(self.signal)
 
 
@@ -89,7 +89,7 @@ def _checked_signal(value: Union[str, int]) -> signals.Signals:
         pass
     raise ConfigError(
         "signal is none of this system",
-        expected='a name or a number of one, such as "SIGUSR1"',
+        expected='a name or a number of a signal, such as "SIGUSR1"',
         got=repr(value),
     )
 
@@ -261,16 +261,16 @@ class Training:
     ``install(model, training=fastcheck.Training(scaler=lambda: loss_scale))``.
 
     Args:
-        optimizer: the optimizers whose ``step()`` ends a step of the run; of several the last one.
-            None: those of the model's parameters.
-        scaler: the loss scale, as a number or as a callable that returns it, or a
-            ``torch.amp.GradScaler``. None: a GradScaler is found when it is used.
+        optimizer: the optimizers whose ``step()`` ends a step of the run; of several the last of
+            them. None: those of the model's parameters. scaler: the loss scale, as a number or as a
+            callable that returns it, or a ``torch.amp.GradScaler``. None: a GradScaler is found
+            when it is used.
         process_group: the ranks that stop together (a ``torch.distributed.ProcessGroup``). None:
             all ranks, where torch.distributed is initialised. Each of them calls install().
         reset_overflow_status: on an Ascend NPU in saturation mode, whether fastcheck clears the
             device's overflow status at the start and at each step boundary after it has read it, at
             op level after each operator, so that every overflow is attributed to its step or
-            operator. The status is one for the whole device: leave it False where other code reads
+            operator. The device has a single status: leave it False where other code reads
             it.
 
     Raises:
@@ -387,7 +387,7 @@ def _checked_scaler(value: ScalerLike) -> ScalerLike:
         return float(value)
     raise ConfigError(
         "scaler is not a loss scale",
-        expected="a torch.amp.GradScaler, a number above 0, or a callable that returns one",
+        expected="a torch.amp.GradScaler, a number above 0, or a callable that returns a number",
         got=f"{type(value).__name__}: {value!r}",
         hint="leave scaler= out: install() finds a GradScaler",
     )

@@ -51,7 +51,7 @@ class StatusOwner(Protocol):
 
 
 class Hit(NamedTuple):
-    """The word was newly set in ``record``. ``since``: the reading before that one."""
+    """The word was newly set in ``record``. ``since``: the reading before that record."""
 
     device: _Device
     record: np.void
@@ -120,7 +120,7 @@ class StatusReader:
                 self._give_up(entry, error)
 
     def read(self) -> None:
-        """Starts to read, at a step boundary, what has overflowed since the one before."""
+        """Starts to read, at a step boundary, what has overflowed since the boundary before."""
         session = self._session
         for entry in self._devices.values():
             observe = functools.partial(
@@ -194,7 +194,7 @@ class StatusReader:
         return hits
 
     def _is_explained(self, hit: Hit, bad: np.ndarray = _NOTHING) -> bool:
-        """Whether a tensor that was read shows the overflow, which names it better than the
+        """True if a tensor that was read shows the overflow, which names it better than the
         word."""
         first, stop = -1 if hit.since is None else int(hit.since["seq"]), int(hit.record["seq"])
         return first < self._last_bad < stop or bool(((first < bad) & (bad < stop)).any())

@@ -22,7 +22,7 @@ from fastcheck.utils.torch.versions import autocast_dtype
 
 from .derivatives import Derivatives
 
-# Beside the last one.
+# Beside the last call.
 _MOST = 7
 _MOST_BYTES = 64 << 20
 # Arguments that were computed would be freed by backward.
@@ -168,14 +168,14 @@ def _without_graph(value: Any) -> Any:
 
 
 _PIPELINING = "torch.distributed.pipelining.stage"
-# Of torch 2.5 to 2.12, and of later ones.
+# Of torch 2.5 to 2.12, and of later releases.
 _FUNCTIONS = frozenset(
     ("_shape_inference", "_forward_metadata_inference", "_backward_metadata_inference")
 )
 
 
 def is_dry_run() -> bool:
-    """Whether this thread is within a pipeline stage's inference of shapes."""
+    """True if this thread is within a pipeline stage's inference of shapes."""
     if _PIPELINING not in sys.modules:
         return False
     return any(
@@ -188,7 +188,7 @@ def is_dry_run() -> bool:
 class Backward:
     """A call of backward() that is, or may be, about the session's models."""
 
-    #: No other one was under way at any time: the gradients that have come are from this one.
+    #: No other pass was under way at any time: the gradients that have come are from this pass.
     is_alone: bool
     #: The tensors that it was called on. Their graph is whole until it runs.
     roots: Sequence[torch.Tensor]
@@ -218,14 +218,16 @@ class Backwards:
 
     @property
     def is_foreign(self) -> bool:
-        """Whether only other threads call the models: what this one does is about others, unless
+        """True if only other threads call the models: what this thread does is about others, unless
         a graph shows that it is not.
         """
         return bool(self._callers) and current_thread() not in self._callers
 
     @property
     def owns_gradients(self) -> bool:
-        """Whether this thread may look at the gradients of the models: no other one trains them."""
+        """True if this thread may look at the gradients of the models: no other thread trains
+        them.
+        """
         if len(self._trainers) > 1:
             self._trainers = {thread for thread in self._trainers if thread.is_alive()}
         return self._trainers <= {current_thread()}

@@ -248,7 +248,7 @@ class _RateWatch:
 
 
 def _are_fixed(values: Sequence[Any]) -> bool:
-    """Whether these are numbers, and groups of them, that are what they are."""
+    """True if these are numbers, and groups of them, that are what they are."""
     for value in values:
         for part in value if type(value) is tuple else (value,):
             if not (part is None or (type(part) in (float, int, bool) and part == part)):
@@ -358,7 +358,7 @@ class RunMeta:
         return tuple(dict.fromkeys(rates))
 
     def is_never_updated(self, site: Site) -> bool:
-        """Whether the optimizers that have stepped hold parameters of the model, but not this."""
+        """True if the optimizers that have stepped hold parameters of the model, but not this."""
         groups = [group["params"] for optimizer in self._met for group in optimizer.param_groups]
         held = {id(parameter) for group in groups for parameter in group}
         own = {(n.path, name): id(p) for n, name, p in parameters_of(self._nodes, None)}

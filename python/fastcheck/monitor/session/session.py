@@ -2,8 +2,8 @@
 rings. The records are passed to the event store: at once on the CPU, through the drain elsewhere.
 
 A step is open from its first forward (or gradient) until something closes it; the step index moves
-on with the next forward or gradient after that, so that several optimizers that step one after the
-other belong to one step.
+on with the next forward or gradient after that, so that several optimizers that step in turn belong
+to one step.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Removal(enum.IntEnum):
 
     NO = 0
     DONE = 1
-    #: It is that of the process which this one was forked from.
+    #: It is that of the process which this process was forked from.
     FORKED = 2
 
 
@@ -97,12 +97,12 @@ class Level:
 
     @property
     def observes_all_models(self) -> bool:
-        """Whether what it observes includes models that install() was not given."""
+        """True if what it observes includes models that install() was not given."""
         return False
 
     @property
     def reads_numbers(self) -> bool:
-        """Whether the loss and other numbers are read by themselves."""
+        """True if the loss and other numbers are read by themselves."""
         return True
 
     def read(
@@ -675,7 +675,7 @@ class Session:
 
     @property
     def follows_gap(self) -> bool:
-        """Steps before this one passed unread."""
+        """Steps before this step passed unread."""
         return self.config.every > 1 and self.step.index > 0
 
     def read_waiting(self) -> None:
@@ -718,7 +718,7 @@ class Session:
 
     @property
     def rereads_stored(self) -> bool:
-        """Whether each step begins with what the model stores: where a verdict can neither wait for
+        """True if each step begins with what the model stores: where a verdict can neither wait for
         the reading before the update, nor read in its middle.
         """
         return self.rings.settles_calls
@@ -757,7 +757,7 @@ class Session:
 
     @property
     def finds_operators(self) -> bool:
-        """Whether a stop looks for the operator in the tensors and calls kept from the step."""
+        """True if a stop looks for the operator in the tensors and calls kept from the step."""
         config = self.config
         is_wanted = config.level == "module" and config.stop.find_operator and config.may_stop
         return is_wanted and self.tape is None
@@ -783,7 +783,7 @@ class Session:
             self.submit()
 
     def begin_step_if_closed(self) -> None:
-        """The first forward or gradient after a step was closed opens the next one."""
+        """The first forward or gradient after a step was closed opens the next step."""
         if not self.is_closed:
             return
         step = self.step
@@ -825,7 +825,9 @@ class Session:
         self.backwards.derivatives.clear()
 
     def begin_at(self, step: int) -> None:
-        """The first step has this number. ConfigError: it is not one, or something was read."""
+        """The first step has this number. ConfigError: it is no step's number, or something was
+        read.
+        """
         if isinstance(step, bool) or not isinstance(step, int) or step < 0:
             raise ConfigError(f"step must be an int >= 0, got {step!r}")
         if self.next_seq:
@@ -846,7 +848,7 @@ class Session:
             self.apply_pause()
 
     def would_read(self, step: int) -> bool:
-        """Whether a pass of this step that begins now is read."""
+        """True if a pass of this step that begins now is read."""
         return self.config.observes(step) and not self.passes.are_paused and not is_dry_run()
 
     def apply_pause(self) -> None:
@@ -881,8 +883,8 @@ class Session:
                 self.drain.wait()
 
     def end_part(self) -> None:
-        """An optimizer has stepped, and another one is going to, in the same step."""
-        # Where ranks meet before an update, they do it before the next one too.
+        """An optimizer has stepped, and another optimizer is going to, in the same step."""
+        # Where ranks meet before an update, they do it before the next update too.
         self.step.update.has_met = False
         if self.is_active and self.rings.is_deferred:
             self.submit()

@@ -100,7 +100,7 @@ class StepBoundary:
         self._stop_handler.at_step_boundary()
 
     def finish(self, waits: bool) -> None:
-        """There will be no further boundary. ``waits``: for what the last ones have begun."""
+        """There will be no further boundary. ``waits``: for what the last boundaries have begun."""
         if not waits:
             self._stop_handler.close()
             return
@@ -155,7 +155,9 @@ def build_report(
 
 
 def _update(session: Session, finding: Finding, step: Step) -> dict[str, Any]:
-    """Whether the weights were updated in the step of the finding, and what with."""
+    """The fields of a report on the update: whether the weights were updated in the step of the
+    finding, and what with.
+    """
     began = since_step = int(finding.record["step"])
     if (
         finding.role == "param" and finding.uses.given is None
@@ -201,7 +203,7 @@ def _update_in_step(session: Session, finding: Finding, step: Step) -> dict[str,
 
 
 def are_skipped(step: Step) -> bool:
-    """Whether all updates of the step skipped themselves: the words that decide are on a device,
+    """True if all updates of the step skipped themselves: the words that decide are on a device,
     and made of the gradients that were read.
     """
     # Of several each has its own word.
@@ -292,9 +294,10 @@ def save_held(session: Session, meta: RunMeta, directory: str) -> Optional[str]:
 
 
 _BEGINNINGS = (Verdict.ORIGIN, Verdict.ARRIVED)
-# Of events of one step on several ranks, one that began on its rank, or in that rank's batch, comes
-# before one that may have come from another rank. Of two alike, the one comes first before which
-# its rank had read fewer tensors of the step: ranks do the same work in the same order.
+# Of events of one step on several ranks, an event that began on its rank, or in that rank's batch,
+# comes before an event that may have come from another rank. Of two alike, the event comes first
+# before which its rank had read fewer tensors of the step: ranks do the same work in the same
+# order.
 _BEGAN, _ARRIVED, _FOLLOWED = 0, 1, 2
 _GRADE_SHIFT = 48
 _EXIT_WIDTH = 86
@@ -313,9 +316,9 @@ class StopHandler:
     """Carries out what is due: stops, or the action of events that stop nothing. Called outside the
     session's lock and outside every guard: what a sink raises reaches the training loop.
 
-    ``agreement``: that of the ranks, None where this one decides alone. ``dumper``: of Stop(dump=).
-    ``find_maker``: finds the operator that made a finding. ``broken_weights``: returns the names of
-    the parameters that hold NaN or Inf.
+    ``agreement``: that of the ranks, None where this rank decides alone. ``dumper``: of
+    Stop(dump=). ``find_maker``: finds the operator that made a finding. ``broken_weights``: returns
+    the names of the parameters that hold NaN or Inf.
     """
 
     _session: Session
@@ -355,7 +358,8 @@ class StopHandler:
     def at_step_boundary(self, is_last: bool = False) -> None:
         """Proposes a due stop to the other ranks at a step boundary, and stops if they agree.
 
-        ``is_last``: there will be no further one, and what the last ones agree on is waited for.
+        ``is_last``: there will be no further boundary, and what the last boundaries agree on is
+        waited for.
         """
         agreement = self.agreement
         if agreement is None:

@@ -25,7 +25,7 @@ from fastcheck.verdict.step import Step
 
 from .sink import ScalarSink
 
-# Steps that may wait to be written; the ones that find no room are left out.
+# Steps that may wait to be written; steps that find no room are left out.
 _MOST = 1024
 # How long the end of a run waits for what is still to be written.
 _CLOSE_SECONDS = 10.0

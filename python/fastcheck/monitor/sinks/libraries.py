@@ -146,8 +146,8 @@ class Aim:
 
 
 class _Library(NamedTuple):
-    """``active_run``: the run to write to, of the imported ``module``; None of one that makes its
-    own. ``call``: makes a run active. ``package``: where it is not the name of the sink.
+    """``active_run``: the run to write to, of the imported ``module``; None of a library that makes
+    its own. ``call``: makes a run active. ``package``: where it is not the name of the sink.
     ``target``: what may stand behind the name and a colon, and with ``needs_target`` has to.
     """
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import html
+import http.client
 import importlib
 import json
 import math
@@ -12,7 +15,7 @@ import time
 import urllib.parse
 import urllib.request
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Optional
 
 from fastcheck.errors import ConfigError, warn_of_fault
 from fastcheck.utils.torch.rank import own_rank
@@ -32,6 +35,9 @@ class Prometheus:
         target: a path that ends in ``.prom``: a file for node_exporter's textfile collector,
             written every 5 seconds at most. A port, or ``address:port``: a server of this process,
             until it ends. "": the default registry alone, which a server of the program's shows.
+
+    The values of a file have its name as a label: node_exporter reads all files of a folder, and
+    refuses all of them where two have the same name and labels.
     """
 
     # Those of the default registry, which monitors share, and the ports that are served.
@@ -45,9 +51,13 @@ class Prometheus:
         self._path = os.path.abspath(target) if is_file else None
         self._registry = self._client.CollectorRegistry() if is_file else self._client.REGISTRY
         self._gauges = {} if is_file else self._shared
+        self._labels = {"run": os.path.basename(target)[: -len(".prom")]} if is_file else {}
         self._written = float("-inf")
-        if self._path is not None and not os.path.isdir(os.path.dirname(self._path)):
-            raise ConfigError(f"sink 'prometheus': there is no directory for {self._path}")
+        if self._path is not None:
+            try:
+                self._client.write_to_textfile(self._path, self._registry)
+            except OSError as error:
+                raise ConfigError(f"sink 'prometheus' can't write {self._path}: {error}") from error
         if target and not is_file:
             self._serve(target)
 
@@ -82,22 +92,29 @@ class Prometheus:
         self.close()
 
     def close(self) -> None:
-        """The file is written."""
+        """Writes the file."""
         if self._path is not None:
-            self._client.write_to_textfile(self._path, self._registry)
             self._written = time.monotonic()
+            try:
+                self._client.write_to_textfile(self._path, self._registry)
+            except OSError as error:
+                warn_of_fault(
+                    f"{self._path} was not written: {error}. It is tried again every "
+                    f"{_FILE_SECONDS:.0f} s. Training is not affected."
+                )
 
     def _set(self, name: str, value: float) -> None:
         with self._lock:
             if name not in self._gauges:
                 text = "docs/trainers.md of fastcheck"
-                self._gauges[name] = self._client.Gauge(name, text, registry=self._registry)
+                gauge = self._client.Gauge(name, text, [*self._labels], registry=self._registry)
+                self._gauges[name] = gauge.labels(**self._labels) if self._labels else gauge
         self._gauges[name].set(value)
 
 
 class OpenTelemetry:
-    """Sets gauges of the program's MeterProvider; where it has set none, of one that exports by
-    OTLP over HTTP, as the environment's ``OTEL_`` variables say.
+    """Sets gauges of the program's MeterProvider; where it has set none, of a provider that exports
+    by OTLP over HTTP, as the environment's ``OTEL_`` variables say.
     """
 
     def __init__(self) -> None:
@@ -135,6 +152,27 @@ class OpenTelemetry:
         self._gauges[name].set(value, attributes)
 
 
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Makes a redirection an error: urllib would send a GET, whose answer is none to the post."""
+
+    def redirect_request(self, *_: Any) -> None: ...
+
+
+def _host_of(url: str) -> Optional[str]:
+    """The host of a URL that can be posted to; None: it can't."""
+    with contextlib.suppress(ValueError):  # of the port
+        parts = urllib.parse.urlsplit(url)
+        is_plain = url.isascii() and url.isprintable() and " " not in url
+        if (
+            parts.scheme in ("http", "https")
+            and parts.port != 0
+            and is_plain
+            and "@" not in parts.netloc
+        ):
+            return parts.hostname
+    return None
+
+
 class Webhook:
     """Posts stops and warnings, each kind at most once a minute: those in between are in the next
     post. What can't be posted is tried again, a minute later and when the run ends.
@@ -143,15 +181,14 @@ class Webhook:
     name = "webhook"
 
     def __init__(self, url: str) -> None:
-        parts = urllib.parse.urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        host = _host_of(url)
+        if host is None:
             raise ConfigError(
                 f"sink {self.name!r} can't post there",
-                expected=f"{self.name}:https://...",
-                got=f"{self.name}:{parts.scheme}",
+                expected=f"{self.name}:https://host/path, in ASCII, without user and password",
             )
         self._url = url  # a secret: no message has more of it than the host
-        self._host = parts.hostname
+        self._host = host
         self._waiting: dict[str, list[dict[str, Any]]] = {"stop": [], "warning": []}
         self._left_out = dict.fromkeys(self._waiting, 0)
         self._posted = dict.fromkeys(self._waiting, float("-inf"))
@@ -199,10 +236,12 @@ class Webhook:
         headers = {"Content-Type": "application/json", "User-Agent": "fastcheck"}
         try:
             request = urllib.request.Request(self._url, data, headers)
-            with urllib.request.urlopen(request, timeout=_TIMEOUT):
+            opener = urllib.request.build_opener(_NoRedirects)
+            with opener.open(request, timeout=_TIMEOUT):
                 return True
-        except OSError as error:  # URLError and HTTPError too
-            reason = str(error).replace(self._url, self._host)
+        except (OSError, http.client.HTTPException) as error:  # URLError and HTTPError too
+            text = str(error).replace(self._url, self._host) or type(error).__name__
+            reason = " ".join(text.split())  # of what is no HTTP it has the line
             warn_of_fault(
                 f"an alert was not posted to {self._host}: {reason}. It is tried again in a minute "
                 "and when the run ends. Training is not affected."
@@ -218,4 +257,5 @@ class Slack(Webhook):
     def _body(self, kind: str, alerts: list[dict[str, Any]], left_out: int) -> dict[str, Any]:
         texts = [f"*{alert['title']}*\n```{alert['text']}```" for alert in alerts]
         more = [f"and {left_out:,} more"] if left_out else []
-        return {"text": "\n".join([f"{platform.node()}, rank {own_rank()}", *texts, *more])}
+        text = "\n".join([f"{platform.node()}, rank {own_rank()}", *texts, *more])
+        return {"text": html.escape(text, quote=False)}  # <module> would be a link

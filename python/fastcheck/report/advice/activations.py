@@ -19,7 +19,7 @@ from .case import Advice, Case
 
 
 def fills_its_format(case: Case) -> bool:
-    """Whether the finite numbers of this record, or of the step before, come near the end of the
+    """True if the finite numbers of this record, or of the step before, come near the end of the
     dtype's range.
     """
     form = case.reading.float_format
@@ -115,7 +115,7 @@ def growth(case: Case) -> Iterator[Advice]:
         )
     elif trend.has_jumped:
         yield Advice(
-            "It jumped in one step, after steady ones: look at this step's batch (an outlier, a "
+            "It jumped in one step, after steady steps: look at this step's batch (an outlier, a "
             "wrong scale, an empty sample) before you change the model."
         )
     else:
@@ -207,7 +207,7 @@ def _made_within() -> Advice:
 
 
 def _ignored_labels(case: Case) -> Iterator[Advice]:
-    """Integers that are one negative number throughout, as ignore_index is."""
+    """Integers that are the same negative number throughout, as ignore_index is."""
     for site, reading in case.inputs:
         if reading.float_format is not None or reading.min is None:
             continue
@@ -334,7 +334,7 @@ def arrived(case: Case) -> Iterator[Advice]:
         yield Advice(
             f"Code between the modules made it, before {case.site.module} is called: look there "
             "for a division by zero, a log, root or fractional power of zero or a negative number, "
-            "or exp of a large one, and add an eps or a clamp."
+            "or exp of a large number, and add an eps or a clamp."
         )
         return
     if case.report.left_out_by:

@@ -68,7 +68,7 @@ class Operation:
 
     @property
     def is_op(self) -> bool:
-        """Whether it is an operator whose inputs were all read, as far as they can hold a NaN."""
+        """True if it is an operator whose inputs were all read, as far as they can hold a NaN."""
         return self.shown.startswith("aten.")
 
     @property
@@ -145,7 +145,7 @@ class Case:
 
     @property
     def has_domain(self) -> bool:
-        """Whether what made it may divide, or take logarithms or roots, as far as is known."""
+        """True if what made it may divide, or take logarithms or roots, as far as is known."""
         if self.op_name:
             return bool(_DOMAINS.fullmatch(self.op_name))
         return not self.is_sum_of_products and not _SAFE.fullmatch(self.site.module_type)
@@ -162,7 +162,7 @@ class Case:
 
     @property
     def overflows_to_nan(self) -> bool:
-        """Whether the format has no Inf (float8_e4m3fn), so that values that are too large become
+        """True if the format has no Inf (float8_e4m3fn), so that values that are too large become
         NaN.
         """
         form = self.reading.float_format

@@ -30,7 +30,7 @@ def stored(case: Case) -> Iterator[Advice]:
         is_new = case.has_nan and case.trend.healthy and not case.trend.has_grown
         if is_new and case.operation is None:
             yield Advice(
-                "It became NaN in one step, after healthy ones: its module computed it from that "
+                "It became NaN in one step, after healthy steps: its module computed it from that "
                 "batch. A var or std of one row is 0/0 (unbiased: divided by n - 1), and so is a "
                 "mean over no rows: look at the size of the batch.",
                 "x.var(0, correction=0)  # or: if len(x) > 1",
@@ -294,7 +294,7 @@ def collective(case: Case) -> Iterator[Advice]:
 
 MOST = 4
 
-#: Modules of torch, and the operator that is the only one of theirs to make NaN of finite numbers.
+#: Modules of torch, and their only operator that can make NaN of finite numbers.
 _OPERATOR_OF = {
     "CrossEntropyLoss": "nll_loss",
     "NLLLoss": "nll_loss",
@@ -363,7 +363,9 @@ def _operation(
     reading: RecordStatistics,
     inputs: tuple[tuple[Site, RecordStatistics], ...],
 ) -> Operation | None:
-    """The operator of the culprit, or the one that was found after it; None where none is known."""
+    """The operator of the culprit, or the operator that was found after it; None where none is
+    known.
+    """
     site, made = report.culprit.site, report.made_by
     is_backward = site.direction == "backward"
     if site.op:
@@ -436,8 +438,8 @@ def _rules(case: Case) -> Callable[[Case], Iterator[Advice]]:
 
 def _propagated(case: Case) -> Iterator[Advice]:
     yield Advice(
-        'This tensor only carries on what an earlier one held (Stop(count="all") counts those '
-        "too). Look at the first non-finite tensor of the step, not at this one."
+        'This tensor only carries on what an earlier tensor held (Stop(count="all") counts those '
+        "too). Look at the first non-finite tensor of the step, not at this tensor."
     )
 
 
@@ -454,7 +456,7 @@ def _broken_weight(case: Case) -> Iterator[Advice]:
         f"lower the learning rate{case.rates}, or warm up for longer.",
     )
     yield Advice(
-        "Look at the gradients of that step, too: one that is far too large does the same at a "
+        "Look at the gradients of that step, too: a gradient far too large does the same at a "
         "healthy learning rate. Clip it.",
         "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
     )

@@ -73,7 +73,7 @@ def _spread(case: Case, made: Operation) -> Iterator[Advice]:
 
 
 def _mean(case: Case, made: Operation) -> Iterator[Advice]:
-    """Losses of torch take one, too."""
+    """Losses of torch take a mask, too."""
     label, reading = made.operand(0)
     if made.result is None if reading is None else not reading.numel and made.may_be_nan:
         is_mean = made.name in ("mean", "nanmean")
@@ -314,7 +314,7 @@ def _square(case: Case, made: Operation) -> Iterator[Advice]:
 def _constant(case: Case, made: Operation) -> Iterator[Advice]:
     is_given = not any(reading.nonfinite_count for _, reading in made.inputs)
     if is_given and made.result is not None and made.result.posinf_count:
-        yield Advice(f"{made.shown} was given Inf as a number. Give it a finite one.")
+        yield Advice(f"{made.shown} was given Inf as a number. Give it a finite number.")
     elif made.is_nan and made.name == "scalar_tensor":
         yield Advice(
             "It was written there as a constant. torch.logdet does that for a matrix whose "

@@ -45,7 +45,7 @@ def gravest(warnings: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
 
 
 def first_mover(line: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The first mover of a line that names one."""
+    """The first mover that a line names."""
     movers = line.get("movers")
     first = movers[0] if isinstance(movers, list) and movers else None
     return first if isinstance(first, dict) and type(first.get("step")) is int else None

@@ -48,7 +48,7 @@ class RankEvents:
         self._first: Optional[Key] = None
         self._records: deque[np.ndarray] = deque()
         self._watch: deque[LiveEvent] = deque(maxlen=_MOST_WATCH)
-        #: How many there were: counted ones, others, warnings of the watch, and the rest of it.
+        #: How many there were: counted events, others, warnings of the watch, and the rest of it.
         self.counts = {"counted": 0, "other": 0, "warning": 0, "watch": 0}
 
     def add(
@@ -71,7 +71,9 @@ class RankEvents:
                 self._watch.append(LiveEvent(step, self._rank, kind, text))
 
     def first(self, sites: dict[int, Site], world_size: int) -> Optional[LiveEvent]:
-        """The first counted event, as the first line of a stop report; None without one."""
+        """The first counted event, as the first line of a stop report; None without a counted
+        event.
+        """
         return None if self._first is None else self._shown([self._first], sites, world_size)[0]
 
     def latest(self, sites: dict[int, Site], world_size: int, most: int) -> list[LiveEvent]:
@@ -264,7 +266,7 @@ class LiveState:
         return Pace((last - first) / seconds, size)
 
     def status(self, wall: float) -> tuple[str, bool]:
-        """Whether the run goes on, in words; and True if it does. ``wall``: seconds since the
+        """The state of the run in words, and True if it goes on. ``wall``: seconds since the
         epoch.
         """
         ranks = list(self.ranks.values())
@@ -310,7 +312,9 @@ class LiveState:
         return rows, len(places)
 
     def least_headroom(self, rank: int) -> float:
-        """The least headroom of the rank's sites, each in its last step; NaN where none has one."""
+        """The least headroom of the rank's sites, each in its last step; NaN where no site has
+        headroom.
+        """
         state = self.ranks[rank]
         bits = state.trends.headroom()[state.shown_sites()]
         bits = bits[~np.isnan(bits)]
@@ -348,7 +352,7 @@ def _matcher(pattern: str) -> Callable[[str], bool]:
 
 
 def is_gone(meta: Mapping[str, Any]) -> bool:
-    """Whether the process that writes the log ran on this machine, and runs no more."""
+    """True if the process that writes the log ran on this machine, and runs no more."""
     pid = meta.get("pid")
     if os.name != "posix" or meta.get("host") != socket.gethostname():
         return False

@@ -15,7 +15,8 @@ class SiteTrends:
     """The last steps of the sites of one rank; a row is a site by its number.
 
     ``last``: the last record of each site. ``level``: the largest abs max of its last step, NaN
-    without one. ``is_bad``: whether that step has an overflow. ``seen``: whether it has a record.
+    without a record. ``is_bad``: whether that step has an overflow. ``seen``: whether it has a
+    record.
     """
 
     def __init__(self) -> None:
@@ -55,7 +56,7 @@ class SiteTrends:
         return headroom
 
     def series(self, site: int) -> tuple[list[float | None], list[bool]]:
-        """abs max of a site in each of the last STEPS steps up to the youngest one, None where
+        """abs max of a site in each of the last STEPS steps up to the youngest step, None where
         there is none, and which of them overflowed.
         """
         order = np.arange(self.step + 1, self.step + 1 + STEPS) % STEPS
@@ -80,7 +81,7 @@ class SiteTrends:
         self.seen[of] = True
 
     def _advance(self, step: int) -> None:
-        """Clears the columns of the steps after the youngest one, up to ``step``."""
+        """Clears the columns of the steps after the youngest step, up to ``step``."""
         if step <= self.step:
             return
         first = max(self.step + 1, step - STEPS + 1)

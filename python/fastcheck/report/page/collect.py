@@ -43,7 +43,7 @@ _EMPTY = {
 class SiteRows(PageRows):
     """A row for each site of a rank.
 
-    ``peak``: the largest abs max, at ``peak_step``; -1 without one. ``last_abs_max`` and
+    ``peak``: the largest abs max, at ``peak_step``; -1 without a record. ``last_abs_max`` and
     ``zero_share``: of the last record. ``bad_records``: those with a NaN or an infinity.
     ``compared``: how often a checksum had a predecessor, ``changed``: how often it differed.
     """
@@ -128,7 +128,7 @@ class Collected:
         return {(rank, self.sites[site]): row for row, (rank, site) in enumerate(places)}
 
     def rows_at(self, rank: int, numbers: Iterable[int]) -> list[int]:
-        """The rows of a rank's sites by its own numbers; -1 for one without records."""
+        """The rows of a rank's sites by its own numbers; -1 for a site without records."""
         known = self.sites_of[rank]
         sites = (known.get(number) or lost_site(number) for number in numbers)
         return [self.row_of.get((rank, site), -1) for site in sites]

@@ -36,7 +36,7 @@ class Evidence:
     def __init__(self, lines: Mapping[int, EventLines]) -> None:
         self._lines = {rank: _important(events) for rank, events in lines.items()}
         self.first = _first(self._lines)
-        #: Whether any event is a counted one; the first is one of these then.
+        #: Whether any event is counted; the first is a counted event then.
         self.is_counted = any(
             bool(line.get("counted")) for events in self._lines.values() for line in events
         )
@@ -76,7 +76,7 @@ class Evidence:
         self, directory: str, sites: Mapping[int, dict[int, Site]], meta: Mapping[int, Any]
     ) -> LogView:
         """The evidence as a log of its own: events with their records, and what came before the
-        first one on its rank. ``sites``, ``meta``: by rank.
+        first event on its rank. ``sites``, ``meta``: by rank.
         """
         parts = []
         for rank, lines in sorted(self._lines.items()):
@@ -100,13 +100,13 @@ class Evidence:
 
 
 def event_of(view: LogView) -> Optional[Event]:
-    """The first counted event of the view; None without one."""
+    """The first counted event of the view; None without a counted event."""
     event = first_event(view.events)
     return event if event is not None and event.counted else None
 
 
 def _important(lines: EventLines) -> EventLines:
-    """The events with a place, counted ones first where there are too many."""
+    """The events with a place, counted events first where there are too many."""
     whole = [
         line
         for line in lines

@@ -42,7 +42,7 @@ class Axis(NamedTuple):
         return cls(first, width, -(-steps // width))
 
     def coarser(self, sites: int) -> Axis:
-        """The axis of the coarse statistics: each bucket is several of this one's."""
+        """The axis of the coarse statistics: each bucket is several of this axis."""
         most = max(_COARSE_CELLS // max(sites, 1), _COARSE_BUCKETS)
         factor = -(-self.buckets // most)
         return Axis(self.base, self.width * factor, -(-self.buckets // factor))

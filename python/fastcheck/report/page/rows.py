@@ -47,7 +47,7 @@ class PageRows:
 
     def raise_to(self, name: str, rows: np.ndarray, values: np.ndarray) -> np.ndarray:
         """Sets a column to the largest value of each row; returns the positions of the values that
-        raised it: of several for a row the last one stays, which is the first of the largest.
+        raised it: of several for a row the last position stays, which is the first of the largest.
         """
         # Few, once some steps are over.
         higher = np.flatnonzero(values > self[name][rows])[::-1]

@@ -456,7 +456,7 @@ def write_page(
 
 def with_page(report: StopReport) -> StopReport:
     """The report with the path that its page is to have: none without a log, or with one of more
-    than 128 MiB. All ranks that stop together name the same one.
+    than 128 MiB. All ranks that stop together name the same page.
 
     Raises:
         FastcheckError, OSError: the log can't be read.
@@ -472,7 +472,7 @@ def with_page(report: StopReport) -> StopReport:
 
 
 def write_stop_page(report: StopReport, rank: int) -> None:
-    """Writes the page that the report names, if ``rank``, this one, is that of the culprit: it has
+    """Writes the page that the report names, if ``rank``, this rank, is that of the culprit: it has
     the records of the event.
 
     Raises:

@@ -84,7 +84,7 @@ _HOLDERS: tuple[tuple[str, Any], ...] = (
 
 
 def is_function(name: str) -> bool:
-    """Whether a name of a list is ``relu``, and no call or module."""
+    """True if a name of a list is ``relu``, and no call or module."""
     return any(callable(getattr(holder, name, None)) for _, holder in _HOLDERS)
 
 

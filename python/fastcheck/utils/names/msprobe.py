@@ -80,8 +80,8 @@ _STORED_NAME = re.compile(rf"(Module|Cell)\.(\S+)\.({'|'.join(_STORED.values())}
 
 @dataclass(frozen=True)
 class TensorName:
-    """A name, or the beginning of one: what is None stands for any. ``name`` may be a pattern, as
-    of fnmatch; of a module it is its path and its type.
+    """A name, or the beginning of a name: what is None stands for any. ``name`` may be a pattern,
+    as of fnmatch; of a module it is its path and its type.
     """
 
     kind: str
@@ -106,7 +106,7 @@ class TensorName:
         return self.name.rpartition(".")[0]
 
     def matches(self, site: Site, call: int) -> bool:
-        """Whether it is a name, or the beginning of one, of this site in this call."""
+        """True if it is a name, or the beginning of a name, of this site in this call."""
         other = name_of(site, call)
         return (
             other is not None
@@ -125,7 +125,7 @@ class TensorName:
         )
 
     def has_op(self, op: str) -> bool:
-        """Whether an operator (``aten._softmax``) has this name."""
+        """True if an operator (``aten._softmax``) has this name."""
         kind, name = msprobe_api_of(op)
         return kind == self.kind and fnmatchcase(name, self.name)
 
@@ -178,7 +178,7 @@ def parse(text: str) -> TensorName:
 
 
 def is_name(text: str) -> bool:
-    """Whether parse() is to read it: it begins as names of this style do."""
+    """True if parse() is to read it: it begins as names of this style do."""
     return _BEGINNING.match(text) is not None
 
 
@@ -224,7 +224,7 @@ def name_of(site: Site, call: int = 0) -> Optional[TensorName]:
 
 @functools.lru_cache(maxsize=4096)
 def has_api_name(op: str, api: str) -> bool:
-    """Whether an operator (``aten._softmax``) is called ``Functional.softmax`` in this style."""
+    """True if an operator (``aten._softmax``) is called ``Functional.softmax`` in this style."""
     kind, _, name = api.partition(".")
     return msprobe_api_of(op) == (kind, plain_function(name))
 

@@ -45,7 +45,7 @@ class Wanted:
     composite: str = ""
 
     def is_made_by(self, api: str) -> bool:
-        """Whether ``api`` (``Functional.dropout``, ``Tensor.__matmul__``) calls the composite
+        """True if ``api`` (``Functional.dropout``, ``Tensor.__matmul__``) calls the composite
         operator.
         """
         return bool(self.composite) and api.rpartition(".")[2].strip("_") == self.composite
@@ -229,7 +229,7 @@ def _checked(wanted: Wanted) -> Wanted:
 
 
 def _is_composite(name: str) -> bool:
-    """Whether it has no kernel of its own, and is made of other operators."""
+    """True if it has no kernel of its own, and is made of other operators."""
     key = "CompositeImplicitAutograd"
     return torch._C._dispatch_has_kernel_for_dispatch_key(name.replace(".", "::", 1), key)
 
@@ -244,7 +244,7 @@ def op_spellings(op: str) -> tuple[str, str, str, str]:
 
 
 def matches_op(pattern: str, name: str) -> bool:
-    """Whether a pattern means an op: with or without namespace and overload; the underscore that
+    """True if a pattern means an op: with or without namespace and overload; the underscore that
     some kernels' names begin with may be left out, so that ``aten.softmax`` is ``aten._softmax``.
     """
     space, _, rest = name.partition(".")
@@ -270,7 +270,9 @@ def _fits(pattern: str, name: str) -> bool:
 
 
 def matches_module(pattern: str, path: str) -> bool:
-    """Whether a pattern (as of fnmatch) matches the module at ``path`` or one that contains it."""
+    """True if a pattern (as of fnmatch) matches the module at ``path`` or a module that contains
+    it.
+    """
     parts = path.split(".")
     inside = (".".join(parts[:length]) for length in range(1, len(parts) + 1))
     return any(prefix == pattern or fnmatchcase(prefix, pattern) for prefix in inside)

@@ -13,7 +13,7 @@ STYLES = ("fastcheck", "msprobe")
 
 
 def check_style(style: object) -> str:
-    """``style``, if it is one; ConfigError otherwise."""
+    """``style``, if it is a style's name; ConfigError otherwise."""
     return choice("style", style, STYLES)
 
 

@@ -19,7 +19,8 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def csv_text(text: str) -> str:
-    """``text`` as a cell that no spreadsheet takes for a formula: an apostrophe goes before one.
+    """``text`` as a cell that no spreadsheet takes for a formula: an apostrophe goes before a
+    formula.
 
     https://owasp.org/www-community/attacks/CSV_Injection
     """
@@ -268,7 +269,7 @@ def sparkline(
 
 
 def is_logarithmic(values: Sequence[float]) -> bool:
-    """Whether sparkline() shows these values on a logarithmic scale."""
+    """True if sparkline() shows these values on a logarithmic scale."""
     positive = [v for v in values if v > 0]
     return bool(positive) and max(positive) > 10 * min(positive)
 

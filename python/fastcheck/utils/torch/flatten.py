@@ -29,8 +29,8 @@ def flatten(value: Any, label: str) -> list[tuple[str, torch.Tensor]]:
 def flatten_arguments(
     args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> list[tuple[str, torch.Tensor]]:
-    """The tensors among a call's arguments: ``input[0]`` for a positional one, ``input.mask`` for a
-    keyword.
+    """The tensors among a call's arguments: ``input[0]`` for a positional argument, ``input.mask``
+    for a keyword.
     """
     if len(args) == 1 and not kwargs and type(args[0]) is torch.Tensor:  # most modules
         return [("input[0]", args[0])]

@@ -24,7 +24,7 @@ _TEXTS = (
 
 
 def is_lost(error: BaseException) -> bool:
-    """Whether an error means that the device can't be used any more, because a kernel has failed
+    """True if an error means that the device can't be used any more, because a kernel has failed
     that ran before the call that raised it: that call itself is not to blame.
     """
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _TEXTS)

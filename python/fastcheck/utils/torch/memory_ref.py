@@ -36,8 +36,8 @@ class MemoryRef:
     """A weak reference to the storage of a tensor. While it is there no other storage gets the
     same address.
 
-    One to the tensor itself would have ``torch.utils.swap_tensors()`` refuse the tensor, and with
-    it the conversion of a module.
+    A reference to the tensor itself would have ``torch.utils.swap_tensors()`` refuse the tensor,
+    and with it the conversion of a module.
     """
 
     __slots__ = ("_free", "_offset", "_ordinary", "_storage")
@@ -56,7 +56,7 @@ class MemoryRef:
             self._storage = storage._weak_ref()
 
     def is_of(self, tensor: torch.Tensor) -> bool:
-        """Whether ``tensor`` has the same memory; False where it has none."""
+        """True if ``tensor`` has the same memory; False where it has none."""
         ordinary = self._ordinary
         is_same: Optional[bool] = None if ordinary is None else ordinary.is_of(tensor)
         if is_same is not None:

@@ -82,7 +82,7 @@ class OpInfo:
         self.is_collective = space in ("c10d", "_c10d_functional", "c10d_functional", "symm_mem")
 
     def draws(self, args: Any, kwargs: Any) -> bool:
-        """Whether this call of it draws random numbers: attention is marked as random for the sake
+        """True if this call of it draws random numbers: attention is marked as random for the sake
         of its dropout, which may be off.
         """
         place = self.position.get("dropout_p")

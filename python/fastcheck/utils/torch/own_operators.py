@@ -1,6 +1,6 @@
 """States of a thread within which fastcheck runs operators of its own.
 
-The compiled ones are entered and left in one piece. One in Python can be interrupted (Ctrl-C)
+The compiled states are entered and left in one piece. A state in Python can be interrupted (Ctrl-C)
 between its change and the ``with`` statement, which then undoes nothing.
 """
 

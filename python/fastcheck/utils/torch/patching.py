@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 class Listeners(Generic[T]):
     """Objects that receive process-wide notifications, held weakly. ``begin`` is called when the
-    first one connects, ``end`` when the last one is gone.
+    first of them connects, ``end`` when the last is gone.
     """
 
     def __init__(self, begin: Callable[[], None], end: Callable[[], None]) -> None:
@@ -48,7 +48,7 @@ class Listeners(Generic[T]):
         self._release()
 
     def _others(self, listener: T) -> tuple[weakref.ref[T], ...]:
-        """The references to all that are alive but this one."""
+        """The references to all that are alive but this."""
         pairs = ((ref, ref()) for ref in self._alive)
         return tuple(ref for ref, other in pairs if other is not None and other is not listener)
 
@@ -75,7 +75,9 @@ class WrappedMethods:
         *,
         is_inherited: bool = False,
     ) -> None:
-        """Wraps a method; one that ``kind`` does not define itself only if it ``is_inherited``."""
+        """Wraps a method; a method that ``kind`` does not define itself only if it
+        ``is_inherited``.
+        """
         original = getattr(kind, name) if is_inherited else vars(kind).get(name)
         if original is not None and not hasattr(original, "_fastcheck"):
             self._originals[kind, name] = vars(kind).get(name)
@@ -88,7 +90,7 @@ class WrappedMethods:
         originals = self._originals.copy()
         self._originals.clear()
         for (kind, name), original in originals.items():
-            # Another wrapper may have been put around this one: then both stay in place.
+            # Another wrapper may have been put around this wrapper: then both stay in place.
             if getattr(vars(kind).get(name), "_fastcheck", False):
                 if original is None:
                     delattr(kind, name)

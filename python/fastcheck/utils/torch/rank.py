@@ -57,7 +57,7 @@ def own_rank() -> int:
 
 
 def group_size(group: Any = None) -> int:
-    """The number of ranks of ``group`` (None: the default group); 1 without one, or outside of
+    """The number of ranks of ``group`` (None: the default group); 1 without a group, or outside of
     it.
     """
     if not torch.distributed.is_available() or not torch.distributed.is_initialized():

@@ -1,5 +1,5 @@
 """Decides which tensors the kernels can read: hooks skip the others, public functions raise. Names
-the first element of one that is not finite.
+the first element of a tensor that is not finite.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PLAIN_DISPATCH = torch.Tensor.__torch_dispatch__
 
 def hook_gradient(tensor: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> Optional[Any]:
     """Registers a hook for the gradient of a tensor. Returns the handle of that of a leaf, which
-    outlives the step and would gather one hook in each.
+    outlives the step and would gather a hook in each.
     """
     register: Any = tensor.register_hook  # torch leaves it untyped
     try:
@@ -46,14 +46,14 @@ def can_read(tensor: torch.Tensor) -> bool:
 
 
 def are_on_host(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether all of them are in the host's memory."""
+    """True if all of them are in the host's memory."""
     if status.module is not None:
         return bool(status.module.are_on_host(tensors))
     return all(tensor.is_cpu for tensor in tensors)
 
 
 def may_be_in_flight(tensor: torch.Tensor) -> bool:
-    """Whether a copy from a device may still be under way to it: with ``non_blocking=True`` such a
+    """True if a copy from a device may still be under way to it: with ``non_blocking=True`` such a
     copy is waited for by nothing, and its memory is pinned. Nothing of a tensor tells when it has
     arrived.
     """
@@ -102,7 +102,9 @@ def unreadable_reason(tensor: torch.Tensor) -> Optional[str]:
             f"{nested}; give its values (sparse: x.coalesce().values(), nested: x.values())"
         )
     if tensor.is_quantized:
-        return "expected a plain tensor, got a quantized one; give x.int_repr() or x.dequantize()"
+        return (
+            "expected a plain tensor, got a quantized tensor; give x.int_repr() or x.dequantize()"
+        )
     if tensor.dtype not in _READABLE:
         names = ", ".join(row.name for row in DTYPES)
         return (
@@ -127,7 +129,7 @@ def freed_reason(tensor: torch.Tensor) -> Optional[str]:
     if not tensor.numel() or held >= (needed := _bytes_reached(tensor)):
         return None
     return (
-        "expected a tensor whose storage holds all its elements, got one that needs "
+        "expected a tensor whose storage holds all its elements, got a tensor that needs "
         f"{needed} bytes over a storage of {held}; its memory was freed or resized (a sharded "
         "parameter outside its forward?)"
     )
@@ -163,7 +165,7 @@ def _bytes_reached(tensor: torch.Tensor) -> int:
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Whether the elements fill one block of memory without gap or overlap, in any permutation."""
+    """True if the elements fill one block of memory without gap or overlap, in any permutation."""
     if tensor.is_contiguous() or tensor.numel() < 2:
         return True
     expected = 1

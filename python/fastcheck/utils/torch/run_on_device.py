@@ -83,7 +83,7 @@ class Elsewhere:
             return "it makes tensors of other shapes there"
         try:
             for here, other in pairs:
-                # An index may be another one where two have rounded to one number.
+                # An index may be another where two values have rounded to one number.
                 is_inexact = here.is_floating_point() or here.is_complex()
                 if is_inexact or self.dtype is None or is_drawn:
                     here.copy_(other)
@@ -123,7 +123,7 @@ class Elsewhere:
         return ""
 
     def _may_draw(self, info: OpInfo, args: Any, kwargs: Any) -> bool:
-        """Whether it draws random numbers, and another device's generator is to give them."""
+        """True if it draws random numbers, and another device's generator is to give them."""
         return self.draws and self.device is not None and info.draws(args, kwargs)
 
     def _wide(self, dtype: torch.dtype) -> torch.dtype:

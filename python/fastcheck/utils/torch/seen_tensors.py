@@ -33,7 +33,7 @@ class SeenTensors(Protocol):
 
 
 def make_seen() -> SeenTensors:
-    """An empty one. ConfigError as :func:`fastcheck.extension.compiled`."""
+    """An empty table. ConfigError as :func:`fastcheck.extension.compiled`."""
     module = compiled()
     if module is None:
         return PythonSeenTensors()

@@ -79,13 +79,13 @@ def part_of(tensor: torch.Tensor) -> Optional[LocalShard]:
 
 
 def is_part(tensor: torch.Tensor) -> bool:
-    """Whether the local part of a DTensor is less than the tensor: a shard, or a partial sum."""
+    """True if the local part of a DTensor is less than the tensor: a shard, or a partial sum."""
     placements = getattr(tensor, "placements", None) or ()
     return any(not placement.is_replicate() for placement in placements)
 
 
 def is_sharded(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether some parameter of the optimizer is a DTensor of which each rank holds a part."""
+    """True if some parameter of the optimizer is a DTensor of which each rank holds a part."""
     return any(True for _ in _sharded(optimizer))
 
 

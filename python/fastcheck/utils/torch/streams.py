@@ -16,7 +16,7 @@ _NEEDED = ("Stream", "Event", "current_stream", "stream", "device")
 
 class DeviceStreams:
     """Streams are used through the device's own module (``torch.cuda``, ``torch.npu``): old
-    releases of torch have no generic ones.
+    releases of torch have no generic streams.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -40,15 +40,15 @@ class DeviceStreams:
         return stream
 
     def here(self) -> contextlib.AbstractContextManager[Any]:
-        """Makes this device the current one within a ``with`` statement. torch does not do so for
-        questions about events, and a call of CUDA's runtime makes a context on the device that is
-        current: in a thread that has chosen none, on device 0.
+        """Makes this device the current device within a ``with`` statement. torch does not do so
+        for questions about events, and a call of CUDA's runtime makes a context on the device that
+        is current: in a thread that has chosen none, on device 0.
         """
         context: contextlib.AbstractContextManager[Any] = self._module.device(self.device)
         return context
 
     def is_capturing(self) -> bool:
-        """Whether work on the current stream is captured into a graph; True where the device has no
+        """True if work on the current stream is captured into a graph; True where the device has no
         such query.
         """
         query = getattr(self._module, "is_current_stream_capturing", None)
@@ -58,7 +58,7 @@ class DeviceStreams:
             return bool(query())
 
     def is_done(self, event: Any) -> bool:
-        """Whether the device has passed an event. Does not wait, and ends no capture of a graph
+        """True if the device has passed an event. Does not wait, and ends no capture of a graph
         that another thread has under way.
         """
         exchange = self.exchange_capture_mode
@@ -82,7 +82,7 @@ class DeviceStreams:
         return self._module.Event()
 
     def on(self, stream: Any) -> contextlib.AbstractContextManager[Any]:
-        """Makes ``stream`` the current one within a ``with`` statement."""
+        """Makes ``stream`` the current stream within a ``with`` statement."""
         context: contextlib.AbstractContextManager[Any] = self._module.stream(stream)
         return context
 

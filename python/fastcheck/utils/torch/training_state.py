@@ -29,7 +29,7 @@ _OF_TORCH = frozenset(vars(torch.nn.Module()))
 
 
 def is_stateful(value: object) -> bool:
-    """Whether it has ``state_dict()`` and ``load_state_dict()``, or is a torch.Generator."""
+    """True if it has ``state_dict()`` and ``load_state_dict()``, or is a torch.Generator."""
     if isinstance(value, type):  # whose methods need an instance
         return False
     names = ("state_dict", "load_state_dict")
@@ -94,7 +94,7 @@ class SavedTensors:
 
 
 class _KeptParameters:
-    """The values of some parameters, their gradients, and whether they need one."""
+    """The values of some parameters, their gradients, and whether they need a gradient."""
 
     def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
         self._kept = [(p, p.grad, p.requires_grad) for p in parameters]

@@ -1,31 +1,34 @@
-"""Plugin of pytest, by ``-p fastcheck.proving.pytest_plugin``: the option ``--fastcheck``, and the
-fixtures and markers ``fastcheck_prove`` and ``fastcheck_golden``.
+"""Plugin of pytest: the option ``--fastcheck``, the fixtures and markers ``fastcheck_prove`` and
+``fastcheck_golden``.
+
+pytest imports this module wherever fastcheck is installed. A module of the package would import all
+of it, torch included.
 """
 
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Generator
 from pathlib import Path
-from typing import Any, Callable
+from typing import TYPE_CHECKING, Any, Callable
 
 import pytest
-import torch
 
-from fastcheck.errors import ConfigError
-from fastcheck.monitor.auto_install import AutoInstall
+if TYPE_CHECKING:
+    from fastcheck.types import Proof
 
-from .case import TestedStep
-from .computed import Computed, is_site
-from .prove import prove
-from .relation import Relation
-from .result import FAILED, Proof
+__all__ = [
+    "fastcheck_golden",
+    "fastcheck_prove",
+    "pytest_addoption",
+    "pytest_collection_modifyitems",
+    "pytest_configure",
+]
 
 _FIXTURES = ("fastcheck_prove", "fastcheck_golden")
 _OPTIONS = {
-    "--fastcheck": "observe the models of each test from the making of an optimizer on, as "
-    "fastcheck run does: a test whose numbers stop being finite fails with the report",
+    "--fastcheck": "observe the models of each test, from their first call or the making of an "
+    "optimizer on: a test whose numbers stop being finite fails with the report",
     "--fastcheck-update": "write the files of the fixture fastcheck_golden anew",
 }
 
@@ -45,20 +48,23 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks what uses a fixture, so that ``-m fastcheck_prove`` selects it."""
+    """Marks what uses a fixture, so that ``-m fastcheck_prove`` selects it; with ``--fastcheck``
+    has each test run with its models observed.
+    """
     for item in items:
+        if item.config.getoption("--fastcheck"):  # no wrapper: pluggy 1.2 changed their form
+            observed = functools.partial(_run_observed, item.runtest)
+            item.runtest = observed  # type: ignore[method-assign]
         for name in _FIXTURES:
             if name in getattr(item, "fixturenames", ()) and not item.get_closest_marker(name):
                 item.add_marker(name)
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Runs a test with its models observed."""
-    if not item.config.getoption("--fastcheck"):
-        return (yield)
-    with AutoInstall():
-        return (yield)
+def _run_observed(run: Callable[[], None]) -> None:
+    from fastcheck.monitor.auto_install import AutoInstall
+
+    with AutoInstall(at_calls=True):
+        run()
 
 
 @pytest.fixture
@@ -67,41 +73,6 @@ def fastcheck_prove(request: pytest.FixtureRequest) -> Callable[..., Proof]:
     fails with the table.
     """
     return functools.partial(_proved, "fastcheck_prove", request)
-
-
-class Golden(Relation):
-    """The step as a file has it: its loss, what the model returned, gradients and updates. The
-    tolerance is that of every relation: measured, so that another machine may round otherwise.
-
-    Args:
-        path: the file, which torch.load() reads.
-        update: it is written, with the tensors of the step as it is now.
-    """
-
-    name = "golden record"
-    kinds = ("loss", "output", "gradient", "update")
-
-    def __init__(self, path: Path, update: bool = False) -> None:
-        self._path, self._update = path, update
-
-    def run(self, case: TestedStep, base: Computed, sites: bool = False) -> Computed:
-        now = {key: t for key, t in base.tensors.items() if not is_site(key)}
-        if self._update:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            torch.save({key: t.detach().cpu().clone() for key, t in now.items()}, self._path)
-            return base
-        kept = torch.load(self._path, map_location="cpu", weights_only=True)
-        shapes = [
-            {" ".join(key): tuple(t.shape) for key, t in tensors.items()} for tensors in (kept, now)
-        ]
-        if shapes[0] != shapes[1]:
-            raise ConfigError(
-                "the golden record is of another step",
-                expected=str(dict(shapes[0].items() - shapes[1].items())),
-                got=str(dict(shapes[1].items() - shapes[0].items())),
-                hint="pytest --fastcheck-update writes it anew",
-            )
-        return Computed(kept)
 
 
 @pytest.fixture
@@ -118,6 +89,8 @@ def fastcheck_golden(request: pytest.FixtureRequest) -> Callable[..., Proof]:
     def asserted(step: Any, batch: Any, **options: Any) -> Proof:
         if not update and not path.exists():
             pytest.fail(f"there is no {path}: pytest --fastcheck-update writes it", pytrace=False)
+        from fastcheck.proving.golden import Golden
+
         options["relations"] = [Golden(path, update)]
         return _proved("fastcheck_golden", request, step, batch, **options)
 
@@ -127,6 +100,9 @@ def fastcheck_golden(request: pytest.FixtureRequest) -> Callable[..., Proof]:
 def _proved(
     name: str, request: pytest.FixtureRequest, step: Any, batch: Any, **options: Any
 ) -> Proof:
+    from fastcheck.proving.prove import prove
+    from fastcheck.proving.result import FAILED
+
     marker = request.node.get_closest_marker(name)
     proof = prove(step, batch, **{**(marker.kwargs if marker else {}), **options})
     if not proof or any(outcome.state == FAILED for outcome in proof.outcomes):
