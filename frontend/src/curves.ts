@@ -137,7 +137,8 @@ function draw(
         { ...axis, incrs: INCREMENTS, values: (_, ticks) => ticks.map((tick) => String(tick)) },
         {
           ...axis,
-          size: 66,
+          size: (_, labels) =>
+            18 + 6.5 * Math.max(7, ...(labels ?? []).map(({ length }) => length)),
           // Of a round share no decimals.
           values: (_, ticks) =>
             ticks.map((tick) => (tick === null ? "" : format(tick).replace(/\.0+ %$/, " %"))),

@@ -5,6 +5,8 @@ import { range } from "./model";
 import { DIFFERS, NOT_FINITE } from "./scores";
 
 const AXIS = 28;
+/** Where the labels of the axis begin, below the mark of the first event. */
+const TICKS = 12;
 const TALLEST = 620;
 const READABLE = 15;
 /** Pixels of a marked cell, where a line has fewer. */
@@ -251,7 +253,7 @@ export class Matrix {
     context.fillStyle = this.#palette.faint;
     context.textBaseline = "top";
     context.textAlign = "right";
-    context.fillText("step", left - 6, height + 8);
+    context.fillText("step", left - 6, height + TICKS);
     for (const [column, label] of roundTicks(starts, width / 70)) {
       const x = left + ((column + 0.5) / starts.length) * width;
       const half = context.measureText(label).width / 2;
@@ -259,7 +261,7 @@ export class Matrix {
       context.fillText(
         label,
         Math.max(left + half, Math.min(x, left + width + 8 - half)),
-        height + 8,
+        height + TICKS,
       );
       context.fillRect(x, height + 1, 1, 4);
     }
