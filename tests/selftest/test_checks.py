@@ -18,7 +18,7 @@ import fastcheck
 from fastcheck import _C, selftest
 from fastcheck.cli.main import main
 from fastcheck.record.format import RECORD_DTYPE, Depth
-from fastcheck.record.reference import TABLE, fields, record
+from fastcheck.record.reference import DTYPES, TABLE, fields, record
 from fastcheck.selftest import (
     FAILED,
     NOT_CHECKABLE,
@@ -235,6 +235,9 @@ def test_failure_is_exit_code_1(
 
 def test_passes_without_the_extension() -> None:
     code = "import sys; from fastcheck.cli.main import main; "
+    # Each dtype of the portable backend: tests/backends/portable/test_values.py.
+    code += "from fastcheck.record import reference; "
+    code += f"reference.TABLE = [reference.DTYPES[name] for name in {sample(DTYPES, 4)}]; "
     code += "sys.exit(main(['doctor', '--device', 'cpu', '--json']))"
     done = run_code(code, env={"FASTCHECK_NO_EXTENSION": "1"})
     assert done.returncode == 0, done.stdout + done.stderr

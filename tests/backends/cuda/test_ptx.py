@@ -2,6 +2,7 @@
 
 The tests of test_kernels.py once more, over nvcc's PTX. FASTCHECK_CUDA_ARCHS says for which
 compute capabilities (space-separated, e.g. "75 90 120"); one with every instruction by default.
+The kernels of integers of more than one byte are compiled in whole runs (``make test-release``).
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from backends.cuda.test_kernels import (
 )
 from fakes import ptx_on_cpu
 from fakes.cuda_on_cpu import driver
+from fastcheck.record.reference import DTYPES
+from support.sampling import IS_WHOLE
 
 __all__ = [
     "test_alignment",
@@ -47,6 +50,8 @@ __all__ = [
     "test_workspace_is_left_as_found",
 ]
 
+#: Dtypes whose kernels are compiled in whole runs alone.
+LONG = [name for name, row in DTYPES.items() if row.kind in ("int", "uint") and row.itemsize > 1]
 ARCHS = os.environ.get("FASTCHECK_CUDA_ARCHS", "90").split()
 
 pytestmark = pytest.mark.skipif(
@@ -58,3 +63,9 @@ pytestmark = pytest.mark.skipif(
 def compiled(request: pytest.FixtureRequest) -> Iterator[None]:
     with ptx_on_cpu.kernels(request.param):
         yield
+
+
+@pytest.fixture(autouse=True)
+def _is_compiled(request: pytest.FixtureRequest) -> None:
+    if not IS_WHOLE and request.node.callspec.params.get("dtype") in LONG:
+        pytest.skip("make test-release reads wider integers")

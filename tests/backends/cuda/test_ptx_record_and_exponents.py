@@ -1,6 +1,6 @@
 """The CUDA kernels that count exponents in the pass of a record, as compiled for a GPU.
 
-The tests of test_record_and_exponents.py over nvcc's PTX, in whole runs (``BOTH`` of
+The tests of test_record_and_exponents.py over nvcc's PTX, in whole runs (``LONG`` of
 tests/fakes/ptx_on_cpu).
 """
 

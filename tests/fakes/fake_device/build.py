@@ -9,6 +9,7 @@ import fcntl
 import hashlib
 import importlib.machinery
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -43,6 +44,13 @@ def compile_flags() -> list[str]:
     return flags
 
 
+def _autocast_lists() -> str:
+    """The macros of ATen/autocast_mode.h that name the operators of each precision."""
+    header = Path(torch.__file__).parent / "include" / "ATen" / "autocast_mode.h"
+    lists = r"^#define AT_FORALL_\w+\(_\).*\\\n(?:.*\\\n)*.*\n"
+    return "".join(re.findall(lists, header.read_text(), re.MULTILINE))
+
+
 def _run(command: Sequence[str]) -> None:
     done = subprocess.run(list(command), capture_output=True, text=True, check=False)
     if done.returncode != 0:
@@ -62,7 +70,8 @@ def build() -> Path:
     Needs a C++20 compiler ($CXX, else g++). RuntimeError with the compiler's output when it fails.
     """
     compiler = os.environ.get("CXX", "g++")
-    flags = compile_flags()
+    # torch's headers then declare the operators that they use in place of all.
+    flags = [*compile_flags(), "-DAT_PER_OPERATOR_HEADERS"]
     texts = [path.read_text() for path in sorted(SOURCE.iterdir())]
     digest = _digest(torch.__version__, compiler, sys.version, *flags, *UNITS, *texts)
     target = BUILD / digest / f"{NAME}{importlib.machinery.EXTENSION_SUFFIXES[0]}"
@@ -72,13 +81,14 @@ def build() -> Path:
     with open(BUILD / "lock", "w") as lock:  # several test processes may start at once
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not target.exists():
+            target.with_name("autocast_lists.h").write_text(_autocast_lists())
             whole = target.with_name("whole.cpp")
             whole.write_text("".join(f'#include "{unit}.cpp"\n' for unit in UNITS))
             libraries = Path(torch.__file__).parent / "lib"
             part = target.with_suffix(".part")
             link = ["-shared", "-o", str(part), str(whole), f"-L{libraries}"]
             link += [f"-Wl,-rpath,{libraries}", "-ltorch", "-ltorch_cpu", "-lc10", "-pthread"]
-            _run([compiler, *flags, *link])
+            _run([compiler, *flags, f"-I{target.parent}", *link])
             part.rename(target)
     return target
 

@@ -14,6 +14,7 @@ import functools
 import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Optional
 
@@ -25,12 +26,11 @@ BUILD = ROOT / "build" / "ptx_on_cpu"
 KERNELS = (
     "csrc/cuda/records_floats.cu",
     "csrc/cuda/records_bytes.cu",
-    "csrc/cuda/records_integers.cu",
     "csrc/cuda/found_nonfinite.cu",
     "csrc/cuda/exponents.cu",
 )
-#: nvcc and ptxas take as long for it as for all the others: whole runs alone have it.
-BOTH = ("csrc/cuda/record_and_exponents.cu",)
+#: nvcc and ptxas take longer for them than for all the others: whole runs alone have them.
+LONG = ("csrc/cuda/records_integers.cu", "csrc/cuda/record_and_exponents.cu")
 FLOAT32_KERNELS = ("tests/fakes/cuda_on_cpu/float32_alone.cpp",)
 FLOAT32_EXPONENTS = ("tests/fakes/ptx_on_cpu/float32_exponents.cu",)
 MACHINE = (
@@ -63,20 +63,23 @@ def nvcc() -> Optional[str]:
 
 
 def ptx(sources: Sequence[str], arch: str, root: Path = ROOT) -> list[Path]:
-    """What nvcc makes of each source for a compute capability, compiled unless it is there, by one
-    process where several want it at once.
+    """What nvcc makes of each source for a compute capability, compiled unless it is there, two at
+    a time, and by one process where several want it at once.
     """
     compiler = nvcc()
     assert compiler is not None
     command = (compiler, *NVCC_FLAGS, f"-arch=compute_{arch}", "-ptx")
     folder = BUILD / driver.fingerprint(command, (*sources, *driver.HEADERS), root)
     targets = [folder / f"{Path(source).stem}.sm_{arch}.ptx" for source in sources]
-    with driver.locked(folder):
-        for source, target in zip(sources, targets):
-            if not target.exists():
-                unfinished = target.with_suffix(".part")
-                driver.run([*command, source, "-o", str(unfinished)], root)
-                unfinished.replace(target)
+
+    def make(source: str, target: Path) -> None:
+        if not target.exists():
+            unfinished = target.with_suffix(".part")
+            driver.run([*command, source, "-o", str(unfinished)], root)
+            unfinished.replace(target)
+
+    with driver.locked(folder), ThreadPoolExecutor(2) as pool:
+        list(pool.map(make, sources, targets))
     return targets
 
 
@@ -132,7 +135,7 @@ def count(lib: ctypes.CDLL) -> tuple[int, int]:
 
 @contextlib.contextmanager
 def kernels(arch: str) -> Iterator[None]:
-    """Calls that name no library go to the PTX of the kernels; of ``BOTH`` in whole runs alone."""
-    paths = [*ptx(KERNELS, arch), *(ptx(BOTH, arch) if IS_WHOLE else [])]
+    """Calls that name no library go to the PTX of the kernels; of ``LONG`` in whole runs alone."""
+    paths = [*ptx(KERNELS, arch), *(ptx(LONG, arch) if IS_WHOLE else [])]
     with driver.using(load(paths)):
         yield

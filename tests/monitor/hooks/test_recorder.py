@@ -49,6 +49,13 @@ def in_python(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module_observer, "make_module_recorder", lambda recorder, node: None)
 
 
+@pytest.fixture(params=["C++", "Python"])
+def in_either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hooks are those of the recorder, then those of Python alone."""
+    if request.param == "Python":
+        in_python(monkeypatch)
+
+
 #: The CPU's runs have all of them.
 ON_FAKE = os.environ.get("FASTCHECK_FAKE_DEVICE") == "1"
 
@@ -279,27 +286,23 @@ class Doubled(nn.Module):
         return y
 
 
-def test_hooks_of_others_on_a_tensor_run_in_their_order(
-    device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for is_in_python in (False, True):
-        if is_in_python:
-            in_python(monkeypatch)
-        model = Hooked().to(device)
-        x = torch.ones(4, device=device)
-        with fastcheck.install(model) as monitor:
-            for _ in range(2):  # the first time Python gives the sites their numbers
-                model(x).backward()
-                monitor.step()
-            monitor.flush()
-        records = monitor.records()
-        [number] = [
-            number
-            for number, site in enumerate(monitor.sites)
-            if site.module == "inner" and site.role == "grad_output"
-        ]
-        assert records["max"][records["site"] == number].tolist() == [2.0, 2.0]
-        assert model.inner.weight.grad.tolist() == [12.0] * 4
+@pytest.mark.usefixtures("in_either_way")
+def test_hooks_of_others_on_a_tensor_run_in_their_order(device: str) -> None:
+    model = Hooked().to(device)
+    x = torch.ones(4, device=device)
+    with fastcheck.install(model) as monitor:
+        for _ in range(2):  # the first time Python gives the sites their numbers
+            model(x).backward()
+            monitor.step()
+        monitor.flush()
+    records = monitor.records()
+    [number] = [
+        number
+        for number, site in enumerate(monitor.sites)
+        if site.module == "inner" and site.role == "grad_output"
+    ]
+    assert records["max"][records["site"] == number].tolist() == [2.0, 2.0]
+    assert model.inner.weight.grad.tolist() == [12.0] * 4
 
 
 class Parted(nn.Module):
@@ -319,26 +322,22 @@ class Parts(nn.Module):
         return x.unbind(0)
 
 
-def test_an_output_that_nothing_uses_has_no_gradient(
-    device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for is_in_python in (False, True):
-        if is_in_python:
-            in_python(monkeypatch)
-        model = Parted().to(device)
-        with fastcheck.install(model) as monitor:
-            for step in range(4):
-                model(torch.ones(2, 4, device=device), step % 2).backward()
-                monitor.step()
-            monitor.flush()
-        came = [
-            (site.label, int(record["step"]))
-            for record in monitor.records()
-            for site in [monitor.sites[int(record["site"])]]
-            if (site.module, site.role) == ("parts", "grad_output")
-        ]
-        assert came == [(f"output[{step % 2}]", step) for step in range(4)]
-        assert "no longer observes" not in str(monitor.summary())
+@pytest.mark.usefixtures("in_either_way")
+def test_an_output_that_nothing_uses_has_no_gradient(device: str) -> None:
+    model = Parted().to(device)
+    with fastcheck.install(model) as monitor:
+        for step in range(4):
+            model(torch.ones(2, 4, device=device), step % 2).backward()
+            monitor.step()
+        monitor.flush()
+    came = [
+        (site.label, int(record["step"]))
+        for record in monitor.records()
+        for site in [monitor.sites[int(record["site"])]]
+        if (site.module, site.role) == ("parts", "grad_output")
+    ]
+    assert came == [(f"output[{step % 2}]", step) for step in range(4)]
+    assert "no longer observes" not in str(monitor.summary())
 
 
 def last_nodes_of(*roots: torch.Tensor) -> list[tuple[str, tuple[str, ...]]]:

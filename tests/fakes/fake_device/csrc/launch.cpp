@@ -4,10 +4,12 @@
 // holds addresses only: it keeps no tensor alive.
 #include "launch.h"
 
-#include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
+#include <ATen/core/Tensor.h>
 #include <ATen/native/IndexingUtils.h>
 #include <ATen/native/Resize.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 #include <ATen/record_function.h>
 #include <c10/core/DeviceGuard.h>
 #include <dlfcn.h>

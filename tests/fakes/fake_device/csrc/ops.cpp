@@ -1,14 +1,17 @@
 // The ops that are not one CPU kernel on a stream (allocation, views, copies, random numbers), and
 // the registration of all of them.
-#include <ATen/ATen.h>
+#include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/ExpandUtils.h>
+#include <ATen/core/Tensor.h>
 #include <ATen/native/Resize.h>
 #include <ATen/native/transformers/attention.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/convolution_backward.h>
 #include <ATen/ops/fill_native.h>
 #include <ATen/ops/is_set_to_native.h>
+#include <ATen/ops/randperm.h>
 #include <ATen/ops/unfold_native.h>
 #include <ATen/ops/view_as_complex_native.h>
 #include <ATen/ops/view_as_real_native.h>
