@@ -46,9 +46,9 @@ class FastcheckError(Exception):
     __module__ = "fastcheck"
 
     def __init__(self, what: str, *, expected: str = "", got: str = "", hint: str = "") -> None:
-        super().__init__(
-            explain(what, expected=expected, got=got, hint=hint) if expected or got else what
-        )
+        is_whole = expected or got
+        text = explain(what, expected=expected, got=got, hint=hint) if is_whole else what
+        super().__init__(printable(text, keep="\n"))
 
 
 class ConfigError(FastcheckError, ValueError):
@@ -204,11 +204,7 @@ def string_list(name: str, value: Union[str, Iterable[str], None]) -> list[str]:
     entries: list[Any] = list(value or ()) if is_list else [value]
     for entry in entries:
         if not isinstance(entry, str) or not entry.strip():
-            raise ConfigError(
-                f"{name} must be a string or a list of strings",
-                expected="names or patterns as strings",
-                got=repr(entry),
-            )
+            raise ConfigError(f"{name} must be a string or a list of strings, got {entry!r}")
     return entries
 
 

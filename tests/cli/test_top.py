@@ -43,12 +43,12 @@ def test_a_narrow_picture(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere", "--once"], "there is no log here"),
+        (["nowhere", "--once"], "there is no log at nowhere"),
         (["nowhere"], "top needs a terminal"),
         ([__file__], "this is no log directory"),
-        (["nowhere", "--interval", "0"], "--interval is no time to wait"),
-        (["nowhere", "--interval", "nan"], "--interval is no time to wait"),
-        (["nowhere", "--rows", "0"], "--rows shows nothing"),
+        (["nowhere", "--interval", "0"], "--interval must be"),
+        (["nowhere", "--interval", "nan"], "--interval must be"),
+        (["nowhere", "--rows", "0"], "--rows must be"),
     ],
 )
 def test_what_can_not_be_shown(
@@ -61,7 +61,7 @@ def test_what_can_not_be_shown(
 def test_without_rich_a_hint(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(top, "has_rich", lambda: False)
+    monkeypatch.setitem(sys.modules, "rich", None)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     code, _, err = run(capsys, "top", "nowhere")

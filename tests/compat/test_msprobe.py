@@ -171,7 +171,7 @@ def test_the_limit_ends_the_run(tmp_path: Path) -> None:
         ({"level": "l1"}, "did you mean 'L1'"),
         ({"level": "L2"}, 'Dumper(level="op") dumps every operator'),
         ({"rank": ["a"]}, '[0, 3, "5-8"]'),
-        ({"step": ["5-3"]}, "got:      '5-3'"),
+        ({"step": ["5-3"]}, "got '5-3'"),
         ({"step": [-1]}, "numbers from 0 on"),
         ({"statistics": {"lst": []}}, "did you mean 'list'"),
         ({"statistics": {"list": 3}}, '"list" must be a list of names'),
@@ -248,8 +248,8 @@ def test_steps_of_a_resumed_run(tmp_path: Path) -> None:
     with pytest.raises(fastcheck.OverflowDetected) as caught:
         net(torch.full((1, 2), float("nan")))
     assert caught.value.step == 70 and overflows_of(tmp_path)[0]["step"] == 70
-    assert debugger._watch is not None
-    debugger._watch.monitor.remove()
+    assert debugger._run._watch is not None
+    debugger._run._watch.monitor.remove()
 
 
 def test_several_parts_of_a_step(tmp_path: Path) -> None:

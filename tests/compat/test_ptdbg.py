@@ -350,8 +350,8 @@ def test_the_debugger_checks_overflows(tmp_path: Path) -> None:
     with pytest.raises(fastcheck.OverflowDetected):
         net(torch.full((1, 2), float("inf"))).sum().backward()
         debugger.step()
-    assert debugger._watch is not None
-    debugger._watch.close()
+    assert debugger._run._watch is not None
+    debugger._run._watch.close()
     assert overflows_of(tmp_path)
 
 

@@ -268,7 +268,7 @@ class TestCommand:
 
     def test_which_run(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["fleet", str(tmp_path)]) == 2
-        assert "there is no run here" in capsys.readouterr().err
+        assert "there is no run in" in capsys.readouterr().err
         for run in ("a", "b"):
             (tmp_path / f"run={run}").mkdir()
             (tmp_path / f"run={run}" / "x").touch()

@@ -301,27 +301,6 @@ def test_steps_that_are_judged_together_have_the_settings_of_their_time() -> Non
     assert [event.step for event in monitor.watch.events if event.kind == "settings"] == [21]
 
 
-def test_the_numbers_of_each_parameter() -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 4, bias=False)).bfloat16()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, eps=1e-6)
-    with fastcheck.install(model, watch=WATCH, record="stats") as monitor:
-        assert len(monitor.watch.parameters()) == 0
-        for _ in range(20):
-            optimizer.zero_grad()
-            model(torch.randn(16, 8).bfloat16()).float().square().mean().backward()
-            weights = {
-                name: float(p.detach().float().norm()) for name, p in model.named_parameters()
-            }
-            optimizer.step()
-    table = monitor.watch.parameters()
-    assert table["parameter"].tolist() == ["0.weight", "0.bias", "1.weight"] == list(weights)
-    assert table["weight_norm"] == pytest.approx(list(weights.values()), rel=1e-3)
-    norms = [float(p.grad.float().norm()) for p in model.parameters() if p.grad is not None]
-    assert table["gradient_norm"] == pytest.approx(norms, rel=1e-3)
-    assert np.all(table["usual_gradient_norm"] < 100 * table["gradient_norm"])
-
-
 def test_without_the_option_there_is_no_watch() -> None:
     monitor, _, _ = train(watch=False, steps=2)
     with pytest.raises(fastcheck.ConfigError, match="watch=True"):
@@ -331,7 +310,7 @@ def test_without_the_option_there_is_no_watch() -> None:
 @pytest.mark.parametrize("watch", ["yes", 3, fastcheck.Watch])
 def test_what_is_no_option_is_refused(watch: Any) -> None:
     model = nn.Linear(2, 2)
-    with pytest.raises(fastcheck.ConfigError, match="watch can't be used"):
+    with pytest.raises(fastcheck.ConfigError, match="watch must be True"):
         fastcheck.install(model, watch=watch)
     assert not model._forward_hooks
 

@@ -47,11 +47,8 @@ def accelerate(
     """
     seals = CheckpointSeals(seal)
     if not callable(getattr(accelerator, "register_save_state_pre_hook", None)):
-        raise ConfigError(
-            "accelerate() was not given an Accelerator",
-            expected="accelerate(accelerator, model)",
-            got=type(accelerator).__name__,
-        )
+        given = type(accelerator).__name__
+        raise ConfigError(f"accelerate() was not given an Accelerator, but a {given}")
     inner = accelerator.unwrap_model(model)
     options.setdefault("sinks", _sinks(accelerator))
     if isinstance(accelerator.scaler, torch.amp.GradScaler):

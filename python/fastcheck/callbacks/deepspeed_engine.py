@@ -58,9 +58,8 @@ def deepspeed(engine: Any, *, seal: Union[str, bool] = "mark", **options: Any) -
     outer = getattr(engine, "optimizer", None)
     if outer is None or not isinstance(getattr(engine, "module", None), torch.nn.Module):
         raise ConfigError(
-            "this is not a DeepSpeed engine with an optimizer",
-            expected="what deepspeed.initialize() returns first",
-            got=f"{type(engine).__name__}",
+            "deepspeed() takes a DeepSpeed engine with an optimizer, which deepspeed.initialize() "
+            f"returns, not a {type(engine).__name__}"
         )
     rows = WaitingRows((functools.partial(_write, engine.monitor),))
     if engine.monitor.enabled and engine.global_rank == 0:

@@ -67,10 +67,8 @@ def megatron(
         getattr(optimizer, "get_loss_scale", None)
     ):
         raise ConfigError(
-            "this is not an optimizer of Megatron Core",
-            expected="what get_megatron_optimizer() returns",
-            got=type(optimizer).__name__,
-            hint="fastcheck.install(model) finds optimizers of torch.optim by itself",
+            "megatron() takes an optimizer of Megatron Core, from get_megatron_optimizer(), not a "
+            f"{type(optimizer).__name__}; install(model) finds optimizers of torch.optim by itself"
         )
     if getattr(optimizer.config, "fp16", False):
         options.setdefault("training", Training(scaler=optimizer.get_loss_scale))

@@ -263,18 +263,11 @@ def make_selection(
     wanted_ops += more_ops
     wanted_modules += more_modules
     if level == "module" and wanted_ops:
-        raise ConfigError(
-            'ops= is for level="op"',
-            expected='modules= with level="module", or ops= with level="op"',
-            got=f"ops={string_list('ops', ops)!r}",
-        )
+        raise ConfigError('ops= is for level="op": with level="module" give modules=')
     for wanted in wanted_modules if level != "module" else ():
         if wanted.call is not None:
             raise ConfigError(
-                'calls of modules have numbers with level="module" only',
-                expected="a module's path",
-                got=repr(wanted.text),
-                hint='level="module", or the name of an op with its number',
+                f'calls of modules have numbers with level="module" only, got {wanted.text!r}'
             )
 
     def end(option: str, name: Optional[str]) -> Optional[Wanted]:

@@ -1,14 +1,12 @@
-"""``fastcheck export``: writes a log as a table: CSV, Parquet or Arrow; or as a trace."""
+"""``fastcheck export``: writes a log as a table: CSV, Parquet or Arrow."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import csv
-import json
-import math
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from itertools import chain
 from typing import Any, Callable
@@ -17,122 +15,20 @@ import numpy as np
 
 from fastcheck.dump.storage.files import places_in
 from fastcheck.errors import CompareError, ConfigError, needed_module
-from fastcheck.log.reader import (
-    find_logs,
-    log_parts,
-    read_event_lines,
-    read_log,
-    read_sites_and_meta,
-    read_watch,
-)
-from fastcheck.log.record_file import read_pieces
-from fastcheck.log.step_table import STEP_NUMBERS, StepRow, StepStream, step_rows
+from fastcheck.log.reader import find_logs, read_log
+from fastcheck.log.step_table import STEP_NUMBERS, StepRow, step_rows
 from fastcheck.log.table import COLUMNS, log_table
-from fastcheck.record.format import Verdict, nonfinite
-from fastcheck.record.statistics import LARGEST_FINITE, statistics_columns
 from fastcheck.utils.private import new_file, writing
 from fastcheck.utils.text.layout import csv_text
 
 from .console import print_json
-
-_STEP_MICROSECONDS = 1000
-_VERDICTS = [int(verdict) for verdict in Verdict]
-
-
-def write_trace(directory: str, path: str) -> int:
-    """Writes the trace, a piece of the log at a time; returns how many entries it has.
-
-    Raises:
-        LogError: the log can't be read.
-        OSError: ``path`` can't be written.
-    """
-    count = 0
-    with open(path, "w", encoding="utf-8") as file:
-        file.write('{"displayTimeUnit":"ms","traceEvents":[')
-        for entry in _entries(directory):
-            file.write(("," if count else "") + "\n" + json.dumps(entry, allow_nan=False))
-            count += 1
-        file.write("\n]}\n")
-    return count
-
-
-def _entries(directory: str) -> Iterator[dict[str, Any]]:
-    for rank, paths in log_parts(directory).items():
-        yield {"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}}
-        sites, meta = read_sites_and_meta(directory, rank)
-        stream = StepStream(sites, meta, rank)
-        names = {number: str(site) for number, site in sites.items()}
-        for path in paths:
-            for piece in read_pieces(path):
-                stream.add(piece.records)
-                yield from _counters(piece.records, names, rank)
-        for line in read_event_lines(directory, rank)[0]:
-            yield from _instant(line, names, rank)
-        for row in stream.rows():
-            for name in STEP_NUMBERS:
-                value = getattr(row, name)
-                if value is not None and math.isfinite(value):
-                    yield _counter(f"step: {name}", rank, row.step, {name: value})
-    for line in read_watch(directory):
-        yield _watched(line)
-
-
-def _counters(records: np.ndarray, names: dict[int, str], rank: int) -> Iterator[dict[str, Any]]:
-    columns = statistics_columns(records)
-    with np.errstate(all="ignore"):
-        headroom = np.log2(LARGEST_FINITE[records["dtype"]] / columns["abs_max"])
-    values = {"headroom bits": headroom, "rms": columns["rms"]}
-    bad = nonfinite(records)
-    for index, (site, step) in enumerate(zip(records["site"].tolist(), records["step"].tolist())):
-        shown = {
-            name: float(column[index])
-            for name, column in values.items()
-            if np.isfinite(column[index])
-        }
-        if bad[index]:
-            shown["not finite"] = 1.0
-        for name, value in shown.items():
-            track = f"{names.get(site, f'site {site}')}: {name}"
-            yield _counter(track, rank, step, {name: value})
-
-
-def _counter(name: str, rank: int, step: int, values: dict[str, float]) -> dict[str, Any]:
-    time = step * _STEP_MICROSECONDS
-    return {"ph": "C", "name": name, "pid": rank, "ts": time, "args": values}
-
-
-def _watched(line: dict[str, Any]) -> dict[str, Any]:
-    """An event of install(watch=)."""
-    rank = line.get("rank")
-    text = {"text": line["text"], "warns": bool(line.get("is_warning"))}
-    return {
-        "ph": "i",
-        "s": "p",
-        "name": f"watch: {line.get('kind', 'event')}",
-        "pid": rank if isinstance(rank, int) else 0,
-        "tid": 0,
-        "ts": line["step"] * _STEP_MICROSECONDS,
-        "args": text,
-    }
-
-
-def _instant(line: dict[str, Any], names: dict[int, str], rank: int) -> Iterator[dict[str, Any]]:
-    step, site, verdict = line.get("step"), line.get("site"), line.get("verdict")
-    if not isinstance(step, int) or not isinstance(site, int) or verdict not in _VERDICTS:
-        return
-    name = f"{Verdict(verdict).name.lower()}: {names.get(site, f'site {site}')}"
-    reason = {"reason": str(line.get("reason", "")), "counted": bool(line.get("counted"))}
-    time = step * _STEP_MICROSECONDS
-    yield {"ph": "i", "s": "p", "name": name, "pid": rank, "tid": 0, "ts": time, "args": reason}
-
 
 HELP = "a log as CSV, Parquet or Arrow"
 
 DESCRIPTION = """\
 Writes the records of a log, or of a dump, as a table, one row a record, with its place, counts,
 statistics and checksum: for pandas, DuckDB, Polars, a spreadsheet. Works in pieces, so that its
-size doesn't matter. The format is that of the name: .csv, .parquet, or .arrow; or .trace.json, a
-trace for Perfetto: a counter track for each tensor's headroom and rms, events as instants."""
+size doesn't matter. The format is that of the name: .csv, .parquet, or .arrow."""
 
 EPILOG = """\
 examples:
@@ -140,7 +36,6 @@ examples:
   fastcheck export LOG records.csv
   fastcheck export LOG steps.csv --steps
   fastcheck export dump/step3 step3.csv
-  fastcheck export LOG run.trace.json            for https://ui.perfetto.dev
   duckdb -c "select step, max(l2_norm) from 'records.parquet' where module = 'head' group by step"
 
 .parquet and .arrow need pyarrow: pip install 'fastcheck[tools]'. .csv needs nothing; its checksums
@@ -152,7 +47,6 @@ usage"""
 
 Piece = dict[str, np.ndarray]
 
-_TRACE = ".trace.json"
 _STEP_COLUMNS = tuple(field.name for field in fields(StepRow))
 
 
@@ -160,7 +54,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "log", help="log directory, the fastcheck_log/ above it (the newest), or a dump"
     )
-    parser.add_argument("file", help="what to write: NAME.csv, .parquet, .arrow or .trace.json")
+    parser.add_argument("file", help="what to write: NAME.csv, .parquet or .arrow")
     parser.add_argument("--force", action="store_true", help="replace the file if it is there")
     parser.add_argument(
         "--steps",
@@ -178,44 +72,27 @@ def run(options: argparse.Namespace) -> int:
         ".parquet": _write_parquet,
         ".arrow": _write_arrow,
     }
-    is_trace = options.file.lower().endswith(_TRACE)
-    if suffix not in writers and not is_trace:
-        raise ConfigError(
-            "unknown output format",
-            expected="a file name that ends in " + " or ".join(writers),
-            got=options.file,
-        )
+    if suffix not in writers:
+        endings = " or ".join(writers)
+        raise ConfigError(f"the name of the output must end in {endings}, got {options.file}")
     if os.path.exists(options.file) and not options.force:
-        raise ConfigError(
-            "the output file exists already",
-            expected="a new name",
-            got=options.file,
-            hint="--force replaces it",
-        )
+        raise ConfigError(f"{options.file} exists already; --force replaces it")
     path, places = options.log, [place for _, _, place in sorted(places_in(options.log))]
-    if is_trace and (options.steps or places):
-        raise ConfigError(
-            "a trace is made of a whole log", expected="a log directory, without --steps", got=path
-        )
     if options.steps and places:
-        raise ConfigError(
-            "--steps is for logs only", expected="a log directory", got=f"{path}, a dump"
-        )
+        raise ConfigError(f"--steps is for logs, and {path} is a dump")
     if not places:
         places = find_logs(options.log)[-1:]
         path = places[0] if places else path
     if not places:
         read_log(options.log)  # raises the error
-        raise ConfigError("export takes a whole log", expected="a log directory", got=options.log)
+        raise ConfigError(f"export takes a whole log, the directory that {options.log} lies in")
     # Under another name until it is whole: half a table must not pass for a table.
     part = options.file + ".part"
     damaged: list[int] = []
     try:
         with writing(options.file, "the table", CompareError):
             os.close(new_file(part, 0o666))
-            if is_trace:
-                rows = write_trace(path, part)
-            elif options.steps:
+            if options.steps:
                 rows = writers[suffix]([_step_columns(path)], part, _STEP_COLUMNS)
             else:
                 pieces = (log_table(place, damaged.append) for place in places)
@@ -225,14 +102,13 @@ def run(options: argparse.Namespace) -> int:
         with contextlib.suppress(OSError):
             os.unlink(part)
     size = os.path.getsize(options.file)
-    columns = () if is_trace else _STEP_COLUMNS if options.steps else COLUMNS
+    columns = _STEP_COLUMNS if options.steps else COLUMNS
     if options.json:
         written = {"log": path, "file": options.file, "rows": rows, "bytes": size}
         written["damaged_records"] = sum(damaged)
         print_json("export", {**written, "columns": columns})
     else:
-        of_what = "entries" if is_trace else f"rows of {len(columns)} columns"
-        print(f"{options.file}: {rows:,} {of_what}, {size:,} bytes")
+        print(f"{options.file}: {rows:,} rows of {len(columns)} columns, {size:,} bytes")
         if damaged:
             print(f"{sum(damaged):,} damaged records of the log are left out")
     return 0

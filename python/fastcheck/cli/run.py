@@ -69,11 +69,7 @@ def run(options: argparse.Namespace) -> int:
     given = {name: getattr(options, name) for name in _OPTIONS}
     given["watch"] = None if options.watch else False
     if not options.module and not os.path.isfile(options.program):
-        raise ConfigError(
-            "there is no such program",
-            expected="a Python file, or -m and the name of a module",
-            got=options.program,
-        )
+        raise ConfigError(f"there is no such program: {options.program}; -m takes a module's name")
     sys.argv = [options.program, *options.arguments]
     # As Python does for a program: its folder for a file, the current one for a module.
     folder = os.getcwd() if options.module else os.path.dirname(os.path.abspath(options.program))

@@ -10,13 +10,11 @@ import sys
 import time
 from typing import Any, Optional
 
-from fastcheck.errors import ConfigError, LogError
+from fastcheck.errors import ConfigError, LogError, needed_module
 from fastcheck.log.follow import LogFollower
 from fastcheck.report.live.frame import Picture, View, picture, waiting_picture
 from fastcheck.report.live.state import SORTS, LiveState
 from fastcheck.utils.text.layout import paint, to_ascii, wants_ascii, wants_color
-
-from .console import has_rich
 
 # What follows ESC [ or ESC O (ECMA-48; xterm's control sequences).
 _SEQUENCES = {
@@ -166,47 +164,25 @@ def run(options: argparse.Namespace) -> int:
     if options.once:
         shower.poll()
         if follower.directory is None:
-            raise LogError(
-                "there is no log here",
-                expected="a log directory, or the fastcheck_log/ above it",
-                got=options.log,
-                hint="without --once, top waits for one",
-            )
+            raise LogError(f"there is no log at {options.log}; without --once, top waits for one")
         _print(shower.draw(_columns(), None))
         return 0
     if not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
-        raise ConfigError(
-            "top needs a terminal",
-            expected="a terminal as standard output",
-            got="a file, a pipe, or TERM=dumb",
-            hint="fastcheck top LOG --once prints the state once",
-        )
-    if not has_rich():
-        raise ConfigError(
-            "the live picture needs rich",
-            expected="rich, installed",
-            got="no module named rich",
-            hint="pip install 'fastcheck[tools]', or --once, which needs nothing",
-        )
+        raise ConfigError("top needs a terminal; fastcheck top LOG --once prints the state once")
+    hint = "pip install 'fastcheck[tools]', or --once, which needs nothing"
+    needed_module("rich", "the live picture", hint)
     shower.follow(options.interval)
     return 0
 
 
 def _check(options: argparse.Namespace) -> None:
     if not math.isfinite(options.interval) or options.interval < _LEAST_INTERVAL:
-        raise ConfigError(
-            "--interval is no time to wait",
-            expected=f"{_LEAST_INTERVAL} seconds or more",
-            got=f"{options.interval:g}",
-        )
+        least = f"{_LEAST_INTERVAL} seconds or more"
+        raise ConfigError(f"--interval must be {least}, got {options.interval:g}")
     if options.rows is not None and options.rows < 1:
-        raise ConfigError("--rows shows nothing", expected="1 or more", got=str(options.rows))
+        raise ConfigError(f"--rows must be 1 or more, got {options.rows}")
     if os.path.exists(options.log) and not os.path.isdir(options.log):
-        raise LogError(
-            "this is no log directory",
-            expected="a log directory, or the fastcheck_log/ above it",
-            got=options.log,
-        )
+        raise LogError(f"this is no log directory, nor the fastcheck_log/ above one: {options.log}")
 
 
 class _Shower:

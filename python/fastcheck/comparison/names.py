@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Union
 
-from fastcheck.errors import ConfigError, did_you_mean
+from fastcheck.errors import ConfigError, choice, did_you_mean
 
 _LAST_PARTS: Mapping[str, Mapping[str, str]] = {
     # What MindSpore calls parameters and buffers, and what PyTorch does: last parts of a name.
@@ -236,13 +236,7 @@ class Renaming:
         if isinstance(rename, str):
             if rename in _FUSED:
                 return cls({}, program=rename)
-            if rename not in _LAST_PARTS:
-                raise ConfigError(
-                    "unknown rename",
-                    expected=f"{', '.join(BUILT_IN)}, a mapping, or a JSON file with one",
-                    got=repr(rename),
-                    hint=did_you_mean(rename, BUILT_IN),
-                )
+            choice("rename", rename, BUILT_IN, "a mapping, or a JSON file with one")
             return cls({}, _LAST_PARTS[rename])
         for left, right in rename.items():
             rights = [right] if isinstance(right, str) else right

@@ -10,7 +10,7 @@ import re
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, Optional, Union
+from typing import Any, Optional, Union
 
 from fastcheck.comparison.compare import compare
 from fastcheck.dump.dumper import Dumper
@@ -100,24 +100,14 @@ def warn_once(text: str) -> None:
         warn(f"fastcheck.compat: {text}")
 
 
-def raise_config_error(
-    what: str, *, got: Any, hint: str, expected: str = "what docs/compat.md lists"
-) -> NoReturn:
-    """Raises ConfigError for a value that has no counterpart in fastcheck."""
-    raise ConfigError(what, expected=expected, got=repr(got), hint=hint)
-
-
 def check_names(what: str, given: Iterable[str], known: Iterable[str]) -> None:
     """Raises ConfigError for the first of the names that is not in ``known``."""
     names = sorted(known)
     for name in given:
         if name not in names:
-            raise ConfigError(
-                f"unknown {what} {name!r}",
-                expected=", ".join(names),
-                got=repr(name),
-                hint=did_you_mean(str(name), names),
-            )
+            text = f"unknown {what} {name!r}; it may be {', '.join(names)}"
+            hint = did_you_mean(str(name), names)
+            raise ConfigError(f"{text}; {hint}" if hint else text)
 
 
 def number_set(name: str, given: Any) -> Optional[frozenset[int]]:
@@ -134,9 +124,8 @@ def number_set(name: str, given: Any) -> Optional[frozenset[int]]:
             numbers.update(range(int(span.group(1)), int(span.group(2)) + 1))
         else:
             raise ConfigError(
-                f'"{name}" must be a list of ints >= 0',
-                expected='numbers from 0 on, and spans of them: [0, 3, "5-8"]',
-                got=repr(item),
+                f'"{name}" must be a list of numbers from 0 on, and spans of them ([0, 3, "5-8"]), '
+                f"got {item!r}"
             )
     return frozenset(numbers)
 
@@ -157,11 +146,7 @@ def compare_paths(
     for keys in (actual, reference):
         path = next((given[key] for key in keys if given.get(key)), None)
         if path is None:
-            raise ConfigError(
-                "input_param has no path of one side",
-                expected=" or ".join(keys),
-                got=", ".join(given) or "nothing",
-            )
+            raise ConfigError(f"input_param has no path of one side: {' or '.join(keys)}")
         sides.append(path)
     csv = None
     if output_path is not None:

@@ -6,6 +6,7 @@ record log of the same events, for ``fastcheck show`` and ``Dumper(from_log=)``.
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 from collections.abc import Sequence
@@ -28,7 +29,7 @@ from fastcheck.utils.private import AppendFile
 from fastcheck.utils.text.numbers import format_nonfinite
 from fastcheck.utils.torch.rank import own_rank
 
-from ._options import warn_once
+from ._options import Dumps, warn_once
 
 
 def call_name(event: Event) -> str:
@@ -154,6 +155,68 @@ class OverflowWatch(SessionListener):
             file.append(json.dumps(line, ensure_ascii=False).encode() + b"\n")
         finally:
             file.close()
+
+
+class Run:
+    """The steps that a PrecisionDebugger reads between start() and stop(), in either tool.
+
+    Args:
+        dumps: writes them; None: their overflows are counted.
+        begin_watch: begins to count, in these models, from a step on.
+        steps: the steps that are read; None: all.
+        is_mine: whether this rank reads any.
+    """
+
+    def __init__(
+        self,
+        dumps: Optional[Dumps],
+        begin_watch: Callable[[Sequence[torch.nn.Module], int], OverflowWatch],
+        steps: Optional[frozenset[int]],
+        is_mine: bool,
+    ) -> None:
+        self.dumps = dumps
+        #: The number of the step that start() begins.
+        self.step = 0
+        self._begin_watch = begin_watch
+        self._steps, self._is_mine = steps, is_mine
+        self._is_running = False
+        self._watch: Optional[OverflowWatch] = None
+        atexit.register(self._close_dumps)
+
+    def start(self, models: Sequence[torch.nn.Module]) -> None:
+        """Starts to read calls, unless it has, or in this step there is nothing to read."""
+        if not self._is_mine or self._is_running:
+            return
+        if self.dumps is None and self._watch is None:
+            # In a step that is left out, too: they are counted from here on.
+            self._watch = self._begin_watch(models, self.step)
+            self._watch.pause(True)
+        if self._steps is not None and self.step not in self._steps:
+            return
+        self._is_running = True
+        if self.dumps is not None:
+            self.dumps.open(self.step, models)
+        if self._watch is not None:
+            self._watch.pause(False)
+            self._watch.begin_step()
+
+    def stop(self) -> None:
+        """Stops to read calls. Raises OverflowDetected like a hook."""
+        self._is_running = False
+        self._close_dumps()
+        if self._watch is not None:
+            self._watch.pause(True)
+
+    def next_step(self) -> None:
+        """The step is over. Raises OverflowDetected like a hook."""
+        self.stop()
+        self.step += 1
+        if self._watch is not None:
+            self._watch.monitor.step()
+
+    def _close_dumps(self) -> None:
+        if self.dumps is not None:
+            self.dumps.close()
 
 
 def _usable_level(models: Sequence[torch.nn.Module]) -> tuple[str, str]:

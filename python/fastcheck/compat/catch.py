@@ -10,8 +10,7 @@ from collections import Counter
 from typing import Optional, Union
 
 from fastcheck.dump import dumper as dump
-
-from ._options import raise_config_error
+from fastcheck.errors import ConfigError
 
 # How many Dumpers were made for a directory: one for each iteration.
 _made: Counter[str] = Counter()
@@ -42,11 +41,8 @@ class Dumper:
         level: int = 0,
     ) -> None:
         if isinstance(level, bool) or level not in (0, 1):
-            raise_config_error(
-                "unknown level",
-                expected="0 (values) or 1 (records, abs_sum among them)",
-                got=level,
-                hint="level=0",
+            raise ConfigError(
+                f"level must be 0 (values) or 1 (records, abs_sum among them), got {level!r}"
             )
         self._directory = os.fspath(dump_dir)
         self._enable = bool(enable)

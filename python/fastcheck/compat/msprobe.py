@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
-import atexit
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Optional, Union
+
+import torch
 
 from fastcheck.dump.options import Models, check_models
 from fastcheck.errors import ConfigError, choice
@@ -18,8 +19,8 @@ from fastcheck.reproducibility.seeds import seed_all as _seed_all
 from fastcheck.utils.names.api import api_names, is_function
 from fastcheck.utils.torch.rank import own_rank
 
-from ._options import Dumps, check_names, compare_paths, number_set, raise_config_error, warn_once
-from ._overflows import OverflowWatch
+from ._options import Dumps, check_names, compare_paths, number_set, warn_once
+from ._overflows import OverflowWatch, Run
 
 __all__ = ["PrecisionDebugger", "compare", "seed_all"]
 
@@ -141,18 +142,13 @@ def read_config(
     chosen = _task(given.get("task", "statistics") if task is None else task)
     part = given.get(chosen, {})
     if not isinstance(part, dict):
-        raise_config_error(
-            f'"{chosen}" of config.json must be an object', got=part, expected="{...}", hint=""
-        )
+        raise ConfigError(f'"{chosen}" of config.json must be an object, got {part!r}')
     check_names(f'key of "{chosen}"', part, _TASK_KEYS[chosen])
     chosen_level = _level(given.get("level", "L1") if level is None else level)
     place = given.get("dump_path") if dump_path is None else os.fspath(dump_path)
     if not isinstance(place, str) or not place:
-        raise_config_error(
-            "dump_path is missing",
-            expected="a directory, in config.json or as PrecisionDebugger(dump_path=...)",
-            got=place,
-            hint='"dump_path": "./dump"',
+        raise ConfigError(
+            "dump_path is missing: a directory, in config.json or PrecisionDebugger(dump_path=...)"
         )
     if part.get("check_mode") not in (None, "", "all"):
         warn_once('"check_mode" is not used: values are read instead of a register of the device')
@@ -178,9 +174,7 @@ def read_config(
 
 def _is_enabled(given: Any) -> bool:
     if not isinstance(given, (bool, type(None))):
-        raise_config_error(
-            '"dump_enable" must be true or false', expected="true, false", got=given, hint=""
-        )
+        raise ConfigError(f'"dump_enable" must be true or false, got {given!r}')
     if given is False:
         warn_once('"dump_enable" is false: nothing is dumped. The file is read once, at the start')
     return given is not False
@@ -191,37 +185,24 @@ def _load_config(path: str) -> dict[str, Any]:
         with open(path, encoding="utf-8") as file:
             config = json.load(file)
     except (OSError, ValueError) as error:
-        raise ConfigError(
-            "config.json can't be read",
-            expected="an existing file that holds a JSON object",
-            got=f"{path}: {getattr(error, 'strerror', None) or error}",
-        ) from error
+        why = getattr(error, "strerror", None) or error
+        raise ConfigError(f"config.json can't be read: {path}: {why}") from error
     if not isinstance(config, dict):
-        raise_config_error(
-            "config.json must be a JSON object", expected="{...}", got=config, hint=""
-        )
+        raise ConfigError(f"config.json must be a JSON object, got {config!r}")
     return dict(config)
 
 
 def _task(task: Any) -> str:
     if isinstance(task, str) and task in _OTHER_TASKS:
-        raise_config_error(
-            f'task="{task}" has no counterpart in fastcheck',
-            expected=" or ".join(f'"{name}"' for name in TASKS),
-            got=task,
-            hint=_OTHER_TASKS[task],
-        )
+        raise ConfigError(f'task="{task}" has no counterpart in fastcheck: {_OTHER_TASKS[task]}')
     return str(choice("task", task, TASKS))
 
 
 def _level(level: Any) -> str:
     if level in ("L2", "debug"):
-        raise_config_error(
-            f'level="{level}" has no counterpart in fastcheck',
-            expected=" or ".join(f'"{name}"' for name in LEVELS),
-            got=level,
-            hint='Dumper(level="op") dumps every operator that torch runs; fastcheck.stats(x) '
-            "reads one tensor",
+        raise ConfigError(
+            f'level="{level}" has no counterpart in fastcheck: Dumper(level="op") dumps every '
+            "operator that torch runs; fastcheck.stats(x) reads one tensor"
         )
     return str(choice("level", level, LEVELS))
 
@@ -244,10 +225,8 @@ def _ends(part: Mapping[str, Any]) -> tuple[str, ...]:
     if len(ends) in (0, 2):
         return ends
     raise ConfigError(
-        '"scope" must be a pair of names',
-        expected="two names, the first and the last call, or none",
-        got=repr(list(ends)),
-        hint='"list" dumps single calls',
+        f'"scope" must be two names, of the first and the last call, got {list(ends)!r}; "list" '
+        "dumps single calls"
     )
 
 
@@ -255,7 +234,7 @@ def _texts(name: str, given: Any) -> tuple[str, ...]:
     texts = [given] if isinstance(given, str) else [] if given is None else given
     if isinstance(texts, (list, tuple)) and all(isinstance(text, str) for text in texts):
         return tuple(texts)
-    raise ConfigError(f'"{name}" must be a list of names', expected='["..."]', got=repr(given))
+    raise ConfigError(f'"{name}" must be a list of names, got {given!r}')
 
 
 def _record_option(task: str, part: Mapping[str, Any]) -> str:
@@ -278,11 +257,7 @@ def _overflow_nums(given: Any) -> int:
     is_number = isinstance(given, int) and not isinstance(given, bool)
     if is_number and (given == -1 or given > 0):
         return int(given)
-    raise ConfigError(
-        '"overflow_nums" must be a positive int, or -1',
-        expected="how many overflows end the run, or -1 for never",
-        got=repr(given),
-    )
+    raise ConfigError(f'"overflow_nums" must be a positive int, or -1 for never, got {given!r}')
 
 
 Path = Union[str, "os.PathLike[str]"]
@@ -327,14 +302,11 @@ class PrecisionDebugger:
             config_path, task=task, dump_path=dump_path, level=level, step=step
         )
         self._models = check_models(model)
-        self._step = 0
-        self._is_running = False
-        self._watch: Optional[OverflowWatch] = None
-        self._dumps: Optional[Dumps] = None
-        self._is_mine = config.is_enabled and (config.ranks is None or own_rank() in config.ranks)
-        if config.task != "overflow_check" and self._is_mine:
-            self._dumps = Dumps(config.dump_path, config.plans, config.spellings)
-            atexit.register(self._dumps.close)
+        is_mine = config.is_enabled and (config.ranks is None or own_rank() in config.ranks)
+        dumps = None
+        if config.task != "overflow_check" and is_mine:
+            dumps = Dumps(config.dump_path, config.plans, config.spellings)
+        self._run = Run(dumps, self._begin_watch, config.steps, is_mine)
 
     def start(
         self, model: Models = None, token_range: Any = None, rank_id: Optional[int] = None
@@ -345,34 +317,21 @@ class PrecisionDebugger:
         if token_range is not None:
             warn_once("token_range= is not used: every pass of the step is read")
         self._models = check_models(model) or self._models
-        if not self._is_mine or self._is_running or rank_id not in (None, own_rank()):
-            return
-        if self._dumps is None and self._watch is None:
-            # In a step that is left out, too: they are counted from here on.
-            self._watch = self._begin_watch()
-            self._watch.pause(True)
-        if self.config.steps is not None and self._step not in self.config.steps:
-            return
-        self._is_running = True
-        if self._dumps is not None:
-            self._dumps.open(self._step, self._models)
-        if self._watch is not None:
-            self._watch.pause(False)
-            self._watch.begin_step()
+        if rank_id in (None, own_rank()):
+            self._run.start(self._models)
 
-    def _begin_watch(self) -> OverflowWatch:
-        if not self._models:
+    def _begin_watch(self, models: Sequence[torch.nn.Module], step: int) -> OverflowWatch:
+        if not models:
             raise ConfigError(
-                "overflow_check needs the model",
-                expected="debugger.start(model), or PrecisionDebugger(model=model)",
-                got="no model",
+                "overflow_check needs the model: debugger.start(model), or "
+                "PrecisionDebugger(model=model)"
             )
         return OverflowWatch(
-            self._models,
+            models,
             dump_path=self.config.dump_path,
             overflow_nums=self.config.overflow_nums,
             level="module" if self.config.level == "L0" else "op",
-            first_step=self._step,
+            first_step=step,
         )
 
     def stop(self) -> None:
@@ -380,21 +339,14 @@ class PrecisionDebugger:
 
         Raises OverflowDetected like a hook does.
         """
-        self._is_running = False
-        if self._dumps is not None:
-            self._dumps.close()
-        if self._watch is not None:
-            self._watch.pause(True)
+        self._run.stop()
 
     def step(self) -> None:
         """A step is over: the next start() begins the next step. Call it after the optimizer's.
 
         Raises OverflowDetected like a hook does.
         """
-        self.stop()
-        self._step += 1
-        if self._watch is not None:
-            self._watch.monitor.step()
+        self._run.next_step()
 
     def __getattr__(self, name: str) -> Any:
         if name in _OTHER_NAMES:
@@ -403,20 +355,15 @@ class PrecisionDebugger:
 
     def set_init_step(self, step: int) -> None:
         """The number of the step that is begun next, of a run that was resumed."""
-        self._step = step
+        self._run.step = step
 
     def __repr__(self) -> str:
         config = self.config
-        return f"<PrecisionDebugger: {config.task} {config.level}, step {self._step}>"
+        return f"<PrecisionDebugger: {config.task} {config.level}, step {self._run.step}>"
 
 
 def _no_counterpart(shown: str, name: str) -> ConfigError:
-    return ConfigError(
-        f"{shown} has no counterpart in fastcheck",
-        expected=", ".join(__all__),
-        got=shown,
-        hint=_OTHER_NAMES[name],
-    )
+    return ConfigError(f"{shown} has no counterpart in fastcheck: {_OTHER_NAMES[name]}")
 
 
 def __getattr__(name: str) -> Any:

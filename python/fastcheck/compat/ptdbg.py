@@ -24,8 +24,8 @@ from fastcheck.reproducibility.seeds import seed_all as _seed_all
 from fastcheck.utils.names.api import api_names
 from fastcheck.utils.torch.rank import own_rank
 
-from ._options import Dumps, check_names, compare_paths, number_set, raise_config_error, warn_once
-from ._overflows import OverflowWatch
+from ._options import Dumps, check_names, compare_paths, number_set, warn_once
+from ._overflows import OverflowWatch, Run
 
 __all__ = [
     "PrecisionDebugger",
@@ -72,11 +72,8 @@ def dump_plan(
     names = string_list("scope", scope)
     plan: dict[str, Any] = {"tensors": not summary_only}
     if mode == "acl":
-        raise_config_error(
-            'mode="acl" is the dump of CANN\'s own operators',
-            expected=" or ".join(f'"{name}"' for name in _MODES[:-1]),
-            got=mode,
-            hint='mode="list" dumps what the API of torch reads and makes',
+        raise ConfigError(
+            'mode="acl" is the dump of CANN\'s own operators; mode="list" dumps those of torch'
         )
     if mode in ("stack", "api_stack"):
         warn_once(f'mode="{mode}": records are written, without stacks of calls')
@@ -90,11 +87,9 @@ def dump_plan(
     elif mode == "api_list":
         functions = string_list("api_list", api_list)
         if not functions:
-            raise_config_error(
-                'mode="api_list" needs api_list=',
-                expected='names of functions, such as api_list=["relu"]',
-                got=api_list,
-                hint='mode="list" with scope= for single calls',
+            raise ConfigError(
+                'mode="api_list" needs names of functions, such as api_list=["relu"], got '
+                f'{api_list!r}; mode="list" with scope= is for single calls'
             )
         spellings = {function: tuple(api_names(function)) for function in functions}
         plan["ops"] = [name for names in spellings.values() for name in names]
@@ -123,12 +118,8 @@ def whole_call(name: str) -> str:
 
 def _check_scope(mode: str, is_met: bool, expected: str, got: Any) -> None:
     if not is_met:
-        raise_config_error(
-            f'mode="{mode}" needs scope=',
-            expected=expected,
-            got=got,
-            hint='scope=["Functional_linear_145_backward"]',
-        )
+        names = 'such as scope=["Functional_linear_145_backward"]'
+        raise ConfigError(f'mode="{mode}" needs scope= with {expected}, {names}, got {got!r}')
 
 
 Path = Union[str, "os.PathLike[str]"]
@@ -147,11 +138,7 @@ def acc_cmp_dump(*args: Any, **kwargs: Any) -> NoReturn:
 
 
 def _not_callable(name: str) -> NoReturn:
-    raise ConfigError(
-        f"{name} cannot be called directly",
-        expected=f"register_hook(model, {name})",
-        got=f"{name}(...)",
-    )
+    raise ConfigError(f"{name} cannot be called directly; write register_hook(model, {name})")
 
 
 class _Session:
@@ -254,19 +241,9 @@ def register_hook(
     Raises ConfigError.
     """
     if not isinstance(model, torch.nn.Module):
-        raise_config_error(
-            "register_hook() was given something that is not a model",
-            expected="a torch.nn.Module",
-            got=type(model).__name__,
-            hint="register_hook(model, overflow_check)",
-        )
+        raise ConfigError(f"register_hook() was given a {type(model).__name__}, not a model")
     if dump_mode == "acl":
-        raise_config_error(
-            'dump_mode="acl" is the dump of CANN\'s own operators',
-            expected='dump_mode="api"',
-            got=dump_mode,
-            hint="leave it out; CANN's own tools dump its operators",
-        )
+        raise ConfigError("dump_mode=\"acl\" is the dump of CANN's own operators: use CANN's tools")
     choice("dump_mode=", dump_mode, ["api"])
     if dump_config is not None:
         warn_once("dump_config= is the configuration of CANN's dump, which is not used")
@@ -282,11 +259,9 @@ def register_hook(
         _session.has_dump_hook = True
         _session.apply_switch()
     else:
-        choice("the hook", getattr(hook, "__name__", hook), ["overflow_check", "acc_cmp_dump"])
-        raise_config_error(
-            "the hook is not fastcheck's own",
-            got=getattr(hook, "__qualname__", type(hook).__name__),
-            hint="import it from fastcheck.compat.ptdbg",
+        raise ConfigError(
+            "the hook must be overflow_check or acc_cmp_dump of fastcheck.compat.ptdbg, got "
+            + getattr(hook, "__qualname__", type(hook).__name__)
         )
 
 
@@ -302,9 +277,7 @@ def set_dump_path(fpath: Optional[Path] = None, dump_tag: str = "") -> None:
     An ``fpath`` that ends with ``.pkl`` stands for the directory of that name without it.
     """
     if fpath is None or not os.fspath(fpath):
-        raise_config_error(
-            "set_dump_path() needs a path", expected="a directory", got=fpath, hint='"./dump"'
-        )
+        raise ConfigError(f"set_dump_path() needs a path, got {fpath!r}")
     path = os.fspath(fpath)
     if path.endswith(".pkl"):
         path = path[: -len(".pkl")]
@@ -395,21 +368,17 @@ def compare_distributed(
 
 def set_backward_input(backward_input: Any) -> NoReturn:
     """Refused: a part of the dump of CANN's own operators."""
-    raise_config_error(
-        "set_backward_input() belongs to the dump of CANN's own operators",
-        expected="a dump of torch's API, whose backward is dumped with it",
-        got=backward_input,
-        hint='leave it out: set_dump_switch("ON", mode="list", scope=[...]) dumps both directions',
+    raise ConfigError(
+        "set_backward_input() belongs to the dump of CANN's own operators; leave it out: "
+        'set_dump_switch("ON", mode="list", scope=[...]) dumps both directions'
     )
 
 
 def parse(*args: Any, **kwargs: Any) -> NoReturn:
     """Refused: a shell for .pkl and .npy files, which fastcheck does not write."""
-    raise_config_error(
-        "parse() reads files that fastcheck does not write",
-        expected="fastcheck show DUMP, or fastcheck compare ACTUAL REFERENCE",
-        got="parse()",
-        hint="docs/dump.md describes the files: records, and values as safetensors",
+    raise ConfigError(
+        "parse() reads files that fastcheck does not write; `fastcheck show DUMP` and "
+        "`fastcheck compare ACTUAL REFERENCE` read dumps"
     )
 
 
@@ -452,28 +421,30 @@ class PrecisionDebugger:
     ) -> None:
         choice("hook_name=", hook_name, ("dump", "overflow_check"))
         if dump_path is None or not os.fspath(dump_path):
-            raise_config_error(
-                "dump_path= is missing", expected="a directory", got=dump_path, hint='"./dump"'
-            )
+            raise ConfigError("dump_path= is missing")
         if hook_name == "overflow_check" and model is None:
-            raise_config_error(
-                "overflow_check needs the model",
-                expected="PrecisionDebugger(..., model=model)",
-                got="no model",
-                hint="or register_hook(model, overflow_check)",
-            )
+            raise ConfigError("overflow_check needs the model: PrecisionDebugger(..., model=model)")
         if enable_dataloader:
             warn_once("enable_dataloader= is not used: call start(), stop() and step()")
-        self._path, self._hook = os.fspath(dump_path), hook_name
-        self._models = [] if model is None else [model]
-        self._steps = number_set("step", step)
-        self._is_mine = rank is None or rank == own_rank()
-        self._step = 0
+        self._path, self._models = os.fspath(dump_path), [] if model is None else [model]
         self._overflow_nums = 1
-        self._plans: tuple[Plans, Spellings] = ({"": {"tensors": True}}, {})
-        self._dumps: Optional[Dumps] = None
-        self._watch: Optional[OverflowWatch] = None
+        is_dump = hook_name == "dump"
+        self._run = Run(
+            Dumps(self._path, {"": {"tensors": True}}, {}) if is_dump else None,
+            self._begin_watch,
+            number_set("step", step),
+            rank is None or rank == own_rank(),
+        )
         PrecisionDebugger._current = self
+
+    def _begin_watch(self, models: Sequence[torch.nn.Module], step: int) -> OverflowWatch:
+        return OverflowWatch(
+            models,
+            dump_path=self._path,
+            overflow_nums=self._overflow_nums,
+            format_name=_underscored,
+            first_step=step,
+        )
 
     def configure_hook(
         self,
@@ -499,7 +470,7 @@ class PrecisionDebugger:
                 "not used"
             )
         self._overflow_nums = overflow_nums
-        self._plans = dump_plan(
+        plans = dump_plan(
             mode,
             list(scope or ()),
             list(api_list or ()),
@@ -507,57 +478,29 @@ class PrecisionDebugger:
             input_output_mode,
             summary_only or summary_mode != "all",
         )
-        self._dumps = None
+        if self._run.dumps is not None:
+            self._run.dumps = Dumps(self._path, *plans)
 
     @classmethod
     def start(cls) -> None:
         """Starts to read calls."""
         debugger = cls._one()
-        is_wanted = debugger._steps is None or debugger._step in debugger._steps
-        if not debugger._is_mine or not is_wanted:
-            return
-        if debugger._hook == "overflow_check":
-            if debugger._watch is None:
-                debugger._watch = OverflowWatch(
-                    debugger._models,
-                    dump_path=debugger._path,
-                    overflow_nums=debugger._overflow_nums,
-                    format_name=_underscored,
-                    first_step=debugger._step,
-                )
-            debugger._watch.pause(False)
-            debugger._watch.begin_step()
-            return
-        if debugger._dumps is None:
-            debugger._dumps = Dumps(debugger._path, *debugger._plans)
-            atexit.register(debugger._dumps.close)
-        debugger._dumps.open(debugger._step, debugger._models)
+        debugger._run.start(debugger._models)
 
     @classmethod
     def stop(cls) -> None:
         """Stops to read calls: what runs before the next start() is not seen."""
-        debugger = cls._one()
-        if debugger._dumps is not None:
-            debugger._dumps.close()
-        if debugger._watch is not None:
-            debugger._watch.pause(True)
+        cls._one()._run.stop()
 
     @classmethod
     def step(cls) -> None:
         """Ends the step: the next start() begins the next step."""
-        cls.stop()
-        debugger = cls._one()
-        debugger._step += 1
-        if debugger._watch is not None:
-            debugger._watch.monitor.step()
+        cls._one()._run.next_step()
 
     @classmethod
     def _one(cls) -> PrecisionDebugger:
         if cls._current is None:
-            raise_config_error(
-                "there is no debugger yet",
-                expected='PrecisionDebugger(dump_path="./dump", hook_name="dump") before start()',
-                got="none",
-                hint="",
+            raise ConfigError(
+                "there is no debugger yet: make a PrecisionDebugger(dump_path=, hook_name=) first"
             )
         return cls._current

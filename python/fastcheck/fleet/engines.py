@@ -52,13 +52,11 @@ def run_of(folder: Folder, name: Optional[str]) -> str:
         return str(name)
     if name is None and len(runs) == 1:
         return runs[0]
-    listed = ", ".join(runs[:10]) or "none"
-    raise ConfigError(
-        "which run?" if runs else "there is no run here",
-        expected=f"--run with one of: {listed}" if runs else "a folder with run=.../",
-        got=name or without_credentials(folder.place),
-        hint="" if runs else "fastcheck collect writes one",
-    )
+    listed = ", ".join(runs[:10])
+    if runs:
+        raise ConfigError(f"which run? Give --run with one of: {listed}")
+    place = without_credentials(folder.place)
+    raise ConfigError(f"there is no run in {place}; fastcheck collect writes one")
 
 
 class DuckEngine:

@@ -211,10 +211,8 @@ def _check_ranks(engine: Engine) -> None:
     low, high = int(bounds["low"]), int(bounds["high"])
     if low < 0 or high >= RANK_LIMIT:
         raise ConfigError(
-            "the questions to a fleet can't tell these ranks from others",
-            expected=f"ranks from 0 to {RANK_LIMIT - 1:,}",
-            got=f"ranks from {low:,} to {high:,}",
-            hint="number the ranks of a run from 0; another job is another --run",
+            f"the ranks of a run must be from 0 to {RANK_LIMIT - 1:,}, got ranks from {low:,} to "
+            f"{high:,}; another job is another --run"
         )
 
 

@@ -40,7 +40,9 @@ from fastcheck.monitor.session.session import Level, Session
 from fastcheck.monitor.session.stop_handler import StepBoundary, StopHandler
 from fastcheck.monitor.sinks.connection import SinkConnection
 from fastcheck.monitor.sinks.sink import ScalarSink
+from fastcheck.record.event import Event
 from fastcheck.record.site import SiteTable
+from fastcheck.report.stop_report import Dumped
 from fastcheck.utils.torch.rank import group_size, own_rank
 from fastcheck.watch.options import Watch
 
@@ -200,9 +202,9 @@ def build(
         weakref.finalize(session, log.close)
     watching = None if watched is None else Watching(session, watched, run_meta.batches)
 
-    dumper = _stop_dumper(config, nodes, rank, together, captures)
+    write_dump = _dump_writer(config, nodes, rank, together, captures)
     makers, broken_weights = Makers(session, install_alone), state.broken_weights
-    stops = StopHandler(session, run_meta, agreement, dumper, makers, broken_weights)
+    stops = StopHandler(session, run_meta, agreement, write_dump, makers, broken_weights)
     checks: Sequence[ReplicaCheck] = ()
     if agreement is not None and watching is not None:
         checks = _replica_checks(models, watching)
@@ -243,7 +245,7 @@ def build(
         boundary=boundary,
         watcher=watcher,
         watching=watching,
-        replayer=Replayer(session, models.models, install, dumper),
+        replayer=Replayer(session, models.models, install),
         hooks=Hooks(nodes, observer, watcher, graphs, reader, stops, compiled, requests),
     )
 
@@ -261,18 +263,18 @@ def _replica_checks(models: Models, watching: Watching) -> list[ReplicaCheck]:
     ]
 
 
-def _stop_dumper(
+def _dump_writer(
     config: Config,
     nodes: Sequence[ModuleNode],
     rank: int,
     together: int,
     captures: Optional[OpCaptures],
-) -> Optional[StoppedCallDumper]:
-    """The dumper of a stop; None without Stop(dump=)."""
+) -> Optional[Callable[[Event], Dumped]]:
+    """The function that dumps the call that is to blame for a stop; None without Stop(dump=)."""
     if config.stop.dump is None:
         return None
     why = "the step is not known: run it by monitor.run(step, batch)"
     if together > 1:
         why = "several ranks train together, of which none runs a step again alone"
     directory = os.fspath(config.stop.dump)
-    return StoppedCallDumper(directory, rank, nodes, captures, why)
+    return StoppedCallDumper(directory, rank, nodes, captures, why).dump

@@ -358,18 +358,10 @@ def observe(name: str, tensor: torch.Tensor) -> torch.Tensor:
 def _error(name: object, tensor: object) -> ConfigError:
     if isinstance(tensor, torch.Tensor):
         return ConfigError(
-            "the name of an observed tensor can't be used",
-            expected="printable characters without spaces, parts divided by single dots: "
-            '"attn.logits"',
-            got=repr(name),
-            hint='fastcheck.observe("attn.logits", tensor)',
+            "the name of an observed tensor must be printable, without spaces, its parts divided "
+            f'by single dots, as "attn.logits", got {name!r}'
         )
-    return ConfigError(
-        f"observe({name!r}) was not given a tensor",
-        expected="a torch.Tensor",
-        got=f"{type(tensor).__name__}: {tensor!r:.80}",
-        hint="observe() each tensor of a structure by a name of its own",
-    )
+    return ConfigError(f"observe({name!r}) was not given a tensor, but a {type(tensor).__name__}")
 
 
 def _reading(name: str) -> list[NamedTensors]:

@@ -87,11 +87,7 @@ class SignalFlag:
             signal.signal(number, self._handle)
         except (OSError, ValueError) as error:
             raise ConfigError(
-                f"signal={number.name} can't be handled",
-                expected="install() in the main thread of the main interpreter, and a signal "
-                "that a Python program may handle",
-                got=str(error),
-                hint="OnRequest(file=...) works in every thread",
+                f"signal={number.name} can't be handled: {error}; OnRequest(file=) works everywhere"
             ) from None
 
     def _handle(self, number: int, frame: Optional[FrameType]) -> None:
@@ -180,12 +176,8 @@ class StepDumps:
         # What a program puts on this stack later it takes off first; what lies there already is
         # taken off at some time that is not known, and would take the dump's mode with it.
         if stack := _get_current_dispatch_mode_stack():
-            raise ConfigError(
-                "a dump can't begin within another mode",
-                expected="a step that ends outside of every TorchDispatchMode",
-                got=", ".join(type(mode).__name__ for mode in stack),
-                hint='OnRequest(level="op") needs no mode',
-            )
+            modes = ", ".join(type(mode).__name__ for mode in stack)
+            raise ConfigError(f"a dump can't begin within another TorchDispatchMode: {modes}")
         directory = os.path.join(options.dir, f"step{step}-dump")
         names = itertools.chain((directory,), (f"{directory}-{n}" for n in itertools.count(2)))
         # This rank may have dumped the step there already, in a run before.

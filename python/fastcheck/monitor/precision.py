@@ -277,11 +277,7 @@ class RangeLevel(ModuleLevel):
 def check_level(record: str, level: str) -> None:
     """ConfigError if exponents are to be counted at op level."""
     if record == "range" and level == "op":
-        raise ConfigError(
-            'record="range" is for module level',
-            expected='level="module" with record="range", or level="op" without',
-            got='record="range", level="op"',
-        )
+        raise ConfigError('record="range" is for module level, not for level="op"')
 
 
 def level_for(config: Config) -> type[ModuleLevel]:
@@ -290,13 +286,13 @@ def level_for(config: Config) -> type[ModuleLevel]:
 
 
 def advice_of(
-    session: Optional[Session], tolerance: float, formats: Optional[Sequence[str]]
+    session: Session, tolerance: float, formats: Optional[Sequence[str]]
 ) -> list[PrecisionAdvice]:
     """The result of monitor.advice(). Takes the session's lock."""
     check_tolerance(tolerance)
     names = candidates(formats)
-    level = None if session is None else session.level
-    if session is None or not isinstance(level, RangeLevel):
+    level = session.level
+    if not isinstance(level, RangeLevel):
         raise ConfigError(
             'this monitor counts no exponents: install(record="range") makes a monitor that does'
         )

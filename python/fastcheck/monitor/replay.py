@@ -10,8 +10,6 @@ from typing import Any, Callable, Optional
 
 import torch
 
-from fastcheck.dump.on_stop.captured_module import ModuleWatch
-from fastcheck.dump.on_stop.stop_dumper import StoppedCallDumper
 from fastcheck.errors import FastcheckError
 from fastcheck.monitor.session.options import Stop, Training
 from fastcheck.monitor.session.session import Session
@@ -53,10 +51,8 @@ class Replayer:
         session: Session,
         models: Sequence[torch.nn.Module],
         install: Callable[..., Any],
-        dumper: Optional[StoppedCallDumper] = None,
     ) -> None:
         self._session = session
-        self._dumper = dumper
         self._models = [weakref.ref(model) for model in models]
         self._install = install
         # That of the steps before: this step may stop before it scales its loss.
@@ -89,14 +85,15 @@ class Replayer:
     ) -> tuple[Replay, Optional[OverflowDetected]]:
         """The replay, and the stop within it with its traceback."""
         session, options = self._session, self._session.config.stop
+        dumps = options.dump is not None and session.config.level == "module"
         reason = self._why_not(stop)
         if reason:
-            dump = None
-            if self._dumper is not None and session.config.level == "module":
-                dump = Dumped(None, notes=(f"nothing was dumped: {reason}",))
+            dump = Dumped(None, notes=(f"nothing was dumped: {reason}",)) if dumps else None
             return Replay(None, (f"the step was not run again: {reason}",), dump), None
         notes = list(self._differences(capture, stop))
         overflow: Optional[OverflowDetected] = None
+        none_found = "nothing was dumped: no operator was found that made it"
+        dump = Dumped(None, notes=(none_found,)) if dumps else None
         with self._as_it_began(capture):
             try:
                 with self._install(
@@ -116,7 +113,7 @@ class Replayer:
                     step()
                     notes += _passing(monitor.events)
             except OverflowDetected as caught:
-                overflow, site = caught, caught.culprit.site
+                overflow, site, dump = caught, caught.culprit.site, caught.report.dump
                 if site.role == "param" and notes:
                     # The update has made it, which has been applied since.
                     notes.append(f"run again, {site.key} was non-finite before the step began")
@@ -125,37 +122,7 @@ class Replayer:
                 notes = [f"the step was not run again at op level: {error}"]
             except Exception as error:
                 notes.append(f"run again, the step failed: {type(error).__name__}: {error}")
-        dump = None if self._dumper is None else self._dump(overflow, stop, step, capture)
         return Replay(None if overflow is None else overflow.report, tuple(notes), dump), overflow
-
-    def _dump(
-        self,
-        overflow: Optional[OverflowDetected],
-        stop: OverflowDetected,
-        step: Callable[[], Any],
-        capture: _Capture,
-    ) -> Optional[Dumped]:
-        """The dump of the operator that the replay has made; where it could not, of a module's
-        call, in one more run.
-        """
-        done = None if overflow is None else overflow.report.dump
-        dumper, blamed = self._dumper, overflow or stop
-        if dumper is None or (done is not None and done.path is not None):
-            return done
-        site = blamed.culprit.site
-        module = dumper.module_of(site)
-        if module is None or (overflow is not None and site.op is not None):
-            return done or Dumped(None, notes=("nothing was dumped: no call is to blame",))
-        failed = ""
-        with self._as_it_began(capture), ModuleWatch(module, site.direction) as watch:
-            try:
-                step()
-            except Exception as error:
-                failed = f": {type(error).__name__}: {error}"
-        if watch.found is not None:
-            return dumper.dump_module(blamed.culprit, watch.found)
-        why = watch.problem or f"run again, {site.module or 'the model'} was finite{failed}"
-        return Dumped(None, notes=(f"nothing was dumped: {why}",))
 
     @contextmanager
     def _as_it_began(self, capture: _Capture) -> Iterator[None]:

@@ -12,11 +12,9 @@ import numpy as np
 
 from fastcheck.errors import ConfigError, first_line, warn
 from fastcheck.log.step_table import StepRow
-from fastcheck.monitor.precision import advice_of
 from fastcheck.monitor.session.event_store import SessionListener
 from fastcheck.monitor.session.run_meta import BatchIds
 from fastcheck.monitor.session.session import Session
-from fastcheck.record.precision import PrecisionAdvice
 from fastcheck.verdict.step import Step
 from fastcheck.watch.event import WatchEvent, check_callback, check_kind, to_table
 from fastcheck.watch.options import Watch
@@ -42,18 +40,10 @@ def watch_options(watch: object, record: str) -> Optional[Watch]:
     if watch is True:
         return None if record == "health" else Watch()
     if isinstance(watch, Watch) and record == "health":
-        raise ConfigError(
-            "there is nothing to watch",
-            expected='record="stats" or record="full" with watch=',
-            got='record="health", which only counts',
-        )
+        raise ConfigError('there is nothing to watch with record="health", which only counts')
     if isinstance(watch, Watch):
         return watch
-    raise ConfigError(
-        "watch can't be used",
-        expected="True, False, or watch=fastcheck.Watch(...)",
-        got=repr(watch),
-    )
+    raise ConfigError(f"watch must be True, False or a fastcheck.Watch(...), got {watch!r}")
 
 
 def connected(watching: Optional[Watching]) -> Watching:
@@ -61,9 +51,7 @@ def connected(watching: Optional[Watching]) -> Watching:
     if watching is not None:
         return watching
     raise ConfigError(
-        "this monitor does not watch",
-        expected='watch=True, the default, with record="stats" or record="full"',
-        got='watch=False, or record="health"',
+        'this monitor does not watch: that takes watch=True, the default, and not record="health"'
     )
 
 
@@ -120,12 +108,6 @@ class Watching(SessionListener):
         """
         return to_table(list(self.events))
 
-    def advice(
-        self, tolerance: float = 0.001, formats: Optional[Sequence[str]] = None
-    ) -> list[PrecisionAdvice]:
-        """The result of ``monitor.advice()``: needs ``install(record="range")``."""
-        return advice_of(self._session(), tolerance, formats)
-
     @property
     def warning_count(self) -> int:
         """The number of events that have warned."""
@@ -140,15 +122,6 @@ class Watching(SessionListener):
         lines = [str(event) for event in shown[:_SUMMARY_EVENTS]]
         left = len(events) - len(lines)
         return [*lines, f"and {left:,} more (monitor.watch.table())"] if left else lines
-
-    def parameters(self) -> np.ndarray:
-        """A structured array, one row per parameter, as the last step that is over has it:
-        parameter (its ``state_dict`` key), weight_norm, gradient_norm and its usual value, without
-        a loss scale. float64; NaN: not known.
-        """
-        with self._lock:
-            self._judge()
-            return self._watcher.parameters()
 
     def scalars(self) -> dict[str, float]:
         """Numbers for experiment trackers, by name: how many events there were, and how many of

@@ -201,11 +201,7 @@ class Exponents:
         """
         target = number_format(format)
         if isinstance(target, BlockFormat):
-            raise ConfigError(
-                "elements of a block format have no fixed range",
-                expected="float16, bfloat16, float8_e4m3fn or float8_e5m2",
-                got=target.name,
-            )
+            raise ConfigError(f"elements of {target.name}, a block format, have no fixed range")
         _check_scale(target, scale)
         small = self._up_to(math.ldexp(1.0, target.least_exponent) / scale)
         lost = self._up_to(math.ldexp(1.0, target.zero_exponent) / scale)

@@ -660,9 +660,8 @@ def _of(given: object) -> Receipt:
         or not all(map(_is_entry, tensors.values()))
     ):
         raise CompareError(
-            "this is not a receipt",
-            expected="what fastcheck.receipt(model) returns, its to_dict(), or JSON of that",
-            got=type(given).__name__,
+            "this is not a receipt, as fastcheck.receipt(model) returns it, nor JSON of one, but a "
+            f"{type(given).__name__}"
         )
     return Receipt(tensors, {})
 

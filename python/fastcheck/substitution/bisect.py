@@ -110,11 +110,7 @@ def bisect(
     before = search.measure_unchanged(selection)
     names = tuple(search.names)
     if not names:
-        raise ConfigError(
-            "bisect() found no operator",
-            expected="run(override) with some of the work within `with override:`",
-            got="a run without any, or none that ops= and modules= name",
-        )
+        raise ConfigError("bisect() found no operator within `with override:` of run(override)")
     after = search.metric_of(names)
     limit = threshold
     if limit is None:

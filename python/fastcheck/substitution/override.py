@@ -79,11 +79,7 @@ def override(
             f'device must be a torch.device, such as "cpu", got {device!r}'
         ) from error
     if not isinstance(random, bool) or (random and place is None):
-        raise ConfigError(
-            "random= is for another device's generator",
-            expected='random=True with device=, such as device="cpu", or random=False',
-            got=f"random={random!r}, device={device!r}",
-        )
+        raise ConfigError("random= is for another device's generator: random=True with device=")
     selection = make_selection("op", ops, modules, None, None)
     return Override(Elsewhere(place, dtype, draws=random), selection, is_named=ops is not None)
 

@@ -228,9 +228,4 @@ def check_callback(callback: object) -> None:
             return
         except TypeError:
             pass
-    raise ConfigError(
-        "watch.on() can't call this",
-        expected="a callable that takes the WatchEvent",
-        got=repr(callback),
-        hint='monitor.watch.on("loss_spike", lambda event: print(event))',
-    )
+    raise ConfigError(f"watch.on() needs a callable that takes the WatchEvent, got {callback!r}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Optional
 
 import numpy as np
 
@@ -260,8 +259,6 @@ class Past:
     def __init__(self, threshold: float, window: int, warm_up: int, horizon: int) -> None:
         self._threshold = threshold
         self._horizon = horizon
-        #: The youngest steps.
-        self.last: Optional[Signals] = None
         # The signal of a row of NAMES of site n has the number n * len(NAMES) + row.
         self._bands = Bands(window, warm_up, _LEAST_SPREAD)
         self._forecasts = Forecasts(horizon)
@@ -275,14 +272,8 @@ class Past:
             is_stuck=np.zeros(1, bool),
         )
 
-    def median_of(self, row: int) -> np.ndarray:
-        """The median of one of NAMES, by number of the site."""
-        medians: np.ndarray = self._bands.median[row :: len(NAMES)]
-        return medians
-
     def take(self, now: Signals) -> StepsView:
         """The steps beside what came before them, of which they are a part from then on."""
-        self.last = now
         count = int(now.sites.max()) + 1
         self._bands.grow(count * len(NAMES))
         self._forecasts.grow(count)

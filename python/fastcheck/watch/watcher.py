@@ -43,7 +43,6 @@ from .signals import (
     GRADIENT,
     INPUT,
     IS_FLOAT,
-    RMS,
     WEIGHT,
     SignalReader,
     Signals,
@@ -300,39 +299,6 @@ class Causes:
 _RAISES = ("the learning rate", "clipping.threshold")
 
 
-#: monitor.watch.parameters(), one row per parameter; NaN: not known.
-PARAMETERS_DTYPE = np.dtype(
-    [
-        ("parameter", "U160"),
-        ("weight_norm", "<f8"),
-        ("gradient_norm", "<f8"),
-        ("usual_gradient_norm", "<f8"),
-    ]
-)
-_ROLES = ("param", "param_grad")
-
-
-def parameter_table(
-    sites: SiteTable, signals: Optional[Signals], medians: np.ndarray
-) -> np.ndarray:
-    """Rows of PARAMETERS_DTYPE, in the order in which parameters were read. ``medians``: of the rms
-    of each site, in log2.
-    """
-    rows: dict[str, list[float]] = {}
-    for at, number in enumerate(() if signals is None else signals.sites.tolist()):
-        site = sites[number]
-        if signals is None or site.role not in _ROLES or not signals.is_read[-1, at]:
-            continue
-        size = float(signals.numel[-1, at]) ** 0.5
-        norm = 2.0 ** float(signals.levels[RMS, -1, at]) * size
-        row = rows.setdefault(site.key.removesuffix(".main_grad"), [np.nan] * 3)
-        if site.role == "param":
-            row[0] = norm
-        else:
-            row[1:] = norm, 2.0 ** float(medians[number]) * size
-    return np.array([(key, *row) for key, row in rows.items()], PARAMETERS_DTYPE)
-
-
 # After an event of a kind there is none of the same kind for so many steps, but that a warning may
 # come after what did not warn.
 _PAUSE = 32
@@ -560,10 +526,6 @@ class Watcher:
         if usual is not None and factor is not None:
             self._limit = factor * usual
         return self._limit
-
-    def parameters(self) -> np.ndarray:
-        """Rows of PARAMETERS_DTYPE, as the last step has them."""
-        return parameter_table(self._sites, self._past.last, self._past.median_of(RMS))
 
     def setting(self, name: str, before: Optional[float], value: float) -> None:
         """A number of the optimizer or of clipping has this value from the open step on; None:

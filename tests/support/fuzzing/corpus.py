@@ -80,10 +80,9 @@ def _logs(place: Path) -> list[Case]:
         return x * float("nan") if step == 1 else x
 
     path = Path(log_run(place / "log", steps=2, batch=spoil, level="op"))
-    page, trace, steps = (str(place / f"log.{end}") for end in ("html", "trace.json", "csv"))
+    page, steps = (str(place / f"log.{end}") for end in ("html", "csv"))
     pages = [
         ["report", str(path), "-o", page],
-        ["export", str(path), trace, "--force"],
         ["export", str(path), steps, "--steps", "--force"],
     ]
     shown = _compared("log", path, *_shown(path))

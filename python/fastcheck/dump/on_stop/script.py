@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Optional
+from typing import Any
 
 import torch
 
@@ -29,11 +29,9 @@ class TensorSpec:
         self.shape = tuple(tensor.shape)
         self.stride = None if tensor.is_contiguous() else tuple(tensor.stride())
 
-    def fields(self) -> tuple[Any, ...]:
-        return (*self.slot, self.dtype, self.shape, self.stride)
-
     def __str__(self) -> str:
-        return f"value(device, {', '.join(map(repr, self.fields()))})"
+        fields = (*self.slot, self.dtype, self.shape, self.stride)
+        return f"value(device, {', '.join(map(repr, fields))})"
 
 
 def op_script(
@@ -65,41 +63,15 @@ def op_script(
         f"result = {operator}({', '.join(arguments)})",
         f"return outputs([{', '.join(names[id(tensor)] for tensor in written)}], result)",
     ]
-    return _script_text(title, "", lines, expected, str(tensors[0][1].device) if tensors else "cpu")
-
-
-def module_script(
-    title: str,
-    file: str,
-    main: str,
-    gradients: Sequence[Optional[TensorSpec]],
-    device: str,
-    autocast: str,
-    expected: Sequence[tuple[str, int, int, int]],
-) -> str:
-    """``file``: the pickle of the module and its arguments. ``main``: the program whose classes the
-    pickle calls ``__main__``; empty where that is unknown. ``gradients``: of what the module
-    returned; empty where its backward is not asked for. ``autocast``: the dtype that it ran in;
-    empty where it was off.
-    """
-    hint = ""
-    if main:
-        hint = f"# What {main}.py defines itself is looked for here:\n# from {main} import *\n"
-    lines = [
-        f"module, args, kwargs, leaves = unpickled({file!r}, device)",
-        "put_back_generators()",
-        f"with torch.autocast(device.type, {autocast or None}, enabled={bool(autocast)}):",
-        "    result = module(*args, **kwargs)",
-    ]
-    if gradients:
-        arguments = ", ".join("None" if spec is None else str(spec) for spec in gradients)
-        lines += [
-            f"gradients = [{arguments}]",
-            "return backward(module, leaves, result, gradients)",
-        ]
-    else:
-        lines.append("return outputs([], result)")
-    return _script_text(title, hint, lines, expected, device)
+    # Not str.format(): the text is a program, and a title may hold anything.
+    parts = {
+        "@TITLE": _quoted(title),
+        "@RUN\n": "".join(f"    {line}\n" for line in lines),
+        "@EXPECTED\n": "".join(f"    {row!r},\n" for row in expected),
+        "@DEVICE": repr(str(tensors[0][1].device) if tensors else "cpu"),
+        "@RANDOM": repr(RANDOM),
+    }
+    return re.sub("|".join(parts), lambda mark: parts[mark.group()], _TEMPLATE)
 
 
 def _argument_text(value: Any, names: Mapping[int, str]) -> str:
@@ -124,27 +96,6 @@ def _argument_text(value: Any, names: Mapping[int, str]) -> str:
     raise UnsupportedArgumentError(f"an argument is a {type(value).__name__}")
 
 
-def _script_text(
-    title: str,
-    hint: str,
-    lines: Sequence[str],
-    expected: Sequence[tuple[str, int, int, int]],
-    device: str,
-) -> str:
-    body = "".join(f"    {line}\n" for line in lines)
-    was = "".join(f"    {row!r},\n" for row in expected)
-    # Not str.format(): the text is a program, and a title may hold anything.
-    parts = {
-        "@TITLE": _quoted(title),
-        "@HINT\n": hint,
-        "@RUN\n": body,
-        "@EXPECTED\n": was,
-        "@DEVICE": repr(device),
-        "@RANDOM": repr(RANDOM),
-    }
-    return re.sub("|".join(parts), lambda mark: parts[mark.group()], _TEMPLATE)
-
-
 def _quoted(title: str) -> str:
     """The title, escaped for use in a docstring."""
     return printable(title).replace("\\", "\\\\").replace('"', "'")
@@ -155,21 +106,19 @@ _TEMPLATE = '''\
 
 Runs that one call again, on the same inputs and random state, and checks whether its result is
 non-finite again: exit status 0 if it does, 1 if not, 2 if it can't be run. Needs
-torch, and what registers the operator or defines the module where that is not torch itself.
+torch, and what registers the operator where that is not torch itself.
 
     python replay.py [--device DEVICE]
 """
 
 import argparse
 import json
-import pickle
 import random
 import sys
 from pathlib import Path
 
 import torch
 
-@HINT
 HERE = Path(__file__).resolve().parent
 
 # Of each output in the run: NaN, +Inf, -Inf.
@@ -220,38 +169,6 @@ def operator(space, name, overload):
     except AttributeError:
         print(f"{space}::{name} is unknown here: import what registers it, at the top of this file")
         sys.exit(2)
-
-
-def unpickled(file, device):
-    tensors, leaves = {}, {}
-
-    class Reader(pickle.Unpickler):
-        def persistent_load(self, given):
-            number, is_input, wants_gradient, is_parameter, *where = given
-            if number not in tensors:
-                tensor = value(device, *where)
-                if is_parameter:
-                    tensor = torch.nn.Parameter(tensor, requires_grad=wants_gradient)
-                elif wants_gradient and is_input:
-                    leaves[number] = tensor.requires_grad_()
-                    tensor = tensor.clone()  # which the module may write in place
-                tensors[number] = tensor
-            return tensors[number]
-
-    try:
-        with open(HERE / file, "rb") as opened:
-            module, args, kwargs = Reader(opened).load()
-    except (AttributeError, ImportError) as error:
-        print(f"the module can't be built here: {error}; import it at the top of this file")
-        sys.exit(2)
-    return module, args, kwargs, [leaves[number] for number in sorted(leaves)]
-
-
-def backward(module, leaves, result, gradients):
-    pairs = [(o, g) for o, g in zip(flat(result), gradients) if g is not None and o.requires_grad]
-    torch.autograd.backward([o for o, _ in pairs], [g for _, g in pairs])
-    made = [tensor.grad for tensor in leaves]
-    return made + [p.grad for _, p in module.named_parameters() if p.requires_grad]
 
 
 def flat(value):

@@ -1,11 +1,10 @@
-"""Dumps the call that stopped a run: its tensors, random numbers, environment, and a script that
-runs it again. The result is a dump like any other, of one call.
+"""Dumps the operator that stopped a run: its tensors, random numbers, environment, and a script
+that runs it again. The result is a dump like any other, of one call.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Callable, Optional
 
@@ -20,7 +19,7 @@ from fastcheck.errors import ConfigError, LogError
 from fastcheck.log.reader import read_log
 from fastcheck.log.writer import found_at, working_directory
 from fastcheck.record.format import NONFINITE_COUNTS
-from fastcheck.record.site import OUTSIDE, Site, module_name
+from fastcheck.record.site import Site, module_name
 from fastcheck.report.stop_report import Dumped
 from fastcheck.reproducibility.environment import environment_or_error
 from fastcheck.utils.private import create_private
@@ -29,14 +28,11 @@ from fastcheck.utils.torch.own_operators import unobserved
 from fastcheck.utils.torch.sharding import local
 from fastcheck.utils.torch.training_state import Generators
 
-from .captured_module import CapturedModule, Labelled, pickled
 from .captured_op import CapturedOp, OpCaptures
-from .script import RANDOM, SCRIPT, TensorSpec, UnsupportedArgumentError, module_script, op_script
+from .script import RANDOM, SCRIPT, TensorSpec, UnsupportedArgumentError, op_script
 
 if TYPE_CHECKING:
     from fastcheck.record.event import Event
-
-_PICKLE = "call.pickle"
 
 
 class StoppedCallDumper:
@@ -91,14 +87,6 @@ class StoppedCallDumper:
             why = "the call was not seen by the thread that called install()"
         return Dumped(None, notes=(f"nothing was dumped: {why}",))
 
-    def dump_module(self, culprit: Event, call: CapturedModule) -> Dumped:
-        """Dumps the module that is the culprit. Never raises."""
-        try:
-            with unobserved():
-                return self._written(culprit, _Writer.write_module, call)
-        except Exception as error:
-            return _failed(error)
-
     def _written(self, culprit: Event, method: Callable[..., Dumped], what: Any) -> Dumped:
         place = place_of(found_at(self._directory, self._start), culprit.step, self._rank)
         try:
@@ -112,16 +100,11 @@ class StoppedCallDumper:
         finally:
             writer.close()
 
-    def module_of(self, site: Site) -> Optional[torch.nn.Module]:
-        """The module of a site; None: it is outside of all, or gone."""
-        if site.module_type == OUTSIDE or site.role == "loss":
+    def _stored(self, site: Site) -> Optional[torch.Tensor]:
+        if site.role not in ("param", "buffer"):
             return None
         owner = next((node for node in self._nodes if node.path == site.module), None)
-        return None if owner is None else owner.module()
-
-    def _stored(self, site: Site) -> Optional[torch.Tensor]:
-        module = self.module_of(site) if site.role in ("param", "buffer") else None
-        tensor = None if module is None else getattr(module, site.label, None)
+        tensor = None if owner is None else getattr(owner.module(), site.label, None)
         return local(tensor) if isinstance(tensor, torch.Tensor) else None
 
 
@@ -189,89 +172,18 @@ class _Writer:
             return self._dumped(what, None)
         return self._dumped(what, text)
 
-    def write_module(self, call: CapturedModule) -> Dumped:
-        site = self._site
-        backward = site.direction == "backward"
-        slots: dict[int, TensorSpec] = {}
-
-        def read(role: str, tensors: Labelled) -> list[dict[str, Any]]:
-            entries = []
-            for position, (label, tensor) in enumerate(tensors):
-                entry, spec = self._read(role, label, position, tensor)
-                entries.append(entry)
-                if spec is not None:
-                    slots[id(tensor)] = spec
-            return entries
-
-        stored = read("param", call.stored)
-        self._add("stored", "optimizer", stored, [])
-        given, made = read("input", call.inputs), read("output", call.outputs)
-        self._add("module", "forward", given, made)
-        ended: list[dict[str, Any]] = made
-        if backward:
-            received = [(call.outputs[at][0], t) for at, t in sorted(call.grad_outputs.items())]
-            produced = [(call.inputs[at][0], t) for at, t in sorted(call.grad_inputs.items())]
-            produced += [
-                (name, call.grad_params[name])
-                for name, _ in call.module.named_parameters()
-                if name in call.grad_params
-            ]
-            ended = read("grad_input", produced)
-            self._add("module", "backward", read("grad_output", received), ended)
-        self._random(call.generators)
-        what = module_name(site)
-        others: Labelled = []
-
-        def spec_of(tensor: torch.Tensor) -> tuple[Any, ...]:
-            if id(tensor) not in slots:
-                entry, spec = self._read("buffer", f"attribute {len(others)}", 0, tensor)
-                if spec is None:
-                    raise UnsupportedArgumentError(f"{entry['dtype']} can't be written")
-                others.append((entry["label"], tensor))  # held, so that its id stays its own
-                slots[id(tensor)] = spec
-            return slots[id(tensor)].fields()
-
-        try:
-            data: Optional[bytes] = pickled(call, spec_of)
-        except Exception as error:
-            data = None
-            self._notes.append(
-                f"no script: the module can't be pickled: {type(error).__name__}: {error}"
-            )
-        self._finish()
-        if data is None:
-            return self._dumped(what, None)
-        self._store(_PICKLE, data)
-        gradients: list[Optional[TensorSpec]] = []
-        if backward:
-            kept = call.grad_outputs
-            gradients = [
-                slots.get(id(kept[at])) if at in kept else None for at in range(len(call.outputs))
-            ]
-
-        def text() -> str:
-            return module_script(
-                self._title(what, ""),
-                _PICKLE,
-                _main_program(),
-                gradients,
-                call.device,
-                call.autocast,
-                self._counts(ended),
-            )
-
-        return self._dumped(what, text)
-
     def write_stored(self, tensor: torch.Tensor) -> Dumped:
         """Dumps a weight that was non-finite before any operator ran."""
-        entry, _ = self._read(self._site.role, self._site.label, 0, tensor)
-        self._add("stored", "optimizer", [entry], [])
+        site = self._site
+        entry, _ = self._read(site.role, site.label, 0, tensor)
+        line = module_line(site.module, site.module_type, "optimizer", self._call, "stored")
+        self._session.add_call({**line, "in": [entry], "out": []})
         self._random(None)
         self._notes.append("no script: it is stored in the model, no operator has made it")
         self._finish()
         return Dumped(
             self._place,
-            f"{self._site.tensor_name} of {module_name(self._site)}",
+            f"{site.tensor_name} of {module_name(site)}",
             None,
             tuple(self._notes),
         )
@@ -289,20 +201,10 @@ class _Writer:
         value = entry.get("value")
         return entry, None if value is None else TensorSpec(tensor, Slot(*value))
 
-    def _add(
-        self, kind: str, direction: str, given: list[dict[str, Any]], made: list[dict[str, Any]]
-    ) -> None:
-        line = module_line(self._site.module, self._site.module_type, direction, self._call, kind)
-        self._session.add_call({**line, "in": given, "out": made})
-
     def _random(self, generators: Optional[Generators]) -> None:
         kept = generators or Generators()
         with create_private(os.path.join(self._place, RANDOM)) as file:
             torch.save(kept.to_dict(), file)
-
-    def _store(self, name: str, data: bytes) -> None:
-        with create_private(os.path.join(self._place, name)) as file:
-            file.write(data)
 
     def _finish(self) -> None:
         self._session.finish("OverflowDetected", {"culprit": str(self._site)})
@@ -329,18 +231,12 @@ class _Writer:
         script = None
         if text is not None and not self._session.problem:
             try:
-                self._store(SCRIPT, text().encode())
+                with create_private(os.path.join(self._place, SCRIPT)) as file:
+                    file.write(text().encode())
                 script = SCRIPT
             except UnsupportedArgumentError as error:
                 self._notes.append(f"no script: {error}")
         return Dumped(self._place, f"what {what} read and made", script, tuple(self._notes))
-
-
-def _main_program() -> str:
-    """The name that the program has as a module: pickles call its classes ``__main__``."""
-    path = getattr(sys.modules.get("__main__"), "__file__", None) or ""
-    name = os.path.splitext(os.path.basename(path))[0]
-    return name if name.isidentifier() and not name.startswith("__") else ""
 
 
 def _failed(error: Exception) -> Dumped:

@@ -29,7 +29,7 @@ REFERENCE = "reference.jsonl"
 _OURS = re.compile(
     r"(?:index\.json|calls\.jsonl|reference\.jsonl|tensors-\d+\.safetensors"
     r"|meta-rank\d+\.json|(?:sites|events)-rank\d+\.jsonl|events-rank\d+\.bin"
-    r"|records-rank\d+-\d+\.bin|random\.pt|replay\.py|call\.pickle)(?:\.part|\.new)?"
+    r"|records-rank\d+-\d+\.bin|random\.pt|replay\.py)(?:\.part|\.new)?"
 )
 _STEP = re.compile(r"step(\d+)")
 _RANK = re.compile(r"rank(\d+)")

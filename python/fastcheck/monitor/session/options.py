@@ -127,9 +127,9 @@ class Stop:
             with a warning where an optimizer does not have it. False: never.
         replay: run a step of ``monitor.run(step, batch)`` that is stopped again at op level, so
             that the report names the operator and the line.
-        dump: a directory. A stop writes the inputs and outputs of the culprit, its random state,
-            the environment, and a script that runs it again to this directory. At module level for
-            steps of ``monitor.run(step, batch)``, which sets ``replay``; at op level with
+        dump: a directory. A stop writes the inputs and outputs of the operator that is the culprit,
+            its random state, the environment, and a script that runs it again there. At module
+            level for steps of ``monitor.run(step, batch)``, which sets ``replay``; at op level with
             ``sync="call"``.
         style: how reports name tensors: ``"fastcheck"``, or ``"msprobe"`` for names such as
             ``Functional.softmax.7.backward.output.0``.

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Callable, NoReturn, Optional, Protocol, Union
+from typing import Any, Callable, NoReturn, Optional, Union
 
 import numpy as np
 
@@ -305,26 +305,20 @@ _EXIT_WIDTH = 86
 _EXIT_SECONDS = 5.0
 
 
-class StopDumper(Protocol):
-    """Writes the call that is to blame for a stop to disk."""
-
-    def dump(self, culprit: Event, /) -> Dumped: ...
-
-
 @dataclass(eq=False)
 class StopHandler:
     """Carries out what is due: stops, or the action of events that stop nothing. Called outside the
     session's lock and outside every guard: what a sink raises reaches the training loop.
 
-    ``agreement``: that of the ranks, None where this rank decides alone. ``dumper``: of
-    Stop(dump=). ``find_maker``: finds the operator that made a finding. ``broken_weights``: returns
-    the names of the parameters that hold NaN or Inf.
+    ``agreement``: that of the ranks, None where this rank decides alone. ``write_dump``: writes the
+    call that is to blame to disk, for Stop(dump=). ``find_maker``: finds the operator that made a
+    finding. ``broken_weights``: returns the names of the parameters that hold NaN or Inf.
     """
 
     _session: Session
     _meta: RunMeta
     agreement: Optional[RankAgreement]
-    _dumper: Optional[StopDumper]
+    _write_dump: Optional[Callable[[Event], Dumped]]
     _find_maker: Callable[[Finding, Step], Optional[MadeBy]]
     _read_weights: Callable[[], tuple[str, ...]]
 
@@ -494,10 +488,10 @@ class StopHandler:
                     event_store.event(finding), step=step.index, rank=event_store.ranks.own
                 )
         report = replace(report, made_by=made)
-        if self._dumper is None or (decision is not Decision.STOP and self._has_dumped):
+        if self._write_dump is None or (decision is not Decision.STOP and self._has_dumped):
             return report
         self._has_dumped = True
-        return replace(report, dump=self._dumper.dump(report.culprit))
+        return replace(report, dump=self._write_dump(report.culprit))
 
     def _made_by(self, due: Due) -> Optional[MadeBy]:
         _, decision, step = due

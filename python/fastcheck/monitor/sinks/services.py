@@ -64,11 +64,8 @@ class Prometheus:
     def _serve(self, target: str) -> None:
         address, _, port = target.rpartition(":")
         if not port.isdecimal():
-            raise ConfigError(
-                "sink 'prometheus' can't write there",
-                expected="a file that ends in .prom, a port, or address:port",
-                got=target,
-            )
+            forms = "a file that ends in .prom, a port, or address:port"
+            raise ConfigError(f"sink 'prometheus' writes to {forms}, not to {target!r}")
         with self._lock:
             if target in self._served:
                 return
@@ -184,8 +181,8 @@ class Webhook:
         host = _host_of(url)
         if host is None:
             raise ConfigError(
-                f"sink {self.name!r} can't post there",
-                expected=f"{self.name}:https://host/path, in ASCII, without user and password",
+                f"sink {self.name!r} posts to {self.name}:https://host/path, in ASCII, without user and "
+                "password"
             )
         self._url = url  # a secret: no message has more of it than the host
         self._host = host

@@ -60,11 +60,8 @@ def read_op(text: str, option: str = "ops") -> Wanted:
     if peer is not None:
         if peer.kind == "Module":
             raise ConfigError(
-                f"{option}= names an operator, and this is the name of a module",
-                expected='a name such as "aten.softmax #7" or "Functional.softmax.7.backward"',
-                got=repr(text),
-                hint=f"give it to modules=: modules=[{peer.path!r}], or with "
-                f'level="module" as it is',
+                f"{option}= names an operator, and this is the name of a module: {text!r}; give it "
+                f'to modules=[{peer.path!r}], or as it is with level="module"'
             )
         return Wanted(text, api=peer.api, call=peer.call, direction=peer.direction)
     headline = _HEADLINE.fullmatch(name)
@@ -188,19 +185,11 @@ def op_patterns(name: str) -> list[str]:
         return [name]
     wanted = parse(name)
     if wanted.kind == "Module":
-        raise ConfigError(
-            "ops= chooses operators, and this is the name of a module",
-            expected="a name such as aten._softmax or Functional.softmax",
-            got=repr(name),
-            hint=f"give it to include=: include={wanted.path!r}" if wanted.path else "",
-        )
+        hint = f": include={wanted.path!r} chooses it" if wanted.path else ""
+        raise ConfigError(f"ops= chooses operators, and {name!r} is the name of a module{hint}")
     if wanted.call is not None:
-        raise ConfigError(
-            "ops= chooses operators, not single calls",
-            expected=f"{wanted.kind}.{wanted.name}",
-            got=repr(name),
-            hint="leave the number and what follows it out",
-        )
+        whole = f"{wanted.kind}.{wanted.name}"
+        raise ConfigError(f"ops= chooses operators, not single calls: {whole!r}, not {name!r}")
     return [op for op in sorted(op_names()) if wanted.has_op(op)]
 
 
