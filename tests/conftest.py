@@ -164,7 +164,6 @@ SLOW = (
     "fakes/",
     "fleet/page/test_fleet_page_in_a_browser.py",
     "fleet/test_collector.py::test_killed_at_any_write",
-    "fleet/test_compaction.py::test_killed_at_any_change",
     "fleet/test_damage.py",
     "fleet/test_judgement.py",
     "log/test_damaged.py",

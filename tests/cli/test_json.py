@@ -64,7 +64,6 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
         "report": [log],
         "export": [log, f"{folder}/log.csv"],
         "collect": [log, "--out", f"{folder}/fleet", "--run", "one"],
-        "compact": [f"{folder}/fleet"],
         "fleet": [f"{folder}/fleet"],
     }
 

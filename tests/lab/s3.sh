@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs tests/lab/s3.py: fastcheck collect, compact and fleet over s3://, with moto as the server, in an
+# Runs tests/lab/s3.py: fastcheck collect and fleet over s3://, with moto as the server, in an
 # environment of its own under build/s3 that sees the packages of PYTHON, the checkout's.
 # `make test-s3` calls it.
 #

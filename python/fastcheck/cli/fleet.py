@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 from fastcheck.errors import printable
-from fastcheck.fleet.compaction import naming_damage
+from fastcheck.fleet.damage import naming_damage
 from fastcheck.fleet.engines import ENGINES, open_engine, printed_sql, run_of
 from fastcheck.fleet.judgement import examine
 from fastcheck.fleet.page import write_fleet_page

@@ -15,7 +15,7 @@ from fastcheck.errors import FastcheckError, printable
 # In the order of the help; each is a file beside this one.
 _COMMANDS = (
     *("doctor", "show", "report", "top", "compare", "export"),
-    *("collect", "compact", "fleet", "verify", "prove", "run"),
+    *("collect", "fleet", "verify", "prove", "run"),
 )
 
 EXIT_OK = 0

@@ -1,15 +1,13 @@
-"""Manifests of what has been written to a fleet's folder: a manifest for each node, and for each
-merged part.
+"""Manifests of what has been written to a fleet's folder, one for each node.
 
 A file of records counts once its name is in a manifest, which is replaced as a whole: what a
-collector or a merge that was killed has left behind counts for nothing, and is written again.
+collector that was killed has left behind counts for nothing, and is written again.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
@@ -21,10 +19,8 @@ from .schema import RECORD_FORMAT
 from .store import Folder
 
 _NODES = "_nodes"
-_MERGES = "_merged"
-_RECORD_FILE = re.compile(r"(step=[0-9]+-[0-9]+)/([^/]+)\.parquet")
-_NODE_FILE = re.compile(r"node=([^./]+)(?:\.[0-9]+)?")
-_MERGED_FILE = re.compile(r"merged(?:\.[0-9]+)?")
+# With the node, of those that collectors write.
+_RECORD_FILE = re.compile(r"step=[0-9]+-[0-9]+/(?:node=([^./]+)(?:\.[0-9]+)?|[^/]+)\.parquet")
 
 
 def plain_name(text: str) -> str:
@@ -99,87 +95,40 @@ def runs_in(folder: Folder) -> list[str]:
     return sorted({name[len("run=") :] for name in names if name.startswith("run=")})
 
 
-def record_files(files: Iterable[str]) -> dict[str, str]:
-    """The folder of the steps of each of a run's ``files`` that holds records, by path."""
-    matches = {path: _RECORD_FILE.fullmatch(path) for path in files}
-    return {path: match.group(1) for path, match in matches.items() if match}
-
-
 def counted_files(folder: Folder, run: str) -> list[str]:
     """The paths of the files of records that count, below the run's folder.
 
     A file that no collector's manifest speaks for, as other programs write them, counts as it is.
     """
-    start = f"run={run}"
-    present = {path[len(start) + 1 :]: size for path, size in folder.files(start).items()}
+    start = f"run={run}/"
+    present = [path[len(start) :] for path in folder.files(start[:-1])]
     written: set[str] = set()
     nodes = set()
     for path in present:
         if path.startswith(f"{_NODES}/node=") and path.endswith(".json"):
-            written |= _field(folder, f"{start}/{path}", "files", dict).keys()
+            written |= _files_of(folder, start + path).keys()
             nodes.add(path[len(f"{_NODES}/node=") : -len(".json")])
-    merges = read_merges(folder, run, present)
-    merged = {name for note in merges.values() for name in note["files"]}
-    replaced = {name for note in merges.values() for name in note["replaced"]}
-    counted = []
-    for path in record_files(present):
-        stem = path.rpartition("/")[2][: -len(".parquet")]
-        node = _NODE_FILE.fullmatch(stem)
-        if _MERGED_FILE.fullmatch(stem):
-            counts = path in merged
-        elif node and node.group(1) in nodes:
-            counts = path in written
-        else:
-            counts = True
-        if counts and path not in replaced:
-            counted.append(path)
-    return sorted(counted)
+    records = filter(None, map(_RECORD_FILE.fullmatch, present))
+    return sorted(m.group() for m in records if m.group() in written or m.group(1) not in nodes)
 
 
-def read_merges(
-    folder: Folder, run: str, present: Optional[Mapping[str, int]] = None
-) -> dict[str, dict[str, Any]]:
-    """The notes on merges by folder of steps: ``files`` that count, ``replaced`` that do not."""
-    start = f"run={run}/{_MERGES}"
-    if present is None:
-        names = list(folder.files(start))
-    else:
-        names = [f"run={run}/{path}" for path in present if path.startswith(f"{_MERGES}/")]
-    merges = {}
-    for name in names:
-        if name.endswith(".json"):
-            steps = name.rpartition("/")[2][: -len(".json")]
-            kinds: dict[str, type] = {"batch": int, "files": list, "replaced": list}
-            merges[steps] = {key: _field(folder, name, key, kind) for key, kind in kinds.items()}
-    return merges
-
-
-def write_merge(
-    folder: Folder, run: str, steps: str, batch: int, files: list[str], replaced: list[str]
-) -> None:
-    """Writes the note by which ``files`` count in place of ``replaced``."""
-    note = {"format": RECORD_FORMAT, "batch": batch, "files": files, "replaced": replaced}
-    folder.write(f"run={run}/{_MERGES}/{steps}.json", json.dumps(note).encode())
-
-
-def _field(folder: Folder, path: str, name: str, kind: type) -> Any:
-    """A field of a document, which a merge or a collector may just have deleted.
+def _files_of(folder: Folder, path: str) -> dict[str, Any]:
+    """The files that a manifest names, which a collector may just have replaced.
 
     Raises:
-        LogError: it is of another type, or a list of something else than names.
+        LogError: it is damaged.
     """
     fields = _read_json(folder, path)
-    value: Any = kind() if fields is None else fields.get(name)
-    are_names = kind is not list or all(isinstance(entry, str) for entry in value or ())
-    if not isinstance(value, kind) or not are_names:
-        raise _damaged(folder, path, f"{name} is {str(value)[:60]}")
-    return value
+    files: Any = {} if fields is None else fields.get("files")
+    if not isinstance(files, dict):
+        raise _damaged(folder, path, f"files is {str(files)[:60]}")
+    return files
 
 
 def _damaged(folder: Folder, path: str, why: str) -> LogError:
     return LogError(
         "a file of the fleet is damaged",
-        expected="a file that fastcheck collect or compact has written",
+        expected="a file that fastcheck collect has written",
         got=f"{folder.url(path)}: {why}",
         hint="delete it, and collect the node again",
     )

@@ -177,7 +177,7 @@ class StepDumps:
         # taken off at some time that is not known, and would take the dump's mode with it.
         if stack := _get_current_dispatch_mode_stack():
             modes = ", ".join(type(mode).__name__ for mode in stack)
-            raise ConfigError(f"a dump can't begin within another TorchDispatchMode: {modes}")
+            raise ConfigError(f"a dump can't begin within another mode of the dispatcher: {modes}")
         directory = os.path.join(options.dir, f"step{step}-dump")
         names = itertools.chain((directory,), (f"{directory}-{n}" for n in itertools.count(2)))
         # This rank may have dumped the step there already, in a run before.

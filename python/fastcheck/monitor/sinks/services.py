@@ -180,10 +180,8 @@ class Webhook:
     def __init__(self, url: str) -> None:
         host = _host_of(url)
         if host is None:
-            raise ConfigError(
-                f"sink {self.name!r} posts to {self.name}:https://host/path, in ASCII, without user and "
-                "password"
-            )
+            form = f"{self.name}:https://host/path, in ASCII, without user and password"
+            raise ConfigError(f"sink {self.name!r} posts to {form}")
         self._url = url  # a secret: no message has more of it than the host
         self._host = host
         self._waiting: dict[str, list[dict[str, Any]]] = {"stop": [], "warning": []}
