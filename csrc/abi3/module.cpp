@@ -47,6 +47,22 @@ PyObject* records(Given given) {
   return PyLong_FromLong(nonfinite);
 }
 
+// checksums(tensors, logical, threads, out): 64 bits for each tensor.
+PyObject* checksums(Given given) {
+  const Tensors tensors(given[0]);
+  const bool logical = integer(given[1]) != 0;
+  const std::int64_t threads = integer(given[2]);
+  auto* out = pointer<std::uint64_t>(given[3]);
+  {
+    const WithoutLock without_lock;
+    for (const cpu::TensorView& view : tensors.views()) {
+      const int useful = useful_threads(bytes_of(view), threads);
+      *out++ = cpu::checksum(view, logical, useful, ThreadedFor(useful));
+    }
+  }
+  Py_RETURN_NONE;
+}
+
 // exponents(tensors, logical, threads, out): kExponentWords words for each tensor.
 PyObject* exponents(Given given) {
   const Tensors tensors(given[0]);
@@ -164,6 +180,7 @@ PyObject* dtype_table(Given) {
 
 constexpr PyMethodDef kMethods[] = {
     {"records", method<5, records>, METH_VARARGS, nullptr},
+    {"checksums", method<4, checksums>, METH_VARARGS, nullptr},
     {"exponents", method<4, exponents>, METH_VARARGS, nullptr},
     {"records_and_exponents", method<6, records_and_exponents>, METH_VARARGS, nullptr},
     {"cpu_isa", method<0, cpu_isa>, METH_VARARGS, nullptr},

@@ -13,7 +13,12 @@ namespace fastcheck {
 constexpr std::uint16_t kRecordVersion = 1;
 
 // How much of a record was computed. A field that the depth does not cover is zero bytes.
-enum class Depth : std::uint8_t { kHealth = 1, kStats = 2, kFull = 3 };
+enum class Depth : std::uint8_t {
+  kHealth = 1,
+  kStats = 2,
+  kFull = 3,
+  kChecksum = 4  // the checksum alone: of cpu::checksum(), and of no record that is kept
+};
 
 // The rule by which the elements were traversed.
 enum class Order : std::uint8_t { kStorage = 0, kLogical = 1 };

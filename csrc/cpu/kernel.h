@@ -16,7 +16,7 @@ namespace fastcheck::cpu {
 using ReduceTiles = void (*)(const std::byte* data, std::int64_t components,
                              std::uint64_t first_tile, Partial* out);
 
-constexpr int kDepthCount = 3;
+constexpr int kDepthCount = 4;
 
 struct KernelSet {
   const char* name;
@@ -39,6 +39,6 @@ const KernelSet* neon_kernels();
 // Fills a KernelSet from a template `Reduce<Component, Depth>::run`.
 #define FASTCHECK_KERNEL_ROW(code, name, component, components)                   \
   {Reduce<component, Depth::kHealth>::run, Reduce<component, Depth::kStats>::run, \
-   Reduce<component, Depth::kFull>::run},
+   Reduce<component, Depth::kFull>::run, Reduce<component, Depth::kChecksum>::run},
 
 }  // namespace fastcheck::cpu

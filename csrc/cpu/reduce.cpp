@@ -30,4 +30,11 @@ void reduce(const TensorView& tensor, Depth depth, bool logical, int threads,
            traversal.order(), record);
 }
 
+std::uint64_t checksum(const TensorView& tensor, bool logical, int threads,
+                       const ParallelFor& parallel_for) {
+  Record record{};
+  reduce(tensor, Depth::kChecksum, logical, threads, parallel_for, record);
+  return record.checksum;
+}
+
 }  // namespace fastcheck::cpu

@@ -39,4 +39,8 @@ using ParallelFor = std::function<void(
 void reduce(const TensorView& tensor, Depth depth, bool logical, int threads,
             const ParallelFor& parallel_for, Record& record);
 
+// The checksum alone, to the bit that of a record.
+std::uint64_t checksum(const TensorView& tensor, bool logical, int threads,
+                       const ParallelFor& parallel_for);
+
 }  // namespace fastcheck::cpu

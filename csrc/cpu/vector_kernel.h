@@ -21,6 +21,36 @@
 namespace fastcheck::cpu {
 namespace {
 
+// Tiles of which the checksum alone is wanted.
+template <class Component>
+class ChecksumTiles {
+  static constexpr int kSize = sizeof(typename Component::Bits);
+
+ public:
+  // Row by row: here memory is the limit, and the processor foresees what is read next.
+  Sums whole(const std::byte* data, std::uint64_t tile) {
+    checksum_rows<kSize>(data, kRows, nullptr, 0, tile, terms_);
+    return {};
+  }
+
+  Sums partial(const std::byte* data, int n, std::uint64_t tile) {
+    const int rows = n / kLanes;
+    LastRow<Component> last(data + rows * kLanes * kSize, n % kLanes);
+    last.pad_with_zeros();
+    checksum_rows<kSize>(data, rows, last.data(), last.words(), tile, terms_);
+    return {};
+  }
+
+  Partial finish() const {
+    Partial part;
+    part.checksum = terms_.total();
+    return part;
+  }
+
+ private:
+  ChecksumTerms terms_;
+};
+
 template <class Component, Depth kDepth>
 struct TilesOf {
 #if defined(__x86_64__)
@@ -30,6 +60,10 @@ struct TilesOf {
   using Integers = IntegerTiles<Component, kDepth>;
 #endif
   using Type = std::conditional_t<Component::kIsFloat, FloatTiles<Component, kDepth>, Integers>;
+};
+template <class Component>
+struct TilesOf<Component, Depth::kChecksum> {
+  using Type = ChecksumTiles<Component>;
 };
 
 template <class Component, Depth kDepth>

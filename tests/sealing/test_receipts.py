@@ -11,6 +11,8 @@ import torch
 from torch import nn
 
 import fastcheck
+from fastcheck.sealing import receipts as reading
+from fastcheck.statistics import functions
 
 Weights = dict[str, torch.Tensor]
 
@@ -312,10 +314,101 @@ def test_shards_of_a_vocabulary_are_no_padding() -> None:
     ],
 )
 def test_a_damaged_receipt_is_refused(weights: Weights, change: dict[str, Any]) -> None:
-    made = json.loads(json.dumps(fastcheck.receipt(weights, ranks=2).to_dict()))
+    made: Any = {"fastcheck": "receipt", "format": 1, "tensors": of_lists(weights)}
+    assert fastcheck.verify(weights, made)
     made["tensors"][LARGE].update(change)
     with pytest.raises(fastcheck.CompareError, match="not a receipt"):
         fastcheck.verify(weights, made)
+
+
+def test_any_byte_of_a_packed_receipt_counts(weights: Weights) -> None:
+    made = json.loads(json.dumps(fastcheck.receipt(weights).to_dict()))
+    packed = made["packed"]
+    for at in range(0, len(packed), 7):
+        changed = {**made, "packed": packed[:at] + chr(ord(packed[at]) ^ 1) + packed[at + 1 :]}
+        for damaged in (changed, {**made, "packed": packed[:at]}):
+            with pytest.raises(fastcheck.CompareError, match="not a receipt"):
+                fastcheck.verify(weights, damaged)
+    for given in (3, None, [packed], "", "00000"):
+        with pytest.raises(fastcheck.CompareError, match="not a receipt"):
+            fastcheck.verify(weights, {**made, "packed": given})
+
+
+def test_weights_are_read_in_one_call(weights: Weights, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or in a few: a cast of all is not held."""
+    calls: list[int] = []
+
+    def counted(tensors: list[torch.Tensor], logical: bool) -> torch.Tensor:
+        calls.append(sum(tensor.nbytes for tensor in tensors))
+        return functions.checksums(tensors, logical)
+
+    monkeypatch.setattr(reading, "checksums", counted)
+    made = fastcheck.receipt(weights)
+    assert fastcheck.verify(weights, made) and len(calls) == 2
+    monkeypatch.setattr(reading, "_BATCH_BYTES", 20_000)
+    calls.clear()
+    assert fastcheck.receipt(weights) == made and len(calls) > 5 and max(calls) < 50_000
+
+
+def of_lists(weights: Weights) -> dict[str, Any]:
+    """The tensors of a receipt of format 1: the checksum of each part."""
+
+    def parts(x: torch.Tensor) -> dict[str, list[str]]:
+        casts = {name: x.to(getattr(torch, name)) for name in ("float32", "bfloat16", "float16")}
+        return {
+            name: [f"{fastcheck.checksum(part, order='logical'):016x}" for part in split(cast)]
+            for name, cast in casts.items()
+        }
+
+    def split(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.tensor_split(4) if x.numel() >= 4096 else (x,)
+
+    return {
+        name: {
+            "shape": list(x.shape),
+            "dtype": "float32",
+            "parts": parts(x),
+            "before": parts(OLD[name]),
+            "shards": {"0": [parts(shard) for shard in x.chunk(2)]},
+        }
+        for name, x in weights.items()
+    }
+
+
+def test_a_receipt_of_lists_is_read(weights: Weights) -> None:
+    """Of format 1."""
+    old: Any = {"fastcheck": "receipt", "format": 1, "tensors": of_lists(weights), "unread": {}}
+    for half in (weights, {name: value.chunk(2)[1] for name, value in weights.items()}):
+        assert fastcheck.verify(half, old).equal == 14
+    for entry in old["tensors"].values():
+        del entry["shards"]
+    for name, text, change in FAULTS:
+        arrived = dict(weights)
+        change(arrived)
+        assert text in fastcheck.verify(arrived, old).differing[name]
+
+
+@pytest.mark.parametrize("names", [["a.weight:", ":\x01", '":"', "0123456789abcdef", "\x01\x01"]])
+def test_any_name_can_be_packed(names: list[str]) -> None:
+    weights = {name: torch.randn(64, 64 + number) for number, name in enumerate(names)}
+    made = fastcheck.receipt({**weights, "tied": weights[names[3]]})
+    sent = json.loads(json.dumps(made.to_dict()))
+    found = fastcheck.verify(weights, sent)
+    assert found and found.equal == len(names), str(found)
+
+
+def test_thirty_weights_are_a_kilobyte() -> None:
+    shapes = {"self_attn.q_proj": 64, "self_attn.k_proj": 32, "self_attn.v_proj": 32}
+    shapes.update({"self_attn.o_proj": 64, "mlp.gate_proj": 172, "mlp.up_proj": 172})
+    state: Weights = {"model.embed_tokens.weight": torch.randn(256, 128)}
+    for layer in range(4):
+        for name, rows in shapes.items():
+            state[f"model.layers.{layer}.{name}.weight"] = torch.randn(rows, 128)
+        state[f"model.layers.{layer}.input_layernorm.weight"] = torch.randn(128)
+    state["lm_head.weight"] = torch.randn(256, 128)
+    for dtype, most in ((torch.bfloat16, 1100), (torch.float32, 2500)):
+        made = fastcheck.receipt({name: value.to(dtype) for name, value in state.items()})
+        assert len(made.tensors) == 30 and len(json.dumps(made.to_dict())) < most
 
 
 @pytest.mark.parametrize("words", [0, -1, True, 1.5])

@@ -111,6 +111,9 @@ class Backend:
     #: synchronising, outside of autograd. The tensor is of floating-point components.
     #: None where ``portable.exponents`` counts them.
     exponents: Optional[Callable[[torch.Tensor, bool], torch.Tensor]] = None
+    #: (tensors, logical) -> int64 (n,) on the tensors' device: the checksums that their records
+    #: would have, without synchronising. None where they are read from records.
+    checksums: Optional[Callable[[Sequence[torch.Tensor], bool], torch.Tensor]] = None
     #: (tensor, slots, index) -> int64 (328,): observe() at full depth, and exponents() of the same
     #: tensor, its memory read once. None where the two are called one after the other.
     observe_and_count: Optional[Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]] = None

@@ -26,6 +26,7 @@ def cpu_backend(module: Any) -> Backend:
         observe_list=functools.partial(_observe_list, module),
         found_nonfinite=functools.partial(_found_nonfinite, module),
         exponents=functools.partial(_exponents, module),
+        checksums=functools.partial(_checksums, module),
         observe_and_count=functools.partial(_observe_and_count, module),
     )
 
@@ -58,6 +59,14 @@ def _exponents(module: Any, tensor: torch.Tensor, logical: bool) -> torch.Tensor
     words = torch.empty(EXPONENT_WORDS, dtype=torch.int64, device="cpu")
     arguments, kept = arguments_of([tensor])
     module.exponents(arguments, logical, torch.get_num_threads(), words.data_ptr())
+    del kept  # read by now
+    return words
+
+
+def _checksums(module: Any, tensors: Sequence[torch.Tensor], logical: bool) -> torch.Tensor:
+    words = torch.empty(len(tensors), dtype=torch.int64, device="cpu")
+    arguments, kept = arguments_of(tensors)
+    module.checksums(arguments, logical, torch.get_num_threads(), words.data_ptr())
     del kept  # read by now
     return words
 
