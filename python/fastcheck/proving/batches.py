@@ -119,7 +119,7 @@ class Causal(_Rows):
         columns = case.given.tensors[self._ids(case)].shape[1]
         real = torch.ones(case.given.rows, columns, dtype=torch.bool)
         if case.given.mask:
-            real = (case.given.tensors[case.given.mask] == case.given.real).cpu()
+            real = case.given.is_real.cpu()
         return (torch.arange(columns) * real).amax(1)
 
     def back(self, case: TestedStep, computed: Computed) -> Computed:
@@ -164,7 +164,7 @@ class MicroBatches(_Rows):
         for name, tensor in given.tensors.items():
             if tensor.dim() and tensor.shape[0] == given.rows and not tensor.is_floating_point():
                 if name == given.mask:
-                    counted["real tokens"] = tensor == given.real
+                    counted["real tokens"] = given.is_real
                 elif bool((tensor == -100).any()):
                     counted["targets"] = (tensor[:, 1:] if tensor.dim() > 1 else tensor) != -100
         for what, counts in reversed(counted.items()):
@@ -225,13 +225,12 @@ class Padded(_Rows):
         return ""
 
     def batch(self, case: TestedStep) -> Any:
-        mask = case.given.tensors[case.given.mask]
-        is_hidden = mask != case.given.real
+        is_real = case.given.is_real
 
         def longer(name: str, tensor: torch.Tensor) -> torch.Tensor:
-            if tensor.dim() < 2 or tensor.shape[:2] != mask.shape:
+            if tensor.dim() < 2 or tensor.shape[:2] != is_real.shape:
                 return tensor
-            hidden = tensor[is_hidden]
+            hidden = tensor[~is_real]
             fill: Any = 0
             if re.search(MASKS, name):  # another mask hides other tokens
                 real = case.given.real_value(tensor)
@@ -302,7 +301,7 @@ class Packed(_Rows):
 
     def batch(self, case: TestedStep) -> Any:
         given = case.given
-        real = given.tensors[given.mask] == given.real
+        real = given.is_real
 
         def packed(name: str, tensor: torch.Tensor) -> Any:
             if tensor.dim() < 2 or tensor.shape[:2] != real.shape:
@@ -315,7 +314,7 @@ class Packed(_Rows):
 
     def back(self, case: TestedStep, computed: Computed) -> Computed:
         given = case.given
-        real = given.tensors[given.mask] == given.real
+        real = given.is_real
 
         def unpacked(tensor: torch.Tensor) -> Optional[torch.Tensor]:
             at = [d for d in range(1, tensor.dim()) if tensor.shape[d] == int(real.sum())]
@@ -337,5 +336,5 @@ class Packed(_Rows):
         given = case.given
         if name == given.named(_SEGMENTS):
             numbers = torch.arange(1, given.rows + 1).to(tensor)[:, None].expand_as(tensor)
-            return torch.where(given.tensors[given.mask] == given.real, numbers, tensor)
+            return torch.where(given.is_real, numbers, tensor)
         return given.without_first_target(name, tensor)

@@ -234,16 +234,13 @@ class TestedStep:
         """The kept state, with the weights perturbed where ``noise`` asks for it."""
         self.state.put_back()
         torch.clear_autocast_cache()  # of a caller's region: it holds the weights of before
+        draw = torch.Generator().manual_seed(self.settings.noise)
+        size = 0.75 * self.settings.ulps * self.eps
         with torch.no_grad():
             for holder, name, tensor, kept in self._loose:
                 holder[name] = tensor
                 tensor.detach().copy_(kept)
-        if not self.settings.noise:
-            return
-        draw = torch.Generator().manual_seed(self.settings.noise)
-        size = 0.75 * self.settings.ulps * self.eps
-        with torch.no_grad():
-            for parameter in self._weights:
+            for parameter in self._weights if self.settings.noise else ():
                 if parameter.is_floating_point():
                     sign = torch.randint(0, 2, parameter.shape, generator=draw).to(parameter.device)
                     parameter.mul_(1 + size * (2 * sign - 1).to(parameter.dtype))

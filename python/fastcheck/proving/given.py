@@ -32,8 +32,10 @@ class Given:
         self.tensors = {name: tensor.detach() for name, tensor in pairs}
         self.trained = [name for name, tensor in pairs if tensor.requires_grad]
         self.rows, self.why_no_rows = self._rows(model)
-        self.real = 1
-        self.mask, self.length = self._mask()
+        self.mask, self.real = self._mask()
+        #: [rows, tokens], True where a token is real; empty without a mask.
+        self.is_real = self.tensors.get(self.mask, torch.empty(0, 0)) == self.real
+        self.length = self.is_real.shape[1]
 
     def _rows(self, model: torch.nn.Module) -> tuple[int, str]:
         """Dimension 0 of all tensors of the batch, unless a module has it elsewhere."""
@@ -67,9 +69,8 @@ class Given:
             if tensor.shape[1] > 1 and bool(((tensor == 0) | (tensor == 1)).all()):
                 real = self.real_value(tensor)
                 if real is not None:
-                    self.real = real
-                    return name, tensor.shape[1]
-        return "", 0
+                    return name, real
+        return "", 1
 
     @staticmethod
     def real_value(mask: torch.Tensor) -> Optional[int]:
@@ -129,7 +130,7 @@ class Given:
         """The value of a target that does not count: where the mask hides tokens, if it is a single
         value.
         """
-        hidden = targets[self.tensors[self.mask] != self.real]
+        hidden = targets[~self.is_real]
         is_one = hidden.numel() and bool((hidden == hidden.flatten()[0]).all())
         return hidden.flatten()[0] if is_one else -100
 
@@ -137,7 +138,7 @@ class Given:
         """Targets in which none counts for a row's first token: it may be taken for the target that
         the token before it has to predict.
         """
-        real = self.tensors[self.mask] == self.real
+        real = self.is_real
         if not re.search(TARGETS, name) or tensor.shape[:2] != real.shape:
             return tensor
         tensor = tensor.clone()
