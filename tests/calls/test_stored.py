@@ -191,6 +191,24 @@ def test_a_module_that_makes_its_parameters_when_it_is_asked() -> None:
             assert found == [(f"weight_{k}", 3.0 * k) for k in range(4)]
 
 
+@pytest.mark.parametrize("make", [new_finder, ParameterFinder])
+def test_a_finder_that_has_raised_finds_the_parameters_the_next_time(make: Any) -> None:
+    layer = nn.Linear(2, 2)
+    finder = make([ModuleNode("", layer, SiteTable(), is_primary=True)])
+    groups: list[Any] = [{"params": [layer.bias]}]
+
+    def names() -> list[str]:
+        return [name for _, name, _ in finder.look(groups)[1]]
+
+    assert names() == ["bias"]
+    groups.append({})
+    with pytest.raises(KeyError):
+        names()
+    assert gc.isenabled()
+    groups[1]["params"] = [layer.weight]
+    assert names() == ["weight", "bias"]
+
+
 def test_what_adding_one_raises_comes_through() -> None:
     def refuse(*_: object) -> int:
         raise KeyError("no site")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import dataclass
 from typing import Any, Callable
 
 import pytest
@@ -195,6 +196,34 @@ def test_code_between_submodules() -> None:
     made = stop_of_model(Mixed()).report.made_by
     assert made is not None and made.operator == "aten.div.Tensor"
     assert {name: statistics_of(one).zero_count for name, one in made.inputs}["other"] == 32
+
+
+@dataclass(frozen=True)
+class Batch:
+    x: torch.Tensor
+
+
+def test_what_a_dataclass_holds_is_copied() -> None:
+    runs: list[int] = []
+
+    class Writing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last = nn.Linear(8, 4)
+
+        def forward(self, batch: Batch) -> torch.Tensor:
+            y: torch.Tensor = self.last(negative_root(batch.x))
+            runs.append(1)
+            if len(runs) == 2:
+                batch.x.zero_()
+            return y
+
+    model, batch = Writing(), Batch(torch.ones(4, 8))
+    with fastcheck.install(model), pytest.raises(fastcheck.OverflowDetected) as stop:
+        model(batch)
+    made = stop.value.report.made_by
+    assert made is not None and made.operator == "aten.sqrt" and len(runs) == 2
+    assert torch.equal(batch.x, torch.ones(4, 8))
 
 
 def test_an_input_that_was_written_in_place() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import threading
 import warnings
 from collections import OrderedDict, deque
@@ -33,7 +34,7 @@ from fastcheck.record.site import Site
 from fastcheck.record.statistics import statistics_of
 from fastcheck.report.stop_report import MadeBy
 from fastcheck.statistics.functions import stats
-from fastcheck.utils.torch.flatten import flatten, flatten_arguments
+from fastcheck.utils.torch.flatten import flatten, flatten_arguments, map_tensors
 from fastcheck.utils.torch.frames import call_frames
 from fastcheck.utils.torch.own_operators import unobserved
 from fastcheck.utils.torch.readable import (
@@ -423,7 +424,11 @@ def _observed(
         with warnings.catch_warnings(), set_aside([module], session), copies.of_modules(module):
             warnings.simplefilter("ignore")
             with unobserved():
-                args, kwargs = tree_map(copies.of, (running.args, running.kwargs))
+                args, kwargs = map_tensors(
+                    (running.args, running.kwargs),
+                    copies.of,
+                    functools.partial(tree_map, copies.of),  # of other containers
+                )
                 inside = set(module.modules())  # what is beside them is not copied
                 for holder, name, copied in () if held is None else held.buffers:
                     owner = holder()

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Callable, Optional
 
 import numpy as np
 import torch
 
-from fastcheck.utils.torch.flatten import flatten
+from fastcheck.utils.torch.flatten import flatten, map_tensors
 
 #: Names of tensors that hold targets.
 TARGETS = r"label|target|\by\b"
@@ -99,8 +97,8 @@ class Given:
         """The batch with each of its tensors replaced by ``change(name, tensor)``, and what holds
         none by what ``pick`` makes of it.
         """
-        changed = [change(name, tensor) for name, tensor in self.tensors.items()]
-        return _replaced(self.batch, iter(changed), pick)
+        names = iter(self.tensors)
+        return map_tensors(self.batch, lambda _: change(n := next(names), self.tensors[n]), pick)
 
     def take_rows(self, index: Sequence[int]) -> Any:
         """The batch with these rows only, in this order; of lists of one entry for each row too."""
@@ -169,23 +167,3 @@ def _is_of_pairs(tensor: torch.Tensor) -> bool:
     if tensor.is_floating_point() and bool((tensor == 0).any()):  # integers have no such scale
         edges = tensor != 0
     return torch.equal(edges, edges.t()) and not bool((edges == edges[0, 0]).all())
-
-
-def _replaced(value: Any, tensors: Iterator[torch.Tensor], pick: Callable[[Any], Any]) -> Any:
-    if isinstance(value, torch.Tensor):
-        return next(tensors)
-    if not flatten(value, ""):
-        return pick(value)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_replaced(item, tensors, pick) for item in value))
-    if isinstance(value, (list, tuple)):
-        return type(value)(_replaced(item, tensors, pick) for item in value)
-    changed: Any = copy.copy(value)
-    if isinstance(value, Mapping):
-        for name in value:
-            changed[name] = _replaced(value[name], tensors, pick)
-        return changed
-    for field in dataclasses.fields(value):  # a frozen parameter too
-        replacement = _replaced(getattr(value, field.name, None), tensors, pick)
-        object.__setattr__(changed, field.name, replacement)
-    return changed

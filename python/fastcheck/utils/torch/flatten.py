@@ -1,10 +1,13 @@
-"""Finds the tensors in nested inputs or outputs of a module, with a label such as ``output[0]``."""
+"""Finds the tensors in nested inputs or outputs of a module, with a label such as ``output[0]``,
+and puts others in their place.
+"""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 import torch
 
@@ -84,3 +87,37 @@ def _collect(value: Any, label: str, tensors: list[tuple[str, torch.Tensor]], de
         for field in dataclasses.fields(value):
             item = getattr(value, field.name, None)
             _collect(item, f"{label}.{field.name}", tensors, depth + 1)
+
+
+def map_tensors(
+    value: Any,
+    change: Callable[[torch.Tensor], Any],
+    other: Callable[[Any], Any] = lambda part: part,
+    depth: int = 0,
+) -> Any:
+    """``value`` with ``change(tensor)`` in place of each tensor that flatten() finds in it, in that
+    order, and ``other(part)`` in place of each part that holds none. What holds tensors is copied.
+    """
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    tensors: list[tuple[str, torch.Tensor]] = []
+    _collect(value, "", tensors, depth)
+    if not tensors:
+        return other(value)
+
+    def inner(part: Any) -> Any:
+        return map_tensors(part, change, other, depth + 1)
+
+    if isinstance(value, tuple):
+        items = map(inner, value)
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    changed: Any = copy.copy(value)
+    if isinstance(value, list):
+        changed[:] = map(inner, value)
+    elif isinstance(value, Mapping):
+        for name in value:
+            changed[name] = inner(value[name])
+    else:
+        for field in dataclasses.fields(value):  # of a frozen dataclass too
+            object.__setattr__(changed, field.name, inner(getattr(value, field.name, None)))
+    return changed
