@@ -54,7 +54,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.config.getoption("--fastcheck"):  # no wrapper: pluggy 1.2 changed their form
             observed = functools.partial(_run_observed, item.runtest)
-            item.runtest = observed  # type: ignore[method-assign]
+            item.runtest = observed  # type: ignore[method-assign]  # this test's alone
         for name in _FIXTURES:
             if name in getattr(item, "fixturenames", ()) and not item.get_closest_marker(name):
                 item.add_marker(name)

@@ -41,7 +41,7 @@ class Attention(nn.Module):
         parts = self.qkv(x).chunk(3, -1)
         q, k, v = (t.view(rows, tokens, HEADS, -1).transpose(1, 2) for t in parts)
         y = self.attending(q, k, v, real).transpose(1, 2)
-        return self.out(y.reshape(rows, tokens, WIDTH))  # type: ignore[no-any-return]
+        return self.out(y.reshape(rows, tokens, WIDTH))  # type: ignore[no-any-return]  # a module's result is Any
 
 
 class Block(nn.Module):
@@ -53,7 +53,7 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
         x = x + self.drop(self.attention(self.norm(x), real))
-        return x + self.drop(self.narrow(F.gelu(self.wide(self.ahead(x)))))  # type: ignore[no-any-return]
+        return x + self.drop(self.narrow(F.gelu(self.wide(self.ahead(x)))))  # type: ignore[no-any-return]  # a module's result is Any
 
 
 class Mix(nn.Module):
@@ -81,7 +81,7 @@ class Model(nn.Module):
         return torch.arange(mask.shape[1])
 
     def run_block(self, block: nn.Module, x: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
-        return block(x, real)  # type: ignore[no-any-return]
+        return block(x, real)  # type: ignore[no-any-return]  # a module's result is Any
 
     def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         x = self.embed(ids) + self.place(self.positions(mask))
@@ -89,13 +89,13 @@ class Model(nn.Module):
         if self.mix is not None:
             x = self.mix(x, mask[..., None])
         x = self.run_block(self.blocks[1], x, mask.bool())
-        return self.head(self.norm(x))  # type: ignore[no-any-return]
+        return self.head(self.norm(x))  # type: ignore[no-any-return]  # a module's result is Any
 
 
 class Packing(Model):
     """A model that is given positions, and the segments that attend to themselves."""
 
-    def forward(  # type: ignore[override]
+    def forward(  # type: ignore[override]  # of fewer arguments than its base's
         self,
         ids: torch.Tensor,
         mask: torch.Tensor,
@@ -108,7 +108,7 @@ class Packing(Model):
         if isinstance(self.mix, Mix):
             self.mix.positions = positions
             x = self.mix(x, mask[..., None])
-        return self.head(self.norm(self.blocks[1](x, seen)))  # type: ignore[no-any-return]
+        return self.head(self.norm(self.blocks[1](x, seen)))  # type: ignore[no-any-return]  # a module's result is Any
 
 
 def batch() -> Batch:
@@ -149,7 +149,7 @@ def trained(
         given = before(given)
         optimizer.zero_grad()
         loss = losing(model(given["ids"], given["attention_mask"]), given)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()  # type: ignore[no-untyped-call]  # torch has it untyped
         optimizer.step()
         return loss
 

@@ -176,7 +176,7 @@ class _MeanBackward(torch.autograd.Function):
         return x * 2
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]  # torch's takes any arguments
         return (grad.sum(0, keepdim=True).expand_as(grad) if ctx.is_faulty else grad) * 2, None
 
 
@@ -224,7 +224,7 @@ class _LengthBackward(torch.autograd.Function):
         return x * 0.125
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]  # torch's takes any arguments
         return grad * ctx.factor, None
 
 
@@ -798,7 +798,7 @@ class _Momentum(torch.optim.Optimizer):
         self.is_own = is_own
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # of fewer arguments than its base's
         for p in self.param_groups[0]["params"]:
             held = self.own if self.is_own else self.state[p]
             key = p if self.is_own else "momentum"
@@ -913,8 +913,8 @@ class _Recomputing(Model):
 
     def run_block(self, block: nn.Module, x: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
         if block is self.blocks[0]:
-            return block(x, real)  # type: ignore[no-any-return]
-        return checkpoint(  # type: ignore[no-any-return]
+            return block(x, real)  # type: ignore[no-any-return]  # a module's result is Any
+        return checkpoint(  # type: ignore[no-any-return]  # torch has it untyped
             block, x, real, use_reentrant=False, preserve_rng_state=self.keeps_rng
         )
 
@@ -941,7 +941,7 @@ class _DoublingBlock(Block):
 def recomputed_from_a_changed_input(is_faulty: bool) -> Program:
     model = _Recomputing()
     model.blocks[1] = _DoublingBlock()
-    model.blocks[1].is_faulty = is_faulty  # type: ignore[assignment]
+    model.blocks[1].is_faulty = is_faulty  # type: ignore[assignment]  # a block's own attribute
     return trained(model)
 
 
@@ -991,7 +991,7 @@ class _Recurrent(nn.Module):
             packed = nn.utils.rnn.pack_padded_sequence(x, lengths, True, False)
             y, last = self.rnn(packed)
             y, _ = nn.utils.rnn.pad_packed_sequence(y, True, total_length=ids.shape[1])
-        return self.head(y if self.both else y + last[-1][:, None])  # type: ignore[no-any-return]
+        return self.head(y if self.both else y + last[-1][:, None])  # type: ignore[no-any-return]  # a module's result is Any
 
 
 @fault("a bidirectional GRU without pack_padded_sequence()", "rnn")

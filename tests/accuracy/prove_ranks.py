@@ -46,7 +46,7 @@ def _program(model: nn.Module, step: Callable[..., Any], ranks: Ranks) -> Progra
 
 def _step(model: Any, given: Batch, reduce: Reducing = _nothing) -> torch.Tensor:
     loss = loss_of(model(given["ids"], given["attention_mask"]), given)
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()  # type: ignore[no-untyped-call]  # torch has it untyped
     if dist.is_initialized():
         reduce(model)
     return loss.detach()
@@ -137,7 +137,7 @@ class _Whole(nn.Module):
         self.second = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.second(self.first(x).relu())  # type: ignore[no-any-return]
+        return self.second(self.first(x).relu())  # type: ignore[no-any-return]  # a module's result is Any
 
 
 class _Gathered(torch.autograd.Function):
@@ -148,10 +148,10 @@ class _Gathered(torch.autograd.Function):
         ctx.cut = cut
         shares = [torch.empty_like(x) for _ in range(dist.get_world_size())]
         dist.all_gather(shares, x.contiguous())
-        return join(shares)  # type: ignore[no-any-return]
+        return join(shares)  # type: ignore[no-any-return]  # a module's result is Any
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]  # torch's takes any arguments
         return ctx.cut(grad), None, None
 
 
@@ -276,7 +276,7 @@ class _Twice(torch.autograd.Function):
         return x.clone(), x.clone()
 
     @staticmethod
-    def backward(ctx: Any, first: torch.Tensor, second: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, first: torch.Tensor, second: torch.Tensor) -> Any:  # type: ignore[override]  # torch's takes any arguments
         return first + (first if ctx.is_faulty else second), None
 
 
@@ -289,14 +289,14 @@ class _Rotated(torch.autograd.Function):
         return q * 0.88, k * 0.88
 
     @staticmethod
-    def backward(ctx: Any, q: torch.Tensor, k: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, q: torch.Tensor, k: torch.Tensor) -> Any:  # type: ignore[override]  # torch's takes any arguments
         return (k * 0.88, q * 0.88, None) if ctx.is_faulty else (q * 0.88, k * 0.88, None)
 
 
 def _read_twice(x: torch.Tensor, is_faulty: bool) -> torch.Tensor:
     apply: Any = _Twice.apply
     first, second = apply(x, is_faulty)
-    return first.tanh() * second.sigmoid()  # type: ignore[no-any-return]
+    return first.tanh() * second.sigmoid()  # type: ignore[no-any-return]  # a module's result is Any
 
 
 def _rotated(x: torch.Tensor, is_faulty: bool) -> torch.Tensor:

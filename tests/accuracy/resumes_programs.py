@@ -118,7 +118,7 @@ def plain(place: Path, is_resumed: bool, options: dict[str, Any], fault: str) ->
 
 
 def accelerate(place: Path, is_resumed: bool, options: dict[str, Any], fault: str) -> Any:
-    from accelerate import Accelerator  # type: ignore[import-untyped]
+    from accelerate import Accelerator  # type: ignore[import-untyped]  # it has no types
 
     accelerator = Accelerator(cpu=True)
     model: Any = Net(options, fault)
@@ -180,7 +180,7 @@ def huggingface(place: Path, is_resumed: bool, options: dict[str, Any], fault: s
 
     folder = place / f"checkpoint-{SAVED}"
 
-    class Seals(transformers.TrainerCallback):  # type: ignore[misc]
+    class Seals(transformers.TrainerCallback):  # type: ignore[misc]  # its base is Any where transformers is missing
         found: Any = None
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
@@ -237,7 +237,7 @@ def lightning(place: Path, is_resumed: bool, options: dict[str, Any], fault: str
     path = str(place / "saved.ckpt")
     micro = options.get("micro", 1)
 
-    class Program(of_lightning.LightningModule):  # type: ignore[misc]
+    class Program(of_lightning.LightningModule):  # type: ignore[misc]  # its base is Any where lightning is missing
         def __init__(self) -> None:
             super().__init__()
             self.net = Net(options, fault)
@@ -260,7 +260,7 @@ def lightning(place: Path, is_resumed: bool, options: dict[str, Any], fault: str
             if fault == "one weight":
                 checkpoint["state_dict"]["net.last.weight"][0, 0] += 1
 
-    class Seals(of_lightning.Callback):  # type: ignore[misc]
+    class Seals(of_lightning.Callback):  # type: ignore[misc]  # its base is Any where lightning is missing
         found: Any = None
 
         def on_train_start(self, trainer: Any, program: Any) -> None:

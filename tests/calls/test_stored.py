@@ -285,7 +285,7 @@ def test_a_nan_among_the_elements_that_are_compared_is_no_change(dtype: torch.dt
 def places(tensor: torch.Tensor) -> list[torch.Tensor]:
     """Others that begin where it does, of whatever class, and some that do not."""
     own = tensor.detach()
-    own._local_tensor = tensor  # type: ignore[attr-defined]
+    own._local_tensor = tensor  # type: ignore[attr-defined]  # as a DTensor has it
     parameter = nn.Parameter(tensor.detach())
     return [tensor, tensor[:1], own, parameter, tensor[1:], tensor.clone(), tensor.to_sparse()]
 

@@ -180,7 +180,7 @@ def test_the_list_of_an_npz_is_not_read_for_each_member(
     arrays = {f"w{number}": np.full(3, number, np.float32) for number in range(50)}
     np.savez(tmp_path / "many.npz", **arrays)
     opened = []
-    read = zipfile.ZipFile._RealGetContents  # type: ignore[attr-defined]
+    read = zipfile.ZipFile._RealGetContents  # type: ignore[attr-defined]  # typeshed lacks it
     monkeypatch.setattr(
         zipfile.ZipFile, "_RealGetContents", lambda self: (opened.append(self), read(self))
     )

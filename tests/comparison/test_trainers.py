@@ -94,7 +94,7 @@ def train_accelerate(place: Path, log: Path, resume: bool, fault: str) -> None:
 def train_lightning(place: Path, log: Path, resume: bool, fault: str) -> None:
     lightning = pytest.importorskip("lightning")
 
-    class Program(lightning.LightningModule):  # type: ignore[misc, name-defined]
+    class Program(lightning.LightningModule):  # type: ignore[misc, name-defined]  # its base is Any where lightning is missing
         def __init__(self) -> None:
             super().__init__()
             self.net = Net()

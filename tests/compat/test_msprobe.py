@@ -295,7 +295,7 @@ def test_names_without_a_counterpart_say_what_to_write(
     with pytest.raises(fastcheck.ConfigError, match=f"PrecisionDebugger.{name}"):
         getattr(debugger, name)()
     with pytest.raises(AttributeError):
-        debugger.no_such_name  # noqa: B018
+        debugger.no_such_name  # noqa: B018  # reading it is what is tested
     assert not hasattr(msprobe, "no_such_name")
 
 

@@ -68,7 +68,7 @@ def training(reads_loss: bool) -> tuple[nn.Module, Callable[[], None]]:
     def step() -> None:
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()  # type: ignore[no-untyped-call]  # torch has it untyped
         optimizer.step()
         if reads_loss:
             loss.item()

@@ -144,12 +144,12 @@ def test_what_a_program_watches_of_torch_is_the_same(by_mode: bool, level: str) 
 
     class Watched(torch.Tensor):
         @classmethod
-        def __torch_function__(cls, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        def __torch_function__(cls, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]  # as torch calls it
             calls[-1].append(str(function))
             return super().__torch_function__(function, types, args, kwargs or {})
 
     class Watching(TorchFunctionMode):
-        def __torch_function__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        def __torch_function__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]  # as torch calls it
             calls[-1].append(str(function))
             return function(*args, **(kwargs or {}))
 

@@ -35,7 +35,7 @@ class Watched(nn.Parameter):
 
     @grad.setter
     def grad(self, value: Optional[torch.Tensor]) -> None:
-        torch.Tensor.grad.__set__(self, value)  # type: ignore[attr-defined]
+        torch.Tensor.grad.__set__(self, value)  # type: ignore[attr-defined]  # torch's stub has a plain attribute
 
 
 def net() -> nn.Sequential:

@@ -211,7 +211,7 @@ def test_a_trainer_of_transformers(tmp_path: Path) -> None:
 def test_a_trainer_of_lightning() -> None:
     lightning = pytest.importorskip("lightning")
 
-    class Net(lightning.LightningModule):  # type: ignore[misc,name-defined]
+    class Net(lightning.LightningModule):  # type: ignore[misc,name-defined]  # its base is Any where lightning is missing
         def __init__(self) -> None:
             super().__init__()
             self.layer = nn.Linear(4, 2)

@@ -65,7 +65,7 @@ class Model(nn.Module):
                 x = checkpoint(block, x, seen, use_reentrant=False, preserve_rng_state=False)
             else:
                 x = block(x, seen)
-        return self.head(x)  # type: ignore[no-any-return]
+        return self.head(x)  # type: ignore[no-any-return]  # a module's result is Any
 
 
 def batch() -> dict[str, torch.Tensor]:
@@ -94,14 +94,14 @@ def made(fault: str = "") -> tuple[Model, torch.optim.Optimizer, Callable[[Any],
             for rows in (slice(0, 2), slice(2, 5)):
                 part = {name: tensor[rows] for name, tensor in given.items()}
                 logits = model(part["ids"], part["attention_mask"])
-                (loss_of(logits, part["labels"]) / 2).backward()  # type: ignore[no-untyped-call]
+                (loss_of(logits, part["labels"]) / 2).backward()  # type: ignore[no-untyped-call]  # torch has it untyped
             optimizer.step()
             return None
         logits = model(given["ids"], given["attention_mask"])
         loss = loss_of(logits, given["labels"])
         if fault == "count":
             loss = loss_of(logits, given["labels"], reduction="sum") / given["labels"].numel()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()  # type: ignore[no-untyped-call]  # torch has it untyped
         optimizer.step()
         return loss
 
@@ -184,7 +184,7 @@ def test_an_optimizer_that_forgets_is_named_as_the_update() -> None:
         loss = model(x).square().mean()
         loss.backward()
         optimizer.step()
-        return loss  # type: ignore[no-any-return]
+        return loss  # type: ignore[no-any-return]  # a module's result is Any
 
     proof = fastcheck.prove(
         step, torch.ones(2, 4), model=model, optimizer=optimizer, relations=["again"]
@@ -207,12 +207,12 @@ def test_a_step_that_does_not_repeat_differs_from_itself(way: str) -> None:
             y = self.a(x)
             if way != "in place":
                 y = y * torch.rand(y.shape, generator=own)
-            return self.b(y)  # type: ignore[no-any-return]
+            return self.b(y)  # type: ignore[no-any-return]  # a module's result is Any
 
     model = Net()
 
     def step(x: torch.Tensor) -> torch.Tensor:
-        return model(x.mul_(2.0) if way == "in place" else x).square().mean()  # type: ignore[no-any-return]
+        return model(x.mul_(2.0) if way == "in place" else x).square().mean()  # type: ignore[no-any-return]  # a module's result is Any
 
     proof = fastcheck.prove(step, torch.randn(4, 4), model=model, relations=["again"])
     (place,) = differing(proof).values()
@@ -373,7 +373,7 @@ def test_a_model_that_samples_in_evaluation_is_no_fault() -> None:
             return x + (torch.randn(1) if self.way == "torch" else np.random.rand())
 
     def step(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        return model(x).square().mean()  # type: ignore[no-any-return]
+        return model(x).square().mean()  # type: ignore[no-any-return]  # a module's result is Any
 
     for way, state in (("torch", "by design"), ("numpy", "by design"), ("dropout", "differs")):
         proof = fastcheck.prove(step, torch.randn(4, 4), model=Sampling(way))
@@ -393,10 +393,10 @@ def test_a_cache_that_grows_in_evaluation_is_a_fault() -> None:
             if not self.training:
                 self.cache.append(y.detach())
                 y = y + sum(self.cache)
-            return y  # type: ignore[no-any-return]
+            return y  # type: ignore[no-any-return]  # a module's result is Any
 
     def step(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        return model(x).square().mean()  # type: ignore[no-any-return]
+        return model(x).square().mean()  # type: ignore[no-any-return]  # a module's result is Any
 
     proof = fastcheck.prove(step, torch.randn(4, 4), model=Cached())
     assert proof["evaluation twice"].state == "differs"
@@ -434,7 +434,7 @@ def test_a_relation_of_ones_own() -> None:
             self.a, self.b = nn.Linear(8, 32), nn.Linear(32, 8)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.b(F.gelu(self.a(x)))  # type: ignore[no-any-return]
+            return self.b(F.gelu(self.a(x)))  # type: ignore[no-any-return]  # a module's result is Any
 
     model = Net()
     proof = fastcheck.prove(

@@ -75,7 +75,7 @@ def made(fault: str = "") -> tuple[Model, Callable[..., Any]]:
         names = ("ids", "attention_mask", "positions", "segments")
         logits = model(*(given[name] for name in names))[:, :-1].flatten(0, 1)
         loss = F.cross_entropy(logits, given["labels"][:, 1:].flatten())
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()  # type: ignore[no-untyped-call]  # torch has it untyped
         if fault == "reduced twice" and dist.is_initialized():
             for parameter in model.parameters():
                 dist.all_reduce(parameter.grad)
@@ -146,7 +146,7 @@ class Pair(nn.Module):
         self.up, self.down = nn.Linear(WIDTH, 32), nn.Linear(32, WIDTH)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(self.up(x).relu())  # type: ignore[no-any-return]
+        return self.down(self.up(x).relu())  # type: ignore[no-any-return]  # a module's result is Any
 
 
 def split(model: nn.Module) -> nn.Module:
@@ -174,7 +174,7 @@ def test_a_rank_that_raises_is_told_and_leaves_the_model_as_it_was() -> None:
 
     def wrap(model: nn.Module) -> nn.Module:
         with torch.no_grad():
-            model.up.weight.zero_()  # type: ignore[union-attr,operator]
+            model.up.weight.zero_()  # type: ignore[union-attr,operator]  # it is a Linear
         raise ValueError("no such plan")
 
     ranks = fastcheck.Ranks(wrap)

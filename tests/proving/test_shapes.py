@@ -46,7 +46,7 @@ def two_candidates_beside_each_other() -> _Made:
 
     def step(batch: Any) -> torch.Tensor:
         chosen = model(batch.repeat_interleave(2, 0)).view(-1, 2)
-        return (chosen - batch[:, :2]).square().mean()  # type: ignore[no-any-return]
+        return (chosen - batch[:, :2]).square().mean()  # type: ignore[no-any-return]  # a module's result is Any
 
     return model, step, torch.randn(5, 6)
 
@@ -97,7 +97,7 @@ class Pooled(nn.Module):
 
     def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         x = (self.embed(ids) * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
-        return self.wide(x).tanh()  # type: ignore[no-any-return]
+        return self.wide(x).tanh()  # type: ignore[no-any-return]  # a module's result is Any
 
 
 def _pooled(width: int, longest: int = 9) -> _Made:
@@ -106,7 +106,7 @@ def _pooled(width: int, longest: int = 9) -> _Made:
 
     def step(batch: Any) -> torch.Tensor:
         y = model(batch["ids"], batch["attention_mask"])
-        return (y.sum(1) - batch["labels"]).square().mean()  # type: ignore[no-any-return]
+        return (y.sum(1) - batch["labels"]).square().mean()  # type: ignore[no-any-return]  # a module's result is Any
 
     return model, step, {"ids": ids, "attention_mask": mask, "labels": torch.randn(4)}
 
@@ -160,7 +160,7 @@ def weights_that_are_put_in_for_a_call() -> _Made:
         grads = torch.autograd.grad(loss, list(weights.values()), create_graph=True)
         moved = {name: w - 0.1 * grad for (name, w), grad in zip(weights.items(), grads)}
         y = torch.func.functional_call(model, moved, batch[:, 1])
-        return y.square().mean()  # type: ignore[no-any-return]
+        return y.square().mean()  # type: ignore[no-any-return]  # a module's result is Any
 
     return model, step, torch.randn(4, 2, 3)
 
@@ -183,7 +183,7 @@ def test_the_matrix_of_a_graph_has_no_rows(scale: float) -> None:
     batch = {"nodes": torch.randn(6, 8), "edges": edges * torch.rand(6, 1) ** scale}
 
     def step(batch: Any) -> torch.Tensor:
-        return (batch["edges"] @ model(batch["nodes"])).square().mean()  # type: ignore[no-any-return]
+        return (batch["edges"] @ model(batch["nodes"])).square().mean()  # type: ignore[no-any-return]  # a module's result is Any
 
     proof = fastcheck.prove(step, batch, model=model)
     assert "edges may have an entry for every pair of rows" in proof["rows in another order"].note
@@ -196,7 +196,7 @@ def test_a_symmetric_mask_has_rows() -> None:
 
     def step(batch: Any) -> torch.Tensor:
         kept = model(batch["ids"]) * batch["attention_mask"][..., None]
-        return kept.sum(1).square().mean()  # type: ignore[no-any-return]
+        return kept.sum(1).square().mean()  # type: ignore[no-any-return]  # a module's result is Any
 
     proof = fastcheck.prove(step, {"ids": ids, "attention_mask": mask}, model=model)
     assert proof["rows in another order"].state == "holds"
@@ -222,13 +222,13 @@ class Switched(nn.Sequential):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         assert self.is_on != self.config.use_cache
         SWITCHES.append(self.is_on)
-        return self[2](self[1](self[0](x)))  # type: ignore[no-any-return]
+        return self[2](self[1](self[0](x)))  # type: ignore[no-any-return]  # a module's result is Any
 
 
 def test_a_switch_for_checkpointing_leaves_nothing_behind() -> None:
     model = Switched()
     kept = [(dict(vars(module)), len(module._forward_hooks)) for module in model.modules()]
-    step = lambda batch: model(batch).square().mean()  # noqa: E731
+    step = lambda batch: model(batch).square().mean()  # noqa: E731  # as programs write a step
     proof = fastcheck.prove(step, torch.randn(5, 6), model=model, relations=["checkpointed"])
     assert proof.outcomes[0].note == "switched on" and SWITCHES[-1]
     assert kept == [(dict(vars(m)), len(m._forward_hooks)) for m in model.modules()]
@@ -243,7 +243,7 @@ class Drifting(nn.Module):
         self.is_faulty = is_faulty
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        mean: torch.Tensor = self.mean  # type: ignore[assignment]
+        mean: torch.Tensor = self.mean  # type: ignore[assignment]  # a buffer, to torch a tensor or a module
         if self.training or self.is_faulty:
             mean.lerp_(x.detach().mean(0), 0.1)
         return x - mean
@@ -252,7 +252,7 @@ class Drifting(nn.Module):
 @pytest.mark.parametrize("is_faulty", [False, True])
 def test_evaluation_that_moves_what_it_computes_with_is_named(is_faulty: bool) -> None:
     model = nn.Sequential(nn.Linear(6, 8), Drifting(is_faulty), nn.Linear(8, 1))
-    step = lambda batch: model(batch).square().mean()  # noqa: E731
+    step = lambda batch: model(batch).square().mean()  # noqa: E731  # as programs write a step
     outcome = fastcheck.prove(step, torch.randn(5, 6), model=model)["evaluation twice"]
     assert outcome.state == ("differs" if is_faulty else "holds")
     assert not is_faulty or (outcome.first is not None and outcome.first.module == "1")
@@ -279,12 +279,12 @@ def test_a_module_whose_output_needs_no_gradient_is_named() -> None:
 
         def forward(self, x: torch.Tensor, edges: torch.Tensor) -> torch.Tensor:
             _, y = (self.graph(edges) @ self.mix(x)).chunk(2, -1)
-            return self.head(y)  # type: ignore[no-any-return]
+            return self.head(y)  # type: ignore[no-any-return]  # a module's result is Any
 
     torch.manual_seed(0)
     model = Net()
     batch = {"x": torch.randn(4, 6, 5), "edges": torch.rand(4, 6, 6)}
-    step = lambda batch: model(**batch).square().mean()  # noqa: E731
+    step = lambda batch: model(**batch).square().mean()  # noqa: E731  # as programs write a step
     proof = fastcheck.prove(step, batch, model=model, relations=["alone", "micro_batches"])
     assert [o.first.module for o in proof.outcomes if o.first is not None] == ["graph"] * 2
 

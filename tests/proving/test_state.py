@@ -121,7 +121,7 @@ def closures_of_lbfgs() -> Program:
             loss.backward()
             return loss
 
-        return optimizer.step(closure)  # type: ignore[no-untyped-call]
+        return optimizer.step(closure)  # type: ignore[no-untyped-call]  # torch has it untyped
 
     return Program(model, step, optimizer)
 
@@ -228,7 +228,7 @@ class Remembering(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.calls, self.by_size = 0, {}  # type: ignore[var-annotated]
+        self.calls, self.by_size = 0, {}  # type: ignore[var-annotated]  # any keys
         self.means, self.seen = deque([0.0], maxlen=4), {3}
         self.last: Optional[torch.Tensor] = None
         self.own, self.numbers = torch.Generator().manual_seed(0), np.random.RandomState(0)

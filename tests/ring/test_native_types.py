@@ -77,7 +77,7 @@ def test_a_recorder_makes_entries_of_classes_of_tuples_alone() -> None:
     made.attach(lambda: None, object(), [], InnerInput, Output, Gradient)
     for kinds in ((InnerInput, Output), (InnerInput, Output, list), (InnerInput, Output, ())):
         with pytest.raises(TypeError, match="three classes of tuples"):
-            made.attach(lambda: None, object(), [], *kinds)  # type: ignore[arg-type]
+            made.attach(lambda: None, object(), [], *kinds)  # type: ignore[arg-type]  # wrong on purpose
 
 
 class TestLock:

@@ -401,10 +401,10 @@ def test_only_a_model_is_resumed(saved: Run) -> None:
     with pytest.raises(fastcheck.ConfigError, match="the model itself"):
         fastcheck.seal("other.pt", saved.model.state_dict(), resume=True)
     with pytest.raises(fastcheck.ConfigError, match="unknown option"):
-        fastcheck.verify("last.pt", optimizer=saved.optimizer)  # type: ignore[call-overload]
+        fastcheck.verify("last.pt", optimizer=saved.optimizer)  # type: ignore[call-overload]  # wrong on purpose
     receipt = fastcheck.receipt(saved.model)
     with pytest.raises(fastcheck.ConfigError, match="a receipt and resume"):
-        fastcheck.verify("last.pt", receipt, resume=saved.model)  # type: ignore[call-overload]
+        fastcheck.verify("last.pt", receipt, resume=saved.model)  # type: ignore[call-overload]  # wrong on purpose
 
 
 def test_a_seal_without_the_state_of_a_run(saved: Run) -> None:

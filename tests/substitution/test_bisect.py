@@ -156,7 +156,7 @@ def test_options() -> None:
         fastcheck.bisect(lambda override: 1.0, float, dtype=torch.float32)
     for result in (None, torch.ones(2), "high"):
         with pytest.raises(fastcheck.ConfigError, match="is a number"):
-            fastcheck.bisect(drift, lambda drifted: result, dtype=torch.float32)  # noqa: B023
+            fastcheck.bisect(drift, lambda drifted: result, dtype=torch.float32)  # noqa: B023  # it is called before the loop goes on
     with pytest.raises(ZeroDivisionError):
         fastcheck.bisect(lambda override: 1 / 0, float, dtype=torch.float32)
 

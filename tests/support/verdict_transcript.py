@@ -40,7 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
         for finding in changed if os.getpid() == process else ():
             lines.append(_line(self, step.index, finding))
 
-    EventStore._take_changes = take  # type: ignore[method-assign]
+    EventStore._take_changes = take  # type: ignore[method-assign]  # it notes what was taken
 
 
 def _line(store: Any, step: int, finding: Any) -> str:

@@ -28,7 +28,7 @@ def test_there_are_eleven_kinds_and_each_has_a_rule() -> None:
 def test_rules_are_data() -> None:
     for rule in RULES:
         with pytest.raises(dataclasses.FrozenInstanceError):
-            rule.kind = "another"  # type: ignore[misc]
+            rule.kind = "another"  # type: ignore[misc]  # wrong on purpose
         assert rule.signal and rule.source and rule.steps >= 1
         assert rule.pause in ("event", "warning", "")
 
@@ -70,10 +70,10 @@ def test_conditions_keep_nothing() -> None:
     take = run.watcher._past.take
 
     def kept(now: object) -> object:
-        views.append(take(now))  # type: ignore[arg-type]
+        views.append(take(now))  # type: ignore[arg-type]  # what it takes is of no concern here
         return views[-1]
 
-    run.watcher._past.take = kept  # type: ignore[assignment,method-assign]
+    run.watcher._past.take = kept  # type: ignore[assignment,method-assign]  # it notes what was taken
     run.steps(1, {1: 1e6})
     for rule in TENSOR_RULES:
         first, second = rule.condition(views[0]), rule.condition(views[0])

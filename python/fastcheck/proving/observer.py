@@ -183,7 +183,7 @@ class Observer:
 def _whole(tensor: Any) -> torch.Tensor:
     """The values of a tensor; those of a DTensor, from all ranks."""
     gather = getattr(tensor, "full_tensor", None)
-    return (tensor if gather is None else gather()).detach()  # type: ignore[no-any-return]
+    return (tensor if gather is None else gather()).detach()  # type: ignore[no-any-return]  # torch has it untyped
 
 
 def _line() -> str:

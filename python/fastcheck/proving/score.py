@@ -74,7 +74,7 @@ class Floor:
             is_one = ours is None or theirs is None
             if key[0] not in kinds or (is_one and key[0] not in _SUMS):
                 continue
-            if is_one or ours.shape == theirs.shape:  # type: ignore[union-attr]
+            if is_one or ours.shape == theirs.shape:  # type: ignore[union-attr]  # both are there where it is not is_one
                 distance, noise = self.distance(key, base, other), self.noise.get(key, 0.0)
                 scores[key] = distance / noise if noise else distance and float("inf")
         return scores

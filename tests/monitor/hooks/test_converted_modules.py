@@ -39,24 +39,24 @@ def train(model: nn.Module) -> None:
 
 
 def prepare(model: nn.Module) -> nn.Module:
-    model.qconfig = quantization.get_default_qat_qconfig("fbgemm")  # type: ignore[assignment]
-    return quantization.prepare_qat(model.train(), inplace=True)  # type: ignore[no-any-return]
+    model.qconfig = quantization.get_default_qat_qconfig("fbgemm")  # type: ignore[assignment]  # torch reads it from any module
+    return quantization.prepare_qat(model.train(), inplace=True)  # type: ignore[no-any-return]  # torch has it untyped
 
 
 def converted(model: nn.Module) -> nn.Module:
-    return quantization.convert(copy.deepcopy(model).eval())  # type: ignore[no-any-return]
+    return quantization.convert(copy.deepcopy(model).eval())  # type: ignore[no-any-return]  # torch has it untyped
 
 
 def converted_in_place(model: nn.Module) -> nn.Module:
-    return quantization.convert(model.eval(), inplace=True)  # type: ignore[no-any-return]
+    return quantization.convert(model.eval(), inplace=True)  # type: ignore[no-any-return]  # torch has it untyped
 
 
 def dynamic(model: nn.Module) -> nn.Module:
-    return quantization.quantize_dynamic(model, {nn.Linear})  # type: ignore[no-any-return]
+    return quantization.quantize_dynamic(model, {nn.Linear})  # type: ignore[no-any-return]  # torch has it untyped
 
 
 def dynamic_in_place(model: nn.Module) -> nn.Module:
-    return quantization.quantize_dynamic(model, {nn.Linear}, inplace=True)  # type: ignore[no-any-return]
+    return quantization.quantize_dynamic(model, {nn.Linear}, inplace=True)  # type: ignore[no-any-return]  # torch has it untyped
 
 
 @pytest.mark.parametrize("level", LEVELS)

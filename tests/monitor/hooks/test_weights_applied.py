@@ -131,9 +131,9 @@ def test_which_bad_updates_are_applied_on_the_cpu(stop: dict[str, int]) -> None:
     for protect in ("auto", True):
         model = nn.Linear(4, 2)
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        settings = fastcheck.Stop(protect_weights=protect, **arguments)  # type: ignore[arg-type]
+        settings = fastcheck.Stop(protect_weights=protect, **arguments)  # type: ignore[arg-type]  # options of several types
         is_stopped = False
-        with fastcheck.install(model, stop=settings, **options):  # type: ignore[arg-type]
+        with fastcheck.install(model, stop=settings, **options):  # type: ignore[arg-type]  # options of several types
             try:
                 model(torch.full((2, 4), float("nan"))).sum().backward()
                 optimizer.step()

@@ -201,7 +201,7 @@ def test_data_that_the_step_draws_by_itself() -> None:
 
 def test_a_generator_of_the_users_own() -> None:
     loop, own = Loop(), torch.Generator().manual_seed(3)
-    loop.model[3].forward = lambda x: x + torch.rand(16, generator=own)  # type: ignore[method-assign]
+    loop.model[3].forward = lambda x: x + torch.rand(16, generator=own)  # type: ignore[method-assign]  # a forward of its own, as users set one
     assert loop.rerun(batch()).cause == "unknown"
     step = loop.step
     state = own.get_state()

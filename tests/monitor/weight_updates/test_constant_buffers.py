@@ -77,7 +77,7 @@ def test_a_buffer_that_the_model_replaces() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             if self.count == 14:
                 self.mask = torch.full((4,), 2.0)
-            return super().forward(x)  # type: ignore[no-any-return]
+            return super().forward(x)  # type: ignore[no-any-return]  # a module's result is Any
 
     assert said(Resampled(first=1000)) == []
 

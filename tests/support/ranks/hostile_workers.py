@@ -60,7 +60,7 @@ def trains(rank: int, kind: str, path: str) -> Any:
                     _write("post/0", entry(kind, path))
                 dist.barrier()
                 # What a rank that waits would have seen.
-                monitor._boundary._stop_handler.agreement._lose(RuntimeError("cut"))  # type: ignore[union-attr]
+                monitor._boundary._stop_handler.agreement._lose(RuntimeError("cut"))  # type: ignore[union-attr]  # there are several ranks
             model(torch.ones(2, 4)).sum().backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -72,7 +72,7 @@ def trains(rank: int, kind: str, path: str) -> Any:
 def meets(rank: int, options: str) -> Any:
     """Options of a rank that are something else, where no rank waits long for another."""
     agreement._IDLE_SECONDS = 0.1
-    agreement.RankAgreement.__init__.__kwdefaults__["timeout_seconds"] = 1.0  # type: ignore[index]
+    agreement.RankAgreement.__init__.__kwdefaults__["timeout_seconds"] = 1.0  # type: ignore[index]  # it has defaults
     if rank == 0:
         _write("here/1", options.encode("latin-1"))
     dist.barrier()
@@ -93,7 +93,7 @@ def gathers(rank: int, path: str) -> Any:
     from fastcheck.utils.torch import rank as ranks
 
     if rank == 1:
-        ranks.json.dumps = lambda value: pickle.dumps(Evil(path), protocol=0).decode()  # type: ignore[attr-defined]
+        ranks.json.dumps = lambda value: pickle.dumps(Evil(path), protocol=0).decode()  # type: ignore[attr-defined]  # a module that is imported there
     try:
         return ranks.of_all_ranks({"rank": rank})
     except ValueError as error:

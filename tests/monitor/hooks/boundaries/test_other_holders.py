@@ -137,11 +137,11 @@ def test_a_closure_that_makes_gradients_of_copies() -> None:
                 model.zero_grad()
                 loss = loss_of(model, step)
                 loss = (loss * (step != 4)).sqrt()
-                loss.backward()  # type: ignore[no-untyped-call]
+                loss.backward()  # type: ignore[no-untyped-call]  # torch has it untyped
                 give_gradients(model, copies)
                 return loss
 
-            optimizer.step(closure)  # type: ignore[no-untyped-call]
+            optimizer.step(closure)  # type: ignore[no-untyped-call]  # torch has it untyped
     assert stop.value.step == 4
     assert stop.value.culprit.site.direction == "backward"
     assert "SqrtBackward0" in str(stop.value)
@@ -158,7 +158,7 @@ def test_a_bad_gradient_stops_before_the_copies_are_updated(clips: bool) -> None
         for step in range(6):
             loss_of(model, step).backward()
             if step == 4:
-                next(model.parameters()).grad[0, 0] = float("nan")  # type: ignore[index]
+                next(model.parameters()).grad[0, 0] = float("nan")  # type: ignore[index]  # it has a gradient by now
             give_gradients(model, copies)
             if clips:
                 nn.utils.clip_grad_norm_(copies, 1.0)
