@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from support.paths import ROOT
+from support.processes import run_python
 
 PACKAGE = ROOT / "python" / "fastcheck"
 ROOMS = ("monitor", "verdict", "watch")
@@ -132,3 +133,9 @@ def test_classes_are_small() -> None:
         and len(attributes_of(node)) > LARGE.get(f"{name}: {node.name}", MOST_ATTRIBUTES)
     ]
     assert large == []
+
+
+def test_a_nan_passes_few_files() -> None:
+    """From the hook that read it to the exception; the bars are those of the bench."""
+    told = run_python(ROOT / "bench/path.py", env={"FASTCHECK_BENCH_SMOKE": "1"})
+    assert told.returncode == 0, told.stdout + told.stderr

@@ -113,7 +113,8 @@ class UpdateWatcher:
         self._last = (0, -1, 0)
         self._buffers_read: list[int] = []
         self._buffers: list[int] = []
-        self._places: list[tuple[ModuleNode, str]] = []
+        #: The modules and names of the buffers that may be constants.
+        self.places: list[tuple[ModuleNode, str]] = []
         # What is in the places of the buffers where a pass begins, and the sites of those that
         # passes have changed since the last update; None: no pass has ended.
         self._versions: list[tuple[int, int]] = []
@@ -190,7 +191,7 @@ class UpdateWatcher:
         if buffers_read != self._buffers_read:
             self._know_buffers(buffers_read)
         look.buffers = self._buffers
-        for node, _ in self._places:
+        for node, _ in self.places:
             module = node.module()
             look.is_training.append(module is not None and module.training)
             look.calls.append(node.total_calls if node.is_callable else look.first)
@@ -198,11 +199,11 @@ class UpdateWatcher:
 
     def pass_began(self) -> None:
         """A forward enters the observed modules from outside."""
-        self._versions = list(starmap(_version, self._places))
+        self._versions = list(starmap(_version, self.places))
 
     def pass_ended(self) -> None:
         """The forward has left them."""
-        now = starmap(_version, self._places)
+        now = starmap(_version, self.places)
         written = self._written = self._written or set()
         for site, (was, before), (held, after) in zip(self._buffers, self._versions, now):
             if was == held and before != after:
@@ -210,7 +211,7 @@ class UpdateWatcher:
 
     def _know_buffers(self, buffers_read: list[int]) -> None:
         self._buffers_read, self._buffers = buffers_read, []
-        self._places, self._versions = [], []
+        self.places, self._versions = [], []
         read = set(buffers_read)
         for node in self._nodes:
             module = node.module()
@@ -221,7 +222,7 @@ class UpdateWatcher:
                 site = node.site("buffer", name, 0)
                 if site in read:
                     self._buffers.append(site)
-                    self._places.append((node, name))
+                    self.places.append((node, name))
 
 
 def _version(node: ModuleNode, name: str) -> tuple[int, int]:

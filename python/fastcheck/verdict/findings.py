@@ -337,7 +337,9 @@ class Findings:
         self.unread_count = 0
 
     def new(self, entry: Any, bad: entries.Records) -> Iterator[Finding]:
-        """Adds the non-finite tensors of an entry (module level) that have no finding yet."""
+        """Adds the non-finite tensors of an entry (module level) that have no finding yet. Gives
+        those that allow_nonfinite() does not decide on.
+        """
         call = getattr(entry, "call", None)
         thread = getattr(entry, "thread", 0) if call is None else call.thread
         for seq, role in tensors_of(entry, bad):
@@ -345,7 +347,8 @@ class Findings:
             if is_event(bad[seq], role) and seq not in self.by_seq:
                 finding = Finding(bad[seq], role, call, thread)
                 self.add(finding)
-                yield finding
+                if not self.allow(finding):
+                    yield finding
 
     def add(self, finding: Finding) -> None:
         self.all.append(finding)
@@ -370,6 +373,11 @@ class Findings:
     def pending_from(self, root: Finding) -> list[Finding]:
         """The findings that are pending and follow from ``root``."""
         return [f for f in self.all if f.state.is_pending and f is not root and f.root is root]
+
+    @property
+    def tentative(self) -> list[Finding]:
+        """The findings of which nothing was computed so far, or which may be masks."""
+        return [f for f in self.all if f.is_tentative]
 
     @property
     def first_confirmed(self) -> Optional[Finding]:

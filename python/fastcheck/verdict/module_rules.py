@@ -89,8 +89,7 @@ class ModuleRules:
             self._use_gradients(entry.seqs)
         else:
             for finding in self.findings.new(entry, bad):
-                if not self.findings.allow(finding):
-                    _RULES[type(entry)](self, finding, entry)
+                _RULES[type(entry)](self, finding, entry)
 
     # Forward
 
@@ -215,8 +214,8 @@ class ModuleRules:
             then = then._replace(
                 reason=f"values that allow_nonfinite() allows in {place} spread here"
             )
-        tentative = [f for f in related if f.is_tentative]
         if finding.only_neginf:
+            tentative = [f for f in related if f.is_tentative]
             fresh = (f for f in tentative if not (_is_absorbed(f) or self._is_mask(f.root)))
             cause = next(fresh, tentative[0] if tentative else None)
             self.findings.hold(finding, FindingState.DOUBTFUL, finding.mask_reason, then, cause)
@@ -224,7 +223,7 @@ class ModuleRules:
         may_wait = (call is None or call.parent is not None) and self._may_wait(finding)
         cause = self._pending_cause(related, [] if call is None else self._read_by(call))
         if cause is None:
-            cause = self._promotable(tentative)
+            cause = self._promotable(related)
             if cause is not None and cause.only_neginf:
                 cause = None if call is not None and call.node.is_softmax_like else cause
         if cause is not None and may_wait:
@@ -324,14 +323,16 @@ class ModuleRules:
         not finite, or were not in earlier steps, and did no harm; empty if there are none.
         """
         prefix = f"{node.path}." if node.path else ""
-        numbers = {f.site for f in self.findings.all if f.is_tentative}
+        numbers = {f.site for f in self.findings.tentative}
         names = []
         for number in sorted(numbers | self.findings.memory.masks):
             site = self.findings.sites[number]
             if site.role in ("param", "buffer") and f"{site.module}.".startswith(prefix):
                 names.append(site.tensor_name)
-        held = f"{listed(names, 1)}, which ha{'s' if len(names) == 1 else 've'} held NaN or Inf"
-        return f", but for {held}" if names else ""
+        if not names:
+            return ""
+        have = "has" if len(names) == 1 else "have"
+        return f", but for {listed(names, 1)}, which {have} held NaN or Inf"
 
     def _bad_buffer(self, node: ModuleNode, harmed: Finding) -> Optional[Finding]:
         """A buffer of the module that held NaN before the forward of this step, and never was
@@ -579,10 +580,9 @@ class ModuleRules:
             if reader is not None:
                 return PossibleVerdict(Verdict.ORIGIN, reason)
         finite = "every activation and every gradient observed in this step was finite"
-        tentative = next((f for f in self.findings.all if f.is_tentative), None)
-        if tentative is not None:  # a -Inf that may be a mask
-            which = "-Inf" if tentative.only_neginf else "values that did no harm"
-            finite += f", except for {which} in {self.findings.sites[tentative.blamed.site]}"
+        if tentative := self.findings.tentative:  # a -Inf that may be a mask
+            which = "-Inf" if tentative[0].only_neginf else "values that did no harm"
+            finite += f", except for {which} in {self.findings.sites[tentative[0].blamed.site]}"
         made = "became NaN" if finding.record["nan_count"] else "overflowed"
         how = f"{made} while it was computed or accumulated"
         if self._has_other_ranks:
@@ -602,7 +602,7 @@ class ModuleRules:
         gradient of a parameter: something in the batch, or a -Inf that its module has read (times 0
         it is NaN).
         """
-        tentative = [f for f in self.findings.all if f.is_tentative]
+        tentative = self.findings.tentative
         held = next((f for f in tentative if self._is_held(f)), None)
         if held is not None or not tentative:
             return held

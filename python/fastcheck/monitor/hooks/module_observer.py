@@ -440,9 +440,9 @@ class ModuleObserver:
             finally:
                 stack.pop()
             if not stack:
-                session.read_waiting()
-                session.step.pass_ends[node.path] = session.next_seq
-                self._state.updates.pass_ended()
+                session.pass_ended(node.path)
+                if self._state.updates.places:
+                    self._state.updates.pass_ended()
                 if not _is_grad_enabled(traced):
                     session.step.calls.forget_from(self._local.calls_before)
                     session.end_pass()

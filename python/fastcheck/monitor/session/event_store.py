@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import Counter as Tally
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Callable, NamedTuple, Optional
 
@@ -405,10 +405,14 @@ class EventStore:
         findings = [] if self._current is None else self._current.rules.undecided()
         return [replace(self.event(f), reason=_why_pending(f)) for f in findings]
 
+    def events_of(self, findings: Iterable[Finding]) -> list[Event]:
+        """The current state of several findings."""
+        return [self.event(finding) for finding in findings]
+
     @property
     def events(self) -> tuple[Event, ...]:
         """The events that are held, oldest first."""
-        return (*self.archive.events, *map(self.event, self._findings))
+        return (*self.archive.events, *self.events_of(self._findings))
 
     def tallies(self) -> tuple[Tally[Verdict], Tally[int]]:
         """The number of events of each verdict, and of counted events at each blamed site."""
@@ -420,7 +424,7 @@ class EventStore:
 
     def _archive(self, step: Step) -> None:
         findings = step.findings.all
-        self.archive.add(findings, list(map(self.event, findings)))
+        self.archive.add(findings, self.events_of(findings))
         step.rules.let_go()
         if findings:
             for finding in (*findings, *self.op_memory.earlier_findings.values()):
@@ -437,7 +441,7 @@ class EventStore:
         changed = [f for f in step.findings.all if step.logged.get(f.seq) is not f.verdict]
         if changed:  # some again: the later line holds
             step.logged.update((f.seq, f.verdict) for f in changed)
-            self.archive.log.append_event(*map(self.event, changed))
+            self.archive.log.append_event(*self.events_of(changed))
 
 
 _AT: Mapping[entries.Moment, Callable[[EventStore, Step], object]] = {

@@ -138,7 +138,7 @@ def build_report(
     return make_report(
         event_store.archive.history,
         culprit,
-        map(event_store.event, step.findings.all),
+        event_store.events_of(step.findings.all),
         inputs,
         event_count=event_store.counter.total,
         overflow_nums=session.config.overflow_nums,
