@@ -336,3 +336,22 @@ def test_attention_that_is_causal_by_a_positional_argument_stays_so() -> None:
         relations=["causal", "permuted"],
     )
     assert [outcome.state for outcome in proof.outcomes] == ["holds", "holds"]
+
+
+def test_an_evaluation_that_rounds_otherwise_the_second_time_holds() -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.counts = nn.Linear(6, 4), [0]
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = self.layer(x)
+            self.counts[0] += not self.training
+            return y * (1 + self.counts[0] * torch.finfo(torch.float32).eps)
+
+    torch.manual_seed(0)
+    model = Counting()
+    (outcome,) = fastcheck.prove(
+        lambda x: model(x).square().mean(), torch.randn(5, 6), model=model, relations=["evaluated"]
+    ).outcomes
+    assert outcome.state == "holds" and 0 < (outcome.score or 0) < 2

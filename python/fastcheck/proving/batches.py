@@ -188,7 +188,7 @@ def joined(parts: Sequence[Computed], weights: Sequence[float]) -> Computed:
         if key in parts[0].rows:
             if len({tensor.shape[1:] for tensor in held}) == 1:
                 tensors[key] = torch.cat(held)
-        elif key[0] in ("loss", "gradient", "backward parameter"):
+        elif key[0] in ("loss", "gradient"):
             tensors[key] = sum((w * t for w, t in zip(weights, held)), torch.zeros_like(first))
     return Computed(tensors, parts[0].rows)
 

@@ -249,10 +249,10 @@ class TestedStep:
         """The model in evaluation, on what the step called it with."""
         args, kwargs = self.learned.call
 
-        def evaluated(*_: Any) -> Any:
+        def evaluated(*_: Any) -> None:
             self.model.eval()  # until the state is put back
             with torch.no_grad():
-                return self.model(*args, **kwargs)
+                self.model(*args, **kwargs)
 
         seeded = mock.patch.object(self.settings, "seed", seed)
         with seeded, mock.patch.object(self, "step", evaluated):

@@ -14,7 +14,7 @@ Key = tuple[str, str]
 
 def is_of_rows(key: Key) -> bool:
     """True if it is computed from some rows of the batch, and not a sum over all of them."""
-    return key[0] == "output" or (is_site(key) and key[0] != "backward parameter")
+    return key[0] == "output" or is_site(key)
 
 
 def is_site(key: Key) -> bool:

@@ -162,13 +162,8 @@ class Observer:
         if parameter.grad is None:
             return
         held, tensors = _whole(parameter.grad), self._kept.tensors
-        held = held.to_dense() if held.is_sparse else held.clone()
-        tensors["gradient", name] = held
-        if self._sites:
-            path, _, label = name.rpartition(".")
-            key = "backward parameter", f"{path}#0 {label}"
-            tensors.pop(key, None)
-            tensors[key] = held
+        tensors.pop(("gradient", name), None)  # it stands where it was whole
+        tensors["gradient", name] = held.to_dense() if held.is_sparse else held.clone()
 
     def _updating(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self.read_gradients()  # of a backward without hooks

@@ -20,7 +20,6 @@ from .relation import Relation
 
 _Wrap = Callable[[Any], Any]
 _SECONDS = 120
-_SUMS = ("gradient", "backward parameter")
 
 
 class Ranks(Relation):
@@ -80,13 +79,15 @@ class Ranks(Relation):
             else:
                 actual.tensors.pop(("loss", ""), None)
         for key, tensor in wanted.tensors.items():  # of the rank that is farthest off
-            if (self._shares_rows and key[0] not in _SUMS) or not tensor.is_floating_point():
+            if (self._shares_rows and key[0] != "gradient") or not tensor.is_floating_point():
                 continue
             held = [rank.tensors[key] for rank in ranks if key in rank.tensors]
             if len(held) == self._count and all(copy.shape == tensor.shape for copy in held):
                 actual.tensors[key] = max(held, key=lambda copy: float((copy - tensor).norm()))
         # A rank may hold other parameters, as a share of the whole.
-        kept = {k: t for k, t in wanted.tensors.items() if k[0] not in _SUMS or k in actual.tensors}
+        kept = {
+            k: t for k, t in wanted.tensors.items() if k[0] != "gradient" or k in actual.tensors
+        }
         self._found = Computed({k: t for k, t in actual.tensors.items() if k in kept}, actual.rows)
         return Computed(kept, wanted.rows)
 

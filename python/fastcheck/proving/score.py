@@ -21,7 +21,7 @@ from .result import Place
 LIMIT = 10.0
 _PERTURBED = 3
 #: Tensors that count as zeros where a computation does not have them.
-_SUMS = ("gradient", "update", "backward parameter")
+_SUMS = ("gradient", "update")
 
 
 @dataclass
@@ -117,14 +117,15 @@ def find_place(case: TestedStep, relation: Relation) -> Optional[Place]:
     key, score = difference
     if key[0] in ("loss", "step"):
         return Place("", key[0], key[1], score)
-    path, what = _split(key[1])
-    phase, role = key[0].split()
-    if role == "parameter" and relation.reduces:
+    path, what = _split(key)
+    is_gradient = key[0] == "gradient"
+    phase, role = ("backward", "input") if is_gradient else key[0].split()
+    if is_gradient and relation.reduces:
         return Place(path, "reduction", what, score)
     module, text = path, f"what it is given ({what})"
     if (phase, role) == ("forward", "output"):
         text = f"its {what}"
-    elif (phase, role) == ("backward", "input") or role == "parameter":
+    elif (phase, role) == ("backward", "input"):
         text = f"the gradient of its {what}"
     elif path:  # what is given to a module is made by the module around it
         module = _around(case.model, path)
@@ -142,19 +143,21 @@ def find_place(case: TestedStep, relation: Relation) -> Optional[Place]:
         if len(set(readers)) != 1:
             return place
         name = readers[0]
-    return Place(module, phase, text, score, _split(name)[1], inside.lines.get(name, ""))
+    operator = name.partition(" ")[2]
+    return Place(module, phase, text, score, operator, inside.lines.get(name, ""))
 
 
 def _first(case: TestedStep, relation: Relation, phase: str = "") -> Optional[tuple[Key, float]]:
-    roles = ("operator",) if phase else ("input", "output", "parameter", "operator")
-    kinds = tuple(f"{way} {role}" for way in ("forward", "backward") for role in roles)
+    roles = ("operator",) if phase else ("input", "output")
+    kinds = ("loss", *(f"{way} {role}" for way in ("forward", "backward") for role in roles))
+    kinds += () if phase else ("gradient",)
     case.find_layouts(sites=True)
     floor = Floor.measure(case, True, ulps_of(case, relation))
     reference = relation.reference(case, floor.base, sites=True)
     other = relation.run(case, floor.base, sites=True)
-    scores = floor.scores(other, reference, ("loss", *kinds))
+    scores = floor.scores(other, reference, kinds)
     loss = scores.pop(("loss", ""), 0.0)
-    has_backward = any(key[0].startswith("backward") for key in scores)
+    has_backward = any(not key[0].startswith("forward") for key in scores)
     sites = [key for key in reference.tensors if is_site(key)]
     if relation.mixes_rows and not any(key in reference.rows for key in sites):
         worst = max((loss, *scores.values()))
@@ -168,7 +171,7 @@ def _first(case: TestedStep, relation: Relation, phase: str = "") -> Optional[tu
         is_read = ("backward output", key[1]) in scores or key in floor.base.fixed
         if has_backward and key[0] == "forward output" and not is_read:
             continue  # nothing is made of it, as of the last state of a recurrent layer
-        if key[0].startswith("backward") and loss > LIMIT and not phase:
+        if way != "forward" and loss > LIMIT and not phase:
             return ("loss", ""), loss
         is_held = key in reference.rows or not is_of_rows(key) or not relation.mixes_rows
         if score > LIMIT and is_held and way == (phase or way):
@@ -184,8 +187,8 @@ def _of_reader(key: Key, other: Computed) -> Key:
         return key
     inputs = [k for k in other.tensors if k[0] == "backward input"]
     same = [k for k in inputs if torch.equal(other.tensors[k], other.tensors[key])]
-    paths = {_split(k[1])[0] for k in same}
-    outer = [k for k in same if not any(_split(k[1])[0].startswith(f"{p}.") for p in paths)]
+    paths = {_split(k)[0] for k in same}
+    outer = [k for k in same if not any(_split(k)[0].startswith(f"{p}.") for p in paths)]
     return outer[0] if len(outer) == 1 else key
 
 
@@ -198,7 +201,7 @@ def _around(model: torch.nn.Module, path: str) -> str:
     return path
 
 
-def _split(name: str) -> tuple[str, str]:
-    """``"h.0#1 output"``: the module and the tensor of it."""
-    path, _, rest = name.partition("#")
-    return path, rest.partition(" ")[2]
+def _split(key: Key) -> tuple[str, str]:
+    """The module and the tensor of ``"h.0#1 output"``, or of a parameter's gradient."""
+    path, _, rest = key[1].partition("#") if is_site(key) else key[1].rpartition(".")
+    return path, rest.partition(" ")[2] or rest
