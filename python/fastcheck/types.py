@@ -5,7 +5,10 @@ A program names them in annotations and compares with their members; it makes no
 
 from __future__ import annotations
 
+import typing as _typing
+
 from .comparison.compare import Comparison
+from .errors import no_attribute as _no_attribute
 from .log.step_table import StepRow
 from .monitor.distributed.replicas import ReplicaMismatch
 from .monitor.reruns import Rerun
@@ -55,3 +58,9 @@ __all__ = [
     "Verification",
     "WatchEvent",
 ]
+
+if not _typing.TYPE_CHECKING:  # which would take any name for an attribute
+
+    def __getattr__(name: str) -> _typing.NoReturn:
+        """Called for names that are not there."""
+        raise _no_attribute(__name__, name, __all__)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import operator
 import subprocess
 import sys
 import types
@@ -51,11 +52,13 @@ def test_dir_lists_the_public_names() -> None:
         ("Verdict", "it is fastcheck.types.Verdict"),
         ("qqqqqq", "no attribute 'qqqqqq'"),
         ("_stats", "no attribute '_stats'"),
+        ("types.Verdct", "did you mean 'Verdict'?"),
+        ("callbacks.Huggingface", "did you mean 'HuggingFace'?"),
     ],
 )
 def test_a_name_that_is_not_there(name: str, hint: str) -> None:
     with pytest.raises(AttributeError) as caught:
-        getattr(fastcheck, name)
+        operator.attrgetter(name)(fastcheck)
     assert str(caught.value).endswith(hint)
 
 

@@ -126,7 +126,7 @@ def even(count: int, dtype: str) -> int:
 
 
 def is_close(name: str, got: float, want: dict[str, float]) -> bool:
-    """Whether a sum is as near to the reference's as a backend of determinism "sums" promises."""
+    """Whether a sum is as near to the reference's as a backend of determinism "sums" guarantees."""
     if name == "sum_sq":
         return got == want[name] or abs(got - want[name]) <= 1e-6 * want[name]
     # Where sums overflow, the canonical order may make a NaN of what another one adds up.

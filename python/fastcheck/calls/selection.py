@@ -52,7 +52,7 @@ class CallName:
 
 @dataclass(eq=False)
 class Selection:
-    """Asked once for each call, in order."""
+    """A selection of calls, which is asked once for each call, in order."""
 
     level: str
     _ops: Sequence[Wanted]
@@ -94,7 +94,7 @@ class Selection:
         return self.is_within and self.lists(name)
 
     def lists(self, name: CallName) -> bool:
-        """wants(), of what is known to lie between first= and last=."""
+        """Like wants(), for a call that is known to lie between first= and last=."""
         return self._listed(name) if self._ops or self._modules else True
 
     def wants_state(self, name: CallName) -> bool:
@@ -141,7 +141,7 @@ class Selection:
             self._paths.setdefault(name.module)
 
     def check_modules(self) -> None:
-        """ConfigError for a name that means none of the modules that are known now."""
+        """Raises ConfigError for a name that means no module that is known now."""
         for wanted in (*self._ops, *self._modules, self._first, self._last):
             if wanted is None or wanted.module in (None, "", OUTSIDE):
                 continue
@@ -153,7 +153,7 @@ class Selection:
         return tuple(wanted.text for wanted in self._unmet())
 
     def unmet_text(self) -> str:
-        """An error's text about unmet(); empty where every name was met."""
+        """The text of an error about unmet(); empty where every name was met."""
         return "\n".join(map(self._complaint, self._unmet()))
 
     def _unmet(self) -> list[Wanted]:
@@ -247,8 +247,8 @@ def make_selection(
     last: Optional[str],
     logged: tuple[list[Wanted], list[Wanted]] = ([], []),
 ) -> Selection:
-    """ConfigError for what can be known to match nothing. ``logged``: operators and modules that a
-    log names (dump/dumper.py).
+    """Makes a Selection. Raises ConfigError for names that can match nothing. ``logged``: operators
+    and modules that a log names (dump/dumper.py).
     """
     wanted_ops = [read_op(name) for name in string_list("ops", ops)]
     wanted_modules = [read_module(name) for name in string_list("modules", modules)]

@@ -1,8 +1,7 @@
 """``fastcheck demo``: a real float16 run overflows, is stopped, and is fixed.
 
-A small GPT learns the Python standard library's own sources. Its author forgot
-to call one norm. The loss falls normally until a number exceeds float16. No non-finite value is
-injected.
+A small GPT learns the sources of Python's standard library. Its author forgot to call a norm. The
+loss falls normally until a number exceeds float16. No non-finite value is injected.
 """
 
 from __future__ import annotations

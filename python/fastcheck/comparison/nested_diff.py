@@ -37,8 +37,8 @@ def differing_settings(
 
 
 def alike_ranks(actual: Any, reference: Any) -> tuple[Any, Any]:
-    """Both by rank, of the ranks that both have, or both of one: where one side alone is by rank,
-    its first rank's.
+    """The two sides in the same form: by rank, for the ranks that both have; where one side alone
+    is by rank, its first rank stands for it.
     """
     by_rank = [
         isinstance(side, Mapping) and bool(side) and all(map(_OF_RANK.fullmatch, map(str, side)))
@@ -55,7 +55,7 @@ def alike_ranks(actual: Any, reference: Any) -> tuple[Any, Any]:
 
 
 def of_each_rank(actual: Any, reference: Any) -> tuple[Any, Any]:
-    """Both by rank, where one side alone is: the other for each of its ranks."""
+    """The two sides by rank: a side that is not is repeated for each rank of the other."""
     if isinstance(actual, Mapping) and not isinstance(reference, Mapping):
         return actual, dict.fromkeys(actual, reference)
     if isinstance(reference, Mapping) and not isinstance(actual, Mapping):
@@ -82,7 +82,9 @@ def without_implementations(settings: list[Setting]) -> tuple[list[Setting], lis
 
 
 def _by_name(value: Any, renaming: Renaming) -> Any:
-    """Renamed, and a group's parameters as a set: their order changes no update."""
+    """The settings with renamed keys, and a group's parameters as a set: their order changes no
+    update.
+    """
     if isinstance(value, list):
         return [_by_name(item, renaming) for item in value]
     if not isinstance(value, Mapping):
@@ -125,7 +127,7 @@ def _is_nested(values: list[Any]) -> bool:
 
 
 def _equal(left: Any, right: Any) -> bool:
-    # JSON turns 1.0 into 1 in some hands, and a NaN is itself.
+    # Some writers of JSON turn 1.0 into 1, and a NaN equals a NaN here.
     same: bool = left == right or (left != left and right != right)
     return same and isinstance(left, bool) == isinstance(right, bool)
 

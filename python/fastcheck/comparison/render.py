@@ -24,7 +24,7 @@ _BODY = _WIDTH - 10
 _SETTINGS = 12
 _NAMES = 6
 _TENSORS = 20
-# Of the measures, those that a table of the worst tensors has.
+# The measures in the table of the worst tensors.
 _WORST = ("cosine", "max abs", "within 1/1000", "within 5/1000", "max ULP")
 _SHOWN = {"no": "NO", "partly": "partly", "not asked": "-", "unknown": "?"}
 _STYLE = {"yes": "green", "no": "red", "partly": "yellow", "accepted": "yellow"}
@@ -36,7 +36,7 @@ def render_comparison(comparison: Result, color: bool = False, ascii_only: bool 
 
 
 def sections(comparison: Result, color: bool = False, ascii_only: bool = False) -> list[Section]:
-    """The report in its parts; ``color``: words that matter are painted."""
+    """The parts of the report; ``color``: words that matter have a colour."""
     blocks = [
         Section("compare", _sides_and_steps(comparison)),
         Section("asked", _asked(comparison, color)),
@@ -181,7 +181,7 @@ def _first(comparison: Result, difference: Found) -> list[Part]:
 
 
 def _worst_tensors(comparison: Result) -> list[Part]:
-    """The worst of what differs, with their measures."""
+    """A table of the tensors that differ most, with their measures."""
     rows = sorted(comparison.rows, key=lambda row: -row.error)[:_TENSORS]
     shown = [name.removeprefix("within ") for name in _WORST]
     header = ["tensor", "shape", "error", *shown, ""]
@@ -191,7 +191,7 @@ def _worst_tensors(comparison: Result) -> list[Part]:
         shape = _cell(None if row.reference is None else row.reference["shape"])
         measures = {} if elements is None else _measures(elements)
         measured = [measures.get(name, "-") for name in _WORST]
-        # Redundant where the measures are shown.
+        # The error is redundant where the measures are shown.
         is_shown = elements is not None and row.reason == REASONS[ELEMENTS]
         note = row.relation if is_shown else row.why
         cells.append([row.name, shape, _format_error(row.error), *measured, note])

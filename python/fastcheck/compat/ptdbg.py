@@ -171,7 +171,7 @@ class _Session:
 
     def _add_hook(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         # An optimizer's own hooks run before those of all optimizers, which a Dumper that is closed
-        # takes off: not in the middle of their run.
+        # takes off: which must not happen in the middle of their run.
         if id(optimizer) not in self._optimizers:
             self._optimizers.add(id(optimizer))
             optimizer.register_step_post_hook(self._new_dump)

@@ -42,7 +42,7 @@ def check_options(
     memory: Union[str, int],
     overwrite: bool,
 ) -> Options:
-    """ConfigError for the first that can't be used."""
+    """Checks the options. Raises ConfigError for the first that can't be used."""
     if isinstance(step, bool) or not isinstance(step, int) or step < 0:
         raise ConfigError(f"step must be an int >= 0, got {step!r}")
     choice("level", level, tuple(LEVELS))

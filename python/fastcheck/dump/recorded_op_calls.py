@@ -36,7 +36,7 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has it
 
 
 class RecordedOpCalls(OpCalls):
-    """Dumps all calls of operators, by the recorder in C++. ``make()`` gives one."""
+    """Dumps all calls of operators, by the recorder in C++; ``make()`` returns an instance."""
 
     @classmethod
     def make(cls, session: DumpSession, selection: Selection) -> Optional[RecordedOpCalls]:
@@ -66,7 +66,8 @@ class RecordedOpCalls(OpCalls):
     def close(self) -> None:
         with self.session.lock:
             self.session.reused_count = self._recorder.reused
-            # Now: what is left of the storages lies scattered between what training allocates next.
+            # At once: what is left of the storages would lie scattered in what training allocates
+            # next.
             self._recorder.clear()
 
 
@@ -129,5 +130,5 @@ class _PythonFallback:
 
 
 def _within(fields: dict[str, Any]) -> str:
-    """The JSON of an object without its braces."""
+    """The JSON text of an object, without its braces."""
     return json_text(fields)[1:-1]

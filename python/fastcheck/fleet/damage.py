@@ -1,6 +1,4 @@
-"""Names the damaged file of a run, since an engine says what it could not do, and often not with
-what.
-"""
+"""Names the damaged file of a run, because the error of an engine often does not."""
 
 from __future__ import annotations
 
@@ -19,8 +17,8 @@ _COLUMNS = {"records": RECORD_COLUMNS, "all_sites": TABLES["sites"], "all_ranks"
 
 @contextlib.contextmanager
 def naming_damage(folder: Folder, run: str) -> Iterator[None]:
-    """Raises a LogError with the name of a damaged file in place of what the file made an engine,
-    or the judgement of its answers, raise.
+    """A context: an exception that a damaged file caused, in an engine or in the judgement of its
+    answers, becomes a LogError that names the file.
     """
     try:
         yield

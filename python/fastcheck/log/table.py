@@ -85,7 +85,7 @@ class _Places:
     """Each column of the sites as an array that ``records["site"]`` indexes."""
 
     def __init__(self, sites: dict[int, Site]) -> None:
-        size = max(sites, default=-1) + 2  # the last: a site whose line was lost
+        size = max(sites, default=-1) + 2  # the last entry: a site whose line was lost
         self._last = size - 1
         self._columns = {name: np.full(size, "", object) for name in _PLACE}
         for number, site in sites.items():

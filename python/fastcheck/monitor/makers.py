@@ -38,7 +38,7 @@ class Makers:
         self._install = install
 
     def __call__(self, culprit: Finding, step: Step) -> Optional[MadeBy]:
-        """Returns the operator, or None where nothing that could tell is left."""
+        """Returns the operator, or None where no graph and no call is left to look in."""
         session = self._session()
         if session is None or session.tape is not None:
             return None
@@ -75,7 +75,8 @@ class Makers:
             return None
         is_kept = is_gradient and step is session.step
         known = search_derivatives(session.backwards.derivatives.graphs) if is_kept else None
-        # A gradient between two modules is that of an output, and blamed on what read this.
+        # A gradient between two modules is that of an output, and is blamed on the module that read
+        # the output.
         site = session.sites[culprit.blamed.site]
         kind = "backward" if is_gradient else "buffer"
         made = self._pass_again(culprit, site, call_again.Search(step, site.module, kind), session)
@@ -97,7 +98,7 @@ class Makers:
 
     def _again(self, culprit: Finding, step: Step, session: Session) -> Optional[MadeBy]:
         call = culprit.call
-        if culprit.role == "input":  # between its submodules the parent made it
+        if culprit.role == "input":  # made by the parent, between its submodules
             call = None if call is None else call.parent
         if culprit.verdict is not Verdict.ORIGIN or not _may_run_again(session):
             return None
@@ -127,8 +128,8 @@ def _may_run_again(session: Session) -> bool:
 
 
 def _may_block(session: Session) -> bool:
-    """True if other monitors may wait, with Python's lock, for the one under which the operators of
-    a second run are read, while it waits for the device.
+    """True if other monitors may wait, with Python's lock, for the lock under which the operators
+    of a second run are read, while that run waits for the device.
     """
     return session.rings.is_deferred and sum(1 for _ in watchers) > 1
 
@@ -136,7 +137,7 @@ def _may_block(session: Session) -> bool:
 def _passes_of(finding: Finding, site: Site, session: Session) -> Iterator[Pass]:
     """The passes in which the finding may have been made, the oldest first."""
     call, held = finding.call, session.passes.held
-    if call is None:  # of what is stored
+    if call is None:  # a tensor that a module stores
         for run in held:
             node = run.call.node.path
             if not node or f"{site.module}.".startswith(f"{node}."):

@@ -1,4 +1,4 @@
-"""Observer: keeps the tensors of one computation, by hooks that are gone after it."""
+"""Observer: keeps the tensors of a computation, by hooks that exist for its duration."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fastcheck.utils.torch.frames import program_frames
 from .computed import Computed
 from .torch_calls import not_traced
 
-#: The floating formats of which one ulp is known, coarsest first.
+#: The floating-point formats whose ulp is known, coarsest first.
 _COARSE = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
@@ -101,7 +101,7 @@ class Observer:
                 handle.remove()
 
     def called(self, function: Any, args: tuple[Any, ...], returned: Any) -> None:
-        """Takes in what a function returned within the module that is looked into."""
+        """Keeps what a function returned within the module ``inside``."""
         looked_into = self._looked_into
         if looked_into is None or self._inside[-1:] != [looked_into.path]:
             return
@@ -127,7 +127,7 @@ class Observer:
         if tensor is None:  # the gradient of a part that split() made and nothing reads
             return
         if tensor.dim() and (tensor.is_floating_point() or kind == "forward input"):
-            with torch._C.DisableTorchFunction():  # nothing that the module calls
+            with torch._C.DisableTorchFunction():  # no function that the module calls
                 self._kept.tensors.setdefault((kind, name), _whole(tensor).clone())
 
     def _watch(self, phase: str, path: str, pairs: list[tuple[str, Any]]) -> None:
@@ -166,10 +166,10 @@ class Observer:
         tensors["gradient", name] = held.to_dense() if held.is_sparse else held.clone()
 
     def _updating(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        self.read_gradients()  # of a backward without hooks
+        self.read_gradients()  # left by a backward without hooks
 
     def read_gradients(self) -> None:
-        """The gradients that are there and were not read."""
+        """Reads the gradients that are there and were not read yet."""
         for name, parameter in self._parameters.items():
             if ("gradient", name) not in self._kept.tensors:
                 self._accumulated(name, parameter)

@@ -156,7 +156,7 @@ class Prover:
         return self._floors[dropout]
 
     def ask(self, relation: Relation) -> Outcome:
-        """A relation. Raises nothing."""
+        """Asks a relation, and returns its outcome. Raises nothing."""
         began, layouts = time.monotonic(), self.case.layouts
         try:
             outcome = self._ask(relation)
@@ -193,7 +193,7 @@ class Prover:
             return Outcome(name, NOT_ASKED, note="nothing of the step can be compared")
         loss = floor.base.tensors.get(("loss", ""))
         if "loss" in relation.kinds and loss is not None and not loss.isfinite().all():
-            # NaN is equal to NaN, and of gradients that are NaN nothing is known.
+            # NaN is equal to NaN, and nothing is known of gradients that are NaN.
             return Outcome(name, NOT_ASKED, note="the loss of the step is not finite")
         score = max(scores.values())
         if score > LIMIT and worst is not None and hard[worst] > LIMIT:

@@ -1,5 +1,5 @@
 """Sites (the places that records come from), the table that numbers them, their names in
-messages; and which records of a file are possible.
+messages; and the check of records that come from a file.
 """
 
 from __future__ import annotations

@@ -15,18 +15,18 @@ from fastcheck.errors import LogError
 
 Path = Union[str, "os.PathLike[str]"]
 
-#: Of a JSON document that is read as a whole.
+#: Bytes of a JSON document that is read as a whole.
 MAX_JSON_BYTES = 1 << 30
-# Of containers within each other. Many walk through a document by recursion, which has its limit.
+# Depth of nested containers: many programs walk through a document by recursion, which is limited.
 _MAX_DEPTH = 100
-# Of one line of a JSON file with a document in each line.
+# Bytes of a line of a JSON file with a document in each line.
 _MAX_LINE_BYTES = 64 << 20
 
 
 @contextlib.contextmanager
 def reading(what: str = "") -> Iterator[None]:
-    """Raises a LogError that says that ``what`` (by default the file) can't be read in place of an
-    OSError.
+    """A context: an OSError becomes a LogError that says that ``what`` (by default the file) can't
+    be read.
     """
     try:
         yield
@@ -70,8 +70,8 @@ def _check_mode(mode: int, path: Path) -> None:
 
 @contextlib.contextmanager
 def without_collector() -> Iterator[None]:
-    """Pauses Python's cyclic garbage collector: what is read from a large file are many objects,
-    none of them in a circle, all of which it would go through again and again.
+    """Pauses Python's cyclic garbage collector: a large file becomes many objects, none of them in
+    a cycle, and it would go through all of them again and again.
     """
     was_enabled = gc.isenabled()
     gc.disable()

@@ -1,4 +1,4 @@
-"""Past: what is kept of each tensor over the steps, and StepsView: a few steps beside it."""
+"""Past: the signals of each tensor over the steps; StepsView: a few steps beside them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .signals import (
 _SHORT, _LONG = 12, 48
 # A tensor with more room, in doublings, is not forecast.
 _MOST_BITS = 10.0
-# The share of pairs of steps that has to rise in one of the two: growth, not noise.
+# The share of pairs of steps that has to rise, in the short window or the long: growth, not noise.
 _LEAST_RISING = {_SHORT: 0.9, _LONG: 0.8}
 _NOISE = 2.0
 
@@ -114,7 +114,7 @@ def _slopes(values: np.ndarray) -> np.ndarray:
 # The moves that a weight has to have made before it can stand still. Of the gradients and the
 # learning rates with which it moved, it then has at least this much, in doublings.
 _MOVES, _AS_LARGE = 16, -1.0
-# How far one update moves what is remembered of them.
+# The share by which an update moves the remembered sizes of these.
 _ADAPTS = 0.1
 
 
@@ -185,8 +185,8 @@ class Standing:
 
 
 def _is_bounded(now: Signals, k: int, at: np.ndarray) -> np.ndarray:
-    """A boolean array of the tensors with few elements, or with all at the bounds that something
-    clamps them to, perhaps.
+    """A boolean array: tensors with few elements, or with elements that may all be clamped to a
+    bound.
     """
     levels = now.levels[:, k, at]
     is_few = now.is_equal[k, at] | (now.numel[k, at] < LEAST_ELEMENTS)

@@ -144,7 +144,7 @@ def test_float64_sums_at_the_end_of_the_range(dtype: str) -> None:
             listed = observed_list([x, x[:2]], temporary_bytes=bound)[0]
             for raw in (observed(x, temporary_bytes=bound), listed):
                 got = fields(raw + bytes(80))
-                # beside numbers of that size 6144 is nothing: what is promised is 1e-6 of abs_sum
+                # beside numbers of that size 6144 is nothing: what is guaranteed is 1e-6 of abs_sum
                 assert got["sum"] == total or (total == 6144 and abs(got["sum"]) <= 1e300)
                 assert got["abs_sum"] == got["sum_sq"] == math.inf
 

@@ -1,7 +1,7 @@
 """Builds the CUDA kernels over the host shim, and calls their C interface (csrc/cuda/launch.h).
 
 The library is kept under build/cuda_on_cpu by the hash of what goes into it. Buffers that the
-interface promises nothing about hold garbage; counters must be zero after every launch.
+interface says nothing about hold garbage; counters must be zero after every launch.
 """
 
 from __future__ import annotations

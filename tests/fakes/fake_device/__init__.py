@@ -2,7 +2,7 @@
 
 `fake = load()` registers it as torch's PrivateUse1 device and returns torch.fake. Call it before
 the first backward pass of the process (at the top of a test module): autograd counts the devices
-then, once. README.md beside this file says what the device promises.
+then, once. README.md beside this file says what the device guarantees.
 """
 
 from __future__ import annotations

@@ -199,7 +199,7 @@ def test_a_sink_that_hangs_does_not_keep_remove(monkeypatch: pytest.MonkeyPatch)
 
     monitor = fastcheck.install(model, sinks=Hanging())
     train(model, 2)
-    with pytest.warns(fastcheck.FastcheckWarning, match="in the background"):
+    with pytest.warns(fastcheck.FastcheckWarning, match="while the process runs"):
         monitor.remove()
     release.set()
 

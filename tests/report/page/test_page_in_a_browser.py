@@ -95,7 +95,7 @@ def test_a_warning_is_the_headline_and_its_first_mover_is_drawn(
         "is_warning": True,
         "cause": "layer",
         "movers": [{"step": 88, "site": str(mover), "signal": "rms", "score": 9.0}],
-        "text": "step 90: the loss is 9, usual is 2",
+        "text": "step 90: the loss is 9, usual is 0.2. First out of its range: the loss",
     }
     dead = {**line, "step": 50, "kind": "dead", "text": "step 50: it is zero", "movers": []}
     (tmp_path / "watch-rank1.jsonl").write_text(f"{json.dumps(dead)}\n{json.dumps(line)}\n")
@@ -103,8 +103,9 @@ def test_a_warning_is_the_headline_and_its_first_mover_is_drawn(
     window.problems.clear()
     window.size(1280, 900, dark=False)
     window.open(tmp_path / "report.html", READY)
-    headline = "step 90 on rank 1 (node0): the loss is 9, usual is 2"
+    headline = "step 90 on rank 1 (node0): the loss is 9, usual is 0.2."
     assert text(window, ".headline.bad") == headline
+    assert text(window, ".headline + p") == "First out of its range: the loss"
     tries = window.value("[...document.querySelectorAll('#verdict li')].map(e => e.textContent)")
     assert tries == [
         f"Look at {mover}, the first tensor that left its range: its curves are below.",

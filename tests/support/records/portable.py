@@ -44,5 +44,5 @@ def observed_list(xs: Sequence[torch.Tensor], depth: str = "full", **options: An
 
 
 def check(actual: bytes, wanted: bytes, note: object = "") -> None:
-    """Value bytes against a reference record, sums within what they promise."""
+    """Value bytes against a reference record, sums within their tolerance."""
     assert_same(actual + wanted[VALUE_BYTES:], wanted, note, determinism="sums")

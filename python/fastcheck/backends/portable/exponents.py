@@ -73,7 +73,7 @@ class _Totals:
         return torch.zeros(size, dtype=torch.int64, device=self._device)
 
     def add(self, bits: torch.Tensor, largest_finite: int) -> None:
-        """A chunk of whole blocks; what is padded is zero."""
+        """Adds a chunk of whole blocks; padding is zero."""
         layout = self._layout
         magnitude = bits.bitwise_and(layout.magnitude)
         is_finite = magnitude.le(largest_finite)
@@ -104,7 +104,7 @@ class _Totals:
         return place
 
     def words(self, components: int) -> torch.Tensor:
-        """The words, of so many components."""
+        """The words of the counts, of so many components."""
         layout = self._layout
         largest = self._largest.to(layout.bits)
         is_any = self._largest.ne(0)
@@ -127,7 +127,7 @@ class _Totals:
         layout, largest = self._layout, self._largest
         if layout.digits == torch.float64:
             return largest
-        # The first digit is not stored; a subnormal's is where its bin is.
+        # The first digit is not stored; that of a subnormal has the place of its bin.
         digit = place.clamp(max=layout.mantissa_bits).clamp_(min=0)
         first = torch.ones_like(largest).bitwise_left_shift(digit)
         rest = largest.bitwise_and(first - 1).bitwise_left_shift(52 - digit)

@@ -176,7 +176,7 @@ def _plan(
     groups: dict[str, list[int]] = {}
     alone: list[int] = []
     for position, (name, components, _) in enumerate(shapes):
-        # uint64 is ordered by a detour that a list has no place for.
+        # uint64 would need further operators to be ordered, which a list does not run.
         if components > _limit(name, depth, bound, width) or (name == "uint64" and components):
             alone.append(position)
         elif components:
@@ -302,7 +302,7 @@ def _batch(
     components = host.shape[1] * width
     left = usable(bound) - components * form.info.component_bytes
     padding = tuple(-shapes[position][1] % width for position in part)
-    narrow = table[1:].to(torch.int32)  # as the numbers that they are compared with and added to
+    narrow = table[1:].to(torch.int32)  # the dtype of what they are compared with and added to
     has_words_missing = bool(host[2].min() < width * form.info.component_bytes // 4)
     return _Batch(
         form=form,
@@ -317,6 +317,6 @@ def _batch(
         spread=spread[:, 1:].contiguous() if spread.shape[1] > 2 else None,
         rows=sum64.rows_of(int(host[2].max()), sum64.row_words(form.info.component_bytes)),
         counted=max(1, left // (count_bytes(form) * width)),
-        # And once more with its padding filled.
+        # The bits once more, with their padding filled.
         summed=max(1, left // ((sum_bytes(form) + form.info.component_bytes) * width)),
     )

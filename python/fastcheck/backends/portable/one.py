@@ -129,7 +129,7 @@ def _write_checksum(x: Traversal, cells: torch.Tensor, bound: int) -> None:
     # A power of two: the upper half of a chain's number is the same for the whole of a chunk.
     most = _capacity(2 * component_bytes + checksum_bytes(form), bound)
     size = 1 << (most.bit_length() - 1)
-    missing = -(-x.components * component_bytes // 4)  # words to come
+    missing = -(-x.components * component_bytes // 4)  # the words that follow
     totals: Optional[torch.Tensor] = None
     number = 0
     for _, padded in x.chunks(size, TILE):

@@ -31,7 +31,9 @@ class ValueStore:
         self._slots: dict[tuple[object, ...], Slot] = {}
 
     def put(self, tensor: torch.Tensor, record: np.void) -> Optional[Slot]:
-        """``record``: of ``tensor``, at full depth. None when it can't be written."""
+        """Writes ``tensor``, whose ``record`` has full depth, and returns its place. None when it
+        can't be written.
+        """
         # The checksum is of the elements as they lie in memory.
         strides = None if tensor.is_contiguous() else tensor.stride()
         key = (record.tobytes()[:VALUE_BYTES], tensor.dtype, tuple(tensor.shape), strides)
@@ -101,7 +103,7 @@ class RecordWriter:
         index = self.used
         try:
             if host.is_cpu and not self._is_logical:
-                # Only the portable backend, of the two observers, is made of operators.
+                # Of the observers only the portable backend is made of operators.
                 with _NOTHING if status.module is not None else unobserved():
                     self._observe(
                         host, self._slots, index, self._depth, site, call, self._step, seq, flags

@@ -285,7 +285,7 @@ class SinkConnection(SessionListener):
         """The monitor is removed: all is written. To be called outside the session's lock."""
         session = self._session
         if not self._writer.close():
-            _note(session, "the sinks are slow: what is left is written in the background")
+            _note(session, "the sinks are slow: the rest is written while the process runs")
         if self._writer.dropped:
             _note(session, f"{self._writer.dropped:,} steps were not written: the sinks are slow")
 

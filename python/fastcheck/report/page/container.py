@@ -97,9 +97,12 @@ def table_html(table: Table, title: str) -> str:
     return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
 
 
-def headline_html(text: str, kind: str, tries: Sequence[str]) -> str:
-    """The first lines of a verdict. ``kind``: "good", "bad" or ""; ``tries``: what to try."""
+def headline_html(text: str, kind: str, tries: Sequence[str], more: str = "") -> str:
+    """The first lines of a verdict. ``kind``: "good", "bad" or ""; ``tries``: what to try;
+    ``more``: a text below the headline.
+    """
     head = f'<p class="headline{" " if kind else ""}{kind}">{text_html(text)}</p>'
+    head += f"\n<p>{text_html(more)}</p>" if more else ""
     items = "".join(f"<li>{text_html(item)}</li>" for item in tries)
     return f"{head}\n<h3>Try</h3>\n<ol>{items}</ol>" if tries else head
 

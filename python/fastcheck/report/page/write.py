@@ -178,9 +178,10 @@ def watched_html(contents: Collected, warnings: Sequence[Mapping[str, Any]]) -> 
     """The verdict on a log whose watch warns: the gravest warning, what to try, and how many others
     there are.
     """
-    line, more = gravest(warnings), count_warnings(len(warnings))
-    head = headline_html(_told(contents, line), "bad", advice_of(line))
-    return f"{head}\n<p>{more}, listed under What was unusual. {_extent(contents)}</p>"
+    line, count = gravest(warnings), count_warnings(len(warnings))
+    first, end, more = _told(contents, line).partition(". ")
+    head = headline_html(first + end.strip(), "bad", advice_of(line), more)
+    return f"{head}\n<p>{count}, listed under What was unusual. {_extent(contents)}</p>"
 
 
 def _told(contents: Collected, line: Mapping[str, Any]) -> str:

@@ -21,7 +21,9 @@ _DROPOUT = torch.ops.aten.native_dropout.default
 
 
 class Elsewhere:
-    """``device`` and ``dtype``: None leaves it as it is."""
+    """A place to compute an operator: ``device`` and ``dtype``, where None leaves either as it
+    is.
+    """
 
     def __init__(
         self,
@@ -36,8 +38,8 @@ class Elsewhere:
         self.draws = draws
 
     def run(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, str]:
-        """Returns what ``func`` returns, and why it is what the operator itself has made of its
-        arguments; empty where it is not. Raises what the operator itself raises.
+        """Returns what ``func`` returns, and the reason why that is the operator's own result; an
+        empty reason where it was computed elsewhere. Raises what the operator itself raises.
         """
         info = op_info(func)
         reason = self._reason(info, args, kwargs)
@@ -60,7 +62,9 @@ class Elsewhere:
         return result, reason
 
     def moved(self, info: OpInfo, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """The arguments as they are given there, copies of what the operator writes to."""
+        """The arguments on the other device or in the other dtype; copies where the operator writes
+        to them.
+        """
         known: dict[int, torch.Tensor] = {}
         written = _written(info, args, kwargs)
         place = info.position.get("half_to_float")
@@ -103,7 +107,7 @@ class Elsewhere:
 
     def _reason(self, info: OpInfo, args: Any, kwargs: Any) -> str:
         """The reason why an operator is left as it is; empty where it isn't."""
-        # Of dropout the mask that it draws is used there.
+        # Dropout is computed with the mask that it draws here.
         is_drawn = info.name == "aten.native_dropout" or self._may_draw(info, args, kwargs)
         reason = "" if is_drawn else info.why_once(args, kwargs)
         if reason:
@@ -140,7 +144,7 @@ class Elsewhere:
         if isinstance(value, torch.Tensor):
             tensor = known.get(id(value))
             if tensor is None:
-                # A copy of what is written, or it would be written twice.
+                # A copy of an argument that is written to, or it would be written twice.
                 tensor = known[id(value)] = value.detach().to(
                     device=self.device or value.device,
                     dtype=self._wide(value.dtype),
@@ -176,8 +180,8 @@ def compute(
     *,
     may_draw: bool = False,
 ) -> tuple[list[torch.Tensor], str]:
-    """The tensors that an operator makes of arguments that were moved, or why it can't. Random
-    numbers that it may draw all the same are given back, unless it ``may_draw``.
+    """The tensors that an operator makes of arguments that were moved, or why it can't. The
+    generators are put back if it draws random numbers nevertheless, unless it ``may_draw``.
     """
     state = torch.get_rng_state()
     try:

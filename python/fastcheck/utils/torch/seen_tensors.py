@@ -22,9 +22,9 @@ class SeenTensors(Protocol):
     """
 
     def add(self, tensor: torch.Tensor, seq: int) -> int:
-        """-1 when the tensor is new, which remembers it under ``seq``; else the seq that it was
-        first seen with. A tensor without a storage or without a version counter (inference mode)
-        is always new and never remembered. Does not synchronise.
+        """Returns -1 for a new tensor, which is remembered under ``seq``; for another the seq that
+        it was first seen with. A tensor without a storage or without a version counter (inference
+        mode) is always new and never remembered. Does not synchronise.
         """
 
     def clear(self) -> None: ...
@@ -44,9 +44,9 @@ def make_seen() -> SeenTensors:
 class PythonSeenTensors:
     """SeenTensors in Python.
 
-    Storages are held weakly: their memory is free to go, but the identity of one (the address of
-    its StorageImpl) is not handed to another while it is remembered here, so a reused address never
-    passes for what it was.
+    Storages are held weakly: their memory may be freed, but the identity of a storage (the address
+    of its StorageImpl) is given to no other while it is remembered here, so a reused address is
+    never taken for the earlier storage.
     """
 
     def __init__(self) -> None:

@@ -109,7 +109,7 @@ def test_a_step_that_raises_within_the_scaler() -> None:
     assert not same_bits(before, [p.detach() for p in params])
 
 
-# ---- What the guard does not promise -------------------------------------------------------------
+# ---- What the guard does not prevent -------------------------------------------------------------
 
 
 def test_finite_gradients_whose_square_overflows_pass() -> None:
