@@ -1,6 +1,7 @@
 """A training step of small models, where the host's work for a call weighs as much as the numbers:
 with default options, without the watch, and at op level, each beside a plain step; and the kernels
-alone on as many bytes, which no hook is faster than.
+alone on as many bytes, which no hook is faster than. A step of the MLP and of the convolutional
+network takes 5 to 10 ms.
 
     python bench/small_models.py [--rounds N]    writes bench/results/small_models.json, prints a
                                                  Markdown table
@@ -16,7 +17,7 @@ from __future__ import annotations
 import argparse
 import gc
 import time
-from typing import Any, Callable
+from typing import Any, Callable, NamedTuple
 
 import numpy as np
 import torch
@@ -28,12 +29,6 @@ from fastcheck import _C
 from fastcheck.record.format import Depth
 
 VOCABULARY, SEQUENCE, HEADS = 256, harness.size(64, 8), 4
-#: By name: width, layers, sequences of a batch, and the bar for default options.
-MODELS: dict[str, tuple[int, int, int, float]] = {
-    "4 layers of 64": (64, 4, 2, 1.15),
-    "4 layers of 256": (256, 4, 4, 1.02),
-    "6 layers of 512": (512, 6, 8, 1.01),
-}
 PLAIN = "plain"
 CASES: dict[str, dict[str, Any]] = {
     "plain again (A/A)": {},
@@ -85,20 +80,61 @@ class Transformer(nn.Module):
         return logits
 
 
-class Trainer:
-    """A model with its optimizer. Trainers of the same size take bit-identical steps."""
+def conv_net() -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for before, after in ((3, 8), (8, 16), (16, 32)):
+        layers += [nn.Conv2d(before, after, 3, padding=1, bias=False), nn.BatchNorm2d(after)]
+        layers += [nn.ReLU(), nn.MaxPool2d(2)]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(32 * 4 * 4, 10))
 
-    def __init__(self, width: int, layers: int, batch: int) -> None:
+
+def mlp() -> nn.Sequential:
+    layers = [nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10)]
+    return nn.Sequential(*layers)
+
+
+class Model(NamedTuple):
+    """``batch``: makes inputs and classes. ``bar``: for default options."""
+
+    make: Callable[[], nn.Module]
+    batch: Callable[[], tuple[torch.Tensor, torch.Tensor]]
+    bar: float
+
+
+def transformer(width: int, layers: int, sequences: int, bar: float) -> Model:
+    def batch() -> tuple[torch.Tensor, torch.Tensor]:
+        ids = torch.randint(VOCABULARY, (sequences, SEQUENCE + 1))
+        return ids[:, :-1], ids[:, 1:]
+
+    return Model(lambda: Transformer(width, layers), batch, bar)
+
+
+def classifier(make: Callable[[], nn.Module], *shape: int) -> Model:
+    return Model(make, lambda: (torch.randn(shape), torch.randint(10, shape[:1])), bar=1.05)
+
+
+MODELS = {
+    "4 layers of 64": transformer(64, 4, 2, bar=1.15),
+    "MLP 784-256-256-10, batch of 128": classifier(mlp, 128, 784),
+    "3 convolutions of 32 x 32, batch of 16": classifier(conv_net, 16, 3, 32, 32),
+    "4 layers of 256": transformer(256, 4, 4, bar=1.02),
+    "6 layers of 512": transformer(512, 6, 8, bar=1.01),
+}
+
+
+class Trainer:
+    """A model with its optimizer. Trainers of the same model take bit-identical steps."""
+
+    def __init__(self, model: Model) -> None:
         torch.manual_seed(0)
-        self.model = Transformer(width, layers)
+        self.model, self.batch = model.make(), model.batch
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
-        self.batch = batch
 
     def step(self, index: int) -> None:
-        torch.manual_seed(index)  # the batch, and dropout
-        ids = torch.randint(VOCABULARY, (self.batch, SEQUENCE + 1))
-        logits = self.model(ids[:, :-1])
-        nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten()).backward()
+        torch.default_generator.manual_seed(index)  # the batch, and dropout
+        inputs, classes = self.batch()
+        logits = self.model(inputs)
+        nn.functional.cross_entropy(logits.flatten(0, -2), classes.flatten()).backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
 
@@ -133,8 +169,7 @@ READING = "the kernels alone"
 
 
 def measure(name: str, rounds: int, warm_up: int) -> list[dict[str, Any]]:
-    width, layers, batch, bar = MODELS[name]
-    trainers = {case: Trainer(width, layers, batch) for case in (PLAIN, *CASES)}
+    trainers = {case: Trainer(MODELS[name]) for case in (PLAIN, *CASES)}
     monitors = {c: fastcheck.install(trainers[c].model, **CASES[c]) for c in CASES if CASES[c]}
     names = list(trainers)
     steps = TOGETHER * (rounds + warm_up)
@@ -160,7 +195,7 @@ def measure(name: str, rounds: int, warm_up: int) -> list[dict[str, Any]]:
             "case": case,
             "seconds": harness.spread(seconds[case]),
             "ratio": harness.ratio(seconds[case], seconds[PLAIN]),
-            "bar": bar if case == "default options" else None,
+            "bar": MODELS[name].bar if case == "default options" else None,
         }
         for case in (*names, READING)
     ]
@@ -173,7 +208,8 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     rows = []
-    for name in harness.few(name for name in MODELS if options.only in name):
+    names = [name for name in MODELS if options.only in name]
+    for name in names[: harness.size(None, 3)]:
         gc.collect()
         # A step of the largest takes fifty times as long as one of the smallest.
         is_large = "512" in name

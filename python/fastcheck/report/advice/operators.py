@@ -551,6 +551,8 @@ def _has_zero(made: Operation) -> bool:
 
 def _root_at_zero(case: Case, made: Operation) -> Iterator[Advice]:
     label, base = made.operand(0)
+    if base is not None and base.nan_count:
+        return  # _product_backward
     if made.name == "pow" and base is not None and base.negative_count and case.has_nan:
         yield Advice(
             f"{label} holds {counted(base.negative_count, 'negative number')}{_down_to(base)}: "
@@ -609,8 +611,9 @@ def _logarithm_backward(case: Case, made: Operation) -> Iterator[Advice]:
 
 
 def _product_backward(case: Case, made: Operation) -> Iterator[Advice]:
-    is_root = made.name in ("sqrt", "pow")  # of a negative number: _root_at_zero
-    read = ((label, r) for label, r in made.inputs if r.inf_count or not is_root)
+    # A result that is NaN, of a negative number: _root_at_zero.
+    is_root = made.name in ("sqrt", "pow")
+    read = (one for one in made.inputs if one[1].inf_count or not is_root or one[0] == "self")
     bad = next(((label, r) for label, r in read if r.nonfinite_count), None)
     if case.has_nan and bad is not None:
         value = "NaN" if bad[1].nan_count else "Inf"
