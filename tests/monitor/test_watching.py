@@ -99,9 +99,6 @@ def test_a_spike_is_warned_of_at_the_users_line() -> None:
     assert first.filename == __file__
     event = monitor.watch.events[0]
     assert (event.kind, event.step, event.cause) == ("loss_spike", 35, "loss")
-    table = monitor.watch.table()
-    assert table["kind"][0] == "loss_spike"
-    assert table["value"][0] == event.value
     assert "the loss is" in monitor.summary()
 
 

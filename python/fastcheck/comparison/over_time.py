@@ -314,12 +314,9 @@ def _pair_ranges(
         if mine[0] <= step <= ends[0] and step + apart <= ends[1] and (step + apart, rank) in theirs
     ]
     if not places:
-        raise CompareError(
-            "no steps of these ranges are on both sides",
-            expected="steps that the two have, of a rank that both have",
-            got=f"{format_steps(sorted({step for step, _ in ours}))} in actual and "
-            f"{format_steps(sorted({step for step, _ in theirs}))} in reference",
-        )
+        sides = (format_steps(sorted({step for step, _ in side})) for side in (ours, theirs))
+        both = " in actual and ".join(sides)
+        raise CompareError(f"no steps of these ranges are on both sides: {both} in reference")
     return _with_notes(ours, theirs, places, apart)
 
 

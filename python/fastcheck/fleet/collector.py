@@ -218,10 +218,8 @@ class Collector:
                 self._manifest.ranks[rank] = replace(known, identity=identity)
             elif known.identity != identity and identity.strip():
                 raise ConfigError(
-                    f"node {self.node} of run {self.run} has the files of another log",
-                    expected=f"the log of rank {rank} that was begun by: {known.identity}",
-                    got=f"{self.log}, begun by: {identity}",
-                    hint="give another --run or --node",
+                    f"node {self.node} of run {self.run} has the files of another log, begun by "
+                    f"{known.identity}, not of {self.log}: give another --run or --node"
                 )
 
     def _follow_sources(self, ranks: list[int]) -> None:

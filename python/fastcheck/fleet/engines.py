@@ -191,12 +191,8 @@ def files_of_run(folder: Folder, run: str) -> dict[str, list[str]]:
         paths[name] = [path for path in files if path.endswith(".parquet")]
     for name, files in paths.items():
         if not files:
-            raise LogError(
-                "this run is not complete",
-                expected="files of records, sites and ranks",
-                got=f"{folder.url(start)}, without {name.replace('all_', '')}",
-                hint="fastcheck collect writes them",
-            )
+            place, missing = folder.url(start), name.removeprefix("all_")
+            raise LogError(f"this run is not complete: {place} has no files of {missing}")
     return paths
 
 

@@ -33,7 +33,8 @@ class Manifest:
     """The manifest of what one node has written: its files with their rows, and how far each rank's
     log was read.
 
-    ``batch`` numbers the writes; a file's name is never used twice."""
+    ``batch`` numbers the writes; a file's name is never used twice.
+    """
 
     node: str
     steps_per_file: int

@@ -16,7 +16,7 @@ from fastcheck.monitor.session.event_store import SessionListener
 from fastcheck.monitor.session.run_meta import BatchIds
 from fastcheck.monitor.session.session import Session
 from fastcheck.verdict.step import Step
-from fastcheck.watch.event import WatchEvent, check_callback, check_kind, to_table
+from fastcheck.watch.event import WatchEvent, check_callback, check_kind
 from fastcheck.watch.options import Watch
 from fastcheck.watch.rules import is_jump
 from fastcheck.watch.watcher import Watcher
@@ -102,12 +102,6 @@ class Watching(SessionListener):
             self._judge()
             return tuple(self._watcher.events)
 
-    def table(self) -> np.ndarray:
-        """The same as a structured array: step, kind, site, value, reference, score (in robust
-        standard deviations), is_warning, first_mover, cause.
-        """
-        return to_table(list(self.events))
-
     @property
     def warning_count(self) -> int:
         """The number of events that have warned."""
@@ -121,7 +115,7 @@ class Watching(SessionListener):
         shown = [event for event in events if event.is_warning] or events[-_SUMMARY_EVENTS:]
         lines = [str(event) for event in shown[:_SUMMARY_EVENTS]]
         left = len(events) - len(lines)
-        return [*lines, f"and {left:,} more (monitor.watch.table())"] if left else lines
+        return [*lines, f"and {left:,} more (monitor.watch.events)"] if left else lines
 
     def scalars(self) -> dict[str, float]:
         """Numbers for experiment trackers, by name: how many events there were, and how many of

@@ -1,4 +1,4 @@
-"""A proof as one HTML file, which loads nothing."""
+"""Writes the result of prove() as one HTML file, which loads nothing."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""HostRing: a preallocated block of record slots that the kernels of the CPU write; and HookReader,
-one call for a hook's tensor: checks that it can be read and is new and, on the CPU, writes its
-record.
+"""Records of tensors on the CPU: HostRing is a preallocated block of slots that kernels write to.
+HookReader does what a hook does with a tensor: it checks that it can be read and is new and, on the
+CPU, writes its record.
 
 The ring never allocates after construction, and a record can be read as soon as it is written. A
 full ring calls ``when_full``, which takes the records out, and starts again at the first slot.
@@ -38,8 +38,8 @@ class Cursor:
 
 
 def new_cursor() -> Cursor:
-    """The extension's (csrc/torch/hooks/call.h), which its recorder moves too, or the class
-    above.
+    """A Cursor of the extension (csrc/torch/hooks/call.h), which its recorder moves too; without it
+    one of the class above.
     """
     module = compiled()
     cursor: Cursor = Cursor() if module is None else module.Cursor()

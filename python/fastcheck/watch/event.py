@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Optional, Union
 
-import numpy as np
-
 from fastcheck.errors import ConfigError, FastcheckWarning, choice
 from fastcheck.notebook import block_html, fields_html, guarded_html, table_html
 from fastcheck.record.site import Site
@@ -30,21 +28,6 @@ KINDS: Mapping[str, str] = {
 
 #: Names for several kinds in ``monitor.watch.on()``.
 GROUPS: Mapping[str, tuple[str, ...]] = {"spike": ("loss_spike", "gradient_spike", "explosion")}
-
-#: monitor.watch.table(), one row per event.
-TABLE_DTYPE = np.dtype(
-    [
-        ("step", "<i8"),
-        ("kind", "U16"),
-        ("site", "U160"),
-        ("value", "<f8"),
-        ("reference", "<f8"),
-        ("score", "<f8"),
-        ("is_warning", "?"),
-        ("first_mover", "U160"),
-        ("cause", "U16"),
-    ]
-)
 
 
 class WatchWarning(FastcheckWarning):
@@ -197,25 +180,6 @@ def _watch_event_html(event: WatchEvent) -> str:
 def check_kind(kind: object) -> str:
     """``kind``, if events have it, or one of GROUPS, or ``"warning"``; else ConfigError."""
     return choice("kind", kind, [*KINDS, *GROUPS, "warning"])
-
-
-def to_table(events: list[WatchEvent]) -> np.ndarray:
-    """A row of TABLE_DTYPE for each event."""
-    rows = [
-        (
-            event.step,
-            event.kind,
-            "" if event.site is None else str(event.site),
-            event.value,
-            event.reference,
-            event.score,
-            event.is_warning,
-            "" if event.first_mover is None else str(event.first_mover),
-            event.cause,
-        )
-        for event in events
-    ]
-    return np.array(rows, TABLE_DTYPE)
 
 
 def check_callback(callback: object) -> None:

@@ -53,12 +53,7 @@ class Watch:
             self._refuse("warm_up", f"at most window={self.window}")
 
     def _refuse(self, name: str, expected: str) -> None:
-        raise ConfigError(
-            f"Watch({name}=) can't be used",
-            expected=expected,
-            got=repr(getattr(self, name)),
-            hint="watch=True takes the defaults",
-        )
+        raise ConfigError(f"Watch({name}=) must be {expected}, got {getattr(self, name)!r}")
 
 
 def _number(value: object) -> float:

@@ -369,12 +369,8 @@ def replica_check(
     is_on = dist.is_available() and dist.is_initialized()
     ranks = dist.get_world_size(group) if is_on else 1
     if ranks < 2:
-        raise ConfigError(
-            "check_replicas() has no other rank to compare with",
-            expected="a process group of at least 2 ranks, of which this is one",
-            got=f"a group of {ranks}" if is_on else "torch.distributed is not initialised",
-            hint="call it after torch.distributed.init_process_group(), on every rank",
-        )
+        got = f"a group of {ranks}" if is_on else "torch.distributed is not initialised"
+        raise ConfigError(f"check_replicas() has no other rank to compare with: {got}")
     return ReplicaCheck(model, group, every=every, gradients=gradients)
 
 

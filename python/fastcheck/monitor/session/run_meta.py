@@ -118,12 +118,8 @@ def batch_name(batch_id: Any) -> BatchId:
     """
     if isinstance(batch_id, torch.Tensor):
         if not batch_id.is_cpu or batch_id.numel() > _MOST_CHARACTERS:
-            raise ConfigError(
-                "batch_id can't be used",
-                expected="an int, a text, or another small object with a short text",
-                got=f"a tensor of {batch_id.numel():,} elements on {batch_id.device}",
-                hint="batch_id=index, with the index that the sampler or the loop counts",
-            )
+            what = f"a tensor of {batch_id.numel():,} elements on {batch_id.device}"
+            raise ConfigError(f"batch_id can't be used: {what}; give an int or a short text")
         batch_id = batch_id.tolist()
     if isinstance(batch_id, Integral):  # NumPy's too
         return int(batch_id)

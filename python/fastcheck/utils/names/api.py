@@ -98,9 +98,5 @@ def api_names(function: str) -> list[str]:
     if names:
         return names
     known = {name for _, holder in _HOLDERS for name in dir(holder) if not name.startswith("_")}
-    raise ConfigError(
-        f"api_list= names a function that torch does not have: {function!r}",
-        expected='a name such as "relu", of torch, torch.Tensor or torch.nn.functional',
-        got=repr(function),
-        hint=did_you_mean(function, known),
-    )
+    text = f"api_list= names a function that torch does not have: {function!r}"
+    raise ConfigError(f"{text}; {did_you_mean(function, known)}".rstrip("; "))
