@@ -110,6 +110,20 @@ def as_found(finder: ParameterFinder, optimizer: Any, sites: SiteTable) -> list[
     return [ids, named, held, [str(sites[n]) for n in batch.sites], batch.roles]
 
 
+def test_what_lies_ahead_in_a_long_list_may_be_of_any_kind() -> None:
+    """So long that objects are asked for before their turn: some without a gradient or memory."""
+    layers, sites = nn.Sequential(*(model() for _ in range(20))), SiteTable()
+    nodes = nodes_of(layers, sites)
+    finders = new_finder(nodes), ParameterFinder(nodes)
+    for _ in range(2):  # the second time all have their sites
+        compiled, plain = (as_found(finder, None, sites) for finder in finders)
+        assert compiled == plain and len(plain[2]) == 20 * 12
+    assert status.module is not None
+    tensors = [torch.ones(1)] * 70 + [torch.ones(1, device="meta")]
+    with pytest.raises(TypeError, match="item 70: expected a tensor with memory"):
+        status.module.record_list(tensors)
+
+
 def test_what_an_optimizer_holds_is_found_again_after_any_change() -> None:
     """A finder that keeps what it has found answers as one that keeps nothing."""
     layers, sites = model(), SiteTable()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import warnings
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 from torch import nn
 
 import fastcheck
+from fastcheck.monitor import watching
 from fastcheck.monitor.distributed.replicas import ReplicaMismatch
 from fastcheck.watch.watcher import Watcher
 from support.paths import ROOT
@@ -296,6 +298,20 @@ def test_steps_that_are_judged_together_have_the_settings_of_their_time() -> Non
                 optimizer.param_groups[0]["eps"] = 1e-4
             optimizer.step()
     assert [event.step for event in monitor.watch.events if event.kind == "settings"] == [21]
+
+
+def test_steps_of_many_records_are_judged_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
+    together, add = [], Watcher.add
+
+    def count(self: Watcher, *steps: Any) -> Any:
+        together.append(len(steps))
+        return add(self, *steps)
+
+    monkeypatch.setattr(Watcher, "add", count)
+    monkeypatch.setattr(watching, "_SECONDS", math.inf)
+    monkeypatch.setattr(watching, "_MOST_RECORDS", 50)
+    train(watch=True, steps=20)
+    assert together == [3] * 6 + [2]
 
 
 def test_without_the_option_there_is_no_watch() -> None:

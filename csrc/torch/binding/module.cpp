@@ -10,6 +10,8 @@
 #include <pybind11/stl.h>
 #include <torch/version.h>
 
+#include <algorithm>
+
 #include "core/record.h"
 #include "torch/binding/cuda_module.h"
 #include "torch/dump/module.h"
@@ -85,6 +87,16 @@ bool observe_one(py::handle object, py::handle slots, std::int64_t index, std::i
   return (record->flags & kFlagNonfinite) != 0;
 }
 
+// The first elements of small tensors, each of which lies anywhere, on their way into the cache.
+constexpr std::size_t kAhead = 4;
+void ask_for_elements(const at::Tensor& tensor) {
+  constexpr std::size_t kLine = 64, kMost = 8 * kLine;
+  const auto* const first = static_cast<const char*>(tensor.const_data_ptr());
+  for (std::size_t i = 0; i < std::min(tensor.nbytes(), kMost); i += kLine) {
+    __builtin_prefetch(first + i);
+  }
+}
+
 std::int64_t observe_list(const py::sequence& objects, py::handle slots, std::int64_t first,
                           std::int64_t depth, const std::vector<std::int32_t>& sites,
                           std::int64_t step, std::int64_t first_seq, std::uint32_t flags) {
@@ -98,6 +110,7 @@ std::int64_t observe_list(const py::sequence& objects, py::handle slots, std::in
   std::int64_t nonfinite = 0;
   const py::gil_scoped_release release;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
+    if (i + kAhead < tensors.size()) ask_for_elements(tensors[i + kAhead]);
     const auto n = static_cast<std::int64_t>(i);
     observe(tensors[i], checked, false, {first_seq + n, step, 0, sites[i], flags}, records[i]);
     nonfinite += (records[i].flags & kFlagNonfinite) != 0;

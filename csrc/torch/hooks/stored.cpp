@@ -199,6 +199,10 @@ class ParameterFinder {
     }
     py::list tensors(chosen_.size());
     for (std::size_t i = 0; i < chosen_.size(); ++i) {
+      constexpr std::size_t kAhead = 16;
+      if (i + kAhead < chosen_.size()) {
+        __builtin_prefetch(seen_.stored[chosen_[i + kAhead]].second);
+      }
       tensors[i] = py::handle(seen_.stored[chosen_[i]].second);
     }
     return py::make_tuple(ids_, ParameterList{places_, std::move(tensors)});
@@ -240,10 +244,15 @@ class ParameterFinder {
 };
 
 template <class Visit>
-void each_stored(const py::object& stored, const Visit& visit) {
+void each_stored(const py::object& stored, bool gradients, const Visit& visit) {
   if (py::isinstance<ParameterList>(stored)) {
     const auto& list = stored.cast<const ParameterList&>();
-    for (std::size_t i = 0; i < list.places->all.size(); ++i) visit(list.at(i));
+    const std::size_t count = list.places->all.size();
+    const Lookahead lookahead(PySequence_Fast_ITEMS(list.tensors.ptr()), count, gradients);
+    for (std::size_t i = 0; i < count; ++i) {
+      lookahead(i);
+      visit(list.at(i));
+    }
     return;
   }
   for (const py::handle one : stored) {
@@ -299,13 +308,13 @@ struct Batch {
 void add_stored(const py::object& batch, const py::object& stored, const py::str& role,
                 const py::object& add) {
   Batch of(batch, role, add);
-  each_stored(stored, [&](const Item& item) { of.append(item, item.tensor, 0); });
+  each_stored(stored, false, [&](const Item& item) { of.append(item, item.tensor, 0); });
 }
 
 void add_gradients(const py::object& batch, const py::object& stored, const py::str& role,
                    const py::object& add) {
   Batch of(batch, role, add);
-  each_stored(stored, [&](const Item& item) {
+  each_stored(stored, true, [&](const Item& item) {
     if (!is_ordinary(item.tensor)) {
       add(item.stored());
       return;
@@ -317,7 +326,7 @@ void add_gradients(const py::object& batch, const py::object& stored, const py::
 
 py::tuple parameter_states(const py::object& stored, const py::object& state_of) {
   py::list trained, with_gradient, parts;
-  each_stored(stored, [&](const Item& item) {
+  each_stored(stored, false, [&](const Item& item) {
     if (!is_ordinary(item.tensor)) {
       const py::tuple state = state_of(item.stored());
       trained.append(state[0]);

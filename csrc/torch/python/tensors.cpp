@@ -1,9 +1,11 @@
 #include "torch/python/tensors.h"
 
 #include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <string>
 
+#include "torch/python/types.h"
 #include "torch/read/tensor_view.h"
 
 namespace py = pybind11;
@@ -26,16 +28,64 @@ const at::Tensor& readable(py::handle object, c10::DeviceType device) {
 }
 
 std::vector<at::Tensor> readable_list(const py::sequence& objects, c10::DeviceType device) {
+  const py::object held = owned(PySequence_Fast(objects.ptr(), "expected a sequence of tensors"));
+  PyObject* const* const items = PySequence_Fast_ITEMS(held.ptr());
+  const auto count = static_cast<std::size_t>(PySequence_Fast_GET_SIZE(held.ptr()));
+  const Lookahead lookahead(items, count);
   std::vector<at::Tensor> tensors;
-  tensors.reserve(objects.size());
-  for (const py::handle object : objects) {
+  tensors.reserve(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    lookahead(i);
     try {
-      tensors.push_back(readable(object, device));
+      tensors.push_back(readable(items[i], device));
     } catch (const py::type_error& error) {
       throw py::type_error("item " + std::to_string(tensors.size()) + ": " + error.what());
     }
   }
   return tensors;
+}
+
+namespace {
+
+// Between one pointer and the next: a few tensors take as long as memory does.
+constexpr std::size_t kStride = 10;
+
+template <class T>
+void ask_for(const T* object) {
+  constexpr std::size_t kLine = 64;
+  for (std::size_t i = 0; i < sizeof(T); i += kLine) {
+    __builtin_prefetch(reinterpret_cast<const char*>(object) + i);
+  }
+}
+
+const torch::autograd::AutogradMeta* autograd_of(c10::TensorImpl* tensor) {
+  return static_cast<const torch::autograd::AutogradMeta*>(tensor->autograd_meta());
+}
+
+}  // namespace
+
+c10::TensorImpl* Lookahead::ahead(std::size_t at) const {
+  if (at >= count_ || !THPVariable_CheckExact(objects_[at])) return nullptr;
+  return THPVariable_Unpack(objects_[at]).unsafeGetTensorImpl();
+}
+
+void Lookahead::operator()(std::size_t at) const {
+  std::size_t place = at + (gradients_ ? 5 : 3) * kStride;
+  if (place < count_) ask_for(reinterpret_cast<const THPVariable*>(objects_[place]));
+  if (c10::TensorImpl* const tensor = ahead(place -= kStride)) ask_for(tensor);
+  const auto gradient_at = [&](std::size_t at) -> c10::TensorImpl* {
+    c10::TensorImpl* const tensor = ahead(at);
+    const auto* const meta = tensor == nullptr ? nullptr : autograd_of(tensor);
+    return meta == nullptr ? nullptr : meta->grad_.unsafeGetTensorImpl();
+  };
+  if (gradients_) {
+    if (c10::TensorImpl* const tensor = ahead(place -= kStride)) ask_for(autograd_of(tensor));
+    if (c10::TensorImpl* const gradient = gradient_at(place -= kStride)) ask_for(gradient);
+  }
+  place -= kStride;
+  if (c10::TensorImpl* const read = gradients_ ? gradient_at(place) : ahead(place)) {
+    ask_for(read->unsafe_storage().unsafeGetStorageImpl());
+  }
 }
 
 py::object wrap(at::Tensor tensor) {

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 #include <pybind11/pybind11.h>
 
+#include <cstddef>
 #include <vector>
 
 namespace fastcheck {
@@ -16,5 +17,26 @@ std::vector<at::Tensor> readable_list(const pybind11::sequence& objects,
                                       c10::DeviceType device = c10::DeviceType::CPU);
 
 pybind11::object wrap(at::Tensor tensor);
+
+// Asks for what is read of tensors some places ahead in a list, one pointer after the other. Of
+// many small tensors each lies anywhere in memory, and waiting for that takes longer than reading.
+// Nothing it follows is touched before it was asked for, nor kept.
+class Lookahead {
+ public:
+  // `objects`: references that stay where they are meanwhile. `gradients`: theirs are read instead.
+  Lookahead(PyObject* const* objects, std::size_t count, bool gradients = false)
+      : objects_(objects), count_(count), gradients_(gradients) {}
+
+  // The next to be read is this one.
+  void operator()(std::size_t at) const;
+
+ private:
+  // The tensor so many places ahead; nullptr: there is none, or it is of another class.
+  c10::TensorImpl* ahead(std::size_t at) const;
+
+  PyObject* const* objects_;
+  std::size_t count_;
+  bool gradients_;
+};
 
 }  // namespace fastcheck

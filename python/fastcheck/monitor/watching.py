@@ -23,9 +23,10 @@ from fastcheck.watch.watcher import Watcher
 
 _SUMMARY_EVENTS = 10
 # Steps are judged together, which takes a fraction of the time: so many, or those of so many
-# seconds.
+# seconds, or of so many records, of 192 bytes.
 _TOGETHER = 16
 _SECONDS = 1.0
+_MOST_RECORDS = 1 << 16
 
 
 def watch_options(watch: object, record: str) -> Optional[Watch]:
@@ -58,11 +59,11 @@ def connected(watching: Optional[Watching]) -> Watching:
 class Watching(SessionListener):
     """Finds what is unusual in the records of a monitor: ``monitor.watch``.
 
-    Steps are judged when they are over, sixteen of them or those of a second together (with a
-    callback or ``skip_above`` each by itself): on the CPU by the training thread, where the next
-    step begins; elsewhere by the drain's thread, when the records have arrived. Warnings and
-    callbacks run on the training thread at its next step boundary. All methods may be called from
-    any thread; none waits for a device.
+    Steps are judged when they are over, sixteen of them, those of a second or those of 65,536
+    records together (with a callback or ``skip_above`` each by itself): on the CPU by the training
+    thread, where the next step begins; elsewhere by the drain's thread, when the records have
+    arrived. Warnings and callbacks run on the training thread at its next step boundary. All
+    methods may be called from any thread; none waits for a device.
     """
 
     def __init__(self, session: Session, options: Watch, batches: BatchIds) -> None:
@@ -74,6 +75,7 @@ class Watching(SessionListener):
         )
         # Steps that are over and not judged yet, and when the last steps were.
         self._waiting: list[tuple[Sequence[StepRow], list[np.ndarray]]] = []
+        self._waiting_records = 0
         self._judged_at = time.monotonic()
         self._is_prompt = options.skip_above is not None
         self._callbacks: list[tuple[str, Callable[[WatchEvent], object]]] = []
@@ -136,8 +138,10 @@ class Watching(SessionListener):
         if self._is_off:
             return
         self._waiting.append((rows, list(chunks)))
+        self._waiting_records += sum(map(len, chunks))
         is_late = time.monotonic() - self._judged_at >= _SECONDS
-        if self._is_prompt or is_late or len(self._waiting) >= _TOGETHER:
+        are_many = len(self._waiting) >= _TOGETHER or self._waiting_records > _MOST_RECORDS
+        if self._is_prompt or is_late or are_many:
             self._judge()
 
     def run_ended(self) -> None:
@@ -146,7 +150,7 @@ class Watching(SessionListener):
 
     def _judge(self) -> None:
         """Judges the steps that wait for it."""
-        waiting, self._waiting = self._waiting, []
+        waiting, self._waiting, self._waiting_records = self._waiting, [], 0
         self._judged_at = time.monotonic()
         if not waiting or self._is_off:
             return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Union
 
@@ -12,6 +13,8 @@ import numpy as np
 from fastcheck.record.format import COUNTS, DTYPES, NONFINITE_COUNTS, Depth, DeviceMode, extremes
 
 Number = Union[int, float]
+#: Records, or columns of them by name.
+Fields = Union[np.ndarray, Mapping[str, np.ndarray]]
 
 
 @dataclass(frozen=True)
@@ -155,13 +158,13 @@ _IS_SIGNED = np.array([info.kind == "i8" for info in DTYPES])
 _IS_UNSIGNED = np.array([info.kind == "u8" for info in DTYPES])
 
 
-def component_counts(records: np.ndarray) -> np.ndarray:
+def component_counts(records: Fields) -> np.ndarray:
     """The number of counted components of each record's tensor: two per complex element."""
     counts: np.ndarray = records["numel"] * _COMPONENTS[records["dtype"]]
     return counts
 
 
-def extreme_values(records: np.ndarray, field: str) -> np.ndarray:
+def extreme_values(records: Fields, field: str) -> np.ndarray:
     """``min`` or ``max`` of each record as float64, whatever type its dtype stores it in."""
     raw = np.ascontiguousarray(records[field])
     values: np.ndarray = np.where(_IS_SIGNED[records["dtype"]], raw.view("<i8"), raw)
