@@ -41,7 +41,7 @@ _NAN_BITS = 0x7FC00000
 #: Around the ends of a row of 64, of a run, of a tile of 4096, and of several tiles.
 _SIZES = (0, 1, 63, 65, 1023, 1025, 4095, 4096, 4097, 3 * 4096 + 1000)
 
-#: What registers a device type that torch alone does not have.
+#: Packages that register a device type that torch alone does not have.
 _PLUGINS = {"npu": "torch_npu", "mlu": "torch_mlu"}
 
 

@@ -22,8 +22,8 @@ from fastcheck.utils.torch.own_operators import no_grad
 
 from .backend import Backend, BlackBox, TensorArgument, arguments_of
 
-# Of csrc/cuda/launch.h: more tensors of a dtype need a table. A graph's replay would read a table
-# again, from pinned memory that is used for something else by then.
+# The limit of csrc/cuda/launch.h: more tensors of a dtype need a table. A graph's replay would read
+# a table again, from pinned memory that is used for something else by then.
 _WITHOUT_TABLE = 32
 
 _RELAXED = 2  # cudaStreamCaptureModeRelaxed

@@ -17,7 +17,7 @@ from fastcheck.utils.torch.transforms import unwrapped
 
 from .module_calls import ModuleNode
 
-# What has functions for ordinary tensors (csrc/torch/hooks/stored.h).
+# The extension's functions for ordinary tensors (csrc/torch/hooks/stored.h).
 _module: Any = status.module
 
 #: A module, the tensor's name in it, and the tensor.

@@ -16,7 +16,7 @@ from fastcheck.report.live.frame import Picture, View, picture, waiting_picture
 from fastcheck.report.live.state import SORTS, LiveState
 from fastcheck.utils.text.layout import paint, to_ascii, wants_ascii, wants_color
 
-# What follows ESC [ or ESC O (ECMA-48; xterm's control sequences).
+# The characters after ESC [ or ESC O (ECMA-48; xterm's control sequences).
 _SEQUENCES = {
     "A": "up",
     "B": "down",

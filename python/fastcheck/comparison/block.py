@@ -100,7 +100,7 @@ class Source:
     notes: list[str]
     #: Nested dictionaries that are compared key by key, by the question that they answer.
     settings: dict[Phase, Any]
-    #: How many modules ran inside torch.compile, as far as the source records it.
+    #: The number of modules that ran inside torch.compile, as far as the source records it.
     compiled_modules = 0
     #: Whether names were chosen, so that what lies between them is not there.
     is_partial = False

@@ -80,7 +80,7 @@ def expects_bits(
 
 
 _PARTS = 6
-#: By what of a tally they are about; behind a bar, what is added where there are several.
+#: Notes by the field of a tally; the text behind a bar is added where there are several.
 _NOTES = {
     "reordered": "{count} calls came in another order among the calls of their module",
     "moved": "{count} inputs were read by another module first, equal to the bit",

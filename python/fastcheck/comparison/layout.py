@@ -28,9 +28,9 @@ from fastcheck.statistics.functions import stats
 #: Read by each of the modules that are fused on the other side: the same tensor.
 _READ = ("input", "grad_input")
 _WEIGHTS = ("param", "")
-#: Of the tensors that a rank holds.
+#: Roles of tensors that each rank has of its own.
 _OF_RANKS = (*NUMBER_ROLES, "grad_norm")
-#: What adding up in another order changes in a sum, relative to the sum of magnitudes.
+#: The change of a sum by another order of adding up, relative to the sum of magnitudes.
 _ROUNDING = 1e-4
 
 

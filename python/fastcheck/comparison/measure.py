@@ -15,7 +15,7 @@ from fastcheck.statistics.thresholds import COARSENESS, Threshold, coarser_of
 from .block import SOME
 
 _SUMS = ("sum", "abs_sum", "sum_sq")
-# What the order of summation alone may change in a sum of float32 (docs/determinism.md).
+# The most that the order of summation alone changes in a sum of float32 (docs/determinism.md).
 _ORDER_ONLY = 1e-6
 _TINY = np.finfo(np.float64).tiny
 
@@ -71,7 +71,7 @@ REASONS = (
 NUMEL, NONFINITE, NORM, ABS_SUM, SUM, MIN, MAX, COUNTS, ORDER = range(1, 10)
 GIVEN, ELEMENTS, SHAPE, LARGEST, DTYPE, UNREADABLE, CANCELLED, DRIFTED, PART = range(10, 19)
 STILL, UPDATED, UNREDUCED, UNSTEADY, SCHEDULE, IN_PARTS, SMALL = range(19, 26)
-#: What rounding can be the cause of.
+#: Measures whose difference rounding can cause.
 MEASURED = (NORM, ABS_SUM, SUM, MIN, MAX, COUNTS, ELEMENTS, LARGEST, STILL, UPDATED)
 
 
@@ -209,7 +209,7 @@ def _ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
 _APART = 0.25
 #: And by this part of the weight's norm: less are the last bits of a float32 and of its sums.
 _FLOOR = 1.2e-7
-#: Of a coarser dtype a weight may stay as it is because an update is rounded off: it has to move by
+#: A weight of a coarser dtype may stay as it is because an update is rounded off: it has to move by
 #: this part of its norm on the other side.
 _VISIBLE = 1e-4
 

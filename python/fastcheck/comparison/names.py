@@ -10,7 +10,7 @@ from typing import NamedTuple, Union
 from fastcheck.errors import ConfigError, choice, did_you_mean
 
 _LAST_PARTS: Mapping[str, Mapping[str, str]] = {
-    # What MindSpore calls parameters and buffers, and what PyTorch does: last parts of a name.
+    # MindSpore's names of parameters and buffers, and PyTorch's: last parts of a name.
     "mindspore": {
         "gamma": "weight",
         "beta": "bias",

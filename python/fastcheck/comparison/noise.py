@@ -27,7 +27,7 @@ from fastcheck.statistics.thresholds import rounding_unit
 _SPREAD = 4.0
 #: The norm of a layer's input over that of its output per weight, at least.
 _INPUT = 2.0
-#: How many gradients before one are looked at for what it was computed from.
+#: The number of earlier gradients that are searched for what a gradient was computed from.
 _WINDOW = 8
 #: The norm of a gradient over the largest of its step, at most, for noise of a coarse dtype.
 _SMALL = 1e-4

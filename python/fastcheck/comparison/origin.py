@@ -60,7 +60,8 @@ class Origin:
     is_other_update: bool = False
     readers: int = 0
     worst: Optional[Row] = None
-    #: How many parameters are left out of ``worst``: their updates differ by little of their size.
+    #: The number of parameters that ``worst`` leaves out: their updates differ by little of their
+    #: size.
     turned: int = 0
     is_open: bool = True  # an update that it has a part in is not read yet
 

@@ -20,7 +20,7 @@ from fastcheck.errors import CompareError, ConfigError
 from fastcheck.record.format import NONFINITE_COUNTS, Depth
 from fastcheck.utils.text.numbers import format_steps
 
-#: What compare(steps=) takes.
+#: The types that compare(steps=) takes.
 Steps = Union[str, Iterable[tuple[int, int]], None]
 
 #: Two losses that differ by more than this have drifted apart.
@@ -72,7 +72,7 @@ def parted(
 
 
 _GROUP = re.compile(r"optimizers\[(\d+)\]\.groups\[(\d+)\]\.(.+)")
-#: Of each optimizer, the groups of actual and of reference that hold the same parameters.
+#: For each optimizer, the groups of actual and of reference that hold the same parameters.
 CommonGroups = list[list[tuple[int, int]]]
 
 
@@ -90,7 +90,7 @@ def common_groups(
             ]
             for optimizers, rename in zip((actual, reference), names)
         ]
-    except (KeyError, TypeError):  # of each rank its own, or of an earlier version
+    except (KeyError, TypeError):  # by rank, or of an earlier version
         return None
     if sides[0] == sides[1] or len(sides[0]) != len(sides[1]):
         return None

@@ -17,7 +17,7 @@ from .nested_diff import Setting
 from .origin import Cause, Origin
 from .tally import COMPUTED, Found, Missing, Tally
 
-#: What accept= may name, first what is given.
+#: The names that accept= takes, what is given first.
 ACCEPTABLE = (
     "environment",
     "hyper-parameters",

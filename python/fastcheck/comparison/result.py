@@ -51,7 +51,7 @@ class Result:
     losses: tuple[LossPair, ...]
     drifts_from: Optional[int]
     notes: tuple[str, ...]
-    #: What a difference is, as far as that is known, and which option accepts it.
+    #: The kinds of the differences, as far as they are known, and the options that accept them.
     advice: tuple[str, ...] = ()
 
     @property

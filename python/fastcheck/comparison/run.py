@@ -83,9 +83,9 @@ def missing_of(
             yield state, block, index, phase
 
 
-# How many pairs after the first difference are shown.
+# The number of pairs that are shown after the first difference.
 _TRAIL = 8
-# How many pairs are looked at for how they belong together: each costs some passes over both.
+# The number of pairs whose relation is looked for: each costs some passes over both tensors.
 _RELATED = 100
 _FLOAT32 = next(code for code, info in enumerate(DTYPES) if info.name == "float32")
 # Statistics that went through text in float32, as msprobe's do.
@@ -99,7 +99,7 @@ _REPEATS = 4.0
 _SUMMED = 10.0
 #: Dtypes whose sums are this much more exact than a threshold.
 _FINE = [code for code, info in enumerate(DTYPES) if info.name in ("float32", "float64")]
-# What the loss of a step was multiplied by.
+# The factor that the loss of a step was multiplied by.
 _SCALE = Name("", "optimizer", "loss_scale", "loss scale")
 
 RowSink = Callable[[Row], None]

@@ -16,7 +16,7 @@ from fastcheck.comparison.names import Name, NameTable, Renaming
 from fastcheck.record.format import COUNTS, DTYPES, RECORD_DTYPE, Depth
 from fastcheck.statistics.thresholds import BY_COARSENESS, COARSENESS
 
-#: What does not depend on how a batch is split.
+#: Roles whose tensors do not depend on how a batch is split.
 _WHOLE = ("param", "param_grad", "grad_norm", "optimizer_state", "learning_rate")
 _LOSS = Name("", "forward", "loss", "loss of the step, of all its parts")
 

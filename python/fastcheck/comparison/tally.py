@@ -33,7 +33,7 @@ class Found(NamedTuple):
     exact_before: bool
     #: The next rows of that step.
     trail: tuple[Row, ...] = ()
-    #: How many computed pairs of its step came before it.
+    #: The number of computed pairs of its step that came before it.
     count_before: int = 0
 
 
@@ -93,14 +93,15 @@ class Tally:
         self.merged = 0
         #: Notes on fused tensors whose parts are divided into groups.
         self.grouped: dict[str, None] = {}
-        #: What is left out behind the rows of a vocabulary.
+        #: Notes on rows that are left out behind those of a vocabulary.
         self.padded: dict[str, None] = {}
         self.lookalikes: dict[str, str] = {}
-        #: Of weights that differ, what they are in reference; "" where none is equal.
+        #: By the name of a weight that differs, the equal weight of reference; "" where none is
+        #: equal.
         self.elsewhere: dict[str, str] = {}
         #: What tensors of one side alone are of those of the other.
         self.parts_of: list[str] = []
-        #: How many pairs were looked at for how they belong together.
+        #: The number of pairs whose relation was looked for.
         self.related = 0
         #: Names of gradients whose terms cancel.
         self.cancelled: dict[str, None] = {}

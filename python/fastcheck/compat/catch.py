@@ -12,7 +12,7 @@ from typing import Optional, Union
 from fastcheck.dump import dumper as dump
 from fastcheck.errors import ConfigError
 
-# How many Dumpers were made for a directory: one for each iteration.
+# The number of Dumpers that were made for a directory: one for each iteration.
 _made: Counter[str] = Counter()
 
 

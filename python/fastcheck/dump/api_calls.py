@@ -19,7 +19,7 @@ from fastcheck.utils.torch.flatten import flatten, flatten_arguments
 from .dump_writer import DumpSession
 from .module_calls import ModuleCalls
 
-#: What the label of an input ends with that is a parameter.
+#: The end of the label of an input that is a parameter.
 PARAMETER = " (parameter)"
 #: Functions whose results hold no numbers yet.
 _EMPTY = ("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty")

@@ -101,7 +101,7 @@ def _number(value: Any) -> Optional[int]:
 
 
 _SOURCES = ("meta", "sites", "events")
-# Of one batch: about 1.5 GB while it is converted.
+# The rows of a batch: about 1.5 GB while it is converted.
 _MOST_ROWS = 1 << 22
 
 

@@ -91,7 +91,7 @@ class FleetReport:
     first_step: int
     last_step: int
     findings: tuple[FleetFinding, ...]
-    #: Of the page: what is unusual, and the steps that have records.
+    #: The data of the page: what is unusual, and the steps that have records.
     cells: tuple[Cell, ...] = field(default=(), repr=False)
     steps: tuple[int, ...] = field(default=(), repr=False)
 

@@ -110,7 +110,7 @@ def _cell(row: Mapping[str, Any], kind: str, z: float) -> Cell:
     return Cell(int(row["rank"]), int(row["step"]), kind, z, int(row["site_count"]))
 
 
-# Of all ranks: beyond this it is no fault of ranks.
+# The share of all ranks beyond which it is no fault of ranks.
 _MOST_ACCUSED = 0.25
 _MANY_VOTES = 20_000_000
 _MOST_SITES = 64

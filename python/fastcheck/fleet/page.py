@@ -99,7 +99,7 @@ def _finding_data(finding: FleetFinding) -> dict[str, Any]:
     }
 
 
-#: Of one finding; the others are in the table of ranks.
+#: The most suspects of a finding; the others are in the table of ranks.
 _MOST_SUSPECTS = 32
 _COLUMNS = ("rank", "host", "device", "serial", "from step", "where", "evidence")
 

@@ -17,7 +17,7 @@ from fastcheck.record.format import NONFINITE_COUNTS, Verdict
 Z_LIMIT = 6.0
 #: Beyond the last rank that the statements can tell from others.
 RANK_LIMIT = 1 << 20
-#: Of one step: fewer peers are not compared.
+#: The least number of peers in a step: fewer are not compared.
 FEWEST_PEERS = 8
 
 

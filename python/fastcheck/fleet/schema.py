@@ -17,17 +17,17 @@ from fastcheck.record.format import COUNTS, VERDICT_MASK, VERDICT_SHIFT, Depth
 from fastcheck.record.site import Site
 from fastcheck.record.statistics import statistics_columns
 
-#: Of the tables; another meaning of a column is another number.
+#: The version of the tables; another meaning of a column is another number.
 RECORD_FORMAT = 1
 _ROW_GROUP = 1 << 20
 _LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 _LOW_FLAGS = 0xFF
-# Of a float32 all ones: an infinity or NaN.
+# The exponent bits of a float32. All of them set: an infinity or NaN.
 _EXPONENT = np.uint32(0x7F800000)
 
 COUNT_COLUMNS = COUNTS
 FLOAT_COLUMNS = ("min", "max", "mean", "mean_abs", "rms")
-# Of the others the last bits are noise: they are what two random rows differ by, and a byte each.
+# Columns whose last bits are noise: these differ from row to row, and take a byte each.
 _ROUNDED = ("mean", "mean_abs", "rms")
 #: The columns that no row is without.
 KEYS = {"step": "int64", "site": "int64", "rank": "int32", "call": "int32"}

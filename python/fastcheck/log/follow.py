@@ -20,9 +20,9 @@ from fastcheck.utils.reading import open_regular, parse_json, reading
 from .reader import find_logs, log_parts, read_meta, sites_of_lines
 from .record_file import checked, read_spans
 
-# Of lines, at once.
+# The bytes of lines that are read at once.
 _LINE_BYTES = 4 << 20
-#: How much of each rank's new records is read: the end of them.
+#: The bytes of each rank's new records that are read: the end of them.
 TAIL_BYTES = 24 << 20
 
 

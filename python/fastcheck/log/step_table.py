@@ -95,7 +95,7 @@ class StepTable:
         # Steps that are over, whose rows nobody has asked for yet: the rows of many are made in a
         # fraction of the time.
         self._late: list[_LateRows] = []
-        # How many records these hold.
+        # The number of records that these hold.
         self._held = 0
 
     @property

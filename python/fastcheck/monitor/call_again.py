@@ -48,7 +48,7 @@ from fastcheck.verdict.step import Step
 
 from .reruns import Install, set_aside
 
-# Those of the module itself have run, or are running.
+# The hooks of the module itself, which have run, or are running.
 _HOOKS = (
     "_forward_pre_hooks",
     "_forward_pre_hooks_with_kwargs",
@@ -59,7 +59,7 @@ _HOOKS = (
 # Nobody asked for this backward.
 _BACKWARD_HOOKS = ("_backward_hooks", "_backward_pre_hooks")
 _COUNTS = ("numel", "nan_count", "posinf_count", "neginf_count", "zero_count")
-# Of the parameters and buffers that are copied.
+# The most bytes of the parameters and buffers that are copied.
 _MOST_BYTES = 2 << 30
 
 _T = TypeVar("_T")
@@ -515,8 +515,8 @@ class _TensorCopies:
             for module, _ in held:
                 for name in _BACKWARD_HOOKS:
                     vars(module)[name] = OrderedDict()
-                # Of module.compile() and of torch.compile(module): operators of fused code say
-                # nothing of the program.
+                # The code of module.compile() and of torch.compile(module) is left out: operators
+                # of fused code say nothing of the program.
                 vars(module)["_compiled_call_impl"] = None
                 if "_orig_mod" in module._modules:
                     vars(module)["forward"] = module._orig_mod

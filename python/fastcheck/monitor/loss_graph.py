@@ -425,7 +425,7 @@ def _record(tensor: torch.Tensor) -> Optional[np.void]:
 # Of operators whose result nobody may have kept: whether what they read makes it non-finite.
 
 
-#: Of one operand.
+#: Operators of one operand.
 _AGAIN: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "Acos": torch.acos,
     "Acosh": torch.acosh,

@@ -13,7 +13,7 @@ from fastcheck.monitor.session.options import Log, Stop
 
 from .install import _install
 
-#: By model: of several for one the last goes on.
+#: Objects by model: where a model has several, the last goes on.
 _running: weakref.WeakKeyDictionary[torch.nn.Module, NextSteps] = weakref.WeakKeyDictionary()
 
 

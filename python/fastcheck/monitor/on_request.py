@@ -34,7 +34,7 @@ from fastcheck.monitor.session.session import Session
 from fastcheck.report.stop_report import StopReport
 from fastcheck.utils.torch.rank import own_rank
 
-# How often the file is looked at, at most.
+# The least time between two looks at the file.
 _SECONDS = 1.0
 
 #: Installs a monitor of these modules, which neither meets other ranks nor waits for them.

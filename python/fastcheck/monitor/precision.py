@@ -39,7 +39,7 @@ class _Total:
     last_step: int
     readings: int = 0
     exponents: Optional[Exponents] = None
-    #: How many of them are in the log.
+    #: The number of them that are in the log.
     logged: int = 0
 
 
@@ -155,7 +155,7 @@ class ExponentReadings:
             }
 
 
-#: Of the observed steps, counted from 0: 0, 1, 2, 4, 8, 16, and then each 32nd.
+#: The observed steps that are counted, from 0: 0, 1, 2, 4, 8, 16, and then each 32nd.
 _PERIOD = 32
 
 

@@ -36,7 +36,7 @@ class _Capture:
 
     generators: Generators
     buffers: SavedTensors
-    #: What run() was given, and what of it was a tensor: its version, by label.
+    #: The arguments of run(), and the versions of the tensors among them, by label.
     batch: Any
     versions: dict[str, int]
 
@@ -55,7 +55,7 @@ class Replayer:
         self._session = session
         self._models = [weakref.ref(model) for model in models]
         self._install = install
-        # That of the steps before: this step may stop before it scales its loss.
+        # The scaler of the steps before: this step may stop before it scales its loss.
         self._scaler: Optional[weakref.ref[GradScaler]] = None
 
     def run(

@@ -221,5 +221,5 @@ class Watching(SessionListener):
                     callback(event)
 
 
-#: What ``install(watch=)`` takes.
+#: The types that ``install(watch=)`` takes.
 WatchOption = Union[bool, Watch]

@@ -90,7 +90,7 @@ class UpdateInfo:
         #: Sites of the buffers that may be constants: the same list while they are the same.
         self.buffers: list[int] = []
         self.is_training: list[bool] = []
-        #: How often the module of each has been called.
+        #: The number of calls of the module of each.
         self.calls: list[int] = []
         #: Sites of those that a forward pass has written to; None: not known.
         self.written: Optional[set[int]] = None

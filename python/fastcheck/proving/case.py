@@ -43,7 +43,7 @@ class RowAxis:
                 pair = (self.rows_first(t).to(torch.complex128) for t in (full, fewer))
                 gaps.append(float(torch.sub(*(t[: counts[1]] for t in pair)).abs().nansum()))
             self._is_cat = gaps[1] < gaps[0]
-        #: Of the whole batch.
+        #: The shape of the whole batch.
         self.shape = self.rows_first(full).shape
 
     def rows_first(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -21,7 +21,7 @@ _DROPOUTS = {
     if re.fullmatch(r"(feature_)?(alpha_)?dropout([123]d)?", name)
 }
 
-# Of attention, whose own calls are not seen: the place of the argument dropout_p.
+# The place of the argument dropout_p of attention, whose own calls are not seen.
 _DROPOUT_AT = {F.scaled_dot_product_attention: 4, F.multi_head_attention_forward: 10}
 
 Called = Callable[[Any, tuple[Any, ...], Any], None]

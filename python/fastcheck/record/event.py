@@ -10,13 +10,13 @@ from fastcheck.notebook import block_html, fields_html, guarded_html
 from fastcheck.record.format import DTYPES, Depth, Verdict, extremes
 from fastcheck.record.site import Site
 
-#: How the reason begins of an input that the program computed outside of the modules.
+#: The beginning of the reason for an input that the program computed outside of the modules.
 COMPUTED_OUTSIDE = "it was computed"
-#: Of a tensor that functional_call() has put in the place of a parameter.
+#: The beginning for a tensor that functional_call() has put in the place of a parameter.
 GIVEN_INSTEAD = "functional_call() was given it"
-#: Of a gradient that the training loop has changed.
+#: The beginning for a gradient that the training loop has changed.
 CHANGED_BY_LOOP = "it was finite when backward() ended"
-#: How it ends of a parameter that the program itself has written.
+#: The end for a parameter that the program itself has written.
 NOT_UPDATED = "no optimizer that has stepped holds it"
 
 

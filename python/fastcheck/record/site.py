@@ -25,10 +25,10 @@ from fastcheck.record.format import (
 
 #: Bounds the table of a run whose labels never repeat (a dict keyed by step).
 MAX_SITES = 65536
-#: Of an optimizer: whether its update was skipped, 1.0 or 0.0. In logs of earlier versions, numbers
-#: of a parameter in one step: norm(update) / norm(weight), the share of its elements with a
-#: gradient that the update did not change, and the norm of this rank's gradient / that of its
-#: reduction over the ranks.
+#: The role of an optimizer's number: whether its update was skipped, 1.0 or 0.0. In logs of earlier
+#: versions, numbers of a parameter in one step: norm(update) / norm(weight), the share of its
+#: elements with a gradient that the update did not change, and the norm of this rank's gradient /
+#: that of its reduction over the ranks.
 NUMBER_ROLES = ("update_ratio", "lost_updates", "reduction", "skipped_update")
 
 _KINDS = {

@@ -12,7 +12,7 @@ import torch
 
 from fastcheck.errors import ConfigError, warn
 
-#: What libraries read when they start, for results that don't depend on timing.
+#: Variables that libraries read when they start, for results that don't depend on timing.
 _VARIABLES = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 _NPU_VARIABLES = {
     "HCCL_DETERMINISTIC": "true",

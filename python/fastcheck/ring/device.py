@@ -521,7 +521,7 @@ _FIRST_SNAPSHOTS = 4
 
 #: (tensor, site): as of HookRecorder.has_passed().
 MayWait = Callable[[torch.Tensor, int], bool]
-# Of small tensors, as in csrc/torch/read/waiting.h.
+# The most small tensors that wait, as in csrc/torch/read/waiting.h.
 _MOST_WAITING = 32
 
 
@@ -563,7 +563,7 @@ class GraphSlots:
         self._blocks: list[torch.Tensor] = []
         #: Replays that the host counted, and those that only the device did.
         self.replays = self.unseen_replays = 0
-        #: What the gate in the device's memory is, or is about to be.
+        #: The value of the gate in the device's memory, now or soon.
         self.reads = True
         self._template: Optional[np.ndarray] = None
         self._free: deque[Segment] = deque()

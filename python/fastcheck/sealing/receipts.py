@@ -42,7 +42,7 @@ _DIGITS, _OF_PART = 16, 6
 _SUM = re.compile(r':"([0-9a-f]{16}(?:[0-9a-f]{24})?)"')
 #: Tensors are read so many bytes at a time: what a cast of them takes.
 _BATCH_BYTES = 1 << 28
-#: How many parts of a tensor are tried in another order.
+#: The number of parts of a tensor that are tried in another order.
 _FEW = 3
 #: Dimensions along which ranks have shards: those of experts, one below the other, are three.
 _DIMS = 3

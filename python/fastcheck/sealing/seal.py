@@ -54,7 +54,7 @@ from fastcheck.utils.torch.sharding import LocalShard, part_of
 FORMATS = (1, 2)
 _NAME = "fastcheck.json"
 
-# What a seal keeps of each key.
+# The data that a seal keeps of each key.
 Entries = dict[str, dict[str, Any]]
 
 

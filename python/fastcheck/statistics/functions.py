@@ -119,7 +119,7 @@ def _check_slots(x: torch.Tensor, slots: torch.Tensor, index: int) -> None:
 _IS_COMPILED = status.module is not None
 register()
 
-#: How much of a tensor is copied for zlib at a time.
+#: The bytes of a tensor that are copied for zlib at a time.
 _CRC_CHUNK_BYTES = 16 * 1024 * 1024
 
 

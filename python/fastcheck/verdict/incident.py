@@ -33,7 +33,8 @@ class Destination(NamedTuple):
         return self.kind == "integers"
 
 
-#: What the observer itself sees, numbered as in csrc/torch/op_level/incident.h (kHostPlace, ...).
+#: Places that the observer itself sees, numbered as in csrc/torch/op_level/incident.h (kHostPlace,
+#: ...).
 HOST = Destination("host", "the host read it")
 RANKS = Destination("ranks", "it was sent to other ranks")
 INTEGERS = Destination("integers", "it was converted to integers, which have no NaN")

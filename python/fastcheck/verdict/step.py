@@ -88,7 +88,7 @@ class Update:
 
     def __init__(self) -> None:
         self.scaler: Optional[weakref.ref[GradScaler]] = None
-        # What the loss is multiplied by, where that is known: a number or a tensor.
+        # The factor of the loss, where it is known: a number or a tensor.
         self.scale: Any = None
         # Gradients were changed before they were read.
         self.has_changed_gradients = False

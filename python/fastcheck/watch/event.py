@@ -71,7 +71,7 @@ class Mover:
         return f"{place} ({self.signal}, step {self.step:,})"
 
 
-# Those that are written as they are, in order.
+# The fields that are written as they are, in order.
 _FIELDS = (
     "step",
     "rank",

@@ -12,8 +12,8 @@ from .columns import Columns
 from .event import Mover
 from .signals import GRADIENT, INPUT, NAMES, Signals
 
-#: How far back a first mover is looked for. These are steps that were observed, of which
-#: install(every=10) makes a record in ten.
+#: The observed steps in which a first mover is looked for; install(every=10) observes one step in
+#: ten.
 PAST = 64
 #: A signal that is inside again for so many steps has come back.
 GAP = 2

@@ -20,8 +20,8 @@ StepOver = tuple[Optional[StepRow], Sequence[np.ndarray]]
 NAMES = ("abs max", "rms", "standard deviation")
 ABS_MAX, RMS = range(2)
 
-# What a site holds, in the order in which a fault of this kind shows within a step. Parameters are
-# read before the update: their records show what the update of the step before made.
+# Kinds of tensors of a site, in the order in which a fault of this kind shows within a step.
+# Parameters are read before the update: their records show what the update of the step before made.
 WEIGHT, INPUT, ACTIVATION, BUFFER, GRADIENT = range(1, 6)
 _PHASES = {
     "param": WEIGHT,

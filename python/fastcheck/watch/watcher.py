@@ -59,7 +59,7 @@ _SPIKES = (*_OF_BATCH, "explosion")
 _FACTOR = 2.0
 # A batch has one size if it had that in so many steps.
 _STEADY = 16
-# How many doublings from the end of its dtype's range a tensor is near it.
+# The number of doublings from the end of its dtype's range within which a tensor is near it.
 _NEAR = 1.0
 
 #: The cause, and the sentence for it, by phase of the first mover.
@@ -126,7 +126,7 @@ class Causes:
         self._size, self._steady = 0.0, 0
         # The step in which the ranks had other weights than each other last.
         self._fault: Optional[int] = None
-        # How many steps were observed.
+        # The number of steps that were observed.
         self._now = 0
         # When each tensor was near the end of its range last, when it came there, in which step.
         self._of = Columns(
@@ -295,7 +295,7 @@ class Causes:
         return None
 
 
-# What makes updates larger when it is raised.
+# Settings that make updates larger when they are raised.
 _RAISES = ("the learning rate", "clipping.threshold")
 
 
@@ -431,7 +431,7 @@ class Invariants:
 
     def __init__(self, sites: SiteTable) -> None:
         self.clipping = Clipping()
-        #: What the steps were given.
+        #: The batches of the steps.
         self.batches = Batches()
         self._siblings, self._layers, self._rates = Siblings(sites), Layers(sites), Rates()
 
@@ -488,7 +488,7 @@ class Watcher:
         self._limit: Optional[float] = None
         #: The youngest 4,096 events, oldest first.
         self.events: deque[WatchEvent] = deque(maxlen=_MOST_EVENTS)
-        #: How many events there were.
+        #: The number of events.
         self.count = 0
 
     def add(self, *steps: StepOver) -> list[WatchEvent]:

@@ -24,7 +24,7 @@ def signed(value: int) -> int:
     return value - (1 << 32) if value >> 31 else value
 
 
-# Of the halves a and b.
+# Constants of the halves a and b.
 _S = (0x243F6A88, 0x13198A2E)
 PLACES = (0x9E3779B1, 0xC2B2AE3D)
 _Q = (0x85EBCA77, 0x27D4EB2F)

@@ -24,7 +24,7 @@ STORAGE, LOGICAL = int(Order.STORAGE), int(Order.LOGICAL)
 #: Signed integers by component bytes: what bits are read as.
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
-#: Of the floating-point dtypes, by name; of a complex one those of its parts.
+#: Mantissa bits of the floating-point dtypes, by name; for a complex dtype those of its parts.
 MANTISSA_BITS = {
     "float64": 52,
     "float32": 23,
@@ -146,7 +146,7 @@ def _format(info: DTypeInfo) -> Format:
     )
 
 
-#: By the tensor's dtype. Old versions of torch lack some.
+#: Formats by the tensor's dtype. Old versions of torch lack some.
 FORMATS: dict[torch.dtype, Format] = {
     getattr(torch, info.name): _format(info) for info in DTYPES if hasattr(torch, info.name)
 }

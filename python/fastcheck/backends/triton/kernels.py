@@ -20,7 +20,7 @@ from .components import INT_MAX, INT_MIN, joined
 from .read import CHECKSUM, RANGE, SUMS, add_exactly, read
 from .record import store_extremes, store_pair, store_sums, store_zeros, with_length
 
-#: Of partials (read.py).
+#: The columns of partials (read.py).
 COLUMNS = 20
 
 #: Sizes vary from tensor to tensor: no kernel is compiled again for a size that is 1, or even.

@@ -24,9 +24,9 @@ from fastcheck.utils.torch.own_operators import no_grad
 from . import components as kinds
 from . import kernels
 
-#: Of a launch's words: 2^30 components at most, and byte offsets that fit 32 bits.
+#: The most bytes of a launch's words: 2^30 components, and byte offsets that fit 32 bits.
 CHUNK_BYTES = 1 << 30
-#: Of what has to be copied before it is read.
+#: The most bytes that are copied before they are read.
 COPIED_BYTES = 1 << 24
 
 _MANTISSA = {"float32": 23, "float16": 10, "bfloat16": 7}

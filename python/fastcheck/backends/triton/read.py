@@ -45,7 +45,7 @@ _PLACE_A, _PLACE_B = (tl.constexpr(signed(p)) for p in PLACES)
 _MULTIPLIER_A, _MULTIPLIER_B = (tl.constexpr(signed(m)) for m in MULTIPLIERS)
 _ROTATION_A, _ROTATION_B = (tl.constexpr(r) for r in ROTATIONS)
 _SHIFT_1, _SHIFT_2, _SHIFT_3, _SHIFT_4, _SHIFT_5 = (tl.constexpr(s) for _, s, _ in FINISH)
-# What a shift to the right leaves when no sign comes in.
+# The bits that a shift to the right leaves when no sign comes in.
 _ROTATED_A, _ROTATED_B = (tl.constexpr((1 << r) - 1) for r in ROTATIONS)
 _KEPT_1, _KEPT_2, _KEPT_3, _KEPT_4, _KEPT_5 = (
     tl.constexpr((1 << 32 - s) - 1) for _, s, _ in FINISH

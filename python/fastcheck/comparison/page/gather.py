@@ -24,7 +24,7 @@ _MOST_EXCESS = 2.0**1000
 #: Stands for no step: -1 is the place of the first weights where the first step is 0.
 NEVER = -(1 << 53)
 
-# What a row without pairs holds.
+# The values of a row without pairs.
 _EMPTY: dict[str, np.generic] = {
     **dict.fromkeys(("dtype", "numel", "phase", "records", "same", "different"), np.int64(0)),
     "bad_records": np.int64(0),

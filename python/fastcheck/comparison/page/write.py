@@ -98,7 +98,7 @@ def _cell(value: Any) -> Any:
 
 
 _MOST_ROWS = 500
-# Of the answers, those about what both sides were given: settings, batches, first weights.
+# The number of answers about what both sides were given: settings, batches, first weights.
 _GIVEN = 4
 _QUESTIONS = {phase: IN_A_RUN[phase] for phase in (Phase.BATCHES, Phase.WEIGHTS, *COMPUTED)}
 #: The order of signals that part at one step: causes before effects.

@@ -21,7 +21,7 @@ from .distributed_checkpoint import is_distributed_checkpoint, shard_loaders
 from .files import LONE, Loader, UntrustedError, loaders_of
 from .formats import SUFFIXES, format_of
 
-# What trainers and torch's wrappers put before the names of a model's state_dict.
+# Prefixes that trainers and torch's wrappers put before the names of a model's state_dict.
 _WRAPPERS = frozenset(
     {
         "_fsdp_wrapped_module",

@@ -43,7 +43,7 @@ class DumpSource(Source):
         self.notes: list[str] = []
         #: The levels of its steps, as Dumper has them.
         self.levels: set[str] = set()
-        #: Of calls of the API that are compared with msprobe's: the functions that are, and those
+        #: For calls of the API that are compared with msprobe's: the functions that are, and those
         #: with the inputs that are parameters.
         self.functions: Optional[frozenset[str]] = None
         self.parameters: frozenset[tuple[str, str]] = frozenset()

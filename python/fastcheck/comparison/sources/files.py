@@ -27,7 +27,7 @@ from fastcheck.utils.reading import check_regular, open_regular
 
 from .formats import format_of
 
-#: What a file that is one tensor, and nothing else, calls it.
+#: The name of the tensor in a file that is a single tensor.
 LONE = "tensor"
 _MAX_DEPTH = 32
 # Containers within each other can hold more leaves than the file has bytes.

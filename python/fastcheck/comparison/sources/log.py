@@ -41,7 +41,7 @@ class LogSource(Source):
         self.title = find_logs(path)[-1]
         self.notes: list[str] = []
         self._ranks: dict[int, _RankLog] = {}
-        #: Of each rank, those that install() has found: ``{"tp": 1}``.
+        #: The coordinates of each rank that install() has found: ``{"tp": 1}``.
         self.coordinates: dict[int, dict[str, Any]] = {}
         environments, optimizers = {}, {}
         for rank, segments in log_parts(self.title).items():
@@ -66,7 +66,7 @@ class LogSource(Source):
         if damaged:
             self.notes.append(f"{side}: {damaged:,} damaged records of the log are left out")
         first = min(self._ranks)
-        #: What the first rank changed by plan.
+        #: The settings that the first rank changed by plan.
         self.schedules: Schedules = schedules_of(
             read_schedule(self.title, first), optimizers.get(first)
         )

@@ -121,7 +121,7 @@ import torch
 
 HERE = Path(__file__).resolve().parent
 
-# Of each output in the run: NaN, +Inf, -Inf.
+# Counts for each output in the run: NaN, +Inf, -Inf.
 EXPECTED = [
 @EXPECTED
 ]

@@ -114,10 +114,10 @@ _IDLE_SECONDS = 1.0
 # The interval at which the proxy thread polls whether its rank is awaited, before it was and after.
 _POLL_SECONDS = 0.5
 _BUSY_POLL_SECONDS = 0.02
-# How long after it was awaited it goes on polling often: a step of the others, perhaps.
+# The time for which it polls often after it was awaited: a step of the others, perhaps.
 _NEEDED_SECONDS = 2.0
 
-# How long a message that must be in the store is waited for.
+# The time for which a message that must be in the store is waited for.
 _POST_SECONDS = 2.0
 
 # The step and the priority of a rank that has proposed nothing.
@@ -145,7 +145,7 @@ class Reductions:
 
     def __init__(self, lag: int) -> None:
         self.lag = lag
-        # Those that were not read, oldest first; the first has number read_count.
+        # The reductions that were not read, oldest first; the first has number read_count.
         self.pending: deque[Pending] = deque()
         self.read_count = 0
         # The first event, and the number of the reduction that brought it.

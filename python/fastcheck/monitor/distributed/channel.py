@@ -38,17 +38,17 @@ _POLL_SECONDS = 0.01
 # checkpoint, it evaluates); how long anyone waits for it is decided by the waiting rank.
 _OPEN = timedelta(days=7)
 
-# How many channels this process has opened over a group: the names of the channels.
+# The number of channels that this process has opened over a group, for their names.
 _opened: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 
-# What fits an int64 below its sign.
+# The steps that fit an int64 beside the rank, below its sign.
 _STEP_LIMIT = 1 << 42
 _RANK_LIMIT = 1 << 20
-# Of one message, and of one rank's options. The store, and what is read from it, may be written to
-# by whoever reaches its port.
+# The bytes of a message, and of a rank's options. Whoever reaches the port of the store may write
+# to it.
 _MOST_BYTES, _MOST_OPTION_BYTES = 16 << 20, 64 << 10
-# How many more reductions than another rank's a rank can have joined, when they leave a Join.
+# The number of reductions by which a rank can be ahead of another when they leave a Join.
 _MOST_AHEAD = 1 << 16
 
 

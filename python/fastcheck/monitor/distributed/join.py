@@ -23,7 +23,7 @@ from fastcheck.utils.torch.rank import group_size
 from .agreement import RankAgreement
 from .channel import Channel, Lost, spell
 
-# How long install() waits for the other ranks to come.
+# The time for which install() waits for the other ranks to come.
 _MEETING_SECONDS = 2.0
 
 
@@ -96,8 +96,8 @@ def _wrap() -> None:
     _methods.wrap(Join, "__exit__", _leave)
 
 
-#: Those that follow each Join of the process, in the order of their making, which is the same on
-#: every rank: at the end of a Join their agreements align one after the other.
+#: The listeners that follow each Join of the process, in the order of their making, which is the
+#: same on every rank: at the end of a Join their agreements align in this order.
 join_listeners: Listeners[JoinListener] = Listeners(_wrap, _methods.restore)
 
 

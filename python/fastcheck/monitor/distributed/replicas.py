@@ -45,12 +45,12 @@ _HEADER = 1
 # Stands for a tensor that a rank doesn't have now: a gradient that was not computed.
 _ABSENT = -1
 _NAMED = 5
-# Of the batches of how many steps each rank tells the checksums, and of which step the last is.
+# The number of steps whose batches' checksums each rank tells.
 _BATCHES = 8
 # The boundaries of an automatic check, and each hundredth.
 _FIRST_CHECKS = (1, 10)
 _EVERY = 100
-# How long it waits for other ranks at its first check and at the end.
+# The time for which it waits for other ranks at its first check and at the end.
 _PATIENCE_SECONDS = 2.0
 
 
@@ -161,7 +161,7 @@ class ReplicaCheck:
         self._is_connected = False
         self._boundary_count = 0
         self._copies: Optional[_ChecksumCopies] = None
-        # Those under way, oldest first.
+        # The gathers under way, oldest first.
         self._gathers: deque[Pending] = deque()
         # Mismatches that were reported: each is reported once.
         self._told: set[tuple[str, tuple[int, ...]]] = set()

@@ -38,7 +38,7 @@ _lock = threading.RLock()
 _connections: dict[int, Connection] = {}
 _library: Optional[torch.library.Library] = None
 _is_available: Optional[bool] = None
-# What the configuration of torch was before the first connection.
+# The configuration of torch before the first connection.
 _before: list[tuple[Any, str, Any]] = []
 _next_number = 1
 

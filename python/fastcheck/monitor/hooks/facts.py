@@ -47,13 +47,14 @@ _SCALED = 16
 _PASSES = 3
 # Calls of backward() for one update whose gradients were cleared.
 _LOST = 2
-# How often an optimizer of the same parameters begins without a state.
+# The number of times that an optimizer of the same parameters begins without a state.
 _MADE = 3
-# How often something else than an optimizer writes a weight, of at most a write in so many updates.
+# The number of times that something else than an optimizer writes a weight, and the updates between
+# two of them at least.
 _WRITTEN, _SELDOM = 3, 10
 # Of so many updates between two at which gradients were cleared, the last such numbers.
 _WINDOWS = 8
-# What is looked for in the graphs of losses.
+# The forms that are looked for in the graphs of losses.
 _FORMS = ("given_twice", "given_probabilities")
 # A momentum of batch norm from which on its statistics are nearly those of the last batch.
 _LARGE_MOMENTUM = 0.9
@@ -306,7 +307,8 @@ class Facts:
         self._threshold = math.nan
         self._losses = _Losses()
         self._forms = LossForms()
-        # How many optimizers began without a state, by class and the parameters that they hold.
+        # The number of optimizers that began without a state, by class and the parameters that they
+        # hold.
         self._made: Counter[tuple[type, frozenset[int]]] = Counter()
         # Over how many ranks DistributedDataParallel averages; None: not looked up yet.
         self._averaged: Optional[int] = None

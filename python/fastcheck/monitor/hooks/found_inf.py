@@ -32,7 +32,7 @@ _FUSED_MODULES = frozenset(f"torch.optim.{name}" for name in ("adam", "adamw", "
 #: and don't look. Every other device is tried once, by learn().
 _HONOURED_ON = frozenset({"cpu", "cuda", "xpu"})
 _IGNORED_ON = frozenset({"mps"})
-#: What looks at it on the host: torch_npu's SGD would make every update wait (2.13).
+#: Optimizers that look at it on the host: torch_npu's SGD would make every update wait (2.13).
 _HOST_LOOKS = frozenset({(torch.optim.SGD, "npu")})
 _tried: dict[tuple[type, str], bool] = {}
 
@@ -44,7 +44,7 @@ class _Update:
 
     def __init__(self, word: Tensor, previous: Any, momentum_starts: list[Tensor]) -> None:
         self.word = word
-        # What the attribute was: the GradScaler's tensor, say, or _ABSENT.
+        # The attribute before: the GradScaler's tensor, say, or _ABSENT.
         self.previous = previous
         # The parameters whose momentum buffer this step makes.
         self.momentum_starts = momentum_starts

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 #: What is read at a capture is numbered from here on, so that no other number passes for a
 #: capture's.
 FIRST_SEQ = 2**40
-# How far to look for a step that steps= has read.
+# The number of steps in which a step that steps= has read is looked for.
 _MAX_STEP = 2**20
 _CALLS: Any = (Call, new_call)
 

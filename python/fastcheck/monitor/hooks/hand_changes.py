@@ -95,7 +95,7 @@ class HandChanges:
         self._places: list[tuple[ModuleNode, str]] = []
         self._probes: dict[tuple[ModuleNode, str], Union[GradientProbe, _Probe]] = {}
         self._passes = 0
-        # How many backward passes there were before the last update of each optimizer.
+        # The number of backward passes before the last update of each optimizer.
         self._passes_before: weakref.WeakKeyDictionary[object, int] = weakref.WeakKeyDictionary()
 
     @property

@@ -81,13 +81,14 @@ class LossReader:
         self._fruitless = 0
         #: Set by StepWatcher: a step whose forward pass is among the records of the step before.
         self.forward_step: Optional[Step] = None
-        # What a scaler returned, by its id(): its memory, and the loss that it was made from.
+        # Tensors that a scaler returned, by id(): the memory of each, and the loss that it was made
+        # from.
         self._scaled: dict[int, tuple[MemoryRef, torch.Tensor]] = {}
         # Of the loss of the open step: the step's number, and a parameter that the first of the
         # parts since the last update has given a gradient.
         self._first_part: Optional[tuple[int, _Place]] = None
         self._is_anew = False
-        # What the last backward() began at.
+        # The tensors that the last backward() began at.
         self._last: list[MemoryRef] = []
         # The sites of losses, by place and label.
         self._sites: dict[tuple[int, str], int] = {}
@@ -257,7 +258,7 @@ class _Parameters:
         self._state = state
         self._known: dict[int, _Place] = {}
         self._step = -1
-        #: What find() has found last.
+        #: The parameter that find() has found last.
         self.found: Optional[_Place] = None
 
     def find(self, tensors: Iterable[torch.Tensor], step: Optional[int]) -> bool:

@@ -69,7 +69,7 @@ class _ModuleHook:
         self._observer = observer
         self._node = node
         self._recorder = recorder
-        # How compiled code finds the two; None: it is not observed.
+        # The address by which compiled code finds the two; None: it is not observed.
         self.address: Optional[torch.Tensor] = None
         self.is_outermost = False
         # Whether another module calls it too.

@@ -31,7 +31,7 @@ from fastcheck.utils.torch.versions import GradScaler, is_compiling
 from .step_watcher import StepWatcher
 
 _handles: list[Any] = []
-# What is called before an evaluation of a closure, and after it.
+# Functions that are called before an evaluation of a closure, and after it.
 _at_evaluations: list[Callable[[torch.optim.Optimizer], None]] = []
 _methods = WrappedMethods()
 

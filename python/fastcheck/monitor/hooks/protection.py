@@ -24,7 +24,7 @@ from .step_numbers import StepNumbers
 
 _Taken = list[tuple[Tensor, Tensor]]
 
-# What was taken from each optimizer whose step is under way, by whichever guard.
+# Gradients that were taken from each optimizer whose step is under way, by whichever guard.
 _under_way: weakref.WeakKeyDictionary[Optimizer, _Taken] = weakref.WeakKeyDictionary()
 
 
@@ -104,9 +104,9 @@ class WeightProtection:
         combine = self._combine if is_distributed else None
         self._guard = UpdateGuard(self._is_bad, combine)
         self._host_guard = HostGuard(self._is_bad, combine)
-        # What the gradients of the update that begins are multiplied by.
+        # The factor of the gradients of the update that begins.
         self._scale: Optional[torch.Tensor] = None
-        # What was clipped in the open step: the ids of the gradients, and their norm before.
+        # Gradients that were clipped in the open step: their ids, and their norm before.
         self._clipped: list[tuple[frozenset[int], torch.Tensor]] = []
         self._clipped_in = -1
         self._is_loop_known = False

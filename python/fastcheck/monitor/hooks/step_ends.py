@@ -119,7 +119,7 @@ def _living() -> list[Optimizer]:
     ]
 
 
-# How often an optimizer is looked for that holds parameters of the model.
+# The number of times that an optimizer is looked for that holds parameters of the model.
 _SEARCHES = 3
 
 
@@ -326,7 +326,7 @@ class StepEnds:
         self.endless = EndlessSteps(session)
         #: The ranks are to meet, outside of the lock.
         self.meets = False
-        #: How many steps were closed.
+        #: The number of steps that were closed.
         self.closed_steps = 0
 
     def reach_boundary(self) -> None:

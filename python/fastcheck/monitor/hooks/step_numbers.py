@@ -20,9 +20,9 @@ class StepNumbers:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        # What was read last, which is the same in most steps.
+        # The tensor that was read last, which is the same in most steps.
         self._last: Optional[tuple[list[float], torch.Tensor]] = None
-        # By type and role.
+        # Sites by type and role.
         self._sites: dict[tuple[str, str], int] = {}
 
     def loss_scale(self, scale: Any) -> None:

@@ -14,7 +14,7 @@ from fastcheck.record.format import DEPTHS, Depth
 from .options import Filter, Log, OnRequest, Patterns, Stop, Training, at_least_one, pattern_tuple
 
 _GROUPS = {"stop": Stop, "log": Log, "filter": Filter, "training": Training}
-#: What ``record=`` may be: a depth, or all of a record and the exponents of some steps.
+#: The values of ``record=``: a depth, or all of a record and the exponents of some steps.
 RECORDS = (*DEPTHS, "range")
 _SYNCS = ("never", "step", "call")
 

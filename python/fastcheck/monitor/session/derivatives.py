@@ -16,14 +16,14 @@ import torch
 from fastcheck.extension import status
 from fastcheck.utils.torch.own_operators import unobserved
 
-# Of one graph, but of leaves. What is farther from the loss lies in a module, whose call can run
-# again.
+# The most nodes of a graph, leaves left out. A node farther from the loss lies in a module, whose
+# call can run again.
 _MOST_NODES = 36
-# Of one step.
+# The most bytes of a step.
 _MOST_BYTES = 16 << 20
 
-#: What is read of the nodes of a type: the name of each value, its attribute, and the attribute
-#: that tells whether hooks have packed it (None: it is a number).
+#: Values that are read of the nodes of a type: the name of each value, its attribute, and the
+#: attribute that tells whether hooks have packed it (None: it is a number).
 _Attributes = tuple[tuple[str, str, Optional[str]], ...]
 # By type, as torch makes few of them; a program may define more.
 _known: dict[type, Optional[_Attributes]] = {}
@@ -173,7 +173,7 @@ _RESULT = _of("result", lambda y: y)
 # A target that is NaN makes the gradient NaN where its loss was left out, too: 0 * NaN.
 _LOSS = ("self", "target")
 _BOUNDED_DIFFERENCE = _of_both(lambda x, target: (x - target).clamp(-1, 1), _LOSS)
-#: By the name of a node.
+#: Derivatives by the name of a node.
 DERIVATIVES: Mapping[str, Factors] = {
     "AcosBackward0": _of("self", lambda x: (1 - x * x).rsqrt()),
     "AcoshBackward0": _of("self", lambda x: (x * x - 1).rsqrt()),

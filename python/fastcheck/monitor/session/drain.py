@@ -69,7 +69,7 @@ class Faults:
         self.unread_count = 0
         #: Kinds of devices that no backend reads.
         self.unread_devices: dict[str, None] = {}
-        # What the device reported, from the first call on that failed.
+        # The error of the device, from the first call on that failed.
         self.loss: Optional[str] = None
         self._is_settled = False
 
@@ -143,7 +143,7 @@ def _first(store: EventStore, step: int) -> Optional[Event]:
     return min(begun or events, key=lambda event: int(event.record["seq"]), default=None)
 
 
-# How often the thread looks whether a copy is done; only while a copy is under way.
+# The time between two looks of the thread whether a copy is done; only while a copy is under way.
 _POLL_SECONDS = 0.001
 
 
@@ -160,7 +160,7 @@ class StepPart:
     _compared: Optional[Callable[[int, bool], None]] = None
 
     def __post_init__(self) -> None:
-        #: What a device reported in the place of records.
+        #: The error that a device reported in the place of records.
         self.failure: Optional[Exception] = None
         self._lost: set[int] = set()  # segments, by id()
 
@@ -232,7 +232,8 @@ class Drain:
     _faults: Faults
 
     def __post_init__(self) -> None:
-        # How often the training thread had to wait because it was max_lag steps ahead.
+        # The number of times that the training thread had to wait because it was max_lag steps
+        # ahead.
         self.wait_count = 0
         self._parts: deque[StepPart] = deque()
         self._wake: queue.SimpleQueue[bool] = queue.SimpleQueue()

@@ -49,7 +49,7 @@ class SessionListener:
     nothing.
     """
 
-    # By the thread that judges, which holds the event store's lock. None may raise.
+    # Called by the thread that judges, which holds the event store's lock. None may raise.
 
     def counted(self, event: Event) -> None:
         """The event counts against ``overflow_nums``."""
@@ -71,7 +71,7 @@ class SessionListener:
     def warned(self, step: int, kind: str, text: str) -> None:
         """The watch has found what calls for a look."""
 
-    # By the thread of training, outside of all locks.
+    # Called by the thread of training, outside of all locks.
 
     def stopping(self, report: StopReport) -> None:
         """The report is about to be acted on. What this raises is reported as an internal error."""
@@ -99,11 +99,11 @@ class Archive:
         # The events of the steps that are over.
         #: Oldest first, the youngest 16,384.
         self.events: deque[Event] = deque(maxlen=_MAX_EVENTS)
-        #: How many are not held any more.
+        #: The number of events that are not held any more.
         self.forgotten = 0
-        #: How many there were of each verdict.
+        #: The number of events of each verdict.
         self.verdicts: Tally[Verdict] = Tally()
-        # How many were counted at each blamed site.
+        # The number of counted events at each blamed site.
         self._sites: Tally[int] = Tally()
 
     def add(self, findings: list[Finding], events: list[Event]) -> None:
@@ -174,10 +174,11 @@ class EventStore:
         # The other parts of the monitor that are told of events, steps, stops and boundaries.
         self.listeners: list[SessionListener] = []
         self._has_run_ended = False
-        # What a stop, a warning or a callback is due for; acted on outside all locks and guards.
-        # One list for good: the recorder looks at it, too.
+        # Events for which a stop, a warning or a callback is due; acted on outside all locks and
+        # guards. One list for good: the recorder looks at it, too.
         self.due: list[Due] = []
-        #: What the training thread is to warn of, outside of all locks too, with the class of each.
+        #: Warnings that the training thread is to give, outside of all locks too, with the class of
+        #: each.
         self.warnings: deque[tuple[str, type[Warning]]] = deque()
         self._allowances = allowances()
         self._sites_memory = SiteMemory()

@@ -94,7 +94,7 @@ class Passes:
         self._buffers: weakref.WeakKeyDictionary[torch.nn.Module, list[_OwnBuffer]] = (
             weakref.WeakKeyDictionary()
         )
-        #: Those that begin now are not read (``Session.pause()``).
+        #: Passes that begin now are not read (``Session.pause()``).
         self.are_paused = False
 
     @property
@@ -168,7 +168,7 @@ def _without_graph(value: Any) -> Any:
 
 
 _PIPELINING = "torch.distributed.pipelining.stage"
-# Of torch 2.5 to 2.12, and of later releases.
+# Functions of torch 2.5 to 2.12, and of later releases.
 _FUNCTIONS = frozenset(
     ("_shape_inference", "_forward_metadata_inference", "_backward_metadata_inference")
 )
@@ -206,7 +206,7 @@ class Backwards:
         self._called_in = -1
         self._trainers: set[Thread] = set()
         self._under_way: dict[Thread, Backward] = {}
-        #: What is kept of the graphs of this step.
+        #: The values that are kept of the graphs of this step.
         self.derivatives = Derivatives()
 
     def called(self, step: int) -> None:

@@ -36,7 +36,7 @@ BatchId = Union[int, str]
 
 _MOST_STEPS = 4096
 _MOST_CHARACTERS = 200
-# Of a step that has more micro-batches the first and the last are named.
+# The most micro-batches of a step that are named; of more the first and the last.
 _MOST_SHOWN = 4
 
 
@@ -147,7 +147,7 @@ class Schedule:
         # By optimizer and group, the options as they were last (empty: they may change in place),
         # and the learning rate.
         self._seen: dict[tuple[int, int], tuple[tuple[Any, ...], list[float]]] = {}
-        #: Of an optimizer that has stepped with a learning rate that is not finite: both.
+        #: An optimizer that has stepped with a learning rate that is not finite, and the rate.
         self.broken: Optional[tuple[str, float]] = None
 
     def follow(self, step: int, number: int, optimizer: torch.optim.Optimizer) -> None:
@@ -303,7 +303,7 @@ class RunMeta:
             weakref.WeakKeyDictionary()
         )
         self.schedule = Schedule(self._event_store)
-        #: What each step trains on, where the training loop names it.
+        #: The batches that each step trains on, where the training loop names them.
         self.batches = BatchIds(self._event_store)
         self._compiled_count = 0
 

@@ -301,7 +301,7 @@ _BEGINNINGS = (Verdict.ORIGIN, Verdict.ARRIVED)
 _BEGAN, _ARRIVED, _FOLLOWED = 0, 1, 2
 _GRADE_SHIFT = 48
 _EXIT_WIDTH = 86
-# How long the end of the process waits for a device that may hang.
+# The time for which the end of the process waits for a device that may hang.
 _EXIT_SECONDS = 5.0
 
 

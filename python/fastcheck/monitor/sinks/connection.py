@@ -27,7 +27,7 @@ from .sink import ScalarSink
 
 # Steps that may wait to be written; steps that find no room are left out.
 _MOST = 1024
-# How long the end of a run waits for what is still to be written.
+# The time for which the end of a run waits for what is still to be written.
 _CLOSE_SECONDS = 10.0
 
 
@@ -244,7 +244,7 @@ class SinkConnection(SessionListener):
             "skipped_steps": self._skipped,
             "events": event_store.counter.total,
             "findings": sum(event_store.archive.verdicts.values()) + len(step.findings.all),
-            # How many steps the training was further when the records arrived.
+            # The number of steps by which training was ahead when the records arrived.
             "lag_steps": max(0, session.step.index - step.index),
             "host_waits": session.drain.wait_count,
             "tensors_lost": sum(ring.lost_count for ring in session.rings.of.values()),

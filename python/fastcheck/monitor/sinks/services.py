@@ -40,7 +40,7 @@ class Prometheus:
     refuses all of them where two have the same name and labels.
     """
 
-    # Those of the default registry, which monitors share, and the ports that are served.
+    # The gauges of the default registry, which monitors share, and the ports that are served.
     _shared: ClassVar[dict[str, Any]] = {}
     _served: ClassVar[set[str]] = set()
     _lock: ClassVar = threading.Lock()

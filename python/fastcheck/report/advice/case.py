@@ -100,7 +100,7 @@ class Case:
     site: Site
     reading: RecordStatistics
     verdict: Verdict
-    #: That of the verdict.
+    #: The reason of the verdict.
     reason: str
     trend: Trend
     inputs: tuple[tuple[Site, RecordStatistics], ...]

@@ -56,7 +56,7 @@ _MOST_EVENTS, _EVENT_LINES, _MOST_RANKS = 5, 2, 8
 _LEAST_ROWS = 3
 #: Bits of headroom below which a row stands out, and below which it does so in red.
 _NEAR, _VERY_NEAR = 3.0, 1.0
-# What stands for what was cut, and so where only ASCII is printed.
+# The mark of a cut text, and the mark where only ASCII is printed.
 _CUT = {False: "…", True: ".."}
 _EVENT_STYLES = {"counted": "red", "warning": "yellow", "other": "", "watch": ""}
 _NUMBERS = (

@@ -48,7 +48,7 @@ class RankEvents:
         self._first: Optional[Key] = None
         self._records: deque[np.ndarray] = deque()
         self._watch: deque[LiveEvent] = deque(maxlen=_MOST_WATCH)
-        #: How many there were: counted events, others, warnings of the watch, and the rest of it.
+        #: Numbers of events: counted, others, warnings of the watch, and the others of the watch.
         self.counts = {"counted": 0, "other": 0, "warning": 0, "watch": 0}
 
     def add(

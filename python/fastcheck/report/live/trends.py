@@ -7,7 +7,7 @@ import numpy as np
 from fastcheck.record.format import RECORD_DTYPE, overflowed
 from fastcheck.record.statistics import LARGEST_FINITE, statistics_columns
 
-#: How many steps are held.
+#: The number of steps that are held.
 STEPS = 32
 
 

@@ -23,7 +23,7 @@ from .evidence import Evidence
 from .grid import Axis, Grid, values_of
 from .rows import PageRows
 
-# What a row without records holds.
+# The values of a row without records.
 _EMPTY = {
     "records": np.int64(0),
     "dtype": np.int64(0),

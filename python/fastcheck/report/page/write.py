@@ -235,7 +235,7 @@ def title_of(contents: Collected, report: Optional[StopReport]) -> str:
 
 
 _MOST = 400
-# How the reason of a verdict ends, where it is another finding's (verdict/findings.py).
+# The words of a reason before the finding that it follows from (verdict/findings.py).
 _FOLLOWS = "it follows from "
 
 

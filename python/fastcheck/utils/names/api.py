@@ -13,7 +13,7 @@ _CALL_BITS = 32
 
 _lock = threading.Lock()
 _numbers: dict[str, int] = {}
-# Of a process; there are no more of them than functions in torch's API.
+# The names of a process; there are no more of them than functions in torch's API.
 _names: list[str] = []
 
 

@@ -23,9 +23,9 @@ from fastcheck.record.site import OUTSIDE, Site
 
 KINDS = ("Functional", "Tensor", "Torch", "VF", "Aten", "Distributed", "Custom", "Module")
 
-#: Those that a function of torch's API may be of.
+#: The namespaces that a function of torch's API may be of.
 _OF_THE_API = ("Functional", "Tensor", "Torch", "VF")
-#: What kernels are called, and what people call them by.
+#: Names of kernels, and the usual names of the same operators.
 _RENAMED = {
     "_softmax": "softmax",
     "_log_softmax": "log_softmax",
@@ -46,7 +46,7 @@ _RENAMED = {
     "_scaled_dot_product_efficient_attention": "scaled_dot_product_attention",
     "_scaled_dot_product_cudnn_attention": "scaled_dot_product_attention",
 }
-#: What Python's operators call on a tensor.
+#: The methods that Python's operators call on a tensor.
 _ARITHMETIC = {"add", "sub", "mul", "div", "pow", "neg", "remainder", "floor_divide"}
 _ARITHMETIC |= {"eq", "ne", "lt", "le", "gt", "ge"}
 _ARITHMETIC |= {"bitwise_and", "bitwise_or", "bitwise_not", "bitwise_xor"}
@@ -90,7 +90,7 @@ class TensorName:
     direction: Optional[str] = None
     part: Optional[str] = None
     index: Optional[int] = None
-    #: Of what a module stores: ``weight``.
+    #: The name of a tensor that a module stores: ``weight``.
     stored: Optional[str] = None
     #: The name as it was given, where ``name`` is what it stands for: ``__iadd__`` for ``add_``.
     written: str = field(default="", compare=False)

@@ -33,7 +33,7 @@ _ASCII_BARS = "_.,-=+*#"
 _BAD, _ASCII_BAD = "×", "!"
 _NOT_ASCII = {"·": "-", "…": "..", "×": "x", "→": "->", "≥": ">=", "≤": "<="}
 _STYLES = {"bold": "1", "red": "31;1", "dim": "2", "green": "32", "yellow": "33"}
-# What paint() writes.
+# The text that paint() writes.
 _PAINT = re.compile(r"(\x1b\[(?:" + "|".join(["0", *_STYLES.values()]) + ")m)")
 
 
@@ -164,7 +164,7 @@ class Table:
     width: int = 78
     note: int = 0
     indent: int = 0
-    #: Of rows that are to stand out: a style of paint() by the row's index.
+    #: Rows that are to stand out: a style of paint() by the row's index.
     styles: Mapping[int, str] = field(default_factory=dict)
     #: A table that is wider than ``width`` becomes text; see table().
     may_be_text: bool = False

@@ -45,7 +45,7 @@ class MemoryRef:
     def __init__(self, tensor: torch.Tensor) -> None:
         # The address of the StorageImpl; 0: the tensor has none, or an interrupt came first.
         self._storage: int = 0
-        # Of an ordinary tensor, in C++ (csrc/torch/hooks/stored.h).
+        # The reference to an ordinary tensor, in C++ (csrc/torch/hooks/stored.h).
         self._ordinary = None if status.module is None else status.module.memory_ref(tensor)
         if self._ordinary is not None:
             return
