@@ -24,7 +24,8 @@ cudaError_t start_records(Depth depth, unsigned grid, unsigned block, cudaStream
     case Depth::kStats:
       return launch<BlockShared<Component>>(records_kernel<Component, Depth::kStats>, grid, block,
                                             stream, arguments);
-    case Depth::kFull: break;
+    case Depth::kFull:
+    case Depth::kChecksum: break;  // the latter is read by the CPU's kernels alone
   }
   return launch<BlockShared<Component>>(records_kernel<Component, Depth::kFull>, grid, block,
                                         stream, arguments);
