@@ -355,3 +355,17 @@ def test_an_evaluation_that_rounds_otherwise_the_second_time_holds() -> None:
         lambda x: model(x).square().mean(), torch.randn(5, 6), model=model, relations=["evaluated"]
     ).outcomes
     assert outcome.state == "holds" and 0 < (outcome.score or 0) < 2
+
+
+def test_tokens_that_the_mask_is_not_of_may_be_causal() -> None:
+    torch.manual_seed(0)
+    ids = torch.randint(1, 20, (4, 6))
+    source, mask = masked([4, 8, 3, 5], 8)
+    model = nn.Sequential(nn.Embedding(20, 6), nn.Linear(6, 20))
+    (outcome,) = fastcheck.prove(
+        lambda batch: F.cross_entropy(model(batch["ids"]).flatten(0, 1), batch["ids"].flatten()),
+        {"ids": ids, "source": source, "attention_mask": mask},
+        model=model,
+        relations=["causal"],
+    ).outcomes
+    assert outcome.state == "holds", outcome.note

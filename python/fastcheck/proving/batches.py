@@ -117,9 +117,9 @@ class Causal(_Rows):
     def _last(self, case: TestedStep) -> torch.Tensor:
         """The column of the last real token of each row."""
         columns = case.given.tensors[self._ids(case)].shape[1]
-        real = torch.ones(case.given.rows, columns, dtype=torch.bool)
-        if case.given.mask:
-            real = case.given.is_real.cpu()
+        real = case.given.is_real.cpu()
+        if real.shape[1] != columns:  # no mask, or that of other tokens
+            real = torch.ones(case.given.rows, columns, dtype=torch.bool)
         return (torch.arange(columns) * real).amax(1)
 
     def back(self, case: TestedStep, computed: Computed) -> Computed:
@@ -241,9 +241,8 @@ class Padded(_Rows):
                     tensor = case.given.without_first_target(name, tensor)
             elif not tensor.is_floating_point() and not re.search(r"position|segment|type", name):
                 pad = getattr(getattr(case.model, "config", None), "pad_token_id", None) or 0
-                fill = hidden.flatten()[0] if hidden.numel() else pad
-            more = tensor.new_empty((tensor.shape[0], self._tokens, *tensor.shape[2:]))
-            more = more.copy_(torch.as_tensor(fill).expand_as(more))
+                fill = hidden.flatten()[0].item() if hidden.numel() else pad
+            more = tensor.new_full((len(tensor), self._tokens, *tensor.shape[2:]), fill)
             return torch.cat([more, tensor] if self._left else [tensor, more], 1)
 
         return case.map_batch(longer)

@@ -130,7 +130,7 @@ class Given:
         """
         hidden = targets[~self.is_real]
         is_one = hidden.numel() and bool((hidden == hidden.flatten()[0]).all())
-        return hidden.flatten()[0] if is_one else -100
+        return hidden.flatten()[0].item() if is_one else -100
 
     def without_first_target(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Targets in which none counts for a row's first token: it may be taken for the target that
