@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Optional, Union
+from typing import NamedTuple, Optional, Union
 
 from fastcheck.errors import ConfigError, did_you_mean, explain, string_list
 from fastcheck.record.site import OUTSIDE
@@ -24,30 +24,18 @@ from fastcheck.utils.names.patterns import (
 Names = Union[str, Iterable[str], None]
 
 
-class CallName:
+class CallName(NamedTuple):
     """The names of a call. A call in backward has those of its op in the forward pass; ``ran`` is
     then the op that ran.
     """
 
-    __slots__ = ("api", "api_call", "call", "direction", "module", "op", "ran")
-
-    def __init__(
-        self,
-        op: str,
-        module: Optional[str],
-        call: int,
-        direction: str,
-        api: str = "",
-        api_call: int = -1,
-        ran: str = "",
-    ) -> None:
-        self.op = op
-        self.module = module
-        self.call = call
-        self.direction = direction
-        self.api = api
-        self.api_call = api_call
-        self.ran = ran
+    op: str
+    module: Optional[str]
+    call: int
+    direction: str
+    api: str = ""
+    api_call: int = -1
+    ran: str = ""
 
 
 @dataclass(eq=False)

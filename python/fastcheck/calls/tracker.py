@@ -73,28 +73,18 @@ def _after_update(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> N
         listener.after_update()
 
 
+@dataclass(eq=False)
 class Running:
     """A call of a module that is under way; ``is_recompute``: it began within a backward.
     ``is_within``: it lies between the names that first= and last= give.
     """
 
-    __slots__ = ("call", "is_recompute", "is_root", "is_within", "module", "node")
-
-    def __init__(
-        self,
-        module: torch.nn.Module,
-        node: ModuleNode,
-        call: int,
-        *,
-        is_recompute: bool,
-        is_root: bool,
-    ) -> None:
-        self.module = module
-        self.node = node
-        self.call = call
-        self.is_recompute = is_recompute
-        self.is_root = is_root
-        self.is_within = True
+    module: torch.nn.Module
+    node: ModuleNode
+    call: int
+    is_recompute: bool
+    is_root: bool
+    is_within: bool = True
 
 
 class _ThreadStack(threading.local):

@@ -14,6 +14,7 @@ import inspect
 import itertools
 import weakref
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Callable, Optional
 
 import torch
@@ -39,17 +40,17 @@ _tried: dict[tuple[type, str], bool] = {}
 _ABSENT: Any = object()
 
 
+@dataclass(eq=False)
 class _Update:
     """An optimizer step under way, shared by all guards of the process."""
 
-    def __init__(self, word: Tensor, previous: Any, momentum_starts: list[Tensor]) -> None:
-        self.word = word
-        # The attribute before: the GradScaler's tensor, say, or _ABSENT.
-        self.previous = previous
-        # The parameters whose momentum buffer this step makes.
-        self.momentum_starts = momentum_starts
-        # Keys of the guards that have yet to see this step end.
-        self.holders: set[int] = set()
+    word: Tensor
+    #: The attribute before: the GradScaler's tensor, say, or _ABSENT.
+    previous: Any
+    #: The parameters whose momentum buffer this step makes.
+    momentum_starts: list[Tensor]
+    #: Keys of the guards that have yet to see this step end.
+    holders: set[int] = field(default_factory=set)
 
 
 _under_way: weakref.WeakKeyDictionary[Optimizer, _Update] = weakref.WeakKeyDictionary()
