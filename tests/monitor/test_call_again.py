@@ -311,6 +311,22 @@ def test_the_operator_of_a_backward_in_a_module(count: str) -> None:
     assert "The derivative of sqrt is infinite at 0" in text
 
 
+def test_a_call_that_is_over_has_no_line_of_what_runs_now() -> None:
+    """The operators of torch's own modules, which run again where the loss has called backward."""
+    model = nn.Sequential(nn.Linear(8, 4))
+
+    def blow_up(x: torch.Tensor) -> torch.Tensor:
+        return model(x).abs().mean()
+
+    with fastcheck.install(model), pytest.raises(fastcheck.OverflowDetected) as stop:
+        for size in (1.0, -3e38):
+            nn.init.constant_(model[0].weight, size)
+            blow_up(torch.ones(2, 8)).backward()
+    made = stop.value.report.made_by
+    assert made is not None and made.operator == "aten.addmm" and made.line == ""
+    assert "To find the line, run again" in " ".join(str(stop.value).split())
+
+
 def test_a_backward_is_run_on_copies() -> None:
     """Everything is as a run without the search leaves it, bit for bit."""
 

@@ -35,7 +35,7 @@ from fastcheck.record.statistics import statistics_of
 from fastcheck.report.stop_report import MadeBy
 from fastcheck.statistics.functions import stats
 from fastcheck.utils.torch.flatten import flatten, flatten_arguments, map_tensors
-from fastcheck.utils.torch.frames import call_frames
+from fastcheck.utils.torch.frames import PAST, call_frames
 from fastcheck.utils.torch.own_operators import unobserved
 from fastcheck.utils.torch.readable import (
     can_hold_nonfinite,
@@ -183,6 +183,7 @@ def run_pass_again(
         known = _Known(held, session, search)
         return _observed(running, session, install, held, search.only_neginf, known)
 
+    PAST.add(find.__code__)
     # A module that is called within a backward would seem to be recomputed.
     outcome = _attempt(running, session, (lambda: _elsewhere(find)) if is_within else find)
     if not isinstance(outcome, _Found):

@@ -179,8 +179,8 @@ def _rounded(reading: RecordStatistics, origin: str) -> str:
     if not is_little or (origin and not re.search(r"\b(?:sub|addcmul)\b", origin)):
         return ""
     return (
-        " A mean of squares less the square of a mean may be below 0 by rounding: take the mean of "
-        "squared differences, x.var() (RMSprop: centered=False)."
+        " A mean of squares less the square of a mean, or |x|^2 + |y|^2 - 2xy, may be below 0 by "
+        "rounding: square the differences, x.var() or torch.cdist (RMSprop: centered=False)."
     )
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Optional
 
 import torch
 
 CALL = torch.nn.Module._call_impl.__code__
+#: The code of functions that run a call again which is over: the program is elsewhere by then.
+PAST: set[CodeType] = set()
 
 
 def frames() -> Iterator[FrameType]:
@@ -21,8 +23,12 @@ def frames() -> Iterator[FrameType]:
 
 
 def program_frames() -> Iterator[FrameType]:
-    """The frames that are neither torch's, nor fastcheck's, nor pytest's."""
+    """The frames that are neither torch's, nor fastcheck's, nor pytest's; of a call that runs again
+    and is over its own alone.
+    """
     for frame in frames():
+        if frame.f_code in PAST:
+            return
         package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
         if package not in ("torch", "fastcheck") and not package.startswith("_pytest"):
             yield frame
