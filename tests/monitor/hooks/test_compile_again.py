@@ -55,7 +55,7 @@ class TestCompilations:
         assert numels == [12, 16, 20]
 
     def test_install_after_the_model_has_run(self) -> None:
-        model = net()
+        model = net(2)
         runner = compiled(model)
         train(runner, 1)
         monitor = fastcheck.install(model)
@@ -94,7 +94,7 @@ class TestCompilations:
         for _ in range(2):
             train(compiled(other), 1)
             train(compiled(model), 1)
-        assert sites(monitor)["blocks.1.b (Linear) · forward · output"] == 2
+        assert sites(monitor)["blocks.0.b (Linear) · forward · output"] == 2
 
     def test_copies_are_not_observed(self) -> None:
         model = net()
@@ -120,7 +120,7 @@ class TestCompilations:
 
     def test_a_model_that_was_compiled_before_install(self) -> None:
         """Sites are named as in the model that is inside."""
-        model = net()
+        model = net(2)
         runner = one_submodule(model) and compiled(model)
         monitor = fastcheck.install(runner, exclude="blocks.0")
         train(runner, 1)

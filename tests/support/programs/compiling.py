@@ -33,13 +33,13 @@ Wrap = Callable[[nn.Module], nn.Module]
 FIELDS = [name for name in RECORD_DTYPE.names if name not in ("seq", "site")]
 
 
-def net() -> Net:
-    """Without the dropout: torch.compile copies the tensor where eager dropout(p=0) returns it. Two
-    blocks, as each compilation takes time for each.
+def net(blocks: int = 1) -> Net:
+    """Without the dropout: torch.compile copies the tensor where eager dropout(p=0) returns it.
+    Each compilation takes time for each block.
     """
     model = Net()
     model.dropout = nn.Identity()
-    del model.blocks[2]
+    del model.blocks[blocks:]
     return model
 
 
