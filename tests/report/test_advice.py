@@ -936,6 +936,14 @@ def test_a_variance_that_is_a_difference(origin: str, low: float, may_be_rounded
     assert ("squares less the square of a mean, or " in told) is may_be_rounded
 
 
+def test_an_argument_of_negative_infinity_alone_may_be_the_log_of_0() -> None:
+    where = build.site("loss", "KLDivLoss", role="input", label="input[1]")
+    made = build.report(where, build.record(neginf_count=2), Verdict.ARRIVED)
+    assert advise(made)[1].code == "x.clamp_min(eps).log()"
+    other = build.report(where, build.record(nan_count=2), Verdict.ARRIVED)
+    assert all("log of 0" not in item.text for item in advise(other))
+
+
 def test_of_a_weight_that_never_was_finite_there_is_no_earlier_checkpoint() -> None:
     what, before = build.record(posinf_count=1, step=9), build.grown("float32", 1.0, 1.0, 8, 8)
     first = replace(build.report(WEIGHT, what, Verdict.ARRIVED), broken_weights=("fc.weight",))

@@ -118,6 +118,26 @@ def test_statistics_that_were_infinite_before_the_run(
     assert "non-finite when it was first read" in stop.culprit.reason
 
 
+@LEVELS
+def test_an_infinity_that_is_stored_is_not_said_to_be_on_purpose(install: Any, level: str) -> None:
+    """As a weight of classes is, of which one has no sample."""
+
+    class Weighed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("ratio", torch.tensor([1.0, INF]))
+            self.loss = nn.Linear(4, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.loss(x) * 0 * self.ratio
+
+    model = Weighed()
+    install(model, level=level)
+    stop = stopped(lambda: model(torch.randn(8, 4)).sum().backward())
+    said = "infinities that were stored in" if level == "op" else "non-finite when it was first"
+    assert said in stop.culprit.reason and "on purpose" not in str(stop)
+
+
 def test_a_bad_statistic_follows_from_what_made_it_bad(install: Any) -> None:
     divide = Apply(lambda x: x / 0)
     model = chain(divide=divide, norm=nn.BatchNorm1d(4), out=nn.Linear(4, 2))

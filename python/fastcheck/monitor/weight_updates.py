@@ -384,7 +384,8 @@ class ConstantBuffers:
         """
         last = self._last
         if (
-            last.buffers is look.buffers
+            not look.written
+            and last.buffers is look.buffers
             and last.is_training == look.is_training
             and all(map(operator.lt, last.calls, look.calls))
             and self._rows.max() < len(records)
@@ -404,8 +405,12 @@ class ConstantBuffers:
         self._constant[np.array(look.is_training) != was_training] = 0
         is_same = (sums == self._checksums) & self._is_known
         is_sudden = ~is_same & (self._constant >= UPDATES) & (numel == self._numel)
-        if look.written is not None:  # a program may set what it likes between passes
-            is_sudden &= np.isin(self._sites, list(look.written))
+        if look.written is not None:
+            # A program may set what it likes between passes.
+            is_written = np.isin(self._sites, list(look.written))
+            is_sudden &= is_written
+            # A running maximum is written to in every pass, though it may stay the same.
+            self._constant[is_written] = 0
         self._constant[~is_same] = 0
         # What did not run had no occasion to change.
         self._constant += is_same & (np.array(look.calls) > calls)

@@ -282,9 +282,10 @@ class OpRules:
         what = "made a NaN" if finding.has_nan else "made an infinity"
         is_exp = any(name in finding.uses.op.lower() for name in ("softmax", "logsumexp"))
         is_mask = is_exp and finding.has_nan and all(source.only_neginf for source in intended)
+        how = "stored in" if root.role in ("buffer", "param") else "written on purpose in"
         return (
             f"{finding.uses.op} {what} where it read only finite values and infinities that were "
-            f"written on purpose in {self._writer(root)}"
+            f"{how} {self._writer(root)}"
             f"{' (a row that is masked entirely does this)' if is_mask else ''}"
         )
 
@@ -370,7 +371,7 @@ class OpRules:
         else:
             is_kept = is_statistic(self.findings.sites[finding.site])
             if not (finding.has_nan or is_kept) and (finding.is_mask or finding.role == "buffer"):
-                self._intend(finding, "a stored infinity, written on purpose")
+                self._intend(finding, "a stored infinity, probably written on purpose")
                 return
             reason = (
                 "it was non-finite when it was first read: look at the checkpoint or at the "

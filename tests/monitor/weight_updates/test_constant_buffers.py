@@ -86,6 +86,22 @@ def test_buffers_that_move_from_the_start() -> None:
     assert said(Masked(first=0)) == []
 
 
+def test_a_buffer_that_is_written_to_with_what_it_holds() -> None:
+    """As a running maximum is, of an observer for quantization."""
+
+    class Observed(nn.Linear):
+        count = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.count += 1
+            self.most.copy_(torch.maximum(self.most, torch.tensor(self.count // 14 + 1.0)))
+            return super().forward(x)
+
+    model = Observed(8, 4)
+    model.register_buffer("most", torch.zeros(()))
+    assert said(model, steps=50) == []
+
+
 class Statistics(nn.Linear):
     """Of its own making, which only training changes."""
 

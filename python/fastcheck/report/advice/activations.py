@@ -348,3 +348,9 @@ def arrived(case: Case) -> Iterator[Advice]:
         f"code between the modules. Look at the lines before {case.site.module or 'this module'} "
         "is called, and at the data."
     )
+    if case.only_neginf:
+        yield Advice(
+            "-Inf alone is often a mask, or the log of 0 (of a target, of a probability): clamp "
+            "before the log.",
+            "x.clamp_min(eps).log()",
+        )
