@@ -22,6 +22,7 @@ import torch
 import fastcheck
 import harness
 from accuracy.sides_cases import CASES, train_case
+from accuracy.sides_fields import train_field
 from accuracy.sides_layers import train_layers
 from accuracy.sides_layouts import train_layout
 from accuracy.sides_programs import train, train_images, train_ranks, train_resumed, train_split
@@ -304,6 +305,48 @@ LAYERS = [
         )
     ),
 ]
+
+
+def _field(is_healthy: bool, field: str, kind: str, said: str = "", against: str = "") -> Pair:
+    """``said``: "missing" where tensors are on one side alone, and have to be accepted."""
+    accept = "missing" if is_healthy and said == "missing" else ""
+    text = f" against {against}" if against else ""
+    options = {"field": field, "kind": kind}, {"field": field, "kind": against}
+    said = "" if accept else said
+    return Pair(f"{field}, {kind}{text}", is_healthy, *options, accept, said, train_field)
+
+
+_RESIZED = "have another number of elements"
+FIELDS = [
+    _field(True, "images", "pad", "missing"),
+    _field(True, "diffusion", "a power", "rounding: step"),
+    _field(True, "recurrent", "cells", "missing"),
+    _field(True, "recurrent", "two halves", "missing"),
+    _field(True, "experts", "each reads all rows", "missing"),
+    _field(True, "averaged", "lerp"),
+    _field(True, "adapted", "merged", "missing"),
+    _field(True, "dropout", "recomputed", "identical"),
+    _field(True, "calls", "halves", "missing", "whole"),
+    _field(True, "calls", "quarters", "that one side has in parts", "halves"),
+    _field(True, "calls", "uneven", "missing", "whole"),
+    _field(False, "images", "reflected pad", "first · forward · input", "pad"),
+    _field(False, "images", "momentum", "norm.running_mean"),
+    _field(False, "diffusion", "a step later", "time · forward · input"),
+    _field(False, "diffusion", "another end", "time · forward · input"),
+    _field(False, "diffusion", "cosines first", "time · forward · input"),
+    _field(False, "recurrent", "gates", "head · forward · input", "cells"),
+    _field(False, "recurrent", "state lost", "lstm · forward", "two halves"),
+    _field(False, "recurrent", "state detached", "gradients NO", "two halves"),
+    _field(False, "experts", "shares as they are", "head · forward · input"),
+    _field(False, "experts", "shares detached", "gradients NO"),
+    _field(False, "experts", "rows left out", "forward NO"),
+    _field(False, "experts", "rows left out", "forward NO", "each reads all rows"),
+    _field(False, "averaged", "slower", "teacher"),
+    _field(False, "adapted", "another scale", "head · forward · input"),
+    _field(False, "dropout", "recomputed with other dropout", "gradients NO"),
+    _field(False, "calls", "swapped", "head · forward · input", "whole"),
+    _field(False, "calls", "one twice", "mlp", "whole"),
+]
 DUMP: dict[str, Any] = {"dump": True, "steps": 1}
 ORDER = "do not tell the order of the elements"
 SWAPPED = {
@@ -444,7 +487,7 @@ SCHEDULES = [
     _noise(True, "noise", "are not deterministic, as repeat= shows", {"schedule": "noise"}),
     _noise(False, "noise and another scale", "forward NO", {"schedule": "noise"}),
 ]
-PAIRS += [*RESUMED, *SPLIT, *LAYERS, *LAYOUTS, *SCHEDULES]
+PAIRS += [*RESUMED, *SPLIT, *LAYERS, *FIELDS, *LAYOUTS, *SCHEDULES]
 CASE_PAIRS = [
     Pair(f"case {number}, {text}", False, {"fault": number}, {}, "", said, train_case, exact=exact)
     if number != 20
@@ -498,6 +541,12 @@ CHECKED = (
     "optimizer groups, swapped",
     "loss apart",
     "loss another weight",
+    "recurrent, state detached against two halves",
+    "experts, each reads all rows",
+    "experts, rows left out against each reads all rows",
+    "calls, quarters against halves",
+    "calls, uneven against whole",
+    "calls, swapped against whole",
     "2 ranks, another weight on rank 1",
     "2 ranks, learning rate of rank 1",
     "ddp against fsdp2",

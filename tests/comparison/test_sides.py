@@ -33,6 +33,71 @@ def test_a_healthy_pair_is_equal_and_a_wrong_one_different(logs: Path, name: str
     assert found["is_right"], found
 
 
+@pytest.mark.parametrize("dim", [0, 1])
+def test_calls_for_parts_are_compared_by_their_elements(tmp_path: Path, dim: int) -> None:
+    """A module that is called for each half of what it reads, in dumps with values."""
+
+    class Model(torch.nn.Module):
+        def __init__(self, kind: str) -> None:
+            super().__init__()
+            self.kind, self.inner = kind, torch.nn.Tanh()
+            self.weight = torch.nn.Parameter(torch.ones(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = x * self.weight
+            if self.kind == "whole":
+                return self.inner(x).sum((0, 1))
+            if self.kind == "rows in another order":
+                x = x.flip(0)
+            return torch.cat([self.inner(part) for part in x.chunk(2, dim)], dim).sum((0, 1))
+
+    for kind in ("whole", "halves", "rows in another order"):
+        torch.manual_seed(0)
+        model = Model(kind)
+        with fastcheck.Dumper(tmp_path / kind, level="module", tensors=True):
+            model(torch.randn(4, 6, 4)).sum().backward()
+    found = fastcheck.compare(tmp_path / "halves", tmp_path / "whole")
+    assert found.is_identical and any("has in parts" in note for note in found.notes)
+    found = fastcheck.compare(tmp_path / "rows in another order", tmp_path / "whole")
+    assert not found.agrees and found.first is not None
+    assert found.first.row.name.startswith("inner · forward · input")
+    assert "rows in another order" in str(found)
+
+
+def test_a_metric_of_other_sizes_is_different(tmp_path: Path) -> None:
+    """It reads the same, and nothing that it makes is in a gradient."""
+
+    class Counts(torch.nn.Module):
+        def __init__(self, bins: int) -> None:
+            super().__init__()
+            self.bins = bins
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.histc(x.detach(), self.bins)
+
+    class Model(torch.nn.Module):
+        def __init__(self, bins: int) -> None:
+            super().__init__()
+            self.first, self.counts = torch.nn.Linear(4, 4), Counts(bins)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.counts(x := self.first(x))
+            return x
+
+    for bins in (8, 9):
+        torch.manual_seed(0)
+        model = Model(bins)
+        update = torch.optim.SGD(model.parameters(), 0.1)
+        with fastcheck.install(model, log_dir=tmp_path / str(bins)):
+            for _ in range(2):
+                update.zero_grad()
+                model(torch.randn(8, 4)).square().sum().backward()
+                update.step()
+    found = fastcheck.compare(tmp_path / "9", tmp_path / "8")
+    assert not found.agrees and found.first is not None
+    assert found.first.row.name == "counts · forward · output[0]"
+
+
 def test_what_nothing_reads_is_not_taken_for_rounding(tmp_path: Path) -> None:
     """The gradient of the last step: no update is read after it."""
     for name, kind in (("actual", "transposed gradient"), ("reference", "loop")):

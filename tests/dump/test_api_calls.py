@@ -12,7 +12,7 @@ from torch import nn
 
 import fastcheck
 from fastcheck.log.reader import read_log
-from fastcheck.utils.names.msprobe import msprobe_name
+from fastcheck.utils.names.msprobe import msprobe_name, plain_api
 from support.programs.compat import calls_of
 
 
@@ -106,6 +106,26 @@ def test_each_call_that_returns_or_writes_a_tensor_has_a_line(tmp_path: Path) ->
     sums = dict(zip(log.records["seq"].tolist(), log.records["abs_sum"].tolist()))
     # Read before they are written.
     assert [sums[line["in"][-1]["seq"]] for line in lines[:5]] == [0.0, 1.0, 3.0, 3.0, 6.0]
+
+
+def test_operators_that_are_written_in_python_are_the_calls_that_they_make(tmp_path: Path) -> None:
+    """As msprobe names them."""
+    x = torch.arange(1.0, 4.0)
+    with fastcheck.Dumper(tmp_path, level="api"):
+        made = [2 / x, 7 // x, 2 - x, torch.linalg.norm(x)]
+        text: Any = "a"
+        with pytest.raises(TypeError, match="for /: 'str' and 'Tensor'"):
+            _ = text / x
+    assert torch.equal(made[0], 2 / x) and torch.equal(made[1], 7 // x)
+    apis = [line["api"] for line in calls_of(tmp_path / "step0") if line["out"]]
+    assert apis[:5] == [
+        "Tensor.reciprocal.0",
+        "Tensor.mul.0",
+        "Torch.floor_divide.0",
+        "Tensor.__rsub__.0",
+        "Torch.linalg_norm.0",
+    ]
+    assert [plain_api(api.rpartition(".")[0]) for api in apis[3:5]] == ["Tensor.sub", "Torch.norm"]
 
 
 def test_parameters_are_told_from_inputs_that_require_grad(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fastcheck.utils.names.api import api_of, intern_call
+from fastcheck.utils.names.api import CALLS_WITHIN, api_of, intern_call
 from fastcheck.utils.torch.own_operators import is_unobserved
 from fastcheck.utils.torch.versions import is_compiling
 
@@ -140,7 +140,14 @@ class ApiCalls(TorchFunctionMode):
             return func(*args, **kwargs)
         name = "" if not self._is_open or is_unobserved() else api_of(func)
         if not name:
-            return func(*args, **kwargs)
+            within = CALLS_WITHIN.get(func) if self._is_open and not is_unobserved() else None
+            if within is None:
+                return func(*args, **kwargs)
+            try:
+                with self:
+                    return within(*args, **kwargs)
+            except TypeError:  # as what wraps it
+                return NotImplemented
         local, set_api = self._local, self._set_api
         before = local.current
         try:

@@ -99,6 +99,9 @@ _NOTES = {
     "untold": "from {count} of these, {first} first, no gradient of a parameter is computed: their "
     "elements may stand in another order. A Dumper(tensors=True) of both sides tells; --accept "
     "missing takes them as equal",
+    "resized": "{count} tensors between modules have another number of elements, {first} first, "
+    "and the loss and the gradients of all parameters agree: what one side has more is in none of "
+    "them",
     "recomputed": "{count} tensors are recomputed otherwise than they were computed first: {first}",
     "strays": "the ranks do not have the same weights: {first} is not that of the first rank|, and "
     "{rest} more",

@@ -33,7 +33,16 @@ from .origin import Origin, is_permuted, rounding_limit
 from .pairs import Pairs
 from .relation import find_parts, relation_of
 from .row import Row, make_row
-from .split import Split, only, wholes_of, with_losses_of_steps, with_strays, without_role
+from .split import (
+    PASSED,
+    Split,
+    only,
+    wholes_of,
+    with_calls_together,
+    with_losses_of_steps,
+    with_strays,
+    without_role,
+)
 from .tally import COMPUTED, KEPT_STEPS, Found, Tally
 
 
@@ -52,9 +61,6 @@ def inherited_formats(
     inherits = (reached[:-1] > own) & (own > 0)
     formats: np.ndarray = np.where(inherits, BY_COARSENESS[reached[:-1]], codes)
     return formats, int(BY_COARSENESS[reached[-1]]) if reached[-1] else before
-
-
-_PASSED = ("input", "output", "grad_input", "grad_output")
 
 
 def missing_of(
@@ -189,6 +195,8 @@ class BlockComparison:
         ours, theirs = self._without_recomputed(ours, theirs)
         losses = [self.loss_of(ours), self.loss_of(theirs)]
         ours, theirs = with_losses_of_steps((ours, theirs), losses, names)
+        ours, theirs, merged = with_calls_together((ours, theirs), names)
+        self.tally.merged += merged
         pairs = align(ours, theirs, names)
         self.tally.reordered += pairs.reordered
         self.tally.moved += pairs.moved
@@ -325,7 +333,7 @@ class BlockComparison:
         ):
             name = self.names[int(block.names[index])]
             # msprobe dumps no call of the module that is not in another.
-            of_root = self.compares_parts and name.role in _PASSED and not (name.module or name.op)
+            of_root = self.compares_parts and name.role in PASSED and not (name.module or name.op)
             is_operator = compared.are_gradients_alike and name.op and name.direction != "optimizer"
             _, is_part = compared.in_parts.get(int(block.names[index]), (0.0, False))
             if of_root or is_operator or is_part:
@@ -412,7 +420,9 @@ class _Step(Pairs):
             self._note(tally.inexact, phase, here & inexact)
             self._note(tally.nonfinite, phase, here & (self.reasons == measure.NONFINITE))
             self._note_growth(Phase(phase), here)
-        self._trace(inexact & ~np.isin(self.reasons, (measure.IN_PARTS, measure.SCHEDULE)))
+        self._trace(
+            inexact & ~np.isin(self.reasons, (measure.IN_PARTS, measure.SCHEDULE, measure.RESIZED))
+        )
         self._keep_rows()
         self._keep_losses()
         if tally.keeps_unchanged:
@@ -662,8 +672,29 @@ class _Step(Pairs):
                 self.excused[index] = float(self.errors[index])
                 self.set(index, PairState.CLOSE, 0.0, measure.SCHEDULE)
                 tally.rescheduled += 1
+            elif self._is_resized(index):
+                self.set(index, PairState.CLOSE, 0.0, measure.RESIZED)
+                tally.resized.setdefault(str(name))
             elif number in self.in_parts:
                 self.set(index, PairState.CLOSE, self.in_parts[number][0], measure.IN_PARTS)
+
+    def _is_resized(self, index: int) -> bool:
+        """True of what passes between modules and has another number of elements, where these are
+        of what the module reads (or what was read before it), and the loss agrees: the rows of an
+        expert to which no token goes are in no gradient.
+        """
+        name = self.name(index)
+        if self.reasons[index] != measure.NUMEL or name.role not in PASSED:
+            return False
+        inputs = [self.table[n] for n in self.names[self.reasons == measure.NUMEL].tolist()]
+        for block, only_there in (
+            (self.ours, self.aligned.only_ours),
+            (self.theirs, self.aligned.only_theirs),
+        ):
+            inputs += [self.table[n] for n in block.names[only_there].tolist()]
+        is_read = any(one.role == "input" and one.module == name.module for one in inputs)
+        is_read |= bool((self.reasons == measure.RESIZED).any())
+        return is_read and self._has_same_loss()
 
     def _has_same_inputs(self, names: Sequence[Name], index: int) -> bool:
         """True if this is an output of an operator whose inputs, which stand right before it, are
@@ -701,7 +732,7 @@ class _Step(Pairs):
         read = max((ends[name] for name in outputs), default=-1)
         is_same_loss = self._has_same_loss()
         for name in ends:
-            if name.op or name.role not in _PASSED[2:]:
+            if name.op or name.role not in PASSED[2:]:
                 continue
             number = self.table.number(name)
             places = [np.flatnonzero(block.names == number) for block in (self.ours, self.theirs)]

@@ -1,23 +1,28 @@
 """Another split of the batch: into parts of a step (gradient accumulation), or over ranks. What the
-optimizer reads, and the loss of the whole step, have to agree; outputs of modules can't.
+optimizer reads, and the loss of the whole step, have to agree; outputs of modules can't. And a
+module that is called for each part of what it reads: its calls are taken together.
 """
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Optional
 
 import numpy as np
+import torch
 
-from fastcheck.comparison.block import Block, Kind, Phase, Source
+from fastcheck.comparison.block import Block, Extra, Kind, Phase, Source
 from fastcheck.comparison.names import Name, NameTable, Renaming
 from fastcheck.record.format import COUNTS, DTYPES, RECORD_DTYPE, Depth
 from fastcheck.statistics.thresholds import BY_COARSENESS, COARSENESS
 
 #: Roles whose tensors do not depend on how a batch is split.
 _WHOLE = ("param", "param_grad", "grad_norm", "optimizer_state", "learning_rate")
+#: What passes between modules.
+PASSED = ("input", "output", "grad_input", "grad_output")
 _LOSS = Name("", "forward", "loss", "loss of the step, of all its parts")
 
 
@@ -168,6 +173,69 @@ def with_losses_of_steps(
         made.records[place] = _number(float(loss or 0.0), code, block.records[0])
         blocks.append(made)
     return blocks[0], blocks[1]
+
+
+def with_calls_together(sides: tuple[Block, Block], names: NameTable) -> tuple[Block, Block, int]:
+    """Both blocks, with what the calls of a module have read or made as one tensor where it is as
+    many elements on both sides, in another number of calls; and how many tensors these are.
+    """
+    counts = [dict(zip(*map(np.ndarray.tolist, _counted(block)))) for block in sides]
+    groups: tuple[list[np.ndarray], list[np.ndarray]] = [], []
+    extras: tuple[dict[int, Extra], dict[int, Extra]] = {}, {}
+    found = 0
+    for number in counts[0].keys() & counts[1].keys():
+        name = names[number]
+        if counts[0][number] == counts[1][number] or name.op or name.role not in PASSED:
+            continue
+        places = [np.flatnonzero(block.names == number) for block in sides]
+        records = [block.records[own] for block, own in zip(sides, places)]
+        both = np.concatenate(records)
+        is_given = sides[0].phases[places[0][0]] == Phase.BATCHES
+        if is_given or both["depth"].min() < Depth.STATS or len(set(both["dtype"].tolist())) > 1:
+            continue
+        if records[0]["numel"].sum() != records[1]["numel"].sum():
+            continue
+        found += 1
+        for side, other in ((0, 1), (1, 0)):
+            if len(places[side]) > 1:
+                groups[side].append(places[side])
+                parts = [sides[side].extra(at) for at in places[side].tolist()]
+                whole = sides[other].extra(int(places[other][0])).shape
+                extras[side][int(places[side][-1])] = _in_one(parts, whole or ())
+    ours, theirs = (_together(*side) for side in zip(sides, groups, extras))
+    return ours, theirs, found
+
+
+def _counted(block: Block) -> tuple[np.ndarray, np.ndarray]:
+    numbers, counts = np.unique(block.names, return_counts=True)
+    return numbers, counts
+
+
+def _together(block: Block, groups: Sequence[np.ndarray], extras: Mapping[int, Extra]) -> Block:
+    """The block with each of these groups of places as one, at its last."""
+    if not groups:
+        return block
+    is_kept, records = np.ones(len(block), bool), block.records.copy()
+    for places in groups:
+        is_kept[places[:-1]] = False
+        records[places[-1]] = merged(block.records[places])
+    held = block.extras and [extras.get(at, extra) for at, extra in enumerate(block.extras)]
+    return only(replace(block, records=records, extras=held), np.flatnonzero(is_kept))
+
+
+def _in_one(parts: Sequence[Extra], whole: tuple[int, ...]) -> Extra:
+    """The parts along the dimension in which they make a shape."""
+    loads = [part.load for part in parts if part.load is not None]
+
+    def joined(dim: int) -> torch.Tensor:
+        return torch.cat([load() for load in loads], dim)
+
+    shapes = [part.shape for part in parts if part.shape is not None]
+    for dim in range(len(whole) if len(loads) == len(shapes) == len(parts) else 0):
+        rest = {(*shape[:dim], *shape[dim + 1 :]) for shape in (whole, *shapes)}
+        if len(rest) == 1 and sum(shape[dim] for shape in shapes) == whole[dim]:
+            return Extra(whole, load=functools.partial(joined, dim))
+    return Extra()
 
 
 def without_role(block: Block, role: str, names: NameTable) -> Block:

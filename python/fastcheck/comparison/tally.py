@@ -83,6 +83,8 @@ class Tally:
         #: Gradients of what modules take and return that one side has in parts, and whether
         #: something tells the order of their elements.
         self.in_parts: dict[str, bool] = {}
+        #: What passes between modules in another number of elements, where all gradients agree.
+        self.resized: dict[str, None] = {}
         #: Tensors that activation checkpointing has not computed again as they were.
         self.recomputed: dict[str, None] = {}
         #: Parameters of which the ranks of a side do not have the same.

@@ -51,14 +51,14 @@ def api_of(func: Any) -> str:
 
 def _name(func: Any) -> str:
     name = getattr(func, "__name__", "")
-    if not name or (name.startswith("__") and not name.endswith("__")):
+    if not name or func in CALLS_WITHIN or (name.startswith("__") and not name.endswith("__")):
         return ""
     # A builtin may be a function of torch and of torch.nn.functional (linear): the latter is
     # what is called.
     if getattr(torch.nn.functional, name, None) is func:
         return f"Functional.{name}"
     if any(getattr(kind, name, None) is func for kind in _TENSOR_METHODS):
-        return "" if name in ("__get__", "__set__", "backward") else f"Tensor.{name}"
+        return "" if name in _PASSED_BY else f"Tensor.{name}"
     if getattr(torch, name, None) is func:
         return f"Torch.{name}"
     if getattr(torch._VF, name, None) is func:
@@ -72,6 +72,14 @@ def _name(func: Any) -> str:
     return ""
 
 
+#: 2 / x, 2 // x and a.__rmatmul__(x): methods that are written in Python, whose calls are told in
+#: their place, as msprobe does.
+CALLS_WITHIN: dict[Any, Any] = {
+    method: method.__wrapped__
+    for name in ("__rdiv__", "__rfloordiv__", "__rmatmul__")
+    if hasattr(method := getattr(torch.Tensor, name), "__wrapped__")
+}
+_PASSED_BY = ("__get__", "__set__", "backward")
 #: Their functions are called linalg_norm.
 _SPACES = (torch.linalg, torch.fft, torch.special)
 

@@ -201,9 +201,12 @@ def plain_function(name: str) -> str:
 
 
 def plain_api(name: str) -> str:
-    """``Tensor.__iadd__`` is ``Tensor.add_``, as torch tells what is called."""
+    """``Tensor.__iadd__`` is ``Tensor.add_``, as torch tells what is called; ``Torch.linalg_inv``
+    is ``Torch.inv``, as msprobe has it.
+    """
     kind, _, rest = name.partition(".")
-    return f"{kind}.{plain_function(rest)}"
+    rest = plain_function(rest)
+    return f"{kind}.{rest[7:] if kind == 'Torch' and rest.startswith('linalg_') else rest}"
 
 
 def name_of(site: Site, call: int = 0) -> Optional[TensorName]:
@@ -225,8 +228,7 @@ def name_of(site: Site, call: int = 0) -> Optional[TensorName]:
 @functools.lru_cache(maxsize=4096)
 def has_api_name(op: str, api: str) -> bool:
     """True if an operator (``aten._softmax``) is called ``Functional.softmax`` in this style."""
-    kind, _, name = api.partition(".")
-    return msprobe_api_of(op) == (kind, plain_function(name))
+    return plain_api(".".join(msprobe_api_of(op))) == plain_api(api)
 
 
 @functools.lru_cache(maxsize=4096)

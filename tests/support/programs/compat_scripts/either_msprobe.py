@@ -24,6 +24,7 @@ class Net(nn.Module):
         h = self.table(x)
         h = h + self.conv(h.transpose(1, 2)).transpose(1, 2)
         h = self.act(self.norm(self.first(h)))
+        h = h + 1 / (2 + torch.linalg.vector_norm(h, dim=-1, keepdim=True))
         weights = torch.softmax(h @ h.transpose(1, 2) / 4, -1)
         return self.head(weights @ h)
 
