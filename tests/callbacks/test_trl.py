@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 import fastcheck
+from support.processes import run_python
 from support.programs.training import overflow_at_update, poison, where
 from support.tiny_llama import TEXTS, llama, tokenizer
 from support.trainers import scaled_on_cpu
@@ -168,3 +171,21 @@ def test_steps_go_on_after_a_resume() -> None:
     with pytest.raises(fastcheck.OverflowDetected) as caught:
         run.train(resume_from_checkpoint="out/checkpoint-2")
     assert caught.value.step == 3 == run.state.global_step
+
+
+def test_a_script_of_trl_writes_to_the_sinks_of_the_environment(tmp_path: Path) -> None:
+    pytest.importorskip("prometheus_client")
+    for part in (llama(), tokenizer()):
+        part.save_pretrained(tmp_path / "model")
+    (tmp_path / "data").mkdir()
+    lines = "\n".join(json.dumps({"text": text}) for text in TEXTS)
+    (tmp_path / "data" / "train.jsonl").write_text(lines)
+    given = {"model_name_or_path": "model", "dataset_name": "data", **options()}
+    arguments = [word for name, value in given.items() for word in (f"--{name}", value)]
+    done = run_python(
+        *("-m", "fastcheck", "run", "-m", "trl.scripts.sft", *arguments),
+        cwd=tmp_path,
+        env={"FASTCHECK_SINKS": "prometheus:sft.prom", "HF_HUB_OFFLINE": "1"},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert 'fastcheck_step{run="sft"} 2.0' in (tmp_path / "sft.prom").read_text()
