@@ -25,15 +25,11 @@ class _Rows(Relation):
         return case.given.why_no_rows
 
     def by_design(self, case: TestedStep) -> str:
-        norms, modules = case.learned.batch_norms, list(case.model.named_modules())
-        parts = [("", path, module) for path, module in modules if module in norms] or [
-            ("capacity of ", path, module)
-            for path, module in modules
-            if any("capacity" in name for name in vars(module))
-        ]
-        for what, path, module in parts:
-            part = f"{what}{type(module).__name__} {path}".strip()
-            return f"depends on the batch by design: {part}"
+        for path, module in case.model.named_modules():
+            is_norm = module in case.learned.batch_norms
+            if is_norm or any("capacity" in name for name in vars(module)):
+                part = f"{'' if is_norm else 'capacity of '}{type(module).__name__} {path}"
+                return f"depends on the batch by design: {part.strip()}"
         return ""
 
 
@@ -216,8 +212,7 @@ class Padded(_Rows):
     _left = False
 
     def why_not(self, case: TestedStep) -> str:
-        reason = super().why_not(case) or case.given.why_no_padding()
-        if reason:
+        if reason := super().why_not(case) or case.given.why_no_padding():
             return reason
         limit = getattr(getattr(case.model, "config", None), "max_position_embeddings", None)
         if isinstance(limit, int) and case.given.length + self._tokens > limit:
@@ -290,8 +285,7 @@ class Packed(_Rows):
 
     def why_not(self, case: TestedStep) -> str:
         given = case.given
-        reason = super().why_not(case) or given.why_no_padding()
-        if reason:
+        if reason := super().why_not(case) or given.why_no_padding():
             return reason
         if not given.named(_POSITIONS):
             return "the batch has no positions"

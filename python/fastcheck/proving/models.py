@@ -113,7 +113,9 @@ class Checkpointed(Relation):
                     for held in (vars(module), module._forward_hooks, module._forward_pre_hooks):
                         stack.enter_context(mock.patch.dict(held))
                 # In the call: attributes are put back before it.
-                model.register_forward_pre_hook(_switched_on)
+                model.register_forward_pre_hook(
+                    lambda called, _: called.gradient_checkpointing_enable({"use_reentrant": False})
+                )
                 # A cache of keys and values would be filled twice.
                 off = mock.patch.object(model.config, "use_cache", False, create=True)
                 stack.enter_context(off)
@@ -127,10 +129,6 @@ class Checkpointed(Relation):
 
     def note(self, case: TestedStep) -> str:
         return "switched off" if case.learned.checkpoints else "switched on"
-
-
-def _switched_on(model: Any, args: object) -> None:
-    model.gradient_checkpointing_enable({"use_reentrant": False})
 
 
 def _checkpointed(layer: torch.nn.Module, forward: Any, *args: Any, **kwargs: Any) -> Any:

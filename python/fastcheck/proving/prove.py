@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Callable, Union
+from unittest import mock
 
 import torch
 
@@ -169,8 +170,7 @@ class Prover:
 
     def _ask(self, relation: Relation) -> Outcome:
         case, name = self.case, relation.name
-        reason = relation.why_not(case)
-        if reason:
+        if reason := relation.why_not(case):
             return Outcome(name, NOT_ASKED, note=reason)
         reason = relation.by_design(case)
         if not reason and not relation.draws_alike and self._draws_more:
@@ -212,16 +212,13 @@ class Prover:
         """True if it differs at other weights too: not where a tie (of a router, of a maximum) was
         decided by rounding.
         """
-        case = self.case
-        case.settings.ulps = case.far
         for noise in _CONFIRMED_AT:
             if score <= LIMIT:
                 return False
-            case.settings.noise = noise
-            scores = self._scores(relation, floor, case.compute())
+            with mock.patch.multiple(self.case.settings, noise=noise, ulps=self.case.far):
+                scores = self._scores(relation, floor, self.case.compute())
             hard = [s for key, s in scores.items() if key[0] not in relation.measured]
             score = max(hard, default=0.0)
-        case.settings.noise, case.settings.ulps = 0, 1.0
         return score > LIMIT
 
 

@@ -111,10 +111,7 @@ class Proof:
 
     def __getitem__(self, name: str) -> Outcome:
         """The outcome of the relation of this name."""
-        for outcome in self.outcomes:
-            if outcome.relation == name:
-                return outcome
-        raise KeyError(name)
+        return {outcome.relation: outcome for outcome in reversed(self.outcomes)}[name]
 
     def to_dict(self) -> dict[str, Any]:
         """The fields by name, ready for JSON."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Optional
+from unittest import mock
 
 import torch
 
@@ -41,11 +42,8 @@ class Floor:
         floor = cls(case.compute(sites=sites))
         floor._begin(case.eps)
         for noise in range(1, _PERTURBED + 1):
-            case.settings.noise, case.settings.ulps = noise, ulps
-            try:
+            with mock.patch.multiple(case.settings, noise=noise, ulps=ulps):
                 moved = case.compute(sites=sites)
-            finally:
-                case.settings.noise, case.settings.ulps = 0, 1.0
             for key, known in floor.noise.items():
                 floor.noise[key] = max(known, floor.distance(key, floor.base, moved) / ulps)
         return floor
