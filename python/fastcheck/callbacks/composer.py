@@ -77,7 +77,7 @@ class Composer(Callback):  # type: ignore[misc]  # its base is Any where compose
         self._leave()
 
     def _leave(self) -> None:
-        """The exception that has ended the fit, if any, is the one to be seen."""
+        """The exception that has ended the fit, if any, is the exception to be seen."""
         if self.monitor is not None:
             self.monitor.__exit__(RuntimeError, RuntimeError(), None)
 

@@ -119,5 +119,5 @@ class Lightning(Callback):  # type: ignore[misc]  # its base is Any where lightn
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
         if self.monitor is not None:
-            # The exception that ends the fit is the one to be seen.
+            # The exception that ends the fit is shown, and no other.
             self.monitor.__exit__(type(exception), exception, exception.__traceback__)

@@ -108,7 +108,7 @@ def _report(auto: AutoInstall, with_summary: bool) -> None:
 
 
 def _of_program(traceback: Optional[TracebackType]) -> Optional[TracebackType]:
-    """The traceback from the program's first frame on; the whole one if it has none."""
+    """The traceback from the program's first frame on; the whole traceback if it has none."""
     own = {__file__, runpy.__file__, "<frozen runpy>"}
     inner = traceback
     while inner is not None and inner.tb_frame.f_code.co_filename in own:

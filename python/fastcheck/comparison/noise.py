@@ -129,7 +129,7 @@ class Cancellation:
     _errors: np.ndarray
 
     def __post_init__(self) -> None:
-        # The norms of the larger side: one may have cancelled further than the other.
+        # The norms of the larger side: either side may have cancelled further than the other.
         self._norms = np.sqrt(
             np.maximum(np.nan_to_num(self._left["sum_sq"]), np.nan_to_num(self._right["sum_sq"]))
         )

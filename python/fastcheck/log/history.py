@@ -104,7 +104,7 @@ class History:
 
     def _find_open(self, seq: int) -> Optional[tuple[np.ndarray, int]]:
         # At op level each pass is a piece. Only where a device is read from several threads may
-        # another one hold it than the one that it falls into.
+        # another piece hold it than the piece that it falls into.
         at = bisect_right(self._starts, seq) - 1
         likely = iter(self._open[at : at + 1] if at >= 0 else ())
         return _find(likely, seq) or _find(reversed(self._open), seq)

@@ -119,7 +119,7 @@ class RecordLog:
         self._event_limit = None if limit_bytes is None else limit_bytes // 2
         self._segments: deque[tuple[str, int, bool]] = (
             deque()
-        )  # closed ones: path, bytes, has events
+        )  # closed segments: path, bytes, has events
         self._segment_index = 0
         self._segment_bytes = 0
         self._segment_has_events = False

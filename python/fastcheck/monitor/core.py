@@ -83,7 +83,7 @@ class Core:
     hooks: Hooks
 
 
-# One for each monitor, and none that torch hands out: it counts up from 0.
+# A number for each monitor, and none that torch hands out: it counts up from 0.
 _hook_ids = itertools.count(-1, -1)
 
 

@@ -41,7 +41,7 @@ from fastcheck.watch.columns import Columns
 #: no optimizer holds are looked for.
 UPDATES = 10
 # Updates without a close look, where nothing seems to have changed. A bias whose gradient was
-# noise and is no longer, for one, looks as it did before.
+# noise and is no longer, for example, looks as it did before.
 _GLANCES = 100
 
 

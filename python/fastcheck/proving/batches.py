@@ -250,7 +250,7 @@ class Padded(_Rows):
 
         def cut(tensor: torch.Tensor) -> Optional[torch.Tensor]:
             if longer not in tensor.shape[1:]:
-                # One that is as wide as the rows are long is masked in the step as it is.
+                # A tensor that is as wide as the rows are long is masked in the step as it is.
                 is_clear = len(case.widths & {*tensor.shape[1:]}) < 2
                 return case.without_hidden(tensor, masks, tensor.shape) if is_clear else None
             for dim in range(1, tensor.dim()):

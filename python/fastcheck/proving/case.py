@@ -77,7 +77,7 @@ class Settings:
 class TestedStep:
     """The step, its batch and its model, and what is known of them.
 
-    ``given``: the batch, of which ``map_batch(change)`` makes another one, with each tensor
+    ``given``: the batch, of which ``map_batch(change)`` makes another batch, with each tensor
     replaced by ``change(name, tensor)``, and ``take_rows(index)`` some rows. ``learned``: what the
     step calls. ``settings``: of the next computation. ``inside``: the module whose operators it
     keeps. ``draws``: whether the last computation drew random numbers.

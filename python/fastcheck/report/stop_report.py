@@ -115,7 +115,7 @@ class StopReport:
     ``monitor.batch()`` or ``monitor.step(batch_id=)`` named it. ``made_by``: the operator that made
     the culprit's numbers, of a module-level stop; None where nothing was looked for.
     ``silent_norms``: the norms beside the culprit's module, or beside what that lies in, that no
-    call of was seen, though the module that holds them had one that was over.
+    call of was seen, though the module that holds them had a call that was over.
     """
 
     culprit: Event

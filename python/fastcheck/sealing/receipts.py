@@ -632,7 +632,7 @@ def _pieces(
 
 
 def _joined(tensors: Sequence[torch.Tensor], groups: int, shape: Sequence[int]) -> torch.Tensor:
-    """The tensors one below the other, in each group; stacked as in a shape of as many elements
+    """The tensors below each other, in each group; stacked as in a shape of as many elements
     whose rows are as long.
     """
     rows = [tensor.reshape(groups, -1, *tensor.shape[1:]) for tensor in tensors]

@@ -121,7 +121,7 @@ def _parts(x: torch.Tensor) -> Iterator[torch.Tensor]:
     x = x.detach()
     if x.is_complex():
         x = torch.view_as_real(x.resolve_conj())
-    # Not contiguous: a copy, of the size of the tensor. A view of a mapped file stays one.
+    # Not contiguous: a copy, of the size of the tensor. A view of a mapped file stays a view.
     flat = x.resolve_neg().reshape(-1)
     return (flat[i : i + _CHUNK].cpu() for i in range(0, max(flat.numel(), 1), _CHUNK))
 

@@ -226,7 +226,7 @@ def crc32(x: torch.Tensor) -> int:
 
 
 def row_major_chunks(x: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Flat uint8 CPU tensors that follow one another in row-major order."""
+    """Flat uint8 CPU tensors that follow each other in row-major order."""
     if x.numel() == 0:
         return
     if x.numel() * x.element_size() <= _CRC_CHUNK_BYTES:

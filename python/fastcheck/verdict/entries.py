@@ -171,9 +171,9 @@ class OptimizerState(NamedTuple):
 
 
 class Operator(NamedTuple):
-    """An operator read or wrote a non-finite tensor, or one has reached a place where it counts.
-    ``is_scaled``: the step's gradients carry a loss scale; ``is_filtered``: not every operator of
-    every step is read.
+    """An operator read or wrote a non-finite tensor, or such a tensor has reached a place where it
+    counts. ``is_scaled``: the step's gradients carry a loss scale; ``is_filtered``: not every
+    operator of every step is read.
     """
 
     incident: Incident

@@ -79,7 +79,7 @@ class PossibleVerdict(NamedTuple):
 
 
 def is_statistic(site: Site) -> bool:
-    """Whether it is the mean or the variance that a norm keeps: neither begins with infinities."""
+    """True if it is the mean or the variance that a norm keeps: neither begins with infinities."""
     is_kept = site.role == "buffer" and site.label in ("running_mean", "running_var")
     return is_kept and "Norm" in site.module_type
 

@@ -378,7 +378,7 @@ class ModuleRules:
             )
         else:
             reason = was_finite(finding.role, last_finite)
-        # One that was non-finite before may have been reset to that.
+        # A tensor that was non-finite before may have been reset to that.
         is_known = finding.site in self.findings.memory.masks
         is_first = last_finite is None and (finding.is_initial or not is_suspect)
         may_be_meant = finding.role == "buffer" or finding.only_neginf

@@ -264,7 +264,7 @@ class _RecordOrder:
         self._at = None if np.array_equal(at, np.arange(steps * len(self.sites))) else at
 
     def total(self, column: np.ndarray, reduce: np.ufunc = np.add) -> np.ndarray:
-        """All records of a tensor in a step as one."""
+        """The column with all records of a tensor in a step reduced to a single value."""
         if self.is_single:
             return column
         totals: np.ndarray = reduce.reduceat(column[self._order], self._starts)[self._back]
@@ -305,7 +305,7 @@ def _columns(chunks: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def _is_whole(numbers: np.ndarray) -> np.ndarray:
-    """Whether each is an integer: a finite one."""
+    """True where each value is a finite integer."""
     is_whole: np.ndarray = numbers - np.trunc(numbers) == 0
     return is_whole
 

@@ -39,7 +39,7 @@ def any_nonfinite(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 def _any_nonfinite(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """The largest magnitude of a tensor is exact in its own dtype, and is a NaN or an infinity
-    exactly when the tensor holds one: one list operation for each dtype.
+    exactly when the tensor holds such a number: one list operation for each dtype.
     """
     device = tensors[0].device if tensors else torch.device("cpu")
     groups: dict[torch.dtype, list[torch.Tensor]] = {}

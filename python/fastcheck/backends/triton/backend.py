@@ -31,7 +31,8 @@ _MODES = ("auto", "on", "off")
 #: Devices that Triton reads unless something is missing; remarks() then has a line.
 _EXPECTED = frozenset({"npu", "mlu", "amd"})
 
-#: Reasons for the portable backend, by kind of device and, where the compiler refused one, dtype.
+#: Reasons for the portable backend, by kind of device and, where the compiler refused a kernel,
+#: dtype.
 _given_up: dict[tuple[str, Optional[torch.dtype]], str] = {}
 #: The same of kernels for lists, by kind of device: tensors are then read one by one.
 _lists_given_up: dict[str, str] = {}

@@ -1,4 +1,5 @@
-"""Launches of the Triton kernels for a list of one dtype: one for partials, one for the records.
+"""Launches of the Triton kernels for a list of one dtype: a launch for partials, another for the
+records.
 
 The kernels find a tensor by its address, in a table that is copied to the device without waiting.
 What depends on sizes alone is worked out once for a list, and kept there. Nothing waits for the

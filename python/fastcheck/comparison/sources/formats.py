@@ -54,7 +54,8 @@ def format_of(path: str) -> Optional[str]:
 
 
 def _of_archive(path: str) -> Optional[str]:
-    # A shard of torch.distributed.checkpoint is a row of archives; its last one is not the whole.
+    # A shard of torch.distributed.checkpoint is a row of archives; the last archive is not the
+    # whole.
     if path.endswith(".distcp"):
         return None
     try:

@@ -1,5 +1,5 @@
 """Losses: read where backward() is called on them, or given to monitor.step(); and forms in their
-graphs that a healthy one has not.
+graphs that a healthy graph has not.
 
 Each call of backward() adds a part to the loss of its step, whoever has read the tensor before.
 The parts before it count no more if their gradients were thrown away: a parameter that had a
@@ -166,7 +166,7 @@ class LossReader:
             return False
         if self._first_part is None and backward.parameter is not None:
             parameter = parameter_at(*backward.parameter)
-            # Some keep gradients elsewhere, and never leave one here.
+            # Some optimizers keep gradients elsewhere, and never leave any here.
             if parameter is not None and parameter.grad is not None:
                 self._first_part = backward.step.index, backward.parameter
         self._running.backward = None
@@ -228,7 +228,7 @@ class LossReader:
                 self._read(tensor, position, label)
 
     def _begins_anew(self, backward: _Backward) -> bool:
-        """True if the gradients of the parts before this one were thrown away. Those of a model
+        """True if the gradients of the parts before this part were thrown away. Those of a model
         that this backward is not known to lead to may be in use by another thread.
         """
         is_anew, self._is_anew = self._is_anew, False
@@ -394,7 +394,7 @@ def _kind(node: Any) -> str:
 
 
 def _behind(node: Any) -> Any:
-    """The node that has made the elements that this one is given first."""
+    """The node that has made the elements that this node is given first."""
     node = node.next_functions[0][0]
     while node is not None and _VIEWS.fullmatch(_kind(node)):
         node = node.next_functions[0][0]

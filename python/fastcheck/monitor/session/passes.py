@@ -132,7 +132,7 @@ class Passes:
         self._held.append(Pass(step, call, args, kwargs, self.generator, autocast, nbytes, buffers))
 
     def _own_buffers(self, module: Optional[torch.nn.Module]) -> Sequence[BufferCopy]:
-        """Copies of the smallest ones that the module and its submodules hold now. Of all passes
+        """Copies of the smallest buffers that the module and its submodules hold now. Of all passes
         they are half a megabyte at most, which does not count as bytes of a pass.
         """
         if module is None:

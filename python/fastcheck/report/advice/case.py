@@ -130,7 +130,7 @@ class Case:
 
     @property
     def divider(self) -> str:
-        """The first optimizer that has an eps, Adam where none is known; empty: none has one."""
+        """The first optimizer that has an eps, Adam where none is known; empty: none has an eps."""
         names = [name for name, _ in self.report.learning_rates] or ["Adam"]
         return next((name for name in names if name not in _WITHOUT_EPS), "")
 

@@ -50,7 +50,7 @@ class SiteRows(PageRows):
 
     def __init__(self) -> None:
         super().__init__(_EMPTY)
-        # The last checksum of each row that has one.
+        # The last checksum of each row that has a checksum.
         self._sums = np.zeros(0, np.uint64)
         self._has_sum = np.zeros(0, bool)
 
