@@ -46,7 +46,7 @@ def swapped(w: Weights, one: str, other: str) -> None:
     w[one], w[other] = w[other], w[one]
 
 
-OLD = Sender(1).state_dict()
+OLD, I32 = Sender(1).state_dict(), torch.int32
 LARGE, SMALL = "o_proj.weight", "norm.weight"
 FAULTS: list[tuple[str, str, Callable[[Weights], Any]]] = [
     (LARGE, "old: as in the receipt before", lambda w: w.update({LARGE: OLD[LARGE]})),
@@ -87,6 +87,12 @@ FAULTS: list[tuple[str, str, Callable[[Weights], Any]]] = [
     ),
     (LARGE, "other values in rows 48 to 63", lambda w: halved(w, LARGE, lambda x: x + 1)),
     (LARGE, "other values", lambda w: rolled(w, LARGE)),
+    (
+        LARGE,
+        "rows 0 to 15 are rows 32 to 47, rows 32 to 47 are rows 0 to 15; the others",
+        lambda w: w.update({LARGE: torch.cat([w[LARGE].chunk(4)[n] for n in (2, 1, 0, 3)])}),
+    ),
+    (LARGE, "the bits of float32, read as int32", lambda w: w.update({LARGE: w[LARGE].view(I32)})),
     (SMALL, "other values", lambda w: w.update({SMALL: w[SMALL] + 1e-7})),
     (SMALL, "its shape is (32,), expected (64,)", lambda w: w.update({SMALL: w[SMALL][:32]})),
     (

@@ -408,6 +408,8 @@ class _Checks:
             if shape != entry["shape"]:
                 return f"the same elements in the shape {tuple(shape)}"
             return "" if self._accepts_casts else cast
+        if is_cast and parts == sealed.get(entry["dtype"]):
+            return f"the bits of {entry['dtype']}, read as {dtype}"
         and_ = f"{cast}, and " if cast else ""
         constant = constant_text(tensor)  # zeros are no sign of the weight that they come from
         holds = None if constant else self._by_content.get(parts)
@@ -451,17 +453,19 @@ def _half(tensor: torch.Tensor, parts: str, entry: Mapping[str, Any]) -> str:
     right = [checksum == other for checksum, other in zip(own, sealed)]
     if not any(right):
         return ""
-    texts, row, is_known = [], 0, False
-    pairs = itertools.zip_longest(_slices(tensor), right, own, before)
-    for part, is_right, checksum, old in pairs:
-        last = row + len(part) - 1
-        if not is_right:
-            what = "old" if checksum == old else "zeros" if not part.any() else ""
-            rows = f"rows {row:,} to {last:,}"
-            texts.append(f"{rows} are {what}" if what else f"other values in {rows}")
-            is_known |= bool(what)
-        row = last + 1
-    name = "half written: " if is_known else ""
+    slices = _slices(tensor)
+    ends = list(itertools.accumulate(map(len, slices), initial=0))
+    rows = [f"rows {end:,} to {last - 1:,}" for end, last in zip(ends, ends[1:])]
+    texts, is_half = [], False
+    for place, (part, checksum, old) in enumerate(itertools.zip_longest(slices, own, before)):
+        if right[place]:
+            continue
+        what = "old" if checksum == old else "zeros" if not part.any() else ""
+        is_half |= bool(what)
+        if not what and checksum in sealed and not constant_text(part):
+            what = rows[sealed.index(checksum)]
+        texts.append(f"{rows[place]} are {what}" if what else f"other values in {rows[place]}")
+    name = "half written: " if is_half else ""
     return f"{name}{', '.join(texts)}; the others are equal to the bit"
 
 
