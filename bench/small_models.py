@@ -5,6 +5,7 @@ network takes 5 to 10 ms.
 
     python bench/small_models.py [--rounds N]    writes bench/results/small_models.json, prints a
                                                  Markdown table
+    python bench/small_models.py --parts         where the time of the default options goes
 
 Every case has a model of its own, and takes its step in turn with the others, on one thread. What
 is compared is the processor time of that thread: backward on the CPU runs on it, and other programs
@@ -15,9 +16,10 @@ the watch judges together.
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
 import time
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable, NamedTuple, Optional
 
 import numpy as np
 import torch
@@ -26,6 +28,14 @@ from torch import nn
 import fastcheck
 import harness
 from fastcheck import _C
+from fastcheck.calls.stored import TensorBatch
+from fastcheck.monitor.hooks.losses import LossReader
+from fastcheck.monitor.hooks.state_reader import StateReader
+from fastcheck.monitor.hooks.step_watcher import StepWatcher
+from fastcheck.monitor.session.derivatives import Derivatives
+from fastcheck.monitor.session.session import ModuleLevel, Session
+from fastcheck.monitor.watching import Watching
+from fastcheck.monitor.weight_updates import StalledWeights, UpdateWatcher
 from fastcheck.record.format import Depth
 
 VOCABULARY, SEQUENCE, HEADS = 256, harness.size(64, 8), 4
@@ -93,12 +103,26 @@ def mlp() -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
+class Experts(nn.Module):
+    """2,500 modules of four small parameters each, which are used all together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.all = nn.ModuleList(
+            nn.ParameterList(torch.randn(64) / 8 for _ in range(4))
+            for _ in range(harness.size(2500, 3))
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ torch.stack(list(self.parameters())).T
+
+
 class Model(NamedTuple):
     """``batch``: makes inputs and classes. ``bar``: for default options."""
 
     make: Callable[[], nn.Module]
     batch: Callable[[], tuple[torch.Tensor, torch.Tensor]]
-    bar: float
+    bar: Optional[float]
 
 
 def transformer(width: int, layers: int, sequences: int, bar: float) -> Model:
@@ -119,6 +143,7 @@ MODELS = {
     "3 convolutions of 32 x 32, batch of 16": classifier(conv_net, 16, 3, 32, 32),
     "4 layers of 256": transformer(256, 4, 4, bar=1.02),
     "6 layers of 512": transformer(512, 6, 8, bar=1.01),
+    "10,000 parameters of 64": classifier(Experts, 4, 64)._replace(bar=None),
 }
 
 
@@ -201,20 +226,109 @@ def measure(name: str, rounds: int, warm_up: int) -> list[dict[str, Any]]:
     ]
 
 
+#: What the monitor does for a step as a whole, by methods; the rest is hooks.
+PARTS: dict[str, list[tuple[type, str]]] = {
+    "what the model stores is found": [
+        (StateReader, "_held_by"),
+        (StateReader, "owned_by"),
+        (TensorBatch, "add_stored"),
+        (TensorBatch, "add_gradients"),
+    ],
+    "and read": [(ModuleLevel, "observe_list")],
+    "do weights move": [
+        (UpdateWatcher, "look_at_parameters"),
+        (UpdateWatcher, "look_at_buffers"),
+        (StalledWeights, "settle"),
+    ],
+    "the loss and its graph": [
+        (LossReader, "lead_to_model"),
+        (LossReader, "began"),
+        (LossReader, "ended"),
+        (Derivatives, "note"),
+    ],
+    "what the training loop does": [(StepWatcher, "_notice")],
+    "learning rates": [(StepWatcher, "_read_learning_rates")],
+    "the watch": [(Watching, "step_ended")],
+    "the end of the step": [(StepWatcher, "close_step"), (Session, "begin_step_if_closed")],
+    "the rest around backward and update": [
+        (StepWatcher, "backward_began"),
+        (StepWatcher, "backward_ended"),
+        (StepWatcher, "before_update"),
+        (StepWatcher, "after_update"),
+    ],
+}
+
+
+class Clock:
+    """Adds up the processor time within methods, of each without that of others within it."""
+
+    def __init__(self) -> None:
+        self.seconds = dict.fromkeys(PARTS, 0.0)
+        self._inner = [0.0]
+        for part, methods in PARTS.items():
+            for owner, name in methods:
+                setattr(owner, name, self._timed(part, getattr(owner, name)))
+
+    def _timed(self, part: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            began = time.thread_time()
+            self._inner.append(0.0)
+            try:
+                return method(*args, **kwargs)
+            finally:
+                spent = time.thread_time() - began
+                self.seconds[part] += spent - self._inner.pop()
+                self._inner[-1] += spent
+
+        return timed
+
+
+def measure_parts(name: str, steps: int, clock: Clock) -> list[list[str]]:
+    """The parts of a step in microseconds. The plain steps come first: later ones would pass the
+    monitor's hooks on optimizers.
+    """
+    plain, watched = Trainer(MODELS[name]), Trainer(MODELS[name])
+    without = [seconds_of(plain.step, index) for index in range(2 * steps)][steps:]
+    monitor = fastcheck.install(watched.model)
+    for index in range(2 * steps):
+        if index == steps:
+            clock.seconds = dict.fromkeys(PARTS, 0.0)
+            began = time.thread_time()
+        watched.step(index)
+    total = (time.thread_time() - began) / steps
+    monitor.remove()
+    parts = {part: seconds / steps for part, seconds in clock.seconds.items()}
+    extra = total - float(np.mean(without))
+    parts |= {"hooks of modules and gradients": extra - sum(parts.values()), "together": extra}
+    parts |= {"a plain step": total - extra}
+    return [[name, part, f"{1e6 * seconds:,.0f}"] for part, seconds in parts.items()]
+
+
+def is_large(name: str) -> bool:
+    """A step of these takes fifty times as long as one of the smallest."""
+    return "512" in name or "10,000" in name
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--only", default="", help="models whose name has this text")
+    parser.add_argument("--parts", action="store_true", help="where the time goes, and no ratios")
     options = parser.parse_args()
     torch.set_num_threads(1)
     rows = []
     names = [name for name in MODELS if options.only in name]
+    if options.parts:
+        clock = Clock()
+        steps = {name: TOGETHER if is_large(name) else 4 * TOGETHER for name in names}
+        table = [row for name in names for row in measure_parts(name, steps[name], clock)]
+        print(harness.table(["model", "part", "us a step"], table))
+        return
     for name in names[: harness.size(None, 3)]:
         gc.collect()
-        # A step of the largest takes fifty times as long as one of the smallest.
-        is_large = "512" in name
-        rounds = harness.size(options.rounds // (5 if is_large else 1), 1)
-        rows += measure(name, rounds, warm_up=harness.size(1 if is_large else 5, 0))
+        rounds = harness.size(options.rounds // (5 if is_large(name) else 1), 1)
+        rows += measure(name, rounds, warm_up=harness.size(1 if is_large(name) else 5, 0))
     header = ["model", "case", "ms a step", "times plain", "bar"]
     lines = [
         [

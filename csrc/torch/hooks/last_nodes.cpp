@@ -1,6 +1,7 @@
 #include "torch/hooks/last_nodes.h"
 
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/python_cpp_function.h>
 
 #include <string>
@@ -60,9 +61,40 @@ py::list last_nodes(const py::sequence& roots, const py::object& names, std::siz
   return found;
 }
 
+// The leaves of a graph, nearest first, one at a time.
+class GraphLeaves {
+ public:
+  GraphLeaves(py::handle root, std::size_t most) : most_(most) { meet(unpack(root).grad_fn()); }
+
+  py::object next() {
+    while (at_ < waiting_.size() && met_.size() < most_) {
+      const NodePtr node = waiting_[at_++];
+      for (const torch::autograd::Edge& edge : node->next_edges()) meet(edge.function);
+      const Node& reached = *node;
+      if (typeid(reached) == typeid(torch::autograd::AccumulateGrad)) {
+        return wrap(static_cast<const torch::autograd::AccumulateGrad&>(reached).variable);
+      }
+    }
+    throw py::stop_iteration();
+  }
+
+ private:
+  void meet(const NodePtr& node) {
+    if (node != nullptr && met_.insert(node.get()).second) waiting_.push_back(node);
+  }
+
+  std::size_t most_, at_ = 0;
+  std::vector<NodePtr> waiting_;
+  std::unordered_set<const Node*> met_;
+};
+
 }  // namespace
 
 void define_last_nodes(py::module_& m) {
+  py::class_<GraphLeaves>(m, "GraphLeaves")
+      .def(py::init<py::handle, std::size_t>(), py::arg("root"), py::arg("most"))
+      .def("__iter__", [](py::object self) { return self; })
+      .def("__next__", &GraphLeaves::next);
   m.def("last_nodes", last_nodes, py::arg("roots"), py::arg("names"), py::arg("most"));
 }
 

@@ -11,6 +11,7 @@ from torch import nn
 from torch.autograd import grad  # imported before install()
 
 import fastcheck
+from fastcheck.monitor.hooks import losses
 from support.programs.training import (
     Apply,
     Net,
@@ -475,3 +476,15 @@ class TestClosures:
             return [p.detach().clone() for p in model.parameters()]
 
         assert all(map(torch.equal, run(False), run(True)))
+
+
+def test_leaves_of_a_graph_are_met_in_the_same_order_in_both_languages() -> None:
+    weights = [torch.ones(2, requires_grad=True) for _ in range(50)]
+    inner = weights[1] * 2
+    hidden = torch.utils.checkpoint.checkpoint(lambda x: x * weights[0], inner, use_reentrant=True)
+    loss = (torch.stack(weights).sum() * weights[2] + hidden / weights[3]).sum()
+    assert len(list(losses._leaves_of(loss, 2000))) == 50
+    for root in (loss, torch.ones(1), weights[0]):
+        for most in range(1, 80):
+            met = [id(leaf) for leaf in losses._leaves_of(root, most)]
+            assert met == [id(leaf) for leaf in losses._leaves(root, most)]

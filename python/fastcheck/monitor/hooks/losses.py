@@ -14,12 +14,13 @@ import re
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 import torch
 
 from fastcheck.calls.module_calls import ModuleNode
 from fastcheck.calls.stored import parameter_at
+from fastcheck.extension import status
 from fastcheck.monitor.session.session import Session
 from fastcheck.record.format import Flag
 from fastcheck.record.site import GIVEN_LOSS, GRAD_LOSS, SCALED_LOSS, Site
@@ -106,7 +107,7 @@ class LossReader:
         is_rare = self._fruitless >= _MOST_FRUITLESS
         most = _FEW_NODES if is_rare else _MAX_NODES
         step = None if is_rare else self._session.step.index
-        is_found = any(self._parameters.find(_leaves(root, most), step) for root in roots)
+        is_found = any(self._parameters.find(_leaves_of(root, most), step) for root in roots)
         self._fruitless += not is_found
         return is_found
 
@@ -298,6 +299,10 @@ def _leaves(root: torch.Tensor, most: int) -> Iterator[torch.Tensor]:
             if following is not None and following not in met:
                 met.add(following)
                 waiting.append(following)
+
+
+_leaves_of: Callable[[torch.Tensor, int], Iterator[torch.Tensor]]
+_leaves_of = _leaves if status.module is None else status.module.GraphLeaves
 
 
 def _times(loss: torch.Tensor, gradient: Optional[torch.Tensor]) -> torch.Tensor:
