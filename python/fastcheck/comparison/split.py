@@ -179,21 +179,23 @@ def with_calls_together(sides: tuple[Block, Block], names: NameTable) -> tuple[B
     """Both blocks, with what the calls of a module have read or made as one tensor where it is as
     many elements on both sides, in another number of calls; and how many tensors these are.
     """
-    counts = [dict(zip(*map(np.ndarray.tolist, _counted(block)))) for block in sides]
+    end = 1 + max(int(block.names.max(initial=0)) for block in sides)
+    counts = [np.bincount(block.names, minlength=end) for block in sides]
+    sizes = [np.bincount(b.names, b.records["numel"], end) for b in sides]
+    is_found = (counts[0] != counts[1]) & (counts[0] > 0) & (counts[1] > 0)
+    is_found &= sizes[0] == sizes[1]
     groups: tuple[list[np.ndarray], list[np.ndarray]] = [], []
     extras: tuple[dict[int, Extra], dict[int, Extra]] = {}, {}
     found = 0
-    for number in counts[0].keys() & counts[1].keys():
+    for number in np.flatnonzero(is_found).tolist():
         name = names[number]
-        if counts[0][number] == counts[1][number] or name.op or name.role not in PASSED:
+        if name.op or name.role not in PASSED:
             continue
         places = [np.flatnonzero(block.names == number) for block in sides]
         records = [block.records[own] for block, own in zip(sides, places)]
         both = np.concatenate(records)
         is_given = sides[0].phases[places[0][0]] == Phase.BATCHES
         if is_given or both["depth"].min() < Depth.STATS or len(set(both["dtype"].tolist())) > 1:
-            continue
-        if records[0]["numel"].sum() != records[1]["numel"].sum():
             continue
         found += 1
         for side, other in ((0, 1), (1, 0)):
@@ -204,11 +206,6 @@ def with_calls_together(sides: tuple[Block, Block], names: NameTable) -> tuple[B
                 extras[side][int(places[side][-1])] = _in_one(parts, whole or ())
     ours, theirs = (_together(*side) for side in zip(sides, groups, extras))
     return ours, theirs, found
-
-
-def _counted(block: Block) -> tuple[np.ndarray, np.ndarray]:
-    numbers, counts = np.unique(block.names, return_counts=True)
-    return numbers, counts
 
 
 def _together(block: Block, groups: Sequence[np.ndarray], extras: Mapping[int, Extra]) -> Block:
