@@ -112,7 +112,7 @@ def fleet_of(scratch: Path) -> Path:
     place = scratch / "fleet"
     fleet_synthetic.write_fleet(Folder(place), fleet_synthetic.Shape(128, 20, 60, 2), faults, 5)
     page = scratch / "fleet.html"
-    main_of_fastcheck(["fleet", str(place), "--html", str(page), "--threads", "1"])
+    main_of_fastcheck(["fleet", str(place), "--html", str(page)])
     return page
 
 

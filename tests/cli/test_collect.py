@@ -1,8 +1,11 @@
-"""fastcheck collect: the options, what is printed, and following until the log is at rest."""
+"""fastcheck collect: the options, what is printed, and following until a signal."""
 
 from __future__ import annotations
 
 import json
+import os
+import signal
+import threading
 from pathlib import Path
 
 import pytest
@@ -31,9 +34,10 @@ def test_a_log_and_again(log: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert files == ["step=000000-000099/node=a_17.parquet"]
 
 
-def test_following_until_it_rests(log: Path, tmp_path: Path) -> None:
+def test_following_until_a_signal(log: Path, tmp_path: Path) -> None:
     out = str(tmp_path / "fleet")
-    options = ["--run", "r", "--node", "n", "--follow", "--interval", "0.01", "--idle-exit", "0.02"]
+    options = ["--run", "r", "--node", "n", "--follow", "--interval", "0.01"]
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
     assert main(["collect", str(log), "--out", out, *options]) == 0
     assert counted_files(Folder(out), "r") == ["step=000000-000099/node=n.parquet"]
 

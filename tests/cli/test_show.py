@@ -71,11 +71,6 @@ def test_show_tells_events_and_the_last_step(capsys: pytest.CaptureFixture[str],
     assert sum("output[0]" in row for row in rows) == 3
 
 
-def test_show_one_file(capsys: pytest.CaptureFixture[str], log: str) -> None:
-    code, out, _ = run(capsys, "show", os.path.join(log, "records-rank0-000000.bin"))
-    assert code == 0 and "layers.1.mlp" in out
-
-
 def test_show_a_step(capsys: pytest.CaptureFixture[str], log: str) -> None:
     document = shown_json(capsys, "show", log, "--step", "4")
     assert [record["step"] for record in document["records"]] == [4, 4, 4]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,9 @@ import pytest
 from fastcheck.cli.main import main
 from fastcheck.errors import ConfigError
 from fastcheck.fleet import questions
-from fastcheck.fleet.engines import open_engine, printed_sql
+from fastcheck.fleet.engines import DuckEngine
 from fastcheck.fleet.findings import FleetReport
 from fastcheck.fleet.judgement import examine, fewest_by_chance, usual_count
-from fastcheck.fleet.questions import ANSWERS, DIALECTS, TABLES_IN_ORDER
 from fastcheck.fleet.schema import small_table, table_bytes
 from fastcheck.fleet.store import Folder
 from support.programs.synthetic_fleets import generator
@@ -30,7 +28,7 @@ SHAPE = synthetic.Shape(ranks=32, sites=20, steps=24, shards=2)
 
 
 def judged(folder: Folder, run: str = "synthetic", **options: Any) -> FleetReport:
-    engine = open_engine("duckdb", folder, run, threads=1)
+    engine = DuckEngine(folder, run, threads=1)
     try:
         return examine(engine, run, "duckdb", **options)
     finally:
@@ -290,30 +288,6 @@ class TestCommand:
         monkeypatch.setitem(sys.modules, "pyspark.sql", None)
         assert main(["fleet", str(tmp_path), "--engine", "spark"]) == 2
         assert "pip install 'fastcheck[spark]'" in capsys.readouterr().err
-
-    def test_the_printed_questions_find_it_too(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        import duckdb
-
-        fleet(tmp_path, synthetic.Fault("bitflip", (5,), 17, 2))
-        assert main(["fleet", str(tmp_path), "--sql"]) == 0
-        connection = duckdb.connect()
-        found = {}
-        for part in capsys.readouterr().out.split(";\n"):
-            if part.strip():
-                name = re.match(r"\s*-- (\w+)\n", part)
-                rows = connection.execute(part).fetchall()
-                found[name[1] if name else ""] = rows
-        assert [row[0] for row in found["replicas"]] == [5]
-
-
-@pytest.mark.parametrize("kind", DIALECTS)
-def test_nothing_is_left_open_in_the_printed_questions(kind: str) -> None:
-    text = printed_sql(kind, "/fleet/run=x")
-    assert "{" not in text and "}" not in text
-    for name in (*TABLES_IN_ORDER, *ANSWERS):
-        assert re.search(rf"\b{name}\b", text)
 
 
 @pytest.mark.parametrize("rank", [0, 1, 7, (1 << 20) - 1])

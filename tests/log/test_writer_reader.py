@@ -69,19 +69,6 @@ def test_numpy_reads_a_segment_without_fastcheck(tmp_path: pathlib.Path) -> None
     assert as_bytes(read) == as_bytes(records)
 
 
-@pytest.mark.parametrize(
-    "kind", ["records-rank0-000000.bin", "meta-rank0.json", "events-rank0.jsonl"]
-)
-def test_any_file_of_a_log_is_a_way_in(tmp_path: pathlib.Path, kind: str) -> None:
-    log = RecordLog(tmp_path, 0, None, site_table())
-    records = build.healthy_records(0, 7)
-    log.append(records, 0)
-    log.append_event(build.event(build.site("layers.1"), records[1]))
-    view = read_log(tmp_path / kind)
-    assert as_bytes(view.records) == as_bytes(records)
-    assert view.sites[2].module == "layers.2"
-
-
 def test_every_line_is_strict_json(tmp_path: pathlib.Path) -> None:
     log = RecordLog(
         tmp_path, 0, None, site_table(), {"scale": float("inf"), "values": [float("nan")]}
@@ -274,17 +261,8 @@ def test_two_ranks_in_one_directory(tmp_path: pathlib.Path) -> None:
         (1, "rank1.layer1"),
     ]
     assert sorted(view.meta) == [0, 1]
-    only = read_log(tmp_path / "records-rank1-000000.bin")
+    only = read_log(tmp_path, rank=1)
     assert len(only.records) == 7 and only.sites[1].module == "rank1.layer1"
-
-
-def test_one_segment_is_as_it_lies_there_beside_kept_events(tmp_path: pathlib.Path) -> None:
-    log = RecordLog(tmp_path, 0, None, site_table(3))
-    log.append(build.healthy_records(0, 6, sites=3)[::-1].copy(), 0)
-    (segment,) = tmp_path.glob("records-*.bin")
-    before = read_log(segment).records.tobytes()
-    (tmp_path / "events-rank0.bin").write_bytes(b"")
-    assert read_log(segment).records.tobytes() == before
 
 
 def test_one_rank_of_several_keeps_its_own_numbers(tmp_path: pathlib.Path) -> None:
@@ -310,7 +288,7 @@ def test_an_event_written_again_replaces_the_earlier_one(tmp_path: pathlib.Path)
 
 
 def test_a_missing_path(tmp_path: pathlib.Path) -> None:
-    with pytest.raises(LogError, match="does not exist"):
+    with pytest.raises(LogError, match="which is not there"):
         read_log(tmp_path / "nothing")
 
 
@@ -322,21 +300,11 @@ def test_a_directory_without_a_log_points_at_one_below(tmp_path: pathlib.Path) -
         read_log(tmp_path)
 
 
-@pytest.mark.parametrize("content", [b"", b"hello", bytes(500), os.urandom(192 * 3)])
-def test_a_file_of_something_else(tmp_path: pathlib.Path, content: bytes) -> None:
+def test_a_file(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "weights.bin"
-    path.write_bytes(content)
-    with pytest.raises(LogError, match="not a log of fastcheck"):
+    path.write_bytes(b"hello")
+    with pytest.raises(LogError, match="which is no directory"):
         read_log(path)
-
-
-def test_a_renamed_segment_is_still_readable(tmp_path: pathlib.Path) -> None:
-    path = tmp_path / "mail-attachment.bin"
-    records = build.healthy_records(0, 4)
-    path.write_bytes(records.tobytes())
-    view = read_log(path)
-    assert as_bytes(view.records) == as_bytes(records)
-    assert all("name lost" in str(site) for site in view.sites.values())
 
 
 def test_records_of_a_later_version_are_refused(tmp_path: pathlib.Path) -> None:

@@ -61,33 +61,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--interval", type=float, default=10.0, metavar="SECONDS", help="of --follow: default 10"
     )
-    parser.add_argument(
-        "--flush",
-        type=float,
-        default=600.0,
-        metavar="SECONDS",
-        help="of --follow: convert what waits for a slow rank after this time; default 600",
-    )
-    parser.add_argument(
-        "--idle-exit",
-        type=float,
-        metavar="SECONDS",
-        help="of --follow: end when the log has not grown for this time",
-    )
     parser.add_argument("--steps-per-file", type=int, default=100, metavar="N", help="default 100")
-    parser.add_argument(
-        "--all-checksums",
-        action="store_true",
-        help="also those of activations, 8 bytes a record; default: of parameters, gradients, "
-        "buffers and optimizer states",
-    )
     parser.add_argument("--json", action="store_true", help="say what was written as JSON lines")
 
 
 def run(options: argparse.Namespace) -> int:
     """Exit code 0; what goes wrong is raised."""
-    if options.steps_per_file < 1 or options.interval <= 0 or options.flush <= 0:
-        raise ConfigError("--steps-per-file, --interval and --flush must be greater than 0")
+    if options.steps_per_file < 1 or options.interval <= 0:
+        raise ConfigError("--steps-per-file and --interval must be greater than 0")
     log = _log_of(options.log, options.follow)
     folder = Folder(options.out)
     made: dict[str, Collector] = {}
@@ -102,7 +83,6 @@ def run(options: argparse.Namespace) -> int:
                     (options.run_name or _run_of(place)) + tail,
                     options.node or socket.gethostname(),
                     steps_per_file=options.steps_per_file,
-                    all_checksums=options.all_checksums,
                 )
         return list(made.values())
 
@@ -114,8 +94,7 @@ def run(options: argparse.Namespace) -> int:
         follow(
             collectors,
             interval_seconds=options.interval,
-            flush_seconds=options.flush,
-            is_over=_is_over(log, options.idle_exit, is_signalled),
+            is_over=is_signalled,
             on_written=lambda done: _show(None, done, options),
             sleep=lambda seconds: _sleep(seconds, is_signalled),
         )
@@ -177,30 +156,3 @@ def _sleep(seconds: float, is_over: Callable[[], bool]) -> None:
     end = time.monotonic() + seconds
     while not is_over() and (left := end - time.monotonic()) > 0:
         time.sleep(min(left, 1.0))
-
-
-def _is_over(
-    log: str, idle_exit: float | None, is_signalled: Callable[[], bool]
-) -> Callable[[], bool]:
-    """A function that returns True if a signal came, or the log has had the same size for
-    ``idle_exit`` seconds.
-    """
-    size, since = -1, time.monotonic()
-
-    def check() -> bool:
-        nonlocal size, since
-        if is_signalled():
-            return True
-        if idle_exit is None:
-            return False
-        now = sum(
-            entry.stat().st_size
-            for place in attempts(log)
-            for entry in os.scandir(place)
-            if entry.is_file()
-        )
-        if now != size:
-            size, since = now, time.monotonic()
-        return time.monotonic() - since >= idle_exit
-
-    return check

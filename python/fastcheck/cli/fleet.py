@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
-from typing import Any
 
 from fastcheck.errors import printable
 from fastcheck.fleet.damage import naming_damage
-from fastcheck.fleet.engines import ENGINES, open_engine, printed_sql, run_of
+from fastcheck.fleet.engines import ENGINES, open_engine, run_of
 from fastcheck.fleet.judgement import examine
 from fastcheck.fleet.page import write_fleet_page
-from fastcheck.fleet.questions import DIALECTS
 from fastcheck.fleet.store import Folder
 
 from .console import print_json
@@ -29,7 +27,6 @@ examples:
   fastcheck fleet s3://bucket/fleet --run 7b-3 --json
   fastcheck fleet fleet --html                    and a page with a heat map of ranks by steps
   fastcheck fleet fleet --engine spark            the same questions, by Spark
-  fastcheck fleet fleet --sql spark               the questions, to be asked elsewhere
 
 needs DuckDB: pip install 'fastcheck[fleet]', or PySpark and Java: pip install 'fastcheck[spark]'
 
@@ -53,8 +50,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="STEPS",
         help="how far a rank may be behind; default 2",
     )
-    parser.add_argument("--memory", default="4GB", help="memory limit of DuckDB; default 4GB")
-    parser.add_argument("--threads", type=int, help="threads of DuckDB; default: all cores")
     parser.add_argument("--json", action="store_true", help="the report as JSON")
     parser.add_argument(
         "--html",
@@ -64,34 +59,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="also write a page: the findings, and a heat map of ranks by steps; default: "
         "fleet-RUN.html in the folder, or here where the folder is a URL",
     )
-    parser.add_argument(
-        "--sql",
-        nargs="?",
-        choices=sorted(DIALECTS),
-        const=ENGINES[0],
-        help="print the SQL for this engine instead of running it",
-    )
 
 
 def run(options: argparse.Namespace) -> int:
     """Exit code 0 or 1; what goes wrong is raised."""
     folder = Folder(options.folder)
     name = run_of(folder, options.run_name)
-    are_replicas = options.replicas == "all"
-    if options.sql:
-        print(printed_sql(options.sql, folder.url(f"run={name}"), are_replicas), end="")
-        return 0
-    settings: dict[str, Any] = {}
-    if options.engine == "duckdb":
-        settings = {"memory": options.memory, "threads": options.threads}
     with naming_damage(folder, name):
-        engine = open_engine(options.engine, folder, name, **settings)
+        engine = open_engine(options.engine, folder, name)
         try:
             report = examine(
                 engine,
                 name,
                 options.engine,
-                are_replicas=are_replicas,
+                are_replicas=options.replicas == "all",
                 lag=options.lag,
                 with_cells=options.html is not None,
             )

@@ -346,9 +346,9 @@ _LIMIT = 40
 HELP = "show a log: events, records, trends"
 
 DESCRIPTION = """\
-Shows a log: the directory that a stop message names, the fastcheck_log/ above it (then the newest
-log in it), or one file of it. Or a dump: all of it, a step, or a rank of a step. Without filters:
-the events, and the records of the last step."""
+Shows a log: the directory that a stop message names, or the fastcheck_log/ above it (then the
+newest log in it). Or a dump: all of it, a step, or a rank of a step. Without filters: the events,
+and the records of the last step."""
 
 EPILOG = """\
 examples:
@@ -366,7 +366,9 @@ exit codes: 0 shown; 1 nothing matches the filters; 2 no log or dump, or wrong u
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("path", help="log directory, a file in it, or a dump")
+    parser.add_argument(
+        "path", help="log directory, the fastcheck_log/ above it (the newest), or a dump"
+    )
     parser.add_argument(
         "--step", type=int, metavar="N", help="only step N (-1: the last step held)"
     )

@@ -103,6 +103,7 @@ def _number(value: Any) -> Optional[int]:
 _SOURCES = ("meta", "sites", "events")
 # The rows of a batch: about 1.5 GB while it is converted.
 _MOST_ROWS = 1 << 22
+_FLUSH_SECONDS = 600.0
 
 
 @dataclass(frozen=True)
@@ -148,13 +149,11 @@ class Collector:
         node: str,
         *,
         steps_per_file: int = 100,
-        all_checksums: bool = False,
     ) -> None:
         self.log = log
         self.run = plain_name(run)
         self.node = plain_name(node)
         self._folder = folder
-        self._all_checksums = all_checksums
         self._manifest = Manifest.read(folder, self.run, self.node, steps_per_file)
         self._sources: dict[str, tuple[int, int]] = {}
         self._drop_uncounted()
@@ -266,7 +265,7 @@ class Collector:
         for rank, new in batch.items():
             sites, _ = read_sites_and_meta(self.log, rank)
             if len(new.records):
-                pieces.append(schema.record_rows(rank, new.records, sites, self._all_checksums))
+                pieces.append(schema.record_rows(rank, new.records, sites))
         known = self._manifest
         batch_number = known.batch + 1
         written = []
@@ -304,21 +303,20 @@ def follow(
     collectors: Callable[[], list[Collector]],
     *,
     interval_seconds: float,
-    flush_seconds: float,
     is_over: Callable[[], bool],
     on_written: Callable[[Written], None],
     sleep: Callable[[float], Any] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
     """Converts spans of steps as the ranks leave them behind, until ``is_over``; what waits for a
-    rank longer than ``flush_seconds`` is converted too, and all that is left at the end.
+    rank longer than ten minutes is converted too, and all that is left at the end.
 
     ``collectors``: those of the logs that are there now.
     """
     flushed = clock()
     while True:
         is_last = is_over()
-        is_final = is_last or clock() - flushed >= flush_seconds
+        is_final = is_last or clock() - flushed >= _FLUSH_SECONDS
         for collector in collectors():
             done = collector.take(is_final)
             if done.rows:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import tempfile
 from typing import Any, Optional, Protocol
 
@@ -11,8 +10,8 @@ from fastcheck.errors import ConfigError, LogError
 from fastcheck.utils.private import without_credentials
 
 from .manifest import counted_files, runs_in
-from .questions import ANSWERS, DIALECTS, TABLES_IN_ORDER, Dialect, statement
-from .schema import TABLES, need
+from .questions import DIALECTS, Dialect
+from .schema import need
 from .store import Folder
 
 _SMALL = {"all_sites": "sites", "all_ranks": "ranks"}
@@ -21,7 +20,7 @@ _SMALL = {"all_sites": "sites", "all_ranks": "ranks"}
 _CHUNK_ROWS = 10_000_000
 _CHUNK_ROWS_OF_NODES = 100_000_000
 
-_MEMORY = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?\s?(?:[KMGT]i?B|%)", re.IGNORECASE | re.ASCII)
+_MEMORY = "4GB"
 
 
 class Engine(Protocol):
@@ -60,15 +59,12 @@ def run_of(folder: Folder, name: Optional[str]) -> str:
 
 
 class DuckEngine:
-    """DuckDB, in memory; what exceeds ``memory`` goes to a temporary folder."""
+    """DuckDB, in memory; what exceeds 4 GB goes to a temporary folder."""
 
     dialect = DIALECTS["duckdb"]
     chunk_rows: Optional[int] = _CHUNK_ROWS_OF_NODES
 
-    def __init__(
-        self, folder: Folder, run: str, memory: str = "4GB", threads: Optional[int] = None
-    ) -> None:
-        _check_options(memory, threads)
+    def __init__(self, folder: Folder, run: str, threads: Optional[int] = None) -> None:
         duckdb = need("duckdb")
         files_of = files_of_run(folder, run)
         if not any("/node=" in path for path in files_of["records"]):
@@ -76,7 +72,7 @@ class DuckEngine:
         self._scratch = tempfile.TemporaryDirectory(prefix="fastcheck-fleet-")
         self._connection = duckdb.connect()
         settings = {
-            "memory_limit": memory,
+            "memory_limit": _MEMORY,
             "threads": threads or os.cpu_count() or 1,
             "temp_directory": self._scratch.name,
             "preserve_insertion_order": False,
@@ -111,14 +107,6 @@ class DuckEngine:
     def close(self) -> None:
         self._connection.close()
         self._scratch.cleanup()
-
-
-def _check_options(memory: str, threads: Optional[int]) -> None:
-    if not _MEMORY.fullmatch(memory):
-        expected = "a number with KB, MB, GB, TB, KiB, MiB, GiB or TiB, or a percentage"
-        raise ConfigError("no amount of memory", expected=expected, got=repr(memory))
-    if threads is not None and threads < 1:
-        raise ConfigError(f"--threads must be greater than 0, got {threads}")
 
 
 def _quoted(value: object) -> str:
@@ -166,16 +154,14 @@ class SparkEngine:
 ENGINES = ("duckdb", "spark")
 
 
-def open_engine(kind: str, folder: Folder, run: str, **options: Any) -> Engine:
-    """The engine of this name over a run. ``options``: memory and threads of DuckDB.
+def open_engine(kind: str, folder: Folder, run: str) -> Engine:
+    """The engine of this name over a run.
 
     Raises:
         ConfigError: it is not installed.
         LogError: the run has no records.
     """
-    if kind == "spark":
-        return SparkEngine(folder, run)
-    return DuckEngine(folder, run, **options)
+    return SparkEngine(folder, run) if kind == "spark" else DuckEngine(folder, run)
 
 
 def files_of_run(folder: Folder, run: str) -> dict[str, list[str]]:
@@ -194,23 +180,3 @@ def files_of_run(folder: Folder, run: str) -> dict[str, list[str]]:
             place, missing = folder.url(start), name.removeprefix("all_")
             raise LogError(f"this run is not complete: {place} has no files of {missing}")
     return paths
-
-
-def printed_sql(kind: str, place: str, are_replicas: bool = False) -> str:
-    """All statements, to be run by hand in an engine of this kind over the files in ``place``, a
-    run's folder.
-    """
-    dialect = DIALECTS[kind]
-    sources = {"records": "step=*", **_SMALL}
-    parts = [f"-- The columns of records: docs/fleet.md. The small tables: {', '.join(TABLES)}."]
-    for name, below in sources.items():
-        quote = dialect.source[dialect.source.index("{files}") - 1]
-        files = f"{place}/{below}/*.parquet".replace(quote, 2 * quote)
-        source = dialect.source.format(files=files)
-        view = "CREATE TEMPORARY VIEW" if kind == "spark" else "CREATE VIEW"
-        parts.append(f"{view} {name} AS\nSELECT * FROM {source};")
-    for name, text in TABLES_IN_ORDER.items():
-        select = statement(text, dialect, are_replicas=are_replicas)
-        parts.append(dialect.create.format(name=name, select=select))
-    parts += [f"-- {name}\n{statement(text, dialect)};" for name, text in ANSWERS.items()]
-    return "\n\n".join(parts) + "\n"

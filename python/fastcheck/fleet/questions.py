@@ -26,14 +26,12 @@ class Dialect:
     """The spelling in an engine of what SQL engines spell differently.
 
     ``quartiles`` and ``median`` are of ``{x}``; ``part`` is one of the three quartiles, ``{i}``
-    counting from 0. ``create`` makes the table ``{name}``; ``source`` reads ``{files}``.
+    counting from 0.
     """
 
     quartiles: str
     part: str
     median: str
-    create: str
-    source: str
 
 
 DIALECTS = {
@@ -41,15 +39,11 @@ DIALECTS = {
         quartiles="quantile_cont({x}, [0.25, 0.5, 0.75])",
         part="q[{i} + 1]",
         median="quantile_cont({x}, 0.5)",
-        create="CREATE OR REPLACE TABLE {name} AS\n{select};",
-        source="read_parquet('{files}', hive_partitioning = false)",
     ),
     "spark": Dialect(
         quartiles="percentile({x}, array(0.25, 0.5, 0.75))",
         part="q[{i}]",
         median="percentile({x}, 0.5)",
-        create="CACHE TABLE {name} AS\n{select};",
-        source="parquet.`{files}`",
     ),
 }
 

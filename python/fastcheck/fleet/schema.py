@@ -92,22 +92,19 @@ def site_id(site: Site) -> int:
     return int.from_bytes(digest, "little", signed=True)
 
 
-def record_rows(
-    rank: int, records: np.ndarray, sites: Mapping[int, Site], all_checksums: bool = False
-) -> dict[str, np.ndarray]:
+def record_rows(rank: int, records: np.ndarray, sites: Mapping[int, Site]) -> dict[str, np.ndarray]:
     """Records of one rank as columns, in their order; a float is NaN where the record has none.
 
     min, max, mean, mean_abs and rms are rounded to float32, and the last three to 16 bits of it;
     what is beyond its range is its largest number. A checksum is kept of parameters, gradients,
-    buffers and optimizer states, which other ranks may hold too, and 0 (null in a table) elsewhere;
-    of all with ``all_checksums``.
+    buffers and optimizer states, which other ranks may hold too, and 0 (null in a table) elsewhere.
     """
     numbers, places = np.unique(records["site"], return_inverse=True)
     ids, is_stored = [], []
     for number in numbers.tolist():
         site = sites.get(number)
         ids.append(number if site is None else site_id(site))
-        is_stored.append(all_checksums or (site is not None and site.is_stored))
+        is_stored.append(site is not None and site.is_stored)
     rows: dict[str, np.ndarray] = {
         "step": records["step"].astype(np.int64),
         "site": np.array(ids, np.int64)[places],

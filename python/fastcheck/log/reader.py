@@ -1,4 +1,4 @@
-"""Reads a log directory, or one file of it, into records, sites and events.
+"""Reads a log directory into records, sites and events.
 
 A log that a crash cut short can be read: an incomplete last record or line is dropped and counted,
 and a site whose line is missing gets the name "name lost". So can a damaged log: records that no
@@ -17,12 +17,11 @@ from typing import Any
 import numpy as np
 
 from fastcheck.errors import LogError
-from fastcheck.record.format import RECORD_BYTES, RECORD_DTYPE, RECORD_VERSION
 from fastcheck.record.site import MAX_SITES, Site
-from fastcheck.utils.reading import open_regular, read_json, read_json_lines, reading
+from fastcheck.utils.reading import read_json, read_json_lines, reading
 
 from .history import joined
-from .record_file import read_all, read_rank
+from .record_file import read_rank
 from .view import LogView, RankLog, merge_ranks
 
 _NAME = re.compile(
@@ -32,37 +31,36 @@ _MAX_META_BYTES = 1 << 28
 
 
 def read_log(path: str | os.PathLike[str], rank: int | None = None) -> LogView:
-    """Reads a log directory (all ranks), or one file of it (that rank; a ``records-`` file: only
-    its records).
+    """Reads a log directory: all ranks, or ``rank`` alone, with ``records["site"]`` as written.
 
-    With ``rank``, a directory's other ranks are left out, and ``records["site"]`` is as written.
     Raises LogError when there is nothing at ``path``, or it is not a log of fastcheck.
     """
     place = os.fspath(path)
-    if os.path.isdir(place):
-        return _read_directory(place, rank)
-    if not os.path.exists(place):
+    if not os.path.isdir(place):
         raise LogError(
             "there is no log here",
-            expected="a log directory, or a file in it",
-            got=f"{place}, which does not exist",
+            expected="a log directory",
+            got=f"{place}, which is {'no directory' if os.path.exists(place) else 'not there'}",
             hint="give the directory that the stop message ends with (or fastcheck_log/)",
         )
-    directory, name = os.path.split(place)
-    match = _NAME.fullmatch(name)
-    if match is None:
-        return _read_stray(place)
-    its_rank = int(match.group(2))
-    only = name if match.group(1) in ("records", "events") and match.group(4) == "bin" else None
-    return merge_ranks(directory or ".", [_read_rank(directory or ".", its_rank, only)])
+    ranks = [each for each in _ranks_in(place) if rank in (None, each)]
+    if not ranks:
+        below = find_logs(place)
+        raise LogError(
+            "this directory holds no log",
+            expected="files named records-rank0-000000.bin, sites-rank0.jsonl, ...",
+            got=f"{place}, with none of them",
+            hint=f"did you mean {below[-1]}?"
+            if below
+            else "give the directory that the stop message names",
+        )
+    return merge_ranks(place, [_read_rank(place, each) for each in ranks])
 
 
 def read_logs(path: str, directories: Iterable[str]) -> LogView:
     """Several directories as one log with the name ``path``: the steps of a dump."""
     parts = [
-        _read_rank(directory, rank, None)
-        for directory in directories
-        for rank in _ranks_in(directory)
+        _read_rank(directory, rank) for directory in directories for rank in _ranks_in(directory)
     ]
     return merge_ranks(path, parts)
 
@@ -126,11 +124,10 @@ def read_watch(path: str) -> list[dict[str, Any]]:
     """The events of ``install(watch=)`` of all ranks of a log, by step; empty where there is none.
     What is no such event is left out.
     """
-    directory = path if os.path.isdir(path) else os.path.dirname(path) or "."
     lines = [
         line
-        for rank in _ranks_in(directory)
-        for line in _read_lines(os.path.join(directory, f"watch-rank{rank}.jsonl"))[0]
+        for rank in _ranks_in(path)
+        for line in _read_lines(os.path.join(path, f"watch-rank{rank}.jsonl"))[0]
         if isinstance(line.get("step"), int) and isinstance(line.get("text"), str)
     ]
     return sorted(lines, key=lambda line: int(line["step"]))
@@ -140,30 +137,14 @@ def read_ranges(path: str) -> list[dict[str, Any]]:
     """The exponents of ``install(record="range")`` of all ranks of a log, one line for each site:
     the last that was written, with the Site. What is no such line is left out.
     """
-    directory = path if os.path.isdir(path) else os.path.dirname(path) or "."
     ranges: list[dict[str, Any]] = []
-    for rank in _ranks_in(directory):
-        lines = _read_lines(os.path.join(directory, f"range-rank{rank}.jsonl"))[0]
-        sites = read_sites_and_meta(directory, rank)[0] if lines else {}
+    for rank in _ranks_in(path):
+        lines = _read_lines(os.path.join(path, f"range-rank{rank}.jsonl"))[0]
+        sites = read_sites_and_meta(path, rank)[0] if lines else {}
         numbered = [line for line in lines if isinstance(line.get("site"), int)]
         last = {line["site"]: line for line in numbered if line["site"] in sites}
         ranges += [{**line, "rank": rank, "site": sites[number]} for number, line in last.items()]
     return ranges
-
-
-def _read_directory(place: str, only: int | None) -> LogView:
-    ranks = [rank for rank in _ranks_in(place) if only is None or rank == only]
-    if not ranks:
-        below = find_logs(place)
-        raise LogError(
-            "this directory holds no log",
-            expected="files named records-rank0-000000.bin, sites-rank0.jsonl, ...",
-            got=f"{place}, with none of them",
-            hint=f"did you mean {below[-1]}?"
-            if below
-            else "give the directory that the stop message names",
-        )
-    return merge_ranks(place, [_read_rank(place, rank, None) for rank in ranks])
 
 
 def _files_in(place: str) -> list[re.Match[str]]:
@@ -186,13 +167,10 @@ def _changed(place: str) -> float:
     return max(times)
 
 
-def _read_rank(directory: str, rank: int, only: str | None) -> RankLog:
-    if only is not None:
-        pieces = [read_all(os.path.join(directory, only))]
-    else:
-        pieces = list(read_rank(directory, rank, log_parts(directory).get(rank, [])))
+def _read_rank(directory: str, rank: int) -> RankLog:
+    pieces = list(read_rank(directory, rank, log_parts(directory).get(rank, [])))
     records = joined([piece.records for piece in pieces])
-    if only is None and os.path.exists(os.path.join(directory, f"events-rank{rank}.bin")):
+    if os.path.exists(os.path.join(directory, f"events-rank{rank}.bin")):
         # Kept events come from another file than their neighbours, and go back to these.
         records = records[np.lexsort((records["seq"], records["step"]))]
     site_lines, lost_sites = _read_lines(os.path.join(directory, f"sites-rank{rank}.jsonl"))
@@ -218,29 +196,6 @@ def sites_of_lines(lines: Iterable[dict[str, Any]]) -> dict[int, Site]:
         except (KeyError, TypeError):
             continue
     return sites
-
-
-def _read_stray(path: str) -> LogView:
-    """A file that doesn't have a log's name: still shown when it is made of records (a renamed
-    segment).
-    """
-    with reading(path), open_regular(path) as file:
-        first = file.read(RECORD_BYTES)
-        size = os.path.getsize(path)
-    looks_right = (
-        len(first) == RECORD_BYTES
-        and int(np.frombuffer(first, RECORD_DTYPE)["version"][0]) == RECORD_VERSION
-    )
-    if not looks_right:
-        raise LogError(
-            "this file is not a log of fastcheck",
-            expected=f"a log directory, or a .bin file of {RECORD_BYTES}-byte records",
-            got=f"{path}, {size:,} bytes of something else",
-            hint="give the directory that the stop message ends with (or fastcheck_log/)",
-        )
-    piece = read_all(path)
-    part = RankLog(0, piece.records, {}, [], {}, piece.dropped_bytes, piece.damaged)
-    return merge_ranks(os.path.dirname(path) or ".", [part])
 
 
 def _read_lines(path: str) -> tuple[list[dict[str, Any]], int]:

@@ -40,7 +40,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
         synthetic.Fault("stuck", (30,), 0, 10),
     ]
     synthetic.write_fleet(Folder(place), synthetic.Shape(RANKS, 20, STEPS, 2), faults, 5)
-    assert main(["fleet", str(place), "--html", "--threads", "1"]) == 1
+    assert main(["fleet", str(place), "--html"]) == 1
     return place / "fleet-synthetic.html"
 
 
