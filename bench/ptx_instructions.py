@@ -18,8 +18,8 @@ import torch
 import harness
 from fakes import ptx_on_cpu
 from fakes.cuda_on_cpu.driver import Call, Cut
-from fastcheck.record.reference import pattern
 from support.helpers import assert_same, kernel, tensor_of
+from support.records.reference import pattern
 
 TILE = 4096
 DTYPES = ("float32", "bfloat16")

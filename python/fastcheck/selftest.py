@@ -21,13 +21,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from fastcheck.backends.backend import Backend
+from fastcheck.backends.complete_records import record_list
+from fastcheck.backends.portable.formats import FORMATS, MANTISSA_BITS, Format
 from fastcheck.backends.table import backend_for
 from fastcheck.errors import ConfigError, did_you_mean, first_line
+from fastcheck.kernels import kernels
 from fastcheck.monitor.install import install
-from fastcheck.record import reference
-from fastcheck.record.format import DTYPES, RECORD_DTYPE, VALUE_BYTES, offset_of
-from fastcheck.record.reference import DType, finite_max_bits, pattern
+from fastcheck.record.format import DEPTHS, DTYPES, RECORD_DTYPE, VALUE_BYTES, offset_of
+from fastcheck.record.statistics import FLOAT_FORMATS
 from fastcheck.report.error import OverflowDetected
 from fastcheck.statistics.functions import found_nonfinite, stats
 from fastcheck.utils.torch.streams import streams_of
@@ -94,41 +95,40 @@ class Sample(NamedTuple):
     tensor: torch.Tensor  # on the CPU
 
 
-def sizes(row: DType) -> Iterator[Sample]:
+def sizes(form: Format) -> Iterator[Sample]:
     """Sizes around every limit: of any bits, and of moderate finite values."""
     for count in _SIZES:
-        components = count + count % row.components
-        raw = pattern("random", row.name, components, 1)
-        yield _sample(row, raw, f"{count} components of any bits")
-        if row.kind == "float":
-            yield _sample(row, _moderate(row, components), f"{count} components of moderate size")
+        components = count + count % form.info.components
+        yield _sample(form, _any_bits(form, components), f"{count} components of any bits")
+        if form.is_float:
+            yield _sample(form, _moderate(form, components), f"{count} components of moderate size")
 
 
-def special(row: DType) -> Iterator[Sample]:
+def special(form: Format) -> Iterator[Sample]:
     """Samples that a comparison, a conversion or flushed subnormals would get wrong; none for
     integers, where every bit pattern is a value like others.
     """
-    if row.kind != "float":
+    if not form.is_float:
         return
-    base = np.frombuffer(_moderate(row, 2 * 4096 + 66), f"<u{row.itemsize}")
-    patterns = _special_bits(row)
+    base = _moderate(form, 2 * 4096 + 66)
+    patterns = _special_bits(form)
     for name, bits in patterns.items():
         changed = base.copy()
         changed[[0, 4096 + 4095, -1]] = bits
-        yield _sample(row, changed.tobytes(), f"{name} at 0, 8191 and 8257 of 8258")
-        yield _sample(row, np.full(4098, bits, base.dtype).tobytes(), f"4098 times {name}")
-    mixed = np.array(list(patterns.values()), base.dtype).tobytes() * 1000
-    yield _sample(row, mixed, "all special values by turns")
-    if row.exponent_bits >= 8:
+        yield _sample(form, changed, f"{name} at 0, 8191 and 8257 of 8258")
+        yield _sample(form, np.full(4098, bits, base.dtype), f"4098 times {name}")
+    mixed = np.tile(np.array(list(patterns.values()), base.dtype), 1000)
+    yield _sample(form, mixed, "all special values by turns")
+    if _exponent_bits(form) >= 8:
         # On either side of where a tile is added up scaled: squares that overflow or vanish.
         for exponent in (-100, -41, -39, 59, 61, 100):
-            raw = pattern(f"exponent:{exponent}", row.name, 4166, 4)
-            yield _sample(row, raw, f"4166 components about 2^{exponent}")
+            about = _about(form, 4166, exponent)
+            yield _sample(form, about, f"4166 components about 2^{exponent}")
 
 
-def layouts(row: DType) -> Iterator[Sample]:
+def layouts(form: Format) -> Iterator[Sample]:
     """Views of other strides, offsets and alignments."""
-    flat = _sample(row, pattern("random", row.name, 12000 * row.components, 5), "").tensor
+    flat = _sample(form, _any_bits(form, 12000 * form.info.components), "").tensor
     views: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
         "transposed": lambda x: x[:2100].view(30, 70).t(),
         "channels last": lambda x: x[:3360].view(2, 7, 12, 20).permute(0, 3, 1, 2),
@@ -141,7 +141,7 @@ def layouts(row: DType) -> Iterator[Sample]:
         "overlapping windows": lambda x: x[:500].unfold(0, 32, 3),
     }
     for name, view in views.items():
-        yield Sample(f"{row.name}, {name}", view(flat))
+        yield Sample(f"{form.info.name}, {name}", view(flat))
 
 
 def copy_to(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -152,15 +152,34 @@ def copy_to(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     )
 
 
-def _moderate(row: DType, components: int) -> bytes:
-    """Random signs and mantissas, exponents near zero."""
-    return pattern(f"exponent:{-4 if row.exponent_bits > 4 else -7}", row.name, components, 2)
+def _any_bits(form: Format, components: int) -> np.ndarray:
+    """Components as unsigned integers: the same on every machine, any bit pattern among them."""
+    size = form.info.component_bytes
+    return np.frombuffer(np.random.default_rng(1).bytes(size * components), f"<u{size}")
 
 
-def _special_bits(row: DType) -> dict[str, int]:
+def _about(form: Format, components: int, exponent: int) -> np.ndarray:
+    """Random signs and mantissas, with binary exponents from ``exponent`` to 15 above it."""
+    bits, mantissa = _any_bits(form, components), MANTISSA_BITS[form.info.name]
+    biased = (1 << (_exponent_bits(form) - 1)) - 1 + exponent
+    exponents = np.random.default_rng(2).integers(biased, biased + 16, components)
+    kept = bits & bits.dtype.type(1 << (8 * bits.itemsize - 1) | (1 << mantissa) - 1)
+    made: np.ndarray = kept | exponents.astype(bits.dtype) << bits.dtype.type(mantissa)
+    return made
+
+
+def _moderate(form: Format, components: int) -> np.ndarray:
+    return _about(form, components, -4 if _exponent_bits(form) > 4 else -7)
+
+
+def _exponent_bits(form: Format) -> int:
+    return 8 * form.info.component_bytes - 1 - MANTISSA_BITS[form.info.name]
+
+
+def _special_bits(form: Format) -> dict[str, int]:
     """Bit patterns of special numbers by name; those of either sign with the sign in the name."""
-    sign, normal = 1 << (row.exponent_bits + row.mantissa_bits), 1 << row.mantissa_bits
-    largest = finite_max_bits(row)
+    sign, normal = 1 << (8 * form.info.component_bytes - 1), 1 << MANTISSA_BITS[form.info.name]
+    largest = form.largest
     patterns = {
         "zero": 0,
         "smallest subnormal": 1,
@@ -169,20 +188,18 @@ def _special_bits(row: DType) -> dict[str, int]:
         "largest finite": largest,
         "NaN, all bits": sign - 1,
     }
-    if row.has_inf:
+    if FLOAT_FORMATS[form.info.name].has_inf:
         patterns["infinity"] = largest + 1
         patterns["signaling NaN"] = largest + 2
         patterns["quiet NaN"] = largest + 1 | normal >> 1
     return {**patterns, **{f"-({name})": bits | sign for name, bits in patterns.items()}}
 
 
-def _sample(row: DType, raw: bytes, what: str) -> Sample:
-    dtype = getattr(torch, row.name)
-    if not raw:
-        return Sample(f"{row.name}, {what}", torch.empty(0, dtype=dtype))
-    if row.kind == "bool":  # other bytes are no value that torch may be given
-        raw = bytes(byte & 1 for byte in raw)
-    return Sample(f"{row.name}, {what}", torch.frombuffer(bytearray(raw), dtype=dtype))
+def _sample(form: Format, bits: np.ndarray, what: str) -> Sample:
+    raw = bits & 1 if form.info.name == "bool" else bits  # other bytes are no value of torch's
+    dtype = getattr(torch, form.info.name)
+    tensor = torch.frombuffer(bytearray(raw), dtype=dtype) if raw.size else torch.empty(0).to(dtype)
+    return Sample(f"{form.info.name}, {what}", tensor)
 
 
 class Fault(Exception):  # noqa: N818  (what a check found, not a mistake of its own)
@@ -233,25 +250,28 @@ def _error_text(error: Exception) -> str:
 
 def check_values(device: torch.device) -> str:
     """Every dtype, sizes around row and tile limits, special values and strides, with every
-    ``record=``, in either order, alone and in a list, against the reference.
+    ``record=``, in either order, alone and in a list, against the CPU's kernels; on the CPU against
+    the scalar kernel, the plainest of them.
     """
+    module: Any = kernels()
+    if device.type == "cpu" and (module is None or module.cpu_isa() == "scalar"):
+        raise NotCheckable("nothing else here reads the CPU's tensors, to compare this with")
     rows, missing, tensors = 0, [], 0
-    for row in reference.TABLE:
-        if not hasattr(torch, row.name):
-            continue
+    for form in FORMATS.values():
         try:
-            copy_to(torch.zeros(2, dtype=getattr(torch, row.name)), device)
+            copy_to(torch.zeros(2).to(getattr(torch, form.info.name)), device)
         except (RuntimeError, TypeError, NotImplementedError):
-            missing.append(row.name)
+            missing.append(form.info.name)
             continue
         rows += 1
-        dense, views = [*sizes(row), *special(row)], list(layouts(row))
+        dense, views = [*sizes(form), *special(form)], list(layouts(form))
         tensors += _check_list(device, dense + views)
         tensors += _check_list(device, views, order="logical")
         for kind in ("health", "stats"):
             tensors += _check_list(device, dense[-2:], record=kind)
         alone = stats(copy_to(dense[-1].tensor, device)).record
-        _compare(alone, dense[-1], backend_for(device))
+        (want,) = _expected(device, dense[-1:], "full", "storage")
+        _compare(device, alone, want, dense[-1].what)
     text = f"{tensors + rows} tensors of {rows} dtypes"
     return text + (f" (not on this device: {', '.join(missing)})" if missing else "")
 
@@ -261,19 +281,39 @@ def _check_list(
 ) -> int:
     """Reads the samples on the device, in one call."""
     there = [copy_to(sample.tensor, device) for sample in samples]
-    backend = backend_for(device)
-    for sample, got in zip(samples, stats(there, record=record, order=order).numpy()):
-        _compare(got, sample, backend, record, order)
+    made = stats(there, record=record, order=order).numpy()
+    for sample, got, want in zip(samples, made, _expected(device, samples, record, order)):
+        _compare(device, got, want, f"{sample.what}, record={record!r}, order={order!r}")
     return len(samples)
 
 
-def _compare(
-    got: np.void, sample: Sample, backend: Backend, record: str = "full", order: str = "storage"
-) -> None:
-    """Byte for byte; sums within 1e-6 where the backend guarantees no more."""
-    made = reference.record(sample.tensor, depth=record, order=order)
-    want = np.frombuffer(made, RECORD_DTYPE).copy()[0]
-    want["device_mode"] = int(backend.device_mode)
+def _expected(
+    device: torch.device, samples: Sequence[Sample], record: str, order: str
+) -> np.ndarray:
+    """The records that these are compared with."""
+    tensors = [sample.tensor for sample in samples]
+    with _scalar_kernel() if device.type == "cpu" else contextlib.nullcontext():
+        rows = record_list(tensors, int(DEPTHS[record]), order == "logical")
+    records: np.ndarray = np.frombuffer(rows.numpy().tobytes(), RECORD_DTYPE).copy()
+    records["device_mode"] = int(backend_for(device).device_mode)
+    return records
+
+
+@contextlib.contextmanager
+def _scalar_kernel() -> Iterator[None]:
+    module: Any = kernels()
+    before = module.cpu_isa()
+    module.set_cpu_isa("scalar")
+    try:
+        yield
+    finally:
+        module.set_cpu_isa(before)
+
+
+def _compare(device: torch.device, got: np.void, want: np.void, what: str) -> None:
+    """Byte for byte; sums within 1e-6 where a backend guarantees no more."""
+    readers = backend_for(device), backend_for(torch.device("cpu"))
+    are_exact = all(reader.determinism == "bitwise" for reader in readers)
     differences = []
     for name in RECORD_DTYPE.names or ():
         is_compared = name in ("dtype", "order", "depth", "device_mode")
@@ -281,11 +321,11 @@ def _compare(
             continue
         if got[name].tobytes() == want[name].tobytes():
             continue
-        if name in _SUMS and backend.determinism != "bitwise" and _is_close(name, got, want):
+        if name in _SUMS and not are_exact and _is_close(name, got, want):
             continue
         differences.append(f"{name}: got {_shown(got, name)}, expected {_shown(want, name)}")
     if differences:
-        raise Fault(f"{sample.what}, record={record!r}, order={order!r}: {'; '.join(differences)}")
+        raise Fault(f"{what}: {'; '.join(differences)}")
 
 
 def _is_close(name: str, got: np.void, want: np.void) -> bool:

@@ -16,9 +16,9 @@ from fastcheck import _kernels
 from fastcheck.backends import backend
 from fastcheck.backends.cpu import cpu_backend
 from fastcheck.backends.portable.exponents import count_exponents
-from fastcheck.record.reference import DEPTHS, DTYPES, RECORD_BYTES, fields, pattern
 from support.helpers import SIZES, even, expected, kinds, tensor_of
 from support.processes import run_code
+from support.records.reference import DEPTHS, DTYPES, RECORD_BYTES, fields, pattern
 
 NATIVE = cpu_backend(_kernels)
 ALONE = {"FASTCHECK_NO_BINDING": "1"}

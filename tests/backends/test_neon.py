@@ -17,8 +17,8 @@ from fakes.layouts import LAYOUTS
 from fakes.neon import driver
 from fakes.neon.driver import Case, records
 from fastcheck import _kernels
-from fastcheck.record.reference import DTYPES, FLOAT_NAMES, VALUE_BYTES, pattern
 from support.helpers import SIZES, assert_same, even, every_isa, kernel, kinds, tensor_of
+from support.records.reference import DTYPES, FLOAT_NAMES, VALUE_BYTES, pattern
 from support.records.vectors import PATH
 from support.sampling import sample
 

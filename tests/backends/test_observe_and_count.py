@@ -13,8 +13,8 @@ from fastcheck.backends import table
 from fastcheck.backends.backend import arguments_of
 from fastcheck.backends.cpu import cpu_backend
 from fastcheck.backends.table import backend_for
-from fastcheck.record.reference import FLOAT_NAMES, RECORD_BYTES, pattern
 from support.helpers import ISAS, even, every_isa, tensor_of
+from support.records.reference import FLOAT_NAMES, RECORD_BYTES, pattern
 from support.records.torch_dtypes import torch_dtype
 from support.records.views import LAYOUTS
 

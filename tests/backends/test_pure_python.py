@@ -21,7 +21,6 @@ from torch import nn
 
 import fastcheck
 from fastcheck.extension import status
-from fastcheck.record.reference import DTYPES, fields, pattern, record
 from fastcheck.utils.torch.seen_tensors import PythonSeenTensors, make_seen
 from support.programs.training import (
     Apply,
@@ -33,6 +32,7 @@ from support.programs.training import (
     train,
     where,
 )
+from support.records.reference import DTYPES, fields, pattern, record
 from support.records.torch_dtypes import torch_dtype
 
 IS_PURE = status.module is None

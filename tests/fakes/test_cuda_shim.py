@@ -17,8 +17,8 @@ import pytest
 
 from fakes.cuda_on_cpu import driver
 from fakes.cuda_on_cpu.driver import Call, Cut, LaunchError
-from fastcheck.record.reference import pattern
 from support.helpers import kernel, tensor_of
+from support.records.reference import pattern
 from support.sampling import sample
 
 pytestmark = pytest.mark.skipif(driver.compiler() is None, reason="no C++ compiler")

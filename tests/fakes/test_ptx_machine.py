@@ -22,9 +22,9 @@ import torch
 from fakes import ptx_on_cpu
 from fakes.cuda_on_cpu import driver
 from fakes.cuda_on_cpu.driver import ROOT, Call, Cut, Garbage, LaunchError
-from fastcheck.record.reference import pattern
 from fastcheck.ring.device import MAX_SEGMENTS
 from support.helpers import kernel, tensor_of
+from support.records.reference import pattern
 from support.sampling import IS_WHOLE, sample
 
 pytestmark = pytest.mark.skipif(

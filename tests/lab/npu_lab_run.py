@@ -18,7 +18,7 @@ import torch
 
 from fastcheck.backends.triton import kernels as triton_kernels
 from fastcheck.backends.triton import launch as triton_launch
-from fastcheck.record.reference import DEPTHS, LAYOUT, VALUE_BYTES, fields, pattern, record
+from support.records.reference import DEPTHS, LAYOUT, VALUE_BYTES, fields, pattern, record
 from support.records.torch_dtypes import torch_dtype
 
 PASSES = (

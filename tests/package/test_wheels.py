@@ -17,9 +17,9 @@ import pytest
 import torch
 
 from fastcheck.cli import doctor
-from fastcheck.record.reference import fields, record
 from package import wheel_smoke
 from support.paths import ROOT
+from support.records.reference import fields, record
 
 TORCH = "".join(torch.__version__.split(".")[:2])
 

@@ -31,7 +31,7 @@ import fastcheck
 
 ROOT = Path(__file__).resolve().parents[2]
 
-#: Of fastcheck/record/reference.py, to which tests/package/test_wheels.py holds them.
+#: Of tests/support/records/reference.py, to which tests/package/test_wheels.py holds them.
 CHECKSUMS = {
     "float32": 0x09F5F665C9D0A55C,
     "float16": 0x1023ED81C85C2A93,

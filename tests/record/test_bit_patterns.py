@@ -7,7 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from fastcheck.record.reference import (
+from support.helpers import assert_same, every_isa, kernel, swept, tensor_of
+from support.records.reference import (
     DTYPES,
     EIGHT_COUNTS,
     FLOAT_NAMES,
@@ -19,7 +20,6 @@ from fastcheck.record.reference import (
     pattern,
     record_of_bytes,
 )
-from support.helpers import assert_same, every_isa, kernel, swept, tensor_of
 from support.records.special_codes import special_codes
 
 pytestmark = pytest.mark.fake_statistics

@@ -11,17 +11,6 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fastcheck.record.reference import (
-    DTYPES,
-    EIGHT_COUNTS,
-    LAYOUT,
-    TILE,
-    bit_patterns,
-    fields,
-    pattern,
-    record_of_bytes,
-    splitmix64,
-)
 from support.helpers import (
     BACKEND,
     ISAS,
@@ -33,6 +22,17 @@ from support.helpers import (
     is_close,
     kernel,
     tensor_of,
+)
+from support.records.reference import (
+    DTYPES,
+    EIGHT_COUNTS,
+    LAYOUT,
+    TILE,
+    bit_patterns,
+    fields,
+    pattern,
+    record_of_bytes,
+    splitmix64,
 )
 from support.records.torch_dtypes import torch_dtype
 

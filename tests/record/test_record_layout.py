@@ -15,7 +15,8 @@ import fastcheck
 from fastcheck import _C, _kernels
 from fastcheck.record import format as record_format
 from fastcheck.record.format import Order
-from fastcheck.record.reference import (
+from support.paths import ROOT
+from support.records.reference import (
     DEPTHS,
     LAYOUT,
     ORDERS,
@@ -25,7 +26,6 @@ from fastcheck.record.reference import (
     fields,
     record,
 )
-from support.paths import ROOT
 from support.records.torch_dtypes import torch_dtype
 
 PAGE = (ROOT / "docs" / "record-format.md").read_text()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from fastcheck.record.reference import (
+from support.records.reference import (
     DTYPES,
     FLOAT_NAMES,
     VALUE_BYTES,

@@ -16,9 +16,9 @@ import torch
 
 import fastcheck
 from fastcheck import _C, selftest
+from fastcheck.backends.portable.formats import FORMATS
 from fastcheck.cli.main import main
 from fastcheck.record.format import RECORD_DTYPE, Depth
-from fastcheck.record.reference import DTYPES, TABLE, fields, record
 from fastcheck.selftest import (
     FAILED,
     NOT_CHECKABLE,
@@ -31,6 +31,7 @@ from fastcheck.selftest import (
 )
 from fastcheck.statistics import functions
 from support.processes import run_code
+from support.records.reference import fields, record
 from support.sampling import sample
 
 CPU = torch.device("cpu")
@@ -80,13 +81,15 @@ def test_passes_and_draws_no_random_number() -> None:
 
 
 def test_samples_hold_what_they_say() -> None:
-    for row in TABLE:
-        samples = [*sizes(row), *special(row), *layouts(row)]
-        assert {s.tensor.numel() for s in samples} >= {0, 4096 // row.components}
-        if row.kind == "float":
+    for form in FORMATS.values():
+        samples = [*sizes(form), *special(form), *layouts(form)]
+        assert {s.tensor.numel() for s in samples} >= {0, 4096 // form.info.components}
+        if form.is_float:
             found = [fields(record(s.tensor)) for s in samples]
             for name in ("nan", "zero", "subnormal", "negative", "saturated"):
-                assert any(values[f"{name}_count"] for values in found), (row.name, name)
+                assert any(values[f"{name}_count"] for values in found), (form.info.name, name)
+            [moderate] = [s for s in samples if "4097 components of moderate" in s.what]
+            assert 2**-12 < fields(record(moderate.tensor))["max"] < 2**13
 
 
 # --- and fails where something is ----------------------------------------------------------------
@@ -212,7 +215,11 @@ def test_report_holds_the_checks_and_no_path_and_no_name(
     monkeypatch.setattr(selftest, "CHECKS", kept)
     code, out, _ = run(capsys, "--device", "cpu")
     assert code == 0 and "fastcheck can be used here" in out
-    for line in (f"no-wait     {NOT_CHECKABLE}", f"install     {PASSED}", "the reference's bits"):
+    for line in (
+        f"no-wait     {NOT_CHECKABLE}",
+        f"install     {PASSED}",
+        "the same bits on every machine",
+    ):
         assert line in out
     for private in (socket.gethostname(), os.getcwd(), sys.prefix, os.path.expanduser("~")):
         assert private not in out
@@ -235,15 +242,13 @@ def test_failure_is_exit_code_1(
 
 def test_passes_without_the_extension() -> None:
     code = "import sys; from fastcheck.cli.main import main; "
-    # Each dtype of the portable backend: tests/backends/portable/test_values.py.
-    code += "from fastcheck.record import reference; "
-    code += f"reference.TABLE = [reference.DTYPES[name] for name in {sample(DTYPES, 4)}]; "
     code += "sys.exit(main(['doctor', '--device', 'cpu', '--json']))"
     done = run_code(code, env={"FASTCHECK_NO_EXTENSION": "1"})
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout)
     assert found["device"]["backend"] == "portable"
-    assert [c["name"] for c in found["checks"] if c["status"] != PASSED] == ["no-wait"]
+    states = {check["name"]: check["status"] for check in found["checks"]}
+    assert states == {"values": NOT_CHECKABLE, "no-wait": NOT_CHECKABLE, "install": PASSED}
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fastcheck
-from fastcheck.record.reference import (
+from fastcheck.statistics import functions
+from fastcheck.statistics.functions import crc32
+from support.helpers import ISAS, ON_CPU, assert_same, every_isa, kernel, put, tensor_of
+from support.paths import ROOT
+from support.records.reference import (
     DTYPES,
     FINISH,
     FMIX,
@@ -27,10 +31,6 @@ from fastcheck.record.reference import (
     record_of_bytes,
     splitmix64,
 )
-from fastcheck.statistics import functions
-from fastcheck.statistics.functions import crc32
-from support.helpers import ISAS, ON_CPU, assert_same, every_isa, kernel, put, tensor_of
-from support.paths import ROOT
 from support.records.vectors import PATH
 from support.sampling import sample
 

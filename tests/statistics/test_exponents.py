@@ -9,8 +9,8 @@ import fastcheck
 from fastcheck import UnsupportedTensorError
 from fastcheck.backends.portable.exponents import count_exponents
 from fastcheck.record.exponents import EXPONENT_WORDS
-from fastcheck.record.reference import FLOAT_NAMES, pattern
 from support.helpers import ISAS, cpu_only, even, every_isa, put, tensor_of
+from support.records.reference import FLOAT_NAMES, pattern
 from support.records.reference_exponents import WORDS, exponent_words
 from support.records.special_codes import special_codes
 from support.records.torch_dtypes import torch_dtype

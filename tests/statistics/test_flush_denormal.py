@@ -9,10 +9,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from fastcheck.record.reference import DTYPES, FLOAT_NAMES, fields, pattern, record
 from fastcheck.statistics.functions import crc32
 from support.helpers import ON_CPU, assert_same, every_isa, kernel, tensor_of
 from support.processes import run_code
+from support.records.reference import DTYPES, FLOAT_NAMES, fields, pattern, record
 
 TINY = 1e-41  # a float32 subnormal
 
@@ -116,7 +116,7 @@ print("same")
 """
     code = code.replace(
         "from support.helpers import *",
-        "from support.helpers import *\nfrom fastcheck.record.reference import record",
+        "from support.helpers import *\nfrom support.records.reference import record",
     )
     done = run_code(code)
     assert (done.returncode, done.stdout) == (0, "same\n"), done.stderr

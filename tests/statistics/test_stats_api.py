@@ -14,10 +14,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.library import opcheck
 
 import fastcheck
-from fastcheck.record.reference import DTYPES, FLOAT_NAMES, VALUE_BYTES, record
 from fastcheck.statistics.functions import crc32
 from fastcheck.types import Stats, StatsList
 from support.helpers import DEVICE, ON_CPU, assert_same, cpu_only, kernel, put
+from support.records.reference import DTYPES, FLOAT_NAMES, VALUE_BYTES, record
 from support.records.torch_dtypes import torch_dtype
 
 pytestmark = [pytest.mark.fake_statistics, pytest.mark.fake_cuda]

@@ -10,9 +10,9 @@ import torch
 
 import fastcheck
 from fastcheck import UnsupportedTensorError
-from fastcheck.record.reference import DTYPES
 from fastcheck.statistics.functions import crc32
 from support.helpers import DEVICE, ON_CPU, put
+from support.records.reference import DTYPES
 from support.records.unreadable import UNREADABLE, quiet
 
 pytestmark = pytest.mark.fake_statistics

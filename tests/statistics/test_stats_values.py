@@ -10,18 +10,6 @@ import pytest
 import torch
 
 from fastcheck import _kernels
-from fastcheck.record.reference import (
-    DEPTHS,
-    DTYPES,
-    FLOAT_NAMES,
-    VALUE_BYTES,
-    dtype_of,
-    fields,
-    is_dense,
-    pattern,
-    record,
-    record_of_bytes,
-)
 from support.helpers import (
     ISAS,
     SIZES,
@@ -36,6 +24,18 @@ from support.helpers import (
     tensor_of,
 )
 from support.processes import run_code
+from support.records.reference import (
+    DEPTHS,
+    DTYPES,
+    FLOAT_NAMES,
+    VALUE_BYTES,
+    dtype_of,
+    fields,
+    is_dense,
+    pattern,
+    record,
+    record_of_bytes,
+)
 from support.records.torch_dtypes import torch_dtype
 from support.records.views import LAYOUTS
 

@@ -22,7 +22,7 @@ import fastcheck
 from fastcheck import _C, _kernels
 from fastcheck.backends.table import backend_for
 from fastcheck.cli.main import main
-from fastcheck.record.reference import (
+from support.records.reference import (
     DEPTHS,
     DTYPES,
     LAYOUT,

@@ -38,8 +38,8 @@ Prints versions, what the installed wheel is for, the backends that are built an
 CPU kernels: which of them this machine can run, which is used, and why. Paste it into a bug
 report: it holds no path and no name of host or user.
 
-With --device, also reads difficult tensors on the device and compares their records with a
-reference, looks for waits of the host, and stops a small training run. What can't be found out on a
+With --device, also reads difficult tensors on the device and compares their records with those of
+the CPU, looks for waits of the host, and stops a small training run. What can't be found out on a
 device is "not checkable here", with the reason: that is no failure."""
 
 EPILOG = f"""\
@@ -286,7 +286,7 @@ def _about(device: Any) -> dict[str, str]:
             about["name"] = "unknown"
     about["backend"] = backend.name
     is_exact = backend.determinism == "bitwise"
-    about["sums"] = "the reference's bits" if is_exact else "within 1e-6 of abs_sum"
+    about["sums"] = "the same bits on every machine" if is_exact else "within 1e-6 of abs_sum"
     about["device mode"] = backend.device_mode.name
     about.update(package_versions(_FOR_DEVICES))
     runtimes = {"cuda": torch.version.cuda, "hip": torch.version.hip}

@@ -20,9 +20,9 @@ from backends.cuda.test_kernels import LAYOUTS
 from fakes import cuda_on_fake, fake_device
 from fakes.cuda_on_fake.checks import slots_for
 from fastcheck.backends import table as backends
-from fastcheck.record.reference import DEPTHS, DTYPES, RECORD_BYTES, pattern
 from support.devices.on_device import assert_all_same, many, of_cpu, random, rows
 from support.helpers import SIZES, even, kinds, put, tensor_of
+from support.records.reference import DEPTHS, DTYPES, RECORD_BYTES, pattern
 
 fake: Any = fake_device.load()
 NAME = fake.name()

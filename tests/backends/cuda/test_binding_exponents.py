@@ -16,9 +16,9 @@ from backends.cuda.test_kernels import LAYOUTS
 from fakes import cuda_on_fake, fake_device
 from fakes.cuda_on_fake.checks import spent
 from fastcheck.backends.table import exponent_words
-from fastcheck.record.reference import FLOAT_NAMES, RECORD_BYTES
 from support.devices.on_device import in_threads, random
 from support.helpers import put
+from support.records.reference import FLOAT_NAMES, RECORD_BYTES
 
 fake: Any = fake_device.load()
 NAME = fake.name()

@@ -14,8 +14,8 @@ import fastcheck
 from fakes.cuda_on_cpu import driver
 from fakes.cuda_on_cpu.driver import Cut, LaunchError, exponent_words
 from fakes.layouts import LAYOUTS
-from fastcheck.record.reference import FLOAT_NAMES, pattern
 from support.helpers import even, tensor_of
+from support.records.reference import FLOAT_NAMES, pattern
 from support.records.special_codes import special_codes
 from support.records.torch_dtypes import torch_dtype
 from support.sampling import sample

@@ -19,11 +19,11 @@ import torch
 import fastcheck
 from backends.cuda.test_kernels import LAYOUTS
 from fastcheck.backends import table as backends
-from fastcheck.record.reference import DEPTHS, DTYPES, FLOAT_NAMES, pattern
 from support.devices import on_device
 from support.devices.on_device import assert_all_same, in_threads, of_cpu, random, rows
 from support.helpers import SIZES, even, kinds, put, tensor_of
 from support.programs.training import Net, batches, deep
+from support.records.reference import DEPTHS, DTYPES, FLOAT_NAMES, pattern
 from support.records.torch_dtypes import torch_dtype
 
 pytestmark = pytest.mark.gpu

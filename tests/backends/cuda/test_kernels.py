@@ -2,7 +2,7 @@
 Records.
 
 Equal byte for byte over dtype, size, layout and alignment, however the work is cut and in whatever
-order the threads run. The CPU's Records are held to fastcheck/record/reference.py by
+order the threads run. The CPU's Records are held to tests/support/records/reference.py by
 test_stats_values.py; here the reference itself stands in for some of them."""
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ import torch
 from fakes.cuda_on_cpu import driver
 from fakes.cuda_on_cpu.driver import Call, Cut, Garbage, LaunchError, record
 from fakes.layouts import LAYOUTS
-from fastcheck.record.reference import (
+from fastcheck.ring.device import MAX_SEGMENTS
+from support.helpers import SIZES, assert_same, even, expected, kernel, kinds, tensor_of
+from support.records.reference import (
     DTYPES,
     FLOAT_NAMES,
     chain_term,
@@ -26,8 +28,6 @@ from fastcheck.record.reference import (
     record_of_bytes,
     words_of,
 )
-from fastcheck.ring.device import MAX_SEGMENTS
-from support.helpers import SIZES, assert_same, even, expected, kernel, kinds, tensor_of
 from support.records.torch_dtypes import torch_dtype
 from support.sampling import sample
 

@@ -30,7 +30,7 @@ from backends.cuda.test_kernels import (
 )
 from fakes import ptx_on_cpu
 from fakes.cuda_on_cpu import driver
-from fastcheck.record.reference import DTYPES
+from support.records.reference import DTYPES
 from support.sampling import IS_WHOLE
 
 __all__ = [

@@ -19,8 +19,8 @@ from fakes.cuda_on_cpu.driver import (
     record_and_exponents,
 )
 from fakes.layouts import LAYOUTS
-from fastcheck.record.reference import FLOAT_NAMES, pattern
 from support.helpers import even, tensor_of
+from support.records.reference import FLOAT_NAMES, pattern
 from support.records.special_codes import special_codes
 from support.sampling import sample
 

@@ -11,8 +11,8 @@ import torch
 
 from fastcheck.backends.portable import backend as module
 from fastcheck.backends.portable.backend import any_nonfinite
-from fastcheck.record.reference import DTYPES, FLOAT_NAMES, fields, record
 from support.helpers import tensor_of
+from support.records.reference import DTYPES, FLOAT_NAMES, fields, record
 from support.records.special_codes import special_codes
 
 

@@ -17,9 +17,9 @@ from fastcheck.backends.portable import backend as portable
 from fastcheck.backends.portable import many as portable_many
 from fastcheck.backends.portable.backend import any_nonfinite
 from fastcheck.backends.table import backend_for
-from fastcheck.record.reference import DEPTHS, VALUE_BYTES, pattern, record
 from support.devices.on_device import in_threads
 from support.helpers import DEVICE, ON_CPU, assert_same, tensor_of
+from support.records.reference import DEPTHS, VALUE_BYTES, pattern, record
 from support.sampling import sample
 
 if ON_CPU:

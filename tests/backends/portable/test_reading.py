@@ -20,10 +20,10 @@ from fastcheck.backends.portable.backend import any_nonfinite
 from fastcheck.backends.portable.constants import constant
 from fastcheck.backends.portable.formats import FORMATS
 from fastcheck.backends.portable.traversal import dtype_and_order
-from fastcheck.record.reference import DEPTHS, LAYOUT, VALUE_BYTES, dtype_of, record
 from fastcheck.utils.torch.readable import unreadable_reason
 from support.helpers import assert_same
 from support.records.portable import ALL, SMALL, check, observed, observed_list
+from support.records.reference import DEPTHS, LAYOUT, VALUE_BYTES, dtype_of, record
 from support.records.torch_dtypes import torch_dtype
 from support.records.unreadable import UNREADABLE, quiet
 

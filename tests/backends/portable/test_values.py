@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 
 from fastcheck.backends.portable import checksum as sum64
 from fastcheck.backends.portable.traversal import dtype_and_order
-from fastcheck.record.reference import (
+from support.helpers import SIZES, even, kinds, tensor_of
+from support.records.portable import ALL, DEFAULT, SMALL, check, observed, observed_list
+from support.records.reference import (
     DEPTHS,
     DTYPES,
     FLOAT_NAMES,
@@ -31,8 +33,6 @@ from fastcheck.record.reference import (
     record_of_bytes,
     splitmix64,
 )
-from support.helpers import SIZES, even, kinds, tensor_of
-from support.records.portable import ALL, DEFAULT, SMALL, check, observed, observed_list
 from support.records.special_codes import special_codes
 from support.records.torch_dtypes import torch_dtype
 from support.records.views import LAYOUTS

@@ -21,8 +21,8 @@ from fastcheck.backends import table
 from fastcheck.backends import triton as package
 from fastcheck.backends.triton import backend as triton
 from fastcheck.cli.main import main
-from fastcheck.record.reference import VALUE_BYTES
 from support.helpers import assert_same, doctors_row
+from support.records.reference import VALUE_BYTES
 
 
 @pytest.fixture(autouse=True)

@@ -22,8 +22,8 @@ from fastcheck import _C
 from fastcheck.backends.table import backend_for
 from fastcheck.backends.triton import kernels as triton_kernels
 from fastcheck.backends.triton import launch as triton_launch
-from fastcheck.record.reference import VALUE_BYTES, pattern
 from support.helpers import assert_same, tensor_of
+from support.records.reference import VALUE_BYTES, pattern
 
 fake: Any = fake_device.load()
 NAME = fake.name()

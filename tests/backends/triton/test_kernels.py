@@ -23,7 +23,8 @@ from fastcheck import _C
 from fastcheck.backends.portable import checksum as sum64
 from fastcheck.backends.portable.formats import FORMATS
 from fastcheck.backends.triton import kernels, launch
-from fastcheck.record.reference import (
+from support.helpers import assert_same, kinds, tensor_of
+from support.records.reference import (
     DEPTHS,
     DTYPES,
     HALVES,
@@ -32,7 +33,6 @@ from fastcheck.record.reference import (
     fields,
     pattern,
 )
-from support.helpers import assert_same, kinds, tensor_of
 from support.records.special_codes import special_codes
 from support.records.torch_dtypes import torch_dtype
 from support.records.views import LAYOUTS

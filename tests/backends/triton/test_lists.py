@@ -20,8 +20,8 @@ from fastcheck.backends.portable.traversal import traverse
 from fastcheck.backends.triton import backend as triton
 from fastcheck.backends.triton import launch
 from fastcheck.backends.triton import lists as triton_lists
-from fastcheck.record.reference import DEPTHS, DTYPES, VALUE_BYTES, pattern
 from support.helpers import assert_same, kinds, tensor_of
+from support.records.reference import DEPTHS, DTYPES, VALUE_BYTES, pattern
 from support.records.torch_dtypes import torch_dtype
 from support.sampling import IS_WHOLE, sample
 

@@ -23,7 +23,7 @@ from typing import Optional
 import torch
 
 from fastcheck.record.exponents import EXPONENT_WORDS
-from fastcheck.record.reference import DEPTHS, DTYPES, RECORD_BYTES, dtype_of, is_dense
+from support.records.reference import DEPTHS, DTYPES, RECORD_BYTES, dtype_of, is_dense
 
 ROOT = Path(__file__).resolve().parents[3]
 BUILD = ROOT / "build" / "cuda_on_cpu"

@@ -21,7 +21,7 @@ from typing import Optional
 
 import torch
 
-from fastcheck.record.reference import DEPTHS, RECORD_BYTES, dtype_of, is_dense
+from support.records.reference import DEPTHS, RECORD_BYTES, dtype_of, is_dense
 from support.sampling import IS_WHOLE
 
 SOURCE = Path(__file__).resolve().parent

@@ -21,7 +21,6 @@ from fastcheck.backends import npu
 from fastcheck.backends.portable import backend as portable
 from fastcheck.backends.portable.backend import any_nonfinite
 from fastcheck.backends.table import backend_for
-from fastcheck.record.reference import DEPTHS, DTYPES, RECORD_BYTES, pattern
 from fastcheck.types import DeviceMode
 from fastcheck.utils.torch.streams import stream_handle, streams_of
 from support.programs.guarding import why_unguarded
@@ -35,6 +34,7 @@ from support.programs.training import (
     where,
     without_waiting,
 )
+from support.records.reference import DEPTHS, DTYPES, RECORD_BYTES, pattern
 from support.records.torch_dtypes import torch_dtype
 
 if os.environ.get("FAKE_ACL_SOC"):

@@ -11,8 +11,8 @@ from typing import Callable, Optional
 import torch
 
 from fastcheck import _C
-from fastcheck.record.reference import DEPTHS, DTYPES, RECORD_BYTES, pattern
 from support.helpers import assert_same, even, tensor_of
+from support.records.reference import DEPTHS, DTYPES, RECORD_BYTES, pattern
 
 # --- records -------------------------------------------------------------------------------------
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from fastcheck.backends.portable import backend as portable
-from fastcheck.record.reference import DEPTHS, DTYPES, VALUE_BYTES
 from support.helpers import assert_same
+from support.records.reference import DEPTHS, DTYPES, VALUE_BYTES
 
 ALL = sorted(DTYPES)
 DEFAULT = portable.TEMPORARY_BYTES

@@ -10,7 +10,7 @@ import struct
 
 import torch
 
-from fastcheck.record.reference import bit_patterns, classify, decode, dtype_of, traversal
+from support.records.reference import bit_patterns, classify, decode, dtype_of, traversal
 
 BINS = 64
 ELEMENTS, MAXIMA_32, MAXIMA_16, BELOW_32, BELOW_16 = (8 + BINS * part for part in range(5))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fastcheck.record.reference import DTYPES
+from support.records.reference import DTYPES
 
 
 def special_codes(dtype: str) -> list[int]:

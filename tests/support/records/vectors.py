@@ -9,7 +9,7 @@ import json
 import sys
 from pathlib import Path
 
-from fastcheck.record.reference import (
+from support.records.reference import (
     DTYPES,
     FLOAT_NAMES,
     TABLE,

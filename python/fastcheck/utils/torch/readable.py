@@ -129,7 +129,7 @@ def freed_reason(tensor: torch.Tensor) -> Optional[str]:
     if not tensor.numel() or held >= (needed := _bytes_reached(tensor)):
         return None
     return (
-        "expected a tensor whose storage holds all its elements, got a tensor that needs "
+        "expected a tensor whose storage holds all its elements, got one that needs "
         f"{needed} bytes over a storage of {held}; its memory was freed or resized (a sharded "
         "parameter outside its forward?)"
     )

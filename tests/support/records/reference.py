@@ -1,9 +1,8 @@
 """The Record v1 of a tensor, computed slowly from ``docs/record-format.md`` alone.
 
-Nothing here is shared with the kernels or with the rest of the package: only NumPy, and the methods
-of a tensor for finding its bytes. Every implementation is compared with it: the kernels by tests,
-a device by ``fastcheck doctor --device``. Section numbers in the comments are those of
-``docs/record-format.md``.
+Nothing here is shared with the kernels or with the package: only NumPy, and the methods of a tensor
+for finding its bytes. Every implementation is compared with it. Section numbers in
+the comments are those of ``docs/record-format.md``.
 
     record(tensor)                    -> 192 bytes
     record_of_bytes(raw, "float32")   -> 192 bytes
