@@ -6,7 +6,6 @@ The whole story is run by ``make demo``, whose exit code says whether it happene
 from __future__ import annotations
 
 import copy
-import json
 import math
 import pathlib
 import re
@@ -205,16 +204,6 @@ def story() -> tuple[demo.Run, demo.Run]:
     return broken, demo.Run(losses, {ACT: [9.0] * demo.STEPS})
 
 
-def test_as_json(short: None, capsys: pytest.CaptureFixture[str]) -> None:
-    assert demo.main(["--json"]) == 1
-    told = capsys.readouterr()
-    found = json.loads(told.out)
-    assert list(found) == ["fastcheck", "format", "stop", "losses", "seconds", "checks"]
-    assert found["stop"] is None and not all(found["checks"].values())
-    assert len(found["losses"]["with norm2"]) == demo.STEPS
-    assert "watched by one line" in told.err
-
-
 def test_every_check_passes() -> None:
     assert set(demo.checks(*story()).values()) == {True}
 
@@ -252,11 +241,3 @@ def test_chart_ends_at_the_overflow() -> None:
     assert [rows[1].count("#"), rows[2].count("#"), rows[-1].count("#")] == [0, 20, demo.BAR_WIDTH]
     assert rows[-1].split()[:3] == ["40", "-", "inf"]
     assert len({len(row) for row in rows}) == 1
-
-
-def test_compare_shows_where_the_stopped_run_ends() -> None:
-    rows = [line.split() for line in demo.side_by_side(*story(), ACT).splitlines()[2:]]
-    steps = [int(row[0]) for row in rows]
-    assert steps == [*range(0, 120, 10), 119]
-    assert rows[4] == ["40", "-", "inf", "4.11", "9"]
-    assert rows[5] == ["50", "-", "-", "3.86", "9"]

@@ -72,7 +72,7 @@ def test_each_document_has_its_keys(
     capsys: pytest.CaptureFixture[str], places: dict[str, list[str]]
 ) -> None:
     pytest.importorskip("duckdb")
-    assert set(documented()) - {"demo"} == set(places)  # the demo's: test_demo.py
+    assert set(documented()) == set(places)
     for command, arguments in places.items():
         found = shown_json(capsys, command, *arguments)
         assert list(found)[:2] == ["fastcheck", "format"] and found["fastcheck"] == command

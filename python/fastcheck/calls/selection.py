@@ -12,14 +12,7 @@ from typing import NamedTuple, Optional, Union
 from fastcheck.errors import ConfigError, did_you_mean, explain, string_list
 from fastcheck.record.site import OUTSIDE
 from fastcheck.utils.names.msprobe import has_api_name
-from fastcheck.utils.names.patterns import (
-    Wanted,
-    matches_module,
-    matches_op,
-    op_names,
-    read_module,
-    read_op,
-)
+from fastcheck.utils.names.patterns import Wanted, matches_module, matches_op, read_module, read_op
 
 Names = Union[str, Iterable[str], None]
 
@@ -163,8 +156,13 @@ class Selection:
                 hint = f"{met[0]} ran {last + 1} times, #0 to #{last}" + (
                     ", elsewhere" if missing.call is None or missing.call <= last else ""
                 )
+            elif missing.composite:
+                hint = (
+                    f"{missing.op} is made of other operators, and these are what runs: name the "
+                    f'API ("Functional.{missing.composite}"), or the operators'
+                )
             else:
-                hint = _made_of_others(missing) or did_you_mean(wanted, self._seen)
+                hint = did_you_mean(wanted, self._seen)
         return explain(
             f"no call in the block has the name {missing.text!r}",
             expected="the name of an op or module that runs in the block",
@@ -208,23 +206,6 @@ def _means(wanted: Wanted, name: str) -> bool:
     if wanted.api is not None:
         return name == wanted.api or has_api_name(name, wanted.api)
     return matches_op(wanted.op or "", name) or wanted.is_made_by(name)
-
-
-def _made_of_others(wanted: Wanted) -> str:
-    import torch
-
-    name = wanted.op or ""
-    for known in sorted(op_names()):
-        if matches_op(name, known) and torch._C._dispatch_has_kernel_for_dispatch_key(
-            known.replace(".", "::", 1), "CompositeImplicitAutograd"
-        ):
-            space, _, rest = known.partition(".")
-            short = f"{space}.{rest.partition('.')[0]}"
-            return (
-                f"{short} is made of other operators, and these are what runs: name the API "
-                f'("Functional.{rest.partition(".")[0]}"), or the operators'
-            )
-    return ""
 
 
 def make_selection(

@@ -102,9 +102,7 @@ def unreadable_reason(tensor: torch.Tensor) -> Optional[str]:
             f"{nested}; give its values (sparse: x.coalesce().values(), nested: x.values())"
         )
     if tensor.is_quantized:
-        return (
-            "expected a plain tensor, got a quantized tensor; give x.int_repr() or x.dequantize()"
-        )
+        return "expected a plain tensor, got a quantized one; give x.int_repr() or x.dequantize()"
     if tensor.dtype not in _READABLE:
         names = ", ".join(row.name for row in DTYPES)
         return (
