@@ -206,7 +206,6 @@ def test_a_dumper_is_for_one_step(tmp_path: Path) -> None:
         ({"order": "row"}, '"storage" or "logical"'),
         ({"reference": "gpu"}, "'cpu'"),
         ({"reference": "cpu", "level": "module"}, 'level="op"'),
-        ({"reference_dtype": "float16"}, '"auto" or "same" or "float64"'),
         ({"tensors": True, "record": "stats"}, 'record="full"'),
         ({"memory": "lots"}, "65536 bytes or more"),
         ({"model": 3}, "model must be a torch.nn.Module"),

@@ -112,17 +112,6 @@ def test_what_only_moves_values_is_held_to_the_bit(
     assert all(line["allowed"] == 0 for line in dumper.differences)
 
 
-def test_the_same_dtype_says_nothing_on_the_cpu(
-    tmp_path: Path, library: torch.library.Library
-) -> None:
-    """The very kernel that has the fault: its own reference."""
-    gelu = fast_gelu(library, 3e-3)
-    with fastcheck.Dumper(tmp_path, reference="cpu", reference_dtype="same") as dumper:
-        gelu(torch.randn(8))
-    assert not dumper.differences
-    assert all(line["error"] == 0 for line in lines(tmp_path))
-
-
 def test_a_whole_step_is_compared_forward_backward_and_optimizer(tmp_path: Path) -> None:
     dumped_run(tmp_path, steps=1, reference="cpu")
     written = lines(tmp_path)
@@ -193,15 +182,10 @@ def test_rounding_of_every_format_is_allowed(tmp_path: Path, dtype: torch.dtype)
     assert not dumper.differences and len(lines(tmp_path)) >= 3
 
 
-def test_integers_are_held_to_the_bit_where_the_dtype_is_the_same(tmp_path: Path) -> None:
-    with fastcheck.Dumper(tmp_path, reference="cpu", reference_dtype="same") as dumper:
-        torch.arange(12).reshape(3, 4).sum(0).argmax()
-    written = {line["op"]: line for line in lines(tmp_path)}
-    assert written["aten.sum.dim_IntList"]["error"] == 0
-    assert written["aten.argmax"]["allowed"] == 0 and not dumper.differences
-    with fastcheck.Dumper(tmp_path, step=1, reference="cpu"):
+def test_integers_have_no_reference_in_float64(tmp_path: Path) -> None:
+    with fastcheck.Dumper(tmp_path, reference="cpu"):
         torch.arange(12).argmax()
-    assert any("integers, of an op" in e["reason"] for e in index(tmp_path, 1)["left_out"])
+    assert any("integers, of an op" in e["reason"] for e in index(tmp_path)["left_out"])
 
 
 def test_nonfinite_on_one_side_is_different(tmp_path: Path, library: torch.library.Library) -> None:

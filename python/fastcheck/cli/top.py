@@ -6,6 +6,7 @@ import argparse
 import math
 import os
 import select
+import shutil
 import sys
 import time
 from typing import Any, Optional
@@ -273,13 +274,7 @@ _RICH_STYLES = {
 
 def _columns() -> int:
     """The terminal's width, or COLUMNS; 100 of a file or a pipe."""
-    asked = os.environ.get("COLUMNS", "")
-    if asked.isdecimal() and int(asked):
-        return max(int(asked), 20)
-    try:
-        return os.get_terminal_size(sys.stdout.fileno()).columns or _WIDTH
-    except (OSError, ValueError):  # no terminal, or no file
-        return _WIDTH
+    return max(shutil.get_terminal_size((_WIDTH, 0)).columns, 20)
 
 
 def _print(shown: Picture) -> None:

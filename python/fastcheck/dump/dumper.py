@@ -160,9 +160,8 @@ class Dumper:
         tensors: write the values too, each content once.
         reference: ``"cpu"``: run every operator once more on the CPU, on the same inputs, and
             record the distance of its outputs; ``.differences`` has what is beyond the
-            thresholds of ``compare()``. ``level="op"`` only.
-        reference_dtype: ``"same"`` as that of the inputs, ``"float64"``, or ``"auto"``: the same
-            for operators on a device, float64 for those that run on the CPU anyway.
+            thresholds of ``compare()``. In the same dtype for operators on a device, in float64 for
+            those that run on the CPU anyway. ``level="op"`` only.
         level: ``"op"``: every operator of torch's dispatcher, in this thread and in backward;
             ``"module"``: what modules take and return; ``"api"``: what functions of torch's Python
             API do (``Functional.softmax``), as msprobe at its level L1.
@@ -201,7 +200,6 @@ class Dumper:
         enable: bool = True,
         tensors: bool = False,
         reference: Optional[str] = None,
-        reference_dtype: str = "auto",
         level: str = "op",
         ops: Names = None,
         modules: Names = None,
@@ -227,7 +225,6 @@ class Dumper:
             step=step,
             tensors=tensors,
             reference=reference,
-            reference_dtype=reference_dtype,
             level=level,
             record=record,
             order=order,
@@ -322,9 +319,7 @@ class Dumper:
             self._stack.enter_context(calls_of_apis.mode)
         if options.level == "op":
             apis = ApiCalls() if selection.uses_apis else None
-            reference = (
-                Reference(session, options.reference_dtype) if options.has_reference else None
-            )
+            reference = Reference(session) if options.has_reference else None
             recorded = None if reference else RecordedOpCalls.make(session, selection)
             ops = recorded or PythonOpCalls(session, selection, tracker, apis, reference)
             listeners.append(ops)

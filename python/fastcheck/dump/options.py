@@ -25,7 +25,6 @@ class Options(NamedTuple):
     depth: int = int(Depth.FULL)
     is_logical: bool = False
     has_reference: bool = False
-    reference_dtype: str = "auto"
     memory_bytes: int = MEMORY_BYTES
     overwrite: bool = False
 
@@ -35,7 +34,6 @@ def check_options(
     step: int,
     tensors: bool,
     reference: Optional[str],
-    reference_dtype: str,
     level: str,
     record: str,
     order: str,
@@ -56,7 +54,6 @@ def check_options(
         raise ConfigError(
             'tensors=True needs record="full": its checksums tell a value that is written already'
         )
-    choice("reference_dtype", reference_dtype, ("auto", "same", "float64"))
     try:
         size = parse_bytes(memory)
     except ConfigError:
@@ -74,7 +71,6 @@ def check_options(
         depth=int(DEPTHS[record]),
         is_logical=order == "logical",
         has_reference=reference is not None,
-        reference_dtype=reference_dtype,
         memory_bytes=size,
         overwrite=bool(overwrite),
     )

@@ -122,13 +122,12 @@ _KEPT = 1000
 
 
 class Reference:
-    """``dtype``: ``"same"``, ``"float64"``, or ``"auto"``: float64 for operators
-    that run on the CPU anyway, where the same computation would give the same result.
+    """Compares calls with the CPU: in float64 where they run on the CPU anyway, where the same
+    computation would give the same result.
     """
 
-    def __init__(self, session: DumpSession, dtype: str) -> None:
+    def __init__(self, session: DumpSession) -> None:
         self._session = session
-        self._dtype = dtype
         self._thresholds = make_thresholds()
 
     def take(
@@ -138,9 +137,7 @@ class Reference:
         info = call.info
         reason = call.skipped or info.why_once(args, kwargs) or _why_not_again(info, made)
         expected: list[torch.Tensor] = []
-        is_wide = self._dtype == "float64" or (
-            self._dtype == "auto" and all(tensor.is_cpu for tensor in made)
-        )
+        is_wide = all(tensor.is_cpu for tensor in made)
         if not reason:
             with unobserved(), no_grad():
                 expected, reason = _compute_elsewhere(info, call.func, args, kwargs, is_wide)
