@@ -80,6 +80,20 @@ def test_each_document_has_its_keys(
         assert keys <= documented()[command] <= keys | SOMETIMES, command
 
 
+def test_the_commands_without_json_are_named(
+    capsys: pytest.CaptureFixture[str], places: dict[str, list[str]]
+) -> None:
+    text = (ROOT / "docs/json.md").read_text()
+    without = set(re.findall(r"`(\w+)`", text.partition(" takes `--json`")[0]))
+    assert not without & set(places)
+    status("--help")
+    listed = capsys.readouterr().out.partition("\ncommands:")[2]
+    assert set(re.findall(r"^    ([a-z]+) ", listed, re.M)) == without | set(places)
+    for command in without | set(places):
+        status(command, "--help")
+        assert ("--json" in capsys.readouterr().out) is (command not in without), command
+
+
 def status(*arguments: str) -> object:
     try:
         return main(list(arguments))

@@ -182,7 +182,7 @@ def test_the_limit_ends_the_run(tmp_path: Path) -> None:
         ({"statistics": []}, '"statistics" of config.json must be an object'),
         ({"task": "overflow_check", "overflow_check": {"overflow_nums": 0}}, "-1 for never"),
         ({"task": "overflow_check", "overflow_check": {"overflow_num": 1}}, "'overflow_nums'"),
-        ({"dump_path": ""}, "dump_path is missing"),
+        ({"dump_path": ""}, "dump_path must be a directory"),
         ({"statistics": {"list": ["Functional.linear.x y"]}}, "names an operator that there isn't"),
     ],
 )

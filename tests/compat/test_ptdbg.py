@@ -339,6 +339,22 @@ def test_the_debugger_of_the_manual(tmp_path: Path) -> None:
     assert calls and all("linear" in str(call) for call in calls)
 
 
+def test_a_debugger_that_is_configured_again_while_it_reads(tmp_path: Path) -> None:
+    net = nn.Linear(2, 2)
+    debugger = ptdbg.PrecisionDebugger(dump_path=tmp_path, hook_name="dump")
+    debugger.start()
+    net(torch.ones(1, 2))
+    debugger.configure_hook(summary_only=True)
+    net(torch.ones(1, 2))  # no start() yet
+    assert (tmp_path / "step0/rank0/tensors-00000.safetensors").exists()
+    before = calls_of(tmp_path / "step0")
+    debugger.start()
+    net(torch.ones(1, 2))
+    debugger.stop()
+    assert not (tmp_path / "step0/rank0/tensors-00000.safetensors").exists()
+    assert len(calls_of(tmp_path / "step0")) == len(before) > 0
+
+
 def test_the_debugger_checks_overflows(tmp_path: Path) -> None:
     net = nn.Linear(2, 2)
     with pytest.raises(fastcheck.ConfigError, match="needs the model"):

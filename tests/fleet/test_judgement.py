@@ -272,6 +272,8 @@ class TestCommand:
             (tmp_path / f"run={run}" / "x").touch()
         assert main(["fleet", str(tmp_path)]) == 2
         assert "--run with one of: a, b" in capsys.readouterr().err
+        assert main(["fleet", str(tmp_path), "--run", "c"]) == 2
+        assert "there is no run c in" in capsys.readouterr().err
         assert main(["fleet", str(tmp_path), "--run", "a"]) == 2
         assert "this run is not complete" in capsys.readouterr().err
 

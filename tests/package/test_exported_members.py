@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import operator
+import re
 import subprocess
 import sys
 import types
@@ -39,6 +40,22 @@ def test_everything_in_all_is_there(module: Any) -> None:
 
 def test_a_name_has_one_place() -> None:
     assert not set(fastcheck.__all__) & set(fastcheck.types.__all__)
+
+
+def test_each_argument_begins_a_line_of_its_docstring() -> None:
+    """An editor that fills paragraphs joins them."""
+    seen = 0
+    for function in (getattr(fastcheck, name) for name in fastcheck.__all__):
+        text = inspect.getdoc(function) or ""
+        if callable(function) and "\nArgs:" in text:
+            described = set(
+                re.findall(r"\w+", " ".join(re.findall(r"^    (\w[^:]*):", text, re.M)))
+            )
+            assert inspect.signature(function).parameters.keys() - {"unknown"} <= described, (
+                function
+            )
+            seen += 1
+    assert seen > 15
 
 
 def test_dir_lists_the_public_names() -> None:

@@ -169,7 +169,10 @@ def run(options: argparse.Namespace) -> int:
         _print(shower.draw(_columns(), None))
         return 0
     if not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
-        raise ConfigError("top needs a terminal; fastcheck top LOG --once prints the state once")
+        raise ConfigError(
+            "top needs a terminal for its output, and a TERM other than dumb; fastcheck top LOG "
+            "--once prints the state once"
+        )
     hint = "pip install 'fastcheck[tools]', or --once, which needs nothing"
     needed_module("rich", "the live picture", hint)
     shower.follow(options.interval)

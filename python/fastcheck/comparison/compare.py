@@ -288,7 +288,8 @@ def compare(
             ``docs/compare.md``: ``{"bfloat16": 0.05}``.
         ask_all: continue after the first "no".
         csv: a file to write every pair to that is not equal to the bit; a file that is there is
-            replaced, unless it belongs to a side. progress: called with (done, total) blocks.
+            replaced, unless it belongs to a side.
+        progress: called with (done, total) blocks.
         trust: load files that torch.load only reads with ``weights_only=False``. That runs code
             in the file.
         steps: which step of ``actual`` is compared with which of ``reference``: ``"3:7"``,

@@ -146,7 +146,10 @@ def compare_paths(
     for keys in (actual, reference):
         path = next((given[key] for key in keys if given.get(key)), None)
         if path is None:
-            raise ConfigError(f"input_param has no path of one side: {' or '.join(keys)}")
+            raise ConfigError(
+                f"input_param has no path of one side, {' or '.join(keys)}: it has "
+                f"{', '.join(given) or 'nothing'}"
+            )
         sides.append(path)
     csv = None
     if output_path is not None:

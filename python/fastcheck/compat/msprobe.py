@@ -148,7 +148,8 @@ def read_config(
     place = given.get("dump_path") if dump_path is None else os.fspath(dump_path)
     if not isinstance(place, str) or not place:
         raise ConfigError(
-            "dump_path is missing: a directory, in config.json or PrecisionDebugger(dump_path=...)"
+            "dump_path must be a directory, in config.json or PrecisionDebugger(dump_path=...), "
+            f"got {place!r}"
         )
     if part.get("check_mode") not in (None, "", "all"):
         warn_once('"check_mode" is not used: values are read instead of a register of the device')

@@ -479,6 +479,7 @@ class PrecisionDebugger:
             summary_only or summary_mode != "all",
         )
         if self._run.dumps is not None:
+            self._run.stop()  # what was dumped until now is whole
             self._run.dumps = Dumps(self._path, *plans)
 
     @classmethod

@@ -218,7 +218,8 @@ class Collector:
             elif known.identity != identity and identity.strip():
                 raise ConfigError(
                     f"node {self.node} of run {self.run} has the files of another log, begun by "
-                    f"{known.identity}, not of {self.log}: give another --run or --node"
+                    f"{known.identity}, not of {self.log}, begun by {identity}: give another --run "
+                    "or --node"
                 )
 
     def _follow_sources(self, ranks: list[int]) -> None:

@@ -51,11 +51,11 @@ def run_of(folder: Folder, name: Optional[str]) -> str:
         return str(name)
     if name is None and len(runs) == 1:
         return runs[0]
-    listed = ", ".join(runs[:10])
-    if runs:
-        raise ConfigError(f"which run? Give --run with one of: {listed}")
     place = without_credentials(folder.place)
-    raise ConfigError(f"there is no run in {place}; fastcheck collect writes one")
+    if not runs:
+        raise ConfigError(f"there is no run in {place}; fastcheck collect writes one")
+    found = "several runs are" if name is None else f"there is no run {name}"
+    raise ConfigError(f"{found} in {place}: give --run with one of: {', '.join(runs[:10])}")
 
 
 class DuckEngine:

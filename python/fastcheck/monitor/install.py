@@ -69,8 +69,9 @@ def install(
         model: the module to observe, with all its submodules.
         more: further modules; site names begin with their class name.
         overflow_nums: stop at this overflow event, counted from 1, and at every later event; -1:
-            never. level: ``"module"``: inputs and outputs of modules. ``"op"``: results of every
-            operator, in forward, backward and the optimizer; one monitor at a time.
+            never.
+        level: ``"module"``: inputs and outputs of modules. ``"op"``: results of every operator, in
+            forward, backward and the optimizer; one monitor at a time.
         sync: when a stop happens on an accelerator. ``"never"``: one or two steps later, the host
             waits for nothing; ``"step"``: before the optimizer applies a bad gradient, for one wait
             per step; ``"call"``: in the call itself, so that the traceback ends there, for

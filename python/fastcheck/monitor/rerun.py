@@ -48,7 +48,8 @@ def rerun(
         step: forward, backward and update of one step. What it takes in has to be in ``batch``.
         model: the module, or several of them.
         optimizer: the optimizer, or several; an optimizer that is not given is kept from its first
-            step on. scaler: the GradScaler of the step.
+            step on.
+        scaler: the GradScaler of the step.
         also: what else has to be put back: objects with ``state_dict()`` and ``load_state_dict()``
             (a scheduler, an average of weights), and ``torch.Generator``.
         runs: how often the step runs at least; a fault that is rare needs more.

@@ -57,15 +57,14 @@ class Seeds:
 def seed_all(seed: int, deterministic: bool = True) -> Seeds:
     """Seeds Python, NumPy and torch with all its devices, and with ``deterministic`` makes torch
     choose kernels whose results don't depend on timing. Call it first, before a device is used.
-
-    With ``deterministic``: ``torch.use_deterministic_algorithms(True)`` (an op that has only a
-    nondeterministic kernel then raises), cuDNN deterministic and without benchmarking, and the
-    environment variables that cuBLAS, and on an NPU HCCL and ATB, read when they start; a variable
-    that is set already is kept. ``PYTHONHASHSEED`` is set for child processes: this process has
-    read it.
+    ``PYTHONHASHSEED`` is set for child processes: this process has read it.
 
     Args:
         seed: 0 to 2**32 - 1. For ranks that should draw differently, add the rank to it.
+        deterministic: ``torch.use_deterministic_algorithms(True)`` (an op that has only a
+            nondeterministic kernel then raises), cuDNN deterministic and without benchmarking, and
+            the environment variables that cuBLAS, and on an NPU HCCL and ATB, read when they start;
+            a variable that is set already is kept.
 
     Returns:
         Seeds, with ``worker_init`` and ``generator()`` for a DataLoader.

@@ -343,12 +343,12 @@ def verify(
 
     Args:
         checkpoint: a file of torch, safetensors or NumPy, or a directory of them, such as a sharded
-            checkpoint. With a receipt also a module or a state_dict. receipt: what
-            ``fastcheck.receipt(model)`` returned where the weights come from, its ``to_dict()``, or
-            a file with the JSON of that; of tensor parallel ranks, or pipeline stages, a list with
-            the receipt of each, for the whole model. Each weight that is not as it was there is
-            named, and how: old (``receipt(before=)``), missing, cast, transposed, swapped, half
-            written, the shard of another rank.
+            checkpoint. With a receipt also a module or a state_dict.
+        receipt: what ``fastcheck.receipt(model)`` returned where the weights come from, its
+            ``to_dict()``, or a file with the JSON of that; of tensor parallel ranks, or pipeline
+            stages, a list with the receipt of each, for the whole model. Each weight that is not as
+            it was there is named, and how: old (``receipt(before=)``), missing, cast, transposed,
+            swapped, half written, the shard of another rank.
         map: with a receipt, names that differ: those of the weights, and what they are made of in
             the receipt, one below the other. ``*`` stands for anything:
             ``{"*.qkv.weight": ["*.q.weight", "*.k.weight", "*.v.weight"]}``. ``"vllm"`` is built

@@ -110,7 +110,10 @@ def bisect(
     before = search.measure_unchanged(selection)
     names = tuple(search.names)
     if not names:
-        raise ConfigError("bisect() found no operator within `with override:` of run(override)")
+        raise ConfigError(
+            "bisect() found no operator of ops= and modules= within `with override:` of "
+            "run(override)"
+        )
     after = search.metric_of(names)
     limit = threshold
     if limit is None:

@@ -55,9 +55,9 @@ def override(
         modules: paths or patterns; operators that run within these. None: everywhere.
         device: such as ``"cpu"``. Copies to and from it make the host wait.
         dtype: a floating-point dtype. Tensors of narrower dtypes are computed in it (complex
-            tensors in the complex dtype of its width); wider tensors stay as they are. random: with
-            ``device=``, operators that draw random numbers are computed there too, with that
-            device's generator: a run has other masks, and no longer depends on this device's
+            tensors in the complex dtype of its width); wider tensors stay as they are.
+        random: with ``device=``, operators that draw random numbers are computed there too, with
+            that device's generator: a run has other masks, and no longer depends on this device's
             generator, which advances as usual. Seed both.
 
     The object that ``with`` gives has ``ran`` and ``left_out``: how often each operator was
@@ -79,7 +79,10 @@ def override(
             f'device must be a torch.device, such as "cpu", got {device!r}'
         ) from error
     if not isinstance(random, bool) or (random and place is None):
-        raise ConfigError("random= is for another device's generator: random=True with device=")
+        raise ConfigError(
+            "random= is for another device's generator: True with device=, or False; got "
+            f"random={random!r}, device={device!r}"
+        )
     selection = make_selection("op", ops, modules, None, None)
     return Override(Elsewhere(place, dtype, draws=random), selection, is_named=ops is not None)
 

@@ -262,9 +262,9 @@ class Training:
 
     Args:
         optimizer: the optimizers whose ``step()`` ends a step of the run; of several the last of
-            them. None: those of the model's parameters. scaler: the loss scale, as a number or as a
-            callable that returns it, or a ``torch.amp.GradScaler``. None: a GradScaler is found
-            when it is used.
+            them. None: those of the model's parameters.
+        scaler: the loss scale, as a number or as a callable that returns it, or a
+            ``torch.amp.GradScaler``. None: a GradScaler is found when it is used.
         process_group: the ranks that stop together (a ``torch.distributed.ProcessGroup``). None:
             all ranks, where torch.distributed is initialised. Each of them calls install().
         reset_overflow_status: on an Ascend NPU in saturation mode, whether fastcheck clears the
