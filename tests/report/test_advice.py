@@ -609,6 +609,15 @@ OPERATORS = {
         operator_report("aten.nll_loss_forward", {"self": of(-3.0, -1.0)}, numel=1, nan_count=1),
         "every target is ignore_index",
     ),
+    "weights of classes, one without samples": (
+        operator_report(
+            "aten.nll_loss_forward",
+            {"self": of(-3.0, -1.0), "weight (buffer weight)": of(posinf_count=1)},
+            numel=1,
+            nan_count=1,
+        ),
+        "weight (buffer weight) holds Inf, such as 1 / count",
+    ),
     "0 * Inf": (
         operator_report(
             "aten.mul.Tensor", {"self": ZERO, "other": of(posinf_count=2)}, nan_count=2
@@ -745,6 +754,10 @@ OPERATORS = {
     "acosh backward": (
         operator_report("aten.acosh", {"self": of(1.0, 3.0)}, backward=True, posinf_count=2),
         "The derivative of acosh is infinite at 1, where its input came",
+    ),
+    "acosh backward below 1, left out after it": (
+        operator_report("aten.acosh", {"self": of(-2.0, 3.0)}, backward=True, nan_count=2),
+        "self goes from -2 to 3: acosh is NaN below 1. Clamp it inside.",
     ),
     "eigh backward": (
         operator_report("aten._linalg_eigh", {"self": of()}, backward=True, posinf_count=2),
@@ -894,7 +907,7 @@ def test_an_update_that_divides_by_zero_is_no_learning_rate() -> None:
     wide = build.record(nan_count=3, step=9)
     before = build.grown("float32", 1.0, 1.0, 3, 8)
     mine = build.report(WEIGHT, wide, Verdict.ARRIVED, before, learning_rates=(("Lamb", 1e-3),))
-    assert "which makes that of a division, 0/0" in advise(mine)[0].text
+    assert "An update may make NaN of it by a division, 0/0" in advise(mine)[0].text
     assert "a root of what may be below 0 (v - m * m, as of" in advise(mine)[0].text
     assert "optimizer Lamb, lr 0.001" in text_of(mine)
 

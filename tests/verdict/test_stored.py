@@ -95,7 +95,19 @@ def test_healthy_statistics_and_infinities_on_purpose(install: Any, level: str) 
                 self.mask[0, 1:] = -INF
             return x
 
-    model = chain(norm=nn.BatchNorm1d(4), keeps=Keeps(), out=nn.Linear(4, 2))
+    class OwnNorm(nn.Module):
+        """A variance that is infinite before the first batch."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("running_var", torch.full((4,), INF))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.training:
+                self.running_var.copy_(x.var(0).minimum(self.running_var).detach())
+            return x / (self.running_var + 1e-5).sqrt()
+
+    model = chain(norm=nn.BatchNorm1d(4), own=OwnNorm(), keeps=Keeps(), out=nn.Linear(4, 2))
     monitor = install(model, level=level)
     steps(model, sgd(model), [torch.randn(8, 4) for _ in range(8)])
     model.eval()
@@ -136,6 +148,35 @@ def test_an_infinity_that_is_stored_is_not_said_to_be_on_purpose(install: Any, l
     stop = stopped(lambda: model(torch.randn(8, 4)).sum().backward())
     said = "infinities that were stored in" if level == "op" else "non-finite when it was first"
     assert said in stop.culprit.reason and "on purpose" not in str(stop)
+
+
+def test_a_loss_of_a_class_whose_bias_is_the_log_of_0_is_not_made_of_finite_tensors() -> None:
+    model = nn.Linear(4, 3)
+    with torch.no_grad():
+        model.bias[2] = -INF
+    fastcheck.install(model)
+    optimizer = sgd(model)
+
+    def step(last: int) -> None:
+        optimizer.zero_grad()
+        logits = model(torch.randn(6, 4))
+        nn.functional.cross_entropy(logits, torch.arange(6) % last).backward()
+        optimizer.step()
+
+    step(2)
+    stop = stopped(step, 3)
+    assert "finite, except for -Inf in Linear" in stop.culprit.reason
+    assert stop.culprit.site.role == "loss"
+
+
+def test_a_variance_that_overflows_in_training_has_no_operator() -> None:
+    model = chain(norm=nn.BatchNorm1d(4), out=nn.Linear(4, 2))
+    fastcheck.install(model)
+    batches = [torch.randn(8, 4), torch.randn(8, 4), torch.randn(8, 4)]
+    batches[1][2, 1] = 1e25
+    stop = stopped(steps, model, sgd(model), batches)
+    assert where(stop.culprit) == ("norm", "buffer", "running_var", "origin")
+    assert stop.report.made_by is None
 
 
 def test_a_bad_statistic_follows_from_what_made_it_bad(install: Any) -> None:

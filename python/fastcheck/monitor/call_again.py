@@ -191,7 +191,9 @@ def run_pass_again(
     name, part = held.call.node.name, outcome.module
     if is_backward and _had_finite_gradients(part, search.step, session):
         return None  # random gradients did it, or a random state
-    op = outcome.event.site.op or ""
+    op = outcome.event.site.op
+    if not op:
+        return None  # a statistic that a norm has written, and no operator that wrote it
     prefix = f"In {part}: " if part != held.call.node.path else ""
     if not is_backward:
         is_inside = not search.path or part.startswith(f"{search.path}.")

@@ -37,8 +37,7 @@ def unpacked(message: bytes) -> StopReport:
 
     Raises:
         ValueError, TypeError, LookupError, RecursionError: it is no message, or has no text that
-        can
-            be printed.
+            can be printed.
     """
     if len(message) > MOST_BYTES:
         raise ValueError(f"a message of {len(message):,} bytes")

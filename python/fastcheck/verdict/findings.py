@@ -79,9 +79,11 @@ class PossibleVerdict(NamedTuple):
 
 
 def is_statistic(site: Site) -> bool:
-    """True if it is the mean or the variance that a norm keeps: neither begins with infinities."""
+    """True if it is the mean or the variance that a norm of torch keeps: neither begins with
+    infinities, as those of a program's own norm may.
+    """
     is_kept = site.role == "buffer" and site.label in ("running_mean", "running_var")
-    return is_kept and "Norm" in site.module_type
+    return is_kept and ("BatchNorm" in site.module_type or "InstanceNorm" in site.module_type)
 
 
 def is_event(record: np.void, role: str) -> bool:

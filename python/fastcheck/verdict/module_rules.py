@@ -37,14 +37,25 @@ from .findings import (
 )
 from .step import Step
 
-LOSS_OVERFLOWED = (
-    "every tensor that was read in this step was finite: it was made between these tensors and the "
-    "loss, where nothing is read"
-)
-
 _WAITS = "whether it counts depends on what is computed from it"
 _ABSORBED = "no stored tensor, and nothing that the model returned, is non-finite"
 _BETWEEN = ("grad_input", "grad_output")
+
+
+def made_in_loss(findings: Findings) -> str:
+    """The reason of a loss that is the first to be non-finite."""
+    return (
+        f"every tensor that was read in this step was finite{_except_for(findings)}: it was made "
+        "between these tensors and the loss, where nothing is read"
+    )
+
+
+def _except_for(findings: Findings) -> str:
+    """A clause on the first tentative finding, such as a -Inf that may be a mask."""
+    for finding in findings.tentative:
+        which = "-Inf" if finding.only_neginf else "values that did no harm"
+        return f", except for {which} in {findings.sites[finding.blamed.site]}"
+    return ""
 
 
 def was_finite(role: str, step: int) -> str:
@@ -287,7 +298,7 @@ class ModuleRules:
         elif tentative is not None and (tentative.state.by_consequence or not entry.is_scaled):
             self._promote(tentative, finding)
         else:
-            then = PossibleVerdict(Verdict.ORIGIN, LOSS_OVERFLOWED)
+            then = PossibleVerdict(Verdict.ORIGIN, made_in_loss(self.findings))
             self._judge_gradient(finding, None, then, entry.is_scaled)
 
     def _loss_known(self, entry: entries.LossKnown) -> None:
@@ -580,9 +591,7 @@ class ModuleRules:
             if reader is not None:
                 return PossibleVerdict(Verdict.ORIGIN, reason)
         finite = "every activation and every gradient observed in this step was finite"
-        if tentative := self.findings.tentative:  # a -Inf that may be a mask
-            which = "-Inf" if tentative[0].only_neginf else "values that did no harm"
-            finite += f", except for {which} in {self.findings.sites[tentative[0].blamed.site]}"
+        finite += _except_for(self.findings)
         made = "became NaN" if finding.record["nan_count"] else "overflowed"
         how = f"{made} while it was computed or accumulated"
         if self._has_other_ranks:

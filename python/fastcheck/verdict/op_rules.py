@@ -37,7 +37,7 @@ from .findings import (
     tensors_of,
 )
 from .incident import HOST, INTEGERS, RANKS, Destination, Incident, NonfiniteInput
-from .module_rules import LOSS_OVERFLOWED, harm, was_finite
+from .module_rules import harm, made_in_loss, was_finite
 
 # Findings of earlier steps that may still be read: parameters, masks, running statistics.
 _MAX_EARLIER_FINDINGS = 4096
@@ -405,7 +405,7 @@ class OpRules:
         others = self.findings.all[:-1]
         roots = (f.root for f in others if f.is_tentative and not f.root.is_mask)
         root = next(roots, None)
-        then = PossibleVerdict(Verdict.ORIGIN, LOSS_OVERFLOWED)
+        then = PossibleVerdict(Verdict.ORIGIN, made_in_loss(self.findings))
         if earlier is not None:
             self.findings.propagate(finding, earlier)
         elif entry.is_scaled:

@@ -200,7 +200,7 @@ def nan_from_finite(case: Case) -> Iterator[Advice]:
 
 def _made_within() -> Advice:
     return Advice(
-        "All it read was finite, so the module itself made it. Look in its forward for a division "
+        "As far as was read, the module itself made it. Look in its forward for a division "
         "(0/0: a mean over nothing, x / x.norm()), log or sqrt of a negative number, or Inf - Inf, "
         "and add an eps or a clamp there."
     )

@@ -30,9 +30,9 @@ def stored(case: Case) -> Iterator[Advice]:
         is_new = case.has_nan and case.trend.healthy and not case.trend.has_grown
         if is_new and case.operation is None:
             yield Advice(
-                "It became NaN in one step, after healthy steps: its module computed it from that "
-                "batch. A var or std of one row is 0/0 (unbiased: divided by n - 1), and so is a "
-                "mean over no rows: look at the size of the batch.",
+                "It became NaN in one step, after healthy steps. A var or std of one row is 0/0 "
+                "(unbiased: divided by n - 1), and so is a mean over no rows: look at the size of "
+                "the batch.",
                 "x.var(0, correction=0)  # or: if len(x) > 1",
             )
         elif case.trend.has_grown:
@@ -107,7 +107,7 @@ def stored(case: Case) -> Iterator[Advice]:
         "clip gradients.",
         "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
     )
-    eps = " and the optimizer's eps (Adam: 1e-8 in float32; larger in 16-bit)"
+    eps = " and the optimizer's eps if it has one (Adam: 1e-8 in float32; larger in 16-bit)"
     yield Advice(f"Check the schedule{eps if case.divider else ''}.")
 
 
@@ -120,21 +120,22 @@ def broken_rate(name: str, rate: float) -> Advice:
 
 
 def _quotient_of_update(case: Case) -> Iterator[Advice]:
-    """An update that made NaN of a weight that was far from overflowing."""
+    """NaN in a weight that was far from overflowing."""
     adam = any("Adam" in name for name, _ in case.report.learning_rates)
     if case.reading.dtype == "float16" and adam:
         yield Advice(
-            "Adam on float16 weights divides by zero: eps=1e-8 is 0 in float16, and an element "
-            "without a gradient becomes 0/0. Keep float32 weights under autocast, or set "
+            "By default Adam on float16 weights divides by zero: eps=1e-8 is 0 in float16, and an "
+            "element without a gradient becomes 0/0. Keep float32 weights under autocast, or set "
             "eps=1e-4.",
             "torch.optim.Adam(parameters, eps=1e-4)",
         )
         return
     yield Advice(
-        "NaN came with one update, of a weight far from overflowing, which makes that of a "
-        "division, 0/0, where a second moment, a row mean or a norm is 0 and its eps does not keep "
-        "it away, or of a root of what may be below 0 (v - m * m, as of RMSprop(centered=True)). "
-        "Add an eps inside each root and each divisor, and clamp before a root."
+        "The weight was far from overflowing. An update may make NaN of it by a division, 0/0, "
+        "where a second moment, a row mean or a norm is 0 and its eps does not keep it away, or by "
+        "a root of what may be below 0 (v - m * m, as of RMSprop(centered=True)): add an eps "
+        "inside each root and each divisor, and clamp before a root. If the program wrote it "
+        "after the update, look there."
     )
 
 

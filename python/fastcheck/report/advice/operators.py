@@ -366,8 +366,15 @@ def _likelihood(case: Case, made: Operation) -> Iterator[Advice]:
             "Inf, and 0 * Inf is NaN. Leave such targets out, or mask with a finite number.",
             "logits.masked_fill(mask, -1e4)",
         )
+    weights = [name for name, r in made.inputs if name.startswith("weight") and r.inf_count]
     if reading is not None and not reading.numel:
         yield from _mean(case, made)
+    elif made.may_be_nan and weights:
+        yield Advice(
+            f"{weights[0]} holds Inf, such as 1 / count of a class without samples: where such a "
+            "class is a target, the mean divides Inf by Inf. Clamp the count.",
+            "1 / count.clamp_min(1)",
+        )
     elif made.may_be_nan:
         yield Advice(
             "A mean over no targets is 0/0: every target is ignore_index, or has the weight 0. "
@@ -508,7 +515,8 @@ def _domain(case: Case, made: Operation) -> Iterator[Advice]:
     low = 1.0 if is_above else 0.0 if is_share else -1.0
     inside = "clamp_min(1 + 1e-4)" if is_above else f"clamp({low:g} + 1e-4, 1 - 1e-4)"
     code = "x.logit(eps=1e-4)" if is_share else f"x.{inside}.{made.name}()"
-    if made.is_backward:
+    # Outside of these the result was NaN before the derivative.
+    if made.is_backward and low <= reading.min and (is_above or reading.max <= 1):
         is_inside = low < reading.min and (is_above or reading.max < 1)
         if is_inside and not _has_zero(made):
             return

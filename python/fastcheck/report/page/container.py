@@ -7,8 +7,8 @@ The arrays lie behind each other at the offsets that the header gives.
 Kinds of arrays, all little endian, of ``rows`` x ``columns`` cells:
 
 - ``f64``: each cell exclusive-or'd with the cell before it in its row, then the eight bytes of all
-cells apart: all lowest bytes, then all second bytes, ... - ``log``: the code ``round(q *
-log2(value))`` as int16, -32767 for 0, its difference from the code
+  cells apart: all lowest bytes, then all second bytes, ...
+- ``log``: the code ``round(q * log2(value))`` as int16, -32767 for 0, its difference from the code
   before it in its row in zigzag, low bytes of all cells, then high bytes. A missing value repeats
   the code before it; ``missing`` is a bit of each cell, as numpy.packbits has them.
 - ``linear``: uint8 from 0 to ``levels`` between ``low[row]`` and ``high[row]``, where only the ends
