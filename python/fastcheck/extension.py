@@ -100,7 +100,7 @@ def _load() -> ExtensionStatus:
 status = _load()
 
 if status.is_broken:
-    # What is installed can't be used; a pure-Python install gives no warning.
+    # An installed extension can't be used; a pure-Python install gives no warning.
     warn(
         status.problem
         if kernels.status.is_misconfigured

@@ -92,7 +92,8 @@ def special(form: Format) -> Iterator[Sample]:
     mixed = np.tile(np.array(list(patterns.values()), base.dtype), 1000)
     yield _sample(form, mixed, "all special values by turns")
     if _exponent_bits(form) >= 8:
-        # On either side of where a tile is added up scaled: squares that overflow or vanish.
+        # Magnitudes on either side of where a tile is added up scaled: squares that overflow or
+        # vanish.
         for exponent in (-100, -41, -39, 59, 61, 100):
             about = _about(form, 4166, exponent)
             yield _sample(form, about, f"4166 components about 2^{exponent}")
@@ -304,7 +305,7 @@ def _is_close(name: str, got: np.void, want: np.void) -> bool:
     value, wanted = float(got[name]), float(want[name])
     if name == "sum_sq":
         return math.isclose(value, wanted, rel_tol=_TOLERANCE)
-    # Where sums overflow, one order of adding up makes an infinity of what another makes a NaN of.
+    # One order of adding up makes an infinity where another makes a NaN, if sums overflow.
     abs_sum = float(want["abs_sum"])
     return math.isinf(abs_sum) or abs(value - wanted) <= _TOLERANCE * abs_sum
 

@@ -244,7 +244,7 @@ class Launches:
 
     def _pinned(self, buffers: _Buffers, size: int, table_bytes: int) -> _Pinned:
         """A pinned table that the stream has passed, of ``table_bytes`` at least."""
-        # In this mode a query does not end another thread's capture.
+        # A query does not end another thread's capture in this mode.
         before = self._module.cuda_exchange_capture_mode(_RELAXED)
         try:
             free = next((table for table in buffers.pinned if table.passed.query()), None)

@@ -94,7 +94,7 @@ class ModuleNode:
         self.has_excluded_parts = False
         # Something in it was put in later, and has no hooks.
         self.has_new_parts = False
-        # At op level excluded modules have nodes too, so that the operators in them are recognised.
+        # Excluded modules have nodes too at op level, so that the operators in them are recognised.
         self.is_selected = True
         self.enabled = True
         # A ModuleList is never called; summary() does not list it as unused.
@@ -115,7 +115,7 @@ class ModuleNode:
     def switch_off(self) -> None:
         """Ends the observation of the module."""
         self.enabled = False
-        # For the C++ path of its hooks. The node has no reference to that: a Call has a reference
+        # Tells the C++ path of its hooks. The node has no reference to that: a Call has a reference
         # to the node, and is not seen by the garbage collector, so what refers to calls would stay.
         self.counter.is_off = True
 

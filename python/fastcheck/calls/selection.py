@@ -42,7 +42,7 @@ class Selection:
     _last: Optional[Wanted]
 
     def __post_init__(self) -> None:
-        #: Whether the last call given to wants() lies between first= and last=.
+        #: True if the last call given to wants() lies between first= and last=.
         self.is_within = True
         self._is_open = self._first is None
         self._is_over = False

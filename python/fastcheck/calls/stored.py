@@ -136,7 +136,8 @@ class TensorBatch:
     """Tensors to be read in one call, with their sites and roles."""
 
     def __init__(self) -> None:
-        #: What is added is used by the host right after it was read, so that it has arrived.
+        #: True if the host uses the added tensors right after they were read, so that they have
+        #: arrived.
         self.is_used_now = False
         #: The tensors as they were added; ``tensors`` has what is read of them.
         self.given: list[torch.Tensor] = []
@@ -208,7 +209,7 @@ class StoredTensors:
             for name, parameter in child._parameters.items():
                 if parameter is not None:
                     batch.add(parameter, child_node.site("param", name, 0), "param")
-            # In training a module may have written its buffers in this very call.
+            # A module may have written its buffers in this very call when it is in training.
             if not child.training:
                 for name, buffer in child._buffers.items():
                     if buffer is not None:

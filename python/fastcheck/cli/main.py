@@ -12,7 +12,7 @@ from typing import Any
 from fastcheck._version import __version__
 from fastcheck.errors import FastcheckError, printable
 
-# In the order of the help; each is a file beside this file.
+# The commands in the order of the help; each is a file beside this file.
 _COMMANDS = (
     *("doctor", "show", "report", "top", "compare", "export"),
     *("collect", "fleet", "verify", "prove", "run"),

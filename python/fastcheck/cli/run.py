@@ -71,7 +71,7 @@ def run(options: argparse.Namespace) -> int:
     if not options.module and not os.path.isfile(options.program):
         raise ConfigError(f"there is no such program: {options.program}; -m takes a module's name")
     sys.argv = [options.program, *options.arguments]
-    # As Python does for a program: its folder for a file, the current one for a module.
+    # Python does the same for a program: its folder for a file, the current one for a module.
     folder = os.getcwd() if options.module else os.path.dirname(os.path.abspath(options.program))
     sys.path.insert(0, folder)
     auto = AutoInstall(**{name: value for name, value in given.items() if value is not None})
@@ -82,7 +82,8 @@ def run(options: argparse.Namespace) -> int:
             finally:
                 _report(auto, options.summary)
     except Exception as error:
-        # As the interpreter reports what a program raises, without the frames of this command.
+        # The interpreter reports what a program raises like this, without the frames of this
+        # command.
         error.__traceback__ = _of_program(error.__traceback__)
         sys.excepthook(type(error), error, error.__traceback__)
         return 1

@@ -16,8 +16,8 @@ from fastcheck.record.format import Depth, Flag
 from .block import BYTES_BEFORE_SUMS, Block, same_bits
 from .names import NameTable
 
-# Of two modules that read one tensor in two threads, whichever comes first has it recorded as its
-# input, and its gradient with it.
+# The first of two modules that read one tensor in two threads has it recorded as its input, and its
+# gradient with it.
 _READ = ("input", "grad_input")
 # Above this many cells the calls of one name are matched in their order, extra calls at the end.
 _MAX_CELLS = 1_000_000

@@ -18,9 +18,9 @@ from fastcheck.record.format import RECORD_DTYPE, Depth, offset_of
 
 from .names import NameTable, Renaming
 
-#: In a count of a record: unknown in this source. (An unknown sum is NaN.)
+#: A count of a record that is unknown in this source. (An unknown sum is NaN.)
 UNKNOWN_COUNT = -1
-#: In ``nan_count``: NaN or infinities are present, their counts are unknown.
+#: A ``nan_count`` of a record that has NaN or infinities whose counts are unknown.
 SOME = -2
 
 
@@ -63,7 +63,7 @@ class Extra(NamedTuple):
     requires_grad: Optional[bool] = None
     crc32: Optional[str] = None
     load: Optional[Callable[[], torch.Tensor]] = None
-    #: Why the tensor can't be read, when it can't.
+    #: The reason why the tensor can't be read, when it can't.
     problem: str = ""
 
 
@@ -102,7 +102,7 @@ class Source:
     settings: dict[Phase, Any]
     #: The number of modules that ran inside torch.compile, as far as the source records it.
     compiled_modules = 0
-    #: Whether names were chosen, so that what lies between them is not there.
+    #: True if names were chosen, so that what lies between them is not there.
     is_partial = False
 
     def places(self) -> list[tuple[int, int]]:

@@ -119,7 +119,7 @@ class Name(NamedTuple):
     role: str
     label: str
     op: str = ""
-    #: Where it stands in a tensor that is one of several parts.
+    #: The place in the whole, of a tensor that is one of several parts.
     part: tuple[int, ...] = ()
 
     def __str__(self) -> str:

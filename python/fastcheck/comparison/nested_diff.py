@@ -10,9 +10,9 @@ from .block import Phase
 from .names import Renaming
 
 NOT_THERE = "not there"
-# Where and when something ran explains no difference.
+# The place and time at which something ran explain no difference.
 _NEVER = {"where", "fastcheck", "format"}
-# Where the ranks differ, what is compared stands below their numbers.
+# The key of a rank: if the ranks differ, the compared values stand below such keys.
 _OF_RANK = re.compile(r"rank \d+")
 _BY_NAME = ("parameters", "buffers", "modules")
 

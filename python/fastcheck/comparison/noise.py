@@ -23,7 +23,7 @@ from fastcheck.record.format import Depth
 from fastcheck.record.statistics import extreme_values
 from fastcheck.statistics.thresholds import rounding_unit
 
-#: Where the noise of another gradient arrives, it may be this much larger.
+#: The factor by which the noise of another gradient may be larger where it arrives.
 _SPREAD = 4.0
 #: The norm of a layer's input over that of its output per weight, at least.
 _INPUT = 2.0
@@ -46,7 +46,7 @@ class Drift:
         ]
         #: The largest learning rate; 0 where no side records a rate.
         self._rate = max((rate for rate, _ in groups), default=0.0)
-        #: Whether an optimizer moves a parameter by the learning rate whatever its gradient's size.
+        #: True if an optimizer moves a parameter by the learning rate whatever its gradient's size.
         self.normalises = any(kind not in ("", "SGD") for _, kind in groups)
         self._noisy: set[tuple[str, str]] = set()
         self._modules: set[str] = set()
@@ -167,7 +167,7 @@ class Cancellation:
         allowed = 0.0
         for source, summed in self._summed(index):
             noise = self._noise.get(source)
-            # What was computed from noise is noise; what was from rounded numbers has their error.
+            # A result computed from noise is noise; a result of rounded numbers has their error.
             inherited = float(self._errors[source]) if noise is None else _SPREAD * min(noise, 1.0)
             allowed = max(allowed, (unit + inherited) * summed)
         if not apart <= allowed:

@@ -56,7 +56,7 @@ class Origin:
     limit: float
     is_parameters_gradient: bool
     is_permuted: bool
-    #: Whether it is an update that is off by more than rounding makes of it.
+    #: True if it is an update that is off by more than rounding makes of it.
     is_other_update: bool = False
     readers: int = 0
     worst: Optional[Row] = None

@@ -72,7 +72,7 @@ def parted(
 
 
 _GROUP = re.compile(r"optimizers\[(\d+)\]\.groups\[(\d+)\]\.(.+)")
-#: For each optimizer, the groups of actual and of reference that hold the same parameters.
+#: The groups of actual and of reference that hold the same parameters, for each optimizer.
 CommonGroups = list[list[tuple[int, int]]]
 
 

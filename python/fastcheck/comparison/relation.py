@@ -71,7 +71,7 @@ def _of_other_dtype(mine: torch.Tensor, other: torch.Tensor, scales: Scales) -> 
             if _is_quantised(mine, other, scale):
                 return f"quantised to {dtype_name(mine.dtype)} with the scale {name}"
     if _is_plain(mine) and _is_plain(other):
-        # What a coarser dtype keeps of a permutation is a permutation of what it keeps.
+        # A cast to a coarser dtype and a permutation can change places.
         coarse = min(mine.dtype, other.dtype, key=lambda dtype: dtype.itemsize)
         text = _of_same_dtype(mine.to(coarse), other.to(coarse))
         return f"cast to {dtype_name(mine.dtype)}, and {text}" if text else ""

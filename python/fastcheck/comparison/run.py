@@ -57,7 +57,7 @@ def inherited_formats(
     own = COARSENESS[codes]
     start = 0 if before is None else COARSENESS[before]
     reached = np.maximum.accumulate(np.r_[start, np.where(is_exact, 0, own)])
-    # What holds no rounding inherits none.
+    # A tensor that holds no rounding inherits none.
     inherits = (reached[:-1] > own) & (own > 0)
     formats: np.ndarray = np.where(inherits, BY_COARSENESS[reached[:-1]], codes)
     return formats, int(BY_COARSENESS[reached[-1]]) if reached[-1] else before
@@ -159,15 +159,15 @@ class BlockComparison:
         self._drifts: dict[int, Drift] = {}
         # The largest error, by rank, of what the step before computed, and whether it was exact.
         self.last_computed: dict[int, tuple[float, bool]] = {}
-        #: Where the batch is split in another way.
+        #: The split of the batch, when the two sides split it in different ways.
         self.split: Optional[Split] = None
-        #: Where tensors are in other parts, on ranks or in modules.
+        #: The layout of tensors that are in other parts, on ranks or in modules.
         self.layout: Optional[Layout] = None
-        #: Whether learning rates are compared: those of groups have one record.
+        #: True if learning rates are compared: those of groups have one record.
         self.reads_rates = True
-        #: Whether operators of another schedule are left out.
+        #: True if operators of another schedule are left out.
         self.judges_operators = True
-        #: By name, the largest error between two runs of the reference's program.
+        #: The largest error between two runs of the reference's program, by name.
         self.unsteady: dict[Name, float] = {}
         # The parameters of the step before, by rank.
         self.parameters: dict[int, Parameters] = {}
@@ -388,9 +388,9 @@ class _Step(Pairs):
             self.formats, run.coarsest[self.rank] = inherited_formats(
                 self.formats, is_exact, run.coarsest.get(self.rank)
             )
-        #: Whether the gradients of all parameters are equal but for rounding.
+        #: True if the gradients of all parameters are equal but for rounding.
         self.are_gradients_alike = False
-        #: By number of the name, the error of the sum of a gradient that one side has in parts, and
+        #: The error of the sum of a gradient that one side has in parts, by number of the name, and
         #: whether something tells the order of its elements.
         self.in_parts: dict[int, tuple[float, bool]] = {}
 
@@ -783,7 +783,7 @@ class _Step(Pairs):
                 if origin.is_parameters_gradient:
                     reads = is_update & (self.states != PairState.SAME)
                 else:
-                    # Where a gradient is nearly 0 Adam's first updates have a sign by rounding.
+                    # Adam's first updates have a sign by rounding where a gradient is nearly 0.
                     turned = is_update & self._turned & (self.errors > origin.limit)
                     turned &= self.errors <= _TURNED_LIMITS * origin.limit
                     origin.turned = int(turned.sum())

@@ -21,7 +21,7 @@ from fastcheck.statistics.thresholds import BY_COARSENESS, COARSENESS
 
 #: Roles whose tensors do not depend on how a batch is split.
 _WHOLE = ("param", "param_grad", "grad_norm", "optimizer_state", "learning_rate")
-#: What passes between modules.
+#: The roles of tensors that pass between modules.
 PASSED = ("input", "output", "grad_input", "grad_output")
 _LOSS = Name("", "forward", "loss", "loss of the step, of all its parts")
 

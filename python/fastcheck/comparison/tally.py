@@ -18,7 +18,7 @@ KEPT_STEPS = 100_000
 #: The questions that are about what was computed, in the order in which a step computes it.
 COMPUTED = (Phase.FORWARD, Phase.LOSS, Phase.GRADIENTS, Phase.UPDATE)
 
-#: When something was seen: step, question, place in the step, rank.
+#: The place at which something was seen: step, question, place in the step, rank.
 Key = tuple[int, int, int, int]
 
 
@@ -83,7 +83,8 @@ class Tally:
         #: Gradients of what modules take and return that one side has in parts, and whether
         #: something tells the order of their elements.
         self.in_parts: dict[str, bool] = {}
-        #: What passes between modules in another number of elements, where all gradients agree.
+        #: The tensors that pass between modules in another number of elements, while all gradients
+        #: agree.
         self.resized: dict[str, None] = {}
         #: Tensors that activation checkpointing has not computed again as they were.
         self.recomputed: dict[str, None] = {}
@@ -98,10 +99,9 @@ class Tally:
         #: Notes on rows that are left out behind those of a vocabulary.
         self.padded: dict[str, None] = {}
         self.lookalikes: dict[str, str] = {}
-        #: By the name of a weight that differs, the equal weight of reference; "" where none is
-        #: equal.
+        #: The equal weight of reference by the name of a weight that differs; "" if none is equal.
         self.elsewhere: dict[str, str] = {}
-        #: What tensors of one side alone are of those of the other.
+        #: The tensors of one side alone that are parts of those of the other.
         self.parts_of: list[str] = []
         #: The number of pairs whose relation was looked for.
         self.related = 0

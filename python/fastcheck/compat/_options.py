@@ -36,7 +36,7 @@ class Dumps:
         self._parts: dict[int, int] = {}
         self._reported: set[str] = set()
         for place, plan in self._plans.items():
-            # What can be known to be wrong is an error at once.
+            # Options that can be known to be wrong are an error at once.
             Dumper(os.path.join(self._path, place), **plan)
 
     @property

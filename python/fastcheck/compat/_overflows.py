@@ -47,7 +47,7 @@ def call_name(event: Event) -> str:
     return f"{name.kind}.{name.name}.{name.direction}.{name.call}"
 
 
-# As in the old tools, a process has a single watch: a new watch replaces the earlier.
+# A process has a single watch, as in the old tools: a new watch replaces the earlier.
 _current: list[OverflowWatch] = []
 
 
@@ -188,7 +188,7 @@ class Run:
         if not self._is_mine or self._is_running:
             return
         if self.dumps is None and self._watch is None:
-            # In a step that is left out, too: they are counted from here on.
+            # Overflows are counted from here on, in a step that is left out too.
             self._watch = self._begin_watch(models, self.step)
             self._watch.pause(True)
         if self._steps is not None and self.step not in self._steps:

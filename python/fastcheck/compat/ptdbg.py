@@ -152,7 +152,7 @@ class _Session:
         self.plans: Optional[tuple[Plans, Spellings]] = None
         self.dumps: Optional[Dumps] = None
         self.step = 0
-        # Whether a module has run since the last optimizer's step.
+        # True if a module has run since the last optimizer's step.
         self.has_begun = True
         self._hooks: list[RemovableHandle] = []
         self._optimizers: set[int] = set()

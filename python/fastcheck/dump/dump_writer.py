@@ -50,7 +50,7 @@ class DumpSession:
         self.rank = rank
         self.sites = SiteTable()
         self.is_closed = False
-        #: Why it was switched off, in one sentence; empty while it works.
+        #: The reason why it was switched off, in one sentence; empty while it works.
         self.problem = ""
         self.call_count = 0
         #: The number of records whose memory was not read again.

@@ -213,7 +213,7 @@ class Dumper:
         overwrite: bool = False,
     ) -> None:
         self.enabled = bool(enable)
-        #: Where this step goes.
+        #: The folder of this step.
         self.path: Optional[str] = None
         #: The names in the lists that no call of the ``with`` block had.
         self.unmet: tuple[str, ...] = ()

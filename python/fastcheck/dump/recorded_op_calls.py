@@ -66,8 +66,8 @@ class RecordedOpCalls(OpCalls):
     def close(self) -> None:
         with self.session.lock:
             self.session.reused_count = self._recorder.reused
-            # At once: what is left of the storages would lie scattered in what training allocates
-            # next.
+            # Cleared at once: what is left of the storages would lie scattered in what training
+            # allocates next.
             self._recorder.clear()
 
 

@@ -189,7 +189,7 @@ def _answers(engine: Engine, are_replicas: bool) -> dict[str, list[Row]]:
     chance = Chance(answers)
     sites = {int(row["site"]) for row in answers["outliers"] if chance.excludes(row)}
     if sites:
-        # At one place and step an outlier hides a lesser outlier, until all are looked at.
+        # An outlier hides a lesser outlier at its place and step, until all are looked at.
         kept = sorted(sites, key=lambda site: -_steps_at(answers, site))[:_MOST_SITES]
         engine.make("all_outlying", statement(ALL_OUTLYING, engine.dialect, sites=kept))
         for name in ("outliers", "outlying_steps"):
@@ -356,7 +356,7 @@ def _outliers(
         sites = f" and {len(places) - 1:,} more sites" if len(places) > 1 else ""
         telling = [row for row in places if chance.excludes(row)] or [worst]
         first = min(int(row["first_step"]) for row in telling)
-        # What is computed from a wrong value is off as well, and often further off.
+        # A result computed from a wrong value is off as well, and often further off.
         named = min(
             (row for row in telling if int(row["first_step"]) == first),
             key=lambda row: order.get(int(row["site"]), len(order)),

@@ -21,7 +21,8 @@ from .store import Folder
 _NODES = "_nodes"
 # Notes on files that were merged, which fastcheck compact of earlier versions wrote.
 _MERGES = "_merged"
-# With the node, of those that collectors write; or with "merged", of those that were merged.
+# Matches a file of records; its name has the node if a collector wrote it, or "merged" if it was
+# merged.
 _RECORD_FILE = re.compile(
     r"step=[0-9]+-[0-9]+/(?:node=([^./]+)(?:\.[0-9]+)?|(merged)\.[0-9]+|[^/]+)\.parquet"
 )

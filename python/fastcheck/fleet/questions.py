@@ -103,7 +103,7 @@ WHERE s.role = 'param' AND k.replica_group IS NOT NULL AND r.checksum IS NOT NUL
 GROUP BY r.step, r.site, r.call, k.peer_group
 HAVING min(r.checksum) <> max(r.checksum)"""
 
-# Where replicas differ from some step on, the first steps hold all that there is to know.
+# The first steps hold all that there is to know if replicas differ from some step on.
 _VOTES = """\
 SELECT r.step, r.site, r.call, k.peer_group, r.checksum, r.rank
 FROM records r
@@ -136,8 +136,8 @@ JOIN cells c ON v.step = c.step AND v.site = c.site AND v.call = c.call
 LEFT JOIN sites s ON v.site = s.site
 WHERE n.votes < c.most OR 2 * c.most <= c.total"""
 
-# Where another program wrote the files there may be NaN. Engines hold it to be the largest number,
-# and leave it out of the extremes by which they decide that a comparison holds for a whole file.
+# Files of another program may hold NaN. Engines take it for the largest number, and leave it out of
+# the extremes by which they decide that a comparison holds for a whole file.
 _IS_NUMBER = "r.rms > 0 AND r.rms - r.rms = 0"
 
 # One double holds a float32 and its rank, in the bits that the float32 leaves: the rank times
@@ -151,8 +151,8 @@ def _rank_of(key: str) -> str:
     return f"CAST(round(({key} / {own} - 1) * 7.0368744177664e13) AS INT)"
 
 
-# What ranks with the same part of the model have at one place in one step: the spread of the many,
-# and the two at its ends.
+# The records of ranks with the same part of the model at one place in one step: the spread of the
+# many, and the two at its ends.
 _SPREAD = f"""\
 SELECT r.step, r.site, k.peer_group, count(*) AS peers, {{quartiles}} AS q,
        max({_KEY}) AS high_key, min({_KEY}) AS low_key
@@ -253,7 +253,7 @@ ORDER BY rank, step""",
 SELECT count(*) AS cells, sum(peers) AS row_count, count(DISTINCT site) AS site_count,
        count(DISTINCT step) AS step_count
 FROM spread""",
-    # How far the middle of all ranks moved from one step to the next, against what is usual there.
+    # The move of the middle of all ranks from one step to the next, against what is usual there.
     "steps": """\
 WITH level AS (
     SELECT step, site, sum(peers * ln({q2})) / sum(peers) AS level
@@ -281,7 +281,7 @@ HAVING 2 * sum(CASE WHEN abs(m.move) > 9 * u.usual AND abs(m.move) > 0.2 THEN 1 
 ORDER BY m.step""",
 }
 
-#: What is unusual of each rank in each step, beside ANSWERS["outlying_steps"]; for the page.
+#: The unusual numbers of each rank in each step, beside ANSWERS["outlying_steps"]; for the page.
 CELL_ANSWERS: dict[str, str] = {
     "step_list": "SELECT DISTINCT step FROM records ORDER BY step",
     "replica_cells": """\

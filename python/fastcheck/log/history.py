@@ -103,7 +103,7 @@ class History:
         return record
 
     def _find_open(self, seq: int) -> Optional[tuple[np.ndarray, int]]:
-        # At op level each pass is a piece. Only where a device is read from several threads may
+        # Each pass is a piece at op level. Only where a device is read from several threads may
         # another piece hold it than the piece that it falls into.
         at = bisect_right(self._starts, seq) - 1
         likely = iter(self._open[at : at + 1] if at >= 0 else ())

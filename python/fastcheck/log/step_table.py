@@ -354,7 +354,8 @@ def _norms(gradients: np.ndarray, counts: Sequence[int]) -> list[Optional[float]
     for count in counts:
         begin, end = end, end + count
         used: Any = slice(begin, end)
-        # What was read twice, before and after a change: as the optimizer uses it.
+        # A site was read twice, before and after a change: the number is that which the optimizer
+        # uses.
         if len(set(sites[used])) < count:
             used = sorted({site: at for at, site in enumerate(sites[used], begin)}.values())
         norm = math.sqrt(float(np.add.reduce(squares[used])))

@@ -96,7 +96,7 @@ def argument_of(call: Optional[Call], label: str, passes: Sequence[Pass]) -> Opt
     argument = None if held is None else _argument(held.args, held.kwargs, label)
     running = running_call(call)
     live = None if running is None else _argument(running.args, running.kwargs, label)
-    # What is held has no graph; what runs may be a later call of the module.
+    # The held tensor has no graph; the call that runs may be a later call of the module.
     is_later = live is None or (argument is not None and live.data_ptr() != argument.data_ptr())
     return argument if is_later else live
 

@@ -218,7 +218,7 @@ def build(
     facts = Facts(session, state, nodes, is_on=watching is not None)
     watcher = StepWatcher(session, state, run_meta, stops, boundary, tree, facts, norm_limit)
     graphs = GraphFollower(watcher, nodes)
-    # What lives as long as the hooks on the model do.
+    # Objects that live as long as the hooks on the model do.
     keeps: list[object] = [graphs]
     if isinstance(session.level, OpLevel):
         observer: ModuleObserver = OpModuleObserver(

@@ -28,7 +28,7 @@ from fastcheck.utils.torch.frames import program_frames
 from fastcheck.utils.torch.own_operators import no_grad, unobserved
 from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read, first_bad
 
-# What is found in a part of a larger graph may not be the first.
+# A non-finite number that is found in a part of a larger graph may not be the first.
 _MOST_NODES = 20_000
 _MOST_LOCALS = 4096
 _MOST_SOURCE = 160
@@ -38,7 +38,7 @@ _MADE = re.compile(r"result|out|total_weight|log_?sum_?exp|save|reserve|philox|r
 
 #: An edge: a node, and the number of a result of it.
 _Edge = tuple[Any, int]
-#: Whether what an operator has read makes its result non-finite.
+#: A function that tells if what an operator has read makes its result non-finite.
 _Maker = Callable[[Mapping[str, torch.Tensor], Any], Any]
 
 
@@ -61,7 +61,7 @@ def search_derivatives(graphs: Sequence[Sequence[SavedByNode]]) -> Optional[Made
     read. Makes the host wait for a device.
     """
     known = [node for graph in graphs for node in graph]
-    # Of a decomposition it is not known whether its vectors were used.
+    # A decomposition does not tell whether its vectors were used.
     known.sort(key=lambda node: node.name in DECOMPOSITIONS)
     with unobserved(), no_grad():
         for saved in known:
@@ -226,7 +226,7 @@ class _GraphSearch:
             if _kind(_name(node)) == "Div" and counts is not None and _is_whole(counts):
                 records.append(("other", stats(counts).record))
             for name, record in records:
-                # What has a graph was met before, if it is bad.
+                # A tensor with a graph was met before, if it is bad.
                 if inputs[name].grad_fn is None and self._is_bad(record):
                     return self._from_outside(node, name, inputs[name], record)
             result = next(iter(results.get(node, ())), None)
@@ -283,7 +283,7 @@ class _GraphSearch:
         states = [self._state(edge) for edge in edges if edge[0] is not None]
         saved = self._saved[node].items()
         kept = [t for name, t in saved if t.grad_fn is None and not _MADE.match(name)]
-        # What has no edge is an operand without a graph, a number or none at all.
+        # An operand without an edge has no graph, is a number or is none at all.
         is_known = len(kept) >= len(edges) - len(states)
         if not is_known and result is not None and (beside := _beside(result)) is not None:
             # A sum keeps nothing of what it adds.
@@ -422,7 +422,7 @@ def _record(tensor: torch.Tensor) -> Optional[np.void]:
     return stats(tensor.detach()).record
 
 
-# Of operators whose result nobody may have kept: whether what they read makes it non-finite.
+# Operators whose result nobody may have kept: whether what they read makes it non-finite.
 
 
 #: Operators of one operand.
@@ -611,7 +611,7 @@ def _assignments(frame: FrameType) -> dict[str, list[tuple[int, tuple[str, ...]]
         if known is None:
             is_over = is_over or name.startswith(("POP_", "RETURN_"))
             continue
-        # From Python 3.13 on one instruction may store two, or load two.
+        # One instruction may store two, or load two, from Python 3.13 on.
         names = [str(value) for value in _each(instruction.argval)]
         if known[1] == "LOAD":
             if is_over:

@@ -312,7 +312,7 @@ class Monitor:
             # Whoever leaves by an exception won't be at the others' next boundary.
             self._remove(waits_for_ranks=kind is None)
         except OverflowDetected:
-            # What ended the block goes on, whatever the drain has found meanwhile.
+            # The exception that ended the block goes on, whatever the drain has found meanwhile.
             if kind is None:
                 raise
 

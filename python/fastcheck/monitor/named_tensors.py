@@ -79,7 +79,7 @@ _MAX_NAMES = 4096
 
 _numbers = itertools.count()
 
-# What the nodes of names refer to, in the place of a module.
+# The object that the nodes of names refer to, in the place of a module.
 _NO_MODULE = torch.nn.Identity()
 
 
@@ -91,7 +91,7 @@ class NamedTensors:
         #: Counts up with each monitor.
         self.number = next(_numbers)
         self.session = observer.session
-        # By the path of the module that runs and by the name; the last tensor of each name.
+        # The last tensor of each name, by the path of the module that runs and by the name.
         self._nodes: dict[tuple[str, str], ModuleNode] = {}
         self._last: dict[str, ModuleNode] = {}
         self._off: set[str] = set()
@@ -303,8 +303,8 @@ class OpNamedTensors(NamedTensors):
         session.level.saw(NamedResult(seq, role, source, session.is_scaled), is_bad)
 
 
-# Whether there is a monitor, and whether compiled code can call it. Dynamo takes both for
-# constants, and compiles again when they change.
+# Flags: there is a monitor, and compiled code can call it. Dynamo takes both for constants, and
+# compiles again when they change.
 _is_on = False
 _is_traced = False
 
@@ -369,7 +369,7 @@ def _reading(name: str) -> list[NamedTensors]:
     running = [reader for reader in readers if reader.is_running]
     if running or not readers:
         return running
-    # In backward a recomputation that calls no module belongs to the reader of the first run.
+    # A recomputation in backward that calls no module belongs to the reader of the first run.
     repeated = [reader for reader in readers if reader.is_repeated(name)]
     last = last_pass.observer()
     return (

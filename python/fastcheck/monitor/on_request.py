@@ -173,8 +173,9 @@ class StepDumps:
     """A Dumper for each step."""
 
     def __init__(self, options: OnRequest, models: Sequence[torch.nn.Module], step: int) -> None:
-        # What a program puts on this stack later it takes off first; what lies there already is
-        # taken off at some time that is not known, and would take the dump's mode with it.
+        # A mode that a program puts on this stack later is taken off first; a mode that lies there
+        # already is taken off at some time that is not known, and would take the dump's mode with
+        # it.
         if stack := _get_current_dispatch_mode_stack():
             modes = ", ".join(type(mode).__name__ for mode in stack)
             raise ConfigError(f"a dump can't begin within another mode of the dispatcher: {modes}")

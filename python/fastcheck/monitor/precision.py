@@ -51,7 +51,7 @@ class ExponentReadings:
     def __init__(self, sites: SiteTable) -> None:
         self._sites = sites
         self._totals: dict[int, _Total] = {}
-        # By device and stream: what was counted there, and is not on its way.
+        # Counts that are not on their way to the host, by device and stream.
         self._on_device: dict[tuple[torch.device, Any], list[tuple[int, torch.Tensor]]] = {}
         # The streams of its device, the event behind a copy, its rows on the host, and their sites.
         self._in_flight: list[tuple[DeviceStreams, Any, np.ndarray, list[int]]] = []

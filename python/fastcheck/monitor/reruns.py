@@ -31,7 +31,7 @@ from fastcheck.utils.torch.training_state import TrainingState
 from fastcheck.utils.torch.versions import GradScaler
 from fastcheck.verdict.step import Step
 
-#: Which tensor: its site, the call, and how many of the same came before.
+#: Names a tensor: its site, the call, and how many of the same came before.
 _Key = tuple[Site, int, int]
 
 _NAMED = 5
@@ -220,7 +220,8 @@ def differences_between(first: Trace, other: Trace, run: int) -> list[Difference
     the first; then those that only the other has.
     """
     known, seen = first.content, other.content
-    # What only the other has comes where it came there, before what it has moved back.
+    # A tensor that only the other has comes where it came there, before those that it has moved
+    # back.
     places = {key: (place, 1) for place, key in enumerate(known)}
     for place, key in enumerate(seen):
         places.setdefault(key, (place, 0))

@@ -40,7 +40,7 @@ from fastcheck.utils.text.layout import GUTTER, line_width, listed, sparkline, w
 
 from .core import Core
 
-# In the table of steps.
+# Columns of the table of steps.
 _NUMBERS = ("loss_scale", "learning_rate", "found_inf", "grad_norm", *NUMBER_ROLES)
 _TOP_SITES = 10
 _NAMED_MODULES = 5

@@ -53,11 +53,11 @@ class ObservedUpdates:
         self.gradients: Sequence[int] = ()
         self.rates: Sequence[bool] = ()
         self.glances = 0
-        #: Whether every update is to be looked at closely. Set where the records arrive, which on
-        #: a device is some updates later.
+        #: True if every update is to be looked at closely. Set where the records arrive, which on a
+        #: device is some updates later.
         self.is_close = True
-        #: Of each gradient, in the order in which they were read: how many zeros are all of it,
-        #: and, as one byte, whether all of it was 0.
+        #: The number of zeros that would be all of a gradient, in the order in which gradients were
+        #: read, and, as one byte each, if all of it was 0.
         self.all_zero = np.zeros(0, np.int64)
         self.zero = b""
 
@@ -78,8 +78,8 @@ class UpdateInfo:
 
     def __init__(self, watch: ObservedUpdates, *, is_certain: bool) -> None:
         self.watch = watch
-        #: Whether an update is about to be applied; unknown where a training loop only ends a step
-        #: by monitor.step().
+        #: True if an update is about to be applied; unknown if a training loop only ends a step by
+        #: monitor.step().
         self.is_certain = is_certain
         #: Parameters and buffers, then gradients, then parameters with a gradient that no
         #: optimizer holds.
@@ -115,8 +115,8 @@ class UpdateWatcher:
         self._buffers: list[int] = []
         #: The modules and names of the buffers that may be constants.
         self.places: list[tuple[ModuleNode, str]] = []
-        # What is in the places of the buffers where a pass begins, and the sites of those that
-        # passes have changed since the last update; None: no pass has ended.
+        # The versions of the buffers where a pass begins, and the sites of those that passes have
+        # changed since the last update; None: no pass has ended.
         self._versions: list[tuple[int, int]] = []
         self._written: Optional[set[int]] = None
 
@@ -293,7 +293,7 @@ class StaleCopies:
         known.updates += 1
         if known.updates == 1:
             known.sums = checksums(trained)
-        # What is in few bits may stay as it is while its copy moves.
+        # A weight in few bits may stay as it is while its copy moves.
         is_coarse = have_gradients and all(p.dtype.itemsize < 4 for p in trained)
         if known.updates < (_UPDATES_OF_NONE if is_coarse else UPDATES):
             return None
@@ -368,13 +368,13 @@ class ConstantBuffers:
     def __init__(self) -> None:
         self._last = UpdateInfo(ObservedUpdates(), is_certain=False)
         self._sites = np.zeros(0, np.int64)
-        # Where each buffer's record stands among those of an update.
+        # The row of each buffer's record among those of an update.
         self._rows = np.zeros(0, np.int64)
         self._is_known = np.zeros(0, np.bool_)
         self._checksums = np.zeros(0, np.uint64)
         self._numel = np.zeros(0, np.int64)
-        # For how many updates in which its module ran. The last updates, in which every module ran
-        # and nothing changed, are counted apart.
+        # The number of updates in which its module ran and it stayed the same. The last updates, in
+        # which every module ran and nothing changed, are counted apart.
         self._constant = np.zeros(0, np.int64)
         self._quiet_updates = 0
 
@@ -412,7 +412,7 @@ class ConstantBuffers:
             # A running maximum is written to in every pass, though it may stay the same.
             self._constant[is_written] = 0
         self._constant[~is_same] = 0
-        # What did not run had no occasion to change.
+        # A module that did not run had no occasion to change its buffers.
         self._constant += is_same & (np.array(look.calls) > calls)
         self._checksums, self._numel = sums, numel
         self._is_known[:] = True
@@ -454,9 +454,9 @@ _EPSILON = {"float64": 2.0**-52, "float16": 2.0**-10, "bfloat16": 2.0**-7, "comp
 _SPACING = np.array([_EPSILON.get(info.name, 2.0**-23) for info in DTYPES])
 
 
-# By site. ``first_alike``: the first parameter whose path is the same but for its numbers; and, of
-# that one, whether one of them had a gradient and then none (``is_left``), and whether one without
-# had one again after that (``is_chosen``): a router chooses among them.
+# Columns of a table by site. ``first_alike``: the first parameter whose path is the same but for
+# its numbers; and, of that one, whether one of them had a gradient and then none (``is_left``), and
+# whether one without had one again after that (``is_chosen``): a router chooses among them.
 _NUMBERS = ("parameter", "idle", "idle_alone", "no_gradient", "first_alike")
 _FLAGS = (
     "is_parameter",
@@ -490,7 +490,7 @@ class StalledWeights:
         )
         self._known_sites = 0
         self._parameter_of: dict[tuple[str, str], int] = {}
-        # By module, the first parameter of which its weight is made: itself, as a rule.
+        # The first parameter of which a module's weight is made, by module: itself, as a rule.
         self._weight_of: dict[str, int] = {}
         self._alike: dict[str, int] = {}
         self._losses: set[int] = set()
@@ -587,7 +587,7 @@ class StalledWeights:
         table["checksum"][sites], table["is_known"][sites] = sums, True
         moved, idle = sites[has_moved], sites[is_same & table["is_pending"][sites]]
         table["is_pending"][sites] = False
-        # What has moved once, and moves no more, may have converged.
+        # A weight that has moved once, and moves no more, may have converged.
         table["has_moved"][moved] = True
         if len(moved):
             table["idle"][idle] += 1
@@ -626,8 +626,8 @@ class StalledWeights:
         is_live = np.array(close.is_live) & table["is_parameter"][held]
         has_gradient = np.array(close.has_gradient)
         is_pending = table["is_pending"][held] = is_live & is_felt[held]
-        # What reaches a weight reaches its bias: a sum of it that is 0 has cancelled, as where the
-        # loss is of differences.
+        # A gradient that reaches a weight reaches its bias: a sum of it that is 0 has cancelled, as
+        # where the loss is of differences.
         weight = table["weight"][held]
         is_cancelled = (weight >= 0) & is_nonzero[weight]
         is_zero = is_read[held] & ~is_nonzero[held] & ~np.array(close.is_part) & ~is_cancelled

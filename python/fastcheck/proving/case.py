@@ -35,7 +35,7 @@ class RowAxis:
             each = full.shape[changed[0]] // counts[0]
             if (each * counts[0], each * counts[1]) == sizes[changed[0]]:
                 self.place = changed[0], each
-        # Whether all rows come several times, as by cat(), and not each row's entries together.
+        # True if all rows come several times, as by cat(), and not each row's entries together.
         self._is_cat = False
         if self.place is not None and self.place[1] > 1:
             gaps = []

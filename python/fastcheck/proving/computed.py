@@ -7,7 +7,7 @@ from typing import Callable, Optional
 
 import torch
 
-#: What a tensor is (``"loss"``, ``"output"``, ``"gradient"``, ``"update"``, or of a module
+#: A kind of tensor (``"loss"``, ``"output"``, ``"gradient"``, ``"update"``, or of a module
 #: ``"forward input"``, ``"backward output"``, ...), and its name.
 Key = tuple[str, str]
 

@@ -112,7 +112,7 @@ class Checkpointed(Relation):
                 for module in model.modules():  # it sets attributes, and adds a hook
                     for held in (vars(module), module._forward_hooks, module._forward_pre_hooks):
                         stack.enter_context(mock.patch.dict(held))
-                # In the call: attributes are put back before it.
+                # Switched on in the call: attributes are put back before it.
                 model.register_forward_pre_hook(
                     lambda called, _: called.gradient_checkpointing_enable({"use_reentrant": False})
                 )

@@ -42,7 +42,8 @@ class Calls(TorchFunctionMode):
         self.has_backward = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        # What torch.compile traces of this counts nothing: another count would be another graph.
+        # The code that torch.compile traces of this counts nothing: another count would be another
+        # graph.
         is_traced = torch.compiler.is_compiling()
         if not is_traced and (torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled()):
             self.has_autocast = True

@@ -41,7 +41,7 @@ class Event:
     # The call of torch's Python API that made it, where those are numbered (fastcheck.compat):
     # "Functional.linear.145", in backward that of the forward.
     api: str = ""
-    # At op level: the operator's arguments by name, each with the sequence number of its record.
+    # The operator's arguments by name at op level, each with the sequence number of its record.
     inputs: tuple[tuple[str, int], ...] = ()
 
     def _repr_html_(self) -> str:

@@ -23,8 +23,8 @@ _MAXIMA = {32: _ELEMENTS + EXPONENT_BINS, 16: _ELEMENTS + 2 * EXPONENT_BINS}
 _BELOW = {32: _ELEMENTS + 3 * EXPONENT_BINS, 16: _ELEMENTS + 4 * EXPONENT_BINS}
 EXPONENT_WORDS = _ELEMENTS + 5 * EXPONENT_BINS
 
-# Of NVFP4: an element is zero up to 1/24 of the block's maximum, if the scale were exact. Rounded
-# to float8 it is off by up to 1/16, as a subnormal by up to a third.
+# An element of NVFP4 is zero up to 1/24 of the block's maximum, if the scale were exact. Rounded to
+# float8 it is off by up to 1/16, as a subnormal by up to a third.
 _NVFP4_ZERO, _NVFP4_KEPT, _NVFP4_ZERO_COARSE = 6, 3, 7
 # So many binades below the tensor's maximum a block's scale may be subnormal (448 * 2^-14 < 2^-5).
 _NVFP4_COARSE_FROM = 14
@@ -226,8 +226,8 @@ class Exponents:
         # The block's maximum is in the last binade of the element's format.
         last = math.frexp(element.largest)[1] - 1
         lost = int(below[places >= last + 1 - element.zero_exponent].sum())
-        # Of these blocks the scale would have to be smaller than it can be; of those in the last
-        # bin that is not known.
+        # The scale of these blocks would have to be smaller than it can be; it is not known for
+        # those in the last bin.
         is_tiny = self.block_top - places - last < _MX_LEAST_SCALE
         tiny = int(maxima[:-1][is_tiny[:-1]].sum() + maxima[-1])
         return self._share(lost, lost + tiny * target.block)

@@ -65,8 +65,8 @@ def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-# What comes back is checked against the types of the fields: whoever reaches the store of the ranks
-# can write to it.
+# A message that comes back is checked against the types of the fields: whoever reaches the store of
+# the ranks can write to it.
 
 
 @functools.cache

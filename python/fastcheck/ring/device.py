@@ -66,7 +66,7 @@ class Segment:
         self._address = self.slots.data_ptr()
         # The first stretch of launches (backends.backend.BlackBox) that wrote to it.
         self.stretch = 0
-        # Why the copy could not be started: the device is lost.
+        # The reason why the copy could not be started: the device is lost.
         self._failure: Optional[RuntimeError] = None
         # The copy was seen to be done. Of a device that is lost no event can be queried any more,
         # not even an event that it has passed.
@@ -146,7 +146,7 @@ class Segment:
         return records
 
 
-# From one cut to the next.
+# Slots from one cut to the next.
 RESERVED_SLOTS = 16
 
 _SEQ_WORD = offset_of("seq") // 8
@@ -515,7 +515,7 @@ class DeviceRing:
 BLOCK_SLOTS = 1024
 # Most bytes of one graph's copies in flight.
 _MAX_BYTES = 12 * 2**20
-# As many as a host that is max_lag=2 steps ahead needs, and one.
+# The number that a host needs that is max_lag=2 steps ahead, and one.
 _FIRST_SNAPSHOTS = 4
 
 

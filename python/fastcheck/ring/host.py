@@ -164,7 +164,7 @@ class HostRing:
     def take(self) -> np.ndarray:
         """A copy of every record in the ring, oldest first; the ring is empty afterwards."""
         used, self._cursor.slot = self._cursor.slot, 0
-        # As bytes: records are copied field by field.
+        # Copied as bytes: records are copied field by field.
         copy = self._bytes[: used * RECORD_DTYPE.itemsize].copy()
         records: np.ndarray = np.ndarray(used, RECORD_DTYPE, copy)
         return records

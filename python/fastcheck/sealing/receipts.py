@@ -189,7 +189,7 @@ def arrival(
         choice("map", map, BUILT_IN, "a mapping")
     renaming = Renaming.of(map)
     units = [list(_units(renaming, state, wanted)) for wanted in receipts]
-    # What is compared as it is is read at once, and waited for once.
+    # Tensors that are compared as they are are read at once, and waited for once.
     whole = [
         readable[names[0]]
         for wanted, pairs in zip(receipts, units)
@@ -242,7 +242,7 @@ class _Checks:
         known: Mapping[tuple[object, ...], str],
     ) -> None:
         self.wanted, self._accepts_casts, self._has_groups = wanted, accept, has_groups
-        #: By place, what is read of a tensor already.
+        #: Results that were read of a tensor already, by place.
         self._known = known
         self._by_content = {
             parts: name for name, entry in wanted.items() for parts in entry["parts"].values()
@@ -251,9 +251,9 @@ class _Checks:
         self.cast = 0
         self.seen: set[str] = set()
         self.differing: dict[str, str] = {}
-        #: By name, in how many groups its parts are divided.
+        #: The number of groups in which a tensor's parts are divided, by name.
         self.grouped: dict[str, int] = {}
-        #: By name, how many rows are behind those of the vocabulary.
+        #: The number of rows behind those of the vocabulary, by name.
         self.padded: dict[str, int] = {}
         of_shards: dict[tuple[int, int], dict[str, Any]] = {}
         for name, entry in wanted.items():
@@ -263,7 +263,7 @@ class _Checks:
                 for rank, parts in enumerate(shards):
                     own = {"shape": divided, "dtype": entry["dtype"], "parts": parts}
                     of_shards.setdefault((int(dim), rank), {})[name] = own
-        #: By dimension and rank, the checks of shards; and by name, the dimension of a tensor.
+        #: The checks of shards, by dimension and rank; and the dimension of a tensor, by name.
         self._shards = {
             key: _Checks(own, accept, has_groups, known) for key, own in of_shards.items()
         }

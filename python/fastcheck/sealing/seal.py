@@ -272,7 +272,7 @@ def _write(made: Seal) -> None:
     write_private(made.path, json.dumps(content, indent=1).encode(), 0o666)
 
 
-# In checkpoints of Lightning: the state of callbacks, whose best score so far begins as infinity.
+# The state of callbacks in checkpoints of Lightning, whose best score so far begins as infinity.
 _NOT_TRAINED = "callbacks."
 
 

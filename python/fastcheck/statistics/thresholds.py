@@ -40,8 +40,8 @@ THRESHOLDS: Mapping[str, Threshold] = {
 #: Integers and bool hold no rounding.
 EXACT = Threshold(0.0, 0.0)
 
-#: By how many times the dtype's epsilon what is summed may be off: fewer of the narrow formats,
-#: which are accumulated in a wider dtype.
+#: Multiples of the dtype's epsilon by which a sum may be off: fewer for the narrow formats, which
+#: are accumulated in a wider dtype.
 _ROUNDINGS = {
     "float64": 32 * 2.0**-52,
     "float32": 32 * 2.0**-23,

@@ -23,7 +23,7 @@ Place = Union[str, torch.device, None]
 
 _BY: dict[str, Callable[[CallName], str]] = {
     "op": lambda name: name.op,
-    # As override() takes them: a root itself has no path.
+    # Modules as override() takes them: a root itself has no path.
     "module": lambda name: name.module or "the model",
     "call": lambda name: f"{name.op} #{name.call}",
 }

@@ -11,7 +11,7 @@ from fastcheck.errors import check_text
 from fastcheck.record.site import Site
 from fastcheck.utils.names.patterns import matches_module
 
-# What an update applies or keeps is never non-finite on purpose.
+# Tensors that an update applies or keeps are never non-finite on purpose.
 _NEVER = frozenset(("param", "param_grad", "optimizer_state", "loss", "grad_norm"))
 
 

@@ -34,8 +34,8 @@ from fastcheck.record.statistics import statistics_of
 from . import entries
 from .allowed import Allowance, why_allowed
 
-#: Where the largest finite number is taken for an overflow, on a device that saturates. A batch or
-#: a weight may hold it on purpose: torch.finfo(dtype).min is a common mask.
+#: Roles in which the largest finite number is taken for an overflow, on a device that saturates. A
+#: batch or a weight may hold it on purpose: torch.finfo(dtype).min is a common mask.
 _SATURABLE = frozenset({"output", "loss", "grad_input", "grad_output", "param_grad"})
 
 _GRADIENTS = frozenset({"grad_input", "grad_output", "param_grad", "grad_norm"})

@@ -73,7 +73,7 @@ class Incident:
         self.reads_in_flight: bool = raw["reads_in_flight"]
         #: The number of the place that its inputs have reached; -1: it is an op like others.
         self.place: int = raw["place"]
-        #: In backward: the first record of the op's forward; -1: not known.
+        #: The first record of the op's forward, in backward; -1: not known.
         self.forward_seq: int = raw["forward_seq"]
         #: The line of Python, in backward that of the forward where known; empty where no lines are
         #: recorded.

@@ -106,7 +106,7 @@ class ModuleRules:
 
     def _batch(self, finding: Finding, entry: entries.Batch) -> None:
         finding.is_data = entry.is_data and not entry.needs_gradient
-        # What enters the module now can only follow from what came after its last pass.
+        # A value that enters the module now can only follow from what came after its last pass.
         since = [f for f in self.findings.all[:-1] if f.position >= entry.since]
         earlier = next((f for f in since if f.verdict in CONFIRMED), None)
         if earlier is not None and not entry.is_data:
@@ -626,7 +626,7 @@ class ModuleRules:
     def _is_held(self, finding: Finding) -> bool:
         return finding.is_held_input and finding.site not in self.findings.memory.masks
 
-    # What a call met
+    # Findings that a call met
 
     def _among(self, seqs: Iterable[int]) -> list[Finding]:
         return [self.findings.by_seq[seq] for seq in seqs if seq in self.findings.by_seq]

@@ -63,7 +63,7 @@ class OpMemory:
         self.places: dict[Destination, int] = {HOST: 0, RANKS: 1, INTEGERS: 2}
         #: The findings that a record was read of, where they are several, by its number.
         self.parts: dict[int, list[Finding]] = {}
-        #: Whether there is, or was in an earlier step, a finding whose consequences decide.
+        #: True if there is, or was in an earlier step, a finding whose consequences decide.
         self.has_open = False
 
 
@@ -319,7 +319,7 @@ class OpRules:
         """True if it is of this step: of an earlier step it counts by its consequences."""
         return self._is_strict or finding.seq in self.findings.by_seq
 
-    # What is read by name, and is no result of an operator
+    # Tensors that are read by name, and are no results of operators
 
     def _entered(self, finding: Finding, entry: entries.Entered) -> None:
         known = [f for seq in entry.sources for f in self._known(seq) if f is not finding]
@@ -545,7 +545,7 @@ class OpRules:
 
     def _allow(self, finding: Finding) -> bool:
         is_allowed = self.findings.allow(finding)
-        # As long as it reaches no gradient.
+        # Allowed only as long as it reaches no gradient.
         self._memory.has_open = self._memory.has_open or is_allowed
         return is_allowed
 

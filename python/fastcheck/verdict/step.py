@@ -92,12 +92,12 @@ class Update:
         self.scale: Any = None
         # Gradients were changed before they were read.
         self.has_changed_gradients = False
-        # What modules and optimizers store was read.
+        # The tensors that modules and optimizers store were read.
         self.state_read = False
         self.count = 0
         # The updates that skip themselves where a gradient is non-finite.
         self.guarded_count = 0
-        # Why an update that was applied could not be skipped.
+        # The reason why an update that was applied could not be skipped.
         self.why_applied = ""
         # The backward passes that are over, and the next sequence number when the first was.
         self.passes = 0
@@ -133,7 +133,7 @@ class Step:
         self.given = GivenParameters()
         self.update = Update()
         self.leaf_handles: list[Any] = []
-        # With count="calls": what has been counted in it.
+        # The calls that were counted in it, with count="calls".
         self.counted_calls: set[tuple[object, ...]] = set()
         # The verdicts that the log has, by sequence number.
         self.logged: dict[int, Verdict] = {}
@@ -147,7 +147,7 @@ class Step:
 class Tape(Protocol):
     """Takes the journal of a graph that is being captured, in place of the drain."""
 
-    #: Why replays can't be followed; None: they can.
+    #: The reason why replays can't be followed; None: they can.
     problem: Optional[str]
 
     def take(self, step: Step, journal: Journal, closes_step: bool, /) -> None: ...

@@ -409,7 +409,7 @@ class Batches:
 
     def __init__(self) -> None:
         self._last: deque[int] = deque(maxlen=_BATCHES * (_ROUNDS + 1))
-        # With their steps.
+        # The last batches with their steps.
         self._recent: deque[tuple[int, int]] = deque(maxlen=_BATCHES)
         self._runs: deque[int] = deque(maxlen=_RUNS + 1)
         self._run = 0

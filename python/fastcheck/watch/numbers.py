@@ -28,10 +28,10 @@ _LOOK_STEPS, _LOOKS, _FIRST_LOSSES, _LEAST_FALL, _HIGH = 16, 4, 4, 0.1, 0.5
 _SCALE_PAST = 100
 # The rounding of a sum, as a share of the sum of magnitudes.
 _ROUNDING = 1e-6
-# In what share of the steps a weight has to move, and what share of the weights.
+# The share of the steps in which a weight has to move, and the share of the weights.
 _TOGETHER = 0.9
-# Of a loss that jumps in the first steps: how many steps it takes, what share of the first loss it
-# has come down to, how many times its usual change it jumps by, and the highest loss to.
+# Limits of a loss that jumps in the first steps: how many steps it takes, what share of the first
+# loss it has come down to, how many times its usual change it jumps by, and the highest loss to.
 _LEAST_BEFORE, _FALLEN, _SUDDEN, _ABOVE_ALL = 8, 0.95, 10.0, 1.5
 #: The numbers that have a range, and their least spread: as they are, and as log2.
 _RANGES = {"loss": (1e-12, 0.01), "gradient_norm": (1e-12, 0.05), "update_size": (1e-12, 0.1)}
@@ -123,7 +123,7 @@ class Weights:
     """The parameters of some steps: how far updates have moved them, and their growth."""
 
     def __init__(self) -> None:
-        # Of each parameter the sum before the last update, the number of elements, the rms in the
+        # The sum of each parameter before the last update, the number of elements, the rms in the
         # last steps, in log2 (of a tensor that was zero NOTHING: it may grow as it likes), and at
         # first, and the number of steps that have moved it.
         self._of = Columns(
@@ -136,7 +136,8 @@ class Weights:
         self._steps = 0
         # Nearly all weights that move at all do so in each step, and one loss stands for them.
         self._move_together = False
-        #: By step, how far the update before has moved the weights, and their norm, as squares.
+        #: The distance by which the update before has moved the weights, and their norm, as
+        #: squares, by step.
         self.moved: list[tuple[float, float]] = []
         #: The ratio of the size of the weights to that some steps before: of the median parameter,
         #: each with the weight of its elements. None: it is not known.
@@ -172,7 +173,7 @@ class Weights:
     ) -> Iterable[tuple[float, float]]:
         sums, numel = now.sums[chosen], now.numel[chosen]
         place = np.arange(1, len(sums) + 1)[:, None]
-        # In which of these steps each was read last; 0: before them.
+        # The last of these steps in which each was read; 0: before them.
         last = np.maximum.accumulate(np.where(is_read, place, 0), axis=0)
         before_last = np.concatenate([np.zeros_like(last[:1]), last[:-1]])
         all_sums, all_numel = (
@@ -231,8 +232,8 @@ def _medians(
     """
     is_known = is_read & (level > NOTHING) & (before > NOTHING) & np.isfinite(before)
     growth = np.where(is_known, level - np.where(is_known, before, 0.0), np.inf)
-    # What began small may grow to the size at which weights usually begin: 1 / sqrt(inputs), of a
-    # square matrix.
+    # A weight that began small may grow to the size at which weights usually begin: 1 /
+    # sqrt(inputs), of a square matrix.
     growth[is_known & (level < -np.log2(np.maximum(numel, 1)) / 4)] = 0.0
     order = np.argsort(growth, axis=1)
     elements = np.cumsum(np.take_along_axis(np.where(is_known, numel, 0.0), order, 1), axis=1)

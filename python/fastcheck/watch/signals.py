@@ -32,9 +32,9 @@ _PHASES = {
     "param_grad": GRADIENT,
 }
 
-#: In the place of log2(0): less than any format holds.
+#: Stands in the place of log2(0): less than any format holds.
 NOTHING = -1100.0
-#: Whether a dtype is a float, by its code.
+#: True for a dtype that is a float, by its code.
 IS_FLOAT = np.array([dtype.name.startswith(("float", "bfloat")) for dtype in DTYPES])
 #: Functions that are flat at both ends, by the class of their module.
 FUNCTIONS = {"Tanh": 1, "Sigmoid": 2}
@@ -281,7 +281,7 @@ class _RecordOrder:
         return values.reshape(*column.shape[:-1], *self._shape)
 
 
-# What signals are made of.
+# Fields of records of which signals are made.
 _FIELDS = (
     *("site", "numel", "depth", "flags", "dtype", "min", "max", "sum", "abs_sum", "sum_sq"),
     *("zero_count", "subnormal_count", "saturated_count", *NONFINITE_COUNTS, "checksum"),

@@ -196,14 +196,14 @@ def _is_bounded(now: Signals, k: int, at: np.ndarray) -> np.ndarray:
 
 #: A tensor explodes by so many doublings: a thousand times.
 BITS = 10.0
-#: What a tensor was at first is the mean over so many steps.
+#: The first state of a tensor is the mean over so many steps.
 FIRST = 16
 #: A tensor with fewer elements may well be all zero, or equal, by chance.
 LEAST_ELEMENTS = 32
 # A signal in log2 is out of its range only if it is off by this much too: a factor of 1.4.
 _LEAST_SHIFT = 0.5
 _LEAST_SPREAD = 0.02
-# For the order in which signals left their ranges.
+# The size from which on a signal is outside its range, for the order in which signals left theirs.
 _LEFT_AT = 4.0
 _ROWS = np.arange(len(NAMES))[:, None]
 _TANH_END, _SIGMOID_END = 0.05, 0.01

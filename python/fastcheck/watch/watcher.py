@@ -120,7 +120,7 @@ class Causes:
         # The batches that came with a spike when they came last: in which step, and which kind.
         self._spiked: dict[Union[int, str], tuple[int, str]] = {}
         self._batch_before: Union[int, str, None] = None
-        # What was changed, with the number of the observed step.
+        # Changes, with the number of the observed step.
         self._changes: deque[tuple[int, _Change]] = deque(maxlen=PAST)
         self._rate: Optional[float] = None
         self._size, self._steady = 0.0, 0
@@ -128,14 +128,15 @@ class Causes:
         self._fault: Optional[int] = None
         # The number of steps that were observed.
         self._now = 0
-        # When each tensor was near the end of its range last, when it came there, in which step.
+        # The time at which each tensor was near the end of its range last, when it came there, in
+        # which step.
         self._of = Columns(
             near=np.full(1, NEVER),
             came=np.full(1, NEVER),
             step=np.zeros(1, np.int64),
             has_had_room=np.zeros(1, bool),
         )
-        # Of the steps that are taken together: what is near the end, and what is not. None:
+        # Tensors of the steps that are taken together: what is near the end, and what is not. None:
         # nothing is near.
         self._room: Optional[tuple[np.ndarray, np.ndarray]] = None
         self._lost: deque[tuple[int, int, int]] = deque(maxlen=PAST)
@@ -353,7 +354,7 @@ class Program:
 
     def __init__(self) -> None:
         self._settings: dict[str, float] = {}
-        # What was changed since the last step, and facts with the step in which each was noticed.
+        # Changes since the last step, and facts with the step in which each was noticed.
         self._changes: list[Number] = []
         self._noticed: list[tuple[int, Number]] = []
 
@@ -475,9 +476,10 @@ class Watcher:
         self._reader = SignalReader(sites, is_whole)
         self._past = Past(options.threshold, window, warm_up, options.horizon)
         self._numbers = Numbers(options.threshold, window, warm_up)
-        #: What the events come from.
+        #: The causes of the events.
         self.causes = Causes(sites, Movers(sites), batch_of)
-        # In how many steps in a row each of TENSOR_RULES has held, and if it was reported.
+        # The number of steps in a row in which each of TENSOR_RULES has held, and if it was
+        # reported.
         nothing = np.zeros((len(TENSOR_RULES), 1), np.int64)
         self._held = Columns(run=nothing, is_reported=nothing.astype(bool))
         # The same of NUMBER_RULES.

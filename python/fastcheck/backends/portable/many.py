@@ -144,7 +144,7 @@ def _put_extremes(
             own = end.index_select(0, batch.spread.view(-1)).view(batch.spread.shape)
             end = own.amax(-1) if column else own.amin(-1)
         wide[:, column].copy_(end)  # torch_npu's to(float64) gives float32
-    # To +0.0 and 0, which leaves a zero of either sign as +0.0.
+    # The cells begin as +0.0 and 0, which leaves a zero of either sign as +0.0.
     numbers[:, 8:10].index_add_(0, batch.owners, wide)
 
 

@@ -62,7 +62,7 @@ def target_of(device: torch.device) -> Target:
 
 def _target_of(device: torch.device) -> Target:
     if device.type == "npu":
-        # As many vector cores as the smaller chips have; the unified buffer is 192 KiB.
+        # The smaller chips have 40 vector cores; the unified buffer is 192 KiB.
         return Target(programs=40, lanes=512, alone=4)
     if device.type == "mlu":
         return Target(programs=64, lanes=512, alone=4)

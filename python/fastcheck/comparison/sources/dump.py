@@ -43,8 +43,8 @@ class DumpSource(Source):
         self.notes: list[str] = []
         #: The levels of its steps, as Dumper has them.
         self.levels: set[str] = set()
-        #: For calls of the API that are compared with msprobe's: the functions that are, and those
-        #: with the inputs that are parameters.
+        #: The functions whose calls are compared with msprobe's calls of the API, and those
+        #: functions with the inputs that are parameters.
         self.functions: Optional[frozenset[str]] = None
         self.parameters: frozenset[tuple[str, str]] = frozenset()
         self._places: dict[tuple[int, int], str] = {}

@@ -145,7 +145,7 @@ def _tensor_of(array: Any) -> torch.Tensor:
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     if array.dtype.kind == "V" and array.dtype.itemsize == 2:
-        # What NumPy makes of ml_dtypes.bfloat16 in a file.
+        # NumPy makes this of ml_dtypes.bfloat16 in a file.
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     if array.dtype.kind not in "fciub":
         raise ValueError(f"an array of {array.dtype}, which holds no numbers")

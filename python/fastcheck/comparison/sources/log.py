@@ -245,7 +245,7 @@ class SiteLookup:
             self.phases[number] = _phase(site)
             self.is_stored[number] = site.role in _STORED
             self.is_param[number] = site.role == "param"
-            # At op level, what an op outside the modules reads is not the model's batch.
+            # The input of an op outside the modules is not the model's batch, at op level.
             self.is_model[number] = site.module == "" and site.op is None
             self.is_op[number] = site.op is not None
 

@@ -82,8 +82,8 @@ class MsprobeSource(Source):
         self.notes: list[str] = []
         self.settings: dict[Phase, Any] = {}
         self._trust = trust
-        #: Where calls of the API are compared with fastcheck's, which knows: the functions and
-        #: inputs that are parameters.
+        #: The functions and inputs that are parameters, if calls of the API are compared with
+        #: fastcheck's, which knows.
         self.parameters: Optional[frozenset[tuple[str, str]]] = None
         self._files: dict[tuple[int, int], str] = {}
         for step, name, file in _dumps(path):
@@ -147,7 +147,7 @@ class MsprobeSource(Source):
                 record["step"] = step
                 records.append(record)
                 extras.append(extra)
-            # What the first call of a step reads is the batch.
+            # The first call of a step reads the batch.
             seen_input = True
         made = np.array(records, RECORD_DTYPE) if records else np.zeros(0, RECORD_DTYPE)
         return Block(

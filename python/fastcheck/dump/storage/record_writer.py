@@ -103,7 +103,7 @@ class RecordWriter:
         index = self.used
         try:
             if host.is_cpu and not self._is_logical:
-                # Of the observers only the portable backend is made of operators.
+                # The portable backend alone among the observers is made of operators.
                 with _NOTHING if status.module is not None else unobserved():
                     self._observe(
                         host, self._slots, index, self._depth, site, call, self._step, seq, flags

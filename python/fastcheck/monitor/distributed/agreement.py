@@ -526,7 +526,8 @@ class RankAgreement:
                 self._channel.close()
                 self._stop_proxy()
             return _BUSY_POLL_SECONDS
-        # As at a boundary, but it never waits: the others may need the whole of a step to join.
+        # The loop does what a boundary does, but never waits: the others may need the whole of a
+        # step to join.
         while (
             len(reductions.pending) > (0 if reductions.code else reductions.lag)
             and reductions.pending[0].is_complete

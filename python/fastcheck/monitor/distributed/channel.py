@@ -120,7 +120,7 @@ class Channel:
         shown = {name: repr(value) for name, value in (options or {}).items()}
         self._store.set(self._keys[self.index], json.dumps({"fastcheck": __version__, **shown}))
 
-    # Who is there
+    # Presence of the ranks
 
     def missing(self) -> list[int]:
         """The ranks that have not opened their end."""

@@ -216,7 +216,7 @@ def _run(
         try:
             observer.deliver()
         except BaseException:
-            # What is raised here ends the compiled code, and none of its modules will return.
+            # An exception raised here ends the compiled code, and none of its modules will return.
             observer.abandon_traced()
             raise
     return integers(connection_number, index, number)
@@ -269,7 +269,7 @@ def _prepare() -> bool:
 
 def _define() -> None:
     global _library
-    # Where the second is missing, a hook on a tensor that is made inside a graph breaks the graph.
+    # A hook on a tensor that is made inside a graph breaks the graph if the second is missing.
     import torch._dynamo
     import torch._higher_order_ops.register_hook
     import torch._inductor.config

@@ -52,7 +52,7 @@ _MADE = 3
 # The number of times that something else than an optimizer writes a weight, and the updates between
 # two of them at least.
 _WRITTEN, _SELDOM = 3, 10
-# Of so many updates between two at which gradients were cleared, the last such numbers.
+# The number of windows that are kept, each the updates between two at which gradients were cleared.
 _WINDOWS = 8
 # The forms that are looked for in the graphs of losses.
 _FORMS = ("given_twice", "given_probabilities")
@@ -140,7 +140,8 @@ class _Chain:
         # Calls of backward() that have added to the gradient since the last update; the most before
         # an update.
         self.added = self.most_added = 0
-        # In how many updates it was not cleared since it was last, and the same before that.
+        # The number of updates in which it was not cleared since it was last, and the same before
+        # that.
         self.kept = 0
         self.windows: deque[int] = deque(maxlen=_WINDOWS)
         self.has_state = False
@@ -288,19 +289,19 @@ class Facts:
     def __init__(
         self, session: Session, state: StateReader, nodes: Sequence[ModuleNode], *, is_on: bool
     ) -> None:
-        #: Whether anyone is told of them, but of copies.
+        #: True if anyone is told of the facts, apart from those of copies.
         self.is_on = is_on
         self.copies = StaleCopies()
         self._session = session
         self._state = state
-        # Of the modules that are looked at.
+        # The modules that are looked at.
         self._nodes = [n for n in nodes if n.is_primary or isinstance(n.module(), _LOOKED_AT)]
         self._chains: weakref.WeakKeyDictionary[torch.optim.Optimizer, _Chain] = (
             weakref.WeakKeyDictionary()
         )
         # The same, without those of optimizers that were gone when the youngest was met.
         self._of_all: tuple[_Chain, ...] = ()
-        # In how many updates in a row a fact has held, by the fact and what it is of.
+        # The number of updates in a row in which a fact has held, by the fact and what it is of.
         self._runs: dict[tuple[str, int], int] = {}
         self._told: set[str] = set()
         self._updates = 0

@@ -79,7 +79,8 @@ class UpdateGuard:
         self._found_nonfinite = found_nonfinite
         self._combine = combine
         self._key = next(_keys)
-        #: Why the last before_update() left its step unguarded and what to do; None: it did not.
+        #: The reason why the last before_update() left its step unguarded and what to do; None: it
+        #: did not.
         self.why_unguarded: Optional[str] = None
         self._finalizer = weakref.finalize(self, _let_go, self._key)
         self._finalizer.atexit = False
@@ -289,8 +290,8 @@ def _contract_problem(optimizer: Optimizer, name: str) -> Optional[str]:
     """The reason why a step() that is not one of torch's can't be guarded: it does not declare that
     it reads found_inf, or takes a grad_scaler. None if it can.
     """
-    # Of the class itself where it inherits from a fused optimizer: their __init__ sets it for
-    # torch's step(), which this class has replaced.
+    # The attribute of the class itself is read where it inherits from a fused optimizer: their
+    # __init__ sets it for torch's step(), which this class has replaced.
     inherits = isinstance(optimizer, _FUSED_CLASSES)
     declared = getattr(
         type(optimizer) if inherits else optimizer, "_step_supports_amp_scaling", False

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from fastcheck.monitor.session.session import Session
 
 
-#: What is read at a capture is numbered from here on, so that no other number passes for a
+#: The first number of a tensor that is read at a capture, so that no other number passes for a
 #: capture's.
 FIRST_SEQ = 2**40
 # The number of steps in which a step that steps= has read is looked for.
@@ -57,12 +57,12 @@ class GraphSegment:
         self.begins = False
         #: An optimizer, or monitor.step() if ``is_explicit``, closes the step.
         self.closes = self.is_explicit = False
-        #: Whether the replay under way reads: one of a step that is not observed does not.
+        #: True if the replay under way reads: one of a step that is not observed does not.
         self.is_read = True
         #: Updates of weights that each replay applies.
         self.update_count = 0
         self.entries: list[Entry] = []
-        #: Those of them that matter even where no record is non-finite.
+        #: Entries of the part that matter even if no record is non-finite.
         self.due: list[Entry] = []
         self.calls: list[Call] = []
         self.slots: dict[DeviceRing, GraphSlots] = {}
@@ -78,11 +78,11 @@ class CapturedJournal:
     def __init__(self, session: Session, stream: Any) -> None:
         self.stretches: list[GraphSegment] = []
         self._stream = stream  # that of the capture
-        #: Why replays can't be followed; None: they can.
+        #: The reason why replays can't be followed; None: they can.
         self.problem: Optional[str] = None
         self._session = session
         self._stretch = GraphSegment(FIRST_SEQ)
-        # As it was before, to be put back.
+        # The state of the session before the capture, to be put back.
         self._before = (session.step, session.is_closed, session.is_active, session.next_seq)
         # The steps of the capture have numbers of their own: every= is a matter of the replays.
         first = -session.config.every
@@ -259,7 +259,8 @@ class _Rebased:
         return again
 
 
-# Where torch keeps them: module, class, type of device (None: the accelerator, whatever it is).
+# The places where torch keeps them: module, class, type of device (None: the accelerator, whatever
+# it is).
 _CLASSES = (
     ("cuda", "CUDAGraph", "cuda"),
     ("xpu", "XPUGraph", "xpu"),
@@ -455,7 +456,7 @@ class GraphFollower:
             break
         step.journal.add_due(Replayed(stretch, shift, step))
 
-    # For summary()
+    # Texts of summary()
 
     def remarks(self) -> list[str]:
         unseen = sum(

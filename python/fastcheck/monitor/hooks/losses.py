@@ -53,7 +53,8 @@ class _Backward:
 
     def __init__(self, step: Step, parameter: Optional[_Place]) -> None:
         self.step = step
-        # Of this model, and found in its graph. None: not of backward(), or none was found.
+        # A parameter of this model that was found in its graph. None: not of backward(), or none
+        # was found.
         self.parameter = parameter
         self.gradient_count = len(step.gradients)
         self.is_ours = False
@@ -85,8 +86,8 @@ class LossReader:
         # Tensors that a scaler returned, by id(): the memory of each, and the loss that it was made
         # from.
         self._scaled: dict[int, tuple[MemoryRef, torch.Tensor]] = {}
-        # Of the loss of the open step: the step's number, and a parameter that the first of the
-        # parts since the last update has given a gradient.
+        # The loss of the open step: the step's number, and a parameter that the first of the parts
+        # since the last update has given a gradient.
         self._first_part: Optional[tuple[int, _Place]] = None
         self._is_anew = False
         # The tensors that the last backward() began at.
@@ -173,8 +174,8 @@ class LossReader:
         self._running.backward = None
         has_gradients = len(backward.step.gradients) > backward.gradient_count
         if not backward.is_ours and was_alone and has_gradients:
-            # By a node that hides its graph (checkpointing), or into a parameter that stands for
-            # the model's (FSDP's).
+            # Gradients came by a node that hides its graph (checkpointing), or into a parameter
+            # that stands for the model's (FSDP's).
             backward.is_ours = self._session.step is backward.step
             if backward.is_ours:
                 self._read_roots(backward)
@@ -355,7 +356,7 @@ _VIEWS = re.compile(
     "View|UnsafeView|ReshapeAlias|Transpose|T|Permute|Squeeze|Unsqueeze|Slice|Select|Index|Alias|"
     "Clone|ToCopy|Expand"
 )
-# Of a criterion's node: the form, what the criterion is, and what it is not to be given.
+# The rule of a criterion's node: the form, what the criterion is, and what it is not to be given.
 _NOT_GIVEN = {
     "LogSoftmax": ("given_twice", "log_softmax, of which cross entropy is made,", "Softmax"),
     "BinaryCrossEntropyWithLogits": ("given_twice", "binary cross entropy with logits", "Sigmoid"),

@@ -72,7 +72,7 @@ class _ModuleHook:
         # The address by which compiled code finds the two; None: it is not observed.
         self.address: Optional[torch.Tensor] = None
         self.is_outermost = False
-        # Whether another module calls it too.
+        # True if another module calls it too.
         self.was_carried = False
         # The process that sent it to this process, which it started; 0: none did.
         self.came_from = 0

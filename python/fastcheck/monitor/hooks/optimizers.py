@@ -37,7 +37,7 @@ _methods = WrappedMethods()
 
 
 def _begin() -> None:
-    # Of an optimizer whose step is compiled they break the graph, before it and after it.
+    # The hooks of an optimizer whose step is compiled break the graph, before it and after it.
     eager: Any = torch.compiler.disable  # untyped
     _handles.append(register_optimizer_step_pre_hook(eager(_before_update)))
     _handles.append(register_optimizer_step_post_hook(eager(_after_update)))

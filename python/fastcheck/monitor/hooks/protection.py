@@ -211,8 +211,8 @@ class WeightProtection:
             return True
         if asked != "auto":
             return bool(asked)
-        # In the other modes ranks meet after the first evaluation of a closure, and not again:
-        # they may differ in how many there are.
+        # Ranks meet after the first evaluation of a closure in the other modes, and not again: they
+        # may differ in how many there are.
         are_apart = session.event_store.ranks.together > 1 and (
             session.config.sync == "never" or evaluation > 1
         )

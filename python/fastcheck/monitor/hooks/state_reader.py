@@ -49,7 +49,7 @@ from fastcheck.verdict.entries import (
 from .hand_changes import HandChanges
 from .step_numbers import StepNumbers
 
-#: In the place of a record's number.
+#: Stands in the place of a record's number.
 FINITE = -1
 
 
@@ -60,8 +60,8 @@ class EarlyGradients:
         self._step = -1
         # The memory, the version and the record's number of each gradient, by its id().
         self._read: dict[int, tuple[MemoryRef, int, int]] = {}
-        #: Of those that wait for what becomes of the gradient the numbers of their records, by
-        #: site; FINITE: it has none, because it was finite.
+        #: The numbers of the records of those that wait for what becomes of the gradient, by site;
+        #: FINITE: it has none, because it was finite.
         self.waiting: dict[int, int] = {}
 
     def begin(self, step: int) -> None:

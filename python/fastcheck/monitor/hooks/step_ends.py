@@ -134,7 +134,7 @@ class OtherHolders:
     ) -> None:
         self._session = session
         self._parameters = parameters
-        #: Whether there may be any. Not once an optimizer of the model has stepped.
+        #: True if there may be any. Not once an optimizer of the model has stepped.
         self.is_on = is_on
         self._known: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._searches: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
@@ -233,7 +233,7 @@ class UnfinishedSteps:
     def __init__(self, session: Session, parameters: Callable[[], list[StoredTensor]]) -> None:
         self._session = session
         self._parameters = parameters
-        #: Whether there was one since the last update.
+        #: True if there was one since the last update.
         self.has_skipped = False
         self._step = -1
         # Parameters that had a gradient when the last backward() ended.
@@ -247,7 +247,7 @@ class UnfinishedSteps:
         self._step = session.step.index
         is_judged = not session.rings.is_deferred and not session.step.findings.all
         if is_judged and not session.config.training.has_own_scaling:
-            # What shows that an update is left out is known by now.
+            # The signs that an update is left out are known by now.
             self._probes = []
             return
         held: list[StoredTensor] = []

@@ -60,7 +60,7 @@ class Scaling:
         self.stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         # The records of the scaler's own found_inf, where its value is on a device.
         self.words: list[int] = []
-        # To what the gradients of this step were clipped while they carried the scale.
+        # The norm to which the gradients of this step were clipped while they carried the scale.
         self.clipped_to: object = None
 
     @property
@@ -122,7 +122,7 @@ class StepWatcher:
         self._state = state
         training = session.config.training
         self._given = None if training.optimizers is None else weakref.WeakSet(training.optimizers)
-        #: Where steps end.
+        #: The ends of steps.
         self.ends = StepEnds(session, state.parameters, self._given)
         self._losses = LossReader(session, state)
         self.protection = WeightProtection(session, state.numbers, norm_limit)
@@ -162,7 +162,7 @@ class StepWatcher:
                 optimizer if holds_ours else None,
                 # A closure makes the gradients only now, within the step.
                 gradients=not has_closure,
-                # What another monitor's guard has set is no loss scaling.
+                # The flag that another monitor's guard has set is no loss scaling.
                 scaled=UpdateGuard.scaler_found_inf(optimizer) is not None,
             )
             self.session.settle_update()
@@ -642,7 +642,7 @@ class Evaluations:
         self._read_gradients = read_gradients
         #: The step in which each optimizer has stepped last.
         self.updated_in: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
-        # How many have ended in the optimizer's step.
+        # The number of steps that have ended in the optimizer's step.
         self._counts: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
 
     def step_began(self, optimizer: Optimizer) -> None:

@@ -74,8 +74,8 @@ def trace_leave(
     entries = _readable(flatten(output, "output"), False)
     call = _emit(torch.ops.fastcheck.module_leave, address, entries)
     if where == _CHECKPOINT:
-        # What the hook keeps would be computed again in backward, and with it every call before:
-        # the address alone has to do.
+        # Tensors that the hook keeps would be computed again in backward, and with them every call
+        # before: the address alone has to do.
         call = address
         given = [tensor for _, tensor in flatten_arguments(args, kwargs)]
         entries = [item for item in entries if not any(item[2] is tensor for tensor in given)]
@@ -89,7 +89,7 @@ def trace_named(name: str, tensor: torch.Tensor) -> None:
     for _, _, _, bits in entries:
         is_grad_enabled = torch.is_grad_enabled()
         number = torch.ops.fastcheck.named_tensor(_ORDER, tensor, name, bits, is_grad_enabled)
-        # In a checkpointed region the hook would have it computed again (trace_leave).
+        # The hook would have a checkpointed region computed again (trace_leave).
         if bits & _NEEDS_GRADIENT and is_grad_enabled and where == _EVERYWHERE:
             watch: Any = tensor.register_hook  # torch leaves it untyped
             watch(_named_gradient_hook(number))
@@ -107,7 +107,8 @@ def _named_gradient_hook(
 def _readable(pairs: list[tuple[str, torch.Tensor]], with_integers: bool) -> list[_Found]:
     kept = []
     for position, (label, tensor) in enumerate(pairs):
-        # What is neither goes through __torch_dispatch__ of its own: not read in eager mode either.
+        # A tensor that is neither goes through __torch_dispatch__ of its own: not read in eager
+        # mode either.
         is_plain = type(tensor) is torch.Tensor or type(tensor) is torch.nn.Parameter
         if not is_plain or tensor.layout is not torch.strided:
             continue

@@ -206,7 +206,7 @@ def unread_ops(observer: Any, compiled: dict[str, int]) -> list[UnreadOp]:
     rows = [
         UnreadOp(op, reason, calls)
         for op, reason, calls, has_no_values in observer.unread()
-        # What is traced runs on fake tensors first, and then for good.
+        # A traced program runs on fake tensors first, and then for good.
         if not (has_no_values and _has_traced())
     ]
     rows += [
@@ -221,8 +221,8 @@ def _has_traced() -> bool:
     return bool(counters and counters.get("frames", {}).get("total"))
 
 
-# By these the values of a tensor leave torch without an operator: arrays and pictures, numbers, and
-# files and other processes (pickle, torch.save).
+# Methods by which the values of a tensor leave torch without an operator: arrays and pictures,
+# numbers, and files and other processes (pickle, torch.save).
 _LEAVES_BY = ("numpy", "tolist", "__reduce_ex__")
 _methods = WrappedMethods()
 
@@ -297,8 +297,8 @@ class OpLevel(Level):
         self.entering = ""
         self._entered: set[str] = set()
         self._at_end = contextlib.ExitStack()
-        # Where a device reads: records of the host that wait for those of the device, and where
-        # Python was when the step's records were asked for.
+        # Records of the host that wait for those of the device, if a device reads, and where Python
+        # was when the step's records were asked for.
         self._rows: list[np.ndarray] = []
         launcher, depth = Launcher(self), int(session.config.depth)
         self.launches = extension.DeviceLaunches(session.lock, launcher, depth)
@@ -306,10 +306,10 @@ class OpLevel(Level):
         self.compiled: dict[str, int] = {}
         self._unread_ops: list[UnreadOp] = []
         self._nodes: Sequence[ModuleNode] = ()
-        # For a dump of the stop: keeps what calls have read and made.
+        # Keeps what calls have read and made, for a dump of the stop.
         self._captures = captures
 
-    # From the first hook to the last
+    # Hooks, from the first to the last
 
     def begin(self, nodes: Sequence[ModuleNode], stops: Callable[[], None]) -> None:
         """Starts to read every op. ``stops``: carries out stops that are due during a pass."""
@@ -401,7 +401,8 @@ class OpLevel(Level):
             store.make_room(session.step)
             store.renew(session.step)
         if begins_again and any(finding.is_tentative for finding in session.step.findings.all):
-            # What waits since an earlier pass of this step has met all its consumers, as a rule.
+            # Tensors that wait since an earlier pass of this step have met all their consumers, as
+            # a rule.
             session.due(entries.Moment.ALL_READ)
 
     def step_began(self) -> None:
@@ -612,7 +613,7 @@ class OpLevel(Level):
             self.compiled[node.name] = self.compiled.get(node.name, 0) + 1
             self.saw(entries.Compiled(seq, role, node.name, self.session.is_scaled), is_bad)
 
-    # What the observer has seen
+    # Results of the observer
 
     def _take(self) -> tuple[np.ndarray, list[Incident], Optional[Any]]:
         """The observer's records since the last time, its incidents, and the operators that wait
@@ -657,7 +658,7 @@ class OpLevel(Level):
                     known[seq] = record
             store.judge(step, entries.Operator(incident, is_scaled, is_filtered), known)
 
-    # On a device
+    # Records on a device
 
     def ring_for(self, tensor: torch.Tensor, site: int) -> Optional[DeviceRing]:
         """The ring of its device; None if it passes unread."""

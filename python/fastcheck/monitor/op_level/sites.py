@@ -100,7 +100,7 @@ def filter_options(config: Config, nodes: Sequence[ModuleNode]) -> dict[str, Any
         "ops": [pattern for name in chosen for pattern in op_patterns(name)],
         "not_ops": [pattern for name in left_out for pattern in op_patterns(name)],
         "modules": [int(node.is_selected) for node in nodes],
-        # What runs in no module can't be in a module that was asked for.
+        # An operator that runs in no module can't be in a module that was asked for.
         "outside": config.include is None,
         "roles": sum(_ROLE_BITS[role] for role in set(config.filter.roles or ROLES)),
     }

@@ -25,7 +25,7 @@ _MOST_BYTES = 16 << 20
 #: Values that are read of the nodes of a type: the name of each value, its attribute, and the
 #: attribute that tells whether hooks have packed it (None: it is a number).
 _Attributes = tuple[tuple[str, str, Optional[str]], ...]
-# By type, as torch makes few of them; a program may define more.
+# Attributes by type, as torch makes few of them; a program may define more.
 _known: dict[type, Optional[_Attributes]] = {}
 _MOST_TYPES = 512
 _LEAF = "AccumulateGrad"
@@ -88,7 +88,7 @@ def _power_of(saved: SavedByNode) -> list[Any]:
     if x is None or exponent is None:
         return []
     factors = []
-    # Where it is 0 for sure torch's gives 0.
+    # torch's derivative is 0 where the exponent is 0.
     if saved.needs_gradient[0]:
         is_constant = torch.as_tensor(exponent == 0)
         factors.append((x.pow(exponent - 1) * exponent).masked_fill(is_constant, 0))

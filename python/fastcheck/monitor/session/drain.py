@@ -61,7 +61,7 @@ class Faults:
 
     def __init__(self, session: Observing) -> None:
         self._session = weakref.ref(session)
-        #: For the summary: what is no longer observed, and why.
+        #: Notes for the summary: what is no longer observed, and why.
         self.notes: dict[str, None] = {}
         #: Sites that could not be read once; they are not tried again.
         self.off_sites: set[int] = set()
@@ -211,7 +211,7 @@ class StepPart:
         return firsts
 
 
-#: In the flags of an identity (csrc/torch/read/waiting.h): the tensor has a record already.
+#: A bit in the flags of an identity (csrc/torch/read/waiting.h): the tensor has a record already.
 AGAIN = np.uint32(1 << 31)
 
 

@@ -33,7 +33,7 @@ from fastcheck.verdict.step import Decision, ReadStored, Rules, Step, nothing_st
 
 from .config import Config
 
-# What is held may come out long after its step; of older steps no update is known.
+# Events that are held may come out long after their step; of older steps no update is known.
 _UPDATED_STEPS = 1024
 # A served model never closes a step: what is remembered of it is renewed at these sizes.
 _MAX_FINDINGS = 4096
@@ -241,7 +241,7 @@ class EventStore:
     def _end(self, step: Step) -> None:
         if step.findings.has_held_gradients:
             self._settle_scaled(step, skipped=step.update.count == 0)
-        # What was made since it was closed: at op level the next step may use it.
+        # Findings that were made since it was closed: at op level the next step may use them.
         step.rules.settle_open()
         self._take_changes(step)
         self.store(step)
@@ -318,7 +318,7 @@ class EventStore:
         self.make_room(step)
         step.findings.unread_count += len(journal.unread)
         bad = {int(record["seq"]): record.copy() for record in records[overflowed(records)]}
-        # In a healthy part it does not matter what was read.
+        # A healthy part is judged by its due entries alone: its other readings do not matter.
         is_healthy = not bad and not step.findings.all
         for written in journal.due if is_healthy else journal.entries:
             for entry in entries.expanded(written, bad):
@@ -331,7 +331,8 @@ class EventStore:
         changed, step.findings.changed = step.findings.changed, []
         for finding in changed:
             if finding.uses.archived is not None:
-                # Of an earlier step, it turned out to count: it is one of the open step now.
+                # A finding of an earlier step has turned out to count: it is one of the open step
+                # now.
                 self.archive.take_back(finding.seq, finding.uses.archived)
                 finding.uses.archived = None
             if finding.counted or not self._counts(finding):

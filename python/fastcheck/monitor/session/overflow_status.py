@@ -113,7 +113,7 @@ class StatusReader:
             return
         entry = self._devices[device] = _Device(device, backend.overflow_status)
         if self._resets:
-            # What was set before does not come from this run.
+            # The status that was set before does not come from this run.
             try:
                 entry.status.clear(device)
             except Exception as error:
@@ -138,7 +138,7 @@ class StatusReader:
             ring = self._session.rings.of.get(entry.device)
             lost = 0 if ring is None else ring.lost_count
             result = observe(entry.status.read(entry.device))
-            # What found no slot is still to be learnt from the next reading.
+            # An overflow that found no slot is still to be learnt from the next reading.
             if self._resets and (ring is None or ring.lost_count == lost):
                 entry.status.clear(entry.device)
         except Exception as error:
@@ -206,7 +206,7 @@ class StatusReader:
         interval = self._interval(hit.since, hit.record)
         step.findings.add_overflow(finding, f"process overflow on {hit.device.device} {interval}")
 
-    # In words
+    # Texts
 
     def remarks(self) -> list[str]:
         """The summary's remarks on the devices' arithmetic; none for IEEE 754."""

@@ -27,7 +27,7 @@ _MOST = 7
 _MOST_BYTES = 64 << 20
 # Arguments that were computed would be freed by backward.
 _MOST_COMPUTED_BYTES = 16 << 20
-# Of the buffers of a model together: comparing more would be felt in a small forward pass.
+# Limits of the buffers of a model together: comparing more would be felt in a small forward pass.
 _MOST_BUFFERS = 64
 _MOST_BUFFER_BYTES = 64 << 10
 
@@ -75,7 +75,7 @@ class _OwnBuffer:
             return None
         if buffer.is_inference():
             return None
-        # By its values: of what is written through .data no version tells.
+        # Compared by its values: no version tells of what is written through .data.
         copy = self._copy
         if copy is None or copy.dtype != buffer.dtype or not torch.equal(copy, buffer):
             copy = self._copy = buffer.detach().clone()
@@ -201,7 +201,7 @@ class Backwards:
     """
 
     def __init__(self) -> None:
-        # In the last step in which any did.
+        # The threads of the last step in which there were any.
         self._callers: set[Thread] = set()
         self._called_in = -1
         self._trainers: set[Thread] = set()

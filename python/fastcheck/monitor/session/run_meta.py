@@ -51,7 +51,8 @@ class BatchIds(SessionListener):
     def __init__(self, event_store: EventStore) -> None:
         self._event_store = event_store
         self._lock = threading.Lock()
-        # By step, oldest first: the names, and how many tensors had been read when each was given.
+        # The names of each step, oldest first, and how many tensors had been read when each was
+        # given.
         self._names: OrderedDict[int, list[tuple[BatchId, Optional[int]]]] = OrderedDict()
 
     def __bool__(self) -> bool:
@@ -144,7 +145,7 @@ class Schedule:
         self._event_store = event_store
         self._last: dict[str, Any] = {}
         self._rates = _RateWatch(event_store)
-        # By optimizer and group, the options as they were last (empty: they may change in place),
+        # The options as they were last, by optimizer and group (empty: they may change in place),
         # and the learning rate.
         self._seen: dict[tuple[int, int], tuple[tuple[Any, ...], list[float]]] = {}
         #: An optimizer that has stepped with a learning rate that is not finite, and the rate.
@@ -163,7 +164,7 @@ class Schedule:
                 seen = self._seen[number, group] = values if _are_fixed(values) else (), group_rates
             rates += seen[1]
 
-        # Of a rate that a device has nothing is known.
+        # A rate that a device has is not known.
         self._rates.follow(step, not any(rates) and len(rates) == len(optimizer.param_groups))
 
     def _follow_group(

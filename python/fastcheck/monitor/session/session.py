@@ -83,7 +83,7 @@ class Level:
     seen: SeenTensors
     #: Some modules are not observed.
     has_excluded: bool
-    #: Whether the tensors of captured graphs are read.
+    #: True if the tensors of captured graphs are read.
     reads_captured_graphs: bool
 
     @property
@@ -162,7 +162,7 @@ class Level:
     def let_wait(self, device_type: str) -> None:
         """Lets small tensors of such devices wait for each other (csrc/torch/read/waiting.h)."""
 
-    # From the rings to the event store
+    # Records from the rings to the event store
 
     def collect(self) -> None:
         """Takes in what is on the host already, and waits for nothing."""
@@ -173,7 +173,7 @@ class Level:
     def submit(self, closes_step: bool) -> None:
         """Hands what was read until now, and the journal, to the drain."""
 
-    # What the session does
+    # Actions of the session
 
     def pass_began(self) -> None:
         """A forward has entered the observed modules from outside."""
@@ -200,7 +200,7 @@ class Level:
         """The operators that op level could not observe."""
         return []
 
-    # What the training loop does
+    # Events of the training loop
 
     def step_goes_on(self) -> None:
         """Another optimizer is about to step, after the step was closed."""
@@ -534,8 +534,8 @@ class Rings:
         self._session = session
         self.of: dict[torch.device, DeviceRing] = {}
         self.overflow = StatusReader(session)
-        # From the first tensor that is not on the CPU on: what is read is judged when the drain
-        # brings it.
+        # True from the first tensor that is not on the CPU on: what is read is judged when the
+        # drain brings it.
         self.is_deferred = False
         self.settles_calls = False
 
@@ -551,7 +551,7 @@ class Rings:
             self.of[device] = ring
             self.overflow.add(device, ring.backend)
             if not self.is_deferred:
-                # What the ring of the host holds has been judged.
+                # The records that the ring of the host holds have been judged.
                 session.collect()
                 self.is_deferred = True
                 session.recorder.redirect(session.step.journal.entries)
@@ -639,7 +639,7 @@ class Session:
         """A step that begins at this sequence number."""
         return self.event_store.new_step(index, first_seq, self.level.read_stored)
 
-    # What the hooks saw
+    # Results of the hooks
 
     def call_ended(self, call: Call, is_complete: bool, ended_by: str = "") -> None:
         """Notes that a call has ended, as Returned has it. Nothing has to be done while nothing was
@@ -694,7 +694,7 @@ class Session:
         self.faults.unread_count += len(seqs)
         self.step.journal.unread += seqs
 
-    # From the rings to the event store
+    # Records from the rings to the event store
 
     def collect(self) -> None:
         """Takes in what is on the host already, and waits for nothing."""
@@ -804,7 +804,7 @@ class Session:
             self.event_store.archive.updated_steps.append(step.index)
         self.step = self.new_step(step.index + 1, self.next_seq)
         self.is_closed = False
-        # On a device what a step held comes out in one of the next three.
+        # Tensors on a device that a step held come out in one of the next three steps.
         self.passes.drop_before(self.step.index - 3 * self.rings.is_deferred)
         self.is_active = self.config.observes(self.step.index)
         self.level.step_began()
@@ -860,7 +860,7 @@ class Session:
         """A pass begins, and is read or not."""
         is_wanted = self.would_read(self.step.index)
         if self.is_active and not is_wanted:
-            # What it would have decided stays as it is.
+            # Findings that the pass would have decided stay as they are.
             self.due(entries.Moment.CLOSED)
         self.is_active = is_wanted
         self.level.set_active(is_wanted)
@@ -889,7 +889,7 @@ class Session:
 
     def end_part(self) -> None:
         """An optimizer has stepped, and another optimizer is going to, in the same step."""
-        # Where ranks meet before an update, they do it before the next update too.
+        # Ranks that meet before an update do it before the next update too.
         self.step.update.has_met = False
         if self.is_active and self.rings.is_deferred:
             self.submit()

@@ -85,7 +85,7 @@ class StepBoundary:
     def __init__(
         self, session: Session, stop_handler: StopHandler, checks: Sequence[ReplicaCheck]
     ) -> None:
-        #: Of replicas: by themselves, and that of check_replicas().
+        #: The checks of replicas: those made by themselves, and that of check_replicas().
         self.checks = list(checks)
         self.mismatches: list[ReplicaMismatch] = []
         # Closed after the last stop was delivered; install() adds to it.
@@ -206,7 +206,7 @@ def are_skipped(step: Step) -> bool:
     """True if all updates of the step skipped themselves: the words that decide are on a device,
     and made of the gradients that were read.
     """
-    # Of several each has its own word.
+    # Each of several updates has its own word.
     is_one = step.update.guarded_count >= 1 >= step.update.count
     return is_one and _has_bad_gradient(step)
 
@@ -294,10 +294,9 @@ def save_held(session: Session, meta: RunMeta, directory: str) -> Optional[str]:
 
 
 _BEGINNINGS = (Verdict.ORIGIN, Verdict.ARRIVED)
-# Of events of one step on several ranks, an event that began on its rank, or in that rank's batch,
-# comes before an event that may have come from another rank. Of two alike, the event comes first
-# before which its rank had read fewer tensors of the step: ranks do the same work in the same
-# order.
+# An event that began on its rank, or in that rank's batch, comes before an event of the same step
+# that may have come from another rank. Of two alike, the event comes first before which its rank
+# had read fewer tensors of the step: ranks do the same work in the same order.
 _BEGAN, _ARRIVED, _FOLLOWED = 0, 1, 2
 _GRADE_SHIFT = 48
 _EXIT_WIDTH = 86
@@ -346,7 +345,7 @@ class StopHandler:
             elif self.agreement is None:
                 self._stop(self._report(item))
             elif self._held is None and self._proposed is None:
-                # What tells of the operator is gone at the boundary.
+                # The line that tells of the operator is gone at the boundary.
                 self._held, self._held_maker = item, self._made_by(item)
 
     def at_step_boundary(self, is_last: bool = False) -> None:

@@ -156,7 +156,7 @@ def nan_from_finite(case: Case) -> Iterator[Advice]:
             "scores.masked_fill(mask, torch.finfo(scores.dtype).min)",
         )
     read = case.news if case.has_domain else []
-    # Where nothing earlier is held, a number below 0 or a zero in the input is no news.
+    # A number below 0 or a zero in the input is no news if nothing earlier is held.
     has_earlier = any(before is not None for _, _, before in read)
     if not has_earlier and not case.op_name:
         yield _made_within()

@@ -104,7 +104,7 @@ class Case:
     reason: str
     trend: Trend
     inputs: tuple[tuple[Site, RecordStatistics], ...]
-    #: What the module read, as it was in an earlier step; None where it is not held.
+    #: The inputs of the module as they were in an earlier step; None if they are not held.
     inputs_before: tuple[RecordStatistics | None, ...]
     operation: Operation | None
     #: A bad value that came into the loss without a graph, and the line that assigned it.

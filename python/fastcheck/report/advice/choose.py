@@ -139,7 +139,7 @@ def _quotient_of_update(case: Case) -> Iterator[Advice]:
     )
 
 
-#: What the line of Python that assigned a bad value may do.
+#: Operations that the line of Python that assigned a bad value may do.
 _IN_SOURCE = (
     (r"\.(?:std|var)\(", "a std or var of one element is 0/0"),
     (r"\.log\w*\(|log\(", "log(0) is -Inf, and log of a negative number is NaN: clamp before"),
@@ -173,7 +173,7 @@ def loss(case: Case) -> Iterator[Advice]:
             "nothing, a count of 0: clamp it), a missing value, a cast out of range."
         )
         return
-    # What the records show comes before what is common.
+    # The advice that the records show comes before the common advice.
     yield from activations.growth(case) if case.trend.has_grown else ()
     if case.has_nan:
         yield Advice(
@@ -315,7 +315,7 @@ def advise(report: StopReport) -> list[Advice]:
     if case.site.direction == "optimizer" and case.site.op:
         rates = case.report.learning_rates
         known = [broken_rate(n, r) for n, r in rates if not math.isfinite(r)] or known
-    # In a wide format a few doublings have led to no overflow.
+    # A few doublings have led to no overflow in a wide format.
     has_changed = case.trend.has_exploded or (
         case.is_narrow and (case.trend.has_grown or case.trend.has_jumped)
     )
@@ -324,7 +324,7 @@ def advise(report: StopReport) -> list[Advice]:
         *(developed if case.trend.has_exploded else ()),
         *known,
         *developed,
-        # What a buffer holds has to be repaired, whatever made it.
+        # A buffer has to be repaired, whatever made its contents.
         *(() if known and case.site.role != "buffer" else _rules(case)(case)),
     ):
         if item not in items:
@@ -334,7 +334,7 @@ def advise(report: StopReport) -> list[Advice]:
 
 
 def _case(report: StopReport) -> Case:
-    # What the step showed when it ran again, operator by operator, is nearer to the cause.
+    # The report of the step that ran again, operator by operator, is nearer to the cause.
     again = None if report.replay is None else report.replay.report
     seen = report if again is None or not again.culprit.site.op else again
     event, made = seen.culprit, report.made_by
@@ -480,7 +480,7 @@ def _closer(case: Case, report: StopReport) -> Iterator[Advice]:
     """Suggests how to find the operator and the line, where they are not known."""
     made = report.made_by
     is_batch = case.site.role == "input" and not case.site.module
-    # What is stored and was finite in an earlier step was made in the run, too.
+    # A stored tensor that was finite in an earlier step was made in the run, too.
     was_finite = case.site.role in _STORED and bool(case.trend.healthy)
     is_between = report.culprit.reason.startswith(COMPUTED_OUTSIDE)
     is_of_run = case.verdict is Verdict.ORIGIN or was_finite or is_between

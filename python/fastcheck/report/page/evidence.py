@@ -36,7 +36,7 @@ class Evidence:
     def __init__(self, lines: Mapping[int, EventLines]) -> None:
         self._lines = {rank: _important(events) for rank, events in lines.items()}
         self.first = _first(self._lines)
-        #: Whether any event is counted; the first is a counted event then.
+        #: True if any event is counted; the first is a counted event then.
         self.is_counted = any(
             bool(line.get("counted")) for events in self._lines.values() for line in events
         )

@@ -17,7 +17,7 @@ from fastcheck.errors import ConfigError, did_you_mean
 from .msprobe import TensorName, is_name, parse
 
 _DIRECTIONS = ("forward", "backward", "optimizer")
-# As a stop message heads: "12 NaN in output of aten.sqrt #0 in decoder.gate (Gate) at step 4".
+# The head of a stop message: "12 NaN in output of aten.sqrt #0 in decoder.gate (Gate) at step 4".
 _HEADLINE = re.compile(
     r"(?:.* of )?(?P<op>[\w.]+) #(?P<call>\d+) in (?P<module>.+?)(?: at step \d+.*)?"
 )

@@ -50,7 +50,7 @@ class MemoryRef:
         if self._ordinary is not None:
             return
         storage, self._offset = _memory_of(tensor)
-        # At the interpreter's end the module may be gone before this object is.
+        # The module may be gone before this object is, at the interpreter's end.
         self._free = _STORAGE._free_weak_ref
         if storage is not None:
             self._storage = storage._weak_ref()

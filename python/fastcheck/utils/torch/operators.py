@@ -8,14 +8,14 @@ from typing import Any, Callable
 
 import torch
 
-# In place, and without regard for what was there.
+# Operators that work in place, and without regard for what was there.
 _OVERWRITING = re.compile(
     r"aten\.(copy|fill|zero|normal|uniform|bernoulli|random|exponential|log_normal|cauchy|geometric"
     r"|_foreach_copy|_foreach_zero|set)_"
 )
 
 
-# In place on what describes the memory.
+# Operators that work in place on what describes the memory.
 _METADATA = re.compile(
     r"aten\.((detach|t|transpose|squeeze|unsqueeze|swapaxes|swapdims|as_strided|set|resize|resize_as"
     r"|requires_grad|rename|_coalesced)_|set_data)"
@@ -57,7 +57,7 @@ class OpInfo:
         #: Arguments that it writes, by place.
         self.written = frozenset(() if is_metadata else written)
         is_out = any(schema.arguments[place].is_out for place in written)
-        #: What it writes it doesn't read before.
+        #: True if it doesn't read before what it writes.
         self.overwrites = is_out or _OVERWRITING.fullmatch(plain) is not None
         self.is_in_place = bool(written)
         returned = schema.returns
@@ -205,7 +205,7 @@ def describe_tensor(tensor: torch.Tensor) -> dict[str, Any]:
 
 def _sizes(tensor: torch.Tensor) -> list[int]:
     if not tensor.is_nested:
-        # Of what is traced a size may be a symbol.
+        # A size may be a symbol when it is traced.
         return [size if type(size) is int else -1 for size in tensor.shape]
     sizes = []
     for dimension in range(tensor.dim()):

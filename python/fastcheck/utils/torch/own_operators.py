@@ -46,7 +46,7 @@ unobserved: _State
 unread: _State
 #: torch.no_grad
 no_grad: _State
-#: Whether this thread is within unobserved().
+#: True if this thread is within unobserved().
 is_unobserved: Callable[[], bool]
 
 if status.module is not None:

@@ -52,7 +52,7 @@ class PythonSeenTensors:
     def __init__(self) -> None:
         self._seqs: dict[tuple[object, ...], int] = {}
         self._storages: set[int] = set()
-        # At the interpreter's end the module may be gone before this object is.
+        # The module may be gone before this object is, at the interpreter's end.
         self._free = _STORAGE._free_weak_ref
 
     def add(self, tensor: torch.Tensor, seq: int) -> int:
