@@ -1,5 +1,5 @@
-// What Python passes: tensors as tuples of pointer, dtype code, sizes and strides. Errors are
-// exceptions of C++ here; called() turns them into Python's.
+// Arguments that Python passes: tensors as tuples of pointer, dtype code, sizes and strides. Errors
+// are exceptions of C++ here; called() turns them into Python's.
 #pragma once
 
 #include <Python.h>

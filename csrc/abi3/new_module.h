@@ -1,4 +1,4 @@
-// How a module of functions is made by CPython's stable ABI.
+// Makes a module of functions by CPython's stable ABI.
 #pragma once
 
 #include <Python.h>

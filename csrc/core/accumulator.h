@@ -209,7 +209,7 @@ FASTCHECK_FN std::uint64_t value_word(int index, std::uint64_t word, const KeyRa
   return extreme_bits(word, extreme);
 }
 
-// How many of them a depth covers.
+// The number of them that a depth covers.
 FASTCHECK_FN constexpr int value_words(Depth depth) {
   return depth >= Depth::kFull    ? kChecksumWord + 1
          : depth == Depth::kStats ? kChecksumWord

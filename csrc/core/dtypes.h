@@ -36,7 +36,7 @@ enum class DType : std::uint8_t {
 
 constexpr int kDTypeCount = 17;
 
-// What the eight bytes of Record::min and Record::max hold.
+// The type that the eight bytes of Record::min and Record::max hold.
 enum class Extreme : std::uint8_t { kFloat64, kInt64, kUInt64 };
 
 // A binary floating-point format, defined by its bits alone. Magnitudes (the bits without the sign)

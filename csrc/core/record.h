@@ -12,7 +12,7 @@ namespace fastcheck {
 
 constexpr std::uint16_t kRecordVersion = 1;
 
-// How much of a record was computed. A field that the depth does not cover is zero bytes.
+// The part of a record that was computed. A field that the depth does not cover is zero bytes.
 enum class Depth : std::uint8_t {
   kHealth = 1,
   kStats = 2,
@@ -23,7 +23,7 @@ enum class Depth : std::uint8_t {
 // The rule by which the elements were traversed.
 enum class Order : std::uint8_t { kStorage = 0, kLogical = 1 };
 
-// What the device does to a result that does not fit its format.
+// The arithmetic by which the device treats a result that does not fit its format.
 enum class DeviceMode : std::uint8_t { kIeee = 0, kSaturating = 1, kUnknown = 2 };
 
 // Bits of Record::flags. Bits 8 to 11 hold the host's verdict (python/fastcheck/record/format.py).

@@ -14,7 +14,7 @@ struct IsaStatus {
   std::string reason;  // why it can or can't be used
 };
 
-// In order of priority.
+// The states of the instruction sets in order of priority.
 std::vector<IsaStatus> isa_statuses();
 
 // The set in use. The first call reads FASTCHECK_CPU_ISA; a value that names no usable kernel

@@ -76,8 +76,8 @@ inline std::uint8_t highest(Bytes x) {
   return high;
 }
 
-// How many binades each byte of `up` is below the maximum of `down` in its block, up to `most`; 255
-// for a zero. The largest of them, and the maxima.
+// The number of binades that each byte of `up` is below the maximum of `down` in its block, up to
+// `most`; 255 for a zero. The largest of them, and the maxima.
 struct Blocks {
   alignas(64) std::uint8_t below32[kTile], below16[kTile];
   alignas(64) std::uint8_t maxima32[kTile / 32 + kVectorBytes], maxima16[kTile / 16 + kVectorBytes];

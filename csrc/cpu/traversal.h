@@ -29,7 +29,7 @@ class Traversal {
   std::int64_t tiles() const { return (components_ + kTile - 1) / kTile; }
   Order order() const { return is_row_major_ ? Order::kLogical : Order::kStorage; }
 
-  // How many of `threads` are of use.
+  // The number of `threads` that are of use.
   int useful(int threads) const {
     return components_ * info_.component_size < kSerialBytes ? 1 : threads;
   }

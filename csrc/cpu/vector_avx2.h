@@ -55,8 +55,8 @@ FASTCHECK_FN Vec<T> vmax(Vec<T> a, Vec<T> b) {
   if constexpr (sizeof(T) == 8) return a > b ? a : b;  // a comparison and a blend
 }
 
-// How many lanes have their top bit set. AVX2 has no 16-bit mask: the top bits move to byte masks,
-// two bits a lane, of which one is cleared.
+// The number of lanes with their top bit set. AVX2 has no 16-bit mask: the top bits move to byte
+// masks, two bits a lane, of which one is cleared.
 template <class T>
 FASTCHECK_FN int count_top_bit(Vec<T> x) {
   unsigned mask = 0;
@@ -90,7 +90,7 @@ FASTCHECK_FN int count_zeros(const Vec<T> (&x)[kVectors]) {
   return count_top_bits<T>(is_zero);
 }
 
-// How many lanes of x are below y, both without their top bit.
+// The number of lanes of x that are below y, both without their top bit.
 template <class T>
 FASTCHECK_FN int count_less(Vec<T> x, Vec<T> y) {
   const __m256i a = (__m256i)x, b = (__m256i)y;
@@ -164,7 +164,7 @@ FASTCHECK_FN Vec<std::int32_t> add_products(Vec<std::int32_t> sums, Vec<std::uin
   return sums + (Vec<std::int32_t>)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
 }
 
-// Of two neighbours each.
+// The sums of products of two neighbours each.
 FASTCHECK_FN Vec<std::int32_t> sum_of_products(Vec<std::int16_t> x, Vec<std::int16_t> y) {
   return (Vec<std::int32_t>)_mm256_madd_epi16((__m256i)x, (__m256i)y);
 }

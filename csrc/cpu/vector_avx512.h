@@ -57,7 +57,7 @@ FASTCHECK_FN Vec<T> vmax(Vec<T> a, Vec<T> b) {
 
 FASTCHECK_FN int popcount(std::uint64_t mask) { return __builtin_popcountll(mask); }
 
-// How many lanes have their top bit set.
+// The number of lanes with their top bit set.
 template <class T>
 FASTCHECK_FN int count_top_bit(Vec<T> x) {
   if constexpr (sizeof(T) == 1) return popcount(_mm512_movepi8_mask((__m512i)x));
@@ -110,7 +110,7 @@ FASTCHECK_FN int count_zeros(const Vec<T> (&x)[kVectors]) {
   }
 }
 
-// How many lanes of x are below y, both without their top bit.
+// The number of lanes of x that are below y, both without their top bit.
 template <class T>
 FASTCHECK_FN int count_less(Vec<T> x, Vec<T> y) {
   const __m512i a = (__m512i)x, b = (__m512i)y;
@@ -216,7 +216,7 @@ FASTCHECK_FN Vec<std::int32_t> add_products(Vec<std::int32_t> sums, Vec<std::uin
 
 #endif
 
-// Of two neighbours each.
+// The sums of products of two neighbours each.
 FASTCHECK_FN Vec<std::int32_t> sum_of_products(Vec<std::int16_t> x, Vec<std::int16_t> y) {
   return (Vec<std::int32_t>)_mm512_madd_epi16((__m512i)x, (__m512i)y);
 }

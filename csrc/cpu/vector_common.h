@@ -41,7 +41,7 @@ FASTCHECK_FN Vec<T> select(Vec<T> mask, Vec<T> x, Vec<T> y) {
   return (x & mask) | (y & ~mask);
 }
 
-// How often lanes compare so, over at most kMost vectors.
+// Counts how often lanes compare so, over at most kMost vectors.
 template <class T>
 class LaneCounter {
  public:

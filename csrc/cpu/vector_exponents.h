@@ -68,7 +68,7 @@ struct TileExponents {
   Byte low = 255, high = 0;      // of `up`, zeros left out
 };
 
-// Of a format of one byte, which has fewer binades than a byte has values: its bin of each
+// A table for a format of one byte, which has fewer binades than a byte has values: its bin of each
 // magnitude and 1, 0 for a zero, rounded up and down.
 template <class Format>
 struct ByteTable {
@@ -86,7 +86,7 @@ struct ByteTable {
   }
 };
 
-// Whether its subnormals have exponents of their own there, and the bin of field 0.
+// True for a format whose subnormals have exponents of their own there, and the bin of field 0.
 template <class Format>
 constexpr bool kHasTable = sizeof(typename Format::Bits) == 1;
 template <class Format>
@@ -111,7 +111,7 @@ typename Format::Bits fields(const std::byte* data, int n, TileExponents& out) {
       out.up[i] = static_cast<Byte>((m + kUp) >> kShift);
       out.down[i] = static_cast<Byte>(m >> kShift);
     } else {
-      // As float32, in which a half's subnormal is the difference of two normals.
+      // Computed as float32, in which a half's subnormal is the difference of two normals.
       constexpr std::uint32_t kRebias = (127u - Format::kExponentBias) << 23;
       constexpr std::uint32_t kOne = kRebias + (1u << 23);
       const std::uint32_t wide = m;
@@ -158,7 +158,8 @@ void count_maxima(Byte* maxima, int n, std::int64_t* out) {
   if (high != 0) count_bytes(maxima, padded, low + 1, high, out);
 }
 
-// How many binades each component is below the maximum of its block, into `out`; the most of them.
+// Writes the number of binades that each component is below the maximum of its block into `out`;
+// returns the largest of them.
 template <int kSize>
 [[maybe_unused]] int distances(const Byte* __restrict up, const Byte* maxima, int n,
                                Byte* __restrict out) {

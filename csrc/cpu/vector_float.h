@@ -100,7 +100,7 @@ struct Extremes {
     smallest = vmin<Bits>(smallest, splat(most)) + splat<Bits>(1);
   }
 
-  // Where the mask is zero, x counts as absent.
+  // x counts as absent where the mask is zero.
   FASTCHECK_FN_MEMBER void include(Vec<Bits> x, Vec<Bits> mask) {
     const auto positive = select<Bits>(mask, x, splat(Format::kSign));
     most_positive = vmax<Signed>(most_positive, (Vec<Signed>)positive);
@@ -228,7 +228,7 @@ FASTCHECK_FN TileScale scale_of(const Extremes<Format>& extremes) {
   return tile_scale(value<Format>(top));
 }
 
-// Whether the plain sums of a tile stand, decided lane by lane: no search for the largest.
+// True unless the plain sums of a tile stand, decided lane by lane: no search for the largest.
 template <class Format>
 FASTCHECK_FN bool needs_scale(Vec<typename Format::Bits> largest) {
   using Bits = typename Format::Bits;
@@ -327,7 +327,7 @@ class FloatTiles {
   }
 
  private:
-  // What one reading counts. Negative zeros are among the negative unless zeros are counted.
+  // The counts of one reading. Negative zeros are among the negative unless zeros are counted.
   struct Signs {
     int negative = 0;
     int zero = 0;
@@ -344,7 +344,7 @@ class FloatTiles {
     return Format::kExponentBias != 127 || kDepth == Depth::kHealth || scale_.factor == 1.0f;
   }
 
-  // From one reading of a tile to its counts, extremes and sums: looks again at whatever the
+  // Turns one reading of a tile into its counts, extremes and sums: looks again at whatever the
   // extremes show to be out of the ordinary. `last` is not in `lanes` yet; it is left padded with
   // zeros.
   FASTCHECK_FN_MEMBER Sums finish_tile(const std::byte* data, int rows, LastRow<Format>& last,

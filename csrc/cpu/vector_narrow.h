@@ -87,7 +87,7 @@ class NarrowTiles {
       if constexpr (!kIsBool) {
         if constexpr (Component::kSigned) {
           count_where_less<T>(lanes.negative, x, splat<T>(0));
-          // With 1 added the largest value is the smallest, and the smallest comes next.
+          // The largest value is the smallest with 1 added, and the smallest comes next.
           const auto next = (Vec<T>)((Vec<std::make_unsigned_t<T>>)x + 1);
           count_where_less<T>(lanes.saturated, next, splat<T>(Component::kMin + 2));
         } else {

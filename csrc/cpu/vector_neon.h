@@ -52,9 +52,9 @@ FASTCHECK_FN Vec<T> vmax(Vec<T> a, Vec<T> b) {
   if constexpr (sizeof(T) == 8) return a > b ? a : b;  // a comparison and a select
 }
 
-// How many lanes have their top bit set, of several vectors at once. NEON has no lane masks: top
-// bits move to the bottom and add up, first from vector to vector and then, once, across lanes. A
-// row of 64 lanes has eight vectors at most for T of 16 bits and more, and no lane of 8 bits can
+// The number of lanes with their top bit set, of several vectors at once. NEON has no lane masks:
+// top bits move to the bottom and add up, first from vector to vector and then, once, across lanes.
+// A row of 64 lanes has eight vectors at most for T of 16 bits and more, and no lane of 8 bits can
 // overflow either, as 255 vectors would have to come first.
 template <class T, int kVectors>
 FASTCHECK_FN int count_top_bits(const Vec<T> (&x)[kVectors]) {
@@ -97,7 +97,7 @@ FASTCHECK_FN int count_zeros(const Vec<T> (&x)[kVectors]) {
   return count_top_bits<T>(is_zero);
 }
 
-// How many lanes of x are below y, both without their top bit.
+// The number of lanes of x that are below y, both without their top bit.
 template <class T>
 FASTCHECK_FN int count_less(Vec<T> x, Vec<T> y) {
   return count_top_bit<T>((Vec<T>)(x < y));

@@ -6,8 +6,8 @@
 namespace fastcheck::cpu {
 namespace {
 
-// Where the lanes of a row lie: in vectors one behind the other, or split into vectors of even and
-// of odd lanes in turn (what widening 16-bit halves of a word by shifts gives).
+// The places of the lanes of a row: in vectors one behind the other, or split into vectors of even
+// and of odd lanes in turn (what widening 16-bit halves of a word by shifts gives).
 enum class LaneLayout { kContiguous, kEvenOdd };
 
 template <class T>

@@ -24,7 +24,7 @@ struct ExtremesOf<Component, false> {
   using Type = IntegerExtremes<Component>;
 };
 
-// What a warp keeps out of its registers: what is written once a tile or hardly ever.
+// The part of a warp's state that is not in registers: what is written once a tile or hardly ever.
 template <class Component>
 struct WarpShared {
   Stage<Component> stage;
@@ -48,7 +48,7 @@ FASTCHECK_DEVICE void set_leaf(WarpShared<Component>& shared, int leaf, const Su
   shared.leaf[2][leaf] = sums.sum_sq;
 }
 
-// By what a tile is scaled: its largest magnitude, the same in every lane, or 1 for no scale.
+// The scale of a tile: its largest magnitude, the same in every lane, or 1 for no scale.
 template <class Component, Depth kDepth>
 FASTCHECK_DEVICE float scaled_by(const typename ExtremesOf<Component>::Type& extremes) {
   if constexpr (kDepth >= Depth::kStats && kMayScale<Component>) {
@@ -116,7 +116,7 @@ class Tally {
 
   explicit FASTCHECK_DEVICE_MEMBER Tally(WarpShared<Component>& shared) : shared_(shared) {}
 
-  // What a tile's extremes are, once all of it is taken.
+  // Includes the extremes of a tile, once all of it is taken.
   FASTCHECK_DEVICE_MEMBER void include(const Values& of_tile) {
     if constexpr (Component::kIsFloat) {
       extremes_.include(of_tile);
@@ -159,7 +159,7 @@ class Tally {
   }
 
   FASTCHECK_DEVICE_MEMBER void finish_census(Counts& counts) const {
-    // What lanes wrote to shared memory: an exchange does not order it.
+    // The writes of lanes to shared memory are not ordered by an exchange.
     __syncwarp();
     counts.nan = shared_.rare[0];
     counts.posinf = shared_.rare[1];
@@ -167,7 +167,7 @@ class Tally {
     counts.saturated = shared_.rare[3];
   }
 
-  // What a census found: signs of what is not finite were taken for minus signs.
+  // Adds the result of a census: signs of what is not finite were taken for minus signs.
   FASTCHECK_DEVICE_MEMBER void add_census(const Counters& counts, std::uint32_t signs) {
     counts_.negative -= signs;
     const std::uint32_t rare[4] = {counts.nan, counts.posinf, counts.neginf, counts.saturated};

@@ -8,7 +8,7 @@
 
 namespace fastcheck::cuda {
 
-// Where the counts of a tensor go.
+// The place of the counts of a tensor.
 struct CountsArgument {
   std::int64_t* words;
   unsigned long long* totals;  // zero between launches
@@ -22,7 +22,7 @@ struct ExponentsLaunch {
   Layout layout;
 };
 
-// Of one tensor, in the first entry of the list.
+// A launch for one tensor, in the first entry of the list.
 struct RecordAndExponentsLaunch {
   RecordsLaunch record;
   CountsArgument counts;

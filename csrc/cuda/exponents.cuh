@@ -16,7 +16,7 @@
 
 namespace fastcheck::cuda {
 
-// What is counted as which format, and its totals (core/exponents.h).
+// The format as which a format's components are counted, and its totals (core/exponents.h).
 template <class Format>
 using CountedAs = std::conditional_t<std::is_same_v<Format, Float64>, Float64, Float32>;
 template <class Format>
@@ -149,7 +149,7 @@ class ExponentCounter {
     return x;
   }
 
-  // Of the blocks of 16 and 32 of a row, from the thread's own.
+  // The maxima of the blocks of 16 and 32 of a row, from the thread's own.
   static FASTCHECK_DEVICE_MEMBER void block_maxima(Bits mine, Bits& of16, Bits& of32) {
     FASTCHECK_UNROLL
     for (int mask = 1; mask < kSharers; mask *= 2) mine = larger(mine, from_lane_xor(mine, mask));
@@ -209,7 +209,7 @@ class ExponentCounter {
     }
   }
 
-  // Whether the window holds the batch, moved if need be. The whole warp comes here, rarely.
+  // True if the window holds the batch, moved if need be. The whole warp comes here, rarely.
   FASTCHECK_DEVICE_MEMBER bool admit(std::uint32_t top, std::uint32_t low) {
     top = warp_max(top);
     low = ~warp_max(~low);

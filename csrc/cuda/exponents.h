@@ -12,10 +12,10 @@ namespace fastcheck::cuda {
 
 extern "C" {
 
-// Whether the kernels run on the current device, where they are loaded.
+// Tells if the kernels run on the current device, where they are loaded.
 int fastcheck_cuda_find_exponents();
 
-// What the launcher needs for this tensor: counters, nothing else.
+// The workspace that the launcher needs for this tensor: counters, nothing else.
 int fastcheck_cuda_exponents_workspace(const TensorArgument* tensor, WorkspaceSize* size);
 
 // Writes kExponentWords words of a tensor of floating-point components to `words`, in device
@@ -23,7 +23,7 @@ int fastcheck_cuda_exponents_workspace(const TensorArgument* tensor, WorkspaceSi
 int fastcheck_cuda_exponents(const TensorArgument* tensor, std::int64_t* words,
                              const Workspace* workspace, const Tuning* tuning, void* stream);
 
-// What this launcher needs.
+// The workspace that this launcher needs.
 int fastcheck_cuda_record_and_exponents_workspace(const TensorArgument* tensor,
                                                   const Tuning* tuning, WorkspaceSize* size);
 

@@ -103,12 +103,12 @@ struct Extremes {  // 8 and 16 bits; wider ones below
   FASTCHECK_DEVICE_MEMBER std::uint32_t largest() const {
     return max_or_nan<H::kBrain>(high, low ^ H::kSigns);
   }
-  // Whether something is not finite, or the largest finite magnitude.
+  // True if something is not finite, or the largest finite magnitude.
   FASTCHECK_DEVICE_MEMBER bool beyond() const {
     const std::uint32_t both = largest();  // negative only where nothing was included
     return ((both + H::reach(Format::kMaxFinite)) & ~both & H::kSigns) != 0;
   }
-  // Whether something since the last call is zero or subnormal.
+  // True if something since the last call is zero or subnormal.
   FASTCHECK_DEVICE_MEMBER bool take_small() {
     const std::uint32_t smallest = near & ~H::kSigns;
     near = H::kInf;
@@ -161,7 +161,7 @@ struct Extremes<Format, std::uint32_t> {
     low = min_number(low, other.low);
   }
   FASTCHECK_DEVICE_MEMBER bool beyond() const {
-    // As signed numbers: negative only where nothing was included.
+    // The comparison is of signed numbers: negative only where nothing was included.
     return bit_cast<std::int32_t>(max_or_nan(high, -low)) >=
            static_cast<std::int32_t>(Format::kMaxFinite);
   }

@@ -28,7 +28,7 @@ FASTCHECK_DEVICE void share_out(T* values, int mask, bool upper) {
 
 constexpr int kSharers = 8;  // threads that have a sum: neighbours, and so are the nodes they have
 
-// Which of the three sums a thread has; behind the last ones, the last sum again.
+// The number of the sum of the three that a thread has; behind the last ones, the last sum again.
 FASTCHECK_DEVICE int which_sum(int lane = lane_index()) {
   const unsigned which = static_cast<unsigned>(lane) / kSharers;
   return static_cast<int>(which < 2 ? which : 2);
@@ -128,8 +128,8 @@ class TileFold {
     return {{l.lane[0] + r.lane[0], l.lane[1] + r.lane[1]}};
   }
 
-  // Which pair of neighbouring lanes a thread has: the bits that share_out dealt out are the lowest
-  // of the pair's number, the last one dealt first.
+  // The pair of neighbouring lanes that a thread has: the bits that share_out dealt out are the
+  // lowest of the pair's number, the last one dealt first.
   static FASTCHECK_DEVICE_MEMBER int pair_of(int lane) {
     if (kHeld == 8) return (lane >> 4) | (lane & 8) >> 2 | (lane & 7) << 2;
     if (kHeld == 4) return (lane >> 4) | (lane & 15) << 1;

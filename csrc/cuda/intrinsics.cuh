@@ -253,7 +253,7 @@ FASTCHECK_DEVICE double load_from_block_if(const double* at, int left) {
 
 // ---- warps --------------------------------------------------------------------------------------
 
-// Of unsigned numbers: a signed one is divided in four instructions.
+// The number of the lane, by unsigned numbers: a signed one is divided in four instructions.
 FASTCHECK_DEVICE int lane_index() { return static_cast<int>(threadIdx.x % kWarp); }
 FASTCHECK_DEVICE int warp_index() { return static_cast<int>(threadIdx.x / kWarp); }
 FASTCHECK_DEVICE int warp_count() { return static_cast<int>(blockDim.x / kWarp); }
@@ -289,7 +289,7 @@ FASTCHECK_DEVICE std::uint32_t warp_max(std::uint32_t x) {
 #endif
 }
 
-// Of numbers below 2^51.
+// The sum over a warp of numbers below 2^51.
 FASTCHECK_DEVICE std::uint64_t warp_sum(std::uint64_t x) {
   const std::uint64_t high = warp_sum(static_cast<std::uint32_t>(x >> 24));
   return (high << 24) + warp_sum(static_cast<std::uint32_t>(x) & 0xffffff);

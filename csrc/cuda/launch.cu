@@ -141,7 +141,8 @@ cudaError_t find_kernels() {
   return error;
 }
 
-// Of all dtypes: a tensor of another one may come while the device is busy, or in a capture.
+// Finds the code of all dtypes: a tensor of another one may come while the device is busy, or in a
+// capture.
 cudaError_t find_code() {
   cudaError_t error = cudaSuccess;
 #define FASTCHECK_FIND(code, name, component, components) \
@@ -258,7 +259,7 @@ int fastcheck_cuda_new_box(BlackBox** host, BoxArgument* argument) {
   error = cudaHostGetDevicePointer(&mapped, mapped, 0);
   constexpr std::size_t kBytes = kBoxStretches * sizeof(*argument->claims);
   if (error == cudaSuccess) error = cudaMalloc(&claims, kBytes);
-  // On a stream of its own: kernels of any stream may follow, and none is waited for.
+  // The stream is one of its own: kernels of any stream may follow, and none is waited for.
   cudaStream_t stream = nullptr;
   if (error == cudaSuccess) error = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
   if (error == cudaSuccess) error = cudaMemsetAsync(claims, 0, kBytes, stream);
@@ -310,8 +311,8 @@ const char* fastcheck_cuda_error_name(int error) {
   return cudaGetErrorString(static_cast<cudaError_t>(error));
 }
 
-// Those of which the CUDA runtime's reference reads that the process has to be terminated, and what
-// memory and links report. CUDA 12.0 does not name all of them.
+// True for the errors of which the CUDA runtime's reference reads that the process has to be
+// terminated, and for those that memory and links report. CUDA 12.0 does not name all of them.
 int fastcheck_cuda_is_device_lost(int error) {
   switch (error) {
     case 226:  // cudaErrorContained

@@ -49,7 +49,7 @@ struct BlackBox {
   BoxRow rows[kBoxStretches][kBoxRows];
 };
 
-// Where launches find the box: the device's address of it, and in the device's memory how many rows
+// The box that launches use: the device's address of it, and in the device's memory how many rows
 // of each stretch are taken, zeroed once, when allocated.
 struct BoxArgument {
   BlackBox* box;  // null: there is none
@@ -77,7 +77,7 @@ struct Workspace {
   const std::int32_t* gate;
 };
 
-// How the work is cut. Any choice gives the same bits.
+// The way in which the work is cut. Any choice gives the same bits.
 struct Tuning {
   std::int32_t multiprocessors;  // of the device
   std::int32_t warps_per_block;  // 1, 2, 4 or 8; 0: chosen
@@ -99,11 +99,11 @@ enum Error : int {
 
 extern "C" {
 
-// Whether the kernels run on the current device, and how many multiprocessors it has. All of them
+// Tells if the kernels run on the current device, and how many multiprocessors it has. All of them
 // are loaded there, so that no launch has to wait for that.
 int fastcheck_cuda_device(std::int32_t* multiprocessors);
 
-// Whether what is put on `stream` becomes part of a graph instead of running.
+// Tells if what is put on `stream` becomes part of a graph instead of running.
 int fastcheck_cuda_is_capturing(void* stream, int* is_capturing);
 
 // A number that no other stream of this process has or will have, unlike its handle.
@@ -116,7 +116,7 @@ int fastcheck_cuda_exchange_capture_mode(int mode);
 // Memory for a BlackBox, all zeros, and its claims. Allocates; may wait for the device.
 int fastcheck_cuda_new_box(BlackBox** host, BoxArgument* argument);
 
-// What the two launchers need for these tensors.
+// The workspace that the two launchers need for these tensors.
 int fastcheck_cuda_workspace(const TensorArgument* tensors, int count, const Tuning* tuning,
                              WorkspaceSize* size);
 
@@ -133,7 +133,7 @@ int fastcheck_cuda_found_nonfinite(const TensorArgument* tensors, int count, flo
 
 const char* fastcheck_cuda_error_name(int error);
 
-// Whether the device can't be used by this process any more. An earlier kernel has failed then, not
+// True if the device can't be used by this process any more. An earlier kernel has failed then, not
 // the call that returns the error.
 int fastcheck_cuda_is_device_lost(int error);
 }

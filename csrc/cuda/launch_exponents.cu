@@ -8,7 +8,8 @@
 namespace fastcheck::cuda {
 namespace {
 
-// In a launch's counters: of blocks that are done, of chunks that are, and then the totals.
+// The words of a launch's counters before the totals: of blocks that are done, and of chunks that
+// are.
 constexpr std::int64_t kCountersBefore = 2;
 
 // Calls body(Format()) with the format of a dtype's components.

@@ -54,7 +54,7 @@ struct Met {
         merge(checksum, {static_cast<std::uint32_t>(both), static_cast<std::uint32_t>(both >> 32)});
   }
 
-  // Those of the whole warp.
+  // Writes the counts of the whole warp.
   FASTCHECK_DEVICE_MEMBER void put(Partial& out) const {
     Count all[kCounts];
     FASTCHECK_UNROLL

@@ -167,7 +167,7 @@ FASTCHECK_DEVICE void load_any(const std::byte* data, const std::byte* at, int l
 
 // ---- strides ------------------------------------------------------------------------------------
 
-// Of the byte at `position` in the traversal, from the first element's address.
+// The offset of the byte at `position` in the traversal, from the first element's address.
 template <class Index>
 FASTCHECK_DEVICE std::int64_t walk(const Layout& layout, Index position) {
   const auto inner = static_cast<Index>(layout.inner_bytes);
@@ -203,7 +203,7 @@ FASTCHECK_DEVICE void fill_stage(const std::byte* data, const Layout& layout, st
   const int step = layout.granule_bytes;
   const std::int64_t start = tile * kTile * S::kSize;
   const int end = n * S::kSize;
-  // Where the batch's part of a run begins, in the tile.
+  // The place in the tile where the batch's part of a run begins.
   const int first = (pass * S::kRunsPerPass * kRunRows + batch * kBatchRows) * S::kRowBytes;
   FASTCHECK_ROLLED
   for (int base = lane * step; base < T::kBytes; base += 32 * step * kInFlight) {

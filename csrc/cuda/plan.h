@@ -25,7 +25,7 @@ inline std::int64_t tile_count(const TensorArgument& tensor) {
   return (component_count(tensor) + kTile - 1) / kTile;
 }
 
-// Whether the traversal is the memory from `data` on, whatever its alignment.
+// True if the traversal is the memory from `data` on, whatever its alignment.
 inline bool reads_directly(const TensorArgument& tensor) {
   return tensor.numel == 0 || tensor.dense != 0;
 }
@@ -86,14 +86,15 @@ inline Entry entry_of(const TensorArgument& tensor, std::int64_t first_chunk) {
 
 // ---- chunks -------------------------------------------------------------------------------------
 
-// What a launch keeps of a chunk in memory.
+// The bytes of memory that a launch keeps of a chunk.
 constexpr std::int64_t kChunkBytes = sizeof(Partial) + sizeof(Sums);
 
-// Of 128 registers a thread, as the record kernels are built (kBlocksPerSm).
+// The warps of a multiprocessor with 128 registers a thread, as the record kernels are built
+// (kBlocksPerSm).
 constexpr int kRecordsWarpsPerMultiprocessor = 16;
-// Of 80 registers (kFoundBlocksPerSm).
+// The same with 80 registers (kFoundBlocksPerSm).
 constexpr int kFoundWarpsPerMultiprocessor = 24;
-// Of up to 255 registers (kRecordAndExponentsBlocksPerSm).
+// The same with up to 255 registers (kRecordAndExponentsBlocksPerSm).
 constexpr int kRecordAndExponentsWarpsPerMultiprocessor = 8;
 
 struct Cut {

@@ -54,7 +54,7 @@ void put_on_stream(void (*kernel)(Arguments), unsigned grid, unsigned block, uns
   kernel<<<grid, block, shared, stream>>>(arguments);
 }
 
-// Whether the current device has code for a kernel, which is loaded if it has.
+// Tells if the current device has code for a kernel, which is loaded if it has.
 template <class Arguments>
 cudaError_t find_kernel(void (*kernel)(Arguments)) {
   cudaFuncAttributes attributes;
@@ -104,8 +104,8 @@ namespace fastcheck::cuda {
 template <class Shared, class Arguments>
 cudaError_t launch(void (*kernel)(Arguments), unsigned grid, unsigned block, cudaStream_t stream,
                    const Arguments& arguments) {
-  // What an earlier call left behind is not this launch's. The CUDA runtime is linked into the
-  // extension: nobody else looks for errors here.
+  // An error that an earlier call left behind is not this launch's. The CUDA runtime is linked into
+  // the extension: nobody else looks for errors here.
   static_cast<void>(cudaGetLastError());
   put_on_stream(kernel, grid, block, shared_bytes<Shared>(block), stream, arguments);
   return cudaGetLastError();

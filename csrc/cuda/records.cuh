@@ -61,7 +61,7 @@ FASTCHECK_DEVICE int components_per_element(DType dtype) {
   return dtype == DType::k_complex64 || dtype == DType::k_complex128 ? 2 : 1;
 }
 
-// Which of the stretch's rows is this record's; one thread.
+// Claims the row of the stretch that is this record's; one thread.
 FASTCHECK_DEVICE unsigned claim_row(const BoxArgument& box) {
   unsigned long long* const claims = box.claims + box.stretch % kBoxStretches;
   const unsigned long long first = box.stretch * 256;
@@ -178,7 +178,7 @@ FASTCHECK_DEVICE void read_others(WarpShared<Component>& shared, const Entry& en
   put_but_sums<kDepth>(found, part);
 }
 
-// How many tiles of a share of `most` the tensor has.
+// The number of tiles of a share of `most` that the tensor has.
 FASTCHECK_DEVICE int tiles_of_share(const Entry& entry, std::int64_t first_tile, int most) {
   const std::int64_t components = entry.components - first_tile * kTile;
   return components >= most * kTile ? most : static_cast<int>((components + kTile - 1) / kTile);
@@ -202,7 +202,7 @@ FASTCHECK_DEVICE int read_share(const Entry& entry, const Layout* layout, std::i
   int k = 0;
   FASTCHECK_ROLLED
   for (; k < plain_tiles; ++k) {
-    // Where the share begins in memory would take two registers more.
+    // A pointer to the beginning of the share would take two registers more.
     if (!reader.read(entry.data, first_tile + opaque(k), k, visit)) again |= 1u << k;
   }
   const bool has_others = k < tiles || again != 0;

@@ -106,7 +106,7 @@ FASTCHECK_DEVICE Row<Component> load_vector(const std::byte* at) {
   return unpack<Component>(__ldg(reinterpret_cast<const typename Shape<Component>::Vector*>(at)));
 }
 
-// How far an address is past an aligned one: the same for all of a tensor.
+// The distance of an address from an aligned one before it: the same for all of a tensor.
 template <class Component>
 FASTCHECK_DEVICE int bytes_past(const std::byte* data) {
   constexpr std::uintptr_t kVectorBytes = Shape<Component>::kVectorBytes;
@@ -141,13 +141,13 @@ FASTCHECK_DEVICE void put_rows(const Row<Component> (&rows)[kBatchRows], Stage<C
 
 // ---- a batch ------------------------------------------------------------------------------------
 
-// From a tile's first component to the tensor's end, as far as a tile's reader has to know: the
-// next tile shows whether a vector may be read across the end of this one.
+// The number of components from a tile's first to the tensor's end, as far as a tile's reader has
+// to know: the next tile shows whether a vector may be read across the end of this one.
 FASTCHECK_DEVICE int components_from(std::int64_t left) {
   return left < 2 * kTile ? static_cast<int>(left) : 2 * kTile;
 }
 
-// Whether vectors lie where a whole tile is read.
+// True if vectors lie where a whole tile is read.
 template <class Component>
 FASTCHECK_DEVICE bool is_plain(const std::byte* data, const Layout* layout, int n) {
   return layout == nullptr && n >= kTile && bytes_past<Component>(data) == 0;

@@ -7,8 +7,8 @@
 
 namespace fastcheck::cuda {
 
-// Whether the current device has code for the kernels of a component type. They are loaded with it:
-// with lazy loading, the first launch of a kernel that is not may wait for the device.
+// Tells if the current device has code for the kernels of a component type. They are loaded with
+// it: with lazy loading, the first launch of a kernel that is not may wait for the device.
 template <class Component>
 cudaError_t find_records();
 template <class Format>

@@ -40,8 +40,8 @@ FASTCHECK_DEVICE std::uint32_t carry_save(std::uint32_t& plane, std::uint32_t a,
   return carry;
 }
 
-// Of a warp: lane b gets bit b of every lane's word, lane l's at bit l. Five exchanges, each of the
-// halves of twice as many blocks.
+// A transposition of the bits of a warp: lane b gets bit b of every lane's word, lane l's at bit l.
+// Five exchanges, each of the halves of twice as many blocks.
 class Transposition {
  public:
   FASTCHECK_DEVICE_MEMBER Transposition() {

@@ -1,4 +1,4 @@
-// How the elements of a tensor lie in memory, from its sizes and strides alone.
+// The layout of a tensor's elements in memory, from its sizes and strides alone.
 #pragma once
 
 #include <algorithm>

@@ -25,7 +25,7 @@ struct PlainParallelFor {
 };
 
 struct KernelTable {
-  // Of another build if these differ.
+  // The table is of another build if these differ.
   std::uint32_t bytes = sizeof(KernelTable);
   std::uint32_t record_bytes = sizeof(Record);
 

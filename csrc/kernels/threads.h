@@ -17,7 +17,7 @@ namespace fastcheck {
 
 constexpr std::int64_t kBytesPerThread = 2 * 1024 * 1024;
 
-// How many of `threads` are worth their start for a tensor of `bytes`.
+// The number of `threads` that are worth their start for a tensor of `bytes`.
 inline int useful_threads(std::int64_t bytes, std::int64_t threads) {
   return static_cast<int>(std::max<std::int64_t>(1, std::min(threads, bytes / kBytesPerThread)));
 }

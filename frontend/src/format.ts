@@ -42,15 +42,23 @@ export function tailOf(text: string, room: number): string {
   return text.length <= room ? text : `…${text.slice(text.length - Math.max(room - 1, 1))}`;
 }
 
-/** The same of a path: whole parts of it, where the last of them has room. */
+/**
+ * The same of a path: whole parts of it, where the last of them has room. The last number among the
+ * parts that are left out stays, as it tells one block from the next: "0…fc1" for "h.0.mlp.fc1".
+ */
 export function tailOfPath(path: string, room: number): string {
   if (path.length <= room) return path;
   const parts = path.split(".");
-  while (parts.length > 1) {
-    if (parts.join(".").length < room) return `…${parts.join(".")}`;
-    parts.shift();
+  let number = "";
+  while (parts.length > 1 || (number && parts.length)) {
+    const tail = parts.join(".");
+    if (number.length + tail.length < room) return `${number}…${tail}`;
+    const left = parts.shift()!;
+    if (/^\d+$/.test(left)) number = left;
   }
-  return tailOf(path, room);
+  return number.length + 3 < room
+    ? number + tailOf(path, room - number.length)
+    : tailOf(path, room);
 }
 
 /** Whether a text holds all words of a search, in any case; a `*` in a word is any part of a name. */

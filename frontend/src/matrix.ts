@@ -133,7 +133,7 @@ export class Matrix {
   get #area(): Area {
     const rows = this.#rows.length;
     const lineHeight = this.#isFit ? Math.min(22, TALLEST / Math.max(rows, 1)) : READABLE;
-    const left = Math.min(230, Math.max(140, this.element.clientWidth * 0.26));
+    const left = Math.min(230, Math.max(154, this.element.clientWidth * 0.26));
     return {
       left,
       width: Math.max(this.element.clientWidth - left - 8, 10),

@@ -1,5 +1,5 @@
 """Each room's __init__.py names its folders, files that exist, and the rooms that it imports.
-Docstrings begin with a noun or a verb.
+Docstrings begin with a noun or a verb, and comments with their subject.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ NOT_FIRST = re.compile(
     r"\b",
     re.IGNORECASE,
 )
+
+HALF_A_SENTENCE = re.compile(r"\s*#:? (As|How|Of|That of|Those|What|Whether|Which)\b")
 
 
 def name_of(room: Path) -> str:
@@ -112,11 +114,22 @@ def test_docstrings_begin_with_a_noun_or_a_verb() -> None:
     assert not odd, "say what the thing is or does:\n" + "\n".join(odd)
 
 
+def test_comments_begin_with_their_subject() -> None:
+    odd = []
+    for file in sorted(PACKAGE.rglob("*.py")):
+        before = ""
+        for number, line in enumerate(file.read_text("utf-8").splitlines(), 1):
+            if HALF_A_SENTENCE.match(line) and not before.lstrip().startswith("#"):
+                odd.append(f"{file.relative_to(PACKAGE).as_posix()}:{number}: {line.strip()}")
+            before = line
+    assert not odd, "say what the thing is or does:\n" + "\n".join(odd)
+
+
 def test_a_class_name_has_one_meaning() -> None:
     """But for the classes of other tools, whose names their users know."""
     files: dict[str, list[str]] = {}
     for path in PACKAGE.rglob("*.py"):
-        if "compat" not in path.parts:
+        if path.parent.name != "compat" or path.name.startswith("_"):
             for node in ast.walk(ast.parse(path.read_text("utf-8"))):
                 if isinstance(node, ast.ClassDef):
                     files.setdefault(node.name, []).append(path.relative_to(PACKAGE).as_posix())

@@ -15,7 +15,7 @@ namespace fastcheck::cuda {
 // device allocates its box, which may wait for the device. 0: it has none.
 std::uint64_t begin_stretch(c10::DeviceIndex device);
 
-// What launches on the device are given; without a box before the first begin_stretch().
+// The box that launches on the device are given; without a box before the first begin_stretch().
 BoxArgument box_of(c10::DeviceIndex device);
 
 // The bytes of the box, whatever the state of the device; empty where there is none.

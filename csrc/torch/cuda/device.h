@@ -16,8 +16,8 @@ extern const c10::DeviceType kDeviceType;
 // std::runtime_error where this torch has no such device.
 void* current_stream(c10::DeviceIndex device);
 
-// Whether a stream was made outside of torch, and may be destroyed there: its handle can be that
-// of another stream later. torch's own streams last as long as the process.
+// True if a stream was made outside of torch, and may be destroyed there: its handle can be that of
+// another stream later. torch's own streams last as long as the process.
 bool is_external(const c10::Stream& stream, void* handle);
 
 }  // namespace fastcheck::cuda

@@ -51,7 +51,7 @@ class Arguments {
   c10::SmallVector<at::Tensor, 1> resolved_;
 };
 
-// Whether these are launched at once, and without a table: one kernel for what is of a dtype and
+// True if these are launched at once, and without a table: one kernel for what is of a dtype and
 // dense.
 bool is_one_launch(const TensorArgument* tensors, std::size_t count) {
   if (count == 1) return true;

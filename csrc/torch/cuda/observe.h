@@ -15,7 +15,8 @@
 
 namespace fastcheck::cuda {
 
-// Why the kernels can't run on this device, in the middle of a sentence; empty when they can.
+// The reason why the kernels can't run on this device, in the middle of a sentence; empty when they
+// can.
 std::string problem(std::int64_t device);
 
 // Has slots[first + i] written from tensors[i], which are readable, and on the device of `slots`,

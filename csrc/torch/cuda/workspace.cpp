@@ -35,7 +35,8 @@ struct StreamBuffers {
   at::Tensor partials;
   at::Tensor table;
   std::vector<PinnedTable> pinned;
-  // Of a stream that may be destroyed: which one it is, and the event behind the last launch.
+  // The identity of a stream that may be destroyed: which one it is, and the event behind the last
+  // launch.
   std::uint64_t number = 0;
   std::optional<c10::Event> last;
 };

@@ -25,8 +25,8 @@ class Workspaces {
   Workspaces& operator=(const Workspaces&) = delete;
 
   const Tuning& tuning() const { return tuning_; }
-  // How many tensors a launch may have. A graph's replay would read a table again, from pinned
-  // memory that is used for something else by then: under capture lists go in parts.
+  // The number of tensors that a launch may have. A graph's replay would read a table again, from
+  // pinned memory that is used for something else by then: under capture lists go in parts.
   std::size_t most_tensors() const;
   // Buffers of at least this size, until the next call.
   Workspace fit(const WorkspaceSize& size);

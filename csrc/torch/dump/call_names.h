@@ -26,7 +26,7 @@ struct ModuleText {
   std::string path, type;
 };
 
-// What backward has to know of a call of the forward pass.
+// The part of a call of the forward pass that backward has to know.
 struct Forward {
   Forward(const Op* op, std::int64_t call, const ModuleText* module)
       : op(op), call(call), module(module) {}
@@ -53,7 +53,7 @@ struct CallName {
   bool is_recompute = false;
 };
 
-// Of one dump. The interpreter's lock guards it.
+// Names the calls of one dump. The interpreter's lock guards it.
 class CallNamer {
  public:
   CallNamer();
@@ -72,10 +72,10 @@ class CallNamer {
   const ModuleText* module_of(PyObject* node, const pybind11::object& python);
 
   struct Thread {
-    // What it has seen last of autograd's nodes that it makes.
+    // The newest of autograd's nodes that the thread makes, as it was seen last.
     std::int64_t newest = -1;
     bool is_first = false;
-    // Where its Python is; null: outside of all modules.
+    // The module in which the thread's Python is; null: outside of all modules.
     const ModuleText* module = nullptr;
     bool is_recompute = false, is_in_optimizer = false;
   };
@@ -85,7 +85,7 @@ class CallNamer {
   std::unordered_map<std::thread::id, Thread> threads_;
   using Counts = std::pmr::unordered_map<const Op*, std::int64_t>;
   std::array<Counts, 3> counts_{Counts(pool_.get()), Counts(pool_.get()), Counts(pool_.get())};
-  // By the number of autograd's node. Each Forward lies in the pool.
+  // Calls by the number of autograd's node. Each Forward lies in the pool.
   std::pmr::unordered_map<std::int64_t, std::shared_ptr<Forward>> forwards_{pool_.get()};
   std::unordered_map<const PyObject*, std::unique_ptr<ModuleText>> modules_;
 };

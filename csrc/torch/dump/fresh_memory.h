@@ -19,7 +19,7 @@ class FreshMemory {
     if (!tensor.has_storage() || tensor.storage().nbytes() == 0) return;
     left_.at(tensor) = static_cast<std::int64_t>(tensor.storage().nbytes());
   }
-  // Whether some of the tensor may be unwritten.
+  // True if some of the tensor may be unwritten.
   bool is_fresh(const at::Tensor& tensor) const { return left_.find(tensor) != nullptr; }
   // An operator has written to it: over all of it, or somewhere in it.
   void wrote(const at::Tensor& tensor, bool is_overwriting) {

@@ -14,7 +14,7 @@ namespace py = pybind11;
 namespace fastcheck::dump {
 namespace {
 
-// In memory of its own: it can't be moved.
+// A recorder in memory of its own: it can't be moved.
 struct HeldRecorder {
   std::shared_ptr<OpMode> mode;
 

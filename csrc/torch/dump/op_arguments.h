@@ -57,8 +57,8 @@ void each_input(const Op& op, PyObject* args, PyObject* kwargs, const Visit& vis
   });
 }
 
-// What an operator has written in place, and behind the first `written` what it has returned beside
-// that.
+// The tensors that an operator has written in place, and behind the first `written` what it has
+// returned beside that.
 struct Made {
   std::vector<PyObject*> tensors;
   std::size_t written = 0;
@@ -68,8 +68,8 @@ Made made_by(const Op& op, PyObject* args, PyObject* kwargs, PyObject* result);
 // A tensor, or a list or tuple of some.
 bool holds_tensor(PyObject* value);
 
-// What json.dumps would make of fastcheck.dump.arguments.plain(value). False: ask them; then some
-// of it may have been appended.
+// Appends what json.dumps would make of fastcheck.dump.arguments.plain(value). False: ask them;
+// then some of it may have been appended.
 bool append_plain(std::string& text, PyObject* value, int depth = 0);
 
 }  // namespace fastcheck::dump

@@ -18,8 +18,8 @@
 
 namespace fastcheck::dump {
 
-// Of one dump; `python` has the methods listed in module.h. Called with the interpreter's lock
-// held.
+// The dispatch mode of one dump; `python` has the methods listed in module.h. Called with the
+// interpreter's lock held.
 class OpMode {
  public:
   OpMode(const pybind11::object& python, const pybind11::object& writer, at::Tensor slots,
@@ -42,7 +42,7 @@ class OpMode {
   }
 
  private:
-  // What torch may call in an operator's place.
+  // A function that torch may call in an operator's place.
   struct Function {
     pybind11::object func;   // held, so that no other gets its address
     pybind11::object call;   // the same, without a frame of Python

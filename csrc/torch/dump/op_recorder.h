@@ -41,8 +41,8 @@ struct Writer {
   void store() const;
 };
 
-// Of one dump; `python` and `writer` have the methods listed in module.h. The interpreter's
-// lock guards it, and the session's: reading a large tensor lets the former go.
+// The recorder of one dump; `python` and `writer` have the methods listed in module.h. The
+// interpreter's lock guards it, and the session's: reading a large tensor lets the former go.
 class OpRecorder {
  public:
   OpRecorder(pybind11::object python, pybind11::object writer, at::Tensor slots, Depth depth,

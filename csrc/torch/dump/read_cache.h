@@ -18,7 +18,7 @@ namespace fastcheck::dump {
 // tensor's bytes, unless it writes just a few of them. The session's lock guards it.
 class ReadCache {
  public:
-  // Of so many storages, and of so many views of one; then it begins anew.
+  // The most storages, and the most views of one; then it begins anew.
   static constexpr std::size_t kMostStorages = 65536, kMostViews = 64;
 
   struct Reading {

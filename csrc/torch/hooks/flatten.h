@@ -31,7 +31,7 @@ class HookSites {
   std::int64_t commonest_ = -1;
 };
 
-// Those that can be non-finite, in order, with the numbers of their sites.
+// The tensors that can be non-finite, in order, with the numbers of their sites.
 struct HookTensors {
   struct Item {
     pybind11::object label;

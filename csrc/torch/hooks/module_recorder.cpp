@@ -42,7 +42,8 @@ const Names& names() {
 
 // ---- Gradients ----------------------------------------------------------------------------------
 
-// What the autograd graph of an observed tensor holds; does nothing once the monitor is gone.
+// The part that the autograd graph of an observed tensor holds; does nothing once the monitor is
+// gone.
 struct GradientRecorder {
   py::object observer;  // a weak reference
   py::object call;
@@ -189,7 +190,7 @@ PyObject* stack_of(const HookRecorder& recorder) {
 
 Call* call_at(PyObject* stack, Py_ssize_t place) { return Call::of(PyList_GET_ITEM(stack, place)); }
 
-// What list.pop() does with the last item, without the search for it.
+// Does what list.pop() does with the last item, without the search for it.
 void drop_last(PyObject* stack) {
   const Py_ssize_t last = PyList_GET_SIZE(stack) - 1;
   PyObject* const item = PyList_GET_ITEM(stack, last);
@@ -236,7 +237,7 @@ class NodeHook : public torch::autograd::FunctionPreHook {
 
   torch::autograd::variable_list operator()(
       const torch::autograd::variable_list& gradients) override {
-    // Of an output that nothing has used there is none.
+    // An output that nothing has used has no gradient.
     if (!gradients.at(output_).defined()) return gradients;
     const py::gil_scoped_acquire acquired;
     const py::object gradient = wrap(gradients.at(output_));
@@ -364,7 +365,7 @@ void ModuleRecorder::watch(const HookRecorder& of, const HookTensors::Item& item
                            std::int64_t tensor_seq) const {
   const WithoutTorchFunction plain;
   std::int64_t site = -1;
-  // Of a parameter, a leaf, or another class of tensors there is more to say.
+  // A parameter, a leaf, or a tensor of another class is left to _watch(), which has more to do.
   if (reinterpret_cast<PyObject*>(Py_TYPE(item.tensor)) == THPVariableClass &&
       is_inner(unpack(item.tensor))) {
     site = sites.of(item.label.ptr());
@@ -430,9 +431,9 @@ PyTypeObject* module_type();
 
 // ---- The hooks of Python --------------------------------------------------------------------
 
-// What Python's classes of hooks are called by once call_in_cpp() was given them: the recorder
-// first and, where it leaves a call to Python, their own __call__(). That stays what torch.compile
-// traces.
+// The functions by which Python's classes of hooks are called once call_in_cpp() was given them:
+// the recorder first and, where it leaves a call to Python, their own __call__(). That stays what
+// torch.compile traces.
 ternaryfunc call_in_python[2];
 
 template <int kPlace, class Attend>

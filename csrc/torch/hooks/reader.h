@@ -17,8 +17,8 @@
 
 namespace fastcheck {
 
-// What read() gives, from the lowest bit on (python/fastcheck/ring/host.py has the same); below 0
-// are a tensor that passes unread, and one on a device of a type that was not added.
+// The result of read(), from the lowest bit on (python/fastcheck/ring/host.py has the same); below
+// 0 are a tensor that passes unread, and one on a device of a type that was not added.
 namespace code {
 constexpr std::int64_t kUnread = -1, kUnknownDevice = -2;
 constexpr std::int64_t kNew = 1;            // read for the first time: remembered under the number
@@ -49,7 +49,7 @@ class HookReader {
 
   Depth depth() const { return depth_; }
   std::int64_t capacity() const { return capacity_; }
-  // That of the last tensor kElsewhere.
+  // The stream of the last tensor kElsewhere.
   const c10::Stream& stream() const { return *last_stream_; }
 
  private:

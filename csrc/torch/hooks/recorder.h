@@ -42,7 +42,7 @@ struct HookRecorder {
   pybind11::object add_call = pybind11::none(), findings = pybind11::none();
   pybind11::object entries = pybind11::none(), gradients = pybind11::none();
 
-  // Where records from elsewhere go.
+  // The function to which records from elsewhere go.
   pybind11::object observe = pybind11::none();
   RingRows rows{};
   Waiting waiting{};
@@ -82,7 +82,7 @@ struct HookRecorder {
     }
     return rows.each(visit);
   }
-  // What may lead back to the recorder.
+  // Drops what may lead back to the recorder.
   void clear() {
     is_open = false;
     resting = 0;
@@ -126,7 +126,7 @@ class Locked {
   SessionLock& lock_;
 };
 
-// Whether `body` did anything. What it throws is an error of fastcheck's own, which is passed to
+// True if `body` did anything. What it throws is an error of fastcheck's own, which is passed to
 // `fail`; training goes on.
 template <class Body, class Fail>
 bool guarded(const Body& body, const Fail& fail) {

@@ -31,7 +31,7 @@ struct StoredNames {
   PyObject* sites = interned("sites");
   PyObject* roles = interned("roles");
   PyObject* is_used_now = interned("is_used_now");
-  // What libraries set on a tensor that holds its values elsewhere, or its gradient.
+  // Attributes that libraries set on a tensor that holds its values elsewhere, or its gradient.
   PyObject* elsewhere[3] = {interned("_local_tensor"), interned("ds_tensor"),
                             interned("main_grad")};
 };
@@ -237,7 +237,7 @@ class ParameterFinder {
 
   py::list nodes_;
   Seen seen_;
-  // Where the parameters are in `stored`.
+  // The places of the parameters in `stored`.
   std::vector<std::size_t> chosen_;
   std::shared_ptr<Places> places_;
   py::object ids_;

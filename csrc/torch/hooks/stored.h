@@ -1,4 +1,4 @@
-// What modules store, gathered for one list call: parameters, gradients and buffers.
+// Tensors that modules store, gathered for one list call: parameters, gradients and buffers.
 #pragma once
 
 #include <pybind11/pybind11.h>

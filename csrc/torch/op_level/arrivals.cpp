@@ -33,7 +33,7 @@ bool Arrivals::settle(Fed& fed) {
   }
   fed.is_arrival = bad.empty();
   if (bad.empty()) return true;
-  // What is bad in a part began where the whole did.
+  // A bad value in a part began where the whole did.
   if (bad.size() == 1) {
     found->second = bad.front();
   } else {

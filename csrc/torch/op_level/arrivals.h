@@ -15,7 +15,7 @@ class Arrivals {
  public:
   // These are non-finite.
   void add(const std::vector<std::int64_t>& bad);
-  // Of ops in the order in which they ran, whose records are all here: those that made or read
+  // Judges ops in the order in which they ran, whose records are all here: those that made or read
   // something non-finite.
   std::vector<Incident> judge(std::vector<Incident> waiting);
   bool has(std::int64_t seq) const { return bad_.count(seq) != 0; }

@@ -30,7 +30,7 @@ py::list as_list(const Launch& launch) {
 
 }  // namespace
 
-// Where the records of a device go.
+// The destination of the records of a device.
 struct DeviceLaunches::Target {
   py::capsule observe_object;
   const DirectObserve* direct;

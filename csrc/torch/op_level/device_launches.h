@@ -22,7 +22,7 @@
 
 namespace fastcheck::op_level {
 
-// Of one session. All with the interpreter's lock.
+// The launches of one session. All with the interpreter's lock.
 class DeviceLaunches {
  public:
   // `lock`: the session's. `otherwise(launches)`: a Launcher of launch.py.
@@ -31,13 +31,13 @@ class DeviceLaunches {
   // Raises nothing: it is called in the middle of an op.
   void launch(std::vector<Launch> launches);
 
-  // From now on what is read on the current stream of the slots' device goes to these rows, by
+  // Sends what is read from now on on the current stream of the slots' device to these rows, by
   // `observe`, a DirectObserve in a capsule. Further streams may fill the same rows.
   void set_rows(pybind11::capsule observe, pybind11::object slots, pybind11::object identities,
                 pybind11::object cursor);
   void clear_rows() { targets_.clear(); }
 
-  // Those of the open step; a judge of the step keeps them.
+  // The lines of the open step; a judge of the step keeps them.
   std::shared_ptr<LineNumbers> lines() const { return lines_; }
   void begin_step() { lines_ = std::make_shared<LineNumbers>(); }
 

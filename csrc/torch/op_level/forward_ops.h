@@ -20,14 +20,14 @@ struct ForwardOp {
   std::int64_t seq = -1;  // the first record that it made
 };
 
-// By thread and by autograd's sequence number, which a thread only raises: of the ops that saw a
-// number the last, and innermost, may have made the node. OpObserver's lock guards it.
+// Ops by thread and by autograd's sequence number, which a thread only raises: of the ops that saw
+// a number the last, and innermost, may have made the node. OpObserver's lock guards it.
 class ForwardOps {
  public:
   void add(std::uint64_t thread, std::int64_t sequence, const ForwardOp& op);
   // Null: none is known. Until the next call of add().
   ForwardOp* find(std::uint64_t thread, std::int64_t sequence);
-  // What came before the last step began goes: ops run between two steps, whose backward is in the
+  // Drops what came before the last step began: ops run between two steps, whose backward is in the
   // second one.
   void begin_step();
   void clear();

@@ -12,15 +12,15 @@
 
 namespace fastcheck::op_level {
 
-// Where a record of an op comes from. In backward the op of the forward pass gives the site its
-// name and the record its call number, where it is known.
+// The place that a record of an op comes from. In backward the op of the forward pass gives the
+// site its name and the record its call number, where it is known.
 struct OpSite {
   std::int32_t module;  // as numbered by enter(); -1: outside of all
   std::int32_t op;
   std::int32_t forward_op;  // -1: none is known
   Direction direction;
   Role role;
-  // Of an input the position among the arguments; of an output that among the outputs of the op or,
+  // The position of an input among the arguments; of an output that among the outputs of the op or,
   // with a forward op, among all that the node of autograd has made; of a status word the device's.
   std::int32_t index;
   auto key() const { return std::tie(module, op, forward_op, direction, role, index); }

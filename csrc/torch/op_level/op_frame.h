@@ -1,4 +1,5 @@
-// What OpObserver keeps of the ops that are running, on each thread: nobody else reaches it.
+// The state that OpObserver keeps of the ops that are running, on each thread: nobody else reaches
+// it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -25,15 +26,16 @@ struct OpObserver::Frame {
   bool is_recompute = false;
   // It is seen once more, as the dispatch mode calls it.
   bool is_composite_call = false;
-  // Of wrapped tensors: it is called again for what is within. `began`: how many ops had begun on
-  // this thread by then.
+  // True for a call with wrapped tensors, which is called again for what is within. `began`: how
+  // many ops had begun on this thread by then.
   bool is_zero_tensor = false;
   std::uint64_t began = 0;
   // The filter lets it through; and, as an op made of others, what it calls.
   bool is_open = true;
   bool opens = false;
   Scalars scalars;
-  // Of a node: how many modules were entered when it began, and what ops have made within it.
+  // The state of a node: how many modules were entered when it began, and what ops have made within
+  // it.
   const void* python = nullptr;  // the frame that autograd was called in, or called Python in
   std::size_t modules = 0;
   std::int32_t made = 0;
@@ -57,7 +59,7 @@ struct OpObserver::Frame {
   std::vector<Held> written;
   // Inputs that were not read: they are read if a result is non-finite.
   std::vector<Held> untold;
-  // Those on the CPU that are known, and are looked at once more if a result is non-finite.
+  // The tensors on the CPU that are known, and are looked at once more if a result is non-finite.
   std::vector<Held> told;
 };
 
@@ -75,11 +77,11 @@ struct OpObserver::Thread {
   bool busy = false;  // within our own code: resolving a view calls ops
   OpTable::Recent recent;
   std::uint64_t ops_begun = 0;
-  // To be had read when the observer's lock is free: now, later, and what has waited.
+  // Launches to be had read when the observer's lock is free: now, later, and what has waited.
   std::vector<Launch> launches;
   std::vector<Launch> later;
   std::vector<Due> due;
-  // Of the op that a dispatch mode is about to call: autograd's number, which it has only outside.
+  // The op that a dispatch mode is about to call, and autograd's number, which it has only outside.
   const Op* composite = nullptr;
   std::int64_t composite_seq = -1;
 
@@ -105,15 +107,15 @@ struct OpObserver::Thread {
     frame.told.clear();
     return frame;
   }
-  // What an op with a kernel of its own calls is part of it, and not looked at.
+  // True within an op with a kernel of its own: what it calls is part of it, and not looked at.
   bool is_in_kernel() const {
     if (depth == 0) return false;
     const Frame& inner = frames[depth - 1];
     return inner.op != nullptr && !inner.op->is_composite && !inner.is_composite_call &&
            !inner.is_zero_tensor;
   }
-  // Where Python has called something: in the middle of a backward that called no Python itself, it
-  // is where its forward was called.
+  // The line where Python has called something: in the middle of a backward that called no Python
+  // itself, it is where its forward was called.
   static PythonLine line(const Frame* node) {
     if (node == nullptr) return python_line();
     const PythonLine within = python_line(node->python);

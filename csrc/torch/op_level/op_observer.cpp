@@ -253,7 +253,7 @@ void OpObserver::begin_op(const at::RecordFunction& fn, Thread& mine) {
     return;
   }
   if (op->is_own) {
-    // What it calls is within it, as within any kernel.
+    // Ops that it calls are within it, as within any kernel.
     Frame& frame = mine.push(fn);
     frame.op = op;
     frame.is_open = false;
@@ -299,7 +299,7 @@ void OpObserver::begin_op(const at::RecordFunction& fn, Thread& mine) {
   }
   const bool is_backward = frame.direction == Direction::kBackward;
   if (sequence >= 0) {
-    // What an op calls is on its line.
+    // An op that is called by another op is on that op's line.
     const Frame* const outer = mine.depth > 1 ? &mine.frames[mine.depth - 2] : nullptr;
     const bool is_within = outer != nullptr && outer->op != nullptr && outer->line;
     frame.line = is_within ? outer->line : Thread::line(is_backward ? mine.node() : nullptr);
@@ -353,7 +353,7 @@ void OpObserver::begin_op(const at::RecordFunction& fn, Thread& mine) {
   forget_statistics(*op, inputs);
 }
 
-// What a batch norm leaves in its running statistics is read when something asks for them.
+// The running statistics that a batch norm leaves are read when something asks for them.
 void OpObserver::forget_statistics(const Op& op, c10::ArrayRef<const c10::IValue> inputs) {
   if (op.written_in_training.empty() || op.is_composite) return;
   const std::size_t training = op.place("training");
@@ -367,9 +367,9 @@ void OpObserver::forget_statistics(const Op& op, c10::ArrayRef<const c10::IValue
 }
 
 bool OpObserver::reads_at_once(const Frame& frame, const Thread& mine, bool is_written) {
-  // What it is made of reads it, if that is asked for.
+  // A composite op's parts read the input, if that is asked for.
   if (!frame.is_open || frame.op->is_composite) return false;
-  // What it is about to write is gone afterwards.
+  // An input that it is about to write is gone afterwards.
   return is_written || mine.filter->has_role(frame.direction, Role::kInput);
 }
 
@@ -416,7 +416,7 @@ Fed OpObserver::fed_by(const RecordRef& ref, const Known& known) const {
             true,    true,  {known.suspects.begin(), known.suspects.end()}};
   }
   const bool is_arrival = known.bad.empty();
-  // What is bad in a part began where the whole did.
+  // A bad value in a part began where the whole did.
   Fed fed{is_arrival ? ref.seq : known.bad.front(), is_arrival, known.is_collective};
   if (known.bad.size() > 1) {
     fed.read = ref.seq;
@@ -453,7 +453,7 @@ void OpObserver::read_late(Frame& frame, Thread& mine) {
   }
 }
 
-// Of an op that is blamed it is told what it read, not what lies around that in memory.
+// An op that is blamed is told what it read, not what lies around that in memory.
 void OpObserver::read_parts(Frame& frame, Thread& mine) {
   for (const Frame::Held& held : frame.told) {
     if (!held.is_part || Provenance::version(held.tensor) != held.version) continue;

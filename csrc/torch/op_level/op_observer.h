@@ -40,7 +40,7 @@
 
 namespace fastcheck::op_level {
 
-// What happened since the last take().
+// The events since the last take().
 struct Batch {
   std::vector<Record> records;  // site: number of an OpSite, or ~site of a reading by name
   std::vector<Incident> incidents;
@@ -64,7 +64,7 @@ struct Launch {
   PythonLine line = {};
 };
 
-// How one run of the observer reads.
+// The way in which one run of the observer reads.
 struct Options {
   Depth depth = Depth::kStats;
   Filter filter;
@@ -112,7 +112,7 @@ class OpObserver {
     bool is_bad, is_collective;
     bool is_pending = false;  // its record is on a device: is_bad is not set
     std::int64_t source = -1;
-    // Those of the records that it was known by which are bad, or may be; the youngest first.
+    // Numbers of the records that it was known by which are bad, or may be; the youngest first.
     std::vector<std::int64_t> suspects = {};
   };
   // Reads a tensor under a name of its own, unless what it holds is known.
@@ -139,11 +139,11 @@ class OpObserver {
   // for them are incidents. Batches come in the order of take().
   std::vector<Incident> settle(std::vector<Incident> waiting, const std::vector<std::int64_t>& bad,
                                std::int64_t stop);
-  // What this device does to a result that does not fit, for records of copies.
+  // Sets what this device does to a result that does not fit, for records of copies.
   void set_device_mode(c10::Device device, DeviceMode mode);
   // Behind what an op has made on this device its status word is to be read, too.
   void watch_status(c10::Device device);
-  // What ops make on devices of this type may wait to be read together (torch/read/waiting.h).
+  // Lets what ops make on devices of this type wait to be read together (torch/read/waiting.h).
   void let_wait(c10::DeviceType type);
   // Has what waits read.
   void read_waiting();
@@ -165,7 +165,7 @@ class OpObserver {
  private:
   struct Frame;
   struct Thread;
-  // What is to be read together, and where Python was when each was seen, by its number.
+  // The tensors to be read together, and where Python was when each was seen, by its number.
   struct Due {
     Waiting::Due tensors;
     std::vector<std::pair<std::int64_t, PythonLine>> lines;
@@ -228,13 +228,14 @@ class OpObserver {
   Unread unread_;
   Batch batch_;
   std::map<OpSite, std::int32_t> sites_;
-  // How often an op was called in this step, by direction.
+  // The number of calls of an op in this step, by direction.
   std::array<std::vector<std::int32_t>, 3> calls_;
   ForwardOps forward_ops_;
   Waiting waiting_;
   std::vector<std::pair<std::int64_t, PythonLine>> waiting_lines_;
 
-  // Of the run that goes on; the functions are shared with those who call them without the lock.
+  // The options of the run that goes on; the functions are shared with those who call them without
+  // the lock.
   Depth depth_ = Depth::kStats;
   // Never changed, only replaced: each thread holds the one that its ops began with.
   std::shared_ptr<const Filter> filter_ = std::make_shared<const Filter>();

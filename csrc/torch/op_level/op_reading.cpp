@@ -49,7 +49,7 @@ RecordRef OpObserver::record_here(const at::Tensor& tensor, Thread& mine,
   return {identity.seq, is_bad};
 }
 
-// Whether it is non-finite.
+// True if the tensor is non-finite.
 bool OpObserver::read_into(Record& record, const at::Tensor& tensor, Thread& mine,
                            const Identity& identity, Depth depth) const {
   const Busy busy(mine.busy);
@@ -136,7 +136,7 @@ void OpObserver::launch(Thread& mine) {
   }
 }
 
-// Where Python is is found without the observer's lock.
+// The line of Python is found without the observer's lock.
 void OpObserver::wait(Thread& mine) {
   if (mine.later.empty()) return;
   const std::vector<Launch> later = std::exchange(mine.later, {});
@@ -186,7 +186,7 @@ bool OpObserver::may_wait(const Frame& frame) {
   return frame.op->is_plain && has_read && !frame.op->ignores_values;
 }
 
-// What the op may write is read before it. Ops of others may write what they don't declare.
+// Reads what the op may write, before it does. Ops of others may write what they don't declare.
 void OpObserver::read_waiting_before(const at::RecordFunction& fn, const Op& op, Thread& mine) {
   if (!has_waiting_.load(std::memory_order_relaxed)) return;
   if (op.is_plain && op.written.empty() && op.written_in_training.empty()) return;

@@ -17,7 +17,7 @@ bool is_traced() {
          Modes::get_mode(Key::FUNCTIONAL).has_value();
 }
 
-// Whether an op returned numbers that are never non-finite.
+// True if an op returned numbers that are never non-finite.
 bool has_integers(const at::RecordFunction& fn) {
   bool found = false;
   for (const c10::IValue& value : fn.outputs()) {
@@ -92,13 +92,13 @@ void OpObserver::end_op(const at::RecordFunction& fn, Frame& frame, Thread& mine
   ++incident_count_;
 }
 
-// Where Python is. It may run ops of its own (finalizers), which are not observed.
+// The line of Python. It may run ops of its own (finalizers), which are not observed.
 std::string OpObserver::line(Thread& mine) {
   const Busy busy(mine.busy);
   return options()->line();
 }
 
-// Whether anything has overflowed on the devices that are about to read what the op has made, by
+// Asks if anything has overflowed on the devices that are about to read what the op has made, by
 // the time that it is through.
 void OpObserver::ask_status(const Frame& frame, Thread& mine) {
   const std::size_t made = mine.launches.size();
@@ -113,8 +113,8 @@ void OpObserver::ask_status(const Frame& frame, Thread& mine) {
   }
 }
 
-// Of what fed on something bad it has to be known what came out. Of what only may have it is not
-// asked: on a device a filter would leave nothing out.
+// The results of an op that fed on something bad have to be known. Those of an op that only may
+// have fed on it are not asked for: on a device a filter would leave nothing out.
 bool OpObserver::reads_results(const Frame& frame, const Thread& mine) {
   for (const Fed& one : frame.fed) {
     if (!one.is_pending) return true;
@@ -127,7 +127,7 @@ bool OpObserver::reads_results(const Frame& frame, const Thread& mine) {
 void OpObserver::note_results(const at::RecordFunction& fn, Frame& frame, const Thread& mine) {
   const bool has_news = !frame.op->is_view && !frame.op->ignores_values && !frame.op->overwrites;
   if (!has_news || frame.began != mine.ops_begun) return;
-  // What is traced runs later, for good.
+  // Traced code runs later, for good.
   if (is_traced()) return;
   for (const c10::IValue& value : fn.outputs()) {
     for_each_tensor(value, [&](const at::Tensor& tensor) {
@@ -138,7 +138,7 @@ void OpObserver::note_results(const at::RecordFunction& fn, Frame& frame, const 
   }
 }
 
-// Whether the op is an incident or, while records are on a device, may be one.
+// True if the op is an incident or, while records are on a device, may be one.
 bool OpObserver::take_results(const at::RecordFunction& fn, Frame& frame, Thread& mine,
                               Incident& incident) {
   if (frame.is_composite_call) {

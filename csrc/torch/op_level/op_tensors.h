@@ -15,7 +15,7 @@
 
 namespace fastcheck::op_level {
 
-// Of a sparse tensor its values: the gradients of embeddings, which optimizers read.
+// Visits the values of a sparse tensor: the gradients of embeddings, which optimizers read.
 template <class Visit>
 void visit_values(const at::Tensor& tensor, const Visit& visit) {
   if (tensor.defined() && tensor.is_sparse() && !is_wrapper(tensor)) {
@@ -36,8 +36,8 @@ void for_each_tensor(const c10::IValue& value, const Visit& visit) {
   }
 }
 
-// What wraps memory, or is made of zeros without any, has the op called again for what it stands
-// for.
+// True if an input wraps memory, or is made of zeros without any: the op is called again for what
+// it stands for.
 inline bool takes_wrappers(const at::RecordFunction& fn) {
   bool found = false;
   for (const c10::IValue& input : fn.inputs()) {
@@ -59,7 +59,7 @@ inline at::Tensor on_host(const at::Tensor& tensor) {
                    format);
 }
 
-// How far the scalar arguments of an op reach.
+// The range of the scalar arguments of an op.
 struct Scalars {
   double lowest = 0, highest = 0;
 

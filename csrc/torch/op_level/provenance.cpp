@@ -41,7 +41,7 @@ Known Provenance::find(const at::Tensor& tensor, bool any_version) const {
     return known;
   }
   const Span wanted = span_of(tensor);
-  // From the youngest on, until the bytes are covered by a span without gaps.
+  // The search goes from the youngest on, until the bytes are covered by a span without gaps.
   std::size_t met = 0;
   for (auto span = entry->spans.rbegin(); span != entry->spans.rend(); ++span) {
     if (span->end <= wanted.begin || span->begin >= wanted.end) continue;

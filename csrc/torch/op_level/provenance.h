@@ -36,7 +36,7 @@ struct Known {
   bool is_collective = false;
   // The youngest record that covers some of it; -1: none.
   std::int64_t seq = -1;
-  // Those records among the ones that cover it that are bad, and those that are bad or may be; the
+  // The records among the ones that cover it that are bad, and those that are bad or may be; the
   // youngest first.
   c10::SmallVector<std::int64_t, 2> bad, suspects;
   // One record covers it, of these very bytes.
@@ -58,7 +58,7 @@ class Provenance {
   void wrote(const at::Tensor& tensor, std::int64_t version_before, RecordRef ref);
   // The number of the last write to this storage that was seen; -1: none was.
   std::int64_t written_at(const at::Tensor& tensor) const;
-  // Whether anything is known of this storage.
+  // True if anything is known of this storage.
   bool knows(const at::Tensor& tensor) const { return entries_.find(tensor) != nullptr; }
   // Records below `stop` are known by now: visit(seq) tells the bad record that one is to be known
   // by, if it is bad.

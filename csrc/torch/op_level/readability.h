@@ -1,4 +1,4 @@
-// Which tensors the observer can read, and counts of the others by reason.
+// Tells which tensors the observer can read, and counts the others by reason.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -28,10 +28,10 @@ enum class Readability : std::uint8_t {
   kInFlight,
 };
 
-// In the middle of a sentence: "a sparse tensor: ...".
+// The reason in the middle of a sentence: "a sparse tensor: ...".
 std::string reason_of(Readability readability);
 
-// Of a tensor that is not kRead, at leisure.
+// The reason for a tensor that is not kRead, at leisure.
 Readability why_unread(const at::Tensor& tensor);
 
 // A tensor of zeros without memory, as autograd has them, passes as a wrapper: it is written out
@@ -67,7 +67,7 @@ class Readabilities {
   std::uint32_t bits_ = 0;
 };
 
-// How many calls of an op had something that could not be read, by the reason.
+// The number of calls of an op that had something that could not be read, by the reason.
 // OpObserver's lock guards it.
 class Unread {
  public:

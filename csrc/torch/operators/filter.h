@@ -10,16 +10,16 @@ namespace fastcheck {
 enum class Direction : std::uint8_t { kForward, kBackward, kOptimizer };
 // kStatus: the overflow status word of a device, after the op.
 enum class Role : std::uint8_t { kInput, kOutput, kStatus };
-// How a filter classifies a name: not selected, selected, or excluded in any case.
+// The class of a name in a filter: not selected, selected, or excluded in any case.
 enum class Choice : std::uint8_t { kOther, kSelected, kExcluded };
 
-// By default everything is open. Not changed while a run goes on.
+// A filter in which everything is open by default. Not changed while a run goes on.
 struct Filter {
   // Patterns as of fnmatch on op names, with and without namespace and overload; none: all ops.
   std::vector<std::string> ops, not_ops;
-  // By the number that a module is entered with; none: all modules.
+  // Choices by the number that a module is entered with; none: all modules.
   std::vector<std::uint8_t> modules;
-  // What runs in none of them: losses, optimizers.
+  // True if what runs in none of them is selected: losses, optimizers.
   bool outside = true;
   // One bit for each direction and role, as bit() numbers them.
   std::uint32_t roles = 0xff;

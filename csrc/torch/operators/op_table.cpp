@@ -12,7 +12,7 @@ bool starts_with(std::string_view text, std::string_view prefix) {
   return text.substr(0, prefix.size()) == prefix;
 }
 
-// In-place ops whose result does not depend on what was there before.
+// True for in-place ops whose result does not depend on what was there before.
 bool is_overwriting(std::string_view name) {
   constexpr std::string_view kNames[] = {
       "aten::copy_",          "aten::fill_",      "aten::zero_",      "aten::normal_",
@@ -23,7 +23,7 @@ bool is_overwriting(std::string_view name) {
   return std::find(std::begin(kNames), std::end(kNames), name) != std::end(kNames);
 }
 
-// In-place on what describes the memory, not on the memory.
+// True for ops that write in place what describes the memory, not the memory.
 bool is_metadata_only(std::string_view name) {
   constexpr std::string_view kNames[] = {
       "aten::detach_",    "aten::t_",        "aten::transpose_",  "aten::squeeze_",

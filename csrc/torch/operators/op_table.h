@@ -50,7 +50,7 @@ struct Op {
   bool is_own = false;
   // One of torch's own, which writes at once, and nothing but what is said above.
   bool is_plain = false;
-  // How the current run's filter classifies its name.
+  // The class of its name in the current run's filter.
   std::atomic<Choice> choice{Choice::kSelected};
   std::int32_t number = 0;
 
@@ -76,10 +76,11 @@ class OpTable {
   const Op* find(const c10::OperatorName& name);
   std::string name(std::int32_t number) const;
   std::string argument(std::int32_t number, std::int32_t position) const;
-  // From now on `filter` selects the ops.
+  // Makes `filter` select the ops from now on.
   void select(const Filter& filter);
 
-  // What a thread met last, by where the schema lies: most ops are found here, without the lock.
+  // The ops that a thread met last, by where the schema lies: most ops are found here, without the
+  // lock.
   class Recent {
    public:
     const Op* find(const at::RecordFunction& fn, OpTable& table);
@@ -95,7 +96,8 @@ class OpTable {
 
  private:
   struct Key {
-    // Of the schema, which lives as long as the op is registered: distinguished by their addresses.
+    // The names of the schema, which lives as long as the op is registered: distinguished by their
+    // addresses.
     const char* name;
     const char* overload;
     bool operator==(const Key& other) const {

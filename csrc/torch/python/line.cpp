@@ -43,7 +43,7 @@ Frame* innermost(PyThreadState* state) { return state->frame; }
 Frame* outer(Frame* frame) { return frame->f_back; }
 PyObject* code_of(Frame* frame) { return reinterpret_cast<PyObject*>(frame->f_code); }
 PyObject* globals_of(Frame* frame) { return frame->f_globals; }
-// From 3.10 on it counts words.
+// f_lasti counts words from 3.10 on.
 int instruction_of(Frame* frame) { return frame->f_lasti * (PY_VERSION_HEX >= 0x030A0000 ? 2 : 1); }
 
 #elif FASTCHECK_FRAMES == 2
@@ -71,7 +71,7 @@ int instruction_of(Frame* frame) {
 
 // ---- Which code is a program's ------------------------------------------------------------------
 
-// Of programs that make code without end, what comes later has no lines.
+// The limit for programs that make code without end: what comes later has no lines.
 constexpr std::size_t kMaxCodes = 1 << 16;
 
 bool is_of_user(PyObject* globals) {
@@ -84,8 +84,8 @@ bool is_of_user(PyObject* globals) {
   return package != "torch" && package != "fastcheck" && package.substr(0, 7) != "_pytest";
 }
 
-// With the interpreter's lock. `globals` are looked at when the code is new, which is kept then:
-// another one never has its address.
+// Called with the interpreter's lock. `globals` are looked at when the code is new, which is kept
+// then: another one never has its address.
 bool is_user_code(PyObject* code, PyObject* globals) {
   static auto* const known = new std::unordered_map<PyObject*, bool>;
   const auto found = known->find(code);

@@ -27,7 +27,7 @@ class SessionLock {
 
   unsigned long owner_ = 0;
   unsigned long count_ = 0;
-  // Those that wait, and the lock that they wait for: free once they have been called.
+  // The threads that wait, and the lock that they wait for: free once they have been called.
   unsigned long waiting_ = 0;
   bool is_called_ = false;
   PyThread_type_lock bell_;

@@ -26,7 +26,7 @@ class RingRows {
   long long next() const { return cursor_->slot; }
   // The next row was written to: who it is of.
   void put(const Identity& identity, std::int64_t dtype, std::int64_t order);
-  // Whether both fill the same rows.
+  // True if both fill the same rows.
   bool has_cursor(pybind11::handle cursor) const { return cursor_object_.is(cursor); }
 
   // For garbage collection.

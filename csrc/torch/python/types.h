@@ -10,7 +10,7 @@
 
 namespace fastcheck {
 
-// What `body` returns, or nullptr with Python's exception for what it has thrown.
+// The result of `body`, or nullptr with Python's exception for what it has thrown.
 template <class Body>
 PyObject* translated(const Body& body) {
   try {
@@ -44,7 +44,7 @@ inline pybind11::object borrowed(PyObject* object) {
   return pybind11::reinterpret_borrow<pybind11::object>(object);
 }
 
-// What returns -1 when Python has raised.
+// Checks the result of a function that returns -1 when Python has raised.
 inline void checked(int status) {
   if (status != 0) throw pybind11::error_already_set();
 }

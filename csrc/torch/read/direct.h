@@ -1,4 +1,4 @@
-// How a backend's observe() gets from the module that has it to another one's C++: in a capsule.
+// Passes a backend's observe() from the module that has it to another one's C++: in a capsule.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -10,7 +10,7 @@
 
 namespace fastcheck {
 
-// Who observed what, when: the identity fields of a record.
+// The identity fields of a record: who observed what, when.
 struct Identity {
   std::int64_t seq = 0;
   std::int64_t step = 0;

@@ -24,10 +24,10 @@ class OwnPages : public std::pmr::memory_resource {
   }
 };
 
-// For what is small and is kept while training goes on. In the heap it would lie between two of the
-// tensors that training allocates and keep the allocator from making one large block of them again:
-// the heap of a dumped step has grown to four times that of a plain one. Its owner's lock guards
-// it.
+// Memory for what is small and is kept while training goes on. In the heap it would lie between two
+// of the tensors that training allocates and keep the allocator from making one large block of them
+// again: the heap of a dumped step has grown to four times that of a plain one. Its owner's lock
+// guards it.
 class OwnPool {
  public:
   std::pmr::memory_resource* get() { return &pool_; }

@@ -41,7 +41,7 @@ class SeenTensors {
     c10::weak_intrusive_ptr<c10::StorageImpl> storage{c10::intrusive_ptr<c10::StorageImpl>()};
   };
 
-  // As many come in each step: their memory is kept.
+  // The pool keeps the memory: as many come in each step.
   std::pmr::unsynchronized_pool_resource pool_;
   std::pmr::unordered_map<Key, Entry, Hash> seen_{&pool_};
 };

@@ -28,7 +28,8 @@ class StorageTable {
   const Value* find(const at::Tensor& tensor) const {
     return const_cast<StorageTable*>(this)->find(tensor);
   }
-  // Of a tensor that has a storage; an empty Value where it is new. Good until the next call.
+  // The value of a tensor that has a storage; an empty Value where it is new. Good until the next
+  // call.
   Value& at(const at::Tensor& tensor) {
     const auto found = entries_.find(key_of(tensor));
     if (found != entries_.end()) return found->second.value;

@@ -34,7 +34,7 @@ inline bool has_plain_memory(const at::Tensor& tensor) {
          !tensor.is_meta() && !is_wrapper(tensor) && tensor.has_storage();
 }
 
-// Whether a copy from a device may still be under way to it: with non_blocking=True such a copy is
+// True if a copy from a device may still be under way to it: with non_blocking=True such a copy is
 // waited for by nothing, and its memory is pinned. Nothing of a tensor tells when it has arrived.
 bool may_be_in_flight(const at::Tensor& tensor);
 
@@ -42,8 +42,8 @@ inline bool may_be_nonfinite(at::ScalarType type) {
   return at::isFloatingType(type) || at::isComplexType(type);
 }
 
-// Why `tensor` can't be read by kernels of a device of type `device`: what was expected, what came,
-// what to do. Empty when it can.
+// The reason why `tensor` can't be read by kernels of a device of type `device`: what was expected,
+// what came, what to do. Empty when it can.
 std::string unreadable_reason(const at::Tensor& tensor,
                               c10::DeviceType device = c10::DeviceType::CPU);
 

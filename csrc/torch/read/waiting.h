@@ -29,7 +29,7 @@ class Waiting {
  public:
   static constexpr std::int64_t kMostBytes = 256 * 1024;  // of a tensor
   static constexpr std::size_t kMost = 32;                // as many as a launch takes
-  // In the flags of an identity: the tensor has a record, and this one is compared with it
+  // A bit in the flags of an identity: the tensor has a record, and this one is compared with it
   // (python/fastcheck/monitor/session/drain.py).
   static constexpr std::uint32_t kAgain = std::uint32_t{1} << 31;
 
@@ -40,7 +40,7 @@ class Waiting {
     Identity identity;
     std::int64_t dtype;
     std::int64_t order;
-    // What they were when it was seen.
+    // The state of the tensor when it was seen.
     std::uint32_t version;
     const void* memory;
   };
@@ -59,7 +59,7 @@ class Waiting {
   // Tensors of devices of this type may wait; nullopt: none may.
   void allow(std::optional<c10::DeviceType> type) { type_ = type; }
   Turn turn_of(const at::Tensor& tensor, std::int64_t site, std::int64_t step);
-  // Whether the site has passed its trial, and this tensor of it may wait. For captured graphs,
+  // True if the site has passed its trial, and this tensor of it may wait. For captured graphs,
   // which have no trial: their tensors wait elsewhere (GraphSlots in
   // python/fastcheck/ring/device.py).
   bool has_passed(const at::Tensor& tensor, std::int64_t site);
@@ -68,14 +68,14 @@ class Waiting {
            std::int64_t order, const c10::Stream& stream);
   bool is_empty() const { return items_.empty(); }
   bool is_on(const c10::Stream& stream) const { return stream_ == stream; }
-  // Whether anything that waits is in this tensor's memory.
+  // True if anything that waits is in this tensor's memory.
   bool reaches(const at::Tensor& tensor) const;
   bool is_full() const { return items_.size() >= kMost; }
   // Call it when there is something.
   Due take();
   // The two records of a trial have arrived.
   void compared(std::int64_t site, bool are_same);
-  // What waits is handed out, and nothing is known of sites.
+  // Hands out what waits, and forgets what is known of sites.
   std::vector<Item> clear();
 
  private:

@@ -157,7 +157,7 @@ class OverflowWatch(SessionListener):
             file.close()
 
 
-class Run:
+class SelectedSteps:
     """The steps that a PrecisionDebugger reads between start() and stop(), in either tool.
 
     Args:

@@ -20,7 +20,7 @@ from fastcheck.utils.names.api import api_names, is_function
 from fastcheck.utils.torch.rank import own_rank
 
 from ._options import Dumps, check_names, compare_paths, number_set, warn_once
-from ._overflows import OverflowWatch, Run
+from ._overflows import OverflowWatch, SelectedSteps
 
 __all__ = ["PrecisionDebugger", "compare", "seed_all"]
 
@@ -307,7 +307,7 @@ class PrecisionDebugger:
         dumps = None
         if config.task != "overflow_check" and is_mine:
             dumps = Dumps(config.dump_path, config.plans, config.spellings)
-        self._run = Run(dumps, self._begin_watch, config.steps, is_mine)
+        self._run = SelectedSteps(dumps, self._begin_watch, config.steps, is_mine)
 
     def start(
         self, model: Models = None, token_range: Any = None, rank_id: Optional[int] = None

@@ -25,7 +25,7 @@ from fastcheck.utils.names.api import api_names
 from fastcheck.utils.torch.rank import own_rank
 
 from ._options import Dumps, check_names, compare_paths, number_set, warn_once
-from ._overflows import OverflowWatch, Run
+from ._overflows import OverflowWatch, SelectedSteps
 
 __all__ = [
     "PrecisionDebugger",
@@ -429,7 +429,7 @@ class PrecisionDebugger:
         self._path, self._models = os.fspath(dump_path), [] if model is None else [model]
         self._overflow_nums = 1
         is_dump = hook_name == "dump"
-        self._run = Run(
+        self._run = SelectedSteps(
             Dumps(self._path, {"": {"tensors": True}}, {}) if is_dump else None,
             self._begin_watch,
             number_set("step", step),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -274,6 +275,10 @@ def test_names_of_rows_keep_their_role_and_tell_a_weight_from_its_gradient(
     roles = {name.rpartition(" ")[2] for name in names}
     assert {"out", "in[0]", "out[0].grad", "weight.grad", "weight"} <= roles
     assert {name.split()[-2] for name in names if name.endswith(".grad")} == {"←"}
+    # The number of a block stays where its path is cut.
+    blocks = {name for name in names if name.endswith("fc2 ↻ weight")}
+    assert {re.findall(r"\d", name)[0] for name in blocks} == {"0", "1"}
+    assert any(name.startswith("0…proj ← ") for name in names) == (width == 400)
     assert text(tab, "#heatmap .names") == "← backward pass · ↻ optimizer's step"
 
 
