@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import fastcheck
+from fastcheck.calls.modes import ApiCalls
 from fastcheck.log.reader import read_log
 from fastcheck.utils.names.msprobe import msprobe_name, plain_api
 from support.programs.compat import calls_of
@@ -106,6 +107,18 @@ def test_each_call_that_returns_or_writes_a_tensor_has_a_line(tmp_path: Path) ->
     sums = dict(zip(log.records["seq"].tolist(), log.records["abs_sum"].tolist()))
     # Read before they are written.
     assert [sums[line["in"][-1]["seq"]] for line in lines[:5]] == [0.0, 1.0, 3.0, 3.0, 6.0]
+
+
+def test_a_class_of_the_programs_is_asked_for_the_operators_written_in_python() -> None:
+    class Unit(torch.Tensor):
+        @classmethod
+        def __torch_function__(
+            cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            return "handled" if func is torch.Tensor.__rdiv__ else NotImplemented
+
+    with ApiCalls():
+        assert 2 / torch.ones(2).as_subclass(Unit) == "handled"
 
 
 def test_operators_that_are_written_in_python_are_the_calls_that_they_make(tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""AutoInstall: invalid options, a second model at op level, and monitors whose remove() fails."""
+"""AutoInstall: invalid options, models that can't be observed, devices that install() tries, and
+monitors whose remove() fails.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ from torch import nn
 
 import fastcheck
 from fastcheck.monitor.auto_install import AutoInstall
+from fastcheck.monitor.hooks import found_inf
 
 pytestmark = pytest.mark.usefixtures("op_observer")
 
@@ -39,3 +42,33 @@ def test_every_monitor_is_removed_though_one_raises(monkeypatch: pytest.MonkeyPa
 
         monkeypatch.setattr(auto.monitors[0], "remove", fail)
     assert "removed" in repr(auto.monitors[1])
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_what_cannot_be_observed_is_called_all_the_same() -> None:
+    class Unhashable(nn.Linear):
+        def __eq__(self, other: object) -> bool:
+            return self is other
+
+    x = torch.ones(1, 2)
+    for model in (Unhashable(2, 2), torch.jit.script(nn.Linear(2, 2))):
+        with AutoInstall(at_calls=True) as auto:
+            with pytest.warns(fastcheck.FastcheckWarning, match="a model is not observed"):
+                y = model(x)
+            assert y.shape == (1, 2) and not auto.monitors
+
+
+def test_a_module_without_parameters_is_not_searched_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many programs make one in each call, and a search goes through all objects of the process."""
+    with AutoInstall(at_calls=True):
+        monkeypatch.setattr("fastcheck.monitor.auto_install.gc", None)
+        assert nn.ReLU()(torch.ones(2)).sum() == 2
+
+
+def test_an_optimizer_that_install_makes_to_try_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits for no lock of the model's own."""
+    monkeypatch.setattr(found_inf, "_tried", {})
+    model = nn.Linear(2, 2, device="meta")
+    with AutoInstall() as auto:
+        torch.optim.SGD(model.parameters(), lr=0.1)
+        assert len(auto.monitors) == 1 and found_inf._tried

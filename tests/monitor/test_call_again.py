@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import MutableMapping
 from dataclasses import dataclass
 from typing import Any, Callable
 
@@ -224,6 +225,55 @@ def test_what_a_dataclass_holds_is_copied() -> None:
     made = stop.value.report.made_by
     assert made is not None and made.operator == "aten.sqrt" and len(runs) == 2
     assert torch.equal(batch.x, torch.ones(4, 8))
+
+
+class OwnMapping(MutableMapping[str, Any]):
+    """A mapping whose copy shares the dict that it keeps its items in."""
+
+    def __init__(self, **items: Any) -> None:
+        self.items_of = items
+
+    def __getitem__(self, name: str) -> Any:
+        return self.items_of[name]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self.items_of[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        del self.items_of[name]
+
+    def __iter__(self) -> Any:
+        return iter(self.items_of)
+
+    def __len__(self) -> int:
+        return len(self.items_of)
+
+
+def test_what_containers_within_others_hold_is_copied() -> None:
+    class Remembering(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last = nn.Linear(8, 4)
+            self.cache = {"states": [torch.ones(2)]}
+            self.batch = Batch(torch.ones(2))
+            self.lengths: list[list[int]] = [[]]
+
+        def forward(self, batch: OwnMapping) -> torch.Tensor:
+            for tensor in (self.cache["states"][0], self.batch.x):
+                tensor.mul_(2)
+            self.lengths[0].append(1)
+            y: torch.Tensor = self.last(negative_root(batch["x"]))
+            return y
+
+    model, x = Remembering(), torch.ones(4, 8)
+    batch = OwnMapping(x=x)
+    with fastcheck.install(model), pytest.raises(fastcheck.OverflowDetected) as stop:
+        model(batch)
+    made = stop.value.report.made_by
+    assert made is not None and made.operator == "aten.sqrt"
+    assert batch["x"] is x
+    assert all(bool((t == 2).all()) for t in (model.cache["states"][0], model.batch.x))
+    assert model.lengths == [[1]]
 
 
 def test_an_input_that_was_written_in_place() -> None:

@@ -8,7 +8,7 @@ import functools
 import gc
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Callable, Optional
 
 import torch
@@ -39,7 +39,8 @@ class AutoInstall:
         self._at_calls = at_calls
         self._options = options
         self._methods = WrappedMethods()
-        self._lock = threading.Lock()
+        # install() may make an optimizer, to try a device.
+        self._lock = threading.RLock()
         self._observed: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         # The modules that were called or are observed, and all inside them.
         self._met: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
@@ -77,30 +78,36 @@ class AutoInstall:
     def _wrap_call(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def called(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if not is_compiling() and module not in self._met:
-                self._met.update(module.modules())
-                self._observe(module.parameters())
+            if not is_compiling():
+                self._observe(self._not_met(module))
             return original(module, *args, **kwargs)
 
         return called
 
+    def _not_met(self, module: torch.nn.Module) -> Iterator[torch.nn.Parameter]:
+        if module not in self._met:
+            self._met.update(module.modules())
+            yield from module.parameters()
+
     def _observe(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         try:
+            wanted = {id(parameter) for parameter in parameters}
+            if not wanted:
+                return
             with self._lock:
-                for model in _models_of(parameters):
+                for model in _models_of(wanted):
                     if model not in self._observed:
                         self._observed.add(model)
                         self._met.update(model.modules())
                         self.monitors.append(install(model, **self._options))
         except Exception as error:
-            if isinstance(error, ConfigError) and not self.monitors:
+            if self._options and isinstance(error, ConfigError) and not self.monitors:
                 raise
             warn(f"a model is not observed: {type(error).__name__}: {error}")
 
 
-def _models_of(parameters: Iterable[torch.nn.Parameter]) -> list[torch.nn.Module]:
-    """The outermost modules that hold one of the parameters."""
-    wanted = {id(parameter) for parameter in parameters}
+def _models_of(wanted: set[int]) -> list[torch.nn.Module]:
+    """The outermost modules that hold one of the parameters, of which these are the ids."""
     holders = [
         module
         for module in gc.get_objects()

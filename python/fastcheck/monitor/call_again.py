@@ -13,7 +13,7 @@ import copy
 import functools
 import threading
 import warnings
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Callable, NamedTuple, Optional, TypeVar, Union
@@ -427,11 +427,7 @@ def _observed(
         with warnings.catch_warnings(), set_aside([module], session), copies.of_modules(module):
             warnings.simplefilter("ignore")
             with unobserved():
-                args, kwargs = map_tensors(
-                    (running.args, running.kwargs),
-                    copies.of,
-                    functools.partial(tree_map, copies.of),  # of other containers
-                )
+                args, kwargs = copies.within((running.args, running.kwargs))
                 inside = set(module.modules())  # what is beside them is not copied
                 for holder, name, copied in () if held is None else held.buffers:
                     owner = holder()
@@ -503,6 +499,10 @@ class _TensorCopies:
             known = self._known[id(value)] = value, _copied(value)
         return known[1]
 
+    def within(self, value: Any) -> Any:
+        """The copy of a container, of containers within it and of the tensors that they hold."""
+        return map_tensors(value, self.of, functools.partial(tree_map, self.of))
+
     @contextlib.contextmanager
     def of_modules(self, outermost: torch.nn.Module) -> Iterator[None]:
         """Gives the modules copies of their tensors and containers within a ``with`` statement."""
@@ -512,7 +512,9 @@ class _TensorCopies:
         try:
             with unobserved():
                 for module, values in held:
-                    vars(module).update({name: self._held(v) for name, v in values.items()})
+                    for name, value in values.items():
+                        copied = copy.copy(value) if type(value) is set else self.within(value)
+                        vars(module)[name] = copied
             for name in _HOOKS:
                 vars(outermost)[name] = OrderedDict()
             for module, _ in held:
@@ -530,13 +532,6 @@ class _TensorCopies:
                 vars(module).update(values)
             for generator, state in zip(own, states):
                 generator.set_state(state)
-
-    def _held(self, value: Any) -> Any:
-        if type(value) in (dict, OrderedDict):
-            return type(value)((key, self.of(item)) for key, item in value.items())
-        if type(value) in (list, tuple):
-            return type(value)(map(self.of, value))
-        return copy.copy(value) if type(value) in (set, deque) else self.of(value)
 
 
 def _copied(tensor: torch.Tensor) -> Any:

@@ -115,6 +115,9 @@ def map_tensors(
     if isinstance(value, list):
         changed[:] = map(inner, value)
     elif isinstance(value, Mapping):
+        if not isinstance(value, dict):  # the copy shares the dict that has the items
+            own = {k: copy.copy(v) for k, v in vars(value).items() if isinstance(v, dict)}
+            vars(changed).update(own)
         for name in value:
             changed[name] = inner(value[name])
     else:
