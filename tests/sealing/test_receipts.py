@@ -327,6 +327,21 @@ def test_a_damaged_receipt_is_refused(weights: Weights, change: dict[str, Any]) 
         fastcheck.verify(weights, made)
 
 
+@pytest.mark.parametrize(
+    ("sealed", "dtype"),
+    [(torch.int64, torch.int32), (torch.bool, torch.uint8), (torch.float32, torch.int16)],
+)
+def test_numbers_in_an_integer_dtype_are_cast(sealed: torch.dtype, dtype: torch.dtype) -> None:
+    x = torch.arange(8, dtype=torch.float32).ge(3).to(sealed)
+    made = fastcheck.receipt({"steps": x})
+    assert "cast from" in (
+        said := fastcheck.verify({"steps": x.to(dtype)}, made).differing["steps"]
+    )
+    assert "other values" not in said and "the bits of" not in said
+    assert fastcheck.verify({"steps": x.to(dtype)}, made, accept=("dtype",)).cast == 1
+    assert not fastcheck.verify({"steps": x.to(dtype) + 1}, made, accept=("dtype",))
+
+
 def test_any_byte_of_a_packed_receipt_counts(weights: Weights) -> None:
     made = json.loads(json.dumps(fastcheck.receipt(weights).to_dict()))
     packed = made["packed"]

@@ -117,16 +117,27 @@ def _doubtful(
     actual: Block, reference: Block, ours: np.ndarray, theirs: np.ndarray, same: np.ndarray
 ) -> np.ndarray:
     """Names whose calls may belong together in another way: several, and not all equal."""
-    left, left_count = np.unique(actual.names, return_counts=True)
-    right, right_count = np.unique(reference.names, return_counts=True)
-    several = np.union1d(left[left_count > 1], right[right_count > 1])
-    common = np.intersect1d(left, right, assume_unique=True)
-    uneven = common[
-        left_count[np.searchsorted(left, common)] != right_count[np.searchsorted(right, common)]
-    ]
+    several = np.flatnonzero((_counts(actual, reference) > 1).any(0))
     unequal = np.unique(reference.names[theirs[~same]])
-    names: np.ndarray = np.union1d(uneven, np.intersect1d(several, unequal))
+    names: np.ndarray = np.union1d(_uneven(actual, reference), np.intersect1d(several, unequal))
     return names
+
+
+def uneven_calls(actual: Block, reference: Block) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    """The names that both blocks have, another number of times, each with its places in them."""
+    names = _uneven(actual, reference)
+    return zip(names.tolist(), _groups(actual.names, names), _groups(reference.names, names))
+
+
+def _uneven(actual: Block, reference: Block) -> np.ndarray:
+    counts = _counts(actual, reference)
+    return np.flatnonzero(counts.all(0) & (counts[0] != counts[1]))
+
+
+def _counts(*blocks: Block) -> np.ndarray:
+    """The number of calls of each name in each block."""
+    end = 1 + max(int(block.names.max(initial=0)) for block in blocks)
+    return np.array([np.bincount(block.names, minlength=end) for block in blocks])
 
 
 def _groups(names: np.ndarray, wanted: np.ndarray) -> Iterator[np.ndarray]:

@@ -23,7 +23,7 @@ from fastcheck.statistics.thresholds import (
 )
 
 from . import measure
-from .align import Alignment, align
+from .align import Alignment, align, uneven_calls
 from .block import Block, Kind, Phase, Source
 from .layout import Layout, gather
 from .measure import MEASURED, PairState, Parameters, judge_updates, measure_records
@@ -662,7 +662,8 @@ class _Step(Pairs):
             for part, (_, is_told) in self.in_parts.items():
                 tally.in_parts[str(self.table[part])] = is_told
         differs = (self.states == PairState.DIFFERENT) | (self.states == PairState.REORDERED)
-        is_faulty = False
+        resizing = self._resizing()
+        is_faulty = is_resized = False
         for index in np.flatnonzero(differs & (self.reasons != measure.NONFINITE)).tolist():
             name, number = names[index], int(self.names[index])
             if name.op and name.direction != "optimizer":
@@ -672,29 +673,31 @@ class _Step(Pairs):
                 self.excused[index] = float(self.errors[index])
                 self.set(index, PairState.CLOSE, 0.0, measure.SCHEDULE)
                 tally.rescheduled += 1
-            elif self._is_resized(index):
+            elif (
+                self.reasons[index] == measure.NUMEL
+                and name.role in PASSED
+                and (is_resized or name.module in resizing)
+            ):
+                is_resized = True
                 self.set(index, PairState.CLOSE, 0.0, measure.RESIZED)
                 tally.resized.setdefault(str(name))
             elif number in self.in_parts:
                 self.set(index, PairState.CLOSE, self.in_parts[number][0], measure.IN_PARTS)
 
-    def _is_resized(self, index: int) -> bool:
-        """True of what passes between modules and has another number of elements, where these are
-        of what the module reads (or what was read before it), and the loss agrees: the rows of an
-        expert to which no token goes are in no gradient.
+    def _resizing(self) -> set[str]:
+        """The modules that read another number of elements, or what one side alone has, where the
+        loss agrees. What passes between modules from the first of them on is excused: the rows of
+        an expert to which no token goes are in no gradient.
         """
-        name = self.name(index)
-        if self.reasons[index] != measure.NUMEL or name.role not in PASSED:
-            return False
-        inputs = [self.table[n] for n in self.names[self.reasons == measure.NUMEL].tolist()]
-        for block, only_there in (
-            (self.ours, self.aligned.only_ours),
-            (self.theirs, self.aligned.only_theirs),
-        ):
-            inputs += [self.table[n] for n in block.names[only_there].tolist()]
-        is_read = any(one.role == "input" and one.module == name.module for one in inputs)
-        is_read |= bool((self.reasons == measure.RESIZED).any())
-        return is_read and self._has_same_loss()
+        numbers = [
+            self.names[self.reasons == measure.NUMEL],
+            self.ours.names[self.aligned.only_ours],
+            self.theirs.names[self.aligned.only_theirs],
+        ]
+        if not len(numbers[0]) or not self._has_same_loss():
+            return set()
+        read = (self.table[number] for number in np.concatenate(numbers).tolist())
+        return {name.module for name in read if name.role == "input"}
 
     def _has_same_inputs(self, names: Sequence[Name], index: int) -> bool:
         """True if this is an output of an operator whose inputs, which stand right before it, are
@@ -731,23 +734,19 @@ class _Step(Pairs):
         outputs = [n for n in ends if n.role == "grad_output" and n.module in trained]
         read = max((ends[name] for name in outputs), default=-1)
         is_same_loss = self._has_same_loss()
-        for name in ends:
-            if name.op or name.role not in PASSED[2:]:
-                continue
-            number = self.table.number(name)
-            places = [np.flatnonzero(block.names == number) for block in (self.ours, self.theirs)]
-            sides = [block.records[at] for block, at in zip((self.ours, self.theirs), places)]
+        blocks = self.ours, self.theirs
+        for number, *places in uneven_calls(*blocks):
+            name = self.table[number]
+            sides = [block.records[at] for block, at in zip(blocks, places)]
             records = np.concatenate(sides)
-            counts = set(map(len, sides))
-            if len(counts) == 1 or 0 in counts or records["depth"].min() < Depth.STATS:
+            if name.op or name.role not in PASSED[2:] or records["depth"].min() < Depth.STATS:
                 continue
             sums = [float(side["sum"].sum()) for side in sides]
             size = max(float(side["abs_sum"].sum()) for side in sides)
             limit = _SUMMED * max(rounding_limit(int(code)) for code in records["dtype"])
             error = abs(sums[0] - sums[1]) / size if size else 0.0
             extras = [
-                [block.extra(at) for at in own.tolist()]
-                for block, own in zip((self.ours, self.theirs), places)
+                [block.extra(at) for at in own.tolist()] for block, own in zip(blocks, places)
             ]
             loads = [[extra.load for extra in side if extra.load] for side in extras]
             shapes = {extra.shape for side in extras for extra in side}

@@ -14,6 +14,7 @@ from typing import Optional
 import numpy as np
 import torch
 
+from fastcheck.comparison.align import uneven_calls
 from fastcheck.comparison.block import Block, Extra, Kind, Phase, Source
 from fastcheck.comparison.names import Name, NameTable, Renaming
 from fastcheck.record.format import COUNTS, DTYPES, RECORD_DTYPE, Depth
@@ -179,19 +180,14 @@ def with_calls_together(sides: tuple[Block, Block], names: NameTable) -> tuple[B
     """Both blocks, with what the calls of a module have read or made as one tensor where it is as
     many elements on both sides, in another number of calls; and how many tensors these are.
     """
-    end = 1 + max(int(block.names.max(initial=0)) for block in sides)
-    counts = [np.bincount(block.names, minlength=end) for block in sides]
-    sizes = [np.bincount(b.names, b.records["numel"], end) for b in sides]
-    is_found = (counts[0] != counts[1]) & (counts[0] > 0) & (counts[1] > 0)
-    is_found &= sizes[0] == sizes[1]
     groups: tuple[list[np.ndarray], list[np.ndarray]] = [], []
     extras: tuple[dict[int, Extra], dict[int, Extra]] = {}, {}
     found = 0
-    for number in np.flatnonzero(is_found).tolist():
+    for number, *places in uneven_calls(*sides):
         name = names[number]
-        if name.op or name.role not in PASSED:
+        sizes = {int(b.records["numel"][own].sum()) for b, own in zip(sides, places)}
+        if name.op or name.role not in PASSED or len(sizes) > 1:
             continue
-        places = [np.flatnonzero(block.names == number) for block in sides]
         records = [block.records[own] for block, own in zip(sides, places)]
         both = np.concatenate(records)
         is_given = sides[0].phases[places[0][0]] == Phase.BATCHES

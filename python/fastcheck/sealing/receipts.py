@@ -435,8 +435,8 @@ class _Checks:
 
 
 def _holds(tensor: torch.Tensor, dtype: object, entry: Mapping[str, Any]) -> bool:
-    """True if it holds the numbers of an entry in a narrower dtype."""
-    if not isinstance(dtype, torch.dtype) or not tensor.is_floating_point():
+    """True if it holds the numbers of an entry in another dtype."""
+    if not isinstance(dtype, torch.dtype) or tensor.is_complex():
         return False
     narrow = tensor.to(dtype)
     is_exact = torch.equal(narrow.to(tensor.dtype), tensor)
