@@ -296,6 +296,7 @@ class Returns(nn.Module):
 
 
 def table(monitor: fastcheck.Monitor) -> list[Optional[float]]:
+    monitor.flush()  # the copies of a device arrive when they like
     return [row.loss for row in monitor.step_table()]
 
 

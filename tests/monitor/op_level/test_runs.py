@@ -45,7 +45,7 @@ def test_training_is_bit_identical(record: str) -> None:
 
 def test_one_monitor_at_a_time() -> None:
     first = fastcheck.install(Net(), level="op")
-    with pytest.raises(fastcheck.ConfigError, match="one at a time"):
+    with pytest.raises(fastcheck.ConfigError, match="a single monitor at a time"):
         fastcheck.install(Net(), level="op")
     first.remove()
     fastcheck.install(Net(), level="op").remove()

@@ -73,8 +73,10 @@ def agreement_for(
 
 def _refusal(difference: str) -> ConfigError:
     return ConfigError(
-        f"install() was not given the same on all ranks: {difference}; where only some ranks "
-        "watch, name them by Training(process_group=)"
+        f"install() was not given the same on all ranks: {difference}",
+        expected="the same options on every rank of the process group",
+        got=difference,
+        hint="where only some ranks watch, name them by Training(process_group=)",
     )
 
 

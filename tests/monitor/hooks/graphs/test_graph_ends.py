@@ -223,7 +223,7 @@ def test_kernels_that_can_t_be_captured_are_not(monkeypatch: pytest.MonkeyPatch)
     monitor.flush()
     assert set(monitor.records()["step"]) == set(range(WARM_UP + 1))
     said_so = " ".join(monitor.summary().split())
-    assert "only the CUDA kernels can be captured, not the portable ones" in said_so
+    assert "only the CUDA kernels can be captured, not the portable kernels" in said_so
 
 
 def test_op_level_leaves_a_capture_alone(op_observer: None) -> None:
