@@ -222,7 +222,7 @@ def test_permission_denied(tmp_path: pathlib.Path) -> None:
 def test_save_log_writes_all_at_once(tmp_path: pathlib.Path) -> None:
     records = build.healthy_records(0, 20)
     culprit = build.event(build.site("layers.1"), records[1])
-    place = save_log(tmp_path / "a" / "b", 0, records, [culprit], site_table(), {"torch": "x"})
+    place = save_log(tmp_path / "a" / "b", 0, records, [culprit], site_table(), {}, [])
     assert place is not None
     view = read_log(place)
     assert len(view.records) == 20 and len(view.events) == 1
@@ -232,7 +232,7 @@ def test_save_log_never_raises(tmp_path: pathlib.Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.warns(FastcheckWarning, match="could not be saved"):
         place = save_log(
-            tmp_path / "file" / "log", 0, build.healthy_records(0, 2), [], site_table(), {}
+            tmp_path / "file" / "log", 0, build.healthy_records(0, 2), [], site_table(), {}, []
         )
     assert place is None
 

@@ -62,6 +62,38 @@ def test_the_page_holds_what_the_monitor_holds(
     assert (tmp_path / "log").exists() == (log_dir is not None)
 
 
+@pytest.mark.filterwarnings("ignore::fastcheck.WatchWarning")
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_warnings_of_a_run_in_memory_are_on_its_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_stopped: bool
+) -> None:
+    """Also on the page that a stop writes."""
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 4))
+    monitor = fastcheck.install(model, watch=fastcheck.Watch(window=32, warm_up=16))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def train(scale: float) -> None:
+        optimizer.zero_grad()
+        x = torch.randn(32, 8)
+        (model(x) - scale * x[:, :4]).square().mean().backward()
+        optimizer.step()
+
+    for step in range(45):
+        train(1000.0 if step == 35 else 1.0)
+    path = tmp_path / "run.html"
+    if is_stopped:
+        with pytest.raises(fastcheck.OverflowDetected) as stop:
+            train(np.nan)
+        assert stop.value.report.page is not None
+        path = Path(stop.value.report.page)
+    else:
+        monitor.report(path)
+    watched = PageData(path.read_text()).header["watched"]
+    assert (35, "loss_spike") in [(event["step"], event["kind"]) for event in watched]
+
+
 def test_a_stopped_run_in_memory(tmp_path: Path) -> None:
     model = Net()
     monitor = fastcheck.install(model, overflow_nums=-1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Optional
@@ -21,6 +20,9 @@ _SCALED_NONFINITE = _SCALED | int(Flag.NONFINITE)
 _VERDICT_SCALED = int(Verdict.SCALED)
 _NONFINITE = (("neginf_count", -math.inf), ("posinf_count", math.inf), ("nan_count", math.nan))
 STEP_NUMBERS = ("loss", "scale", "learning_rate", "gradient_norm")
+_KEPT = np.dtype(
+    [("step", "<i8"), ("overflow", "?"), ("known", "u1"), *((name, "<f8") for name in STEP_NUMBERS)]
+)
 _MOST = 100_000
 # Records, 192 bytes each.
 _MOST_HELD = 1 << 16
@@ -87,8 +89,9 @@ class StepTable:
         self._sites = sites
         self._rank = rank
         self._codes = np.zeros(0, np.int8)
-        # The rows of the steps that are over.
-        self._kept: deque[StepRow] = deque(maxlen=_MOST)
+        # The rows of the steps that are over, and how many there are.
+        self._kept = np.zeros(64, _KEPT)
+        self._count = 0
         # Steps that are over, whose rows nobody has asked for yet: the rows of many are made in a
         # fraction of the time.
         self._late: list[_LateRows] = []
@@ -99,7 +102,16 @@ class StepTable:
     def rows(self) -> list[StepRow]:
         """The rows of the steps that are over, oldest first; the youngest 100,000."""
         self.settle()
-        return list(self._kept)
+        rows = []
+        for kept in self._kept[max(0, self._count - _MOST) : self._count]:
+            values = {
+                name: float(kept[name]) if kept["known"] >> bit & 1 else None
+                for bit, name in enumerate(STEP_NUMBERS)
+            }
+            rows.append(
+                StepRow(self._rank, int(kept["step"]), overflow=bool(kept["overflow"]), **values)
+            )
+        return rows
 
     def add(self, chunks: Iterable[np.ndarray]) -> Sequence[StepRow]:
         """The steps of these records are over. Their rows."""
@@ -116,7 +128,21 @@ class StepTable:
         made = self._rows_of([rows.chunks for rows in late]) if late else []
         for rows, settled in zip(late, made):
             rows.made, rows.chunks = settled, ()
-            self._kept.extend(settled)
+            self._keep(settled)
+
+    def _keep(self, rows: Sequence[StepRow]) -> None:
+        for row in rows:
+            if self._count == len(self._kept):
+                youngest = self._kept[-_MOST:]
+                self._count = len(youngest)
+                self._kept = np.concatenate([youngest, np.zeros(self._count, _KEPT)])
+            values = row.loss, row.scale, row.learning_rate, row.gradient_norm
+            known, numbers = 0, []
+            for bit, value in enumerate(values):
+                known |= (value is not None) << bit
+                numbers.append(0.0 if value is None else value)
+            self._kept[self._count] = (row.step, row.overflow, known, *numbers)
+            self._count += 1
 
     def rows_of(self, chunks: Iterable[np.ndarray]) -> list[StepRow]:
         """A row for each step of these records."""

@@ -358,6 +358,7 @@ def save_log(
     events: Iterable[Event],
     sites: Sites,
     meta: Mapping[str, Any],
+    watched: Iterable[dict[str, Any]],
 ) -> str | None:
     """Writes a whole log at once, for a stop without log_dir. Never raises: warns and returns None
     when it can't.
@@ -373,6 +374,8 @@ def save_log(
         return None
     if not log.append_event(*events):
         return None
+    for line in watched:
+        log.append_line("watch", line)
     log.close()
     return log.directory
 

@@ -44,6 +44,7 @@ from fastcheck.record.event import Event
 from fastcheck.record.site import SiteTable
 from fastcheck.report.stop_report import Dumped
 from fastcheck.utils.torch.rank import group_size, own_rank
+from fastcheck.watch.event import WatchEvent
 from fastcheck.watch.options import Watch
 
 from .makers import Makers
@@ -204,7 +205,13 @@ def build(
 
     write_dump = _dump_writer(config, nodes, rank, together, captures)
     makers, broken_weights = Makers(session, install_alone), state.broken_weights
-    stops = StopHandler(session, run_meta, agreement, write_dump, makers, broken_weights)
+
+    def watch_events() -> Sequence[WatchEvent]:
+        return () if watching is None else watching.events
+
+    stops = StopHandler(
+        session, run_meta, agreement, write_dump, makers, broken_weights, watch_events
+    )
     checks: Sequence[ReplicaCheck] = ()
     if agreement is not None and watching is not None:
         checks = _replica_checks(models, watching)

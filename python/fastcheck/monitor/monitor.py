@@ -155,7 +155,8 @@ class Monitor:
         ``style``: as in summary(). Raises LogError when the log can't be read or ``path`` written.
         """
         style = self._session.config.stop.style if style is None else check_style(style)
-        write_report(self._session, self._core.meta, path, self._log_is_whole, style)
+        watched = () if self._core.watching is None else self._core.watching.events
+        write_report(self._session, self._core.meta, watched, path, self._log_is_whole, style)
 
     def advice(
         self, tolerance: float = 0.001, formats: Optional[Sequence[str]] = None

@@ -37,6 +37,7 @@ from fastcheck.report.summary import (
 )
 from fastcheck.utils.names.style import row_name, tensor_place
 from fastcheck.utils.text.layout import GUTTER, line_width, listed, sparkline, wrap
+from fastcheck.watch.event import WatchEvent
 
 from .core import Core
 
@@ -231,17 +232,20 @@ def held_records(session: Session, log_is_whole: bool) -> np.ndarray:
 def write_report(
     session: Session,
     meta: RunMeta,
+    watched: Sequence[WatchEvent],
     path: Union[str, os.PathLike[str]],
     log_is_whole: bool,
     style: str,
 ) -> None:
-    """Writes the page of Monitor.report(). ``log_is_whole``: as in held_records()."""
+    """Writes the page of Monitor.report(). ``watched``: the events of the watch, which a log has;
+    ``log_is_whole``: as in held_records().
+    """
     with _held(session, log_is_whole) as log:
         if log is not None:
             write_page(log, path, style)
             return
         with tempfile.TemporaryDirectory() as directory:
-            saved = save_held(session, meta, os.path.join(directory, "memory"))
+            saved = save_held(session, meta, watched, os.path.join(directory, "memory"))
             if saved is None:
                 raise LogError("the records in memory could not be written to a temporary folder")
             write_page(saved, path, style, "held in memory")

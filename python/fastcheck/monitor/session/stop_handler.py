@@ -10,7 +10,7 @@ import functools
 import os
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Callable, NoReturn, Optional, Union
@@ -42,6 +42,7 @@ from fastcheck.report.stop_report import Dumped, MadeBy, StopReport
 from fastcheck.utils.torch.versions import GradScaler
 from fastcheck.verdict.findings import Finding
 from fastcheck.verdict.step import Decision, Step
+from fastcheck.watch.event import WatchEvent
 
 from .config import Config
 from .event_store import Due
@@ -274,10 +275,12 @@ def _parameters(session: Session, call: Call, step: Step) -> Evidence:
     return evidence
 
 
-def save_held(session: Session, meta: RunMeta, directory: str) -> Optional[str]:
-    """The records of the last steps, the events, the rows of all steps, and the names of their
-    batches. Returns the directory of the log; never raises: warns and returns None when it can't be
-    written. The caller holds the store's lock.
+def save_held(
+    session: Session, meta: RunMeta, watched: Iterable[WatchEvent], directory: str
+) -> Optional[str]:
+    """Writes the records of the last steps, the events, those of the watch, the rows of all steps,
+    and the names of their batches. Returns the directory of the log; never raises: warns and
+    returns None when it can't be written. The caller holds the store's lock.
     """
     event_store, batches = session.event_store, meta.batches
     named = {"batches": batches.lines()} if batches else {}
@@ -290,6 +293,7 @@ def save_held(session: Session, meta: RunMeta, directory: str) -> Optional[str]:
         event_store.events,
         session.event_store.sites,
         {**meta.to_dict(session.level.unread_ops()), **steps, **named},
+        [event.to_dict() for event in watched],
     )
 
 
@@ -312,6 +316,7 @@ class StopHandler:
     ``agreement``: that of the ranks, None where this rank decides alone. ``write_dump``: writes the
     call that is to blame to disk, for Stop(dump=). ``find_maker``: finds the operator that made a
     finding. ``broken_weights``: returns the names of the parameters that hold NaN or Inf.
+    ``watched``: returns the events of the watch.
     """
 
     _session: Session
@@ -320,6 +325,7 @@ class StopHandler:
     _write_dump: Optional[Callable[[Event], Dumped]]
     _find_maker: Callable[[Finding, Step], Optional[MadeBy]]
     _read_weights: Callable[[], tuple[str, ...]]
+    _watched: Callable[[], Sequence[WatchEvent]]
 
     def __post_init__(self) -> None:
         self._act = _action_of(self._session.config)
@@ -567,7 +573,7 @@ class StopHandler:
         """Writes what is held in memory, unless all of it is in the log already."""
         if directory is None or self._log_directory() is not None:
             return None
-        return save_held(self._session, self._meta, directory)
+        return save_held(self._session, self._meta, self._watched(), directory)
 
 
 _live: weakref.WeakSet[StopHandler] = weakref.WeakSet()

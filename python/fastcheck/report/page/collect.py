@@ -101,12 +101,14 @@ _MOST_STEPS = 1 << 53
 
 @dataclass
 class Collected:
-    """A log as arrays. ``sites``: those of all ranks, which the rows' ``site`` indexes; ``meta``,
-    ``sites_of``: by rank; ``bad``: row, step and counts of the first non-finite records, int64;
-    ``numbers_of``: by rank, the page's numbers of the rank's sites.
+    """A log as arrays. ``name``: what the page calls it; ``sites``: those of all ranks, which the
+    rows' ``site`` indexes; ``meta``, ``sites_of``: by rank; ``bad``: row, step and counts of the
+    first non-finite records, int64; ``numbers_of``: by rank, the page's numbers of the rank's
+    sites.
     """
 
     directory: str
+    name: str
     meta: dict[int, dict[str, Any]]
     sites_of: dict[int, dict[int, Site]]
     sites: list[Site]
@@ -205,6 +207,7 @@ class _Reading:
         self._numbers: dict[Site, int] = {}
         self._sites: list[Site] = []
         self.collected = Collected(
+            directory,
             directory,
             meta,
             self._sites_of,

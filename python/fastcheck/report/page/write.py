@@ -231,7 +231,7 @@ def title_of(contents: Collected, report: Optional[StopReport]) -> str:
     """The page's title."""
     if report is not None:
         return headline(report)
-    return f"fastcheck: {contents.directory}"
+    return f"fastcheck: {contents.name}"
 
 
 _MOST = 400
@@ -294,7 +294,7 @@ def page_data(contents: Collected, events: Sequence[Event]) -> tuple[str, str]:
     header: dict[str, Any] = {
         "format": 1,
         "fastcheck": __version__,
-        "directory": printable(contents.directory),
+        "directory": printable(contents.name),
         "records": contents.records,
         "damaged": contents.damaged,
         "dropped_bytes": contents.dropped_bytes,
@@ -421,7 +421,7 @@ def page_of_log(
     contents = collect(newest_log(os.fspath(log)))
     view = contents.evidence.view(contents.directory, contents.sites_of, contents.meta)
     report = report or report_from_log(view, event_of(view), style)
-    contents.directory = contents.directory if name is None else name
+    contents.name = name or contents.directory
     if report is not None:
         ranks = max(report.world_size, len(contents.meta))
         report = replace(report, log_path=None if name else contents.directory, world_size=ranks)
@@ -430,7 +430,7 @@ def page_of_log(
         verdict = healthy_html(contents, len(view.events))
     return page_html(
         title_of(contents, report),
-        os.path.basename(os.path.abspath(contents.directory)),
+        os.path.basename(os.path.abspath(contents.name)),
         verdict,
         page_data(contents, view.events),
     )
