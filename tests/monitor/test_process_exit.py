@@ -35,7 +35,7 @@ class Agreement:
 def alarm_of(monitor: fastcheck.Monitor, agreed: Optional[Agreed]) -> StopHandler:
     agreement: Any = Agreement(agreed)
     meta = monitor._core.meta
-    return StopHandler(monitor._session, meta, agreement, None, lambda culprit, step: None, tuple)
+    return StopHandler(monitor._session, meta, agreement, None, lambda *_: None, tuple, tuple)
 
 
 @pytest.mark.parametrize("is_last", [False, True])
