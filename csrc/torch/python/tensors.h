@@ -20,7 +20,7 @@ pybind11::object wrap(at::Tensor tensor);
 
 // Asks for what is read of tensors some places ahead in a list, one pointer after the other. Of
 // many small tensors each lies anywhere in memory, and waiting for that takes longer than reading.
-// Nothing it follows is touched before it was asked for, nor kept.
+// But for the first places of a list, nothing is followed before it was asked for. Nothing is kept.
 class Lookahead {
  public:
   // `objects`: references that stay where they are meanwhile. `gradients`: theirs are read instead.
