@@ -13,7 +13,7 @@ tools=$root/build/neon/tools
 python=${PYTHON:-python3}
 
 skip() {
-  echo "SKIPPED test-neon: $1"
+  echo "SKIPPED test-neon: $1; no test of the AArch64 kernels was run"
   test "${FASTCHECK_REQUIRE_NEON:-0}" != 1
   exit
 }
