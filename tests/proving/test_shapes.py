@@ -5,7 +5,7 @@ the reason is said.
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 import pytest
 import torch
@@ -219,8 +219,8 @@ class Switched(nn.Sequential):
         self.is_on, self.options = True, options
         self[0].register_forward_hook(lambda module, args, output: None)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        assert self.is_on != self.config.use_cache
+    def forward(self, x: torch.Tensor, use_cache: bool = False) -> torch.Tensor:
+        assert self.is_on != (self.config.use_cache or use_cache)
         SWITCHES.append(self.is_on)
         return self[2](self[1](self[0](x)))  # type: ignore[no-any-return]  # a module's result is Any
 
@@ -228,10 +228,55 @@ class Switched(nn.Sequential):
 def test_a_switch_for_checkpointing_leaves_nothing_behind() -> None:
     model = Switched()
     kept = [(dict(vars(module)), len(module._forward_hooks)) for module in model.modules()]
-    step = lambda batch: model(batch).square().mean()  # noqa: E731  # as programs write a step
+    step = lambda batch: model(batch, use_cache=True).square().mean()  # noqa: E731  # as programs write a step
     proof = fastcheck.prove(step, torch.randn(5, 6), model=model, relations=["checkpointed"])
     assert proof.outcomes[0].note == "switched on" and SWITCHES[-1]
     assert kept == [(dict(vars(m)), len(m._forward_hooks)) for m in model.modules()]
+
+
+class Cache(list[torch.Tensor]):
+    """The keys that layers have appended, as a cache of transformers has them."""
+
+    def get_seq_length(self) -> int:
+        return len(self)
+
+
+class Remembering(nn.Linear):
+    def forward(self, x: torch.Tensor, cache: Optional[Cache] = None) -> torch.Tensor:
+        keys = super().forward(x)
+        if cache is None:
+            return keys.tanh()
+        cache.append(keys)
+        return torch.cat([held for held in cache if held.shape == keys.shape]).tanh()[: len(x)]
+
+
+class WithCache(nn.Module):
+    """Layers that fill a cache in training: by its configuration, by an argument, or ever."""
+
+    def __init__(self, makes: str) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Remembering(6, 8), Remembering(8, 4)])
+        self.config, self.makes = SimpleNamespace(use_cache=makes == "setting"), makes
+
+    def forward(self, x: torch.Tensor, use_cache: bool = False, cache: Any = None) -> torch.Tensor:
+        if cache is None and (use_cache or self.config.use_cache or self.makes == "ever"):
+            cache = Cache()
+        for layer in self.layers:
+            x = layer(x, cache)
+        return x
+
+
+@pytest.mark.parametrize("makes", ["setting", "argument", "ever", "given"])
+def test_a_recompute_does_not_fill_a_cache_again(makes: str) -> None:
+    model = WithCache(makes)
+
+    def step(batch: torch.Tensor) -> Any:
+        options: dict[str, Any] = {"argument": {"use_cache": True}, "given": {"cache": Cache()}}
+        return model(batch, **options.get(makes, {})).square().mean()
+
+    proof = fastcheck.prove(step, torch.randn(5, 6), model=model, relations=["checkpointed"])
+    assert proof.outcomes[0].state == ("not asked" if makes == "given" else "holds")
+    assert model.config.use_cache == (makes == "setting")
 
 
 class Drifting(nn.Module):

@@ -78,6 +78,9 @@ class Checkpointed(Relation):
     kinds = ("loss", "output", "gradient", "update")
 
     def why_not(self, case: TestedStep) -> str:
+        args, kwargs = case.learned.call
+        if any(map(_is_cache, (*args, *kwargs.values()))):
+            return "it is given a cache of keys and values, which a recompute fills again"
         if case.learned.checkpoints or self._has_switch(case) or self._layers(case):
             return ""
         return "the model has no repeated layers that could run twice"
@@ -112,10 +115,7 @@ class Checkpointed(Relation):
                 for module in model.modules():  # it sets attributes, and adds a hook
                     for held in (vars(module), module._forward_hooks, module._forward_pre_hooks):
                         stack.enter_context(mock.patch.dict(held))
-                # Switched on in the call: attributes are put back before it.
-                model.register_forward_pre_hook(
-                    lambda called, _: called.gradient_checkpointing_enable({"use_reentrant": False})
-                )
+                model.register_forward_pre_hook(_switched_on, with_kwargs=True)
                 # A cache of keys and values would be filled twice.
                 off = mock.patch.object(model.config, "use_cache", False, create=True)
                 stack.enter_context(off)
@@ -131,7 +131,21 @@ class Checkpointed(Relation):
         return "switched off" if case.learned.checkpoints else "switched on"
 
 
+def _switched_on(model: Any, args: Any, kwargs: Any) -> Any:
+    """A hook: switched on in the call, because attributes are put back before it."""
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    return args, {name: name != "use_cache" and held for name, held in kwargs.items()}
+
+
+def _is_cache(value: object) -> bool:
+    """True if it is a cache of keys and values, as those of transformers are."""
+    return hasattr(value, "get_seq_length")
+
+
 def _checkpointed(layer: torch.nn.Module, forward: Any, *args: Any, **kwargs: Any) -> Any:
+    # A recompute would fill a cache again.
+    args = tuple(None if _is_cache(held) else held for held in args)
+    kwargs = {name: None if _is_cache(held) else held for name, held in kwargs.items()}
     # A recompute runs outside of functional_call(), which has put tensors in the place of these.
     if not all(isinstance(p, torch.nn.Parameter) for p in layer.parameters()):
         return forward(*args, **kwargs)
