@@ -137,8 +137,7 @@ def _about(form: Format, components: int, exponent: int) -> np.ndarray:
     biased = (1 << (_exponent_bits(form) - 1)) - 1 + exponent
     exponents = np.random.default_rng(2).integers(biased, biased + 16, components)
     kept = bits & bits.dtype.type(1 << (8 * bits.itemsize - 1) | (1 << mantissa) - 1)
-    made: np.ndarray = kept | exponents.astype(bits.dtype) << bits.dtype.type(mantissa)
-    return made
+    return kept | exponents.astype(bits.dtype) << bits.dtype.type(mantissa)
 
 
 def _moderate(form: Format, components: int) -> np.ndarray:

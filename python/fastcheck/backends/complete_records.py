@@ -127,5 +127,4 @@ def _observe_list_on_host(
 
 
 def _host_records(slots: torch.Tensor, first: int, count: int) -> np.ndarray:
-    records: np.ndarray = slots.numpy().view(RECORD_DTYPE)[first : first + count]
-    return records
+    return slots.numpy().view(RECORD_DTYPE)[first : first + count]

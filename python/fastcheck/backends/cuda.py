@@ -156,10 +156,7 @@ class Launches:
             self._module.cuda_exponents(part, logical, slot, words.data_ptr(), *where)
 
         def sizes(part: list[TensorArgument], processors: int) -> tuple[int, int, int]:
-            workspace: tuple[int, int, int] = self._module.cuda_exponents_workspace(
-                part, logical, slot != 0, processors
-            )
-            return workspace
+            return self._module.cuda_exponents_workspace(part, logical, slot != 0, processors)
 
         self._in_parts([tensor], tensor.device, logical, launch, sizes)
         return words

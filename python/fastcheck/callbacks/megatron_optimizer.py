@@ -135,7 +135,7 @@ def _part(shard: Any) -> Union[torch.Tensor, LocalShard]:
     """``shard.data``, or where it lies in the whole tensor, which the ranks hold together."""
     shape = tuple(shard.global_shape)
     if shape == tuple(shard.local_shape):
-        return shard.data  # type: ignore[no-any-return]  # a tensor: _shards() asks
+        return shard.data
     sizes = (1,) * shard.prepend_axis_num + tuple(shard.local_shape)
     return LocalShard(shard.data, tuple(shard.global_offset), sizes, math.prod(shape))
 

@@ -103,8 +103,7 @@ def make_recorder(reader: HookReader, cursor: Cursor, lock: Any) -> HookRecorder
     module = compiled()
     if module is None:
         return HookRecorder()
-    recorder: HookRecorder = module.HookRecorder(reader, cursor, lock)
-    return recorder
+    return module.HookRecorder(reader, cursor, lock)
 
 
 def make_module_recorder(recorder: HookRecorder, node: ModuleNode) -> Optional[ModuleRecorder]:
@@ -112,10 +111,9 @@ def make_module_recorder(recorder: HookRecorder, node: ModuleNode) -> Optional[M
     module = compiled()
     if module is None:
         return None
-    made: ModuleRecorder = module.ModuleRecorder(
+    return module.ModuleRecorder(
         recorder,
         node,
         node.counter,
         *(node.numbers[role] for role in ("input", "output", "grad_input", "grad_output")),
     )
-    return made

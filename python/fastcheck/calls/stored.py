@@ -27,8 +27,7 @@ StoredTensor = tuple[ModuleNode, str, torch.Tensor]
 def parameter_ids(optimizer: torch.optim.Optimizer) -> set[int]:
     """The id() of every parameter that the optimizer updates."""
     if _module is not None:
-        ids: set[int] = _module.parameter_ids(optimizer.param_groups)
-        return ids
+        return _module.parameter_ids(optimizer.param_groups)
     return {id(p) for group in optimizer.param_groups for p in group["params"]}
 
 
@@ -43,8 +42,7 @@ def parameter_at(node: ModuleNode, name: str) -> Optional[torch.Tensor]:
 def parameters_of(nodes: Sequence[ModuleNode], owned: Optional[set[int]]) -> list[StoredTensor]:
     """Each parameter once, under its first name; ``owned``: only those with one of these ids."""
     if _module is not None:
-        in_order: list[StoredTensor] = _module.stored_in(nodes, "_parameters", owned)
-        return in_order
+        return _module.stored_in(nodes, "_parameters", owned)
     parameters: list[StoredTensor] = []
     seen: set[int] = set()
     for node in nodes:
@@ -83,8 +81,7 @@ new_finder = ParameterFinder if _module is None else _module.ParameterFinder
 def buffers_of(nodes: Sequence[ModuleNode]) -> list[StoredTensor]:
     """Yields the buffers of all modules; a shared buffer once for each module."""
     if _module is not None:
-        in_order: list[StoredTensor] = _module.stored_in(nodes, "_buffers", None)
-        return in_order
+        return _module.stored_in(nodes, "_buffers", None)
     buffers: list[StoredTensor] = []
     for node in nodes:
         module = node.module()

@@ -53,8 +53,7 @@ class Attention(nn.Module):
             for part in self.qkv(x).chunk(3, dim=-1)
         )
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        projected: Tensor = self.proj(mixed.transpose(1, 2).flatten(-2))
-        return projected
+        return self.proj(mixed.transpose(1, 2).flatten(-2))
 
 
 class MLP(nn.Module):
@@ -65,8 +64,7 @@ class MLP(nn.Module):
         self.down = nn.Linear(4 * width, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        projected: Tensor = self.down(self.act(self.up(x)))
-        return projected
+        return self.down(self.act(self.up(x)))
 
 
 class TransformerBlock(nn.Module):
@@ -109,8 +107,7 @@ class GPT(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.token(tokens) + self.position.weight[: tokens.shape[1]]
-        logits: Tensor = self.head(self.norm(self.blocks(x)))
-        return logits
+        return self.head(self.norm(self.blocks(x)))
 
 
 def standard_library_text() -> Tensor:

@@ -146,8 +146,7 @@ def _cells(name: str, column: np.ndarray) -> list[object]:
         return ["" if value != value else repr(value) for value in column.tolist()]
     if column.dtype.kind == "b":
         return [int(value) for value in column.tolist()]
-    cells: list[object] = column.tolist()
-    return cells
+    return column.tolist()
 
 
 def _write_parquet(pieces: Iterable[Piece], path: str, names: Sequence[str]) -> int:

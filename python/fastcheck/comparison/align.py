@@ -119,8 +119,7 @@ def _doubtful(
     """Names whose calls may belong together in another way: several, and not all equal."""
     several = np.flatnonzero((_counts(actual, reference) > 1).any(0))
     unequal = np.unique(reference.names[theirs[~same]])
-    names: np.ndarray = np.union1d(_uneven(actual, reference), np.intersect1d(several, unequal))
-    return names
+    return np.union1d(_uneven(actual, reference), np.intersect1d(several, unequal))
 
 
 def uneven_calls(actual: Block, reference: Block) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
@@ -239,8 +238,7 @@ def _distance(left: np.ndarray, right: np.ndarray) -> np.ndarray:
         apart = np.abs(a - b) / np.maximum(np.maximum(a, b), np.finfo(np.float64).tiny)
     apart = np.where(np.isfinite(apart), apart, 1.0)
     unlike = (left["numel"][:, None] != right["numel"]) | (left["dtype"][:, None] != right["dtype"])
-    distances: np.ndarray = np.where(unlike, 1.0, apart)
-    return distances
+    return np.where(unlike, 1.0, apart)
 
 
 def _by_content(

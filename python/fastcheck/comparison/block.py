@@ -136,8 +136,7 @@ def leading_bytes(records: np.ndarray, size: int) -> np.ndarray:
             "itemsize": RECORD_DTYPE.itemsize,
         }
     )
-    prefixes: np.ndarray = records.view(kind)["first"]
-    return prefixes
+    return records.view(kind)["first"]
 
 
 def same_bits(actual: Block, ours: np.ndarray, reference: Block, theirs: np.ndarray) -> np.ndarray:

@@ -188,8 +188,7 @@ def _has_nonfinite(records: np.ndarray) -> np.ndarray:
 
 
 def _both_known(left: np.ndarray, right: np.ndarray, field: str) -> np.ndarray:
-    known: np.ndarray = (left[field] >= 0) & (right[field] >= 0)
-    return known
+    return (left[field] >= 0) & (right[field] >= 0)
 
 
 def _relative(mine: np.ndarray, other: np.ndarray) -> np.ndarray:
@@ -198,8 +197,7 @@ def _relative(mine: np.ndarray, other: np.ndarray) -> np.ndarray:
 
 def _ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
     """``part / whole``; 0 where both are 0."""
-    ratios: np.ndarray = np.where(part == 0, 0.0, part / np.maximum(whole, _TINY))
-    return ratios
+    return np.where(part == 0, 0.0, part / np.maximum(whole, _TINY))
 
 
 # ---- updates of parameters ----------------------------------------------------------------------

@@ -61,14 +61,12 @@ class Pairs:
     def has_bits(self) -> np.ndarray:
         """A boolean array: the pairs that can be compared to the bit."""
         full = (side["depth"] == Depth.FULL for side in (self.left, self.right))
-        is_full: np.ndarray = np.logical_and(*full)
-        return is_full
+        return np.logical_and(*full)
 
     @property
     def limits(self) -> np.ndarray:
         """The errors that are allowed."""
-        allowed: np.ndarray = np.array([limit.error for limit in self.thresholds])[self.formats]
-        return allowed
+        return np.array([limit.error for limit in self.thresholds])[self.formats]
 
     @property
     def shown_errors(self) -> np.ndarray:

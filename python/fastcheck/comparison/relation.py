@@ -132,8 +132,7 @@ def _rows(tensor: torch.Tensor, dim: int) -> np.ndarray:
         _bits(tensor.transpose(0, dim)).flatten(1) if tensor.dim() > 1 else _bits(tensor)[:, None]
     )
     data = np.ascontiguousarray(rows.numpy())
-    items: np.ndarray = data.view(np.dtype((np.void, data.shape[1] * data.itemsize)))[:, 0]
-    return items
+    return data.view(np.dtype((np.void, data.shape[1] * data.itemsize)))[:, 0]
 
 
 def _is_permuted(mine: torch.Tensor, other: torch.Tensor, dim: int) -> bool:

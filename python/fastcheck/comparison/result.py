@@ -92,8 +92,7 @@ class Result:
         ]
         made["rows"] = [row.to_dict() for row in self.rows]
         made["losses"] = [{**loss._asdict(), "error": loss.error} for loss in self.losses]
-        plain: dict[str, Any] = to_json(made)
-        return plain
+        return to_json(made)
 
 
 def _answer(answer: Answer) -> dict[str, Any]:

@@ -255,8 +255,7 @@ def _whole_places(block: Block, names: NameTable) -> np.ndarray:
     last = {number: place for place, number in enumerate(block.names.tolist())}
     is_last = np.zeros(len(block), bool)
     is_last[list(last.values())] = True
-    places: np.ndarray = np.flatnonzero(kept & (is_last | ~np.isin(block.names, sums)))
-    return places
+    return np.flatnonzero(kept & (is_last | ~np.isin(block.names, sums)))
 
 
 def _all_parts(name: Name) -> Name:
@@ -272,8 +271,7 @@ def merged(records: np.ndarray) -> np.void:
     whole["min"].view(kind)[0] = records["min"].copy().view(kind).min()
     whole["max"].view(kind)[0] = records["max"].copy().view(kind).max()
     whole["depth"], whole["checksum"] = min(Depth.STATS, records["depth"].min()), 0
-    made: np.void = whole[0]
-    return made
+    return whole[0]
 
 
 def _number(value: float, coarseness: int, like: np.void) -> np.void:
@@ -285,5 +283,4 @@ def _number(value: float, coarseness: int, like: np.void) -> np.void:
     for field in ("sum", "min", "max"):
         record[field] = value
     record["abs_sum"], record["sum_sq"] = abs(value), value * value
-    made: np.void = record[0]
-    return made
+    return record[0]

@@ -158,8 +158,7 @@ def _segments(directory: str, rank: int) -> dict[int, str]:
 
 
 def _is_sound(records: np.ndarray) -> np.ndarray:
-    sound: np.ndarray = is_valid(records) & (records["step"] >= 0) & (records["step"] < _MOST_STEPS)
-    return sound
+    return is_valid(records) & (records["step"] >= 0) & (records["step"] < _MOST_STEPS)
 
 
 def _valid(records: np.ndarray) -> np.ndarray:

@@ -132,8 +132,7 @@ def rounded(values: np.ndarray) -> np.ndarray:
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
     up = bits + np.uint32(0x7F) + ((bits >> np.uint32(8)) & np.uint32(1))
     up = np.where((up & _EXPONENT) == _EXPONENT, bits, up) & np.uint32(0xFFFFFF00)
-    floats: np.ndarray = np.where(np.isnan(values), np.float32(np.nan), up.view(np.float32))
-    return floats
+    return np.where(np.isnan(values), np.float32(np.nan), up.view(np.float32))
 
 
 def sorted_rows(pieces: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:

@@ -66,8 +66,7 @@ class Folder:
                     with open_regular(self._full(path)) as file:
                         return file.read()
                 with self._system.open_input_stream(self._full(path)) as stream:
-                    data: bytes = stream.read()
-                    return data
+                    return stream.read()
             except FileNotFoundError:
                 return None
 

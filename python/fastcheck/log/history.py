@@ -99,8 +99,7 @@ class History:
         place = self._find_open(seq) or _find(reversed(self._closed), seq)
         if place is None:
             return None
-        record: np.void = place[0][place[1]].copy()
-        return record
+        return place[0][place[1]].copy()
 
     def _find_open(self, seq: int) -> Optional[tuple[np.ndarray, int]]:
         # Each pass is a piece at op level. Only where a device is read from several threads may
@@ -169,8 +168,7 @@ class History:
         for chunk in self._youngest_first():
             matches = chunk[is_wanted(chunk)]
             if len(matches):
-                record: np.void = matches[-1].copy()
-                return record
+                return matches[-1].copy()
         return None
 
     def all(self) -> np.ndarray:
@@ -193,8 +191,7 @@ def joined(parts: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _is_finite(records: np.ndarray) -> np.ndarray:
-    is_finite: np.ndarray = (records["flags"] & int(Flag.NONFINITE)) == 0
-    return is_finite
+    return (records["flags"] & int(Flag.NONFINITE)) == 0
 
 
 def _find(chunks: Iterator[np.ndarray], seq: int) -> Optional[tuple[np.ndarray, int]]:

@@ -279,8 +279,7 @@ def _overflowed(flags: np.ndarray) -> np.ndarray:
         return np.zeros(len(flags), np.bool_)
     by_verdict: np.ndarray = ((flags >> 8) & 0xFF) == _VERDICT_SCALED
     by_flag: np.ndarray = (flags & _SCALED_NONFINITE) == _SCALED_NONFINITE
-    either: np.ndarray = by_verdict | by_flag
-    return either
+    return by_verdict | by_flag
 
 
 def _kinds(records: np.ndarray, codes: np.ndarray) -> np.ndarray:
@@ -291,8 +290,7 @@ def _kinds(records: np.ndarray, codes: np.ndarray) -> np.ndarray:
     if not len(codes) or not len(sites):
         return np.zeros(len(records), np.int8)
     if sites.min() >= 0 and sites.max() < len(codes):
-        known: np.ndarray = codes[sites]
-        return known
+        return codes[sites]
     inside = (sites >= 0) & (sites < len(codes))
     return np.where(inside, codes[np.where(inside, sites, 0)], 0)
 

@@ -122,5 +122,4 @@ def _names(kind: type[Order] | type[Depth], codes: np.ndarray) -> np.ndarray:
     by_code = np.full(256, "", object)
     for member in kind:
         by_code[int(member)] = member.name.lower()
-    named: np.ndarray = by_code[codes]
-    return named
+    return by_code[codes]

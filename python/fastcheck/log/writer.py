@@ -404,8 +404,7 @@ def is_kept(records: np.ndarray) -> np.ndarray:
     verdict.
     """
     flags = records["flags"]
-    kept: np.ndarray = ((flags & int(Flag.EVENT)) != 0) | ((flags & VERDICT_MASK) != 0)
-    return kept
+    return ((flags & int(Flag.EVENT)) != 0) | ((flags & VERDICT_MASK) != 0)
 
 
 def record_bytes(records: np.ndarray) -> memoryview:

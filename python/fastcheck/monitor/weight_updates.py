@@ -416,8 +416,7 @@ class ConstantBuffers:
         self._constant += is_same & (np.array(look.calls) > calls)
         self._checksums, self._numel = sums, numel
         self._is_known[:] = True
-        sudden: np.ndarray = self._sites[is_sudden]
-        return sudden
+        return self._sites[is_sudden]
 
     def _know(self, buffers: list[int]) -> tuple[np.ndarray, np.ndarray]:
         """Makes a place for each of these; what is known of the old parameters stays known. How

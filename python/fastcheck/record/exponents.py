@@ -128,8 +128,7 @@ class Exponents:
         return self._bins(_BELOW[_checked_block(block)])
 
     def _bins(self, first: int) -> np.ndarray:
-        bins: np.ndarray = self.words[first : first + EXPONENT_BINS]
-        return bins
+        return self.words[first : first + EXPONENT_BINS]
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Exponents) and bool((self.words == other.words).all())

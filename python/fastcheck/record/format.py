@@ -190,8 +190,7 @@ def extremes(record: np.void) -> tuple[float, float]:
 def nonfinite(records: np.ndarray) -> np.ndarray:
     """A boolean array of the records that hold a NaN or an infinity."""
     counts = records["nan_count"] + records["posinf_count"] + records["neginf_count"]
-    mask: np.ndarray = counts != 0
-    return mask
+    return counts != 0
 
 
 def is_nonfinite(record: np.void) -> bool:
@@ -204,8 +203,7 @@ def overflowed(records: np.ndarray) -> np.ndarray:
     saturates, holding its dtype's largest finite magnitude.
     """
     saturating = records["device_mode"] == int(DeviceMode.SATURATING)
-    mask: np.ndarray = nonfinite(records) | (saturating & (records["saturated_count"] != 0))
-    return mask
+    return nonfinite(records) | (saturating & (records["saturated_count"] != 0))
 
 
 class Identity(NamedTuple):

@@ -160,8 +160,7 @@ _IS_UNSIGNED = np.array([info.kind == "u8" for info in DTYPES])
 
 def component_counts(records: Fields) -> np.ndarray:
     """The number of counted components of each record's tensor: two per complex element."""
-    counts: np.ndarray = records["numel"] * _COMPONENTS[records["dtype"]]
-    return counts
+    return records["numel"] * _COMPONENTS[records["dtype"]]
 
 
 def extreme_values(records: Fields, field: str) -> np.ndarray:

@@ -97,8 +97,7 @@ class _LogRecords:
 
     def of_site(self, site: int, call: int) -> np.ndarray:
         records = self._records
-        matches: np.ndarray = records[(records["site"] == site) & (records["call"] == call)]
-        return matches
+        return records[(records["site"] == site) & (records["call"] == call)]
 
     def last_finite(self, record: np.void) -> Optional[np.void]:
         mine = self.of_site(int(record["site"]), int(record["call"]))

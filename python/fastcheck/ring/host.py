@@ -42,8 +42,7 @@ def new_cursor() -> Cursor:
     one of the class above.
     """
     module = compiled()
-    cursor: Cursor = Cursor() if module is None else module.Cursor()
-    return cursor
+    return Cursor() if module is None else module.Cursor()
 
 
 # 768 KiB: several steps of a model of a few hundred modules, so that it is rarely full in a step.
@@ -119,8 +118,7 @@ class HostRing:
         identity = site, call, step, seq, flags
         if observe is not None:
             return observe_on_host(tensor, self.slots, index, self.depth, *identity, observe)
-        is_bad: bool = self._observe(tensor, self.slots, index, self.depth, *identity)
-        return is_bad
+        return self._observe(tensor, self.slots, index, self.depth, *identity)
 
     def observe_list(
         self,
@@ -158,16 +156,14 @@ class HostRing:
 
     def last(self) -> np.void:
         """A copy of the record that was written last."""
-        record: np.void = self._records[self.used - 1].copy()
-        return record
+        return self._records[self.used - 1].copy()
 
     def take(self) -> np.ndarray:
         """A copy of every record in the ring, oldest first; the ring is empty afterwards."""
         used, self._cursor.slot = self._cursor.slot, 0
         # Copied as bytes: records are copied field by field.
         copy = self._bytes[: used * RECORD_DTYPE.itemsize].copy()
-        records: np.ndarray = np.ndarray(used, RECORD_DTYPE, copy)
-        return records
+        return np.ndarray(used, RECORD_DTYPE, copy)
 
 
 #: read() returns them for a tensor that can't be read, and for one of a type of device that was not
@@ -220,8 +216,7 @@ def make_reader(seen: SeenTensors, ring: HostRing) -> HookReader:
     module = compiled()
     if module is None:
         return PythonReader(seen, ring.write)
-    reader: HookReader = module.hook_reader(seen, ring.slots, ring.depth)
-    return reader
+    return module.hook_reader(seen, ring.slots, ring.depth)
 
 
 class PythonReader:

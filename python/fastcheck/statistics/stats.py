@@ -261,8 +261,7 @@ class StatsList(Sequence[Stats]):
     def numpy(self) -> np.ndarray:
         """The records as a NumPy array of ``RECORD_DTYPE``, shape (n,). One fetch."""
         rows = self._rows.cpu().numpy()
-        copied: np.ndarray = np.frombuffer(rows.tobytes(), dtype=RECORD_DTYPE).copy()
-        return copied
+        return np.frombuffer(rows.tobytes(), dtype=RECORD_DTYPE).copy()
 
     def __len__(self) -> int:
         return int(self._rows.shape[0])

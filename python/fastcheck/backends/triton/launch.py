@@ -236,5 +236,4 @@ def on(device: torch.device) -> contextlib.AbstractContextManager[Any]:
     module: Any = getattr(torch, device.type)
     if device.type == "cpu" or device.index in (None, module.current_device()):
         return contextlib.nullcontext()
-    context: contextlib.AbstractContextManager[Any] = module.device(device)
-    return context
+    return module.device(device)

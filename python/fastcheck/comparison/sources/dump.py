@@ -210,5 +210,4 @@ def _is_known(records: np.ndarray, phases: np.ndarray) -> np.ndarray:
     places = np.arange(len(records))
     others = phases != Phase.ARRIVED
     np.minimum.at(first, contents[others], places[others])
-    known: np.ndarray = first[contents] < places
-    return known
+    return first[contents] < places

@@ -328,8 +328,7 @@ def _record_of_statistics(value: dict[str, Any], shape: tuple[int, ...]) -> np.v
     made["sum"] = _float(None if mean is None else mean * numel)
     made["abs_sum"] = _float(None)
     made["sum_sq"] = _float(None if norm is None else norm * norm)
-    result: np.void = made[0]
-    return result
+    return made[0]
 
 
 def _float_or_none(value: Any) -> Optional[float]:
@@ -340,5 +339,4 @@ def _float_or_none(value: Any) -> Optional[float]:
 
 
 def _float(value: Optional[float]) -> np.float64:
-    made: np.float64 = np.float64(math.nan if value is None else value)
-    return made
+    return np.float64(math.nan if value is None else value)

@@ -453,8 +453,7 @@ def _say_nothing(step: int, count: int, ranks: str) -> None:
 
 
 def _differing(values: np.ndarray) -> list[int]:
-    different: list[int] = np.flatnonzero((values != values[0]).any(axis=0)).tolist()
-    return different
+    return np.flatnonzero((values != values[0]).any(axis=0)).tolist()
 
 
 def _label(mismatch: ReplicaMismatch) -> str:

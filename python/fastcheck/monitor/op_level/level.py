@@ -595,8 +595,7 @@ class OpLevel(Level):
         """
         if not self.is_running or not self._is_readable(tensor):
             return _UNREAD, False, -1
-        read: tuple[int, Optional[bool], int] = self._ops.read_again(tensor, site, call, flags)
-        return read
+        return self._ops.read_again(tensor, site, call, flags)
 
     def read_compiled(self, tensor: torch.Tensor, node: ModuleNode, site: int, role: str) -> None:
         """Reads what a module takes, returns or is given back within compiled code."""

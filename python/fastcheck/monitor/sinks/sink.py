@@ -88,8 +88,7 @@ def _method(given: object) -> Optional[Callable[..., object]]:
     for name in ("log", "log_metrics", "log_dict", "track"):
         method = getattr(given, name, None)
         if callable(method):
-            log_method: Callable[..., object] = method
-            return log_method
+            return method
     return None
 
 

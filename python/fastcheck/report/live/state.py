@@ -217,8 +217,7 @@ class RankState:
             matches = _matcher(pattern)
             mask = np.array([matches(self.name_of(number)) for number in range(count)], bool)
             self._matching = ((pattern, count, len(self._names)), mask)
-        sites: np.ndarray = kept[mask[kept]]
-        return sites
+        return kept[mask[kept]]
 
     def name_of(self, site: int) -> str:
         """Printable."""

@@ -52,8 +52,7 @@ class SiteTrends:
         """
         with np.errstate(all="ignore"):
             bits = np.log2(LARGEST_FINITE[self.last["dtype"]] / self.level)
-        headroom: np.ndarray = np.where(self.is_bad, -np.inf, bits)
-        return headroom
+        return np.where(self.is_bad, -np.inf, bits)
 
     def series(self, site: int) -> tuple[list[float | None], list[bool]]:
         """abs max of a site in each of the last STEPS steps up to the youngest step, None where

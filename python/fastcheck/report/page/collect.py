@@ -185,8 +185,7 @@ def _span(directory: str, segments: Mapping[int, list[str]]) -> tuple[int, int]:
 
 def _has_place(records: np.ndarray) -> np.ndarray:
     """A boolean array of the records of a step that a run can have reached."""
-    mask: np.ndarray = (records["step"] > -_MOST_STEPS) & (records["step"] < _MOST_STEPS)
-    return mask
+    return (records["step"] > -_MOST_STEPS) & (records["step"] < _MOST_STEPS)
 
 
 class _Reading:

@@ -247,5 +247,4 @@ def _packed(parts: Sequence[bytes], strategy: int) -> str:
 def _last_known(missing: np.ndarray) -> np.ndarray:
     """The column, for each cell, of the last known value up to it; the first if there is none."""
     columns = np.where(missing, 0, np.arange(missing.shape[1]))
-    last_columns: np.ndarray = np.maximum.accumulate(columns, axis=1)
-    return last_columns
+    return np.maximum.accumulate(columns, axis=1)

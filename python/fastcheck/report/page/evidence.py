@@ -138,5 +138,4 @@ def _in_order(records: np.ndarray) -> np.ndarray:
     same = np.ones(len(ordered) - 1, bool)
     for name in ("step", "seq", "site"):
         same &= ordered[name][1:] == ordered[name][:-1]
-    unique: np.ndarray = ordered[np.concatenate([[True], ~same])]
-    return unique
+    return ordered[np.concatenate([[True], ~same])]

@@ -49,8 +49,7 @@ class Axis(NamedTuple):
 
     def starts(self) -> np.ndarray:
         """The first step of each bucket, int64."""
-        first_steps: np.ndarray = self.base + self.width * np.arange(self.buckets, dtype=np.int64)
-        return first_steps
+        return self.base + self.width * np.arange(self.buckets, dtype=np.int64)
 
 
 class Grid:

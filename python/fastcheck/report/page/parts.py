@@ -82,8 +82,7 @@ def _as_float32(values: np.ndarray) -> np.ndarray:
     """Computed values, in half the bytes where the range allows."""
     with np.errstate(over="ignore"):
         rounded = values.astype(np.float32).astype(np.float64)
-    plane: np.ndarray = np.where(np.isfinite(rounded) & (rounded != 0), rounded, values)
-    return plane
+    return np.where(np.isfinite(rounded) & (rounded != 0), rounded, values)
 
 
 def _ends(high: np.ndarray, low: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -42,8 +42,7 @@ class PageRows:
             self._add(len(new))
             self["rank"][known[new]] = rank
             self["site"][known[new]] = new
-        rows: np.ndarray = known[names]
-        return rows
+        return known[names]
 
     def raise_to(self, name: str, rows: np.ndarray, values: np.ndarray) -> np.ndarray:
         """Sets a column to the largest value of each row; returns the positions of the values that

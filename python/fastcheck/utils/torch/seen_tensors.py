@@ -37,8 +37,7 @@ def make_seen() -> SeenTensors:
     module = compiled()
     if module is None:
         return PythonSeenTensors()
-    seen: SeenTensors = module.SeenTensors()
-    return seen
+    return module.SeenTensors()
 
 
 class PythonSeenTensors:

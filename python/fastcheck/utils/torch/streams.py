@@ -44,8 +44,7 @@ class DeviceStreams:
         for questions about events, and a call of CUDA's runtime makes a context on the device that
         is current: in a thread that has chosen none, on device 0.
         """
-        context: contextlib.AbstractContextManager[Any] = self._module.device(self.device)
-        return context
+        return self._module.device(self.device)
 
     def is_capturing(self) -> bool:
         """True if work on the current stream is captured into a graph; True where the device has no
@@ -83,8 +82,7 @@ class DeviceStreams:
 
     def on(self, stream: Any) -> contextlib.AbstractContextManager[Any]:
         """Makes ``stream`` the current stream within a ``with`` statement."""
-        context: contextlib.AbstractContextManager[Any] = self._module.stream(stream)
-        return context
+        return self._module.stream(stream)
 
     def pinned(self, rows: int, row_bytes: int) -> torch.Tensor:
         """A uint8 tensor of zeros on the host, to which the device can copy asynchronously."""

@@ -40,8 +40,7 @@ innermost_transform: Callable[[], Any] = _functorch.peek_interpreter_stack
 
 def untransformed() -> contextlib.AbstractContextManager[None]:
     """A section in which operators are not transformed; what they are given has to be unwrapped."""
-    disabled: contextlib.AbstractContextManager[None] = torch._C._DisableFuncTorch()
-    return disabled
+    return torch._C._DisableFuncTorch()
 
 
 def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
