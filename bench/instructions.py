@@ -73,7 +73,10 @@ FORMATS = {
     "float8_e4m3fn": Format("records_bytes", "IhLi4ELi3E", 1, 1, 0, 18),
 }
 #: Functions of the cubins: kernels of other formats take as long to read as these.
-IS_COUNTED = re.compile("|".join(form.mangled for form in FORMATS.values()))
+ARE_COUNTED = "|".join(form.mangled for form in FORMATS.values())
+IS_COUNTED = re.compile(rf"^(?!.*OneTensor).*({ARE_COUNTED})")
+#: Those for the only tensor of a launch, which are as long.
+IS_OF_ONE = re.compile(r"OneTensor")
 TILE_VOTES = 1  # whether something is not finite
 TILE_FOLDS = 6  # shuffles: a float64 of each thread through three levels
 

@@ -47,12 +47,24 @@ struct List {
   };
 };
 
+// The only tensor of a launch, read directly: in the list's place, a tenth of the arguments.
+struct OneTensor {
+  Entry entry;
+  std::int64_t chunks;
+  std::int32_t tiles_per_warp;
+};
+
+// Component types of training have kernels for it beside those of a list.
+template <class Component>
+constexpr bool kHasKernelsOfOne = Component::kIsFloat && (sizeof(typename Component::Bits) == 2 ||
+                                                          sizeof(typename Component::Bits) == 4);
+
+template <class Tensors>
 struct RecordsLaunch {
-  List list;
+  Tensors list;
   Record* slots;
   Counter* counters;
-  Partial* partials;  // one per chunk
-  Sums* levels;       // of the last block's tree
+  Partial* partials;  // one per chunk; behind them, the sums of the last block's tree
   BoxArgument box;
   const std::int32_t* gate;
 };
@@ -62,6 +74,8 @@ struct FoundLaunch {
   float* found;
 };
 
-static_assert(sizeof(RecordsLaunch) <= 1400);  // copied by each launch
+// Copied by each launch.
+static_assert(sizeof(RecordsLaunch<List>) <= 1400);
+static_assert(sizeof(RecordsLaunch<OneTensor>) <= 120);
 
 }  // namespace fastcheck::cuda

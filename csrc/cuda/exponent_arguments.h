@@ -24,7 +24,7 @@ struct ExponentsLaunch {
 
 // A launch for one tensor, in the first entry of the list.
 struct RecordAndExponentsLaunch {
-  RecordsLaunch record;
+  RecordsLaunch<List> record;
   CountsArgument counts;
 };
 

@@ -83,8 +83,8 @@ found_nonfinite_kernel(FASTCHECK_ARGUMENT FoundLaunch launch) {
     for (int k = 0; k < list.tiles_per_warp; ++k) {
       const std::int64_t left = entry.components - (first_tile + k) * kTile;
       if (left <= 0) break;
-      found = tile_nonfinite<Format>(entry, entry.strided != 0 ? &list.strided.layout : nullptr,
-                                     first_tile + k, components_from(left), stage) ||
+      found = tile_nonfinite<Format>(entry, layout_in(list, entry), first_tile + k,
+                                     components_from(left), stage) ||
               found;
     }
     if (any_lane(found) && lane_index() == 0) *launch.found = 1.0f;

@@ -168,20 +168,35 @@ int records(const Request& request, Depth depth, Record* slots, const Workspace&
   return for_each_group(request, [&](const Group& group) -> int {
     const Cut cut = group.cut();
     if (cut.chunks * kChunkBytes > workspace.partials_bytes) return kErrorWorkspace;
-    RecordsLaunch launch;
-    if (const int error = tables.fill(group, cut, group.size(), launch.list)) return error;
-    launch.slots = slots;
-    launch.counters = workspace.counters;
-    launch.box = workspace.box;
-    launch.box.slots = reinterpret_cast<std::uintptr_t>(slots);
-    launch.gate = workspace.gate;
-    launch.partials = static_cast<Partial*>(workspace.partials);
-    launch.levels = reinterpret_cast<Sums*>(launch.partials + cut.chunks);
-    const auto block = static_cast<unsigned>(cut.warps * kWarp);
+    const int size = group.size();
+    const auto start = [&](auto component) -> int {
+      using Component = decltype(component);
+      const auto with = [&](auto& launch) {
+        launch.slots = slots;
+        launch.counters = workspace.counters;
+        launch.partials = static_cast<Partial*>(workspace.partials);
+        launch.box = workspace.box;
+        launch.box.slots = reinterpret_cast<std::uintptr_t>(slots);
+        launch.gate = workspace.gate;
+        return static_cast<int>(start_records<Component>(
+            depth, cut.blocks, static_cast<unsigned>(cut.warps * kWarp), stream, launch));
+      };
+      if constexpr (kHasKernelsOfOne<Component>) {
+        if (size == 1 && group.strided < 0) {
+          RecordsLaunch<OneTensor> launch;
+          group.for_each([&](const TensorArgument& tensor) {
+            launch.list = {entry_of(tensor, 0), cut.chunks, cut.tiles_per_warp};
+          });
+          return with(launch);
+        }
+      }
+      RecordsLaunch<List> launch;
+      const int error = tables.fill(group, cut, size, launch.list);
+      return error != 0 ? error : with(launch);
+    };
     switch (static_cast<DType>(group.component)) {
 #define FASTCHECK_CASE(code, name, component, components) \
-  case DType::k_##name:                                   \
-    return static_cast<int>(start_records<component>(depth, cut.blocks, block, stream, launch));
+  case DType::k_##name: return start(component());
       FASTCHECK_FOR_EACH_DTYPE(FASTCHECK_CASE)
 #undef FASTCHECK_CASE
     }

@@ -105,7 +105,7 @@ int fastcheck_cuda_record_and_exponents(const TensorArgument* tensor, fastcheck:
   const Cut planned = cut_with_record(*tensor, *tuning);
   if (planned.chunks * kChunkBytes > workspace->partials_bytes) return kErrorWorkspace;
   RecordAndExponentsLaunch arguments;
-  RecordsLaunch& record = arguments.record;
+  RecordsLaunch<List>& record = arguments.record;
   record.list.table = nullptr;
   record.list.chunks = planned.chunks;
   record.list.count = 1;
@@ -118,7 +118,6 @@ int fastcheck_cuda_record_and_exponents(const TensorArgument* tensor, fastcheck:
   record.box.slots = reinterpret_cast<std::uintptr_t>(slots);
   record.gate = nullptr;
   record.partials = static_cast<fastcheck::Partial*>(workspace->partials);
-  record.levels = reinterpret_cast<fastcheck::Sums*>(record.partials + planned.chunks);
   arguments.counts = counts_of(*workspace, words);
   return with_format(tensor->dtype, [&](auto format) {
     return start_record_and_exponents<decltype(format)>(

@@ -32,7 +32,7 @@ record_and_exponents_kernel(FASTCHECK_ARGUMENT RecordAndExponentsLaunch launch) 
   begin_counts(shared.counts);
   const List& list = launch.record.list;
   const Entry& entry = list.entries[0];
-  const Layout* const layout = entry.strided != 0 ? &list.strided.layout : nullptr;
+  const Layout* const layout = layout_in(list, entry);
   for (std::int64_t chunk = blockIdx.x; chunk < list.chunks; chunk += gridDim.x) {
     const int warp = opaque(static_cast<int>(threadIdx.x)) / kWarp;
     const std::int64_t first_tile = (chunk * warp_count() + warp) * list.tiles_per_warp;

@@ -55,6 +55,15 @@ FASTCHECK_DEVICE std::int64_t end_chunk(const List& list, int index) {
   return index + 1 < list.count ? entries_of(list)[index + 1].first_chunk : list.chunks;
 }
 
+FASTCHECK_DEVICE const Layout* layout_in(const List& list, const Entry& entry) {
+  return entry.strided != 0 ? &list.strided.layout : nullptr;
+}
+
+FASTCHECK_DEVICE const Entry* entries_of(const OneTensor& one) { return &one.entry; }
+FASTCHECK_DEVICE int find_entry(const OneTensor&, std::int64_t) { return 0; }
+FASTCHECK_DEVICE std::int64_t end_chunk(const OneTensor& one, int) { return one.chunks; }
+FASTCHECK_DEVICE const Layout* layout_in(const OneTensor&, const Entry&) { return nullptr; }
+
 // ---- the record ---------------------------------------------------------------------------------
 
 FASTCHECK_DEVICE int components_per_element(DType dtype) {
@@ -93,7 +102,8 @@ FASTCHECK_DEVICE void put_in_box(const BoxArgument& box, std::int64_t slot, cons
 }
 
 // One warp, a word of the record by each lane; shared.parts[0] is the tensor's.
-FASTCHECK_DEVICE_CALLED void write_record(const RecordsLaunch& launch, int index,
+template <class Tensors>
+FASTCHECK_DEVICE_CALLED void write_record(const RecordsLaunch<Tensors>& launch, int index,
                                           int component_size, Extreme extreme, Depth depth,
                                           MergeShared& shared) {
   constexpr int kWords = sizeof(Record) / 8;
@@ -222,7 +232,8 @@ FASTCHECK_DEVICE int read_share(const Entry& entry, const Layout* layout, std::i
 
 // Leaves a chunk's partial where the last block finds it; lane 0 learns whether this block is the
 // last. One warp: behind the next barrier, its whole block reads what the others left.
-FASTCHECK_DEVICE bool hand_in(const RecordsLaunch& launch, int index, std::int64_t chunk,
+template <class Tensors>
+FASTCHECK_DEVICE bool hand_in(const RecordsLaunch<Tensors>& launch, int index, std::int64_t chunk,
                               std::int64_t chunks, const Partial& part) {
   constexpr int kWords = sizeof(Partial) / 8;
   const int lane = lane_index();
@@ -240,7 +251,8 @@ FASTCHECK_DEVICE bool hand_in(const RecordsLaunch& launch, int index, std::int64
 }
 
 // Every warp has put its share of the chunk in shared.parts. The whole block comes here.
-FASTCHECK_DEVICE_CALLED void finish_chunk(const RecordsLaunch& launch, int index,
+template <class Tensors>
+FASTCHECK_DEVICE_CALLED void finish_chunk(const RecordsLaunch<Tensors>& launch, int index,
                                           std::int64_t chunk, int component_size, Extreme extreme,
                                           Depth depth, MergeShared& shared) {
   const std::int64_t first_chunk = entries_of(launch.list)[index].first_chunk;
@@ -257,8 +269,8 @@ FASTCHECK_DEVICE_CALLED void finish_chunk(const RecordsLaunch& launch, int index
     is_last = shared.last != 0;
     // A tensor has fewer groups than chunks.
     if (is_last) {
-      merge_chunks(launch.partials + first_chunk, chunks, launch.levels + first_chunk,
-                   shared.parts);
+      Sums* const levels = reinterpret_cast<Sums*>(launch.partials + launch.list.chunks);
+      merge_chunks(launch.partials + first_chunk, chunks, levels + first_chunk, shared.parts);
     }
   }
   if (is_last && is_first_warp) {
@@ -269,21 +281,20 @@ FASTCHECK_DEVICE_CALLED void finish_chunk(const RecordsLaunch& launch, int index
 
 // ---- kernel -------------------------------------------------------------------------------------
 
-template <class Component, Depth kDepth>
+template <class Component, Depth kDepth, class Tensors>
 FASTCHECK_KERNEL(kMaxThreads, kBlocksPerSm)
-records_kernel(FASTCHECK_ARGUMENT RecordsLaunch launch) {
+records_kernel(FASTCHECK_ARGUMENT RecordsLaunch<Tensors> launch) {
   if (launch.gate != nullptr && *launch.gate == 0) return;
   auto& shared = block_shared<BlockShared<Component>>();
-  const List& list = launch.list;
+  const Tensors& list = launch.list;
   for (std::int64_t chunk = blockIdx.x; chunk < list.chunks; chunk += gridDim.x) {
     const int index = find_entry(list, chunk);
     const Entry& entry = entries_of(list)[index];
     const int warp = opaque_warp_index();
     const std::int64_t first_tile =
         ((chunk - entry.first_chunk) * warp_count() + warp) * list.tiles_per_warp;
-    read_share<Component, kDepth>(entry, entry.strided != 0 ? &list.strided.layout : nullptr,
-                                  first_tile, list.tiles_per_warp, shared.warps[warp],
-                                  shared.merge.parts);
+    read_share<Component, kDepth>(entry, layout_in(list, entry), first_tile, list.tiles_per_warp,
+                                  shared.warps[warp], shared.merge.parts);
     finish_chunk(launch, index, chunk, Shape<Component>::kSize, Component::kExtreme, kDepth,
                  shared.merge);
   }

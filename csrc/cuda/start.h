@@ -18,10 +18,10 @@ cudaError_t find_exponents();
 template <class Format>
 cudaError_t find_record_and_exponents();
 
-// Component -> kernel; defined by records_*.cu.
-template <class Component>
+// Component -> kernel; defined by records_*.cu. Tensors: List, or OneTensor (kHasKernelsOfOne).
+template <class Component, class Tensors>
 cudaError_t start_records(Depth depth, unsigned grid, unsigned block, cudaStream_t stream,
-                          const RecordsLaunch& launch);
+                          const RecordsLaunch<Tensors>& launch);
 
 // Formats alone; defined by found_nonfinite.cu.
 template <class Format>

@@ -210,8 +210,8 @@ FAULTS = {
     ),
     "writes to shared memory of another warp": (
         "records.cuh",
-        "list.tiles_per_warp, shared.warps[warp],",
-        "list.tiles_per_warp, shared.warps[0],",
+        "shared.warps[warp], shared.merge.parts",
+        "shared.warps[0], shared.merge.parts",
         "race: shared memory",
     ),
     "writes to shared memory that other warps may still read": (
@@ -242,7 +242,7 @@ FAULTS = {
     "writes past its slot": (
         "records.cuh",
         "(launch.slots + entry.slot)",
-        "(launch.slots + launch.list.count)",
+        "(launch.slots + entry.slot + 1000)",
         "out of bounds: 8 bytes",
     ),
     "writes to a tensor": (

@@ -62,8 +62,9 @@ def instantiations(source: str, text: str) -> tuple[list[str], list[str]]:
         return re.findall(rf"^{macro}\((.+)\)$", text, re.MULTILINE)
 
     kernels = [
-        f"records_kernel<{component}, Depth::{depth}>(FASTCHECK_ARGUMENT RecordsLaunch)"
-        for component in components("FASTCHECK_START_RECORDS")
+        f"records_kernel<{component}, Depth::{depth}>(FASTCHECK_ARGUMENT RecordsLaunch<{tensors}>)"
+        for macro, tensors in (("RECORDS", "List"), ("RECORDS_OF_ONE", "OneTensor"))
+        for component in components(f"FASTCHECK_START_{macro}")
         for depth in ("kHealth", "kStats", "kFull")
     ]
     if kernels:

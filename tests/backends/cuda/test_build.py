@@ -20,7 +20,8 @@ from support.sampling import IS_WHOLE
 
 SOURCES = sorted((ROOT / "csrc" / "cuda").glob("*.cu"))
 ARCHS = os.environ.get("FASTCHECK_CUDA_ARCHS", "90").split()
-# Kernels by file: three depths of each component type, one found_nonfinite of each format.
+# Kernels by file: three depths of each component type, of three types for a launch's only tensor
+# too; one found_nonfinite of each format.
 KERNELS = {
     "exponents": 6,
     "found_nonfinite": 6,
@@ -28,7 +29,7 @@ KERNELS = {
     "launch_exponents": 0,
     "record_and_exponents": 6,
     "records_bytes": 15,
-    "records_floats": 12,
+    "records_floats": 21,
     "records_integers": 18,
 }
 # Those of the record of floating-point numbers of more than one byte are in each run, beside the
@@ -66,3 +67,13 @@ def test_registers_alone(source: Path, arch: str) -> None:
     assert "lmem" not in said
     # Shared memory is the launch's, for as many warps as a block has.
     assert "smem" not in said
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_arguments_of_a_launch(arch: str) -> None:
+    """Those of its only tensor are a tenth of those of a list or a layout."""
+    path, _ = ptx_on_cpu.cubin("csrc/cuda/records_floats.cu", arch)
+    entry = r"^\.visible \.entry (\w+)\(\s*\.param \.align 8 \.b8 \w+\[(\d+)\]\s*\)"
+    entries = re.findall(entry, path.with_suffix(".ptx").read_text(), re.M)
+    sizes = [(int(size), "OneTensor" in name) for name, size in entries]
+    assert sorted(sizes) == [(120, True)] * 9 + [(1368, False)] * 12

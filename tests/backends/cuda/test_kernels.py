@@ -333,9 +333,25 @@ def test_all_kernels_are_loaded_with_the_device() -> None:
             driver.record_and_exponents(tensor)
     found, unfound = ctypes.c_int(), ctypes.c_int()
     lib.cuda_on_cpu_found(ctypes.byref(found), ctypes.byref(unfound))
-    # Of 15 component types at three depths, and of six formats: whether any is non-finite,
-    # exponents, and exponents with the record.
-    assert (found.value, unfound.value) == (3 * 15 + 3 * 6, 0)
+    # Of 15 component types at three depths, three of them once more for a launch's only tensor, and
+    # of six formats: whether any is non-finite, exponents, and exponents with the record.
+    assert (found.value, unfound.value) == (3 * (15 + 3) + 3 * 6, 0)
+
+
+@pytest.mark.parametrize("dtype", ALL)
+def test_the_only_tensor_of_a_launch_takes_few_arguments(dtype: str) -> None:
+    """In formats of training, where it is dense, aligned or not."""
+    raw = pattern("random", dtype, 9000, 1)
+    x = tensor_of(raw, dtype)
+
+    def argument_bytes(*tensors: torch.Tensor) -> int:
+        call = Call(tensors)
+        assert call.records() == [kernel(tensor) for tensor in tensors]
+        return int(call.lib.cuda_on_cpu_arguments())
+
+    few = 120 if dtype in ("float32", "float16", "bfloat16", "complex64") else 1368
+    assert argument_bytes(x) == argument_bytes(tensor_of(raw, dtype, 1)) == few
+    assert argument_bytes(x, x) == argument_bytes(x[::2]) == 1368
 
 
 def test_small_workspace_is_refused() -> None:

@@ -18,7 +18,7 @@ std::atomic<int> lasting_error{0};
 bool capturing = false;
 std::mutex of_kernels;
 std::set<const void*> found, launched;
-unsigned last_grid = 0, last_shared = 0;
+unsigned last_grid = 0, last_shared = 0, last_arguments = 0;
 
 // The fibers' scheduler runs one grid at a time, whichever stream's thread calls it.
 std::mutex one_grid;
@@ -67,9 +67,9 @@ void note_found(const void* kernel) {
   const std::lock_guard<std::mutex> lock(of_kernels);
   found.insert(kernel);
 }
-void note_launched(const void* kernel, unsigned grid, unsigned shared) {
+void note_launched(const void* kernel, unsigned grid, unsigned shared, unsigned arguments) {
   const std::lock_guard<std::mutex> lock(of_kernels);
-  last_grid = grid, last_shared = shared;
+  last_grid = grid, last_shared = shared, last_arguments = arguments;
   launched.insert(kernel);
 }
 
@@ -105,6 +105,7 @@ void cuda_on_cpu_found(int* found, int* launched_unfound) {
 
 unsigned cuda_on_cpu_grid() { return cuda_on_cpu::last_grid; }
 unsigned cuda_on_cpu_shared() { return cuda_on_cpu::last_shared; }
+unsigned cuda_on_cpu_arguments() { return cuda_on_cpu::last_arguments; }
 
 void cuda_on_cpu_pretend_capture(int is_capturing) { cuda_on_cpu::capturing = is_capturing != 0; }
 }

@@ -29,7 +29,7 @@ int take_error();
 bool has_lasting_error();
 // A kernel that was looked for, as cudaFuncGetAttributes does, which loads it.
 void note_found(const void* kernel);
-void note_launched(const void* kernel, unsigned grid, unsigned shared);
+void note_launched(const void* kernel, unsigned grid, unsigned shared, unsigned arguments);
 
 template <class T>
 void locate(T*& pointer) {
@@ -51,11 +51,16 @@ inline std::vector<fastcheck::cuda::Entry> locate(fastcheck::cuda::List& list) {
   return table;
 }
 
-inline std::vector<fastcheck::cuda::Entry> locate(fastcheck::cuda::RecordsLaunch& launch) {
+inline std::vector<fastcheck::cuda::Entry> locate(fastcheck::cuda::OneTensor& one) {
+  if (one.entry.components > 0) locate(one.entry.data);
+  return {};
+}
+
+template <class Tensors>
+std::vector<fastcheck::cuda::Entry> locate(fastcheck::cuda::RecordsLaunch<Tensors>& launch) {
   locate(launch.slots);
   locate(launch.counters);
   locate(launch.partials);
-  locate(launch.levels);
   locate(launch.gate);
   return locate(launch.list);
 }
@@ -89,7 +94,10 @@ inline const char* name_of(const fastcheck::cuda::ExponentsLaunch&) {
 inline const char* name_of(const fastcheck::cuda::RecordAndExponentsLaunch&) {
   return "fastcheck record and exponents";
 }
-inline const char* name_of(const fastcheck::cuda::RecordsLaunch&) { return "fastcheck records"; }
+template <class Tensors>
+const char* name_of(const fastcheck::cuda::RecordsLaunch<Tensors>&) {
+  return "fastcheck records";
+}
 inline const char* name_of(const fastcheck::cuda::FoundLaunch&) {
   return "fastcheck found_nonfinite";
 }
@@ -98,7 +106,7 @@ inline const char* name_of(const fastcheck::cuda::FoundLaunch&) {
 template <class Arguments>
 bool launch_on(void* stream, void (*kernel)(Arguments), unsigned grid, unsigned block,
                unsigned shared, const Arguments& arguments) {
-  note_launched(reinterpret_cast<const void*>(kernel), grid, shared);
+  note_launched(reinterpret_cast<const void*>(kernel), grid, shared, sizeof(arguments));
   if (!has_device()) return run_grid(grid, block, [&] { kernel(arguments); }, shared);
   enqueue(stream, name_of(arguments), [=] {
     Arguments there = arguments;
@@ -132,9 +140,11 @@ void cuda_on_cpu_set_error(int error, int lasts);
 void cuda_on_cpu_renumber_streams();
 // Streams say that they are being captured; what is put on them runs nevertheless.
 void cuda_on_cpu_pretend_capture(int is_capturing);
-// The blocks of the last launch, and the bytes of shared memory that each of them was given.
+// The blocks of the last launch, the bytes of shared memory that each of them was given, and those
+// of the arguments.
 unsigned cuda_on_cpu_grid();
 unsigned cuda_on_cpu_shared();
+unsigned cuda_on_cpu_arguments();
 // How many kernels were looked for, and how many were launched that were not.
 void cuda_on_cpu_found(int* found, int* launched_unfound);
 }

@@ -4,15 +4,24 @@
 
 namespace fastcheck::cuda {
 
-#define FASTCHECK_NO_RECORDS(component)                                         \
-  template <>                                                                   \
-  cudaError_t find_records<component>() {                                       \
-    return cudaSuccess;                                                         \
-  }                                                                             \
+#define FASTCHECK_NO_START(component, tensors)                                  \
   template <>                                                                   \
   cudaError_t start_records<component>(Depth, unsigned, unsigned, cudaStream_t, \
-                                       const RecordsLaunch&) {                  \
+                                       const RecordsLaunch<tensors>&) {         \
     return cudaErrorLaunchFailure;                                              \
+  }
+#define FASTCHECK_NO_RECORDS(component)   \
+  template <>                             \
+  cudaError_t find_records<component>() { \
+    return cudaSuccess;                   \
+  }                                       \
+  FASTCHECK_NO_START(component, List)
+#define FASTCHECK_FULL_ALONE(tensors)                                                           \
+  template <>                                                                                   \
+  cudaError_t start_records<Float32>(Depth, unsigned grid, unsigned block, cudaStream_t stream, \
+                                     const RecordsLaunch<tensors>& arguments) {                 \
+    return launch<BlockShared<Float32>>(records_kernel<Float32, Depth::kFull, tensors>, grid,   \
+                                        block, stream, arguments);                              \
   }
 #define FASTCHECK_NO_FOUND(format)                                            \
   template <>                                                                 \
@@ -39,6 +48,8 @@ FASTCHECK_NO_RECORDS(Integer<std::uint16_t>)
 FASTCHECK_NO_RECORDS(Integer<std::uint32_t>)
 FASTCHECK_NO_RECORDS(Integer<std::uint64_t>)
 FASTCHECK_NO_RECORDS(Boolean)
+FASTCHECK_NO_START(Float16, OneTensor)
+FASTCHECK_NO_START(BFloat16, OneTensor)
 FASTCHECK_NO_FOUND(Float64)
 FASTCHECK_NO_FOUND(Float32)
 FASTCHECK_NO_FOUND(Float16)
@@ -50,11 +61,7 @@ template <>
 cudaError_t find_records<Float32>() {
   return cudaSuccess;
 }
-template <>
-cudaError_t start_records<Float32>(Depth, unsigned grid, unsigned block, cudaStream_t stream,
-                                   const RecordsLaunch& arguments) {
-  return launch<BlockShared<Float32>>(records_kernel<Float32, Depth::kFull>, grid, block, stream,
-                                      arguments);
-}
+FASTCHECK_FULL_ALONE(List)
+FASTCHECK_FULL_ALONE(OneTensor)
 
 }  // namespace fastcheck::cuda

@@ -46,6 +46,8 @@ class Ranges {
     for (int i = 0; i < list.count; ++i) add(entries[i], list.strided.layout, component_size);
   }
 
+  void add(const OneTensor& one, int component_size) { add(one.entry, {}, component_size); }
+
   void add(const Entry& entry, const Layout& layout, int component_size) {
     std::int64_t bytes = entry.components * component_size;
     if (entry.strided != 0 && bytes > 0) {
@@ -56,20 +58,24 @@ class Ranges {
     add(entry.data, bytes, Use::kRead, "a tensor");
   }
 
-  void add(const RecordsLaunch& launch, int component_size) {
-    const List& list = launch.list;
+  template <class Tensors>
+  void add(const RecordsLaunch<Tensors>& launch, int component_size) {
+    const Tensors& list = launch.list;
     add(list, component_size);
-    const Entry* entries = list.table != nullptr ? list.table : list.entries;
-    for (int i = 0; i < list.count; ++i)
+    const Entry* entries = entries_of(list);
+    int count = 1;
+    if constexpr (std::is_same_v<Tensors, List>) count = list.count;
+    for (int i = 0; i < count; ++i)
       add(launch.slots + entries[i].slot, sizeof(Record), Use::kWrite, "a slot");
-    add(launch.counters, list.count * std::int64_t{sizeof(Counter)}, Use::kState, "the counters");
+    add(launch.counters, count * std::int64_t{sizeof(Counter)}, Use::kState, "the counters");
     add(launch.partials, list.chunks * std::int64_t{sizeof(Partial)}, Use::kScratch,
         "the partials");
     if (launch.box.box != nullptr) {
       add(launch.box.box, sizeof(BlackBox), Use::kBox, "the black box");
       add(launch.box.claims, kBoxStretches * std::int64_t{8}, Use::kState, "the box's claims");
     }
-    add(launch.levels, list.chunks * std::int64_t{sizeof(Sums)}, Use::kScratch, "the levels");
+    add(launch.partials + list.chunks, list.chunks * std::int64_t{sizeof(Sums)}, Use::kScratch,
+        "the levels");
   }
 
   template <class Format>
@@ -114,14 +120,14 @@ cudaError_t start(const std::string& entry, unsigned grid, unsigned block, const
     const ptx_on_cpu::Function& kernel = module->functions[static_cast<std::size_t>(found->second)];
     if (kernel.argument_bytes != sizeof(Launch)) return refuse(entry + " takes other arguments");
     Ranges ranges;
-    if constexpr (std::is_same_v<Launch, RecordsLaunch>) {
-      ranges.add(launch, Shape<Component>::kSize);
-    } else if constexpr (std::is_same_v<Launch, ExponentsLaunch>) {
+    if constexpr (std::is_same_v<Launch, ExponentsLaunch>) {
       ranges.add(launch.entry, launch.layout, Shape<Component>::kSize);
       ranges.add_counts<Component>(launch.counts);
     } else if constexpr (std::is_same_v<Launch, RecordAndExponentsLaunch>) {
       ranges.add(launch.record, Shape<Component>::kSize);
       ranges.add_counts<Component>(launch.counts);
+    } else if constexpr (!std::is_same_v<Launch, FoundLaunch>) {
+      ranges.add(launch, Shape<Component>::kSize);
     } else {
       ranges.add(launch.list, Shape<Component>::kSize);
       ranges.add(launch.found, sizeof(*launch.found), Use::kWrite, "found");
@@ -146,12 +152,14 @@ cudaError_t find_found_nonfinite() {
   return cudaSuccess;
 }
 
-template <class Component>
+template <class Component, class Tensors>
 cudaError_t start_records(Depth depth, unsigned grid, unsigned block, cudaStream_t,
-                          const RecordsLaunch& launch) {
+                          const RecordsLaunch<Tensors>& launch) {
   return start<Component, BlockShared<Component>>(
       "_ZN9fastcheck4cuda14records_kernelI" + mangled<Component>() + "LNS_5DepthE" +
-          std::to_string(static_cast<int>(depth)) + "EEEvNS0_13RecordsLaunchE",
+          std::to_string(static_cast<int>(depth)) +
+          (std::is_same_v<Tensors, List> ? "ENS0_4List" : "ENS0_9OneTensor") +
+          "EEEvNS0_13RecordsLaunchIT1_EE",
       grid, block, launch);
 }
 
@@ -189,10 +197,12 @@ cudaError_t start_record_and_exponents(unsigned grid, unsigned block, cudaStream
       grid, block, launch);
 }
 
-#define FASTCHECK_RECORDS(component)                                                     \
-  template cudaError_t find_records<component>();                                        \
+#define FASTCHECK_RECORDS_OF(component, tensors)                                         \
   template cudaError_t start_records<component>(Depth, unsigned, unsigned, cudaStream_t, \
-                                                const RecordsLaunch&);
+                                                const RecordsLaunch<tensors>&);
+#define FASTCHECK_RECORDS(component)              \
+  template cudaError_t find_records<component>(); \
+  FASTCHECK_RECORDS_OF(component, List)
 #define FASTCHECK_FOUND(format)                                                        \
   template cudaError_t find_found_nonfinite<format>();                                 \
   template cudaError_t start_found_nonfinite<format>(unsigned, unsigned, cudaStream_t, \
@@ -222,6 +232,9 @@ FASTCHECK_RECORDS(Integer<std::uint16_t>)
 FASTCHECK_RECORDS(Integer<std::uint32_t>)
 FASTCHECK_RECORDS(Integer<std::uint64_t>)
 FASTCHECK_RECORDS(Boolean)
+FASTCHECK_RECORDS_OF(Float32, OneTensor)
+FASTCHECK_RECORDS_OF(Float16, OneTensor)
+FASTCHECK_RECORDS_OF(BFloat16, OneTensor)
 
 }  // namespace fastcheck::cuda
 
