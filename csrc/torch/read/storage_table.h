@@ -60,24 +60,21 @@ class StorageTable {
     return tensor.storage().unsafeGetStorageImpl();
   }
 
-  // Looks at a few buckets each time that a storage is added, in turn: what is gone is found before
-  // the table has grown by a quarter.
+  // Looks at a few entries each time that a storage is added, in turn: what is gone is found before
+  // the table has grown by a quarter. Entries, not buckets: an iterator of a bucket divides.
   void forget_some() {
-    constexpr std::size_t kBuckets = 8;
-    for (std::size_t i = 0; i < kBuckets && !entries_.empty(); ++i) {
-      bucket_ = (bucket_ + 1) % entries_.bucket_count();
-      for (auto entry = entries_.begin(bucket_); entry != entries_.end(bucket_);) {
-        const c10::StorageImpl* const storage = entry->first;
-        const bool is_gone = entry->second.storage.expired();
-        ++entry;
-        if (is_gone) entries_.erase(storage);
-      }
+    constexpr std::size_t kEntries = 4;
+    auto entry = entries_.find(next_);
+    for (std::size_t i = 0; i < kEntries && !entries_.empty(); ++i) {
+      if (entry == entries_.end()) entry = entries_.begin();
+      entry = entry->second.storage.expired() ? entries_.erase(entry) : std::next(entry);
     }
+    next_ = entry == entries_.end() ? nullptr : entry->first;
   }
 
   OwnPool pool_;
   std::pmr::unordered_map<const c10::StorageImpl*, Entry> entries_{pool_.get()};
-  std::size_t bucket_ = 0;
+  const c10::StorageImpl* next_ = nullptr;  // where to look first; perhaps no longer in the table
 };
 
 }  // namespace fastcheck
