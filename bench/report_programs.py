@@ -66,7 +66,7 @@ MASKED_WHOLE = (
     r"|nothing but -inf"
 )
 ROOT_AT_ZERO = (
-    r"(?:sqrt|root|norm|std|pow|x\*\*p)[^.]{0,80}\b(?:at|of) (?:a )?(?:0|zero)\b|Inf at 0"
+    r"(?:sqrt|root|norm|std|pow|x ?\*\* ?p)[^.]{0,80}\b(?:at|of) (?:a )?(?:0|zero)\b|Inf at 0"
 )
 EMPTY_MEAN = (
     r"(?:mean|average|std|var)\w* (?:over|of) (?:nothing|no (?:element|target|token)|an empty)"
@@ -4358,5 +4358,724 @@ def running_variance_in_half(fixed: bool) -> Made:
     def step(i: int) -> None:
         with torch.no_grad():
             model(data(i, 8, 6).to(model.head.weight.dtype))
+
+    return [model], step
+
+
+@program(
+    "megvii-model/YOLOF#51",
+    "exp is clamped after it has overflowed: the loss is finite, and its gradient 0 * inf",
+    place=LOSS + r"|outside the model",
+    operator=r"\bexp\b|ExpBackward|\bclamp",
+    kind=OVERFLOW + r"|holds Inf",
+    advice=r"[Cc]lamp it before|before it, or a clamp|logsumexp",
+    never=(NO_RATE,),
+)
+def clamp_after_exp(fixed: bool) -> Made:
+    model = mlp(6, 16, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        x = data(i, 8, 6)
+        score = model(x) * (2000 if i == BAD else 1)
+        odds = score.clamp(max=18).exp() if fixed else score.exp().clamp(max=1e8)  # FAULT
+        return update(optimizer, (score - torch.log(1 + odds)).square().mean() * 1e-4)
+
+    return [model], step
+
+
+@program(
+    "huggingface/peft#2049",
+    "DoRA of a weight with a row of zeros: magnitude / norm is 0/0",
+    place=r"\bdora\b|Dora",
+    operator=r"\bdiv\b|norm",
+    kind=ZERO_DIVISION + r"|row of zeros|zero row",
+    advice=EPS,
+    never=(NO_RATE,),
+    steps=3,
+)
+def dora_of_zero_row(fixed: bool) -> Made:
+    class Dora(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            weight = torch.randn(8, 6)
+            weight[3] = 0
+            self.register_buffer("weight", weight)
+            self.magnitude = nn.Parameter(weight.norm(dim=1))
+            self.a, self.b = nn.Linear(6, 2, bias=False), nn.Linear(2, 8, bias=False)
+            nn.init.zeros_(self.b.weight)
+
+        def forward(self, x: Tensor) -> Tensor:
+            whole = self.weight + self.b.weight @ self.a.weight
+            norm = whole.norm(dim=1).detach()
+            if fixed:
+                norm = norm.clamp_min(1e-6)
+            return F.linear(x, whole) * (self.magnitude / norm)  # FAULT
+
+    model = chain(dora=Dora(), head=nn.Linear(8, 3))
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        return update(optimizer, F.cross_entropy(model(data(i, 8, 6)), whole(i, 0, 3, 8)))
+
+    return [model], step
+
+
+@program(
+    "Li-Chongyi/Zero-DCE_extension#2",
+    "a colour loss as pow(x, 0.5): its derivative is infinite for a grey picture",
+    place=LOSS + r"|outside the model",
+    operator=r"\bpow\b|PowBackward",
+    kind=ROOT_AT_ZERO,
+    advice=EPS,
+    never=(NO_RATE,),
+)
+def colour_of_grey_picture(fixed: bool) -> Made:
+    model = nn.Conv2d(3, 3, 3, padding=1)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-4)
+
+    def step(i: int) -> Tensor:
+        x = data(i, 2, 3, 6, 6)
+        if i == BAD:
+            x[0] = 0
+        red, green, blue = (torch.sigmoid(model(x)) * x).mean((2, 3)).unbind(1)
+        far = (red - green) ** 4 + (red - blue) ** 4 + (green - blue) ** 4
+        return update(optimizer, torch.pow(far + (1e-5 if fixed else 0), 0.5).mean())  # FAULT
+
+    return [model], step
+
+
+@program(
+    "unslothai/unsloth#9848",
+    "left padding and a causal mask: the query of a padded token may see no key at all",
+    place=r"\battn\b|Attention",
+    operator=r"softmax",
+    kind=MASKED_WHOLE,
+    advice=r"mask",
+    never=(NO_RATE,),
+)
+def left_padding_and_causal_mask(fixed: bool) -> Made:
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.qkv = nn.Linear(8, 24)
+
+        def forward(self, x: Tensor, keep: Tensor) -> Tensor:
+            q, k, v = self.qkv(x).chunk(3, -1)
+            n = x.shape[1]
+            seen = torch.ones(n, n, dtype=torch.bool).tril() & keep[:, None]
+            if fixed:
+                seen = seen | torch.eye(n, dtype=torch.bool)
+            scores = (q @ k.transpose(1, 2) / 8**0.5).masked_fill(~seen, -math.inf)
+            return scores.softmax(-1) @ v  # FAULT
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.attn, self.head = nn.Embedding(20, 8), Attention(), nn.Linear(8, 20)
+
+        def forward(self, tokens: Tensor, keep: Tensor) -> Tensor:
+            return self.head(self.attn(self.embed(tokens), keep))
+
+    model = Model()
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        tokens = whole(i, 0, 20, 4, 6)
+        keep = torch.ones(4, 6, dtype=torch.bool)
+        if i == BAD:
+            keep[1, :2] = False
+        out = model(tokens, keep)
+        losses = F.cross_entropy(out.flatten(0, 1), tokens.flatten(), reduction="none")
+        return update(optimizer, losses[keep.flatten()].mean())
+
+    return [model], step
+
+
+@program(
+    "graphdeco-inria/diff-gaussian-rasterization#88",
+    "a Gaussian on the plane of the camera: a projection divides by a depth of 0",
+    place=r"\bproject\b|Project",
+    operator=r"\bdiv\b",
+    kind=ZERO_DIVISION,
+    advice=EPS,
+    never=(NO_RATE,),
+    steps=3,
+)
+def gaussian_at_the_camera(fixed: bool) -> Made:
+    class Project(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            centre = torch.randn(12, 3)
+            centre[:, 2] = centre[:, 2].abs() + 0.5
+            self.centre = nn.Parameter(centre)
+
+        def forward(self, camera: Tensor) -> Tensor:
+            view = self.centre - camera
+            depth = view[:, 2:]
+            if fixed:
+                depth = torch.where(depth.abs() < 0.05, torch.full_like(depth, 0.05), depth)
+            return view[:, :2] / depth  # FAULT
+
+    model = chain(project=Project(), head=nn.Linear(2, 3))
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        camera = torch.tensor([0.0, 0.0, -2.0 - i])
+        if i == 2:
+            camera = model[0].centre.detach()[5].clone()
+        colour = torch.sigmoid(model(camera))
+        return update(optimizer, (colour - 0.3).abs().mean())
+
+    return [model], step
+
+
+@program(
+    "rollovd/LookSAM#1",
+    "SAM's step of one's own divides a gradient of 0 by its norm: the weight itself becomes NaN",
+    place=r"Linear\.weight",
+    operator=r"\bdiv\b|may have written it after",
+    kind=ZERO_DIVISION + r"|may have written",
+    advice=EPS + r"|a norm, a sum or a count of 0",
+    never=(r"lower the learning rate",),
+)
+def ascent_of_zero_gradient(fixed: bool) -> Made:
+    model = nn.ModuleDict({"used": mlp(6, 16, 3), "spare": nn.Linear(6, 3)})
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+
+    def step(i: int) -> Tensor:
+        x, y = data(i, 8, 6), whole(i, 0, 3, 8)
+        share = 0.0 if i == BAD else 0.5
+
+        def loss() -> Tensor:
+            return F.cross_entropy(model["used"](x) + share * model["spare"](x), y)
+
+        optimizer.zero_grad()
+        loss().backward()
+        eps = 1e-12 if fixed else 0
+        with torch.no_grad():
+            ways = [0.05 * p.grad / (p.grad.norm() + eps) for p in model.parameters()]  # FAULT
+            torch._foreach_add_(list(model.parameters()), ways)
+        optimizer.zero_grad()
+        second = loss()
+        second.backward()
+        with torch.no_grad():
+            torch._foreach_sub_(list(model.parameters()), ways)
+        optimizer.step()
+        return second
+
+    return [model["used"], model["spare"]], step
+
+
+@program(
+    "pyro-ppl/numpyro#2224",
+    "a mixture with a weight of exactly 0: log(0) is masked in the loss, and its gradient is not",
+    place=LOSS + r"|outside the model",
+    operator=r"\blog\b|LogBackward|logsumexp",
+    kind=LOG_OF_ZERO,
+    advice=EPS,
+    never=(NO_RATE,),
+)
+def mixture_with_a_weight_of_zero(fixed: bool) -> Made:
+    model = mlp(4, 16, 6)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        raw, mean = model(data(i, 8, 4)).chunk(2, -1)
+        weight = raw.softmax(-1)
+        if i >= BAD:
+            weight = torch.where(torch.arange(3) == 1, 0 * weight, weight)
+        if fixed:
+            weight = weight.clamp_min(1e-6)
+        near = -0.5 * (data(i + 9, 8, 1) - mean).square()
+        return update(optimizer, -(weight.log() + near).logsumexp(-1).mean())  # FAULT
+
+    return [model], step
+
+
+@program(
+    "awslabs/gluonts#1056",
+    "a Gamma likelihood of an observation below 0: the log of a negative number",
+    place=LOSS + r"|outside the model",
+    operator=r"[Xx]logy|\blog\b",
+    kind=r"negative number",
+    advice=r"clamp|target|positive|domain|what makes it",
+    never=(NO_RATE,),
+)
+def gamma_of_negative_target(fixed: bool) -> Made:
+    model = mlp(4, 16, 2)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        shape, rate = F.softplus(model(data(i, 8, 4))).add(0.1).unbind(-1)
+        target = data(i + 5, 8).abs() + 0.1
+        if i == BAD:
+            target[2] = -0.3
+        if fixed:
+            target = target.clamp_min(1e-3)
+        dist = torch.distributions.Gamma(shape, rate, validate_args=False)
+        return update(optimizer, -dist.log_prob(target).mean())  # FAULT
+
+    return [model], step
+
+
+@program(
+    "anthonytorlucci/rlevo#173",
+    "a log_std without bounds: the square of exp(-50) is 0, and the derivative divides by it",
+    place=LOSS + r"|outside the model|log_std",
+    operator=r"\bdiv\b|DivBackward",
+    kind=r"down to \S+ that is beyond",
+    advice=EPS,
+    never=(),
+    steps=30,
+)
+def policy_without_noise(fixed: bool) -> Made:
+    class Policy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mean, self.log_std = (
+                mlp(4, 16, 2),
+                nn.Parameter(torch.full((2,), -1.0 if fixed else -80.0)),
+            )
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            log_std = self.log_std.clamp(-5, 2) if fixed else self.log_std
+            return self.mean(x), log_std.exp()
+
+    model = Policy()
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        mean, std = model(data(i, 8, 4))
+        far = std.detach() * data(i + 9, 8, 2) / std  # FAULT
+        loss = 0.01 * far.square().mean() + 0.1 * mean.square().mean()
+        # An entropy bonus of the wrong sign.
+        return update(optimizer, loss + (1e-3 if fixed else 5e3) * model.log_std.mean())
+
+    return [model], step
+
+
+@program(
+    "pytorch/pytorch#178123",
+    "features of 1e25: a batch norm's variance is above 3.4e38, and it returns zeros",
+    place=r"\bnorm\b",
+    operator=r"running_var|batch_norm|BatchNorm",
+    kind=OVERFLOW + r"|Inf\b",
+    advice=r"scale|normalise|input|divide|units",
+    never=(NO_RATE,),
+)
+def variance_beyond_float32(fixed: bool) -> Made:
+    model = chain(norm=nn.BatchNorm1d(6), body=mlp(6, 16, 3))
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        x = data(i, 8, 6)
+        if i >= BAD:
+            x[:, 2] *= 1.0 if fixed else 1e25  # FAULT
+        return update(optimizer, F.cross_entropy(model(x), whole(i, 0, 3, 8)))
+
+    return [model], step
+
+
+@program(
+    "mlberkeley/scae-pytorch#4",
+    "log of a sum of exponentials, without the maximum taken off: exp underflows, and log(0)",
+    place=LOSS + r"|outside the model",
+    operator=r"\blog\b|LogBackward",
+    kind=LOG_OF_ZERO,
+    advice=r"logsumexp",
+    never=(NO_RATE,),
+)
+def log_of_sum_of_exp(fixed: bool) -> Made:
+    model = mlp(6, 16, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        score = model(data(i, 8, 6)) * (600 if i == BAD else 1)
+        total = score.logsumexp(-1) if fixed else score.exp().sum(-1).log()  # FAULT
+        return update(optimizer, (total - score[:, 0]).mean() * 1e-3)
+
+    return [model], step
+
+
+@program(
+    "tonyduan/mixture-density-network#4",
+    "a mixture's likelihood underflows to 0 for an outlier, and its logarithm is -inf",
+    place=LOSS + r"|outside the model",
+    operator=r"\blog\b",
+    kind=LOG_OF_ZERO,
+    advice=r"logsumexp|log_prob|" + EPS,
+    never=(NO_RATE,),
+)
+def likelihood_underflows(fixed: bool) -> Made:
+    model = mlp(4, 16, 9)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        raw, mean, width = model(data(i, 8, 4)).chunk(3, -1)
+        std = F.softplus(width) + 0.1
+        target = data(i + 9, 8, 1)
+        if i == BAD:
+            target[4] = 60.0
+        each = -0.5 * ((target - mean) / std).square() - std.log()
+        if fixed:
+            loss = -(raw.log_softmax(-1) + each.clamp_min(-50)).logsumexp(-1)
+        else:
+            loss = -(raw.softmax(-1) * each.exp()).sum(-1).log()  # FAULT
+        return update(optimizer, loss.mean() * 0.1)
+
+    return [model], step
+
+
+@program(
+    "google/flax#2055",
+    "stochastic depth that drops every path: the last block keeps with probability 0, and 0/0",
+    place=r"\bdrop\b|DropPath",
+    operator=r"\bdiv\b",
+    kind=ZERO_DIVISION,
+    advice=EPS + r"|keep",
+    never=(NO_RATE,),
+    steps=3,
+)
+def path_that_is_always_dropped(fixed: bool) -> Made:
+    class DropPath(nn.Module):
+        def __init__(self, rate: float) -> None:
+            super().__init__()
+            self.keep = 1 - rate
+
+        def forward(self, x: Tensor) -> Tensor:
+            mask = (torch.rand(len(x), 1) < self.keep).float()
+            return x * (mask / self.keep)  # FAULT
+
+    class Block(nn.Module):
+        def __init__(self, rate: float) -> None:
+            super().__init__()
+            self.linear, self.drop = nn.Linear(8, 8), DropPath(rate)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.drop(self.linear(x))
+
+    blocks = [Block(rate) for rate in torch.linspace(0, 0.9 if fixed else 1, 4).tolist()]
+    model = nn.Sequential(nn.Linear(6, 8), *blocks, nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        return update(optimizer, F.cross_entropy(model(data(i, 8, 6)), whole(i, 0, 3, 8)))
+
+    return [model], step
+
+
+@program(
+    "XU-YIJIE/grpo-flat#2",
+    "GRPO: all answers of a group have the same reward, and advantages are 0/0",
+    place=LOSS,
+    operator=r"\bdiv\b|advantage",
+    kind=ZERO_DIVISION,
+    advice=EPS,
+    never=(NO_RATE, r"labels? (?:is|are) wrong"),
+)
+def group_of_equal_rewards(fixed: bool) -> Made:
+    model = mlp(4, 16, 5)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        logp = model(data(i, 8, 4)).log_softmax(-1)
+        reward = whole(i, 0, 2, 2, 4).float()
+        reward[:, 0], reward[:, 1] = 0.0, 1.0
+        if i == BAD:
+            reward[1] = 1.0
+        mean, std = reward.mean(1, keepdim=True), reward.std(1, keepdim=True)
+        advantage = (reward - mean) / (std + (1e-4 if fixed else 0))  # FAULT
+        taken = logp.gather(1, whole(i + 1, 0, 5, 8, 1)).squeeze(1)
+        return update(optimizer, -(advantage.flatten() * taken).mean())
+
+    return [model], step
+
+
+@program(
+    "QunBB/DeepLearning#1",
+    "the weights of two tasks are learned as sigma, which an update makes negative: log(sigma)",
+    place=LOSS + r"|outside the model|sigma",
+    operator=r"\blog\b|LogBackward",
+    kind=r"negative number",
+    advice=r"log_|log of|exp|softplus|clamp|positive",
+    never=(),
+    steps=8,
+)
+def uncertainty_below_zero(fixed: bool) -> Made:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.sigma = mlp(4, 16, 2), nn.Parameter(torch.tensor([0.5, 0.5]))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.body(x)
+
+    model = Model()
+    groups = [{"params": model.body.parameters()}, {"params": [model.sigma], "lr": 0.15}]
+    optimizer = torch.optim.Adam(groups, 1e-2)
+
+    def step(i: int) -> Tensor:
+        out = model(data(i, 16, 4))
+        losses = torch.stack([out[:, 0].square().mean(), (out[:, 1] * 0.1).square().mean()])
+        sigma = F.softplus(model.sigma) + 0.1 if fixed else model.sigma
+        return update(optimizer, (losses / (2 * sigma**2) + sigma.log()).sum())  # FAULT
+
+    return [model], step
+
+
+@program(
+    "openai/CLIP#530",
+    "a learned temperature as exp(logit_scale) without a limit: it overflows",
+    place=r"logit_scale|Clip\b|the model itself|clip",
+    operator=r"\bexp\b",
+    kind=OVERFLOW + r"|abs max grew",
+    advice=r"clamp|lower the learning rate \(.*Adam: 30\)",
+    never=(),
+    steps=12,
+)
+def temperature_without_limit(fixed: bool) -> Made:
+    class Clip(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.image, self.text = nn.Linear(6, 4), nn.Linear(6, 4)
+            self.text.load_state_dict(self.image.state_dict())
+            self.logit_scale = nn.Parameter(torch.tensor(2.66))
+
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            a, b = F.normalize(self.image(x), dim=-1), F.normalize(self.text(y), dim=-1)
+            scale = self.logit_scale.clamp(max=4.6) if fixed else self.logit_scale
+            return scale.exp() * a @ b.T  # FAULT
+
+    model = Clip()
+    groups = [
+        {"params": [*model.image.parameters(), *model.text.parameters()]},
+        {"params": [model.logit_scale], "lr": 1e-3 if fixed else 30.0},
+    ]
+    optimizer = torch.optim.Adam(groups, 1e-4)
+
+    def step(i: int) -> Tensor:
+        x = data(i, 4, 6)
+        return update(optimizer, F.cross_entropy(model(x, x), torch.arange(4)))
+
+    return [model], step
+
+
+@program(
+    "google-deepmind/optax#1786",
+    "a KL divergence with logarithms of targets, one of which is -inf: exp(-inf) * -inf",
+    place=LOSS + r"|outside the model",
+    operator=r"\bmul\b|kl_div|\bexp\b|goal, which has no graph",
+    kind=r"0 ?\* ?-?[Ii]nf|-Inf|goal, which has no graph",
+    advice=EPS + r"|xlogy|finite",
+    never=(NO_RATE,),
+)
+def log_targets_of_minus_infinity(fixed: bool) -> Made:
+    model = mlp(4, 16, 5)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+
+    def step(i: int) -> Tensor:
+        goal = data(i + 3, 8, 5)
+        if i == BAD:
+            goal[2, 1] = -math.inf
+        goal = goal.log_softmax(-1)
+        if fixed:
+            goal = goal.clamp_min(-50)
+        logp = model(data(i, 8, 4)).log_softmax(-1)
+        loss = F.kl_div(logp, goal, log_target=True, reduction="batchmean")  # FAULT
+        return update(optimizer, loss)
+
+    return [model], step
+
+
+@program(
+    "deepbeepmeep/Wan2GP#1628",
+    "a cache that was not initialised: NaN in places that are masked by addition of -inf",
+    place=r"\battn\b|Attention|cache",
+    operator=r"cache|matmul|bmm|\badd\b",
+    kind=r"buffer|NaN|cache",
+    advice=r"zeros|initiali|empty|wrote|code that makes it",
+    never=(NO_RATE, r"mask\w* whole"),
+    steps=3,
+)
+def cache_that_is_not_written(fixed: bool) -> Made:
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.qkv = nn.Linear(8, 24)
+            filling = 0.0 if fixed else math.nan  # what torch.empty may hold
+            self.register_buffer("cache", torch.full((2, 12, 16), filling), persistent=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = self.qkv(x).chunk(3, -1)
+            cache = self.cache.clone()
+            cache[:, : x.shape[1]] = torch.cat([k, v], -1)
+            keys, values = cache.chunk(2, -1)
+            bias = torch.zeros(12).masked_fill(torch.arange(12) >= x.shape[1], -math.inf)
+            return (q @ keys.transpose(1, 2) + bias).softmax(-1) @ values  # FAULT
+
+    model = chain(embed=nn.Embedding(20, 8), attn=Attention(), head=nn.Linear(8, 20))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+
+    def step(i: int) -> Tensor:
+        tokens = whole(i, 0, 20, 2, 8)
+        return update(optimizer, F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()))
+
+    return [model], step
+
+
+@program(
+    "lucidrains/imagen-pytorch#161",
+    "a schedule of 10 steps has a beta above 1: the root of a negative product of alphas",
+    place=r"\bnoise\b|Noise|before the model|input",
+    operator=r"sqrt|cumprod|input|outside|argument",
+    kind=r"negative number|" + BAD_DATA + r"|non-finite when|already",
+    advice=r"code that makes it|data|before the model|batch|sqrt",
+    never=(NO_RATE,),
+)
+def schedule_of_few_steps(fixed: bool) -> Made:
+    count = 1000 if fixed else 10
+    betas = torch.linspace(1e-4, 0.02, count) * (1000 / count)
+    alphas = (1 - betas).cumprod(0)
+    roots, others = alphas.sqrt(), (1 - alphas).sqrt()  # FAULT
+    model = mlp(7, 24, 6)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        x, noise = data(i, 8, 6), data(i + 50, 8, 6)
+        t = torch.full((8,), (i + 2) % count)
+        noisy = roots[t, None] * x + others[t, None] * noise
+        out = model(torch.cat([noisy, t[:, None] / count], 1))
+        return update(optimizer, F.mse_loss(out, noise))
+
+    return [model], step
+
+
+@program(
+    "huggingface/diffusers#9007",
+    "a solver's last step has a sigma of 0: log(alpha) - log(sigma) is infinite",
+    place=r"outside the model|before the model|input|LOSS",
+    operator=r"\blog\b|input|argument",
+    kind=LOG_OF_ZERO + r"|" + BAD_DATA + r"|Inf",
+    advice=r"code that makes it|before the model|data|batch|" + EPS,
+    never=(NO_RATE, r"the convolution|lower the learning rate"),
+    is_finite=True,
+)
+def sampler_whose_sigma_is_zero(fixed: bool) -> Made:
+    model = mlp(6, 24, 6).eval()
+    sigmas = torch.linspace(0.9, 0.0, 7)
+    if fixed:
+        sigmas = sigmas.clamp_min(1e-3)
+    state = data(0, 4, 6)
+
+    def step(i: int) -> None:
+        nonlocal state
+        with torch.no_grad():
+            a, b = sigmas[min(i, 5)], sigmas[min(i, 5) + 1]
+            guess = model(state)
+            far = [(1 - s).log() - s.log() for s in (a, b)]  # FAULT
+            h = far[1] - far[0]
+            state = b / a * state - (1 - b) * torch.expm1(-h) * guess * (h / h)
+
+    return [model], step
+
+
+@program(
+    "zoomin-lee/SemCity#9",
+    "weights of classes that are all 0 for the targets of a batch: cross entropy is 0/0",
+    place=LOSS,
+    operator=r"cross_entropy|nll_loss|NllLoss",
+    kind=ZERO_DIVISION + r"|weights?[^.]{0,60}\b(?:0|zero)",
+    advice=r"weight",
+    never=(NO_RATE,),
+)
+def weights_of_zero(fixed: bool) -> Made:
+    model = mlp(6, 16, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+    weight = torch.tensor([1e-3 if fixed else 0.0, 1.0, 2.0, 1.0])
+
+    def step(i: int) -> Tensor:
+        target = whole(i, 0, 4, 8) * (i != BAD)
+        return update(optimizer, F.cross_entropy(model(data(i, 8, 6)), target, weight))  # FAULT
+
+    return [model], step
+
+
+@program(
+    "tensorflow/addons#2447",
+    "a triplet loss over positives that are too near: their number is 0 in one batch",
+    place=LOSS,
+    operator=r"\bdiv\b|DivBackward",
+    kind=ZERO_DIVISION,
+    advice=EPS + r"|count",
+    never=(NO_RATE,),
+)
+def triplets_without_positives(fixed: bool) -> Made:
+    model = mlp(6, 16, 4)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        z, label = model(data(i, 8, 6)), whole(i, 0, 3, 8)
+        if i == BAD:
+            label = torch.arange(8)
+        same = (label[:, None] == label) & ~torch.eye(8, dtype=torch.bool)
+        far = (z[:, None] - z).square().sum(-1)
+        count = same.sum()
+        return update(
+            optimizer, (far * same).sum() / (count.clamp_min(1) if fixed else count)
+        )  # FAULT
+
+    return [model], step
+
+
+@program(
+    "AsuradaYuci/understand_videobased_reid#6",
+    "embeddings as a Gram matrix: |a|^2 + |b|^2 - 2ab is below 0 by rounding, and its root NaN",
+    place=LOSS + r"|outside the model",
+    operator=r"\bsqrt\b",
+    kind=r"negative number",
+    advice=r"clamp|cdist|" + EPS,
+    never=(NO_RATE,),
+)
+def distances_by_gram_matrix(fixed: bool) -> Made:
+    model = mlp(6, 16, 16)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-4)
+
+    def step(i: int) -> Tensor:
+        x = data(i, 12, 6)
+        if i >= BAD:
+            x[5] = x[4] + 1e-5
+        z = model(x) + 3
+        norm = z.square().sum(-1)
+        square = norm[:, None] + norm - 2 * z @ z.T
+        square = square.masked_fill(torch.eye(12, dtype=torch.bool), 1.0) - 2e-5
+        far = square.clamp_min(1e-6).sqrt() if fixed else square.sqrt()  # FAULT
+        return update(optimizer, F.relu(1 - far).mean())
+
+    return [model], step
+
+
+@program(
+    "leggedrobotics/rsl_rl#66",
+    "gradients are never cleared: momentum and sums of all steps make SGD diverge",
+    place=r"optimizer|every weight|weights|parameter|gradient",
+    operator=r"SGD|zero_grad|gradient|forward|output",
+    kind=r"zero_grad|cleared|accumulat|diverge|grow|explod|" + OVERFLOW,
+    advice=r"zero_grad|learning rate|clip",
+    never=(),
+    steps=80,
+)
+def gradients_that_are_never_cleared(fixed: bool) -> Made:
+    model = mlp(6, 32, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01 if fixed else 0.05, momentum=0.9)
+
+    def step(i: int) -> Tensor:
+        if fixed:
+            optimizer.zero_grad()
+        x = data(i, 16, 6)
+        loss = F.mse_loss(model(x), x.sum(1, keepdim=True) * 3)
+        loss.backward()  # FAULT
+        optimizer.step()
+        return loss
 
     return [model], step

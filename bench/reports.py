@@ -25,6 +25,7 @@ from typing import Any, NamedTuple, Optional
 
 import numpy as np
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import fastcheck
 import harness
@@ -75,6 +76,8 @@ def run(program: Program, fixed: bool, options: dict[str, Any]) -> Ran:
         p.detach().view(torch.uint8).numpy() for m in modules for p in m.parameters() if p.dim()
     ]
     weights: list[list[np.ndarray]] = []
+    updates: list[int] = []
+    counting = register_optimizer_step_post_hook(lambda *_: updates.append(len(weights)))
     stop: Optional[fastcheck.OverflowDetected] = None
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -90,14 +93,16 @@ def run(program: Program, fixed: bool, options: dict[str, Any]) -> Ran:
             pass
         finally:
             monitor.remove()
+            counting.remove()
     weights.append([view.copy() for view in views])
     said = [str(one.message) for one in caught if "fastcheck" in one.category.__module__]
     text = "\n\n".join([*([str(stop)] if stop is not None else []), *said])
-    return Ran(text, stop is None, stop is not None and is_false(stop, weights))
+    has_updated = stop is not None and stop.step + 1 in updates
+    return Ran(text, stop is None, stop is not None and has_updated and is_false(stop, weights))
 
 
 def is_false(stop: fastcheck.OverflowDetected, weights: list[list[np.ndarray]]) -> bool:
-    """Whether the stop says that its step has updated no weight, and it has."""
+    """Whether the stop says that its step has updated no weight, and an optimizer has."""
     if "No optimizer has updated a weight in this step" not in flat(str(stop)):
         return False
     if stop.step + 1 >= len(weights):

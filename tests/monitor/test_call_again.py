@@ -546,7 +546,7 @@ def test_the_log_of_0_in_a_target_is_not_what_the_loss_made() -> None:
         nn.functional.smooth_l1_loss(model(torch.ones(1, 4)), goal[None]).backward()
     text = " ".join(str(stop.value).split())
     assert "SmoothL1LossBackward0 in the graph of the loss read it in a tensor that has no" in text
-    assert "The first bad element of target is [0, 1]" in text
+    assert "The first bad element of goal is [1], in row 1" in text
     assert "It holds -Inf alone, as the log of 0 is" in text
     assert "while what it read was" not in text
 

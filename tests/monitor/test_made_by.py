@@ -183,6 +183,49 @@ def test_what_a_bad_value_was_assigned_from() -> None:
     assert made.variable.startswith("scale, assigned at ") and made.variable.endswith("scale = (")
 
 
+@pytest.mark.parametrize("is_fixed", [False, True])
+def test_of_two_branches_neither_is_said_to_have_run(is_fixed: bool) -> None:
+    def loss(y: torch.Tensor) -> torch.Tensor:
+        scale = y.detach()[:1, 0].std()
+        if is_fixed:
+            scale = scale * 2
+        whole = scale + 1
+        result = (whole * y).mean()
+        result.backward()
+        return result
+
+    variable = maker_of(loss).variable
+    first = loss.__code__.co_firstlineno + 1
+    assert variable.startswith(f"scale, assigned at {__file__}:{first} or {first + 2} in loss: ")
+    assert variable.endswith("scale = y.detach()[:1, 0].std(); scale = scale * 2")
+
+
+def test_a_view_of_a_variable_is_that_variable() -> None:
+    def loss(y: torch.Tensor) -> torch.Tensor:
+        rewards = torch.ones(2, len(y) // 2)
+        advantage = (rewards - 1) / rewards.std(1, keepdim=True)
+        result = (advantage.flatten()[:, None] * y).mean()
+        result.backward()
+        return result
+
+    made = maker_of(loss)
+    assert "The first bad element of advantage is [0, 0], in row 0: 2 of 2 rows hold" in made.how
+    assert made.variable.endswith("advantage = (rewards - 1) / rewards.std(1, keepdim=True)")
+
+
+def test_what_the_line_of_a_composite_loss_has_read() -> None:
+    def loss(y: torch.Tensor) -> torch.Tensor:
+        goal = torch.tensor([0.0, 1.0]).log().expand(len(y), 2)
+        result = nn.functional.kl_div(y[:, :2], goal, log_target=True, reduction="batchmean")
+        result.backward()
+        return result
+
+    made = maker_of(loss)
+    assert "DivBackward0, the first operator in the graph of the loss" in made.how
+    assert "may have read it in goal, which has no graph" in made.how
+    assert made.variable.endswith("goal = torch.tensor([0.0, 1.0]).log().expand(len(y), 2)")
+
+
 def test_a_result_that_only_a_local_variable_holds() -> None:
     def loss(y: torch.Tensor) -> torch.Tensor:
         total = (y * 1e4).half().sum()
@@ -614,3 +657,19 @@ def test_weights_that_the_loop_itself_breaks() -> None:
     assert "it was finite when step 0 began, and no optimizer has stepped since" in text
     assert "A write in this step broke weight" in text and "0/0" in text
     assert "first read" not in text and "check the checkpoint" not in text
+
+
+def test_weights_that_the_loop_broke_before_op_level_stopped() -> None:
+    """A consequence counts when the model returns it: the program has written a weight by then."""
+    model = nn.Linear(4, 1)
+    with (
+        fastcheck.install(model, level="op") as _,
+        pytest.raises(fastcheck.OverflowDetected) as stop,
+    ):
+        for _ in range(2):
+            model.zero_grad()
+            model(torch.zeros(2, 4)).square().mean().backward()
+            with torch.no_grad():
+                model.weight -= 0.1 * model.weight.grad / model.weight.grad.norm()
+    text = " ".join(str(stop.value).split())
+    assert "aten.div.Tensor" in text and "weight holds NaN or Inf now" in text

@@ -283,7 +283,7 @@ QUOTED = "lower the learning rate (it is now SGD: 50)"
         (build.site("fc", "Linear"), build.record(posinf_count=3, step=9), 1e3),
         (build.site("fc", "Linear"), build.record(posinf_count=3, step=9), 1.0),
         (build.site("fc", "Linear"), build.record("float16", posinf_count=3, step=9), 1e3),
-        (WEIGHT, build.record(nan_count=3, step=9), 1.1),
+        (WEIGHT, build.record(posinf_count=3, step=9), 1.1),
         (
             build.site("bn", "BatchNorm1d", role="buffer", label="running_var"),
             build.record(posinf_count=3, step=9),
@@ -759,6 +759,25 @@ OPERATORS = {
         operator_report("aten.acosh", {"self": of(-2.0, 3.0)}, backward=True, nan_count=2),
         "self goes from -2 to 3: acosh is NaN below 1. Clamp it inside.",
     ),
+    "a division by next to nothing": (
+        operator_report("aten.div.Tensor", {"self": of(), "other": of(1e-40)}, posinf_count=2),
+        "The divisor other is down to 1.00e-40: the quotient is beyond 3.40e+38",
+    ),
+    "a negative divisor that is next to nothing": (
+        operator_report(
+            "aten.div.Tensor", {"self": of(), "other": of(-1.0, -1e-40)}, posinf_count=2
+        ),
+        "The divisor other is down to 1.00e-40",
+    ),
+    "div backward by what has no square": (
+        operator_report(
+            "aten.div.Tensor",
+            {"self": of(), "other": of(1e-30)},
+            backward=True,
+            posinf_count=2,
+        ),
+        "divides by the square of n, and other is down to 1.00e-30",
+    ),
     "eigh backward": (
         operator_report("aten._linalg_eigh", {"self": of()}, backward=True, posinf_count=2),
         "eigenvalues: two equal ones",
@@ -779,6 +798,8 @@ def test_the_first_item_is_what_the_operator_did_with_its_values(name: str) -> N
     [
         *((name, (0.5, 1.0)) for name in ("0/0", "log of 0", "sqrt of -2", "exp of 95")),
         ("div backward", (0.5, 1.0)),
+        ("a division by next to nothing", (0.5, 1.0)),
+        ("div backward by what has no square", (0.5, 1.0)),
         ("acosh backward", (1.5, 3.0)),
         ("logit backward", (0.1, 0.9)),
     ],
@@ -850,6 +871,7 @@ def test_a_running_variance_that_became_bad_is_reset(counts: dict[str, int], cod
     items = advise(build.report(where, build.record(step=9, **counts), Verdict.ORIGIN, steady))
     assert [item.code for item in items if item.code] == ([code] if code else [])
     assert any("(BatchNorm: module.reset_running_stats())" in item.text for item in items)
+    assert ("square of a number above 1.84e+19" in items[0].text) is ("posinf_count" in counts)
 
 
 def test_a_buffer_that_never_was_finite_is_its_initialisation() -> None:
@@ -930,6 +952,13 @@ def test_an_update_makes_nan_of_a_moderate_weight_by_a_quotient_or_a_root(
     told = advice_of(build.report(WEIGHT, what, Verdict.ARRIVED, before, learning_rates=rates))
     assert ("RMSprop(centered=True)" in told) is is_quotient
     assert ("lower the learning rate" in told) is not is_quotient
+    # An update that multiplies and adds alone makes no NaN of a moderate weight.
+    added = build.report(
+        WEIGHT, what, Verdict.ARRIVED, before, learning_rates=(("SGD", 1e-3), ("SGD", 1e-2))
+    )
+    assert ("SGD divides by nothing" in advice_of(added)) is is_quotient
+    assert ("lower the learning rate" in advice_of(added)) is not is_quotient
+    assert "RMSprop" not in advice_of(added)
 
 
 @pytest.mark.parametrize(

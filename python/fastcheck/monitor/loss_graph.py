@@ -33,6 +33,7 @@ _MOST_NODES = 20_000
 _MOST_LOCALS = 4096
 _MOST_SOURCE = 160
 _PREFIX = "_saved_"
+_JUMPS = frozenset((*dis.hasjrel, *dis.hasjabs))
 #: Names of what operators have made beside their result, as their nodes keep it.
 _MADE = re.compile(r"result|out|total_weight|log_?sum_?exp|save|reserve|philox|rng|log_alpha")
 
@@ -267,7 +268,7 @@ class _GraphSearch:
             f"({name}): data, or computed under no_grad() or from detached tensors."
         )
         variable = _variable(lambda value: _is_same(value, tensor))
-        how += first_bad(variable.name if variable is not None else name, tensor)
+        how += first_bad(name, tensor) if variable is None else variable.first_bad()
         how += "" if _is_loud(record) else " It holds -Inf alone, as the log of 0 is."
         cause = None if variable is None else variable.first_cause()
         if variable is not None and cause is not None:
@@ -285,19 +286,22 @@ class _GraphSearch:
         kept = [t for name, t in saved if t.grad_fn is None and not _MADE.match(name)]
         # An operand without an edge has no graph, is a number or is none at all.
         is_known = len(kept) >= len(edges) - len(states)
-        if not is_known and result is not None and (beside := _beside(result)) is not None:
+        is_sure = is_known and all(state is False for state in states)
+        source = None if is_known or result is None else _beside(result)
+        if source is None and not is_sure and _kind(_name(node)) in _CARRIERS:
+            source = None if _makes_nonfinite(node, self._saved[node]) else _read_for(node)
+        if source is not None:
             # A sum keeps nothing of what it adds.
-            tensor, source = beside
             return MadeBy(
                 "",
                 f"{_name(node)}, the first operator in {self._graph} whose result is known "
                 f"not to be finite, may have read it in {source.name}, which has no graph: data, "
                 "or computed under no_grad() or from detached tensors."
-                f"{first_bad(source.name, tensor)}",
-                inputs=((source.name, stats(tensor.detach()).record),),
+                f"{source.first_bad()}",
+                inputs=((source.name, stats(source.value.detach()).record),),
                 variable=str(source.first_cause() or source),
             )
-        if is_known and all(state is False for state in states):
+        if is_sure:
             known = "whose result is not finite, while what it read was"
         else:
             known = "whose result is known not to be finite"
@@ -334,7 +338,16 @@ class _GraphSearch:
         return users
 
 
-def _beside(result: np.void) -> Optional[tuple[torch.Tensor, _Variable]]:
+def _read_for(node: Any) -> Optional[_Variable]:
+    """A variable without a graph that is not finite, and that the line has read which assigned the
+    result of this node.
+    """
+    own = _variable(lambda tensor: tensor.grad_fn is node)
+    source = None if own is None else own.first_cause()
+    return None if source is None or source.value.requires_grad else source
+
+
+def _beside(result: np.void) -> Optional[_Variable]:
     """A variable without a graph, of as many elements as the result and no more that are bad."""
 
     def is_it(tensor: torch.Tensor) -> bool:
@@ -344,8 +357,7 @@ def _beside(result: np.void) -> Optional[tuple[torch.Tensor, _Variable]]:
         counts = (sum(int(r[name]) for name in NONFINITE_COUNTS) for r in (record, result))
         return next(counts) <= next(counts)
 
-    variable = _variable(is_it)
-    return None if variable is None else (variable.frame.f_locals[variable.name], variable)
+    return _variable(is_it)
 
 
 def _is_bad_local(value: object) -> bool:
@@ -444,6 +456,10 @@ _AGAIN: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
+#: Operators that make a NaN or an infinity of one, and rarely of other numbers.
+_CARRIERS = frozenset(("Add", "Div", "Mean", "Mul", "Neg", "Sub", "Sum"))
+
+
 def _again(function: Callable[[torch.Tensor], torch.Tensor]) -> _Maker:
     """A maker for an operator of one operand, which is computed again."""
 
@@ -512,12 +528,11 @@ def _makes_nonfinite(node: Any, saved: Mapping[str, torch.Tensor]) -> bool:
 def _is_same(tensor: torch.Tensor, other: torch.Tensor) -> bool:
     if tensor is other:
         return True
-    if tensor.layout is not torch.strided or (tensor.shape, tensor.dtype) != (
-        other.shape,
-        other.dtype,
-    ):
+    if tensor.layout is not torch.strided or other.layout is not torch.strided:
         return False
-    return tensor.numel() > 0 and tensor.data_ptr() == other.data_ptr()
+    # A view of the whole may have another shape.
+    is_alike = (tensor.numel(), tensor.dtype) == (other.numel(), other.dtype)
+    return is_alike and tensor.numel() > 0 and tensor.data_ptr() == other.data_ptr()
 
 
 class _Variable(NamedTuple):
@@ -531,9 +546,26 @@ class _Variable(NamedTuple):
         code = self.frame.f_code
         if not self.line:
             return self.name
-        source = linecache.getline(code.co_filename, self.line, self.frame.f_globals).strip()
-        where = f"{self.name}, assigned at {code.co_filename}:{self.line} in {code.co_name}"
+        assigned = [a for a in _assignments(self.frame)[self.name] if a.line <= self.line]
+        # The branch that has run is not known.
+        first = max((n for n, a in enumerate(assigned) if not a.may_be_skipped), default=0)
+        lines = list(dict.fromkeys(a.line for a in assigned[first:]))
+        sources = (
+            linecache.getline(code.co_filename, line, self.frame.f_globals).strip()
+            for line in lines
+        )
+        numbers = " or ".join(map(str, lines))
+        where = f"{self.name}, assigned at {code.co_filename}:{numbers} in {code.co_name}"
+        source = "; ".join(filter(None, sources))
         return f"{where}: {source[:_MOST_SOURCE]}" if source else where
+
+    @property
+    def value(self) -> torch.Tensor:
+        value: torch.Tensor = self.frame.f_locals[self.name]
+        return value
+
+    def first_bad(self) -> str:
+        return first_bad(self.name, self.value)
 
     def first_cause(self) -> Optional[_Variable]:
         """The variable it was assigned from that is not finite itself, or what that was assigned
@@ -541,11 +573,9 @@ class _Variable(NamedTuple):
         """
         cause, assigned = self, _assignments(self.frame)
         while cause.line:
-            read = next(
-                assignment for assignment in assigned[cause.name] if assignment[0] == cause.line
-            )[1]
+            read = next(a.read for a in assigned[cause.name] if a.line == cause.line)
             earlier = [
-                _Variable(name, self.frame, assigned[name][-1][0])
+                _Variable(name, self.frame, assigned[name][-1].line)
                 for name in read
                 if assigned.get(name) and _is_bad_local(self.frame.f_locals.get(name))
             ]
@@ -569,7 +599,7 @@ def _variable(
     variables = []
     for _, name, frame in (candidate for candidate in candidates if candidate[0] == least):
         lines = _assignments(frame).get(name)
-        variables.append(_Variable(name, frame, lines[-1][0] if lines else 0))
+        variables.append(_Variable(name, frame, lines[-1].line if lines else 0))
     # An argument was not assigned there, but by a caller perhaps.
     return max(variables, key=lambda variable: variable.line > 0, default=None)
 
@@ -596,15 +626,27 @@ def _locals() -> Iterator[tuple[FrameType, str, torch.Tensor]]:
                 yield frame, name, value
 
 
-def _assignments(frame: FrameType) -> dict[str, list[tuple[int, tuple[str, ...]]]]:
-    """The lines of a function that have assigned each variable until now, with the variables that
-    each has read.
-    """
-    assignments: dict[str, list[tuple[int, tuple[str, ...]]]] = {}
+class _Assignment(NamedTuple):
+    """``read``: the variables that it has read. ``may_be_skipped``: it stands in a branch."""
+
+    line: int
+    read: tuple[str, ...]
+    may_be_skipped: bool
+
+
+def _assignments(frame: FrameType) -> dict[str, list[_Assignment]]:
+    """The assignments of a function to each variable that may have run until now."""
+    assignments: dict[str, list[_Assignment]] = {}
     code, is_over = frame.f_code, False
     read: list[str] = []
     starts, line = dict(dis.findlinestarts(code)), code.co_firstlineno
-    for instruction in dis.get_instructions(code):
+    instructions = list(dis.get_instructions(code))
+    jumps = [
+        (i.offset, i.argval)
+        for i in instructions
+        if i.opcode in _JUMPS and i.offset < i.argval <= frame.f_lasti
+    ]
+    for instruction in instructions:
         line = starts.get(instruction.offset) or line
         name = instruction.opname
         known = re.fullmatch(r"(STORE|LOAD)_(?:FAST|NAME|GLOBAL|DEREF)(?:_\w+)?", name)
@@ -620,6 +662,7 @@ def _assignments(frame: FrameType) -> dict[str, list[tuple[int, tuple[str, ...]]
             continue
         is_over = True
         if line <= frame.f_lineno:
+            skipped = any(start < instruction.offset < end for start, end in jumps)
             for variable in names:
-                assignments.setdefault(variable, []).append((line, tuple(read)))
-    return {name: sorted(lines) for name, lines in assignments.items()}
+                assignments.setdefault(variable, []).append(_Assignment(line, tuple(read), skipped))
+    return {name: sorted(found) for name, found in assignments.items()}

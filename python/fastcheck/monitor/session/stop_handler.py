@@ -552,10 +552,12 @@ class StopHandler:
     def _broken_weights(self, report: StopReport) -> Optional[tuple[str, ...]]:
         """The parameters that hold NaN or Inf now, where the run ends here and they may."""
         is_over = self._session.config.stop.action == "raise" and report.world_size == 1
-        may_be = report.updated_since or report.weights_intact is False
-        if not is_over or not (may_be or report.culprit.site.role == "param"):
+        site, is_intact = report.culprit.site, report.weights_intact is not False
+        may_be = bool(report.updated_since) or not is_intact or site.role == "param"
+        # A consequence of what an operator made counts later: the program may have written it.
+        if not is_over or not (may_be or site.op):
             return None
-        return self._read_weights()
+        return self._read_weights() or (() if may_be else None)
 
     def _log_directory(self) -> Optional[str]:
         log = self._session.event_store.archive.log

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from fastcheck.report.stop_report import StopReport
 
 _STORED = ("param", "buffer", "optimizer_state")
+#: Optimizers whose update multiplies and adds alone.
+_ADDING = frozenset({"SGD", "ASGD"})
 
 
 def stored(case: Case) -> Iterator[Advice]:
@@ -37,6 +39,13 @@ def stored(case: Case) -> Iterator[Advice]:
             )
         elif case.trend.has_grown:
             yield from activations.growth(case)
+        form = case.reading.float_format
+        if case.trend.healthy and name.endswith("running_var") and not case.has_nan and form:
+            yield Advice(
+                "The variance of what its module read is infinite: the square of a number above "
+                f"{format_number(math.sqrt(form.max))} is beyond {case.reading.dtype}'s "
+                f"{case.limit}. Scale the input, or look for the outlier in this step's batch."
+            )
         if not case.trend.healthy:
             yield Advice(
                 f"Buffer {name} was non-finite before the first step that fastcheck observed: look "
@@ -88,18 +97,28 @@ def stored(case: Case) -> Iterator[Advice]:
         )
         return
     is_near = case.trend.has_exploded or case.trend.near_limit
-    is_quotient = bool(case.divider and case.has_nan and not is_near)
-    if case.trend.has_grown and case.reading.inf_count:
-        is_quotient = False
+    is_near = is_near or (case.trend.has_grown and case.reading.inf_count > 0)
+    is_new_nan = case.has_nan and not is_near
+    is_quotient = bool(case.divider) and is_new_nan
+    steppers = {name for name, _ in case.report.learning_rates}
+    is_written = bool(steppers) and steppers <= _ADDING and is_new_nan
     rates = [(name, rate) for name, rate in case.report.learning_rates if not math.isfinite(rate)]
     if rates:
         yield broken_rate(*rates[0])
     elif is_quotient:
         yield from _quotient_of_update(case)
+    elif is_written:
+        yield Advice(
+            f"The weight was far from overflowing, and {' and '.join(sorted(steppers))} divides by "
+            "nothing: of a finite gradient it makes no NaN. The program may have written it after "
+            "the update, as sharpness-aware minimisation, an average or a constraint does: look "
+            "there for a division by a norm, a sum or a count of 0.",
+            "p.add_(rho * p.grad / (norm + 1e-12))",
+        )
     is_before = case.trend.healthy[-1].step < case.report.step
     what = "The update before this step or a later write" if is_before else "A write in this step"
     lost = f"{what} broke {name}: the model in memory is lost. Go back to the "
-    if rates or is_quotient:
+    if rates or is_quotient or is_written:
         yield Advice(f"{lost}last checkpoint.")
         return
     yield Advice(

@@ -105,6 +105,15 @@ def _division(case: Case, made: Operation) -> Iterator[Advice]:
             )
         return
     if not divisor.zero_count:
+        least, (_, dividend) = _least_magnitude(divisor), made.operand(0)
+        form = (made.result or case.reading).float_format
+        peak = 1.0 if dividend is None or made.name == "reciprocal" else dividend.abs_max
+        if least and form is not None and peak and float(peak) / least > form.max:
+            yield Advice(
+                f"The divisor {label} is down to {format_number(least)}: the quotient is beyond "
+                f"{format_number(form.max)}. Add an eps to it or clamp it.",
+                "x / divisor.clamp_min(eps)",
+            )
         return
     result = (
         "0/0 is NaN" if made.is_nan else "x/0 is Inf, 0/0 NaN" if made.may_be_nan else "x/0 is Inf"
@@ -129,6 +138,13 @@ def _division(case: Case, made: Operation) -> Iterator[Advice]:
         )
     else:
         yield Advice(f"{seen} Add an eps to it or clamp it.", "x / divisor.clamp_min(eps)")
+
+
+def _least_magnitude(reading: RecordStatistics) -> float:
+    """0: not known, of numbers of both signs."""
+    if reading.min is None or reading.max is None or reading.nonfinite_count:
+        return 0.0
+    return float(max(reading.min, -reading.max, 0))
 
 
 def _logarithm(case: Case, made: Operation) -> Iterator[Advice]:
@@ -161,7 +177,8 @@ def _logarithm(case: Case, made: Operation) -> Iterator[Advice]:
     )
     yield Advice(
         "If it is a probability: log_softmax, logsigmoid or binary_cross_entropy_with_logits "
-        "take the logits and never form the zero. If it is a target: mask what is missing."
+        "take the logits and never form the zero, as logsumexp does for a sum of exponentials. If "
+        "it is a target: mask what is missing."
     )
 
 
@@ -605,6 +622,17 @@ def _quotient_backward(case: Case, made: Operation) -> Iterator[Advice]:
             "0/0 is NaN. torch.where after the division does not stop it: make the divisor safe "
             "before.",
             "x / torch.where(n == 0, 1.0, n)  # or x / (n + eps)",
+        )
+        return
+    label, divisor = made.operand(0 if made.name == "reciprocal" else 1)
+    form = None if divisor is None or infinite else divisor.float_format
+    least = 0.0 if divisor is None else _least_magnitude(divisor)
+    if form is not None and 0 < least < 1 / math.sqrt(form.max):
+        yield Advice(
+            f"The derivative of x / n divides by the square of n, and {label} is down to "
+            f"{format_number(least)}: that is beyond {case.reading.dtype}'s {case.limit}. Add an "
+            "eps to the divisor, or clamp it.",
+            "x / n.clamp_min(eps)",
         )
 
 
