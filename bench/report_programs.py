@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple, Optional
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -5077,5 +5078,184 @@ def gradients_that_are_never_cleared(fixed: bool) -> Made:
         loss.backward()  # FAULT
         optimizer.step()
         return loss
+
+    return [model], step
+
+
+@program(
+    "kyegomez/Hedgehog#4",
+    "linear attention: features of relu may all be 0, and a row is divided by its sum",
+    place=r"\battn\b|Linear",
+    operator=r"\bdiv\b",
+    kind=ZERO_DIVISION,
+    advice=EPS,
+    never=(NO_RATE,),
+)
+def linear_attention_of_no_mass(fixed: bool) -> Made:
+    class LinearAttention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.qkv = nn.Linear(8, 24)
+
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = self.qkv(x).chunk(3, -1)
+            scores = q.relu() @ k.relu().transpose(1, 2)
+            return scores / (scores.sum(-1, keepdim=True) + (1e-6 if fixed else 0)) @ v  # FAULT
+
+    model = chain(attn=LinearAttention(), head=nn.Linear(8, 3))
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    with torch.no_grad():
+        model.attn.qkv.weight[:16, 0] = -1
+
+    def step(i: int) -> Tensor:
+        x = data(i, 4, 5, 8) * 0.3
+        x[..., 0] = 90.0 if i == BAD else -2.0
+        return update(optimizer, F.cross_entropy(model(x).mean(1), whole(i, 0, 3, 4)))
+
+    return [model], step
+
+
+@program(
+    "google-deepmind/open_spiel#127",
+    "probabilities of legal actions are divided by their sum, which underflows to 0",
+    place=LOSS + r"|outside the model|\bpolicy\b",
+    operator=r"\bdiv\b|DivBackward",
+    kind=ZERO_DIVISION,
+    advice=EPS,
+    never=(NO_RATE,),
+)
+def legal_actions_of_no_mass(fixed: bool) -> Made:
+    model = mlp(6, 16, 5)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        logits = model(data(i, 8, 6))
+        legal = torch.ones(8, 5, dtype=torch.bool)
+        if i == BAD:
+            logits = logits + torch.tensor([0.0, 0.0, 300.0, 0.0, 0.0])
+            legal[3, 2] = False
+        if fixed:
+            chosen = logits.masked_fill(~legal, -1e9).softmax(-1)
+        else:
+            p = logits.softmax(-1) * legal
+            chosen = p / p.sum(-1, keepdim=True)  # FAULT
+        return update(optimizer, -(chosen[:, 0] * data(i + 1, 8)).mean())
+
+    return [model], step
+
+
+@program(
+    "sgl-project/sglang#23128",
+    "decays of a state space model: exp of differences above the diagonal overflows before tril",
+    place=r"\bssm\b|Decays",
+    operator=r"\bexp\b",
+    kind=OVERFLOW + r"|holds Inf",
+    advice=r"[Cc]lamp|masked_fill|before",
+    never=(NO_RATE,),
+)
+def decay_above_the_diagonal(fixed: bool) -> Made:
+    class Decays(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rate, self.value = nn.Linear(6, 1), nn.Linear(6, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            total = -F.softplus(self.rate(x)).squeeze(-1).cumsum(-1)
+            gap = total[:, :, None] - total[:, None]
+            if fixed:
+                gap = gap.masked_fill(~torch.ones(12, 12, dtype=torch.bool).tril(), -1e4)
+            return gap.exp().tril() @ self.value(x)  # FAULT
+
+    model = chain(ssm=Decays(), head=nn.Linear(6, 3))
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        x = data(i, 4, 12, 6) * (60 if i == BAD else 1)
+        return update(optimizer, F.cross_entropy(model(x)[:, -1], whole(i, 0, 3, 4)))
+
+    return [model], step
+
+
+@program(
+    "tracel-ai/burn#5373",
+    "a softplus of one's own, log(1 + exp(beta * x)), is inf above 17 with a beta of 5",
+    place=r"\bsoft\b|Softplus5",
+    operator=r"\bexp\b",
+    kind=OVERFLOW,
+    advice=r"[Cc]lamp|softplus",
+    never=(NO_RATE,),
+)
+def softplus_of_ones_own(fixed: bool) -> Made:
+    class Softplus5(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.softplus(x, 5) if fixed else (1 + (5 * x).exp()).log() / 5  # FAULT
+
+    model = chain(lift=nn.Linear(6, 16), soft=Softplus5(), head=nn.Linear(16, 3))
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        x = data(i, 8, 6) * (30 if i == BAD else 1)
+        return update(optimizer, F.cross_entropy(model(x), whole(i, 0, 3, 8)))
+
+    return [model], step
+
+
+@program(
+    "facebookresearch/pytorch3d#50",
+    "a camera straight above: the cross product with the up vector is 0, and 0 / |0|",
+    place=r"\bcamera\b|Camera",
+    operator=r"\bdiv\b",
+    kind=ZERO_DIVISION,
+    advice=EPS,
+    never=(NO_RATE,),
+)
+def camera_straight_above(fixed: bool) -> Made:
+    class Camera(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.shift = nn.Parameter(torch.zeros(()))
+
+        def forward(self, eye: Tensor) -> Tensor:
+            ahead = F.normalize(-eye * (1 + self.shift), dim=-1)
+            right = torch.linalg.cross(ahead, torch.tensor([[0.0, 1.0, 0.0]]).expand_as(eye))
+            if fixed:
+                return F.normalize(right, dim=-1)
+            return right / right.norm(dim=-1, keepdim=True)  # FAULT
+
+    model = chain(camera=Camera(), head=nn.Linear(3, 3))
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        eye = data(i, 6, 3)
+        if i == BAD:
+            eye[2] = torch.tensor([0.0, 2.5, 0.0])
+        return update(optimizer, (model(eye) - data(i + 3, 6, 3)).square().mean())
+
+    return [model], step
+
+
+@program(
+    "huggingface/diffusers#14411",
+    "noise levels are stretched in NumPy, and of one step that is 0/0",
+    place=r"before the model|batch|data",
+    operator=r"input|batch|data|target",
+    kind=BAD_DATA + r"|NaN",
+    advice=r"before the model|look at the data|data",
+    never=(NO_RATE,),
+    steps=2,
+)
+def one_noise_level_stretched(fixed: bool) -> Made:
+    levels = np.linspace(1.0, 1.0 / 4, 4 if fixed else 1)
+    with np.errstate(all="ignore"):
+        rest = 1 - levels
+        levels = 1 - rest / (rest[-1] / 0.9)  # FAULT
+    model = mlp(7, 24, 6)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        x, noise = data(i, 8, 6), data(i + 50, 8, 6)
+        level = torch.from_numpy(levels).float()[i % len(levels)].expand(8, 1)
+        out = model(torch.cat([(1 - level) * x + level * noise, level], 1))
+        return update(optimizer, F.mse_loss(out, noise - x))
 
     return [model], step

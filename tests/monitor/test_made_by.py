@@ -673,3 +673,24 @@ def test_weights_that_the_loop_broke_before_op_level_stopped() -> None:
                 model.weight -= 0.1 * model.weight.grad / model.weight.grad.norm()
     text = " ".join(str(stop.value).split())
     assert "aten.div.Tensor" in text and "weight holds NaN or Inf now" in text
+
+
+def test_an_average_of_weights_that_is_pushed_away_was_not_updated_by_the_optimizer() -> None:
+    model, average = nn.Linear(4, 2), nn.Linear(4, 2).requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with (
+        fastcheck.install(model, average, watch=False),
+        pytest.raises(fastcheck.OverflowDetected) as stop,
+    ):
+        for _ in range(100):
+            optimizer.zero_grad()
+            model(torch.ones(2, 4)).square().mean().backward()
+            optimizer.step()
+            with torch.no_grad():
+                for mine, p in zip(average.parameters(), model.parameters()):
+                    mine += 5 * (mine - p)
+                average(torch.full((2, 4), 1e6))
+    assert stop.value.report.not_updated == ("Linear.weight", "Linear.bias")
+    assert "which no optimizer holds: its largest number went from" in " ".join(
+        str(stop.value).split()
+    )

@@ -185,6 +185,9 @@ def test_a_weight_that_an_update_blew_up_is_named_with_the_learning_rate() -> No
     assert "SGD: 10, AdamW: 1.00e-04" in first
     told = advice_of(report)
     assert "1/0" not in told and "division" not in told and "softmax" not in told
+    average = advise(replace(report, not_updated=("fc.weight",)))
+    assert "The program wrote fc.weight, which no optimizer holds" in average[0].text
+    assert not any("learning rate" in item.text or "gradients" in item.text for item in average)
     healthy = replace(report, inputs_before=(build.record(step=8, high=2e20),))
     assert "took the largest number" not in advice_of(healthy)
 

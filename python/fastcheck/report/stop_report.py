@@ -115,7 +115,8 @@ class StopReport:
     ``monitor.batch()`` or ``monitor.step(batch_id=)`` named it. ``made_by``: the operator that made
     the culprit's numbers, of a module-level stop; None where nothing was looked for.
     ``silent_norms``: the norms beside the culprit's module, or beside what that lies in, that no
-    call of was seen, though the module that holds them had a call that was over.
+    call of was seen, though the module that holds them had a call that was over. ``not_updated``:
+    the parameters among the inputs that no optimizer holds, though some of the model have stepped.
     """
 
     culprit: Event
@@ -144,3 +145,4 @@ class StopReport:
     batch: Optional[Union[int, str]] = None
     made_by: Optional[MadeBy] = None
     silent_norms: tuple[str, ...] = ()
+    not_updated: tuple[str, ...] = ()

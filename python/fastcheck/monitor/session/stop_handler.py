@@ -136,6 +136,7 @@ def build_report(
         inputs = argument_records(event_store.archive.history, culprit, event_store.sites)
     else:
         inputs = _module_inputs(session, finding, step)
+    weights = [site for site, _ in inputs if site.role == "param"]
     return make_report(
         event_store.archive.history,
         culprit,
@@ -151,6 +152,7 @@ def build_report(
         learning_rates=rates,
         left_out_by=meta.left_out_by,
         silent_norms=meta.silent_norms(culprit.site.module),
+        not_updated=tuple(site.key for site in weights if meta.is_never_updated(site)),
         **_update(session, finding, step),
     )
 

@@ -470,6 +470,13 @@ def _broken_weight(case: Case) -> Iterator[Advice]:
     if case.broken_weight is None:
         return
     site, now, before = case.broken_weight
+    if site.key in case.report.not_updated:
+        yield Advice(
+            f"The program wrote {site.key}, which no optimizer holds: its largest number went from "
+            f"{format_number(before.abs_max)} to {format_number(now.abs_max)}, before this "
+            "overflow. Look at what writes it: the sign and the decay of an average of weights."
+        )
+        return
     yield Advice(
         f"An update since step {before.step:,} took the largest number of {site.key} from "
         f"{format_number(before.abs_max)} to {format_number(now.abs_max)}, before this overflow: "
