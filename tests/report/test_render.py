@@ -83,22 +83,6 @@ def test_what_gives_share_verdict_and_reason() -> None:
     assert "origin, it began here: all that it was computed from was finite" in what
 
 
-def test_what_names_the_other_tensors_of_the_step() -> None:
-    report = full_report()
-    others = tuple(
-        build.event(
-            build.site(f"layers.{i}.mlp", "MLP"),
-            build.record(nan_count=1, step=41, seq=901 + i),
-            Verdict.PROPAGATED,
-        )
-        for i in range(3, 6)
-    )
-    text = text_of(full_report(events=(report.culprit, *others)))
-    what = " ".join(section_of(text, "what").split())
-    assert "3 other tensors are non-finite in this step" in what
-    assert "output[0] of layers.3.mlp (MLP)" in what and "and 1 more" in what
-
-
 def test_where_and_when() -> None:
     text = text_of(full_report(rank=3))
     where = section_of(text, "where")
@@ -106,7 +90,7 @@ def test_where_and_when() -> None:
     assert "tensor    output[0], float16, 65,536 elements" in where
     assert "rank      3" in where
     when = section_of(text, "when")
-    assert "step 41" in when and "forward" in when and "overflow_nums=1" in when
+    assert "step 41" in when and "forward" in when and "overflow_nums" not in when
     assert "No optimizer has updated a weight in this step" in when
 
 
@@ -214,7 +198,7 @@ def test_log_gives_the_command_to_type() -> None:
 def test_a_long_path_stays_whole_so_that_it_can_be_copied() -> None:
     path = "/scratch/" + "project_with_a_long_name/" * 5 + "log"
     log = section_of(text_of(build.report(log_path=path)), "log")
-    assert log.count(path) == 2
+    assert log.count(path) == 1
 
 
 def test_a_path_with_a_space_is_quoted() -> None:
@@ -240,9 +224,8 @@ def test_long_module_paths_stay_whole_in_where() -> None:
 
 
 def test_plain_ascii_when_the_terminal_has_no_more() -> None:
-    text = render(full_report(), ascii_only=True, whole=True)
-    assert text.isascii()
-    assert re.search(r"abs max  _+.*#!", text)
+    text = render(build.report(build.site("layers.é")), ascii_only=True)
+    assert text.isascii() and "layers.\\xe9" in text
 
 
 def test_ascii_is_chosen_from_the_encoding_of_standard_error(
@@ -254,15 +237,16 @@ def test_ascii_is_chosen_from_the_encoding_of_standard_error(
         def write(self, text: str) -> int:
             return len(text)
 
-    assert not render(full_report(), ascii_only=False, whole=True).isascii()
+    report = build.report(build.site("layers.é"))
+    assert not render(report, ascii_only=False).isascii()
     monkeypatch.setattr(sys, "stderr", Narrow())
-    assert render(full_report(), whole=True).isascii()
+    assert render(report).isascii()
 
 
 def test_colour_only_when_asked() -> None:
     assert "\x1b" not in render(full_report())
-    painted = render(full_report(), color=True, ascii_only=False, whole=True)
-    assert re.sub(r"\x1b\[[\d;]*m", "", painted) == text_of(full_report())
+    painted = render(full_report(), color=True, ascii_only=False)
+    assert re.sub(r"\x1b\[[\d;]*m", "", painted) == render(full_report(), ascii_only=False)
 
 
 # Numbers, sparkline, summary, sinks

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastcheck.report.render import render
 from fastcheck.report.trend import Trend
 from support.records import record_builder as build
+from support.reports import text_of
 
 
 def course(*abs_max: float) -> list[object]:
@@ -39,4 +39,4 @@ def test_every_course_has_a_sentence_and_a_report(values: list[float]) -> None:
     before = course(*values)
     assert Trend.of(build.records(*before)).sentence().endswith(".")
     report = build.report(before=before)  # type: ignore[arg-type]  # wrong on purpose
-    assert "trend" in render(report, whole=True)
+    assert "trend" in text_of(report)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from fastcheck.record.format import Verdict
-from fastcheck.report.render import render
+from fastcheck.report.render import WIDTH, _short_sections, headline, report_sections
 from fastcheck.report.stop_report import StopReport
+from fastcheck.utils.text.layout import GUTTER, section, wrap
 from support.records import record_builder as build
 
 
@@ -24,10 +25,13 @@ def full_report(**fields: Any) -> StopReport:
     )
 
 
-def text_of(report: StopReport, **options: Any) -> str:
-    """The whole report."""
-    options = {"ascii_only": False, "whole": True, **options}
-    return render(report, **options)
+def text_of(report: StopReport, width: int = WIDTH) -> str:
+    """What the text of a stop and its page say of it."""
+    short = dict(_short_sections(report, width - GUTTER, 99))
+    sections = {**dict(report_sections(report, width - GUTTER)), "try": short["try"]}
+    sections["log"] = sections.pop("log", short["log"])
+    blocks = ["\n".join(section(label, lines)) for label, lines in sections.items()]
+    return "\n\n".join(["\n".join(wrap(headline(report), width)), *blocks])
 
 
 def all_reports() -> list[StopReport]:

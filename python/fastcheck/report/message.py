@@ -15,7 +15,7 @@ from fastcheck.record.event import Event
 from fastcheck.record.format import RECORD_DTYPE, Verdict
 from fastcheck.record.site import Site, is_valid
 
-from .render import render
+from .render import WIDTH, render, report_sections
 from .stop_report import StopReport
 
 #: A message that is longer is not read.
@@ -46,7 +46,8 @@ def unpacked(message: bytes) -> StopReport:
         inner = replace(report.replay.report, replay=None)
         report = replace(report, replay=replace(report.replay, report=inner))
     choice("style", report.style, ("fastcheck", "msprobe"))
-    render(report, whole=True)  # here rather than where the run stops
+    render(report)  # here rather than where the run stops
+    report_sections(report, WIDTH)
     return report
 
 

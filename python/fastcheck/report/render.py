@@ -39,7 +39,7 @@ from fastcheck.utils.text.numbers import (
     format_share,
 )
 
-from .spread import is_same_event, spread
+from .spread import spread
 from .stop_report import StopReport
 from .trend import Trend
 
@@ -160,7 +160,7 @@ def _rms_before(record: np.void | None) -> str:
     return "-" if record is None else format_number(statistics_of(record).rms)
 
 
-def trend_lines(trend: Trend, width: int, ascii_only: bool) -> list[str]:
+def trend_lines(trend: Trend, width: int) -> list[str]:
     if len(trend.readings) < 2:
         return ["no earlier record of this tensor."]
     lines = wrap(trend.sentence(), width)
@@ -186,7 +186,7 @@ def trend_lines(trend: Trend, width: int, ascii_only: bool) -> list[str]:
     series = trend.series()
     bad = [reading.overflow_count > 0 for reading in trend.readings]
     room = width - len(trend.series_name) - len("   (log scale)")
-    line = sparkline(series, bad, width=min(60, room), ascii_only=ascii_only)
+    line = sparkline(series, bad, width=min(60, room))
     usable = [value for value, is_bad in zip(series, bad) if value is not None and not is_bad]
     if usable:
         scale = " (log scale)" if is_logarithmic(usable) else ""
@@ -214,13 +214,11 @@ def render(
     width: int | None = None,
     color: bool = False,
     ascii_only: bool | None = None,
-    whole: bool = False,
 ) -> str:
     """The stop report as plain text of at most ``width`` columns (a longer path or code line stays
-    whole). None: 88, or what the environment's COLUMNS asks for.
+    whole), in about 25 lines: more only where a reason or a path is long. ``width``: None: 88, or
+    what the environment's COLUMNS asks for.
 
-    ``whole``: with all its sections. Else about 25 lines: more only where a reason or a path is
-    long.
     ``ascii_only``: None: True where standard error, which a traceback is printed to, prints ASCII
     only.
     """
@@ -230,12 +228,9 @@ def render(
     if report.is_lost:
         return "\n".join(wrap(_lost(report), width))
     head = [paint(line, "red", color) for line in wrap(headline(report), width)]
-    if whole:
-        sections = report_sections(report, width - GUTTER, ascii_only)
-    else:
-        sections = _short_sections(report, width - GUTTER, _MOST_LINES - len(head) - 1)
+    sections = _short_sections(report, width - GUTTER, _MOST_LINES - len(head) - 1)
     blocks = ["\n".join(section(label, lines, color)) for label, lines in sections]
-    text = "\n".join([*head, "", ("\n\n" if whole else "\n").join(blocks)])
+    text = "\n".join([*head, "", *blocks])
     return to_ascii(text) if ascii_only else text
 
 
@@ -244,25 +239,23 @@ def headline(report: StopReport) -> str:
     return printable(_headline(report, statistics_of(report.culprit.record)))
 
 
-def report_sections(
-    report: StopReport, body: int, ascii_only: bool = False
-) -> list[tuple[str, list[str]]]:
-    """The sections of the report that have lines of at most ``body`` columns, with their labels."""
+def report_sections(report: StopReport, body: int) -> list[tuple[str, list[str]]]:
+    """The sections of a page that have lines of at most ``body`` columns, with their labels; what
+    to try is not among them.
+    """
     reading = statistics_of(report.culprit.record)
     trend = Trend.of(report.trend)
     sections = [
-        ("what", _what(report, reading, body)),
+        ("what", _counts(reading, body) + wrap(_verdict_text(report.culprit), body)),
         ("where", _where(report, reading, body)),
-        ("why", made_by_lines(report, body)),
         ("replay", _replay_lines(report, body)),
         ("when", _when(report, reading, body)),
         ("numbers", statistics_lines(reading, body) + last_healthy_lines(trend, body)),
         ("inputs", input_lines(report, body) if report.inputs or not report.made_by else []),
         ("spread", spread(report.events, report.culprit, report.style, body)),
-        ("trend", trend_lines(trend, body, ascii_only)),
+        ("trend", trend_lines(trend, body)),
         ("dump", [] if report.dump is None else report.dump.lines(body)),
-        ("try", _advice_lines(report, body)),
-        ("log", _log(report, body)),
+        ("log", [] if report.log_path is None else _log(report, body, has_page=True)),
     ]
     return [(label, list(map(printable, lines))) for label, lines in sections if lines]
 
@@ -286,10 +279,10 @@ def _short_sections(report: StopReport, body: int, room: int) -> list[tuple[str,
             ("where", _where(report, reading, body)),
             ("why", made_by_lines(report, body)),
             ("replay", _replay_lines(report, body)),
-            ("when", _when_in_short(report, reading, body)),
+            ("when", _when(report, reading, body)),
             ("inputs", inputs),
             ("dump", [] if report.dump is None else report.dump.lines(body)),
-            ("log", _log_in_short(report, body, has_page)),
+            ("log", _log(report, body, has_page)),
         ]
         left = room - sum(len(lines) for _, lines in sections)
         tries = _advice_lines(report, body, left)
@@ -299,16 +292,17 @@ def _short_sections(report: StopReport, body: int, room: int) -> list[tuple[str,
     return [(label, list(map(printable, lines))) for label, lines in sections if lines]
 
 
-def _when_in_short(report: StopReport, reading: RecordStatistics, width: int) -> list[str]:
+def _when(report: StopReport, reading: RecordStatistics, width: int) -> list[str]:
     lines = wrap(_when_text(report, reading), width) + _batch_lines(report, width)
     if report.overflow_nums > 1:
-        lines += wrap(_limit_text(report), width)
+        number = f"overflow_nums={report.overflow_nums}: this was event {report.event_count:,}."
+        lines += wrap(number, width)
     texts = [_updated_text(report), _weights_text(report)]
     texts += [] if report.scale is None else [f"Loss scale {format_number(report.scale)}."]
     return lines + wrap(" ".join(text for text in texts if text), width)
 
 
-def _log_in_short(report: StopReport, width: int, has_page: bool) -> list[str]:
+def _log(report: StopReport, width: int, has_page: bool) -> list[str]:
     if report.log_path is None:
         return wrap("The records of the last steps could not be written to disk.", width)
     path = f"'{report.log_path}'" if " " in report.log_path else report.log_path
@@ -333,7 +327,7 @@ def parts(report: StopReport, width: int, whole: bool = False) -> list[tuple[str
         ("inputs", input_lines(report, width) if report.inputs else []),
         ("why", made_by_lines(report, width)),
         ("spread", spread(report.events, report.culprit, report.style, width)),
-        ("trend", trend_lines(Trend.of(report.trend), width, False) if whole else []),
+        ("trend", trend_lines(Trend.of(report.trend), width) if whole else []),
     ]
     return [(label, list(map(printable, lines))) for label, lines in sections if lines]
 
@@ -391,25 +385,6 @@ def _counts(reading: RecordStatistics, width: int) -> list[str]:
     unit = "real and imaginary parts" if reading.components != reading.numel else "elements"
     text = f"{format_nonfinite(reading)} among {reading.components:,} {unit} ({share})."
     return wrap(text, width)
-
-
-def _what(report: StopReport, reading: RecordStatistics, width: int) -> list[str]:
-    lines = _counts(reading, width) + wrap(_verdict_text(report.culprit), width)
-    others = [event for event in report.events if not is_same_event(event, report.culprit)]
-    if others:
-        named: list[str] = []
-        for event in others:
-            name = tensor_place(event.site, int(event.record["call"]), report.style, event.api)
-            if name not in named:
-                named.append(name)
-        more = f" and {len(others) - 2:,} more" if len(others) > 2 else ""
-        plural = "tensor is" if len(others) == 1 else "tensors are"
-        lines += wrap(
-            f"{len(others):,} other {plural} non-finite in this step: "
-            f"{', '.join(named[:2])}{more}.",
-            width,
-        )
-    return lines
 
 
 def _where(report: StopReport, reading: RecordStatistics, width: int) -> list[str]:
@@ -489,12 +464,6 @@ def _when_text(report: StopReport, reading: RecordStatistics) -> str:
     return when + "."
 
 
-def _limit_text(report: StopReport) -> str:
-    if report.overflow_nums == 1:
-        return "overflow_nums=1: the first event stops the run."
-    return f"overflow_nums={report.overflow_nums}: this was event {report.event_count:,}."
-
-
 def _updated_text(report: StopReport) -> str:
     before = [step for step in report.updated_since if step < report.culprit.step]
     if before:
@@ -510,16 +479,6 @@ def _updated_text(report: StopReport) -> str:
         return "No optimizer has updated a weight in this step."
     why = f": {report.why_updated}" if report.why_updated else ""
     return f"The weights have been updated in this step{why}."
-
-
-def _when(report: StopReport, reading: RecordStatistics, width: int) -> list[str]:
-    lines = wrap(_when_text(report, reading), width) + _batch_lines(report, width)
-    if report.overflow_nums > 0:
-        lines += wrap(_limit_text(report), width)
-    lines += wrap(_updated_text(report), width) + wrap(_weights_text(report), width)
-    if report.scale is not None:
-        lines += wrap(f"Loss scale {format_number(report.scale)}.", width)
-    return lines
 
 
 def _weights_text(report: StopReport) -> str:
@@ -542,7 +501,7 @@ def _batch_lines(report: StopReport, width: int) -> list[str]:
     return [] if report.batch is None else wrap(f"Batch {printable(str(report.batch))}.", width)
 
 
-def _advice_lines(report: StopReport, width: int, most: int | None = None) -> list[str]:
+def _advice_lines(report: StopReport, width: int, most: int) -> list[str]:
     """``most``: lines; what does not fit into them is left out, but of the first item its code
     alone.
     """
@@ -554,20 +513,9 @@ def _advice_lines(report: StopReport, width: int, most: int | None = None) -> li
         code = [f"     {line}" for line in item.code.splitlines()]
         later = items[items.index(item) + 1 :]
         kept = sum(len(wrap(advice.text, width - 3)) for advice in later if advice.is_kept)
-        if most is None or lines or len(shown) + len(code) + kept <= most:
+        if lines or len(shown) + len(code) + kept <= most:
             shown += code
-        if most is None or not lines or len(lines) + len(shown) + kept <= most:
+        if not lines or len(lines) + len(shown) + kept <= most:
             lines += shown
             number += 1
-    return lines
-
-
-def _log(report: StopReport, width: int) -> list[str]:
-    if report.log_path is None:
-        return wrap("the records of the last steps could not be written to disk.", width)
-    lines = wrap(f"{report.log_path} holds the records of the last steps. To see this step:", width)
-    path = f"'{report.log_path}'" if " " in report.log_path else report.log_path
-    lines.append(f"  fastcheck show {path} --step {report.step}")
-    if report.page is not None:
-        lines += wrap(f"To see them in a browser: {report.page}", width)
     return lines

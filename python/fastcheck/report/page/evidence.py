@@ -8,8 +8,7 @@ from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
-from fastcheck.log.view import LogView, RankLog, first_event, merge_ranks
-from fastcheck.record.event import Event
+from fastcheck.log.view import LogView, RankLog, merge_ranks
 from fastcheck.record.format import RECORD_DTYPE, overflowed
 from fastcheck.record.site import Site
 
@@ -97,12 +96,6 @@ class Evidence:
     def _keep(self, rank: int, records: np.ndarray) -> None:
         if len(records):
             self._kept[rank].append(records)
-
-
-def event_of(view: LogView) -> Optional[Event]:
-    """The first counted event of the view; None without a counted event."""
-    event = first_event(view.events)
-    return event if event is not None and event.counted else None
 
 
 def _important(lines: EventLines) -> EventLines:

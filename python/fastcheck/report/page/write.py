@@ -12,6 +12,7 @@ import numpy as np
 from fastcheck._version import __version__
 from fastcheck.errors import printable
 from fastcheck.log.reader import log_parts, read_watch
+from fastcheck.log.view import first_event
 from fastcheck.record.event import Event
 from fastcheck.record.format import VERDICT_MASK, VERDICT_SHIFT, Verdict
 from fastcheck.record.site import Site
@@ -34,7 +35,6 @@ from .container import (
     text_html,
     write_html,
 )
-from .evidence import event_of
 from .grid import values_of
 from .parts import add_grid, dtype_list, json_numbers, step_columns
 
@@ -168,9 +168,8 @@ def verdict_html(report: StopReport, host: str = "") -> str:
         parts.append(f"<li>{text_html(item.text)}{code}</li>")
     parts.append("</ol>")
     for label, lines in report_sections(report, _WIDTH):
-        if label in _TITLES and (label != "log" or report.log_path is not None):
-            is_open = label in ("what", "where")
-            parts.append(details_html(_TITLES[label], lines_html(lines), is_open))
+        is_open = label in ("what", "where")
+        parts.append(details_html(_TITLES[label], lines_html(lines), is_open))
     return "\n".join(parts)
 
 
@@ -225,13 +224,6 @@ def _extent(contents: Collected) -> str:
     return (
         f"{counted(contents.records, 'record')} of {counted(contents.rows.count, 'tensor')}{last}."
     )
-
-
-def title_of(contents: Collected, report: Optional[StopReport]) -> str:
-    """The page's title."""
-    if report is not None:
-        return headline(report)
-    return f"fastcheck: {contents.name}"
 
 
 _MOST = 400
@@ -420,7 +412,7 @@ def page_of_log(
     """
     contents = collect(newest_log(os.fspath(log)))
     view = contents.evidence.view(contents.directory, contents.sites_of, contents.meta)
-    report = report or report_from_log(view, event_of(view), style)
+    report = report or report_from_log(view, first_event(view.events), style)
     contents.name = name or contents.directory
     if report is not None:
         ranks = max(report.world_size, len(contents.meta))
@@ -429,7 +421,7 @@ def page_of_log(
     else:
         verdict = healthy_html(contents, len(view.events))
     return page_html(
-        title_of(contents, report),
+        f"fastcheck: {contents.name}" if report is None else headline(report),
         os.path.basename(os.path.abspath(contents.name)),
         verdict,
         page_data(contents, view.events),
