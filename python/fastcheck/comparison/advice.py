@@ -23,7 +23,7 @@ def advice_of(questions: Questions, tally: Tally, answers: tuple[Answer, ...]) -
     """Sentences; none where the answers say it all."""
     origin = questions.origin
     is_level = origin is None or origin.is_level
-    is_level &= tally.first(tally.different, COMPUTED) is None
+    is_level &= tally.first(tally.firsts.different, COMPUTED) is None
     given = [answer for answer in answers[:4] if answer.answer == "no"]
     reordered = [
         answer.question

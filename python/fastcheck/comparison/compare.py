@@ -119,10 +119,8 @@ def notes_of(tally: Tally, actual: Source, reference: Source) -> list[str]:
     """The notes of a report, which follow its answers."""
     notes = []
     for kind, text in _NOTES.items():
-        found = getattr(tally, kind)
-        count, first = (
-            (found, "") if isinstance(found, int) else (len(found), next(iter(found), ""))
-        )
+        names = tally.noted[kind]
+        count, first = tally.counts[kind] + len(names), next(iter(names), "")
         text, _, more = text.partition("|")
         if count:
             text += more if count > 1 else ""
@@ -133,13 +131,12 @@ def notes_of(tally: Tally, actual: Source, reference: Source) -> list[str]:
             f"{len(tally.lookalikes):,} names only in actual hold what names only in reference "
             f"hold: {mine} is {other}, ... If they are renamed, give rename= (--rename FILE)"
         )
-    if tally.parts_of:
-        shown = "; ".join(tally.parts_of[:_PARTS])
-        rest = len(tally.parts_of) - _PARTS
+    if parts := list(tally.noted["parts_of"]):
+        shown, rest = "; ".join(parts[:_PARTS]), len(parts) - _PARTS
         notes.append(f"parts of fused tensors: {shown}" + (f"; {rest:,} more" if rest > 0 else ""))
     for (mine, other), count in tally.dtypes.items():
         notes.append(f"{count:,} tensors are {mine} in actual and {other} in reference")
-    if not tally.has_bits:
+    if tally.counts["without_bits"]:
         notes.append(
             "not all tensors have checksums or values on both sides: of the others, the "
             "statistics are compared"
@@ -341,7 +338,7 @@ def compare(
         runner = BlockComparison(
             *sides, renaming, limits, accepted, None if rows is None else rows.write
         )
-        runner.tally.keeps_unchanged = pairing.is_shifted
+        runner.tally.unchanged = {} if pairing.is_shifted else None
         runner.reads_rates = groups is None
         if not pairing.is_shifted and pairing.places:
             runner.split = find_split(*sides, pairing.starts, renaming)
@@ -390,7 +387,7 @@ def compare(
         verdict=_overall_verdict(answers, tally, settings, questions.first),
         answers=answers,
         first=questions.first,
-        first_inexact=tally.first(tally.inexact, COMPUTED),
+        first_inexact=tally.first(tally.firsts.inexact, COMPUTED),
         expects_bits=is_bitwise,
         is_partial=is_partial,
         advice=tuple(advice_of(questions, tally, answers)) if kind.family == "run" else (),
@@ -402,9 +399,9 @@ def compare(
         },
         missing=tuple(tally.missing.values()),
         rows=tuple(tally.rows),
-        more_rows=tally.more_rows,
+        more_rows=tally.counts["rows"],
         steps=tuple(sorted({step for _, step, _ in pairing.places})),
-        unchanged=tuple(name for name, is_same in tally.unchanged.items() if is_same),
+        unchanged=tuple(name for name, is_same in (tally.unchanged or {}).items() if is_same),
         losses=losses,
         drifts_from=drift_start(losses, loss_drift),
         notes=tuple(dict.fromkeys(notes)),

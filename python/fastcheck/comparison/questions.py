@@ -19,13 +19,8 @@ from .tally import COMPUTED, Found, Missing, Tally
 
 #: The names that accept= takes, what is given first.
 ACCEPTABLE = (
-    "environment",
-    "hyper-parameters",
-    "batches",
-    "weights",
-    "dtype",
-    "order",
-    "missing",
+    *("environment", "hyper-parameters", "batches", "weights"),
+    *("dtype", "order", "missing"),
 )
 GIVEN_PHASES = (Phase.ENVIRONMENT, Phase.HYPERPARAMETERS, Phase.BATCHES, Phase.WEIGHTS)
 _ACCEPTED_AS = dict(zip(GIVEN_PHASES, ACCEPTABLE))
@@ -81,6 +76,8 @@ class Questions:
     def __post_init__(self) -> None:
         self._labels = _ELSEWHERE.get(self._kind, IN_A_RUN)
         self._in_order = self._kind.family == "run"
+        firsts = self._tally.firsts
+        self._finds = firsts.inexact if self._exact else firsts.different
         self._missing: dict[Phase, list[Missing]] = {}
         for missing in self._tally.missing.values():
             if not missing.is_explained:
@@ -90,11 +87,11 @@ class Questions:
     def first(self) -> Optional[Found]:
         """The first thing computed that counts as different."""
         tally = self._tally
-        inexact = tally.first(tally.inexact, COMPUTED)
+        inexact = tally.first(tally.firsts.inexact, COMPUTED)
         if self._exact:
             return inexact
-        different = tally.first(tally.different, COMPUTED)
-        nonfinite = tally.first(tally.nonfinite, COMPUTED)
+        different = tally.first(tally.firsts.different, COMPUTED)
+        nonfinite = tally.first(tally.firsts.nonfinite, COMPUTED)
         if self._is_partial and nonfinite is not None:
             # The first of chosen operators is not the cause of the others: what overflows leads.
             return nonfinite
@@ -150,8 +147,7 @@ class Questions:
             count = len(settings)
             text = f"{count} setting{'s' if count > 1 else ''} differ{'' if count > 1 else 's'}"
             return Answer(label, self._no(phase), text, tuple(settings))
-        table = self._tally.inexact if self._exact else self._tally.different
-        difference = table.get(phase)
+        difference = self._finds.get(phase)
         reordered = self._tally.given_reordered[phase]
         if difference is None and reordered:
             return Answer(label, "accepted", f"{reordered:,} in another order")
@@ -165,11 +161,8 @@ class Questions:
     def _computed(self, phase: Phase, first: Optional[Found]) -> Answer:
         label = self._labels[phase]
         if not self._in_order or self._ask_all or self._is_partial:
-            table = self._tally.inexact if self._exact else self._tally.different
-            own = table.get(phase)
-            if self._is_partial and first is not None and first.key[1] == phase:
-                own = first
-            if own is None and first is not None and first.key[1] == phase:
+            own = self._finds.get(phase)
+            if (self._is_partial or own is None) and first is not None and first.key[1] == phase:
                 own = first
             if own is not None:
                 return Answer(label, "no", self._how_many(phase), found=own)
@@ -204,11 +197,11 @@ class Questions:
 
     def _how_well(self, phase: Phase) -> str:
         counts = self._tally.states[phase]
-        inexact = self._tally.inexact.get(phase)
+        inexact = self._tally.firsts.inexact.get(phase)
         if inexact is None:
             known = counts[PairState.CLOSE] == 0
             return "to the bit" if known else "as far as the statistics tell"
-        worst = self._tally.worst.get(phase)
+        worst = self._tally.firsts.worst.get(phase)
         error = 0.0 if worst is None else worst.row.error
         return f"within the thresholds (largest error {error:.2g})"
 
@@ -218,8 +211,10 @@ class Questions:
         last = step if phase < culprit else step - 1
         if last < 0:
             return "before the first step"
-        inexact = self._tally.inexact.get(phase)
-        is_exact = self._tally.has_bits and (inexact is None or inexact.key[0] > last)
+        inexact = self._tally.firsts.inexact.get(phase)
+        is_exact = not self._tally.counts["without_bits"] and (
+            inexact is None or inexact.key[0] > last
+        )
         return f"up to step {last:,}, {'to the bit' if is_exact else 'within the thresholds'}"
 
     def _how_many(self, phase: Phase) -> str:

@@ -55,30 +55,12 @@ class Row:
 
 
 _MEASURES = (
-    "cosine",
-    "max_abs",
-    "max_rel",
-    "within_1000",
-    "within_200",
-    "euclidean",
-    "max_ulp",
-    "nonfinite",
-    "differing",
+    *("cosine", "max_abs", "max_rel", "within_1000", "within_200"),
+    *("euclidean", "max_ulp", "nonfinite", "differing"),
 )
 _SIDE = (
-    "dtype",
-    "shape",
-    "numel",
-    "requires_grad",
-    "nan_count",
-    "posinf_count",
-    "neginf_count",
-    "min",
-    "max",
-    "mean",
-    "l2_norm",
-    "checksum",
-    "crc32",
+    *("dtype", "shape", "numel", "requires_grad", *NONFINITE_COUNTS),
+    *("min", "max", "mean", "l2_norm", "checksum", "crc32"),
 )
 _FIRST = ("step", "rank", "question", "name", "call", "state", "error", "reason", "relation")
 #: The columns of the CSV, in order.

@@ -43,7 +43,7 @@ from .split import (
     with_strays,
     without_role,
 )
-from .tally import COMPUTED, KEPT_STEPS, Found, Tally
+from .tally import COMPUTED, KEPT_ROWS, KEPT_STEPS, Found, Tally
 
 
 def inherited_formats(
@@ -196,10 +196,10 @@ class BlockComparison:
         losses = [self.loss_of(ours), self.loss_of(theirs)]
         ours, theirs = with_losses_of_steps((ours, theirs), losses, names)
         ours, theirs, merged = with_calls_together((ours, theirs), names)
-        self.tally.merged += merged
+        self.tally.counts["merged"] += merged
         pairs = align(ours, theirs, names)
-        self.tally.reordered += pairs.reordered
-        self.tally.moved += pairs.moved
+        self.tally.counts["reordered"] += pairs.reordered
+        self.tally.counts["moved"] += pairs.moved
         for mine, other in pairs.lookalikes:
             self.tally.lookalikes[str(names[int(ours.names[mine])])] = str(
                 names[int(theirs.names[other])]
@@ -226,7 +226,7 @@ class BlockComparison:
             for place in np.flatnonzero(again & (block.records["depth"] == Depth.FULL)).tolist():
                 if made[place] not in first and made[place][:2] in calls:
                     name = f"{self.names[made[place][0]]} at step {block.step:,} of {side}"
-                    self.tally.recomputed.setdefault(name)
+                    self.tally.note("recomputed", name)
         ours, theirs = sides
         if (len(kept[0]) < len(ours)) != (len(kept[1]) < len(theirs)):
             ours, theirs = (only(block, which) for block, which in zip(sides, kept))
@@ -279,7 +279,7 @@ class BlockComparison:
         whole, strays = with_strays(wholes, self.names)
         for name, rank in strays.items():
             side = "actual" if source is self._actual else "reference"
-            self.tally.strays.setdefault(f"{name} on rank {rank} of {side}")
+            self.tally.note("strays", f"{name} on rank {rank} of {side}")
         return whole
 
     def _together(
@@ -302,10 +302,10 @@ class BlockComparison:
                 blocks = wholes_of(self.split, blocks, losses, self.names)
             sides.append(blocks)
         gathered = gather(layout, sides[0], sides[1], self.names)
-        self.tally.absent += gathered.absent
-        self.tally.merged += gathered.merged
-        self.tally.padded.update(dict.fromkeys(gathered.padded))
-        self.tally.grouped.update(dict.fromkeys(gathered.notes))
+        self.tally.counts["absent"] += gathered.absent
+        self.tally.counts["merged"] += gathered.merged
+        self.tally.note("padded", *gathered.padded)
+        self.tally.note("grouped", *gathered.notes)
         return gathered.ours, gathered.theirs, gathered.sums
 
     def loss_of(self, block: Block) -> Optional[float]:
@@ -337,7 +337,7 @@ class BlockComparison:
             is_operator = compared.are_gradients_alike and name.op and name.direction != "optimizer"
             _, is_part = compared.in_parts.get(int(block.names[index]), (0.0, False))
             if of_root or is_operator or is_part:
-                self.tally.rescheduled += bool(is_operator)
+                self.tally.counts["rescheduled"] += bool(is_operator)
                 self.tally.miss(state, str(name), phase, block.step, True)
                 continue
             self.tally.states[phase][state] += 1
@@ -352,7 +352,8 @@ class BlockComparison:
             (other, mine, ("actual", "reference")),
         ):
             for part, whole, place in find_parts(wholes, parts) if wholes and parts else ():
-                self.tally.parts_of.append(f"{part} of {of[0]} is {place} of {whole} of {of[1]}")
+                text = f"{part} of {of[0]} is {place} of {whole} of {of[1]}"
+                self.tally.note("parts_of", text)
 
     def _loaders(self, block: Block, which: np.ndarray) -> dict[str, Callable[[], torch.Tensor]]:
         if block.extras is None or self._actual.kind is not Kind.CHECKPOINT:
@@ -409,24 +410,25 @@ class _Step(Pairs):
         self._excuse()
         inexact = (self.states != PairState.SAME) & (self.has_bits | (self.errors > 0))
         settled = (self.states == PairState.SAME) | (self.states == PairState.UNREADABLE)
-        tally.has_bits &= bool((self.has_bits | settled).all())
+        tally.counts["without_bits"] += int((~(self.has_bits | settled)).sum())
         for phase in np.unique(self.phases).tolist():
             here = self.phases == phase
             states, counts = np.unique(self.states[here], return_counts=True)
             for state, count in zip(states.tolist(), counts.tolist()):
                 tally.states[Phase(phase)][PairState(state)] += count
-            tally.steps[Phase(phase)].add(self.step_of(phase, int(np.argmax(here))))
-            self._note(tally.different, phase, here & (self.states == PairState.DIFFERENT))
-            self._note(tally.inexact, phase, here & inexact)
-            self._note(tally.nonfinite, phase, here & (self.reasons == measure.NONFINITE))
+            self._note(tally.firsts.different, phase, here & (self.states == PairState.DIFFERENT))
+            self._note(tally.firsts.inexact, phase, here & inexact)
+            self._note(tally.firsts.nonfinite, phase, here & (self.reasons == measure.NONFINITE))
             self._note_growth(Phase(phase), here)
         self._trace(
             inexact & ~np.isin(self.reasons, (measure.IN_PARTS, measure.SCHEDULE, measure.RESIZED))
         )
         self._keep_rows()
         self._keep_losses()
-        if tally.keeps_unchanged:
-            self._keep_unchanged()
+        if tally.unchanged is not None:
+            for index, is_same in enumerate((self.states == PairState.SAME).tolist()):
+                name = str(self.name(index))
+                tally.unchanged[name] = is_same and tally.unchanged.get(name, True)
         computed = np.isin(self.phases, COMPUTED[:3])
         self._run.last_computed[self.rank] = self._summed_up(computed)
         if self._run.observer is not None:
@@ -479,9 +481,9 @@ class _Step(Pairs):
                 own = _path(self.name(index))
                 tally.elsewhere[own] = _path(name) if is_elsewhere else ""
             mine, other = self.extras(index)
-            if mine.load is None or other.load is None or tally.related >= _RELATED:
+            if mine.load is None or other.load is None or tally.counts["related"] >= _RELATED:
                 continue
-            tally.related += 1
+            tally.counts["related"] += 1
             if is_elsewhere:
                 continue
             scales = self._scales_of(index) if self.left["dtype"][index] != _FLOAT32 else {}
@@ -592,7 +594,7 @@ class _Step(Pairs):
         arrays = (self.names, self.left, self.right, self.formats)
         now = Parameters(self.step, *(array[where] for array in arrays))
         before, run.parameters[rank] = run.parameters.get(rank), now
-        if before is None or not run._given or run.tally.keeps_unchanged:
+        if before is None or not run._given or run.tally.unchanged is not None:
             return
         wanted = (self.phases[where] == Phase.UPDATE) & np.isin(
             self.states[where], [int(PairState.CLOSE), int(PairState.REORDERED)]
@@ -614,23 +616,22 @@ class _Step(Pairs):
             name = self.name(index)
             if self.errors[index] <= _REPEATS * unsteady.get(name, -1.0):
                 self.set(index, PairState.CLOSE, float(self.errors[index]), measure.UNSTEADY)
-                self._run.tally.unsteady.setdefault(str(name))
+                self._run.tally.note("unsteady", str(name))
 
     def _excuse(self) -> None:
         """Excuses what isn't comparable, and what rounding noise explains, up to the first
         difference.
         """
         run = self._run
-        first = run.tally.first(run.tally.different, COMPUTED)
+        first = run.tally.first(run.tally.firsts.different, COMPUTED)
         if not run._given or (first is not None and first.key[0] < self.step):
             return
         if run.compares_parts:
-            run.tally.parts += excuse_parts(self)
+            run.tally.counts["parts"] += excuse_parts(self)
         drift = run.drift_of(self.rank)
         if run.split is not None:
-            run.tally.small.update(dict.fromkeys(excuse_small(self, drift)))
-        for name in excuse(self, drift, COMPUTED):
-            run.tally.cancelled.setdefault(name)
+            run.tally.note("small", *excuse_small(self, drift))
+        run.tally.note("cancelled", *excuse(self, drift, COMPUTED))
 
     def _excuse_schedule(self) -> None:
         """Leaves out what differs where the gradients of all parameters agree: operators that come
@@ -660,7 +661,10 @@ class _Step(Pairs):
         if has_missing and bool(((errors <= limits) | is_small).all()):
             self._find_parts()
             for part, (_, is_told) in self.in_parts.items():
-                tally.in_parts[str(self.table[part])] = is_told
+                tally.note("in_parts", name := str(self.table[part]))
+                tally.noted["untold"].pop(name, None)
+                if not is_told:
+                    tally.note("untold", name)
         differs = (self.states == PairState.DIFFERENT) | (self.states == PairState.REORDERED)
         resizing = self._resizing()
         is_faulty = is_resized = False
@@ -672,7 +676,7 @@ class _Step(Pairs):
                     continue
                 self.excused[index] = float(self.errors[index])
                 self.set(index, PairState.CLOSE, 0.0, measure.SCHEDULE)
-                tally.rescheduled += 1
+                tally.counts["rescheduled"] += 1
             elif (
                 self.reasons[index] == measure.NUMEL
                 and name.role in PASSED
@@ -680,7 +684,7 @@ class _Step(Pairs):
             ):
                 is_resized = True
                 self.set(index, PairState.CLOSE, 0.0, measure.RESIZED)
-                tally.resized.setdefault(str(name))
+                tally.note("resized", str(name))
             elif number in self.in_parts:
                 self.set(index, PairState.CLOSE, self.in_parts[number][0], measure.IN_PARTS)
 
@@ -861,10 +865,10 @@ class _Step(Pairs):
         name = str(self.name(worst))
         if phase in COMPUTED:
             self._run.tally.grow(self.step_of(phase, worst), error, name)
-        before = self._run.tally.worst.get(phase)
+        before = self._run.tally.firsts.worst.get(phase)
         if error > (0.0 if before is None else before.row.error):
             key = self.key(int(phase), worst)
-            self._run.tally.worst[phase] = Found(key, self.row(worst), 0.0, False)
+            self._run.tally.firsts.worst[phase] = Found(key, self.row(worst), 0.0, False)
 
     def _keep_rows(self) -> None:
         run, tally = self._run, self._run.tally
@@ -872,8 +876,9 @@ class _Step(Pairs):
             for index in np.flatnonzero(self.states != PairState.SAME).tolist():
                 run._sink(self.row(index))
         kept = np.flatnonzero(self.states > PairState.CLOSE)
-        tally.more_rows += len(kept[tally.room :])
-        tally.rows += [self.row(index) for index in kept[: tally.room].tolist()]
+        room = KEPT_ROWS - len(tally.rows)
+        tally.counts["rows"] += len(kept[room:])
+        tally.rows += [self.row(index) for index in kept[:room].tolist()]
 
     def _keep_losses(self) -> None:
         """The loss of the step, of the lowest rank."""
@@ -890,8 +895,3 @@ class _Step(Pairs):
                 if mine is not None and other is not None:
                     losses[step] = LossPair(step, mine, other)
                     return
-
-    def _keep_unchanged(self) -> None:
-        for is_same in (True, False):
-            for index in np.flatnonzero((self.states == PairState.SAME) == is_same).tolist():
-                self._run.tally.keep_unchanged(str(self.name(index)), is_same)

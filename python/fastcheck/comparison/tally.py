@@ -57,93 +57,56 @@ class Missing:
     is_explained: bool = False
 
 
+class Firsts(NamedTuple):
+    """The first finds by question: what is different, not equal to the bit, not finite on one side;
+    and the largest error.
+    """
+
+    different: dict[Phase, Found]
+    inexact: dict[Phase, Found]
+    nonfinite: dict[Phase, Found]
+    worst: dict[Phase, Found]
+
+
 class Tally:
     """Filled by the run over the blocks, read by the verdict."""
 
     def __init__(self) -> None:
         self.states: dict[Phase, Counter[PairState]] = {phase: Counter() for phase in Phase}
-        self.different: dict[Phase, Found] = {}
-        self.inexact: dict[Phase, Found] = {}
-        self.nonfinite: dict[Phase, Found] = {}
-        self.worst: dict[Phase, Found] = {}
-        self.steps: dict[Phase, set[int]] = defaultdict(set)
+        self.firsts = Firsts({}, {}, {}, {})
         self.growth: dict[int, StepError] = {}
         self.origins: dict[int, Origin] = {}  # by rank
         self.missing: dict[tuple[PairState, str], Missing] = {}
         self.rows: list[Row] = []
-        self.more_rows = 0
-        #: Gradients that are whole on one side and a module's part on the other.
-        self.parts = 0
-        self.reordered = 0
-        self.moved = 0
-        #: Activations that one layout does not have.
-        self.absent = 0
-        #: Tensors of operators that differ, or are on one side alone, where all gradients agree.
-        self.rescheduled = 0
-        #: Gradients of what modules take and return that one side has in parts, and whether
-        #: something tells the order of their elements.
-        self.in_parts: dict[str, bool] = {}
-        #: The tensors that pass between modules in another number of elements, while all gradients
-        #: agree.
-        self.resized: dict[str, None] = {}
-        #: Tensors that activation checkpointing has not computed again as they were.
-        self.recomputed: dict[str, None] = {}
-        #: Parameters of which the ranks of a side do not have the same.
-        self.strays: dict[str, None] = {}
-        #: Names that are not deterministic.
-        self.unsteady: dict[str, None] = {}
-        #: Tensors in parts that are compared by sums of records.
-        self.merged = 0
-        #: Notes on fused tensors whose parts are divided into groups.
-        self.grouped: dict[str, None] = {}
-        #: Notes on rows that are left out behind those of a vocabulary.
-        self.padded: dict[str, None] = {}
+        #: Numbers by what they count: of the notes of a report; ``rows`` that are not kept, pairs
+        #: ``related`` to each other, pairs ``without_bits``, which can't be compared to the bit.
+        self.counts: Counter[str] = Counter()
+        #: Texts and names in the order in which they were met, by the note of a report.
+        self.noted: dict[str, dict[str, None]] = defaultdict(dict)
         self.lookalikes: dict[str, str] = {}
         #: The equal weight of reference by the name of a weight that differs; "" if none is equal.
         self.elsewhere: dict[str, str] = {}
-        #: The tensors of one side alone that are parts of those of the other.
-        self.parts_of: list[str] = []
-        #: The number of pairs whose relation was looked for.
-        self.related = 0
-        #: Names of gradients whose terms cancel.
-        self.cancelled: dict[str, None] = {}
-        #: Names of gradients that are no larger than rounding beside the largest of their step.
-        self.small: dict[str, None] = {}
         self.dtypes: Counter[tuple[str, str]] = Counter()
-        #: Filled if ``keeps_unchanged``: by name, whether all compared pairs are equal to the bit.
-        self.keeps_unchanged = False
-        self.unchanged: dict[str, bool] = {}
+        #: By name, whether all compared pairs are equal to the bit; None: it is not asked.
+        self.unchanged: Optional[dict[str, bool]] = None
         self.losses: dict[int, LossPair] = {}
         #: Pairs of the same numbers in another order, by question about what was given.
         self.given_reordered: Counter[Phase] = Counter()
-        self.has_bits = True  # whether all pairs could be compared to the bit
+
+    def note(self, kind: str, *names: str) -> None:
+        """Adds names to those of a note."""
+        self.noted[kind].update(dict.fromkeys(names))
 
     def is_reordered(self, phase: Phase) -> bool:
         """True if the inputs of a run differ, but only in the order of their elements."""
         differing = self.states[phase][PairState.DIFFERENT]
         return bool(differing) and differing == self.given_reordered[phase]
 
-    @property
-    def untold(self) -> list[str]:
-        """Names of ``in_parts`` of which nothing tells the order of their elements."""
-        return [name for name, is_told in self.in_parts.items() if not is_told]
-
-    @property
-    def room(self) -> int:
-        """The number of rows that can still be kept; those beyond are counted."""
-        return KEPT_ROWS - len(self.rows)
-
     def keep(self, row: Row) -> None:
         if len(self.rows) < KEPT_ROWS:
             self.rows.append(row)
         else:
-            self.more_rows += 1
-
-    def keep_unchanged(self, name: str, is_same: bool) -> None:
-        if is_same:
-            self.unchanged.setdefault(name, True)
-        else:
-            self.unchanged[name] = False
+            self.counts["rows"] += 1
 
     def grow(self, step: int, error: float, name: str) -> None:
         before = self.growth.get(step)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import zipfile
 from typing import Optional
 
@@ -73,19 +74,9 @@ def _is_mindspore(start: bytes) -> bool:
     first field (``0A``, length) is a message that begins with a name (``0A``, length, text) and
     goes on with a tensor (``12``). https://gitee.com/mindspore/mindspore, checkpoint.proto
     """
-    if start[:1] != b"\x0a":
+    head = re.match(rb"\x0a[\x80-\xff]{,10}[^\x80-\xff]\x0a([^\0\x80-\xff])", start, re.DOTALL)
+    if head is None:
         return False
-    at = 1
-    while at < min(len(start), 11) and start[at] & 0x80:
-        at += 1
-    at += 1
-    if start[at : at + 1] != b"\x0a" or at + 1 >= len(start):
-        return False
-    length = start[at + 1]
-    name = start[at + 2 : at + 2 + length]
-    is_name = 0 < length < 128 and len(name) == length and name.isascii()
-    return (
-        is_name
-        and name.decode().isprintable()
-        and start[at + 2 + length : at + 3 + length] == b"\x12"
-    )
+    name = start[head.end() : head.end() + head[1][0] + 1]
+    is_name = name.isascii() and name[:-1].decode().isprintable()
+    return is_name and len(name) == head[1][0] + 1 and name.endswith(b"\x12")
