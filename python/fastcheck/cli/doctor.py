@@ -151,7 +151,9 @@ def _build(report: DoctorReport) -> None:
     report.versions["extension"] = status.text
     if kernel_status.compiler:
         report.versions["compiler"] = kernel_status.compiler
-    report.versions["cuda"] = _cuda() if _has_cuda() else "not built"
+    archs = f" for {kernel_status.cuda_archs}" if kernel_status.cuda_archs else ""
+    built = f"built ({kernel_status.accelerator}{archs})"
+    report.versions["cuda"] = built if _has_cuda() else "not built"
     if status.is_broken:
         report.problems.append(status.problem[:1].upper() + status.problem[1:] + ".")
 
@@ -170,11 +172,6 @@ def _wheel(label: str) -> str:
     return f"+{label}, for {read}{hooks}"
 
 
-def _cuda() -> str:
-    archs = f" for {kernel_status.cuda_archs}" if kernel_status.cuda_archs else ""
-    return f"built ({kernel_status.accelerator}{archs})"
-
-
 def _has_cuda() -> bool:
     return (kernel_status.accelerator or "").lower().startswith("cuda")
 
@@ -191,12 +188,9 @@ def _kernels(report: DoctorReport) -> None:
     except Exception as error:
         report.problems.append(f"{_ISA_VARIABLE}={forced!r} can't be used: {first_line(error)}.")
         return
-    if forced and forced != "auto":
-        report.cpu_kernel_reason = f"{_ISA_VARIABLE}={forced}"
-    else:
-        report.cpu_kernel_reason = (
-            f"the fastest that this machine can run ({_ISA_VARIABLE} forces another)"
-        )
+    fastest = f"the fastest that this machine can run ({_ISA_VARIABLE} forces another)"
+    is_forced = forced and forced != "auto"
+    report.cpu_kernel_reason = f"{_ISA_VARIABLE}={forced}" if is_forced else fastest
 
 
 def _backends(torch: Any, report: DoctorReport) -> None:
@@ -300,19 +294,19 @@ def _pairs(entries: dict[str, str]) -> list[str]:
 
 
 def _sections(report: DoctorReport) -> list[Section]:
-    rows = [
-        [name, "usable" if usable else "no", reason] for name, usable, reason in report.backends
-    ]
+    def three_columns(entries: list[tuple[str, bool, str]], used: str | None = None) -> Table:
+        rows = [
+            [name, ("used" if name == used else "usable") if usable else "no", reason]
+            for name, usable, reason in entries
+        ]
+        return Table(["name", "state", "why"], rows, left=3, width=200)
+
     blocks = [
         Section("versions", _pairs(report.versions)),
-        Section("backends", [_three_columns(rows)]),
+        Section("backends", [three_columns(report.backends)]),
     ]
     if report.cpu_kernels:
-        marked = [
-            [name, ("used" if name == report.cpu_kernel else "usable") if usable else "no", reason]
-            for name, usable, reason in report.cpu_kernels
-        ]
-        parts: list[Part] = [_three_columns(marked)]
+        parts: list[Part] = [three_columns(report.cpu_kernels, report.cpu_kernel)]
         if report.cpu_kernel is not None:
             used = f"{report.cpu_kernel} is used: {report.cpu_kernel_reason}."
             parts += wrap(used, _WIDTH - 10)
@@ -325,10 +319,6 @@ def _result(report: DoctorReport, color: bool) -> Section:
         return Section("result", [paint("fastcheck can be used here.", "green", color)])
     lines = [line for text in report.problems for line in wrap(text, _WIDTH - 10, "- ", "  ")]
     return Section("problems", lines)
-
-
-def _three_columns(rows: list[list[str]]) -> Table:
-    return Table(["name", "state", "why"], rows, left=3, width=200)
 
 
 def _document(report: DoctorReport) -> dict[str, Any]:

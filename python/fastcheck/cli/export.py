@@ -8,6 +8,7 @@ import csv
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
+from functools import partial
 from itertools import chain
 from typing import Any, Callable
 
@@ -67,13 +68,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Exit code 0; what goes wrong is raised."""
     suffix = os.path.splitext(options.file)[1].lower()
-    writers: dict[str, Callable[[Iterable[Piece], str, Sequence[str]], int]] = {
-        ".csv": _write_csv,
-        ".parquet": _write_parquet,
-        ".arrow": _write_arrow,
-    }
-    if suffix not in writers:
-        endings = " or ".join(writers)
+    if suffix not in _WRITERS:
+        endings = " or ".join(_WRITERS)
         raise ConfigError(f"the name of the output must end in {endings}, got {options.file}")
     if os.path.exists(options.file) and not options.force:
         raise ConfigError(f"{options.file} exists already; --force replaces it")
@@ -88,20 +84,18 @@ def run(options: argparse.Namespace) -> int:
     # Under another name until it is whole: half a table must not pass for a table.
     part = options.file + ".part"
     damaged: list[int] = []
+    columns = _STEP_COLUMNS if options.steps else COLUMNS
     try:
         with writing(options.file, "the table", CompareError):
             os.close(new_file(part, 0o666))
-            if options.steps:
-                rows = writers[suffix]([_step_columns(path)], part, _STEP_COLUMNS)
-            else:
-                pieces = (log_table(place, damaged.append) for place in places)
-                rows = writers[suffix](chain.from_iterable(pieces), part, COLUMNS)
+            tables = (log_table(place, damaged.append) for place in places)
+            pieces = [_step_columns(path)] if options.steps else chain.from_iterable(tables)
+            rows = _WRITERS[suffix](pieces, part, columns)
             os.replace(part, options.file)
     finally:
         with contextlib.suppress(OSError):
             os.unlink(part)
     size = os.path.getsize(options.file)
-    columns = _STEP_COLUMNS if options.steps else COLUMNS
     if options.json:
         written = {"log": path, "file": options.file, "rows": rows, "bytes": size}
         written["damaged_records"] = sum(damaged)
@@ -149,23 +143,15 @@ def _cells(name: str, column: np.ndarray) -> list[object]:
     return column.tolist()
 
 
-def _write_parquet(pieces: Iterable[Piece], path: str, names: Sequence[str]) -> int:
-    parquet = _need("pyarrow.parquet")
-    return _write_batches(pieces, names, lambda schema: parquet.ParquetWriter(path, schema))
-
-
-def _write_arrow(pieces: Iterable[Piece], path: str, names: Sequence[str]) -> int:
-    ipc = _need("pyarrow.ipc")
-    return _write_batches(pieces, names, lambda schema: ipc.new_file(path, schema))
-
-
 def _write_batches(
-    pieces: Iterable[Piece], names: Sequence[str], open_writer: Callable[[Any], Any]
+    module: str, function: str, pieces: Iterable[Piece], path: str, names: Sequence[str]
 ) -> int:
-    arrow = _need("pyarrow")
-    schema = _schema(arrow, names)
+    """Writes with a function of a module of pyarrow, which takes a path and a schema."""
+    open_writer, arrow = getattr(_need(module), function), _need("pyarrow")
+    types = [arrow.type_for_alias(_TYPES.get(name, "int64")) for name in names]
+    schema = arrow.schema(list(zip(names, types)))
     rows = 0
-    with open_writer(schema) as writer:
+    with open_writer(path, schema) as writer:
         for piece in pieces:
             arrays = [
                 # NaN of a float column means that the record doesn't cover it.
@@ -178,25 +164,18 @@ def _write_batches(
     return rows
 
 
-def _schema(arrow: Any, names: Sequence[str]) -> Any:
-    kinds = {
-        "O": arrow.string(),
-        "i": arrow.int64(),
-        "f": arrow.float64(),
-        "u": arrow.uint64(),
-        "b": arrow.bool_(),
-    }
-    return arrow.schema([(name, kinds[_KINDS.get(name, "i")]) for name in names])
-
-
-_KINDS = {
-    **dict.fromkeys(("module", "module_type", "op", "direction", "role", "label", "dtype"), "O"),
-    **dict.fromkeys(("order", "record", "verdict"), "O"),
-    **dict.fromkeys(("min", "max", "sum", "abs_sum", "sum_sq", "mean", "rms", "l2_norm"), "f"),
-    **dict.fromkeys(("recomputed", "scaled", "event"), "b"),
-    "checksum": "u",
-    **dict.fromkeys(STEP_NUMBERS, "f"),
-    "overflow": "b",
+_WRITERS: dict[str, Callable[[Iterable[Piece], str, Sequence[str]], int]] = {
+    ".csv": _write_csv,
+    ".parquet": partial(_write_batches, "pyarrow.parquet", "ParquetWriter"),
+    ".arrow": partial(_write_batches, "pyarrow.ipc", "new_file"),
+}
+_TEXTS = ("module", "module_type", "op", "direction", "role", "label", "dtype")
+_TYPES = {
+    **dict.fromkeys((*_TEXTS, "order", "record", "verdict"), "string"),
+    **dict.fromkeys(("min", "max", "sum", "abs_sum", "sum_sq", "mean", "rms", "l2_norm"), "double"),
+    **dict.fromkeys(STEP_NUMBERS, "double"),
+    **dict.fromkeys(("recomputed", "scaled", "event", "overflow"), "bool"),
+    "checksum": "uint64",
 }
 
 

@@ -47,10 +47,8 @@ from fastcheck.utils.text.numbers import (
 from .console import print_json, show_sections
 
 if TYPE_CHECKING:
-    from fastcheck.record.site import Site
-
-if TYPE_CHECKING:
     from fastcheck.record.event import Event
+    from fastcheck.record.site import Site
 
 
 _WIDTH = 100
@@ -91,10 +89,13 @@ def text_sections(
         report = report_from_log(view, first_event(wanted.events), options.style)
         if report is not None:
             blocks += [Section(label, lines) for label, lines in parts(report, body, True)]
+        events, advice = read_watch(path), advice_from_lines(read_ranges(path))
+        warnings = [event for event in events if event.get("is_warning")] or events
+        watched, advised = [event["text"] for event in warnings[:limit]], map(str, advice[:limit])
         more = (
             ("steps", step_table(step_rows(view), body, limit)),
-            ("watch", _watch_lines(path, limit, body)),
-            ("precision", _precision_lines(path, limit, body)),
+            ("watch", _first_texts(watched, len(events), body)),
+            ("precision", _first_texts([*advised], len(advice), body)),
             ("unread", unread_lines(from_meta(view.meta.values()), body)),
         )
         blocks += [Section(label, lines) for label, lines in more if lines]
@@ -153,19 +154,6 @@ def _log_lines(others: list[str], view: LogView) -> list[str]:
             f"{os.path.basename(others[-1])}" + (", ..." if len(others) > 1 else "")
         )
     return lines
-
-
-def _watch_lines(path: str, limit: int | None, width: int) -> list[str]:
-    """The events of install(watch=): those that warn, or else all."""
-    events = read_watch(path)
-    chosen = [event for event in events if event.get("is_warning")] or events
-    return _first_texts([event["text"] for event in chosen[:limit]], len(events), width)
-
-
-def _precision_lines(path: str, limit: int | None, width: int) -> list[str]:
-    """The advice of install(record="range")."""
-    advice = advice_from_lines(read_ranges(path))
-    return _first_texts([str(item) for item in advice[:limit]], len(advice), width)
 
 
 def _first_texts(texts: list[str], count: int, width: int) -> list[str]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import re
 import select
 import shutil
 import sys
 import time
+from dataclasses import dataclass
 from typing import Any, Optional
 
 from fastcheck.errors import ConfigError, LogError, needed_module
@@ -17,16 +19,14 @@ from fastcheck.report.live.frame import Picture, View, picture, waiting_picture
 from fastcheck.report.live.state import SORTS, LiveState
 from fastcheck.utils.text.layout import paint, to_ascii, wants_ascii, wants_color
 
-# The characters after ESC [ or ESC O (ECMA-48; xterm's control sequences).
-_SEQUENCES = {
-    "A": "up",
-    "B": "down",
-    "H": "home",
-    "1~": "home",
-    "5~": "pageup",
-    "6~": "pagedown",
+# A sequence after ESC [ or ESC O (ECMA-48; xterm's control sequences), or a character.
+_KEY = re.compile(r"\x1b[\[O]([^@-~]*[@-~]?)|(.)", re.DOTALL)
+_SEQUENCES = {"A": "up", "B": "down", "H": "home", "1~": "home", "5~": "pageup", "6~": "pagedown"}
+_CONTROLS = {
+    **dict.fromkeys("\r\n", "enter"),
+    **dict.fromkeys("\x7f\x08", "backspace"),
+    "\x1b": "escape",
 }
-_CONTROLS = {"\r": "enter", "\n": "enter", "\x7f": "backspace", "\x08": "backspace"}
 
 
 class Keyboard:
@@ -89,21 +89,10 @@ class Keyboard:
 
 def parse_keys(text: str) -> list[str]:
     """The keys that a terminal sends as ``text``; those without a name are left out."""
-    keys: list[str] = []
-    at = 0
-    while at < len(text):
-        char = text[at]
-        at += 1
-        if char == "\x1b" and text[at : at + 1] in ("[", "O"):
-            end = at + 1
-            while end < len(text) and not "@" <= text[end] <= "~":
-                end += 1
-            keys.append(_SEQUENCES.get(text[at + 1 : end + 1], ""))
-            at = end + 1
-        elif char == "\x1b":
-            keys.append("escape")
-        else:
-            keys.append(_CONTROLS.get(char, char if char.isprintable() else ""))
+    keys = (
+        _CONTROLS.get(char, char if char.isprintable() else "") or _SEQUENCES.get(sequence, "")
+        for sequence, char in _KEY.findall(text)
+    )
     return [key for key in keys if key]
 
 
@@ -189,16 +178,16 @@ def _check(options: argparse.Namespace) -> None:
         raise LogError(f"this is no log directory, nor the fastcheck_log/ above one: {options.log}")
 
 
+@dataclass(eq=False)
 class _Shower:
     """A reader that follows a log and draws its state."""
 
-    def __init__(
-        self, options: argparse.Namespace, follower: LogFollower, state: LiveState, view: View
-    ) -> None:
-        self._options = options
-        self._follower = follower
-        self._state = state
-        self._view = view
+    _options: argparse.Namespace
+    _follower: LogFollower
+    _state: LiveState
+    _view: View
+
+    def __post_init__(self) -> None:
         self._ascii_only = wants_ascii(sys.stdout)
 
     def poll(self) -> None:
@@ -261,18 +250,8 @@ def _rich_text(shown: Picture, color: bool, ascii_only: bool) -> Any:
             text.append("\n")
         for piece, style in line:
             piece = to_ascii(piece) if ascii_only else piece
-            text.append(piece, _RICH_STYLES[style] if color else None)
+            text.append(piece, style.replace("red", "bold red") or None if color else None)
     return text
-
-
-_RICH_STYLES = {
-    "": None,
-    "bold": "bold",
-    "dim": "dim",
-    "green": "green",
-    "red": "bold red",
-    "yellow": "yellow",
-}
 
 
 def _columns() -> int:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import tempfile
-from typing import Any, Optional, Protocol
+from typing import Any, Optional, Union
 
 from fastcheck.errors import ConfigError, LogError
 from fastcheck.utils.private import without_credentials
 
 from .manifest import counted_files, runs_in
-from .questions import DIALECTS, Dialect
+from .questions import DIALECTS
 from .schema import need
 from .store import Folder
 
@@ -21,23 +21,6 @@ _CHUNK_ROWS = 10_000_000
 _CHUNK_ROWS_OF_NODES = 100_000_000
 
 _MEMORY = "4GB"
-
-
-class Engine(Protocol):
-    """Makes tables and answers questions over the files of one run."""
-
-    dialect: Dialect
-    #: The most rows whose quartiles it takes at once; None: it divides the work itself.
-    chunk_rows: Optional[int]
-
-    def make(self, name: str, select: str, is_more: bool = False) -> None:
-        """Makes a table; with ``is_more`` adds to it."""
-
-    def ask(self, select: str) -> list[dict[str, Any]]:
-        """The rows of an answer, by column."""
-
-    def close(self) -> None:
-        """Releases the engine's resources."""
 
 
 def run_of(folder: Folder, name: Optional[str]) -> str:
@@ -62,6 +45,7 @@ class DuckEngine:
     """DuckDB, in memory; what exceeds 4 GB goes to a temporary folder."""
 
     dialect = DIALECTS["duckdb"]
+    #: The most rows whose quartiles it takes at once; None: it divides the work itself.
     chunk_rows: Optional[int] = _CHUNK_ROWS_OF_NODES
 
     def __init__(self, folder: Folder, run: str, threads: Optional[int] = None) -> None:
@@ -96,15 +80,18 @@ class DuckEngine:
             raise
 
     def make(self, name: str, select: str, is_more: bool = False) -> None:
+        """Makes a table; with ``is_more`` adds to it."""
         start = f"INSERT INTO {name} " if is_more else f"CREATE OR REPLACE TABLE {name} AS "
         self._connection.execute(start + select)
 
     def ask(self, select: str) -> list[dict[str, Any]]:
+        """The rows of an answer, by column."""
         result = self._connection.execute(select)
         names = [column[0] for column in result.description]
         return [dict(zip(names, row)) for row in result.fetchall()]
 
     def close(self) -> None:
+        """Releases the engine's resources."""
         self._connection.close()
         self._scratch.cleanup()
 
@@ -152,6 +139,8 @@ class SparkEngine:
 
 
 ENGINES = ("duckdb", "spark")
+#: Makes tables and answers questions over the files of one run.
+Engine = Union[DuckEngine, SparkEngine]
 
 
 def open_engine(kind: str, folder: Folder, run: str) -> Engine:

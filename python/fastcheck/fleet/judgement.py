@@ -119,6 +119,7 @@ _SWAP = (
     "take the rank's device out of service and test it (a burn-in with the same kernels); go on "
     "from a checkpoint before step {step:,}"
 )
+_OTHER_DATA = "a rank that trains on a different kind of data can look the same"
 Row = dict[str, Any]
 
 
@@ -190,7 +191,10 @@ def _answers(engine: Engine, are_replicas: bool) -> dict[str, list[Row]]:
     sites = {int(row["site"]) for row in answers["outliers"] if chance.excludes(row)}
     if sites:
         # An outlier hides a lesser outlier at its place and step, until all are looked at.
-        kept = sorted(sites, key=lambda site: -_steps_at(answers, site))[:_MOST_SITES]
+        steps_at: dict[int, int] = defaultdict(int)
+        for row in answers["outliers"]:
+            steps_at[int(row["site"])] += int(row["steps"])
+        kept = sorted(sites, key=lambda site: -steps_at[site])[:_MOST_SITES]
         engine.make("all_outlying", statement(ALL_OUTLYING, engine.dialect, sites=kept))
         for name in ("outliers", "outlying_steps"):
             select = statement(ANSWERS[name], engine.dialect, outlying="all_outlying")
@@ -214,10 +218,6 @@ def _check_ranks(engine: Engine) -> None:
             f"the ranks of a run must be from 0 to {RANK_LIMIT - 1:,}, got ranks from {low:,} to "
             f"{high:,}; another job is another --run"
         )
-
-
-def _steps_at(answers: dict[str, list[Row]], site: int) -> int:
-    return sum(int(row["steps"]) for row in answers["outliers"] if int(row["site"]) == site)
 
 
 def _spans(engine: Engine) -> list[str]:
@@ -263,18 +263,15 @@ def _nonfinite(
         for row in first
     )
     if len(first) > max(1, count * _MOST_ACCUSED):
-        return [
-            FleetFinding(
-                "step",
-                False,
-                f"the first NaN or infinity is on {len(first):,} ranks at once, in step {step:,}: "
-                "a step, not a rank",
-                "look at what all ranks share: the loss, the learning rate, the range of the dtype "
-                "(fastcheck show on one of the logs)",
-                step,
-                suspects[:3],
-            )
-        ]
+        what = (
+            f"the first NaN or infinity is on {len(first):,} ranks at once, in step {step:,}: "
+            "a step, not a rank"
+        )
+        advice = (
+            "look at what all ranks share: the loss, the learning rate, the range of the dtype "
+            "(fastcheck show on one of the logs)"
+        )
+        return [FleetFinding("step", False, what, advice, step, suspects[:3])]
     later = len(firsts) - len(first)
     spread = f"; {counted(later, 'other rank')} had one later in that step" if later else ""
     what = "the first NaN or infinity of the run"
@@ -376,17 +373,13 @@ def _by_host(suspects: list[Suspect], ranks: Mapping[int, FleetRank]) -> list[Fl
     if not suspects:
         return []
     if len(suspects) > max(1, len(ranks) * _MOST_ACCUSED):
-        return [
-            FleetFinding(
-                "outlier",
-                False,
-                f"{len(suspects):,} ranks are far from the others: no single rank",
-                "check whether these ranks have other data, or hold other parts of the model; if "
-                "so, set their placement (FASTCHECK_PLACEMENT)",
-                suspects[0].first_step,
-                tuple(suspects[:3]),
-            )
-        ]
+        what = f"{len(suspects):,} ranks are far from the others: no single rank"
+        advice = (
+            "check whether these ranks have other data, or hold other parts of the model; if "
+            "so, set their placement (FASTCHECK_PLACEMENT)"
+        )
+        few = tuple(suspects[:3])
+        return [FleetFinding("outlier", False, what, advice, few[0].first_step, few)]
     sizes: dict[str, int] = defaultdict(int)
     for at in ranks.values():
         sizes[at.host or ""] += 1
@@ -405,14 +398,9 @@ def _by_host(suspects: list[Suspect], ranks: Mapping[int, FleetRank]) -> list[Fl
         else:
             for member in group:
                 what = "a rank is repeatedly far from its peers"
-                advice = (
-                    _SWAP.format(step=member.first_step)
-                    + "; a rank that trains on a different kind of "
-                    "data can look the same"
-                )
-                findings.append(
-                    FleetFinding("outlier", True, what, advice, member.first_step, (member,))
-                )
+                advice = f"{_SWAP.format(step=member.first_step)}; {_OTHER_DATA}"
+                found = FleetFinding("outlier", True, what, advice, member.first_step, (member,))
+                findings.append(found)
     return findings
 
 

@@ -12,8 +12,15 @@ import numpy as np
 from fastcheck._version import __version__
 from fastcheck.errors import printable
 from fastcheck.fleet.findings import Cell, FleetFinding, FleetReport, Suspect
-from fastcheck.report.page.container import Container, page_html, text_html, write_html
-from fastcheck.utils.text.layout import listed
+from fastcheck.report.page.container import (
+    Container,
+    headline_html,
+    page_html,
+    table_html,
+    text_html,
+    write_html,
+)
+from fastcheck.utils.text.layout import Table, listed
 
 # Ranks by columns.
 _MOST_CELLS = 4_000_000
@@ -109,12 +116,9 @@ def fleet_headline(report: FleetReport) -> str:
     total = f"{len(report.ranks):,}"
     if not report.accused:
         return f"{report.run}: no rank of {total} is suspect"
-    first_step: dict[int, int] = {}
-    for finding in (finding for finding in report.findings if finding.is_accusation):
-        for suspect in finding.suspects:
-            first_step[suspect.rank] = min(
-                first_step.get(suspect.rank, suspect.first_step), suspect.first_step
-            )
+    accusing = (finding.suspects for finding in report.findings if finding.is_accusation)
+    steps = sorted(((s.first_step, s.rank) for some in accusing for s in some), reverse=True)
+    first_step = {rank: step for step, rank in steps}
     named = [
         f"{rank}{_host(report, rank)} from step {step:,}"
         for rank, step in sorted(first_step.items(), key=lambda pair: (pair[1], pair[0]))
@@ -133,11 +137,8 @@ def fleet_verdict_html(report: FleetReport) -> str:
     """The verdict of the page: the headline, the extent of the records, and each finding with its
     ranks and its advice.
     """
-    colour = "bad" if report.accused else "good"
-    parts = [
-        f'<p class="headline {colour}">{text_html(fleet_headline(report))}</p>',
-        f"<p>{text_html(report.extent)}</p>",
-    ]
+    kind = "bad" if report.accused else "good"
+    parts = [headline_html(fleet_headline(report), kind, [], report.extent)]
     for number, finding in enumerate(report.findings, 1):
         parts += _finding(report, finding, f"Ranks of finding {number}")
     return "\n".join(parts)
@@ -148,11 +149,10 @@ def _finding(report: FleetReport, finding: FleetFinding, label: str) -> list[str
     tag = ' class="bad"' if finding.is_accusation else ""
     parts = [f"<h3><span{tag}>{kind}:</span> {text_html(finding.what)}</h3>"]
     if finding.suspects:
-        head = "".join(f'<th scope="col">{name}</th>' for name in _COLUMNS)
-        rows = "".join(_row(report, suspect) for suspect in finding.suspects[:_MOST_SUSPECTS])
+        rows = [_cells(report, suspect) for suspect in finding.suspects[:_MOST_SUSPECTS]]
+        table = table_html(Table(_COLUMNS, rows, left=len(_COLUMNS)), label)
         parts.append(
-            f'<div class="scrolling" tabindex="0" role="region" aria-label="{label}">'
-            f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
+            f'<div class="scrolling" tabindex="0" role="region" aria-label="{label}">{table}</div>'
         )
         left = len(finding.suspects) - _MOST_SUSPECTS
         if left > 0:
@@ -161,17 +161,11 @@ def _finding(report: FleetReport, finding: FleetFinding, label: str) -> list[str
     return parts
 
 
-def _row(report: FleetReport, suspect: Suspect) -> str:
+def _cells(report: FleetReport, suspect: Suspect) -> list[str]:
     at = report.ranks.get(suspect.rank)
     place = [None, None, None] if at is None else [at.host, at.device, at.serial]
-    cells = [
-        str(suspect.rank),
-        *(text or "unknown" for text in place),
-        f"{suspect.first_step:,}",
-        suspect.site,
-        suspect.evidence,
-    ]
-    return "<tr>" + "".join(f"<td>{text_html(cell)}</td>" for cell in cells) + "</tr>"
+    known = [str(suspect.rank), *(text or "unknown" for text in place)]
+    return [*known, f"{suspect.first_step:,}", suspect.site, suspect.evidence]
 
 
 def write_fleet_page(report: FleetReport, path: Union[str, os.PathLike[str]]) -> int:

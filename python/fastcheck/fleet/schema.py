@@ -136,15 +136,10 @@ def rounded(values: np.ndarray) -> np.ndarray:
 
 
 def sorted_rows(pieces: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """The rows of all pieces, sorted by step, site, rank and call."""
-    rows = join_pieces(pieces)
+    """The rows of all pieces, at least one, sorted by step, site, rank and call."""
+    rows = {name: np.concatenate([piece[name] for piece in pieces]) for name in RECORD_COLUMNS}
     order = np.lexsort((rows["call"], rows["rank"], rows["site"], rows["step"]))
     return {name: column[order] for name, column in rows.items()}
-
-
-def join_pieces(pieces: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """The concatenated rows of all pieces; there is at least one piece."""
-    return {name: np.concatenate([piece[name] for piece in pieces]) for name in RECORD_COLUMNS}
 
 
 def record_table(rows: Mapping[str, np.ndarray]) -> Any:
@@ -153,10 +148,8 @@ def record_table(rows: Mapping[str, np.ndarray]) -> Any:
     schema = _schema(RECORD_COLUMNS)
     absent = {"checksum": rows["checksum"] == 0}
     arrays = [
-        arrow.array(
-            rows[field.name], type=field.type, mask=absent.get(field.name), from_pandas=True
-        )
-        for field in schema
+        arrow.array(rows[name], type=kind, mask=absent.get(name), from_pandas=True)
+        for name, kind in zip(schema.names, schema.types)
     ]
     return arrow.table(arrays, schema=schema)
 
@@ -200,11 +193,5 @@ def _fitting(value: Any, kind: str) -> Any:
 
 def _schema(columns: Mapping[str, str]) -> Any:
     arrow = need("pyarrow")
-    types = {
-        "int32": arrow.int32(),
-        "int64": arrow.int64(),
-        "float": arrow.float32(),
-        "bool": arrow.bool_(),
-        "string": arrow.string(),
-    }
+    types = {kind: arrow.type_for_alias(kind) for kind in columns.values()}
     return arrow.schema([(name, types[kind]) for name, kind in columns.items()])

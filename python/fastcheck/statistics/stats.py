@@ -297,22 +297,11 @@ def _stats_html(stats: Stats) -> str:
 
 
 def _list_html(stats: StatsList) -> str:
-    rows, bad = [], []
-    for record in stats.numpy()[:_SHOWN]:
-        statistics = statistics_of(record)
-        bad.append(statistics.nonfinite_count > 0)
-        rows.append(
-            [
-                statistics.dtype,
-                statistics.numel,
-                statistics.nonfinite_count,
-                statistics.min,
-                statistics.max,
-                statistics.mean,
-                statistics.rms,
-            ]
-        )
-    header = ["dtype", "numel", "NaN+Inf", "min", "max", "mean", "rms"]
+    names = ("dtype", "numel", "nonfinite_count", "min", "max", "mean", "rms")
+    shown = [statistics_of(record) for record in stats.numpy()[:_SHOWN]]
+    rows = [[getattr(statistics, name) for name in names] for statistics in shown]
+    bad = [statistics.nonfinite_count > 0 for statistics in shown]
+    header = [name.replace("nonfinite_count", "NaN+Inf") for name in names]
     return block_html(f"{len(stats):,} tensors", table_html(header, rows, bad, len(stats)))
 
 
