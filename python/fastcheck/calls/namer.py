@@ -109,16 +109,7 @@ class CallNamer:
         counts[op] += 1
         api, api_call = ("", -1) if self._apis is None else self._apis.current
         if forward is not None:
-            before = forward.name
-            name = CallName(
-                before.op,
-                before.module,
-                before.call,
-                "backward",
-                before.api,
-                before.api_call,
-                ran=op,
-            )
+            name = forward.name._replace(direction="backward", ran=op)
         else:
             path = OUTSIDE if node is None else node.path
             name = CallName(op, path, number, direction, api, api_call)

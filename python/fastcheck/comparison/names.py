@@ -317,16 +317,14 @@ class Renaming:
         for left in self._given:
             # A longer rule may be about all that is below it.
             if left not in self._used and not any(_fitted(left, path) for path in self._seen):
+                right = next(rule.right for rule in self._rules if rule.key == left)
                 raise ConfigError(
                     "a renaming matches no name of the actual side",
                     expected="a name of the actual side on the left, its name in the "
                     "reference on the right",
-                    got=f"{left!r}: {dict(self._parted).get(left, self._text_of(left))!r}",
+                    got=f"{left!r}: {dict(self._parted).get(left, right)!r}",
                     hint=did_you_mean(left, _with_parents(self._seen)),
                 )
-
-    def _text_of(self, left: str) -> str:
-        return next(rule.right for rule in self._rules if rule.key == left)
 
 
 def _renamed(rule: _Rule, stars: list[str], rest: str) -> tuple[str, tuple[int, ...]]:

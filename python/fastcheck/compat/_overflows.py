@@ -7,9 +7,11 @@ record log of the same events, for ``fastcheck show`` and ``Dumper(from_log=)``.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Callable, Optional
 
 import numpy as np
@@ -150,35 +152,29 @@ class OverflowWatch(SessionListener):
             "line": event.line or None,
         }
         path = os.path.join(log.directory, f"overflows-rank{self._rank}.jsonl")
-        file = AppendFile(path)
-        try:
+        with contextlib.closing(AppendFile(path)) as file:
             file.append(json.dumps(line, ensure_ascii=False).encode() + b"\n")
-        finally:
-            file.close()
 
 
+@dataclass(eq=False)
 class SelectedSteps:
     """The steps that a PrecisionDebugger reads between start() and stop(), in either tool.
 
     Args:
         dumps: writes them; None: their overflows are counted.
-        begin_watch: begins to count, in these models, from a step on.
-        steps: the steps that are read; None: all.
-        is_mine: whether this rank reads any.
+        _begin_watch: begins to count, in these models, from a step on.
+        _steps: the steps that are read; None: all.
+        _is_mine: whether this rank reads any.
     """
 
-    def __init__(
-        self,
-        dumps: Optional[Dumps],
-        begin_watch: Callable[[Sequence[torch.nn.Module], int], OverflowWatch],
-        steps: Optional[frozenset[int]],
-        is_mine: bool,
-    ) -> None:
-        self.dumps = dumps
+    dumps: Optional[Dumps]
+    _begin_watch: Callable[[Sequence[torch.nn.Module], int], OverflowWatch]
+    _steps: Optional[frozenset[int]]
+    _is_mine: bool
+
+    def __post_init__(self) -> None:
         #: The number of the step that start() begins.
         self.step = 0
-        self._begin_watch = begin_watch
-        self._steps, self._is_mine = steps, is_mine
         self._is_running = False
         self._watch: Optional[OverflowWatch] = None
         atexit.register(self._close_dumps)

@@ -90,10 +90,10 @@ class CallsOfApis(ModuleCalls):
             node, is_repeated, is_in_optimizer = self._tracker.current
             forward = "optimizer" if is_in_optimizer else "forward"
             path, kind = ("", OUTSIDE) if node is None else (node.path, node.type_name)
-            function = self._functions.get((name, path, forward))
-            if function is None:
+            key = name, path, forward
+            if (function := self._functions.get(key)) is None:
                 function = _Function(name, path, kind, forward, self._session.sites)
-                self._functions[name, path, forward] = function
+                self._functions[key] = function
             in_backward = torch._C._current_graph_task_id() != -1
             is_recompute = in_backward and (is_repeated or recomputes())
             node_of: Any = function  # what is read of a node it has

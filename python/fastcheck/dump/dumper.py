@@ -33,7 +33,7 @@ from fastcheck.utils.torch.versions import eager_stance
 from .api_calls import CallsOfApis
 from .dump_writer import DumpSession
 from .module_calls import ModuleCalls
-from .options import Models, Options, check_models, check_options
+from .options import Models, check_models, check_options
 from .python_op_calls import PythonOpCalls
 from .recorded_op_calls import RecordedOpCalls
 from .reference import Reference
@@ -282,7 +282,9 @@ class Dumper:
         try:
             claim(self.path, self._options.step, self._options.overwrite)
             with unobserved():
-                session = _session(self.path, self._options, self._rank, self._lists)
+                dump = {**self._options._asdict(), **self._lists}
+                meta = {"dump": dump, "environment": environment_or_error()}
+                session = DumpSession(self.path, self._rank, meta, self._options)
         except (OSError, LogError) as error:
             self._session = _Failed(error, self.path, self._options.step)
             return self
@@ -343,16 +345,13 @@ class Dumper:
         if kind is None and not session.problem:
             self.unmet, unmet = self._selection.unmet(), self._selection.unmet_text() or None
         ended_by = "" if kind is None else kind.__name__
+        options = {**self._options._asdict(), **self._lists}
+        del options["overwrite"]
         with unobserved():
-            session.finish(ended_by, {"options": self._described(), "unmet": unmet})
+            session.finish(ended_by, {"options": options, "unmet": unmet})
         self._warn_of_differences(session)
         if unmet is not None:
             raise ConfigError(unmet)
-
-    def _described(self) -> dict[str, Any]:
-        options = {**self._options._asdict(), **self._lists}
-        del options["overwrite"]
-        return options
 
     def _warn_of_differences(self, session: DumpSession) -> None:
         if not session.differences:
@@ -383,14 +382,6 @@ class _Failed(DumpSession):
         self.step, self.place = step, place
         self.left_out, self.differences, self._lines = {}, [], []
         self.switch_off(f"{getattr(cause, 'filename', None) or place}: {reason}")
-
-
-def _session(place: str, options: Options, rank: int, lists: dict[str, Any]) -> DumpSession:
-    meta: dict[str, Any] = {
-        "dump": {**options._asdict(), **lists},
-        "environment": environment_or_error(),
-    }
-    return DumpSession(place, rank, meta, options)
 
 
 def _given(names: Names) -> Optional[list[str]]:

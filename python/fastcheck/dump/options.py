@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from typing import Any, NamedTuple, Optional, Union
 
@@ -54,15 +55,13 @@ def check_options(
         raise ConfigError(
             'tensors=True needs record="full": its checksums tell a value that is written already'
         )
-    try:
+    size = None
+    with contextlib.suppress(ConfigError):
         size = parse_bytes(memory)
-    except ConfigError:
-        size = None
     if size is None:
         raise ConfigError(
-            "memory= is not a size that fastcheck can use",
-            expected='65536 bytes or more: a number, or a text such as "256MiB"',
-            got=repr(memory),
+            'memory= must be 65536 bytes or more, a number or a text such as "256MiB", got '
+            f"{memory!r}"
         )
     return Options(
         step=step,

@@ -64,14 +64,7 @@ class RankLog:
 
 def lost_site(index: int) -> Site:
     """Stands for a site whose line the log doesn't have."""
-    return Site(
-        module=f"site {index}",
-        module_type="name lost",
-        direction="forward",
-        role="output",
-        index=0,
-        label="?",
-    )
+    return Site(f"site {index}", "name lost", "forward", "output", 0, "?")
 
 
 def merge_ranks(directory: str, parts: list[RankLog]) -> LogView:
@@ -83,17 +76,14 @@ def merge_ranks(directory: str, parts: list[RankLog]) -> LogView:
     for part in parts:
         lines: dict[tuple[int, int, int], dict[str, Any]] = {}
         for line in part.events:
-            key = _line_key(line)
-            if key is not None:
+            if (key := _line_key(line)) is not None:
                 # An event written again (its verdict changed) stands for the earlier line.
                 lines[key] = line
         named = np.isin(part.records["seq"], [seq for _, seq, _ in lines])
         by_key = {_key(record): record.copy() for record in part.records[named]}
         number_of = _number_sites(part, sites, numbers)
-        for key, line in lines.items():
-            event = _event(key, line, number_of, sites, by_key, part.rank)
-            if event is not None:
-                events.append(event)
+        made = (_event(*pair, number_of, sites, by_key, part.rank) for pair in lines.items())
+        events += (event for event in made if event is not None)
         records = part.records.copy()
         if len(records):
             used, places = np.unique(records["site"], return_inverse=True)

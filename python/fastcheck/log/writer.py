@@ -117,14 +117,14 @@ class RecordLog:
         # Events outlive their segment: they may take half of the limit.
         self._event_bytes = 0
         self._event_limit = None if limit_bytes is None else limit_bytes // 2
-        self._segments: deque[tuple[str, int, bool]] = (
-            deque()
-        )  # closed segments: path, bytes, has events
+        # Closed segments: path, bytes, has events.
+        self._segments: deque[tuple[str, int, bool]] = deque()
         self._segment_index = 0
         self._segment_bytes = 0
         self._segment_has_events = False
-        share = _SEGMENT_BYTES if limit_bytes is None else limit_bytes // _SEGMENTS_IN_LIMIT
-        share = min(_SEGMENT_BYTES, share)
+        share = min(
+            _SEGMENT_BYTES, (1 << 62 if limit_bytes is None else limit_bytes) // _SEGMENTS_IN_LIMIT
+        )
         self._segment_limit = max(share // RECORD_BYTES, 1) * RECORD_BYTES
         try:
             self._place = self._claim(os.fspath(directory), dict(meta or {}))
@@ -370,9 +370,7 @@ def save_log(
         warn(f"fastcheck: the last steps' records could not be saved: {first}")
         return None
     step = int(records["step"][-1]) if len(records) else 0
-    if not log.append(records, step):
-        return None
-    if not log.append_event(*events):
+    if not (log.append(records, step) and log.append_event(*events)):
         return None
     for line in watched:
         log.append_line("watch", line)

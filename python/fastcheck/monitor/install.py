@@ -163,10 +163,12 @@ def _install(
         for path, module in (named if is_op_level else observed).items()
         if takes_hooks(module)
     ]
+    gaps = set(named) - set(observed)
     for node in nodes:
         node.is_selected = node.path in observed
+        start = f"{node.path}." if node.path else ""
+        node.has_excluded_parts = any(path.startswith(start) for path in gaps)
     _mark_roots(nodes, (model, *others))
-    _mark_gaps(nodes, set(named) - set(observed))
     _check_observable(model, any(node.is_selected for node in nodes))
     devices = {p.device for module in models for p in module.parameters()}
     for device in devices:
@@ -250,12 +252,8 @@ def _named_modules(models: tuple[torch.nn.Module, ...]) -> dict[str, torch.nn.Mo
             )
         check_built(model)
         prefix = type(model).__name__ if position else ""
-        taken = (
-            sum(path == prefix or path.startswith(prefix + "_") for path in named)
-            if position
-            else 0
-        )
-        if taken:
+        taken = sum(path == prefix or path.startswith(prefix + "_") for path in named)
+        if position and taken:
             prefix = f"{prefix}_{taken + 1}"
         for path, module in model.named_modules():
             if id(module) not in seen and unwrap_compiled(module) is module:
@@ -298,13 +296,6 @@ def _mark_roots(nodes: list[ModuleNode], models: tuple[torch.nn.Module, ...]) ->
         node.is_root = id(node.module()) in ids or (
             parent is not None and parent.is_root and not parent.is_callable
         )
-
-
-def _mark_gaps(nodes: list[ModuleNode], excluded: set[str]) -> None:
-    """Tells each module whether something inside it goes unobserved."""
-    for node in nodes:
-        start = f"{node.path}." if node.path else ""
-        node.has_excluded_parts = any(path.startswith(start) for path in excluded)
 
 
 def _check_observable(model: torch.nn.Module, has_any: bool) -> None:

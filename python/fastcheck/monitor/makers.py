@@ -121,17 +121,11 @@ class Makers:
 
 def _may_run_again(session: Session) -> bool:
     """True if a call may run again: not where the whole step does, or within a transform of
-    torch.func.
+    torch.func. Nor where other monitors may wait, with Python's lock, for the lock under which the
+    operators of a second run are read, while that run waits for the device.
     """
     is_off = session.config.runs_again or innermost_transform() is not None
-    return not is_off and not _may_block(session)
-
-
-def _may_block(session: Session) -> bool:
-    """True if other monitors may wait, with Python's lock, for the lock under which the operators
-    of a second run are read, while that run waits for the device.
-    """
-    return session.rings.is_deferred and sum(1 for _ in watchers) > 1
+    return not is_off and not (session.rings.is_deferred and sum(1 for _ in watchers) > 1)
 
 
 def _passes_of(finding: Finding, site: Site, session: Session) -> Iterator[Pass]:

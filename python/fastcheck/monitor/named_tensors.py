@@ -238,10 +238,7 @@ class NamedTensors:
         code = session.level.read(gradient, hook.site, call, flags)
         if code < 0:
             return
-        seq, is_bad = (
-            code >> SEQ_SHIFT,
-            None if session.rings.is_deferred else bool(code & IS_BAD),
-        )
+        seq, is_bad = code >> SEQ_SHIFT, None if session.rings.is_deferred else bool(code & IS_BAD)
         session.step.gradients[hook.tensor_seq] = seq
         if not code & IS_NEW:
             seq, is_bad = session.level.observe(gradient, hook.site, call, flags)

@@ -123,14 +123,6 @@ class Rerun:
         return render_rerun(self)
 
 
-def earliest(found: Sequence[Optional[Difference]]) -> Optional[Difference]:
-    """The first of these in the order of the program; of two in one place that of the lower
-    rank.
-    """
-    known = [difference for difference in found if difference is not None]
-    return min(known, key=lambda difference: (difference.place, difference.rank)) if known else None
-
-
 def render_rerun(rerun: Rerun) -> str:
     """The report."""
     where = f" on each of {rerun.ranks} ranks" if rerun.ranks > 1 else ""
@@ -169,7 +161,7 @@ class Trace:
     def __init__(self) -> None:
         self.error = ""
         self._rows: dict[_Key, np.void] = {}
-        self._seen: dict[tuple[Site, int], int] = {}
+        self._seen: Counter[tuple[Site, int]] = Counter()
         self._phases: dict[_Key, str] = {}
 
     def __len__(self) -> int:
@@ -198,10 +190,9 @@ class Trace:
                     self._add(site, 0, record, "after")
 
     def _add(self, site: Site, call: int, record: np.void, phase: str) -> None:
-        count = self._seen.get((site, call), 0)
-        self._seen[site, call] = count + 1
-        self._rows[site, call, count] = record
-        self._phases[site, call, count] = phase
+        key = site, call, self._seen[site, call]
+        self._seen[site, call] += 1
+        self._rows[key], self._phases[key] = record, phase
 
     @property
     def content(self) -> dict[_Key, tuple[int, int, int]]:
@@ -297,12 +288,12 @@ Install = Callable[[Config, Sequence[torch.nn.Module]], Any]
 _MOST_DIFFERENCES = 100
 
 
+@dataclass(eq=False)
 class _Recorder(SessionListener):
     """Keeps what the monitor of a run has read."""
 
-    def __init__(self, trace: Trace, sites: SiteTable) -> None:
-        self._trace = trace
-        self._sites = sites
+    _trace: Trace
+    _sites: SiteTable
 
     def step_ended(self, step: Step, rows: Sequence[StepRow], chunks: Sequence[np.ndarray]) -> None:
         self._trace.add_records(np.concatenate(chunks), self._sites)
@@ -343,11 +334,11 @@ class StepRunner:
             own = None if first is None else first.to_json()
             rows = self._of_ranks((own, _odd_runs(traces), not _equal_pair(traces)))
             firsts = [(d and Difference.from_json(d), tuple(odd), pair) for d, odd, pair in rows]
-            first_difference = earliest([difference for difference, _, _ in firsts])
+            known = [difference for difference, _, _ in firsts if difference is not None]
+            # Of two in one place that of the lower rank.
+            first_difference = min(known, key=lambda d: (d.place, d.rank), default=None)
             errors = tuple((n + 1, t.error) for n, t in enumerate(traces) if t.error)
-            is_identical = all(difference is None for difference, _, _ in firsts) and not any(
-                self._of_ranks(bool(errors))
-            )
+            is_identical = not known and not any(self._of_ranks(bool(errors)))
             result = Rerun(
                 identical=is_identical,
                 runs=len(traces),
@@ -417,11 +408,9 @@ class StepRunner:
                 "takes in as an argument, or what it is drawn from in also=.",
             )
         if not result.is_each_time:
-            if (
-                self.deterministic
-                or self._is_on_cpu
-                or torch.are_deterministic_algorithms_enabled()
-            ):
+            is_on_cpu = all(p.is_cpu for model in self.models for p in model.parameters())
+            is_set = self.deterministic or torch.are_deterministic_algorithms_enabled()
+            if is_on_cpu or is_set:
                 return "hardware", "A result that is not there again is a fault of the machine."
             return (
                 "unknown",
@@ -439,10 +428,6 @@ class StepRunner:
                 "uses kernels whose results depend on timing.",
             )
         return "unknown", _UNKNOWN
-
-    @property
-    def _is_on_cpu(self) -> bool:
-        return all(p.is_cpu for model in self.models for p in model.parameters())
 
 
 _UNKNOWN = (

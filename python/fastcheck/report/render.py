@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from fastcheck.errors import printable
 from fastcheck.record.event import GIVEN_INSTEAD
 from fastcheck.record.format import Verdict
@@ -149,15 +147,12 @@ def input_lines(report: StopReport, width: int, most: int = _INPUT_ROWS) -> list
         elif source.module != site.module and not source.is_stored:
             name += f" of {source.module or source.module_type}"
         fields = format_fields(reading, "dtype", "numel", "nonfinite_count", "min", "max", "rms")
-        rows.append([name, *fields, *([_rms_before(before)] if has_earlier else [])])
+        # Of the last healthy record.
+        rms = "-" if before is None else format_number(statistics_of(before).rms)
+        rows.append([name, *fields, *([rms] if has_earlier else [])])
     header = ["tensor", "dtype", "elements", "NaN+Inf", "min", "max", "rms"]
     lines = table([*header, *(["rms before"] if has_earlier else [])], rows, left=2, width=width)
     return lines + and_more(len(report.inputs) - most)
-
-
-def _rms_before(record: np.void | None) -> str:
-    """The rms of the last healthy record."""
-    return "-" if record is None else format_number(statistics_of(record).rms)
 
 
 def trend_lines(trend: Trend, width: int) -> list[str]:

@@ -26,7 +26,8 @@ _HARMLESS = (
 
 def spread(events: Sequence[Event], culprit: Event, style: str, width: int) -> list[str]:
     """``events``: those of one step. No lines where the culprit is the only event."""
-    others = [event for event in events if not is_same_event(event, culprit)]
+    seq = culprit.record["seq"]
+    others = [e for e in events if e.site != culprit.site or e.record["seq"] != seq]
     reached = _first_of_each_place(
         [event for event in others if event.verdict is Verdict.PROPAGATED], style
     )
@@ -76,7 +77,3 @@ def _first_of_each_place(events: list[Event], style: str) -> list[tuple[str, Eve
     for event in events:
         firsts.setdefault(tensor_place(event.site, int(event.record["call"]), style), event)
     return list(firsts.items())
-
-
-def is_same_event(event: Event, culprit: Event) -> bool:
-    return event.site == culprit.site and bool(event.record["seq"] == culprit.record["seq"])

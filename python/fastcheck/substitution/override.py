@@ -10,6 +10,7 @@ import contextlib
 import threading
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any, Callable, Optional, Union
 
 import torch
@@ -87,26 +88,19 @@ def override(
     return Override(Elsewhere(place, dtype, draws=random), selection, is_named=ops is not None)
 
 
+@dataclass(eq=False)
 class Override:
     """A section in which operators are computed elsewhere: override() returns it, and bisect()
     hands it to its ``run``. May be entered again, once it was left; counts go on.
     """
 
-    def __init__(
-        self,
-        elsewhere: Elsewhere,
-        selection: Optional[Selection] = None,
-        choose: Optional[Chooser] = None,
-        *,
-        is_named: bool = False,
-    ) -> None:
-        self.ran: Counter[str] = Counter()
-        self.left_out: dict[str, str] = {}
-        self.elsewhere = elsewhere
-        self._selection = selection
-        self._choose = choose
-        self._is_named = is_named
-        self._stack: Optional[contextlib.ExitStack] = None
+    elsewhere: Elsewhere
+    selection: Optional[Selection] = None
+    choose: Optional[Chooser] = None
+    is_named: bool = False
+    ran: Counter[str] = field(default_factory=Counter, init=False)
+    left_out: dict[str, str] = field(default_factory=dict, init=False)
+    _stack: Optional[contextlib.ExitStack] = field(default=None, init=False)
 
     def __enter__(self) -> Override:
         if self._stack is not None:
@@ -126,20 +120,20 @@ class Override:
         stack, self._stack = self._stack, None
         if stack is not None:
             stack.close()
-        if kind is not None or self._selection is None:
+        if kind is not None or self.selection is None:
             return
-        if self._selection.unmet():
-            raise ConfigError(self._selection.unmet_text())
+        if self.selection.unmet():
+            raise ConfigError(self.selection.unmet_text())
         idle = {name: why for name, why in self.left_out.items() if not self.ran[name]}
-        if self._is_named and idle and not self.ran:
+        if self.is_named and idle and not self.ran:
             reasons = "; ".join(f"{name}: {why}" for name, why in idle.items())
             warn(f"override() left every operator as it is: {reasons}")
 
     def wants(self, name: CallName, was_within: Optional[bool]) -> bool:
         """True if the call is computed elsewhere."""
-        if self._selection is not None:
-            return self._selection.wants(name, was_within)
-        return self._choose is None or self._choose(name)
+        if self.selection is not None:
+            return self.selection.wants(name, was_within)
+        return self.choose is None or self.choose(name)
 
     def run_elsewhere(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
         """Computes a call elsewhere, and counts it or why it could not be."""
@@ -152,13 +146,13 @@ class Override:
 
     def add_modules(self, paths: Iterable[str]) -> None:
         """Adds paths of modules that exist: lists may name these."""
-        if self._selection is not None:
-            self._selection.add_modules(paths)
+        if self.selection is not None:
+            self.selection.add_modules(paths)
 
     @property
     def uses_apis(self) -> bool:
         """True if the given names need calls of torch's Python API to be followed."""
-        return self._selection is not None and self._selection.uses_apis
+        return self.selection is not None and self.selection.uses_apis
 
 
 class _TrackerSession:

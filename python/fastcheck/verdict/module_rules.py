@@ -18,6 +18,7 @@ nothing is pending.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Callable, Optional
 
 from fastcheck.calls.module_calls import Call, ModuleNode
@@ -72,23 +73,15 @@ def harm(findings: Findings, root: Finding, harmed: Finding) -> str:
     return f"{what} did harm: {where} is non-finite too"
 
 
+@dataclass(eq=False)
 class ModuleRules:
     """Gives the findings of one step their verdicts."""
 
-    def __init__(
-        self,
-        findings: Findings,
-        step: Step,
-        last_finite_step: Callable[[int], Optional[int]],
-        *,
-        is_strict: bool,
-        has_other_ranks: bool,
-    ) -> None:
-        self.findings = findings
-        self._step = step
-        self._last_finite_step = last_finite_step
-        self._is_strict = is_strict
-        self._has_other_ranks = has_other_ranks
+    findings: Findings
+    _step: Step
+    _last_finite_step: Callable[[int], Optional[int]]
+    is_strict: bool
+    has_other_ranks: bool
 
     def apply(self, entry: entries.Seen, bad: entries.Records) -> None:
         """Judges what the entry has read."""
@@ -189,7 +182,7 @@ class ModuleRules:
                 "contains modules that are not observed"
             )
         verdict = Verdict.ORIGIN
-        if self._has_other_ranks and call.node.is_collective:
+        if self.has_other_ranks and call.node.is_collective:
             verdict = Verdict.ARRIVED
             reason = (
                 f"everything that {call.node.name} read on this rank was finite: the value came "
@@ -371,7 +364,8 @@ class ModuleRules:
         if earlier is not None:
             self.findings.propagate(finding, earlier)
             return
-        last_finite = self._last_finite_step(finding.site)
+        last_finite, update = self._last_finite_step(finding.site), self._step.update
+        is_updated = update.count or update.is_partial or update.is_elsewhere
         verdict = Verdict.ARRIVED
         if finding.uses.given is not None:
             reason = f"{GIVEN_INSTEAD} in place of the model's own"
@@ -383,7 +377,7 @@ class ModuleRules:
         elif self._has_run(finding):
             verdict = Verdict.ORIGIN
             reason = f"{was_finite(finding.role, last_finite)}; its module has run since"
-        elif last_finite == self._step.index and not self._may_have_been_updated():
+        elif last_finite == self._step.index and not is_updated:
             reason = (
                 f"it was finite when step {last_finite} began, and no optimizer has stepped since"
             )
@@ -407,10 +401,6 @@ class ModuleRules:
         else:
             self._reach([root], self._it_reached(finding))
             self.findings.propagate(finding, root)
-
-    def _may_have_been_updated(self) -> bool:
-        update = self._step.update
-        return bool(update.count or update.is_partial or update.is_elsewhere)
 
     def _has_run(self, finding: Finding) -> bool:
         """True if the module of this buffer has run in this step, in training."""
@@ -513,7 +503,7 @@ class ModuleRules:
             "every gradient that was read is finite, but their norm is not: it overflowed, and "
             "clipping multiplies each gradient by max_norm / norm"
         )
-        if self._has_other_ranks:
+        if self.has_other_ranks:
             verdict = Verdict.ARRIVED
             reason = (
                 "every gradient that was read on this rank is finite, but the total norm is not: "
@@ -594,7 +584,7 @@ class ModuleRules:
         finite += _except_for(self.findings)
         made = "became NaN" if finding.record["nan_count"] else "overflowed"
         how = f"{made} while it was computed or accumulated"
-        if self._has_other_ranks:
+        if self.has_other_ranks:
             reason = f"{finite}: this gradient came with the reduction over the ranks, or {how}"
             return PossibleVerdict(Verdict.ARRIVED, reason)
         reason = f"{finite}: this gradient {how}"
@@ -703,7 +693,7 @@ class ModuleRules:
         """True if its consequences decide. What saturated never becomes a NaN: it is judged at
         once.
         """
-        return not self._is_strict and not finding.is_saturated
+        return not self.is_strict and not finding.is_saturated
 
     def _pend(
         self, finding: Finding, then: PossibleVerdict, cause: Optional[Finding] = None
@@ -786,7 +776,7 @@ class ModuleRules:
 
     def settle_scaled(self, skipped: bool) -> Optional[Finding]:
         """Settles scaled gradients: an update uses those of parameters, the others are pending."""
-        if not skipped and not self._is_strict:
+        if not skipped and not self.is_strict:
             held = [f for f in self.findings.all if f.state is FindingState.SCALED]
             for finding in held:
                 if finding.role in _BETWEEN and finding.then is not None:

@@ -17,6 +17,7 @@ values are negative, as in a mask.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Callable, Optional
 
 import numpy as np
@@ -67,27 +68,19 @@ class OpMemory:
         self.has_open = False
 
 
+@dataclass(eq=False)
 class OpRules:
-    """Gives the findings of one step their verdicts. ``record_of``: the record with this number,
+    """Gives the findings of one step their verdicts. ``_record_of``: the record with this number,
     while it is held.
     """
 
-    def __init__(
-        self,
-        findings: Findings,
-        memory: OpMemory,
-        last_finite_step: Callable[[int], Optional[int]],
-        record_of: Callable[[int], Optional[np.void]],
-        *,
-        is_strict: bool,
-    ) -> None:
-        self.findings = findings
-        self._memory = memory
-        self._last_finite_step = last_finite_step
-        self._record_of = record_of
-        self._is_strict = is_strict
-        # Not every operator of every step is read.
-        self._is_filtered = False
+    findings: Findings
+    _memory: OpMemory
+    _last_finite_step: Callable[[int], Optional[int]]
+    _record_of: Callable[[int], Optional[np.void]]
+    is_strict: bool
+    # Not every operator of every step is read.
+    _is_filtered: bool = field(default=False, init=False)
 
     def apply(self, entry: entries.Seen, bad: entries.Records) -> None:
         """Judges what the entry tells of."""
@@ -152,7 +145,7 @@ class OpRules:
         recomputed = (
             f"{op} was recomputed in backward (activation checkpointing): its first run counts"
         )
-        if incident.is_recompute and not self._is_strict:
+        if incident.is_recompute and not self.is_strict:
             first_run = self._first_run(finding)
             if first_run is not None:
                 inputs = [*inputs, first_run]
@@ -176,7 +169,7 @@ class OpRules:
             self.findings.decide(finding, Verdict.BENIGN, benign)
         elif confirmed is None and waiting is None and self._allow(finding):
             finding.cause = next((f for f in inputs if f.is_allowed), None)
-        elif incident.is_recompute and self._is_strict:
+        elif incident.is_recompute and self.is_strict:
             cause = inputs[0] if inputs else None
             self.findings.decide(finding, Verdict.PROPAGATED, recomputed, cause)
         elif scaled is not None and confirmed is None:
@@ -317,7 +310,7 @@ class OpRules:
 
     def _is_of_now(self, finding: Finding) -> bool:
         """True if it is of this step: of an earlier step it counts by its consequences."""
-        return self._is_strict or finding.seq in self.findings.by_seq
+        return self.is_strict or finding.seq in self.findings.by_seq
 
     # Tensors that are read by name, and are no results of operators
 
@@ -392,7 +385,7 @@ class OpRules:
             reason = f"{then.reason}: {site.module or site.module_type} wrote it in its forward"
             then = PossibleVerdict(Verdict.ORIGIN, reason)
         made = [f for f in self._open() if sites[f.site].module == site.module]
-        if self._is_strict or finding.role != "buffer" or not made:
+        if self.is_strict or finding.role != "buffer" or not made:
             self.findings.decide(finding, *then)
             return
         # A norm that has just run keeps what it made of its input.
@@ -418,7 +411,7 @@ class OpRules:
 
     def _loss_known(self, entry: entries.LossKnown) -> None:
         finding = self.findings.by_seq.get(entry.seq)
-        if self._is_strict and finding is not None and finding.is_tentative:
+        if self.is_strict and finding is not None and finding.is_tentative:
             root = finding.root
             self.findings.release(root)
             if finding is not root:
@@ -553,7 +546,7 @@ class OpRules:
         self.findings.decide(finding, Verdict.INTENDED, reason, cause)
 
     def _decides_at_once(self, finding: Finding) -> bool:
-        return self._is_strict or finding.is_saturated
+        return self.is_strict or finding.is_saturated
 
     def _decide_or_hold(
         self, finding: Finding, then: PossibleVerdict, parents: Sequence[Finding] = ()
@@ -574,7 +567,7 @@ class OpRules:
     ) -> None:
         parents = [f for f in inputs if f.verdict is Verdict.SCALED or f.is_unresolved]
         self.findings.hold_scaled(finding, then, parents[0] if parents else None)
-        if not self._is_strict:
+        if not self.is_strict:
             self._trace(finding, inputs)
 
     def _wait(self, finding: Finding, then: PossibleVerdict, cause: Optional[Finding]) -> None:
@@ -604,7 +597,7 @@ class OpRules:
 
     def _reached(self, finding: Finding, place: Destination) -> None:
         """Judges a finding that has reached a place where it counts."""
-        if self._is_strict:
+        if self.is_strict:
             return
         root = finding.root
         is_lasting = place.kind in _LASTING and root.is_allowed
@@ -671,7 +664,7 @@ class OpRules:
         for finding in harmless:
             reason = "a scaled gradient, and everything computed from it was finite"
             self._lapse(finding, FindingState.SETTLED, reason)
-        for finding in held if not skipped and not self._is_strict else ():
+        for finding in held if not skipped and not self.is_strict else ():
             if finding.state is FindingState.SCALED and not finding.is_saturated:
                 reason = "a scaled gradient that reached no parameter: the update was not skipped"
                 self._lapse(finding, FindingState.SETTLED, reason)
@@ -709,7 +702,7 @@ class OpRules:
 
     def settle_open(self) -> None:
         """Settles what is open: later steps alone may still read what this step made."""
-        for finding in self.findings.all if not self._is_strict else ():
+        for finding in self.findings.all if not self.is_strict else ():
             if not finding.is_unresolved:
                 continue
             if any(result.verdict is Verdict.SCALED for result in finding.uses.made):

@@ -65,7 +65,7 @@ def launch_records(
     with no_grad(), torch._C.DisableTorchFunctionSubclass(), on(device):
         sizes = tuple((place, x.components) for place, x in zip(places, xs))
         name = xs[0].format.info.name
-        plan = _plan(device, stream_key(device), name, target_key(target), sizes)
+        plan = _plan(device, stream_key(device), name, (target.programs, target.lanes), sizes)
         reader = Reader(xs[0].format, depth, target)
         addresses = torch.tensor([x.bits.data_ptr() for x in xs], dtype=torch.int64, device="cpu")
         programs = plan.owners.numel()
@@ -90,11 +90,6 @@ def launch_records(
             BLOCK=target.block,
             **target.options,
         )
-
-
-def target_key(target: Target) -> tuple[int, int]:
-    """The fields of a target that a plan depends on."""
-    return target.programs, target.lanes
 
 
 @functools.lru_cache(maxsize=_KEPT)

@@ -167,8 +167,9 @@ def comparison_data(comparison: Result, gathered: Gathered, names: NameTable) ->
         "questions": {int(phase): text for phase, text in _QUESTIONS.items()},
         "reasons": list(REASONS),
         "reference_steps": to_json({rank: step_columns(reference, rank) for rank in ranks}),
-        "parted": _in_causal_order(
-            to_json(parted_signals(actual, reference)) + _parted_questions(columns)
+        "parted": sorted(
+            to_json(parted_signals(actual, reference)) + _parted_questions(columns),
+            key=lambda signal: _ORDER.index(signal["signal"]),
         ),
         "pairs": [] if gathered.is_timed else to_json(_pairs(comparison)),
         "pair_count": len(comparison.rows) + comparison.more_rows,
@@ -237,10 +238,6 @@ def _parted_questions(columns: dict[str, np.ndarray]) -> list[dict[str, Any]]:
             }
         )
     return questions
-
-
-def _in_causal_order(signals: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return sorted(signals, key=lambda signal: _ORDER.index(signal["signal"]))
 
 
 def _pairs(comparison: Result) -> list[dict[str, Any]]:

@@ -173,7 +173,9 @@ class MsprobeSource(Source):
                 if extra.load is not None:
                     return record.copy(), Extra(shape, requires_grad, None, extra.load)
                 self.notes.append(f"{path} can't be read ({extra.problem}): by its statistics")
-        return _record_of_statistics(value, shape), Extra(shape, requires_grad, _crc32(value))
+        crc32 = value.get("md5")
+        crc32 = crc32.lower() if isinstance(crc32, str) and crc32 else None
+        return _record_of_statistics(value, shape), Extra(shape, requires_grad, crc32)
 
 
 def _content(value: dict[str, Any]) -> object:
@@ -292,11 +294,6 @@ def _leaves(value: Any, label: str) -> Iterator[tuple[str, dict[str, Any]]]:
     elif isinstance(value, list):
         for position, item in enumerate(value):
             yield from _leaves(item, f"{label}[{position}]")
-
-
-def _crc32(value: dict[str, Any]) -> Optional[str]:
-    checksum = value.get("md5")
-    return checksum.lower() if isinstance(checksum, str) and checksum else None
 
 
 def _record_of_statistics(value: dict[str, Any], shape: tuple[int, ...]) -> np.void:

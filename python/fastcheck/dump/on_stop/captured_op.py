@@ -22,10 +22,7 @@ class CapturedOp:
     """
 
     def __init__(self, func: Any, info: OpInfo, args: Any, kwargs: Any, first_seq: int) -> None:
-        self.func = func
-        self.info = info
-        self.args = args
-        self.kwargs = kwargs
+        self.func, self.info, self.args, self.kwargs = func, info, args, kwargs
         self.first_seq = self.end_seq = first_seq
         self.made: list[torch.Tensor] = []
         self.generators: Optional[Generators] = None
@@ -127,11 +124,9 @@ class OpCaptures:
 
     def find(self, seq: int) -> Optional[CapturedOp]:
         """The call whose tensors have the record of this number."""
-        calls = [call for call, _ in self._kept]
-        if self._current is not None:
-            calls.append(self._current)
+        calls = (*(call for call, _ in self._kept), self._current)
         for call in reversed(calls):
-            if call.first_seq <= seq < call.end_seq:
+            if call is not None and call.first_seq <= seq < call.end_seq:
                 return call
         return None
 

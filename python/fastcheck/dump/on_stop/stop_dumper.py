@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Callable, Optional
 
 import torch
@@ -35,24 +36,20 @@ if TYPE_CHECKING:
     from fastcheck.record.event import Event
 
 
+@dataclass(eq=False)
 class StoppedCallDumper:
     """Writes the dumps of one monitor. ``captures``: the operators that may be a culprit; None
-    where operators are not captured, for the reason ``why_not``.
+    where operators are not captured, for the reason ``_why_not``.
     """
 
-    def __init__(
-        self,
-        directory: str,
-        rank: int,
-        nodes: Sequence[ModuleNode],
-        captures: Optional[OpCaptures],
-        why_not: str = "",
-    ) -> None:
-        self.captures = captures
-        self._directory, self._start = directory, working_directory()
-        self._rank = rank
-        self._nodes = nodes
-        self._why_not = why_not
+    _directory: str
+    _rank: int
+    _nodes: Sequence[ModuleNode]
+    captures: Optional[OpCaptures]
+    _why_not: str = ""
+
+    def __post_init__(self) -> None:
+        self._start = working_directory()
         # A stop that was caught may be raised again, for the same reason.
         self._last: Optional[tuple[tuple[int, int], Dumped]] = None
 
@@ -112,11 +109,9 @@ class _Writer:
     """A dump, in ``place``."""
 
     def __init__(self, place: str, rank: int, culprit: Event) -> None:
-        self._culprit = culprit
-        self._site = culprit.site
+        self._culprit, self._site = culprit, culprit.site
         self._call = int(culprit.record["call"])
-        self._rank = rank
-        self._place = place
+        self._place, self._rank = place, rank
         self._notes: list[str] = []
         meta: dict[str, Any] = {
             "dump": {"on_overflow": str(self._site), "call": self._call},
@@ -181,12 +176,8 @@ class _Writer:
         self._random(None)
         self._notes.append("no script: it is stored in the model, no operator has made it")
         self._finish()
-        return Dumped(
-            self._place,
-            f"{site.tensor_name} of {module_name(site)}",
-            None,
-            tuple(self._notes),
-        )
+        what = f"{site.tensor_name} of {module_name(site)}"
+        return Dumped(self._place, what, None, tuple(self._notes))
 
     # Pieces
 
@@ -217,10 +208,8 @@ class _Writer:
         counts = []
         for entry in entries:
             record = records.get(entry.get("seq", -1))
-            numbers = (
-                [0, 0, 0] if record is None else [int(record[name]) for name in NONFINITE_COUNTS]
-            )
-            counts.append((str(entry["label"]), numbers[0], numbers[1], numbers[2]))
+            nan, pos, neg = (0 if record is None else int(record[n]) for n in NONFINITE_COUNTS)
+            counts.append((str(entry["label"]), nan, pos, neg))
         return counts
 
     def _title(self, what: str, ran: str) -> str:

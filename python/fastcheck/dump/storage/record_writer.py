@@ -5,6 +5,7 @@ however many calls read it.
 from __future__ import annotations
 
 import contextlib
+from dataclasses import dataclass
 from typing import Any, Optional
 
 import numpy as np
@@ -52,6 +53,7 @@ _IN_FLIGHT = "pinned memory of the host, to which a copy from a device may be un
 _NOTHING = contextlib.nullcontext()
 
 
+@dataclass(eq=False)
 class RecordWriter:
     """The records of one dump, in the order in which they are read; ``store`` takes the values.
 
@@ -60,24 +62,22 @@ class RecordWriter:
     the host, which waits for the device.
     """
 
-    def __init__(
-        self, log: RecordLog, step: int, depth: int, is_logical: bool, store: Optional[ValueStore]
-    ) -> None:
+    _log: RecordLog
+    _step: int
+    _depth: int
+    _is_logical: bool
+    _store: Optional[ValueStore]
+
+    def __post_init__(self) -> None:
         #: The number of the next record.
         self.count = 0
-        self._log = log
-        self._step = step
-        self._depth = depth
-        self._is_logical = is_logical
-        self._store = store
         self._observe, _ = host_observers()
         self._slots = torch.zeros(_SLOTS * RECORD_BYTES, dtype=torch.uint8, device="cpu")
         self._records: np.ndarray = self._slots.numpy().view(RECORD_DTYPE)
         #: Slots that hold a record which is not in the log yet.
         self.used = 0
-        # Slots whose record is still on a device, and that record.
-        self._pending: list[tuple[int, torch.Tensor]] = []
-        self._identities: list[tuple[int, int, int, int]] = []
+        # Slots whose record is still on a device: that record; number, site, call and flags.
+        self._pending: list[tuple[int, torch.Tensor, tuple[int, int, int, int]]] = []
 
     def op_recorder(self, python: object) -> Optional[Any]:
         """An OpRecorder (csrc/torch/dump/module.h) that writes here as read() does; None: the
@@ -137,8 +137,7 @@ class RecordWriter:
             self._records[index] = row.numpy().view(RECORD_DTYPE)[0]
             self._identify(index, self.count, site, call, flags)
         else:
-            self._pending.append((index, row))
-            self._identities.append((self.count, site, call, flags))
+            self._pending.append((index, row, (self.count, site, call, flags)))
 
     def _identify(self, index: int, seq: int, site: int, call: int, flags: int) -> None:
         record = self._records[index : index + 1]
@@ -150,12 +149,11 @@ class RecordWriter:
         """Fetches the records of devices, and writes all records to the log."""
         if self._pending:
             with unobserved():
-                rows = [row.cpu().numpy().view(RECORD_DTYPE)[0] for _, row in self._pending]
-            for (index, _), row, identity in zip(self._pending, rows, self._identities):
+                rows = [row.cpu().numpy().view(RECORD_DTYPE)[0] for _, row, _ in self._pending]
+            for (index, _, identity), row in zip(self._pending, rows):
                 self._records[index] = row
                 self._identify(index, *identity)
             self._pending.clear()
-            self._identities.clear()
         if self.used:
             self._log.append(self._records[: self.used], self._step)
             self.used = 0

@@ -21,8 +21,8 @@ from __future__ import annotations
 import weakref
 import zlib
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Callable, NamedTuple, Optional
 
 import numpy as np
@@ -85,9 +85,13 @@ class ReplicaMismatch:
     reason: str = ""
     what: str = ""
 
+    @property
+    def label(self) -> str:
+        """The parameter or its gradient."""
+        return f"the gradient of {self.parameter}" if self.is_gradient else self.parameter
+
     def __str__(self) -> str:
-        what = f"the gradient of {self.parameter}" if self.is_gradient else self.parameter
-        lines = [f"replicas differ at step {self.step:,}: {what}"]
+        lines = [f"replicas differ at step {self.step:,}: {self.label}"]
         ranks = _spell_ranks(self.differing_ranks)
         if self.has_majority:
             lines.append(f"  differs on: {ranks}; all others agree")
@@ -307,21 +311,17 @@ class ReplicaCheck:
             # One batch again and again is what some benchmarks train on.
             if (rows == rows[0]).all() and len(set(rows[0, 1:].tolist())) > 1:
                 self._batches.are_one(step, _BATCHES, _spell_ranks(ranks))
-                self._batches = self._batches._replace(are_one=_say_nothing)
+                self._batches = self._batches._replace(are_one=lambda *_: None)
         values = words[:, _HEADER + told :]
-        fresh = [self._mismatch(column, ranks, step, values) for column in _differing(values)]
-        fresh = [
-            mismatch
-            for mismatch in fresh
-            if (_label(mismatch), mismatch.differing_ranks) not in self._told
-        ]
+        differing = np.flatnonzero((values != values[0]).any(axis=0)).tolist()
+        found = [self._mismatch(column, ranks, step, values) for column in differing]
+        fresh = [it for it in found if (it.label, it.differing_ranks) not in self._told]
         if not fresh:
             return None
-        self._told.update((_label(mismatch), mismatch.differing_ranks) for mismatch in fresh)
-        first = fresh[0]
-        others = tuple(_label(mismatch) for mismatch in fresh[1:])
+        self._told.update((mismatch.label, mismatch.differing_ranks) for mismatch in fresh)
+        others = tuple(mismatch.label for mismatch in fresh[1:])
         reason = self.replicas.reason() if self.replicas is not None and others else ""
-        return ReplicaMismatch(**{**first.__dict__, "others": others, "reason": reason})
+        return replace(fresh[0], others=others, reason=reason)
 
     def _mismatch(
         self, column: int, ranks: Sequence[int], step: int, values: np.ndarray
@@ -414,7 +414,8 @@ class _ChecksumCopies:
                 by_device.setdefault(tensor.device, []).append(position)
         for device, positions in by_device.items():
             # Not in storage order: the same numbers count as the same in any memory format.
-            rows = stats(list(_at(tensors, positions)), order="logical").tensor
+            held = [tensor for tensor in map(tensors.__getitem__, positions) if tensor is not None]
+            rows = stats(held, order="logical").tensor
             streams = None if rows.is_cpu else guarded_streams(device)
             if streams is not None:
                 on_host = streams.pinned(len(positions), RECORD_BYTES)
@@ -437,27 +438,6 @@ class _ChecksumCopies:
             checksums = torch.from_numpy(records["checksum"].view(np.int64).copy())
             self._words[torch.tensor(positions) + self._first] = checksums
         return self._words
-
-
-def _at(
-    tensors: Sequence[Optional[torch.Tensor]], positions: Sequence[int]
-) -> Iterator[torch.Tensor]:
-    for position in positions:
-        tensor = tensors[position]
-        assert tensor is not None
-        yield tensor
-
-
-def _say_nothing(step: int, count: int, ranks: str) -> None:
-    pass
-
-
-def _differing(values: np.ndarray) -> list[int]:
-    return np.flatnonzero((values != values[0]).any(axis=0)).tolist()
-
-
-def _label(mismatch: ReplicaMismatch) -> str:
-    return f"the gradient of {mismatch.parameter}" if mismatch.is_gradient else mismatch.parameter
 
 
 def _spell_ranks(ranks: Sequence[int]) -> str:

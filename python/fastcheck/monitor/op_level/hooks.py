@@ -74,7 +74,11 @@ class OpModuleObserver(ModuleObserver):
     ) -> Optional[Call]:
         stack, session = self._stack.nodes, self.session
         if stack and (session.is_closed or node is stack[0]) and not _is_called(stack[0], node):
-            self._unwind(stack)
+            # Those calls were left by what is no Exception (KeyboardInterrupt): torch calls no hook
+            # then.
+            while stack:
+                stack.pop()
+                self._ops.leave()
         if not stack and torch._C._current_graph_task_id() == -1:
             with session.lock:
                 if session.removed:
@@ -91,14 +95,6 @@ class OpModuleObserver(ModuleObserver):
         node.counter.total += 1
         self._ops.enter(self._numbers[id(node)])
         return call
-
-    def _unwind(self, stack: list[ModuleNode]) -> None:
-        """Ends calls that were left by what is no Exception (KeyboardInterrupt): torch calls no
-        hook then.
-        """
-        while stack:
-            stack.pop()
-            self._ops.leave()
 
     def _begin_pass(self, node: ModuleNode, inputs: list[tuple[str, torch.Tensor]]) -> None:
         if self._stored_step is None:

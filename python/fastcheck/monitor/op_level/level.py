@@ -9,6 +9,7 @@ import functools
 import sys
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Callable, Optional, Protocol
 
 import numpy as np
@@ -103,24 +104,16 @@ class OpPart(StepPart):
         return records[~is_status | kept]
 
 
+@dataclass(eq=False)
 class DeferredOps(entries.Task):
     """Operators that ran in this order, and whose records arrive with this part at the
     latest. Settled in healthy parts too, because the observer waits for their records.
     """
 
-    __slots__ = ("_judge", "_lines", "_stop", "_waiting")
-
-    def __init__(
-        self,
-        judge: Callable[[list[Incident], entries.Records], None],
-        waiting: Any,
-        stop: int,
-        lines: LineNumbers,
-    ) -> None:
-        self._judge = judge
-        self._waiting = waiting
-        self._stop = stop
-        self._lines = lines
+    _judge: Callable[[list[Incident], entries.Records], None]
+    _waiting: Any
+    _stop: int
+    _lines: LineNumbers
 
     def run(self, bad: entries.Records) -> None:
         raw_incidents = extension.op_observer().settle(self._waiting, list(bad), self._stop)
@@ -246,14 +239,14 @@ def _telling(original: Callable[..., Any]) -> Callable[..., Any]:
 _leaving: Listeners[Leaving] = Listeners(_wrap_leaving, _methods.restore)
 
 
+@dataclass(eq=False)
 class Leaving:
-    """A listener to tensors of one session whose values leave torch. ``stops``: does what is due
+    """A listener to tensors of one session whose values leave torch. ``_stops``: does what is due
     then.
     """
 
-    def __init__(self, level: OpLevel, stops: Callable[[], None]) -> None:
-        self._level = level
-        self._stops = stops
+    _level: OpLevel
+    _stops: Callable[[], None]
 
     def leaves(self, tensor: torch.Tensor) -> None:
         """The tensor's values leave torch on this thread, which holds no lock."""

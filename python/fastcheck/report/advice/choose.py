@@ -431,7 +431,7 @@ def _rules(case: Case) -> Callable[[Case], Iterator[Advice]]:
     if case.verdict is Verdict.PROPAGATED:
         return _propagated
     if role == "output" and case.broken_weight is not None:
-        return _nothing_else
+        return lambda _: iter(())
     if role in _STORED:
         return stored
     if role == "loss":
@@ -487,10 +487,6 @@ def _broken_weight(case: Case) -> Iterator[Advice]:
         "healthy learning rate. Clip it.",
         "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
     )
-
-
-def _nothing_else(case: Case) -> Iterator[Advice]:
-    yield from ()
 
 
 def _saturating(case: Case) -> Iterator[Advice]:

@@ -166,10 +166,11 @@ def _logarithm(case: Case, made: Operation) -> Iterator[Advice]:
         return
     where = _zeros(label, reading) if not end else f"{label} reaches -1"
     narrow = reading.float_format is not None and reading.float_format.is_narrow
+    eps = {"bfloat16": "0.004", "float16": "0.0005"}.get(reading.dtype, "its spacing")
     yield Advice(
         f"{where}: {name}{' is' if not end else ','} -Inf. Clamp it"
         + (
-            f" in float32 (in {reading.dtype} an eps below {_eps(reading)} vanishes beside 1)."
+            f" in float32 (in {reading.dtype} an eps below {eps} vanishes beside 1)."
             if narrow
             else "."
         ),
@@ -180,10 +181,6 @@ def _logarithm(case: Case, made: Operation) -> Iterator[Advice]:
         "take the logits and never form the zero, as logsumexp does for a sum of exponentials. If "
         "it is a target: mask what is missing."
     )
-
-
-def _eps(reading: RecordStatistics) -> str:
-    return {"bfloat16": "0.004", "float16": "0.0005"}.get(reading.dtype, "its spacing")
 
 
 def _down_to(reading: RecordStatistics) -> str:

@@ -247,7 +247,9 @@ class _Reading:
         if low < self._first or high > self._last:
             self.outside = [low, high]
             return False
-        self._name_lost(records["site"], number_of)
+        lost = np.unique(records["site"][number_of[records["site"]] < 0])
+        for index in lost.tolist():
+            number_of[index] = self._number(lost_site(index))
         rows = contents.rows.number(rank, number_of[records["site"]])
         values = values_of(records)
         contents.grid.add(rows, steps, values)
@@ -272,8 +274,3 @@ class _Reading:
         if number == len(self._sites):
             self._sites.append(site)
         return number
-
-    def _name_lost(self, sites: np.ndarray, number_of: np.ndarray) -> None:
-        lost = np.unique(sites[number_of[sites] < 0])
-        for index in lost.tolist():
-            number_of[index] = self._number(lost_site(index))

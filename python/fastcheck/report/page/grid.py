@@ -63,16 +63,11 @@ class Grid:
         self.axis = axis
         self.coarse = axis.coarser(sites)
         rows = max(sites, 1)
-        self.high = {
-            n: np.full((rows, self.axis_of(n).buckets), np.nan) for n in (*_FINE, *_COARSE)
-        }
+        of_names = (*((n, axis) for n in _FINE), *((n, self.coarse) for n in _COARSE))
+        self.high = {n: np.full((rows, own.buckets), np.nan) for n, own in of_names}
         self.low = {name: plane.copy() for name, plane in self.high.items()}
         self.bad = np.zeros((rows, axis.buckets), np.uint8)
         self.seen = np.zeros((rows, axis.buckets), bool)
-
-    def axis_of(self, name: str) -> Axis:
-        """The axis of this statistic."""
-        return self.axis if name in _FINE else self.coarse
 
     def add(self, rows: np.ndarray, steps: np.ndarray, values: dict[str, np.ndarray]) -> None:
         """``rows``, ``steps``: of each record; ``values``: what values_of() has made of them. Steps

@@ -83,7 +83,7 @@ def read_op(text: str, option: str = "ops") -> Wanted:
             fields.setdefault("direction", part)
         elif "op" in fields:
             break  # what follows names one of its tensors
-        elif numbered or _is_op(bare):
+        elif numbered or _split(bare)[1]:
             module, _, op = _split(bare)
             fields["op"] = op
             if module:
@@ -158,10 +158,6 @@ def op_names() -> frozenset[str]:
 @functools.lru_cache(maxsize=1)
 def _spaces(names: frozenset[str]) -> frozenset[str]:
     return frozenset(name.partition(".")[0] for name in names)
-
-
-def _is_op(name: str) -> bool:
-    return _split(name)[1]
 
 
 def _split(name: str) -> tuple[str, bool, str]:
@@ -242,20 +238,8 @@ def matches_op(pattern: str, name: str) -> bool:
     if base.startswith("_"):
         bare = base.lstrip("_")
         names += (f"{space}.{bare}", bare)
-    return pattern in names or any(_fits(pattern, spelling) for spelling in names)
-
-
-@functools.lru_cache(maxsize=4096)
-def _pattern(text: str) -> Optional[re.Pattern[str]]:
-    if "*" not in text and "?" not in text:
-        return None
-    parts = (".*" if c == "*" else "." if c == "?" else re.escape(c) for c in text)
-    return re.compile("".join(parts))
-
-
-def _fits(pattern: str, name: str) -> bool:
-    compiled = _pattern(pattern)
-    return compiled is not None and compiled.fullmatch(name) is not None
+    literal = pattern.replace("[", "[[]")
+    return pattern in names or any(fnmatchcase(spelling, literal) for spelling in names)
 
 
 def matches_module(pattern: str, path: str) -> bool:

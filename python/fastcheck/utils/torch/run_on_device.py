@@ -7,6 +7,7 @@ generators advance as without fastcheck, and dropout masks are its own.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Optional
 
 import torch
@@ -20,22 +21,16 @@ _COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
 _DROPOUT = torch.ops.aten.native_dropout.default
 
 
+@dataclass(frozen=True)
 class Elsewhere:
     """A place to compute an operator: ``device`` and ``dtype``, where None leaves either as it
     is.
     """
 
-    def __init__(
-        self,
-        device: Optional[torch.device],
-        dtype: Optional[torch.dtype],
-        *,
-        draws: bool = False,
-    ) -> None:
-        self.device = device
-        self.dtype = dtype
-        #: Operators that draw random numbers run there too, with the generator of that device.
-        self.draws = draws
+    device: Optional[torch.device]
+    dtype: Optional[torch.dtype]
+    #: Operators that draw random numbers run there too, with the generator of that device.
+    draws: bool = False
 
     def run(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, str]:
         """Returns what ``func`` returns, and the reason why that is the operator's own result; an
