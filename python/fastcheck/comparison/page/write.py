@@ -33,7 +33,7 @@ from fastcheck.report.page.container import (
     write_html,
 )
 from fastcheck.report.page.parts import add_grid, dtype_list, json_numbers, step_columns
-from fastcheck.utils.text.layout import Part, Section, Table
+from fastcheck.utils.text.layout import Section, Table
 from fastcheck.utils.text.numbers import to_json
 
 from .gather import NEVER, Gathered
@@ -158,6 +158,7 @@ def comparison_data(comparison: Result, gathered: Gathered, names: NameTable) ->
         else:
             container.add_log("excess", excess, 8)
     header["first"] = _first_row(comparison, columns, names)
+    rows = () if gathered.is_timed else comparison.rows[:_MOST_ROWS]
     header["comparison"] = {
         "kind": comparison.kind,
         "actual": printable(comparison.actual),
@@ -171,7 +172,8 @@ def comparison_data(comparison: Result, gathered: Gathered, names: NameTable) ->
             to_json(parted_signals(actual, reference)) + _parted_questions(columns),
             key=lambda signal: _ORDER.index(signal["signal"]),
         ),
-        "pairs": [] if gathered.is_timed else to_json(_pairs(comparison)),
+        # The first pairs that differ, in the order of the computation.
+        "pairs": [to_json(_pair(row)) for row in rows],
         "pair_count": len(comparison.rows) + comparison.more_rows,
     }
     return container.to_text(header)
@@ -183,13 +185,9 @@ def _name_columns(names: list[Name]) -> dict[str, list[str]]:
         "type": ["" if name.module or name.op else "the model" for name in names],
         "direction": [name.direction for name in names],
         "role": [name.role for name in names],
-        "name": [_tensor_of(name) for name in names],
+        "name": [str(name).rpartition(" · ")[2] for name in names],
         "op": [name.op for name in names],
     }
-
-
-def _tensor_of(name: Name) -> str:
-    return str(name).rpartition(" · ")[2]
 
 
 def _first_row(
@@ -240,11 +238,6 @@ def _parted_questions(columns: dict[str, np.ndarray]) -> list[dict[str, Any]]:
     return questions
 
 
-def _pairs(comparison: Result) -> list[dict[str, Any]]:
-    """The first pairs that differ, in the order of the computation."""
-    return [_pair(row) for row in comparison.rows[:_MOST_ROWS]]
-
-
 def _pair(row: Row) -> dict[str, Any]:
     whole = row.to_dict()
     measures = ("step", "rank", "question", "call", "state", "error", "reason")
@@ -271,14 +264,10 @@ _OPEN = ("compare", "asked", "first")
 
 def comparison_html(comparison: Result, gathered: Gathered, names: NameTable) -> str:
     """The page as HTML."""
-    both = [os.path.basename(os.path.abspath(side)) for side in _sides(comparison)]
-    name = f"{both[0]} against {both[1]}"
-    return page_html(
-        f"fastcheck: {name}",
-        name,
-        _verdict(comparison),
-        comparison_data(comparison, gathered, names),
-    )
+    sides = (comparison.actual, comparison.reference)
+    name = " against ".join(os.path.basename(os.path.abspath(side)) for side in sides)
+    data = comparison_data(comparison, gathered, names)
+    return page_html(f"fastcheck: {name}", name, _verdict(comparison), data)
 
 
 def write_comparison(
@@ -292,13 +281,10 @@ def write_comparison(
     return write_html(path, comparison_html(comparison, gathered, names))
 
 
-def _sides(comparison: Result) -> tuple[str, str]:
-    return comparison.actual, comparison.reference
-
-
 def _verdict(comparison: Result) -> str:
     parts = sections(comparison)
-    result = " ".join(_lines(section.parts) for section in parts if section.label == "result")
+    of_result = [part for section in parts if section.label == "result" for part in section.parts]
+    result = " ".join(part for part in of_result if isinstance(part, str))
     style = "good" if comparison.agrees else "bad"
     first = None if comparison.agrees else _first_found(comparison)
     if first is not None:
@@ -324,10 +310,6 @@ def _tries(comparison: Result, first: Optional[Found]) -> list[str]:
     elif first is not None and not tries:
         tries.append(f"Look at {first.row.name}: its numbers on both sides are below.")
     return tries
-
-
-def _lines(parts: Sequence[Part]) -> str:
-    return " ".join(part for part in parts if isinstance(part, str))
 
 
 def _section(section: Section) -> str:

@@ -25,12 +25,8 @@ _STEP_BUCKETS, _MOST_STEP_ROWS = 500, 4000
 
 def dtype_list() -> list[dict[str, Any]]:
     """The dtypes by their code: name and largest number."""
-    return [_dtype(info.name) for info in DTYPES]
-
-
-def _dtype(name: str) -> dict[str, Any]:
-    known = FLOAT_FORMATS.get(name)
-    return {"name": name, "max": None if known is None else repr(known.max)}
+    known = ((info.name, FLOAT_FORMATS.get(info.name)) for info in DTYPES)
+    return [{"name": name, "max": None if own is None else repr(own.max)} for name, own in known]
 
 
 def json_numbers(column: np.ndarray) -> list[Any]:
