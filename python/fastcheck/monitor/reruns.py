@@ -335,7 +335,7 @@ class StepRunner:
             rows = self._of_ranks((own, _odd_runs(traces), not _equal_pair(traces)))
             firsts = [(d and Difference.from_json(d), tuple(odd), pair) for d, odd, pair in rows]
             known = [difference for difference, _, _ in firsts if difference is not None]
-            # Of two in one place that of the lower rank.
+            # The difference of the lower rank counts, of two in one place.
             first_difference = min(known, key=lambda d: (d.place, d.rank), default=None)
             errors = tuple((n + 1, t.error) for n, t in enumerate(traces) if t.error)
             is_identical = not known and not any(self._of_ranks(bool(errors)))

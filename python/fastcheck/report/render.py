@@ -147,7 +147,7 @@ def input_lines(report: StopReport, width: int, most: int = _INPUT_ROWS) -> list
         elif source.module != site.module and not source.is_stored:
             name += f" of {source.module or source.module_type}"
         fields = format_fields(reading, "dtype", "numel", "nonfinite_count", "min", "max", "rms")
-        # Of the last healthy record.
+        # The rms of the last healthy record.
         rms = "-" if before is None else format_number(statistics_of(before).rms)
         rows.append([name, *fields, *([rms] if has_earlier else [])])
     header = ["tensor", "dtype", "elements", "NaN+Inf", "min", "max", "rms"]

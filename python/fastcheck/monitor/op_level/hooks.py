@@ -74,7 +74,7 @@ class OpModuleObserver(ModuleObserver):
     ) -> Optional[Call]:
         stack, session = self._stack.nodes, self.session
         if stack and (session.is_closed or node is stack[0]) and not _is_called(stack[0], node):
-            # Those calls were left by what is no Exception (KeyboardInterrupt): torch calls no hook
+            # The calls were left by what is no Exception (KeyboardInterrupt): torch calls no hook
             # then.
             while stack:
                 stack.pop()
