@@ -43,6 +43,12 @@ DATA = {
     "float16": ("normal", "half zeros", "one NaN"),
 }
 DEPTHS = ("health", "stats", "full")
+# The instruction set without the instructions that serve a dtype alone.
+WITHOUT = {
+    "int8": ("avx512", "VNNI"),
+    "uint8": ("avx512", "VNNI"),
+    "float8_e4m3fn": ("avx512_vnni", "VBMI"),
+}
 SUM_IS_SLOW = ("int8", "uint8", "bool", "int16")  # torch adds them one by one
 
 # The least fraction of a pure read, and the most times one x.sum(): the project's own bars.
@@ -136,8 +142,11 @@ def measure(
         # Most cloud machines have no more.
         if threads == 1 and _kernels.cpu_isa().startswith("avx512"):
             cases[f"{depth}, AVX2"] = lambda i, depth=depth: with_isa("avx2", pick(i), depth)
-        if threads == 1 and _kernels.cpu_isa() == "avx512_vnni" and name in ("int8", "uint8"):
-            cases[f"{depth}, no VNNI"] = lambda i, depth=depth: with_isa("avx512", pick(i), depth)
+        if threads == 1 and _kernels.cpu_isa().startswith("avx512_") and name in WITHOUT:
+            isa, missing = WITHOUT[name]
+            cases[f"{depth}, no {missing}"] = lambda i, isa=isa, depth=depth: with_isa(
+                isa, pick(i), depth
+            )
     slow: dict[str, harness.Case] = {}
     if data == "normal":
         if name in SUM_IS_SLOW:

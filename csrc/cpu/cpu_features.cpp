@@ -12,6 +12,7 @@ CpuFeatures detect_cpu_features() {
                     __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
                     __builtin_cpu_supports("avx512vl");
   features.avx512_vnni = features.avx512 && __builtin_cpu_supports("avx512vnni");
+  features.avx512_vbmi = features.avx512_vnni && __builtin_cpu_supports("avx512vbmi");
 #elif defined(__aarch64__)
   // The procedure call standard passes arguments in its registers: no Linux runs without.
   features.neon = true;

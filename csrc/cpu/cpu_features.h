@@ -7,6 +7,7 @@ struct CpuFeatures {
   bool avx2 = false;         // AVX2, FMA and F16C
   bool avx512 = false;       // F, BW, DQ and VL, and the above
   bool avx512_vnni = false;  // and VNNI
+  bool avx512_vbmi = false;  // and VBMI
   bool neon = false;         // Advanced SIMD of AArch64
 };
 

@@ -22,6 +22,7 @@ std::vector<Candidate> candidates() {
   const CpuFeatures cpu = detect_cpu_features();
   return {
 #if defined(__x86_64__)
+      {"avx512_vbmi", avx512_vbmi_kernels, cpu.avx512_vbmi, "AVX-512 F, BW, DQ, VL, VNNI and VBMI"},
       {"avx512_vnni", avx512_vnni_kernels, cpu.avx512_vnni, "AVX-512 F, BW, DQ, VL and VNNI"},
       {"avx512", avx512_kernels, cpu.avx512, "AVX-512 F, BW, DQ and VL"},
       {"avx2", avx2_kernels, cpu.avx2, "AVX2, FMA and F16C"},

@@ -34,6 +34,7 @@ const KernelSet* scalar_kernels();
 const KernelSet* avx2_kernels();
 const KernelSet* avx512_kernels();
 const KernelSet* avx512_vnni_kernels();
+const KernelSet* avx512_vbmi_kernels();
 const KernelSet* neon_kernels();
 
 // Fills a KernelSet from a template `Reduce<Component, Depth>::run`.

@@ -35,6 +35,8 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64)$")
     -mprefer-vector-width=512)
   fastcheck_vector_kernel(avx512_vnni -mavx512vnni -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx2 -mfma -mf16c
     -mprefer-vector-width=512)
+  fastcheck_vector_kernel(avx512_vbmi -mavx512vbmi -mavx512vnni -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx2
+    -mfma -mf16c -mprefer-vector-width=512 -mtune=icelake-server)
   fastcheck_vector_source(exponents_avx2 -mavx2 -mpopcnt)
   fastcheck_vector_source(exponents_avx512 -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx2 -mpopcnt
     -mprefer-vector-width=512)

@@ -29,6 +29,7 @@ CpuFeatures detect_cpu_features() { return {}; }
 const KernelSet* avx2_kernels() { std::abort(); }
 const KernelSet* avx512_kernels() { std::abort(); }
 const KernelSet* avx512_vnni_kernels() { std::abort(); }
+const KernelSet* avx512_vbmi_kernels() { std::abort(); }
 const KernelSet* neon_kernels() { std::abort(); }
 const KernelSet* scalar_kernels() {
   static KernelSet set{"scalar"};
@@ -58,5 +59,6 @@ def test_a_table_of_kernels_is_not_asked_for_where_the_cpu_lacks_its_instruction
         [tmp_path / "program"], env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, "a table was asked for"
-    names = ["avx512_vnni", "avx512", "avx2"] if platform.machine() == "x86_64" else ["neon"]
+    x86 = ["avx512_vbmi", "avx512_vnni", "avx512", "avx2"]
+    names = x86 if platform.machine() == "x86_64" else ["neon"]
     assert done.stdout == "".join(f"{name} 0 " for name in names) + "scalar 1 scalar"

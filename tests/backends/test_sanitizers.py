@@ -28,7 +28,7 @@ def built(sanitizers: str) -> Path:
     build = ROOT / "build" / "sanitized" / f"{sanitizers.partition(',')[0]}-{int(IS_WHOLE)}"
     options = [f"-DCMAKE_MAKE_PROGRAM={ninja}", f"-DSANITIZERS={sanitizers}"]
     if IS_WHOLE:
-        options.append("-DSANITIZED=avx2;avx512;avx512_vnni;neon")
+        options.append("-DSANITIZED=avx2;avx512;avx512_vnni;avx512_vbmi;neon")
     must(cmake, "-S", SOURCE, "-B", build, "-G", "Ninja", *options)
     must(cmake, "--build", build, "--parallel", "2")
     return build / "kernels"

@@ -142,7 +142,7 @@ def doctor_names_the_accelerator(wheel: Wheel) -> None:
     assert re.fullmatch(hooks, versions["extension"]), versions
     assert table["cpu"] == "compiled kernels", table
     if platform.machine() == "x86_64":
-        assert kernels >= {"avx512_vnni", "avx512", "avx2", "scalar"}, kernels
+        assert kernels >= {"avx512_vbmi", "avx512_vnni", "avx512", "avx2", "scalar"}, kernels
     assert table["cuda"].startswith("built; ") == wheel.has_cuda, table
 
 

@@ -216,6 +216,28 @@ def test_tiles_with_zeros_behind_tiles_without(dtype: str) -> None:
             assert_same(kernel(x), wanted, (isa, len(x)))
 
 
+def test_tiles_of_float8_with_large_values_behind_tiles_without() -> None:
+    """Values from 32 on are added up apart; the smallest magnitude is found where signs agree."""
+    generator = torch.Generator().manual_seed(3)
+    small, all_finite, any_bits, below_one = 0x60, 0x7F, 0x80, 0x38
+    tiles = []
+    for most in (small, all_finite, small, any_bits, small, below_one, all_finite, any_bits):
+        tiles.append(torch.randint(0, most, (4096,), generator=generator))
+    tiles += [torch.full((4096,), 0x7E), torch.full((4096,), 0x7F), torch.full((4096,), 1)]
+    magnitudes = torch.cat(tiles)
+    signs = {
+        "none": 0,
+        "all": 0x80,
+        "half": torch.randint(0, 2, (len(magnitudes),), generator=generator) << 7,
+    }
+    for name, sign in signs.items():
+        for bits in (magnitudes, magnitudes.flip(0), magnitudes % 0x7E + 1):
+            x = (bits | sign).to(torch.uint8).view(torch.float8_e4m3fn)
+            wanted = record(x)
+            for isa in every_isa():
+                assert_same(kernel(x), wanted, (isa, name))
+
+
 @pytest.mark.parametrize("layout", sorted(LAYOUTS))
 def test_layouts(layout: str) -> None:
     for dtype in swept(ALL, 5):

@@ -45,8 +45,8 @@ device is "not checkable here", with the reason: that is no failure."""
 EPILOG = f"""\
 environment:
   {_ISA_VARIABLE}=NAME                 force one CPU kernel (all give the same bits):
-                                         avx512_vnni, avx512, avx2, scalar; on AArch64 neon,
-                                         scalar
+                                         avx512_vbmi, avx512_vnni, avx512, avx2, scalar;
+                                         on AArch64 neon, scalar
   FASTCHECK_NO_EXTENSION=1               pure Python, as if nothing compiled were installed
   FASTCHECK_NO_BINDING=1                 compiled kernels, with hooks in pure Python
   FASTCHECK_TRITON=auto|on|off           Triton's kernels: devices without a kernel of their own,
