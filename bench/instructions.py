@@ -100,7 +100,8 @@ PIPES = {
     ),
     "LSU": Pipe(32, r"LD[GSC]?|STS?|SHFL"),
     "FP64": Pipe(64, r"DADD|DMUL|DFMA"),
-    "XU": Pipe(16, r"F2F|F2I|I2F|MUFU|POPC|FLO"),
+    # F2FP, which makes two float16 of e4m3fn: no guide names its pipe, and this is the narrowest.
+    "XU": Pipe(16, r"F2FP?|F2I|I2F|MUFU|POPC|FLO"),
     "control": Pipe(128, r"BRA|BREAK|BSSY|BSYNC|YIELD|NOP|WARPSYNC|U[A-Z]+\d?|S2U?R"),
 }
 MULTIPROCESSORS, CLOCK = 132, 1.755e9  # of both

@@ -10,6 +10,7 @@
 
 #include "core/exponents.h"
 #include "cuda/exponent_arguments.h"
+#include "cuda/floats.cuh"
 #include "cuda/merge.cuh"
 #include "cuda/other_rows.cuh"
 #include "cuda/vertical.cuh"
@@ -39,16 +40,24 @@ struct ExponentShared {
   Stage<Format> warps[kMaxWarps];
 };
 
-// A magnitude in the format that it is counted in.
+// The magnitudes of a row in the format that they are counted in. One that is not finite becomes
+// one of float32 that is not, or the next above the largest.
 template <class Format>
-FASTCHECK_DEVICE typename CountedAs<Format>::Bits counted_bits(typename Format::Bits bits) {
-  const auto m = magnitude<Format>(bits);
-  if constexpr (sizeof(m) >= 4) {
-    return m;
-  } else if constexpr (Format::kExponentBias == 127) {
-    return static_cast<std::uint32_t>(m) << 16;
-  } else {
-    return bit_cast<std::uint32_t>(value<Format>(m));
+FASTCHECK_DEVICE void counted_bits(
+    const Row<Format>& row, typename CountedAs<Format>::Bits (&out)[Shape<Format>::kVectorLanes]) {
+  using S = Shape<Format>;
+  Row<Format> magnitudes = row;
+  if constexpr (S::kSize < 4) {
+    constexpr std::uint32_t kEach = S::kSize == 1 ? 0x01010101u : 0x00010001u;
+    FASTCHECK_UNROLL
+    for (auto& word : magnitudes.word) word &= kEach * Format::kMagnitude;
+  }
+  typename Format::Accumulator values[S::kVectorLanes];
+  values_of(magnitudes, values);
+  FASTCHECK_UNROLL
+  for (int k = 0; k < S::kVectorLanes; ++k) {
+    const auto bits = bit_cast<typename CountedAs<Format>::Bits>(values[k]);
+    out[k] = S::kSize < 4 ? bits : magnitude<CountedAs<Format>>(bits);
   }
 }
 
@@ -165,11 +174,12 @@ class ExponentCounter {
       FASTCHECK_UNROLL
       for (int j = 0; j < kBatchRows; ++j) {
         mine[j] = 0;
+        std::uint32_t x[kHeld];
+        counted_bits(rows[j], x);
         FASTCHECK_UNROLL
         for (int k = 0; k < kHeld; ++k) {
-          const std::uint32_t x = counted_bits<Format>(bits_of<Format>(rows[j], k));
-          mine[j] = larger(mine[j], x);
-          w[j][k] = x - 1;  // of a zero the largest number
+          mine[j] = larger(mine[j], x[k]);
+          w[j][k] = x[k] - 1;  // of a zero the largest number
           low = smaller(low, w[j][k]);
         }
         top = larger(top, mine[j]);
@@ -251,12 +261,12 @@ class ExponentCounter {
     Bits w[kHeld];
     Bits mine = 0;
     unsigned nonfinite = 0;
+    counted_bits(row, w);
     FASTCHECK_UNROLL
     for (int k = 0; k < kHeld; ++k) {
-      const Bits x = counted_bits<Format>(bits_of<Format>(row, k));
-      const bool is_counted = x < kNonfinite;
+      const bool is_counted = w[k] < kNonfinite;
       nonfinite += is_counted ? 0 : 1;
-      w[k] = is_counted ? x : 0;
+      w[k] = is_counted ? w[k] : 0;
       mine = larger(mine, w[k]);
     }
     add(kTotalNonfinite, nonfinite);

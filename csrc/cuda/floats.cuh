@@ -3,8 +3,8 @@
 //
 // A whole batch is read under the assumption that nothing in it is out of the ordinary. Its largest
 // number, its smallest and its smallest magnitude show whether that was so. 8 and 16-bit formats
-// are compared two at a time as float16 or bfloat16 (8-bit ones moved to where float16 has its sign
-// and exponent: e5m2 is float16's upper byte; e4m3fn comes out 2^8 too small).
+// are compared two at a time as float16 or bfloat16, 8-bit ones as the float16 of equal value: e5m2
+// is its upper byte, e4m3fn is converted.
 #pragma once
 
 #include <type_traits>
@@ -37,27 +37,26 @@ template <class Format>
 struct Halves {
   static constexpr bool kBrain = std::is_same_v<Format, BFloat16>;
   static constexpr int kPerWord = sizeof(typename Format::Bits) == 1 ? 2 : 1;  // pairs of halves
-  // From the format's magnitudes to those of the halves.
-  static constexpr int kShift = sizeof(typename Format::Bits) == 2   ? 0
-                                : std::is_same_v<Format, Float8E5M2> ? 8
-                                                                     : 7;
+  // From the format's magnitudes, if they are normal numbers, to those of the halves.
+  static constexpr bool kIsE4M3 = std::is_same_v<Format, Float8E4M3FN>;
+  static constexpr int kShift = kIsE4M3 ? 7 : sizeof(typename Format::Bits) == 1 ? 8 : 0;
+  static constexpr std::uint32_t kRebias = kIsE4M3 ? (15 - Format::kExponentBias) << 10 : 0;
   static constexpr std::uint32_t kInf = kBrain ? 0x7f807f80u : 0x7c007c00u;
   static constexpr std::uint32_t kSigns = 0x80008000u;
   // Added to two magnitudes, leaves the top bits of those that are at least `limit`.
   static FASTCHECK_DEVICE_MEMBER constexpr std::uint32_t reach(std::uint32_t limit) {
-    return (0x8000u - (limit << kShift)) * 0x10001u;
+    return (0x8000u - (limit << kShift) - kRebias) * 0x10001u;
   }
 
   static FASTCHECK_DEVICE_MEMBER std::uint32_t pair(std::uint32_t word, int i) {
     if constexpr (sizeof(typename Format::Bits) == 2) return word;
-    const std::uint32_t upper = permute_bytes(word, 0, i == 0 ? 0x1404 : 0x3424);
-    if constexpr (kShift == 8) return upper;
-    return (upper & kSigns) | ((upper & ~kSigns) >> 1);
+    if constexpr (kIsE4M3) return i == 0 ? halves_of_e4m3<0>(word) : halves_of_e4m3<1>(word);
+    return permute_bytes(word, 0, i == 0 ? 0x1404 : 0x3424);
   }
 
   static FASTCHECK_DEVICE_MEMBER float value(std::uint32_t half) {
     if constexpr (kBrain) return bit_cast<float>(half << 16);
-    return kShift == 7 ? half_to_float(half) * 256.0f : half_to_float(half);
+    return half_to_float(half);
   }
 
   static FASTCHECK_DEVICE_MEMBER void widen(std::uint32_t pair, float* out) {

@@ -177,6 +177,43 @@ FASTCHECK_DEVICE float half_to_float(std::uint32_t bits) {
 #endif
 }
 
+// Two float16 times 2^8; the magnitude of each is 0 or from 2^-17 to 2^7.
+FASTCHECK_DEVICE std::uint32_t halves_times_256(std::uint32_t halves) {
+#if FASTCHECK_DEVICE_ARCH
+  std::uint32_t out;
+  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(out) : "r"(halves), "r"(0x5c005c00u));
+  return out;
+#else
+  return each_half(halves, 0, [](std::uint32_t half, std::uint32_t) {
+    const auto bits = bit_cast<std::uint32_t>(half_to_float(half) * 256.0f);
+    const std::uint32_t magnitude = bits << 1 == 0 ? 0 : (bits << 1 >> 14) - (112u << 10);
+    return (bits >> 16 & 0x8000) | magnitude;
+  });
+#endif
+}
+
+// Two e4m3fn of a word, its lower ones (0) or its upper ones (1), as float16. What becomes of a NaN
+// is above the largest number, or a NaN.
+template <int kWhich>
+FASTCHECK_DEVICE std::uint32_t halves_of_e4m3(std::uint32_t word) {
+#if FASTCHECK_DEVICE_ARCH >= 900  // for sm_89 CUDA 12.0 does not have it
+  std::uint32_t out;
+  asm("{\n"
+      "\t.reg .b16 pair0;\n"
+      "\t.reg .b16 pair1;\n"
+      "\tmov.b32 {pair0, pair1}, %1;\n"
+      "\tcvt.rn.f16x2.e4m3x2 %0, pair%2;\n"
+      "}"
+      : "=r"(out)
+      : "r"(word), "n"(kWhich));
+  return out;
+#else
+  // Moved to where float16 has its sign and exponent, it is 2^8 too small.
+  const std::uint32_t upper = permute_bytes(word, 0, kWhich == 0 ? 0x1404 : 0x3424);
+  return halves_times_256((upper & 0x80008000u) | ((upper & 0x7fff7fffu) >> 1));
+#endif
+}
+
 // ---- float32 ------------------------------------------------------------------------------------
 
 FASTCHECK_DEVICE float max_or_nan(float x, float y) {

@@ -327,6 +327,11 @@ def operands(name: str) -> tuple[np.ndarray, np.ndarray]:
     if name == "half_value":
         finite = every[(every & 0x7FFF) < 0x7C00]
         return finite, finite
+    if name == "times_256":
+        kept = every[((every & 0x7F) == 0) & ((every & 0x7FFF) < 0x4000)]
+        return kept | kept[::-1] << 16, kept
+    if name == "e4m3":
+        return every | every[::-1] << 16, every
     if name == "max_float":
         special = np.array([w | sign for w in WORDS for sign in (0, 1 << 31)], np.uint32)
         many = np.concatenate([special, rng.integers(0, 1 << 32, 2000, dtype=np.uint32)])
@@ -344,8 +349,11 @@ def told_apart(name: str, x: np.ndarray) -> np.ndarray:
     if name.startswith("max_float"):
         bits = np.where(x == 1 << 31, np.uint32(0), x)
         return np.where((bits & 0x7FFFFFFF) > 0x7F800000, np.uint32(0x7FFFFFFF), bits)
-    if name in ("permute", "dots", "half_value"):
+    if name in ("permute", "dots", "half_value", "times_256"):
         return x
+    if name == "e4m3":
+        halves = x.view(np.uint16)
+        return np.where((halves & 0x7FFF) > 0x5F00, np.uint16(0x7FFF), halves)  # 448
     infinity = 0x7F80 if name.endswith("brain") else 0x7C00
     halves = x.view(np.uint16) & (0x7FFF if name.startswith("magnitude") else 0xFFFF)
     halves = np.where(halves == 0x8000, np.uint16(0), halves)
@@ -371,11 +379,14 @@ INTRINSICS = (
     "magnitude_half",
     "max_float",
     "half_value",
+    "times_256",
+    "e4m3",
 )
 
 
 @pytest.mark.parametrize(
-    ("name", "arch"), sample(itertools.product(INTRINSICS, ("75", "80", "86")), len(INTRINSICS))
+    ("name", "arch"),
+    sample(itertools.product(INTRINSICS, ("75", "80", "86", "90")), len(INTRINSICS)),
 )
 def test_instructions_equal_their_plain_code(name: str, arch: str, plain: ctypes.CDLL) -> None:
     lib = ptx_on_cpu.load(ptx_on_cpu.ptx(("tests/fakes/ptx_on_cpu/intrinsics.cu",), arch))
@@ -402,9 +413,11 @@ def test_instructions_equal_their_plain_code(name: str, arch: str, plain: ctypes
         ("magnitude_half", "min.xorsign.abs.f16x2"),
         ("max_float", "max.NaN.f32"),
         ("half_value", "cvt.f32.f16"),
+        ("times_256", "mul.rn.f16x2"),
+        ("e4m3", "cvt.rn.f16x2.e4m3x2"),
     ],
 )
 def test_the_instruction_is_what_was_run(name: str, instruction: str) -> None:
-    text = ptx_on_cpu.ptx(("tests/fakes/ptx_on_cpu/intrinsics.cu",), "86")[0].read_text()
+    text = ptx_on_cpu.ptx(("tests/fakes/ptx_on_cpu/intrinsics.cu",), "90")[0].read_text()
     body = text[text.index(f".entry device_{name}(") :]
     assert f"\t{instruction} " in body[: body.index("ret;")]

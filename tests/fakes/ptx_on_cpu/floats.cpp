@@ -1,5 +1,6 @@
 // Floating point. Which of two zeros is the smaller, and what is in a NaN of 64 bits, is drawn; a
 // NaN of 32 or 16 bits that an instruction makes is 0x7fffffff or 0x7fff.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -114,6 +115,32 @@ float float_of_half(uint16_t half) {
   return result((half & 0x8000) != 0 ? -magnitude : magnitude);
 }
 
+// Rounded to nearest, even.
+uint16_t half_of(float x) {
+  if (x != x) return 0x7fff;
+  int exponent = 0;
+  std::frexp(x, &exponent);
+  // That of the first bit; that of subnormals and of zeros is the least.
+  exponent = x == 0 ? -14 : std::max(exponent - 1, -14);
+  const auto steps = std::lrint(std::ldexp(std::fabs(x), 10 - exponent));
+  const auto magnitude = std::min<long>((exponent + 14) * 1024 + steps, kHalf);
+  return static_cast<uint16_t>(magnitude | (std::signbit(x) ? 0x8000 : 0));
+}
+
+uint16_t half_of_e4m3(unsigned byte) {
+  const int exponent = byte >> 3 & 15, mantissa = byte & 7;
+  if (exponent == 15 && mantissa == 7) return 0x7fff;
+  const int significand = exponent == 0 ? mantissa : 8 + mantissa;
+  const float magnitude = std::ldexp(static_cast<float>(significand), std::max(exponent, 1) - 10);
+  return half_of((byte & 0x80) != 0 ? -magnitude : magnitude);
+}
+
+struct HalvesMultiplied {
+  uint16_t operator()(uint16_t a, uint16_t b) const {
+    return half_of(float_of_half(a) * float_of_half(b));
+  }
+};
+
 void packed_floats(Table& table) {
   define_packed<uint16_t, SmallerHalf<kHalf>>(table, "min.f16x2");
   define_packed<uint16_t, SmallerHalf<kBrain>>(table, "min.bf16x2");
@@ -121,6 +148,10 @@ void packed_floats(Table& table) {
   define_packed<uint16_t, LargerHalfOrNan<kBrain>>(table, "max.NaN.bf16x2");
   define_packed<uint16_t, SmallerMagnitude<kHalf>>(table, "min.xorsign.abs.f16x2");
   define_packed<uint16_t, SmallerMagnitude<kBrain>>(table, "min.xorsign.abs.bf16x2");
+  define_packed<uint16_t, HalvesMultiplied>(table, "mul.rn.f16x2");
+  table.unary<uint32_t, uint16_t>("cvt.rn.f16x2.e4m3x2", [](uint16_t pair) {
+    return static_cast<uint32_t>(half_of_e4m3(pair >> 8) << 16 | half_of_e4m3(pair & 0xff));
+  });
   table.unary<double, float>("cvt.f64.f32", [](float a) { return result(static_cast<double>(a)); });
   table.unary<float, double>("cvt.rn.f32.f64",
                              [](double a) { return result(static_cast<float>(a)); });

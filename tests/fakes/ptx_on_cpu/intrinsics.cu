@@ -16,6 +16,12 @@ FASTCHECK_DEVICE std::uint32_t max_float(std::uint32_t x, std::uint32_t y) {
 FASTCHECK_DEVICE std::uint32_t half_value(std::uint32_t x, std::uint32_t) {
   return bit_cast<std::uint32_t>(half_to_float(x));
 }
+FASTCHECK_DEVICE std::uint32_t times_256(std::uint32_t x, std::uint32_t) {
+  return halves_times_256(x);
+}
+FASTCHECK_DEVICE std::uint32_t e4m3(std::uint32_t x, std::uint32_t y) {
+  return y % 2 == 0 ? halves_of_e4m3<0>(x) : halves_of_e4m3<1>(x);
+}
 FASTCHECK_DEVICE std::uint32_t dots(std::uint32_t x, std::uint32_t y) {
   return dot_unsigned(x, y, 7) ^ static_cast<std::uint32_t>(dot_signed(x, y, -7)) << 1;
 }
@@ -55,3 +61,5 @@ PROBE(magnitude_brain, min_magnitude<true>)
 PROBE(magnitude_half, min_magnitude<false>)
 PROBE(max_float, max_float)
 PROBE(half_value, half_value)
+PROBE(times_256, times_256)
+PROBE(e4m3, e4m3)
