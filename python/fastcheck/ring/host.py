@@ -148,10 +148,10 @@ class HostRing:
                 first_seq + start,
                 flags,
             )
-            part = self._records[first : first + stop - start]
             cursor.slot = first + stop - start
             start = stop
             if bad_count:
+                part = self._records[first : cursor.slot]
                 yield part[nonfinite(part)].copy()
 
     def last(self) -> np.void:

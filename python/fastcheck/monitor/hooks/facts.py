@@ -167,14 +167,14 @@ class _Chain:
         parameter = self.parameter
         return None if parameter is None else parameter.grad
 
-    def is_as_left(self) -> bool:
-        gradient = self.gradient
+    def is_left(self, gradient: Optional[torch.Tensor]) -> bool:
+        """True if its gradient is as it was left."""
         if gradient is None or self._left is None:
             return False
         return self._left[0].is_of(gradient) and self._left[1] == gradient._version
 
-    def leave(self, *, is_new: bool = False) -> None:
-        gradient, left = self.gradient, self._left
+    def leave(self, gradient: Optional[torch.Tensor], *, is_new: bool = False) -> None:
+        left = self._left
         if gradient is None:
             self._left = None
             return
@@ -185,12 +185,13 @@ class _Chain:
 
     def backward_began(self, is_again: bool) -> None:
         """``is_again``: on the same loss as the call before."""
-        is_as_left, since = self.is_as_left(), self.since
+        gradient, since = self.gradient, self.since
+        is_as_left = self.is_left(gradient)
         since.is_across = (since.is_across or since.is_passed) and is_as_left
         since.is_again = is_again and is_as_left
         since.clippings = since.clippings if is_as_left else 0
         since.is_passed = since.is_clipped = False
-        since.lost += since.had_gradient and self.gradient is None
+        since.lost += since.had_gradient and gradient is None
         since.has_backward = True
         since.is_whole = since.is_whole and is_as_left
         self.added = self.added if is_as_left else 0
@@ -210,20 +211,20 @@ class _Chain:
         if place is not None:
             self._place, self.added, self.since.is_whole = place, 0, False
             self.weights = None
-            self.leave(is_new=True)
+            self.leave(self.gradient, is_new=True)
         return False
 
     def backward_ended(self) -> None:
-        optimizer = self._optimizer()
-        if self.gradient is None and optimizer is not None:
+        optimizer, gradient, left = self._optimizer(), self.gradient, self._left
+        if gradient is None and optimizer is not None:
             self._place = next((place for place, _ in _gradients_of(optimizer)), None)
             self.since.is_whole, self.weights = False, None
-        gradient, left = self.gradient, self._left
+            gradient = self.gradient
         if gradient is not None and left is not None and left[0].is_of(gradient):
             is_added = left[1] != gradient._version
             self.added += is_added
             self.since.is_doubled |= is_added and self.since.is_again
-        self.leave(is_new=True)
+        self.leave(gradient, is_new=True)
         self.since.had_gradient = self._left is not None
 
     def is_multiplied_by(self, factor: float) -> bool:
@@ -236,16 +237,16 @@ class _Chain:
             return bool(then.any()) and torch.allclose(now, then * factor, rtol=1e-5, atol=0.0)
 
     def update_ended(self) -> None:
-        self.leave()
+        self.leave(self.gradient)
         self.updates += 1
         self.most_added, self.added = max(self.most_added, self.added), 0
         self.since = _SinceUpdate()
 
-    def count_written(self) -> bool:
-        """Takes in that an update comes. Whether something has changed the parameter since the
+    def count_written(self, parameter: Optional[torch.Tensor]) -> bool:
+        """Takes in that an update comes. Whether something has changed its ``parameter`` since the
         last, as a few times before: what does so at each update is a part of the program.
         """
-        are_same = None if self.weights is None else self.weights.are_of(self.parameter)
+        are_same = None if self.weights is None else self.weights.are_of(parameter)
         if are_same is not False:
             return False
         self.written += 1
@@ -368,7 +369,7 @@ class Facts:
                 chain.since.is_clipped_early = not (chain.since.has_backward or gradients)
                 continue
             if any(gradient is other for other in gradients):
-                is_late = not chain.since.has_backward and chain.is_as_left()
+                is_late = not chain.since.has_backward and chain.is_left(gradient)
                 self._count("clipped_late", is_late, "")
                 if chain.since.has_backward:
                     chain.since.clippings += not chain.since.is_clipped
@@ -380,7 +381,7 @@ class Facts:
     def clipped(self, norm: Optional[torch.Tensor], threshold: object) -> None:
         """Gradients were clipped, to ``threshold``; ``norm``: None where each element was."""
         for chain in self._of_all:
-            chain.leave()
+            chain.leave(chain.gradient)
             chain.since.elements = None
         if norm is not None and isinstance(threshold, (int, float)):
             if threshold != self._threshold and 0 < threshold < math.inf:
@@ -396,26 +397,30 @@ class Facts:
             self._look_at_moments(optimizer)
             self._look_at_beginning(optimizer)
         elif chain.since.has_backward:
-            parameter = chain.parameter
-            is_kept = chain.since.is_whole and (chain.is_as_left() or is_scaled)
-            self._count("not_cleared", is_kept, parameter, id(optimizer))
+            parameter, since = chain.parameter, chain.since
+            gradient = None if parameter is None else parameter.grad
+            is_kept = since.is_whole and (is_scaled or chain.is_left(gradient))
+            is_lost = since.had_gradient and gradient is None and parameter is not None
             window = chain.count_window(is_kept)
             if window:
                 self._tell_once("cleared_seldom", window, parameter)
-            self._count("across", chain.since.is_across, parameter, id(optimizer))
-            self._count("doubled", chain.since.is_doubled, parameter, id(optimizer))
-            clippings = chain.since.clippings
-            self._count("clipped_between", clippings > 1, f"{clippings} times", id(optimizer))
-            is_lost = chain.since.had_gradient and chain.gradient is None and parameter is not None
-            self._count("cleared_early", is_lost, parameter, id(optimizer))
-            self._count("clipped_early", chain.since.is_clipped_early, "", id(optimizer))
-            calls = f"{chain.since.lost} of {chain.since.lost + 1}"
-            self._count("cleared_between", chain.since.lost >= _LOST, calls, id(optimizer))
+            for fact, holds, about in (
+                ("not_cleared", is_kept, parameter),
+                ("across", since.is_across, parameter),
+                ("doubled", since.is_doubled, parameter),
+                ("clipped_between", since.clippings > 1, f"{since.clippings} times"),
+                ("cleared_early", is_lost, parameter),
+                ("clipped_early", since.is_clipped_early, ""),
+                ("cleared_between", since.lost >= _LOST, f"{since.lost} of {since.lost + 1}"),
+            ):
+                # In most steps none holds, as in the step before.
+                if holds or (fact, id(optimizer)) in self._runs:
+                    self._count(fact, holds, about, id(optimizer))
             if chain.schedulers:
                 self._look_at_schedulers(optimizer, chain)
-            if chain.since.elements is not None and not is_scaled:
+            if since.elements is not None and not is_scaled:
                 self._look_at_reduction(optimizer, chain)
-            if chain.count_written():
+            if chain.count_written(parameter):
                 self._tell_once("written", chain.written, parameter)
             if chain.has_state and not optimizer.state:
                 self._look_at_beginning(optimizer)
@@ -584,7 +589,10 @@ class Facts:
         """``about``: what it is seen at, perhaps a parameter. ``times``: how many in a row it has
         to hold.
         """
-        run = self._runs[fact, key] = self._runs.get((fact, key), 0) + 1 if holds else 0
+        if not holds:
+            self._runs.pop((fact, key), None)
+            return
+        run = self._runs[fact, key] = self._runs.get((fact, key), 0) + 1
         if run >= times:
             self._tell_once(fact, run, about)
 

@@ -108,9 +108,11 @@ class LossReader:
         is_rare = self._fruitless >= _MOST_FRUITLESS
         most = _FEW_NODES if is_rare else _MAX_NODES
         step = None if is_rare else self._session.step.index
-        is_found = any(self._parameters.find(_leaves_of(root, most), step) for root in roots)
-        self._fruitless += not is_found
-        return is_found
+        for root in roots:
+            if self._parameters.find(_leaves_of(root, most), step):
+                return True
+        self._fruitless += 1
+        return False
 
     def began(
         self,

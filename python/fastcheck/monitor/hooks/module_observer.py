@@ -393,8 +393,10 @@ class ModuleObserver:
                 call.watched = {}
             stack.append(call)
             step.calls.add(call)
+            # Each step begins with what the model stores where a verdict can neither wait for the
+            # reading before the update, nor read in its middle.
             if self._stored_step != step.index and (
-                self._stored_step is None or session.rereads_stored
+                self._stored_step is None or session.rings.settles_calls
             ):
                 self._stored_step = step.index
                 self._state.read_stored()

@@ -71,13 +71,15 @@ step_ends: Listeners[_StepEnd] = Listeners(lambda: None, lambda: None)
 
 def tell_step_end() -> None:
     """Every watcher has acted on what may have ended a step."""
-    for listener in step_ends:
+    for listener in step_ends if step_ends.references else ():
         listener.step_ended()
 
 
 def _tell(what: str, method: Callable[..., bool], *args: Any) -> None:
-    for watcher in watchers:
-        watcher.guarded(what, method, *args)
+    for reference in watchers.references:
+        watcher = reference()
+        if watcher is not None:
+            watcher.guarded(what, method, *args)
 
 
 def _before_update(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
@@ -345,7 +347,10 @@ def _given_gradients(caller: FrameType) -> tuple[Any, ...]:
     """
     name = {"backward": "grad_tensors", "grad": "grad_outputs"}.get(caller.f_code.co_name, "")
     given = _as_tuple(caller.f_locals.get(name)) if name else ()
-    return given if any(gradient is not None for gradient in given) else ()
+    for gradient in given:
+        if gradient is not None:
+            return given
+    return ()
 
 
 def _as_tuple(value: Any) -> tuple[Any, ...]:

@@ -447,20 +447,20 @@ class StateReader:
 
     def owned_by(self, optimizer: torch.optim.Optimizer) -> bool:
         """True if the optimizer updates any parameter of the observed modules."""
-        if self._begins_with_first(optimizer):
-            return True
-        owned = parameter_ids(optimizer)
-        return any(
-            id(parameter) in owned for node in self._nodes for parameter in _parameters_in(node)
-        )
-
-    def _begins_with_first(self, optimizer: torch.optim.Optimizer) -> bool:
-        """True if the first parameter of the observed modules is the first that it updates."""
-        held = optimizer.param_groups[0]["params"] if optimizer.param_groups else []
+        held = optimizer.param_groups[0]["params"] if optimizer.param_groups else ()
+        owned: Optional[set[int]] = None
         for node in self._nodes:
-            for parameter in stored_in(node, "_parameters").values():
-                if parameter is not None:
-                    return bool(held) and held[0] is parameter
+            module = node.module()
+            for parameter in () if module is None else module._parameters.values():
+                if parameter is None:
+                    continue
+                if owned is None:
+                    # Nearly always the first of the model is the first of the optimizer.
+                    if held and held[0] is parameter:
+                        return True
+                    owned = parameter_ids(optimizer)
+                if id(parameter) in owned:
+                    return True
         return False
 
     def _read(
@@ -494,10 +494,6 @@ def _as_read(tensors: Sequence[torch.Tensor]) -> list[int]:
     return [
         at for device in devices for at, tensor in enumerate(tensors) if tensor.device == device
     ]
-
-
-def _parameters_in(node: ModuleNode) -> list[torch.Tensor]:
-    return [p for p in stored_in(node, "_parameters").values() if p is not None]
 
 
 def stored_in(node: ModuleNode, kind: str) -> dict[str, Optional[torch.Tensor]]:

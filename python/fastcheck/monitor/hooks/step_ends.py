@@ -236,8 +236,9 @@ class UnfinishedSteps:
         #: True if there was one since the last update.
         self.has_skipped = False
         self._step = -1
-        # Parameters that had a gradient when the last backward() ended.
-        self._probes: list[_Probe] = []
+        #: Parameters that had a gradient when the last backward() ended: without any no step is
+        #: over.
+        self.probes: list[_Probe] = []
         # Backward passes in a row after which no parameter had a gradient.
         self._fruitless = 0
 
@@ -248,10 +249,10 @@ class UnfinishedSteps:
         is_judged = not session.rings.is_deferred and not session.step.findings.all
         if is_judged and not session.config.training.has_own_scaling:
             # The signs that an update is left out are known by now.
-            self._probes = []
+            self.probes = []
             return
         held: list[StoredTensor] = []
-        for node, name, _ in self._probes:
+        for node, name, _ in self.probes:
             parameter = parameter_at(node, name)
             if parameter is not None:
                 held.append((node, name, parameter))
@@ -260,7 +261,7 @@ class UnfinishedSteps:
             if self._fruitless < _MOST_FRUITLESS or self._fruitless % _MOST_FRUITLESS == 0:
                 probes = _probes(spread(self._parameters()))
             self._fruitless = 0 if probes else self._fruitless + 1
-        self._probes = probes
+        self.probes = probes
 
     def is_over(self) -> bool:
         """Called where a forward or backward pass begins: whether the open step has ended, without
@@ -268,7 +269,7 @@ class UnfinishedSteps:
         """
         session = self._session
         step = session.step
-        if step.index != self._step or not self._probes or session.is_explicit:
+        if step.index != self._step or not self.probes or session.is_explicit:
             return False
         if session.is_closed or not session.is_active or session.tape is not None:
             return False
@@ -277,7 +278,7 @@ class UnfinishedSteps:
         if not session.backwards.owns_gradients:
             return False
         is_shown = session.config.training.has_own_scaling or step.findings.has_unused_gradients
-        if not is_shown or not all(map(_is_cleared, *zip(*self._probes))):
+        if not is_shown or not all(map(_is_cleared, *zip(*self.probes))):
             return False
         self._step = -1
         self.has_skipped = True

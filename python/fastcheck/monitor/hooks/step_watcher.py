@@ -142,7 +142,7 @@ class StepWatcher:
             self.ends.others.is_on = False
         else:
             has_copies = self._look_at_copies(optimizer)
-        if not self._concerns_or_takes(optimizer, has_copies):
+        if not self._concerns_or_takes(optimizer, has_copies, holds_ours):
             return False
         self._scaling.update_reached = True
         if has_closure and self._evaluations.updated_in.get(optimizer) == self.session.step.index:
@@ -292,7 +292,7 @@ class StepWatcher:
 
     def ended_before(self) -> bool:
         """A forward or backward pass begins: whether the open step ended without an update."""
-        if self.session.config.level == "op":
+        if self.session.config.level == "op" or not self.ends.unfinished.probes:
             return False
         is_within = self._evaluating is not None
         is_over = not is_within and self._apart("unfinished steps", self.ends.unfinished.is_over)
@@ -574,10 +574,18 @@ class StepWatcher:
         return self._state.owned_by(optimizer) or self.ends.others.has(optimizer)
 
     def _concerns_or_takes(
-        self, optimizer: torch.optim.Optimizer, has_copies: bool = False
+        self,
+        optimizer: torch.optim.Optimizer,
+        has_copies: bool = False,
+        holds_ours: bool = False,
     ) -> bool:
-        """The same of an optimizer that is about to step, and may be the first that ends a step."""
-        return self._concerns(optimizer) or self.ends.others.takes(optimizer, has_copies)
+        """The same of an optimizer that is about to step, and may be the first that ends a step.
+        ``holds_ours``: it is known to hold a parameter of the model.
+        """
+        is_known = holds_ours and self._given is None
+        return (
+            is_known or self._concerns(optimizer) or self.ends.others.takes(optimizer, has_copies)
+        )
 
     def parameters(self) -> list[torch.Tensor]:
         """Every parameter of the observed modules."""

@@ -9,7 +9,7 @@ import dataclasses
 import sys
 import weakref
 from collections.abc import Sequence
-from threading import Thread, current_thread
+from threading import Thread, current_thread, local
 from typing import Any, NamedTuple, Optional
 
 import torch
@@ -184,6 +184,14 @@ def is_dry_run() -> bool:
     )
 
 
+class _Running(local):
+    def __init__(self) -> None:
+        self.thread = current_thread()
+
+
+_running = _Running()
+
+
 @dataclasses.dataclass
 class Backward:
     """A call of backward() that is, or may be, about the session's models."""
@@ -214,14 +222,14 @@ class Backwards:
         if step != self._called_in:
             self._called_in = step
             self._callers.clear()
-        self._callers.add(current_thread())
+        self._callers.add(_running.thread)
 
     @property
     def is_foreign(self) -> bool:
         """True if only other threads call the models: what this thread does is about others, unless
         a graph shows that it is not.
         """
-        return bool(self._callers) and current_thread() not in self._callers
+        return bool(self._callers) and _running.thread not in self._callers
 
     @property
     def owns_gradients(self) -> bool:
@@ -230,19 +238,19 @@ class Backwards:
         """
         if len(self._trainers) > 1:
             self._trainers = {thread for thread in self._trainers if thread.is_alive()}
-        return self._trainers <= {current_thread()}
+        return self._trainers <= {_running.thread}
 
     @property
     def roots(self) -> Sequence[torch.Tensor]:
         """The tensors that this thread's backward is called on; empty where none is under way."""
-        backward = self._under_way.get(current_thread())
+        backward = self._under_way.get(_running.thread)
         return () if backward is None else backward.roots
 
     def began(self, is_ours: bool, roots: Sequence[torch.Tensor]) -> bool:
         """Notes that this thread begins a backward on ``roots``. ``is_ours``: its graph leads to
         parameters of the models. Returns whether it may be about them.
         """
-        thread = current_thread()
+        thread = _running.thread
         self._under_way.pop(thread, None)
         if not is_ours and thread not in self._callers:
             return False
@@ -256,4 +264,4 @@ class Backwards:
         """Takes off the backward of this thread, which is over, by an exception or not. None: it
         was about other models.
         """
-        return self._under_way.pop(current_thread(), None)
+        return self._under_way.pop(_running.thread, None)

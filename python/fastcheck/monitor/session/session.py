@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import operator
 import threading
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
@@ -245,13 +246,12 @@ class ModuleLevel(Level):
         self.reader = make_reader(self.seen, self.host)
         self.recorder: HookRecorder = make_recorder(self.reader, self.cursor, session.lock)
 
-    @property
-    def next_seq(self) -> int:
-        return self.cursor.seq
-
-    @next_seq.setter
-    def next_seq(self, value: int) -> None:
+    def _set_next_seq(self, value: int) -> None:
         self.cursor.seq = value
+
+    # Their getters run no line of Python: each step asks for the number many times.
+    next_seq = property(operator.attrgetter("cursor.seq"), _set_next_seq)
+    reads_numbers = True
 
     def read(
         self, tensor: torch.Tensor, site: int, call: int, flags: int, any_dtype: bool = False
@@ -575,17 +575,18 @@ class Rings:
 
 def _by_device(
     tensors: Sequence[torch.Tensor], sites: Sequence[int], roles: Sequence[str]
-) -> Iterator[tuple[torch.device, Sequence[torch.Tensor], Sequence[int], Sequence[str]]]:
+) -> list[tuple[torch.device, Sequence[torch.Tensor], Sequence[int], Sequence[str]]]:
     """The tensors, sites and roles of one device after the other."""
     if tensors and are_on_host(tensors):
-        yield tensors[0].device, tensors, sites, roles
-        return
+        return [(tensors[0].device, tensors, sites, roles)]
+    parts: list[tuple[torch.device, Sequence[torch.Tensor], Sequence[int], Sequence[str]]] = []
     by_device: dict[torch.device, list[int]] = {}
     for index, tensor in enumerate(tensors):
         by_device.setdefault(tensor.device, []).append(index)
     for device, chosen in by_device.items():
         part, numbers = [tensors[i] for i in chosen], [sites[i] for i in chosen]
-        yield device, part, numbers, [roles[i] for i in chosen]
+        parts.append((device, part, numbers, [roles[i] for i in chosen]))
+    return parts
 
 
 class Session:
@@ -622,18 +623,13 @@ class Session:
     def sites(self) -> SiteTable:
         return self.event_store.sites
 
-    @property
-    def recorder(self) -> HookRecorder:
-        return self.level.recorder
+    recorder = property(operator.attrgetter("level.recorder"))
 
-    @property
-    def next_seq(self) -> int:
-        """Sequence numbers start at 0 when the monitor is installed and never repeat."""
-        return self.level.next_seq
-
-    @next_seq.setter
-    def next_seq(self, value: int) -> None:
+    def _set_next_seq(self, value: int) -> None:
         self.level.next_seq = value
+
+    #: Sequence numbers start at 0 when the monitor is installed and never repeat.
+    next_seq = property(operator.attrgetter("level.next_seq"), _set_next_seq)
 
     def new_step(self, index: int, first_seq: int = 0) -> Step:
         """A step that begins at this sequence number."""
@@ -720,13 +716,6 @@ class Session:
         if self.rings.is_deferred and self.config.sync != "never":
             self.submit()
             self.drain.wait()
-
-    @property
-    def rereads_stored(self) -> bool:
-        """True if each step begins with what the model stores: where a verdict can neither wait for
-        the reading before the update, nor read in its middle.
-        """
-        return self.rings.settles_calls
 
     def submit(self, closes_step: bool = False) -> None:
         """Hands what was read until now, and the journal, to the drain."""

@@ -18,14 +18,15 @@ class Listeners(Generic[T]):
     def __init__(self, begin: Callable[[], None], end: Callable[[], None]) -> None:
         self._begin = begin
         self._end = end
-        self._alive: tuple[weakref.ref[T], ...] = ()
+        #: References to the listeners; some may be gone.
+        self.references: tuple[weakref.ref[T], ...] = ()
         self._has_begun = False
         # Reentrant: the garbage collector may call _release() in the middle of anything.
         self._lock = threading.RLock()
 
     def __iter__(self) -> Iterator[T]:
         alive = []
-        for reference in self._alive:
+        for reference in self.references:
             listener = reference()
             if listener is not None:
                 alive.append(listener)
@@ -34,7 +35,7 @@ class Listeners(Generic[T]):
     def connect(self, listener: T) -> None:
         """Adds ``listener`` until disconnect() or until it is freed."""
         with self._lock:
-            self._alive = (*self._others(listener), weakref.ref(listener))
+            self.references = (*self._others(listener), weakref.ref(listener))
             if not self._has_begun:
                 self._has_begun = True
                 self._begin()
@@ -44,12 +45,12 @@ class Listeners(Generic[T]):
     def disconnect(self, listener: T) -> None:
         """The opposite of connect(); does nothing the second time."""
         with self._lock:
-            self._alive = self._others(listener)
+            self.references = self._others(listener)
         self._release()
 
     def _others(self, listener: T) -> tuple[weakref.ref[T], ...]:
         """The references to all that are alive but this."""
-        pairs = ((ref, ref()) for ref in self._alive)
+        pairs = ((ref, ref()) for ref in self.references)
         return tuple(ref for ref, other in pairs if other is not None and other is not listener)
 
     def _release(self) -> None:
