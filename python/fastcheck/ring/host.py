@@ -89,9 +89,12 @@ class HostRing:
         observe: Optional[Observe] = None,
     ) -> bool:
         """Reads ``tensor`` into the next slot. True when it holds anything non-finite."""
-        is_bad = self.write(tensor, self.next_slot(), site, call, step, seq, flags, observe)
+        cursor = self._cursor
+        if cursor.slot == self.capacity:
+            self._when_full()
+        is_bad = self.write(tensor, cursor.slot, site, call, step, seq, flags, observe)
         # After the write: a tensor that the kernel refuses takes no slot.
-        self._cursor.slot += 1
+        cursor.slot += 1
         return is_bad
 
     def next_slot(self) -> int:

@@ -14,7 +14,6 @@ import math
 import weakref
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Optional, Union
 
 import torch
@@ -63,7 +62,6 @@ _NAMED = 3
 _LOOKED_AT = (_DropoutNd, _BatchNorm, DistributedDataParallel)
 
 
-@dataclass
 class _SinceUpdate:
     """Events at a gradient since the last update.
 
@@ -135,7 +133,8 @@ class _Chain:
         self._place: Optional[tuple[int, int]] = None
         # The gradient as the last update, backward() or clipping has left it.
         self._left: Optional[tuple[MemoryRef, int, int]] = None
-        self.since = _SinceUpdate(is_whole=False)
+        self.since = _SinceUpdate()
+        self.since.is_whole = False
         self.updates = 0
         # Calls of backward() that have added to the gradient since the last update; the most before
         # an update.

@@ -112,6 +112,8 @@ class WeightProtection:
         self._is_loop_known = False
         self._cannot_protect = False
         self._has_combined = False
+        # An update was to be protected.
+        self._is_used = False
 
     def before_update(self, optimizer: torch.optim.Optimizer, evaluation: int = 0) -> None:
         """The optimizer is about to use its gradients, unless it is to skip that.
@@ -122,6 +124,7 @@ class WeightProtection:
         session = self._session
         if not self._protects(evaluation):
             return
+        self._is_used = True
         if self._cannot_protect:
             join_reduction(optimizer)
             return
@@ -192,8 +195,9 @@ class WeightProtection:
 
     def after_update(self, optimizer: torch.optim.Optimizer) -> None:
         """The optimizer has stepped, or its closure is called again."""
-        self._guard.after_update(optimizer)
-        self._host_guard.after_update(optimizer)
+        if self._is_used:
+            self._guard.after_update(optimizer)
+            self._host_guard.after_update(optimizer)
         if self._clipped:
             # The next update of the step, or evaluation of the closure, has gradients of its own.
             used = {id(grad) for many in gradients_by_device(optimizer).values() for grad in many}

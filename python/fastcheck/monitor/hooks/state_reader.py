@@ -206,7 +206,9 @@ class StateReader:
         batch.add_stored(parameters, "param")
         buffers_at = len(batch.sites)
         batch.is_used_now = False
-        batch.add_stored(buffers_of(self._nodes), "buffer")
+        buffers = buffers_of(self._nodes)
+        if buffers:
+            batch.add_stored(buffers, "buffer")
         self._read(batch)
         first_gradient = session.level.next_seq
         is_used_now = optimizer is not None
@@ -355,7 +357,8 @@ class StateReader:
         """
         session, early = self._session, self._early
         early.begin(session.step.index)
-        self._name_given(parameters)
+        if session.step.given.by_id:
+            self._name_given(parameters)
         batch = TensorBatch()
         batch.is_used_now = is_used_now
         sites: list[int] = []
@@ -372,10 +375,11 @@ class StateReader:
                 known.append(seq)
             else:
                 batch.add(gradient, site, "param_grad")
-        before = early.take_waiting(batch.sites)
-        used = early.take_waiting(sites)
-        if used:
-            session.due(GradientsUsed(list(used.values())))
+        before: dict[int, int] = {}
+        if early.waiting:
+            before, used = early.take_waiting(batch.sites), early.take_waiting(sites)
+            if used:
+                session.due(GradientsUsed(list(used.values())))
         if known and not scaled and not is_early:
             # The optimizer is about to use them: what was held back as scaled is real.
             session.due(Moment.SCALED_USED)

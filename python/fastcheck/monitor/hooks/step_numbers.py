@@ -76,7 +76,7 @@ class StepNumbers:
                     self._last = numbers, torch.tensor(numbers, dtype=torch.float64, device="cpu")
             numbers = self._last[1]
         if numbers.is_cpu or streams_of(numbers.device) is not None:
-            self._record(numbers, site)
+            self._session.level.read_number(numbers, site)
 
     def _record(self, number: torch.Tensor, site: int) -> int:
         return self._session.level.read_number(number, site)

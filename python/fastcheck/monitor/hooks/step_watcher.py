@@ -166,8 +166,9 @@ class StepWatcher:
                 scaled=UpdateGuard.scaler_found_inf(optimizer) is not None,
             )
             self.session.settle_update()
-        self._evaluations.step_began(optimizer)
-        if not has_closure:
+        if has_closure:
+            self._evaluations.step_began(optimizer)
+        else:
             self._uses_gradients(optimizer)
         self.session.level.update_began()
         return True

@@ -126,7 +126,7 @@ class Passes:
         kind = tensors[0].device.type if tensors else "cpu"
         autocast = kind, autocast_dtype(kind)
         buffers = self._own_buffers(call.node.module())
-        size = sum(entry.nbytes for entry in self._held)
+        size = sum(entry.nbytes for entry in self._held) if self._held else 0
         while self._held and (len(self._held) > _MOST or size > _MOST_BYTES):
             size -= self._held.pop(0).nbytes
         self._held.append(Pass(step, call, args, kwargs, self.generator, autocast, nbytes, buffers))
@@ -137,13 +137,14 @@ class Passes:
         """
         if module is None:
             return ()
-        if module not in self._buffers:
+        known = self._buffers.get(module)
+        if known is None:
             own = (m for m in module.modules() if not type(m).__module__.startswith("torch."))
             buffers = [_OwnBuffer(m, name) for m in own for name in m._buffers]
-            self._buffers[module] = sorted(buffers, key=_OwnBuffer.size)[:_MOST_BUFFERS]
+            known = self._buffers[module] = sorted(buffers, key=_OwnBuffer.size)[:_MOST_BUFFERS]
         copies, left = [], _MOST_BUFFER_BYTES
         with unobserved():
-            for buffer in self._buffers[module]:
+            for buffer in known:
                 copy = buffer.copied(left)
                 if copy is not None:
                     copies.append(copy)
