@@ -89,7 +89,7 @@ def fastcheck_golden(request: pytest.FixtureRequest) -> Callable[..., Proof]:
     def asserted(step: Any, batch: Any, **options: Any) -> Proof:
         if not update and not path.exists():
             pytest.fail(f"there is no {path}: pytest --fastcheck-update writes it", pytrace=False)
-        from fastcheck.proving.golden import Golden
+        from fastcheck.proving.models import Golden
 
         options["relations"] = [Golden(path, update)]
         return _proved("fastcheck_golden", request, step, batch, **options)

@@ -22,9 +22,9 @@ from fastcheck.monitor.monitor import Monitor
 from fastcheck.monitor.named_tensors import observe
 from fastcheck.monitor.rerun import rerun
 from fastcheck.monitor.session.options import Filter, Log, OnRequest, Stop, Training
+from fastcheck.proving.case import Relation
 from fastcheck.proving.prove import prove
 from fastcheck.proving.ranks import Ranks
-from fastcheck.proving.relation import Relation
 from fastcheck.report.error import OverflowDetected
 from fastcheck.reproducibility.environment import environment
 from fastcheck.reproducibility.inventory import inventory

@@ -8,10 +8,9 @@ from typing import Any, Optional
 
 import torch
 
-from .case import TestedStep
-from .computed import Computed
+from .case import Relation, TestedStep
 from .given import MASKS, TARGETS
-from .relation import Relation
+from .observer import Computed
 
 _POSITIONS = r"position"
 _SEGMENTS = r"segment|sequence_id|seq_idx|document|doc_id"
@@ -85,30 +84,23 @@ class Causal(_Rows):
     kinds = ("output",)
 
     def why_not(self, case: TestedStep) -> str:
-        reason = super().why_not(case)
-        return reason or ("" if self._ids(case) else "the batch has no integers [rows, tokens]")
+        known = "" if self._ids(case) else "the batch has no integers [rows, tokens]"
+        return super().why_not(case) or known
 
     def _ids(self, case: TestedStep) -> str:
         """The tensor of tokens: the integers that are neither mask, targets nor positions."""
         other = rf"{TARGETS}|mask|{_POSITIONS}|{_SEGMENTS}|type"
-        for name, tensor in case.given.tensors.items():
-            is_of_tokens = tensor.dim() == 2 and tensor.shape[0] == case.given.rows
-            if is_of_tokens and not tensor.is_floating_point() and not re.search(other, name):
-                return name
-        return ""
+        shaped = {n: t for n, t in case.given.tensors.items() if t.dim() == 2}
+        known = [n for n, t in shaped.items() if not (t.is_floating_point() or re.search(other, n))]
+        return next((name for name in known if len(shaped[name]) == case.given.rows), "")
 
     def batch(self, case: TestedStep) -> Any:
-        def replaced(name: str, tensor: torch.Tensor) -> torch.Tensor:
-            if name != self._ids(case):
-                return tensor
-            rows = torch.arange(len(tensor), device=tensor.device)
-            last, tensor = self._last(case).to(tensor.device), tensor.clone()
-            held = tensor[rows, last]
-            # A row whose successor ends with the same token gets one of its own tokens.
-            tensor[rows, last] = torch.where(held == held.roll(1), tensor[:, 0], held.roll(1))
-            return tensor
-
-        return case.map_batch(replaced)
+        ids, tensor = self._ids(case), case.given.tensors[self._ids(case)].clone()
+        last = torch.arange(len(tensor)), self._last(case)
+        held = tensor[last]
+        # A row whose successor ends with the same token gets one of its own tokens.
+        tensor[last] = torch.where(held == held.roll(1), tensor[:, 0], held.roll(1))
+        return case.map_batch(lambda name, kept: tensor if name == ids else kept)
 
     def _last(self, case: TestedStep) -> torch.Tensor:
         """The column of the last real token of each row."""
@@ -127,7 +119,7 @@ class Causal(_Rows):
             if not at:
                 return None
             moved = tensor.clone().movedim(at[0], 1)
-            moved[torch.arange(len(moved)), last.to(moved.device)] = 0
+            moved[torch.arange(len(moved)), last] = 0
             return moved.movedim(1, at[0])
 
         return computed.map_rows(before)
@@ -148,9 +140,9 @@ class MicroBatches(_Rows):
     _weights = (0.0, 0.0)
 
     def run(self, case: TestedStep, base: Computed, sites: bool = False) -> Computed:
-        rows = range(case.given.rows)
-        halves = rows[: (len(rows) + 1) // 2], rows[(len(rows) + 1) // 2 :]
-        parts = [case.compute(case.take_rows(half), sites=sites) for half in halves]
+        rows, middle = range(case.given.rows), (case.given.rows + 1) // 2
+        halves = [case.take_rows(half) for half in (rows[:middle], rows[middle:])]
+        parts = [case.compute(half, sites=sites) for half in halves]
         self._weights = _fitted(base, parts)
         return joined(parts, self._weights)
 
@@ -179,12 +171,10 @@ def joined(parts: Sequence[Computed], weights: Sequence[float]) -> Computed:
     tensors = {}
     for key, first in parts[0].tensors.items():
         held = [part.tensors[key] for part in parts if key in part.tensors]
-        if len(held) < len(parts):
-            continue
-        if key in parts[0].rows:
-            if len({tensor.shape[1:] for tensor in held}) == 1:
-                tensors[key] = torch.cat(held)
-        elif key[0] in ("loss", "gradient"):
+        is_whole = len(held) == len(parts)
+        if is_whole and key in parts[0].rows and len({tensor.shape[1:] for tensor in held}) == 1:
+            tensors[key] = torch.cat(held)
+        elif is_whole and key[0] in ("loss", "gradient"):
             tensors[key] = sum((w * t for w, t in zip(weights, held)), torch.zeros_like(first))
     return Computed(tensors, parts[0].rows)
 
@@ -212,12 +202,10 @@ class Padded(_Rows):
     _left = False
 
     def why_not(self, case: TestedStep) -> str:
-        if reason := super().why_not(case) or case.given.why_no_padding():
-            return reason
         limit = getattr(getattr(case.model, "config", None), "max_position_embeddings", None)
-        if isinstance(limit, int) and case.given.length + self._tokens > limit:
-            return f"the model takes {limit} tokens at most"
-        return ""
+        is_full = isinstance(limit, int) and case.given.length + self._tokens > limit
+        reason = super().why_not(case) or case.given.why_no_padding()
+        return reason or (f"the model takes {limit} tokens at most" if is_full else "")
 
     def batch(self, case: TestedStep) -> Any:
         is_real = case.given.is_real
@@ -245,7 +233,6 @@ class Padded(_Rows):
     def back(self, case: TestedStep, computed: Computed) -> Computed:
         longer = case.given.length + self._tokens
         start = self._tokens if self._left else 0
-
         masks = case.given.real_tokens(case.given.batch)
 
         def cut(tensor: torch.Tensor) -> Optional[torch.Tensor]:
@@ -284,17 +271,16 @@ class Packed(_Rows):
     name = "packed into one row"
 
     def why_not(self, case: TestedStep) -> str:
-        given = case.given
-        if reason := super().why_not(case) or given.why_no_padding():
+        named = case.given.named
+        if reason := super().why_not(case) or case.given.why_no_padding():
             return reason
-        if not given.named(_POSITIONS):
+        if not named(_POSITIONS):
             return "the batch has no positions"
-        has_segments = given.named(_SEGMENTS) or getattr(case.model, "_supports_flash_attn", False)
-        return "" if has_segments else "neither segments in the batch nor a model that packs"
+        is_known = named(_SEGMENTS) or getattr(case.model, "_supports_flash_attn", False)
+        return "" if is_known else "neither segments in the batch nor a model that packs"
 
     def batch(self, case: TestedStep) -> Any:
-        given = case.given
-        real = given.is_real
+        given, real = case.given, case.given.is_real
 
         def packed(name: str, tensor: torch.Tensor) -> Any:
             if tensor.dim() < 2 or tensor.shape[:2] != real.shape:
@@ -306,8 +292,7 @@ class Packed(_Rows):
         return case.map_batch(packed)
 
     def back(self, case: TestedStep, computed: Computed) -> Computed:
-        given = case.given
-        real = given.is_real
+        real = case.given.is_real
 
         def unpacked(tensor: torch.Tensor) -> Optional[torch.Tensor]:
             at = [d for d in range(1, tensor.dim()) if tensor.shape[d] == int(real.sum())]

@@ -1,4 +1,6 @@
-"""TestedStep: one step of a model, computed as often as wanted from the same state."""
+"""TestedStep: one step of a model, computed as often as wanted from the same state. Relation: a way
+to compute it that must agree with the step as it is.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,8 @@ import torch
 from fastcheck.utils.torch.flatten import flatten
 from fastcheck.utils.torch.training_state import Generators, TrainingState
 
-from .computed import Computed, Key, is_of_rows
 from .given import Given
-from .observer import Inside, Learned, Observer
-from .torch_calls import Calls, not_traced, seen_checkpoints, within
+from .observer import Calls, Computed, Inside, Key, Learned, Observer, is_of_rows, seen_checkpoints
 
 
 class RowAxis:
@@ -80,7 +80,9 @@ class TestedStep:
     ``given``: the batch, of which ``map_batch(change)`` makes another batch, with each tensor
     replaced by ``change(name, tensor)``, and ``take_rows(index)`` some rows. ``learned``: what the
     step calls. ``settings``: of the next computation. ``inside``: the module whose operators it
-    keeps. ``draws``: whether the last computation drew random numbers.
+    keeps. ``draws``: whether the last computation drew random numbers. ``eps``: one ulp of the
+    coarsest format in which the modules compute, relative; ``far``: a number of ulps by which
+    weights can move and the step stays much the same.
     """
 
     def __init__(
@@ -91,8 +93,7 @@ class TestedStep:
         optimizers: Sequence[torch.optim.Optimizer],
         state: TrainingState,
     ) -> None:
-        self.step, self.model, self.optimizers = step, model, optimizers
-        self.state = state
+        self.step, self.model, self.optimizers, self.state = step, model, optimizers, state
         self.given = Given(batch, model)
         self.map_batch, self.take_rows = self.given.map, self.given.take_rows
         self.parameters: dict[str, torch.Tensor] = dict(model.named_parameters())
@@ -100,7 +101,6 @@ class TestedStep:
         self.settings, self.learned = Settings(), Learned()
         self.widths = {real.shape[1] for real in self.given.real_tokens(batch)}
         self.inside: Optional[Inside] = None
-        self.draws = False
         self.layouts: dict[Key, RowAxis] = {}
         self._loose = [
             (vars(module), name, value, value.detach().clone())
@@ -110,16 +110,6 @@ class TestedStep:
         ]
         self.takes_model = _takes_model(step)
 
-    @property
-    def eps(self) -> float:
-        """One ulp of the coarsest format in which the modules compute, relative."""
-        return float(torch.finfo(self.learned.dtype).eps)
-
-    @property
-    def far(self) -> float:
-        """A number of ulps by which weights can move and the step stays much the same."""
-        return 1024.0 if self.eps < 1e-6 else 4.0
-
     def learn(self) -> None:
         """Learns from one run of the step what it calls, and in which format it computes."""
         before = {name: buffer.detach().clone() for name, buffer in self.model.named_buffers()}
@@ -127,6 +117,8 @@ class TestedStep:
             self.settings.learns = True
             self.compute()
         self.settings, self.learned.checkpoints = Settings(), len(calls)
+        self.eps = float(torch.finfo(self.learned.dtype).eps)
+        self.far = 1024.0 if self.eps < 1e-6 else 4.0
         for name, buffer in self.model.named_buffers():
             if name in before and not torch.equal(before[name], buffer):
                 self.learned.written.add(self.model.get_submodule(name.rpartition(".")[0]))
@@ -137,19 +129,16 @@ class TestedStep:
         if rows < 2:
             return
         self.layouts = {}
-        full = self.compute(sites=sites)
+        full = self.compute(sites=sites).tensors
         try:
             fewer = self.compute(self.take_rows(range(rows - 1)), sites=sites).tensors
         except Exception:  # BatchNorm refuses a single row, and a step may count on its rows
-            tensors = full.tensors.items()
-            fewer = {key: t[:-1] for key, t in tensors if t.dim() and t.shape[0] == rows}
+            fewer = {key: t[:-1] for key, t in full.items() if t.dim() and t.shape[0] == rows}
         finally:  # of fewer rows, too
             self.state.put_back_attributes()
-        self.layouts = {
-            key: RowAxis(tensor, fewer[key], (rows, rows - 1))
-            for key, tensor in full.tensors.items()
-            if is_of_rows(key) and key in fewer
-        }
+        held = [key for key in full if is_of_rows(key) and key in fewer]
+        axes = {key: RowAxis(full[key], fewer[key], (rows, rows - 1)) for key in held}
+        self.layouts = {key: axis for key, axis in axes.items() if axis.place is not None}
 
     def become_rank(self, model: Any) -> None:
         """The step computes with ``model``, which is the model as this rank has it."""
@@ -168,7 +157,8 @@ class TestedStep:
         for parameter in self.parameters.values():
             parameter.grad = None
         if self.settings.seed is not None:
-            _seed(self.settings.seed)
+            for seed in (torch.manual_seed, np.random.seed, random.seed):
+                seed(self.settings.seed)
         drawn = _drawn()
         before = {name: p.detach().clone() for name, p in self.parameters.items()}
         given = self.map_batch(lambda _, t: t.clone()) if batch is None else batch
@@ -178,9 +168,8 @@ class TestedStep:
         kept, late = Computed(), self.settings.reads_late
         learned = self.learned if self.settings.learns else None
         watch = Observer(self.model, kept, sites, learned, self.inside)
-        called = None if self.inside is None else not_traced(watch.called)
-        calls = Calls(self.settings.dropout, called)
-        with watch.hooks(self.parameters, late), within(calls), contextlib.ExitStack() as stack:
+        calls = Calls(self.settings.dropout, None if self.inside is None else watch.called)
+        with watch.hooks(self.parameters, late), calls.seen(), contextlib.ExitStack() as stack:
             for layer in () if self.settings.dropout else self.model.modules():
                 if isinstance(layer, torch.nn.RNNBase):  # an argument of the kernel
                     stack.enter_context(mock.patch.object(layer, "dropout", 0.0))
@@ -201,17 +190,12 @@ class TestedStep:
         for name, parameter in () if late else self.parameters.items():
             if not torch.equal(parameter.detach(), before[name]):
                 kept.tensors["update", name] = parameter.detach() - before[name]
-        return self._in_rows(kept, given)
-
-    def _in_rows(self, kept: Computed, batch: Any) -> Computed:
-        """Rows first where they are known, and zeros where the mask hides a token."""
-        masks = self.given.real_tokens(batch)
-        for key, layout in self.layouts.items():
-            if layout.place is None or key not in kept.tensors:
-                continue
+        # Rows first where they are known, and zeros where the mask hides a token.
+        masks = self.given.real_tokens(given)
+        for key in self.layouts.keys() & kept.tensors:
             with contextlib.suppress(RuntimeError):  # another shape in this computation
-                tensor = layout.rows_first(kept.tensors[key])
-                kept.tensors[key] = self.without_hidden(tensor, masks, layout.shape)
+                tensor = self.layouts[key].rows_first(kept.tensors[key])
+                kept.tensors[key] = self.without_hidden(tensor, masks, self.layouts[key].shape)
                 kept.rows.add(key)
         return kept
 
@@ -235,13 +219,13 @@ class TestedStep:
         self.state.put_back()
         torch.clear_autocast_cache()  # of a caller's region: it holds the weights of before
         draw = torch.Generator().manual_seed(self.settings.noise)
-        size = 0.75 * self.settings.ulps * self.eps
         with torch.no_grad():
             for holder, name, tensor, kept in self._loose:
                 holder[name] = tensor
                 tensor.detach().copy_(kept)
             for parameter in self._weights if self.settings.noise else ():
                 if parameter.is_floating_point():
+                    size = 0.75 * self.settings.ulps * self.eps
                     sign = torch.randint(0, 2, parameter.shape, generator=draw).to(parameter.device)
                     parameter.mul_(1 + size * (2 * sign - 1).to(parameter.dtype))
 
@@ -251,17 +235,11 @@ class TestedStep:
 
         def evaluated(*_: Any) -> None:
             self.model.eval()  # until the state is put back
-            with torch.no_grad():
-                self.model(*args, **kwargs)
+            self.model(*args, **kwargs)
 
         seeded = mock.patch.object(self.settings, "seed", seed)
-        with seeded, mock.patch.object(self, "step", evaluated):
+        with seeded, mock.patch.object(self, "step", evaluated), torch.no_grad():
             return self.compute(sites=sites, put_back=put_back)
-
-
-def _seed(number: int) -> None:
-    for seed in (torch.manual_seed, np.random.seed, random.seed):
-        seed(number)
 
 
 def _drawn() -> tuple[Any, ...]:
@@ -289,3 +267,73 @@ def _loss(returned: Any) -> Optional[torch.Tensor]:
         return torch.tensor(returned, dtype=torch.float64)
     tensors = (tensor for _, tensor in flatten(returned, "returned"))
     return next((t for t in tensors if t.numel() == 1 and t.is_floating_point()), None)
+
+
+class Relation:
+    """A way to compute a training step that must agree with the step as it is. A subclass
+    overrides what it needs, and is given to ``fastcheck.prove(relations=[...])``::
+
+        class MyKernel(fastcheck.Relation):
+            name = "my attention against torch's"
+
+            def changed(self, case):
+                return unittest.mock.patch.object(my_model, "attention", reference_attention)
+
+    Attributes:
+        name: what the table calls it.
+        kinds: what is compared, of ``"loss"``, ``"output"`` (of the model), ``"gradient"`` and
+            ``"update"``.
+        measured: the kinds that a healthy loss may not agree in; if they alone differ the step
+            depends on the batch by design.
+        mixes_rows: rows are computed in another order or company.
+        is_exact: computed is the very same. A step that differs then may differ by itself, which
+            is not to count as its noise.
+        reduces: gradients of parameters are reduced after they were computed.
+        draws_alike: the same random numbers are drawn for the same elements. If not, dropout is
+            left out, and a step that draws other random numbers is not asked.
+    """
+
+    name = ""
+    kinds: tuple[str, ...] = ("loss", "output", "gradient")
+    measured: tuple[str, ...] = ()
+    mixes_rows = False
+    is_exact = False
+    reduces = False
+    draws_alike = True
+
+    def why_not(self, case: TestedStep) -> str:
+        """The reason why the relation can't be asked of this step, or ``""``."""
+        return ""
+
+    def by_design(self, case: TestedStep) -> str:
+        """The reason why this step may depend on what the relation changes, or ``""``."""
+        return ""
+
+    def changed(self, case: TestedStep) -> contextlib.AbstractContextManager[Any]:
+        """A context in which the model, or torch, computes in another way. It is undone at its
+        end.
+        """
+        return contextlib.nullcontext()
+
+    def batch(self, case: TestedStep) -> Any:
+        """The batch in its other form; see ``case.map_batch`` and ``case.take_rows``."""
+        return case.map_batch(lambda _, tensor: tensor.detach().clone())
+
+    def back(self, case: TestedStep, computed: Computed) -> Computed:
+        """The results of the computation in the form of the step as it is. The tensors whose keys
+        are in ``computed.rows`` have the rows of the batch in their first dimension.
+        """
+        return computed
+
+    def reference(self, case: TestedStep, base: Computed, sites: bool = False) -> Computed:
+        """The part of the step as it is that ``back()`` returns."""
+        return base
+
+    def note(self, case: TestedStep) -> str:
+        """A note that is shown beside the score."""
+        return ""
+
+    def run(self, case: TestedStep, base: Computed, sites: bool = False) -> Computed:
+        """The computation, in the form of ``base``, the step as it is."""
+        with self.changed(case):
+            return self.back(case, case.compute(self.batch(case), sites=sites))

@@ -16,6 +16,8 @@ TARGETS = r"label|target|\by\b"
 #: Names of masks of padding.
 MASKS = r"(attention|attn|pad|padding|input|token|\W)_?mask\W*$"
 
+_Change = Callable[[str, torch.Tensor], torch.Tensor]
+
 
 class Given:
     """The batch of a step. ``tensors``: those in it, by the names of flatten(). ``rows``: their
@@ -47,9 +49,9 @@ class Given:
         if len(sizes) > 1:
             said = ", ".join(f"{name} {size}" for size, name in sizes.items())
             return 0, f"where the batch has its rows is not known: dimension 0 of {said}"
-        for name, t in tensors.items():
-            if not re.search(MASKS, name) and _is_of_pairs(t):
-                return 0, f"{name} may have an entry for every pair of rows"
+        other = (name for name in tensors if not re.search(MASKS, name))
+        if pairs := next((name for name in other if _is_of_pairs(tensors[name])), ""):
+            return 0, f"{pairs} may have an entry for every pair of rows"
         # One number for each row says that these are dimension 0, whatever a module takes; growing
         # ones may be times.
         flat = [t for t in tensors.values() if t.dim() == 1]
@@ -62,9 +64,8 @@ class Given:
 
     def _mask(self) -> tuple[str, int]:
         for name, tensor in self.tensors.items():
-            if not re.search(MASKS, name) or tensor.dim() != 2 or tensor.shape[0] != self.rows:
-                continue
-            if tensor.shape[1] > 1 and bool(((tensor == 0) | (tensor == 1)).all()):
+            is_mask = tensor.dim() == 2 and tensor.shape[0] == self.rows and tensor.shape[1] > 1
+            if is_mask and re.search(MASKS, name) and bool(((tensor == 0) | (tensor == 1)).all()):
                 real = self.real_value(tensor)
                 if real is not None:
                     return name, real
@@ -89,11 +90,7 @@ class Given:
                 return f"{name} may have an entry for every pair of tokens"
         return ""
 
-    def map(
-        self,
-        change: Callable[[str, torch.Tensor], torch.Tensor],
-        pick: Callable[[Any], Any] = lambda value: value,
-    ) -> Any:
+    def map(self, change: _Change, pick: Callable[[Any], Any] = lambda value: value) -> Any:
         """The batch with each of its tensors replaced by ``change(name, tensor)``, and what holds
         none by what ``pick`` makes of it.
         """
@@ -105,9 +102,8 @@ class Given:
         where = torch.tensor(index)
 
         def take(name: str, tensor: torch.Tensor) -> torch.Tensor:
-            if tensor.dim() and tensor.shape[0] == self.rows:
-                return tensor.index_select(0, where.to(tensor.device))
-            return tensor
+            has_rows = tensor.dim() and tensor.shape[0] == self.rows
+            return tensor.index_select(0, where.to(tensor.device)) if has_rows else tensor
 
         def pick(value: Any) -> Any:
             if isinstance(value, np.ndarray) and value.ndim and len(value) == self.rows:
@@ -128,9 +124,8 @@ class Given:
         """The value of a target that does not count: where the mask hides tokens, if it is a single
         value.
         """
-        hidden = targets[~self.is_real]
-        is_one = hidden.numel() and bool((hidden == hidden.flatten()[0]).all())
-        return hidden.flatten()[0].item() if is_one else -100
+        hidden = set(targets[~self.is_real].flatten().tolist())
+        return hidden.pop() if len(hidden) == 1 else -100
 
     def without_first_target(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Targets in which none counts for a row's first token: it may be taken for the target that
@@ -163,7 +158,6 @@ def _is_of_pairs(tensor: torch.Tensor) -> bool:
         return False
     if tensor.layout != torch.strided:
         return True
-    edges = tensor
-    if tensor.is_floating_point() and bool((tensor == 0).any()):  # integers have no such scale
-        edges = tensor != 0
+    is_scaled = tensor.is_floating_point() and bool((tensor == 0).any())  # not integers
+    edges = tensor != 0 if is_scaled else tensor
     return torch.equal(edges, edges.t()) and not bool((edges == edges[0, 0]).all())

@@ -7,6 +7,7 @@ import functools
 import importlib
 import io
 from collections.abc import Iterator
+from pathlib import Path
 from types import FunctionType, MethodType
 from typing import Any
 from unittest import mock
@@ -15,13 +16,12 @@ import torch
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils import checkpoint as checkpointing
 
-from fastcheck.errors import first_line
+from fastcheck.errors import ConfigError, first_line
+from fastcheck.utils.text.numbers import counted
 from fastcheck.utils.torch.training_state import Generators
 
-from .case import TestedStep
-from .computed import Computed
-from .relation import Relation
-from .torch_calls import seen_checkpoints
+from .case import Relation, TestedStep
+from .observer import Computed, is_site, seen_checkpoints
 
 
 class Again(Relation):
@@ -52,9 +52,7 @@ class EvaluatedTwice(Relation):
         case.settings.dropout = False
         first, other = (case.evaluate(seed).tensors for seed in (0, 1))
         case.settings.dropout = True
-        if not case.draws or all(
-            torch.equal(first[key], other[key]) for key in first.keys() & other
-        ):
+        if all(torch.equal(first[key], other[key]) for key in first.keys() & other if case.draws):
             return ""
         return (
             "it draws random numbers in evaluation, besides dropout: meant as in a VAE, or noise "
@@ -89,20 +87,13 @@ class Checkpointed(Relation):
         return bool(getattr(case.model, "supports_gradient_checkpointing", False))
 
     def _layers(self, case: TestedStep) -> list[torch.nn.Module]:
+        # A recompute would write to buffers again, and compute with what was written: not with the
+        # running statistics of a norm.
+        written = {part for part in case.learned.written if not isinstance(part, _NormBase)}
         lists = (torch.nn.ModuleList, torch.nn.Sequential)
-        return [
-            layer
-            for holder in case.model.modules()
-            if isinstance(holder, lists)
-            for layer in holder
-            if any(True for _ in layer.parameters())
-            # A recompute would write to buffers again, and compute with what was written: not with
-            # the running statistics of a norm.
-            and not any(
-                part in case.learned.written and not isinstance(part, _NormBase)
-                for part in layer.modules()
-            )
-        ]
+        holders = (holder for holder in case.model.modules() if isinstance(holder, lists))
+        held = (layer for holder in holders for layer in holder if [*layer.parameters()])
+        return [layer for layer in held if written.isdisjoint(layer.modules())]
 
     @contextlib.contextmanager
     def changed(self, case: TestedStep) -> Iterator[None]:
@@ -250,8 +241,7 @@ class TorchCompile(Relation):
         return self._forward
 
     def note(self, case: TestedStep) -> str:
-        count = len(self._graphs)
-        return "" if not count else f"{count} graph" + "s" * (count > 1)
+        return counted(len(self._graphs), "graph") if self._graphs else ""
 
 
 class Unshared(Relation):
@@ -278,16 +268,15 @@ class Unshared(Relation):
             for _, name in places:
                 path, _, last = name.rpartition(".")
                 held: dict[str, Any] = case.model.get_submodule(path)._parameters
-                shared = held[last]
-                copy = torch.nn.Parameter(shared.detach().clone(), shared.requires_grad)
+                copy = torch.nn.Parameter(held[last].detach().clone(), held[last].requires_grad)
                 for changed, key in ((held, last), (case.parameters, name)):
                     stack.enter_context(mock.patch.dict(changed, {key: copy}))
             computed = case.compute(put_back=False, sites=sites)
+        tensors = computed.tensors
         for original, name in places:
-            part = computed.tensors.pop(("gradient", name), None)
-            if part is not None:
-                whole = computed.tensors.get(("gradient", original), torch.zeros_like(part))
-                computed.tensors["gradient", original] = whole + part
+            if ("gradient", name) in tensors:
+                part, whole = tensors.pop(("gradient", name)), ("gradient", original)
+                tensors[whole] = tensors[whole] + part if whole in tensors else part
         return computed
 
 
@@ -316,3 +305,38 @@ class SavedAndLoaded(Relation):
     def reference(self, case: TestedStep, base: Computed, sites: bool = False) -> Computed:
         case.compute()
         return case.compute(put_back=False, sites=sites)
+
+
+class Golden(Relation):
+    """The step as a file has it: its loss, what the model returned, gradients and updates. The
+    tolerance is that of every relation: measured, so that another machine may round otherwise.
+
+    Args:
+        path: the file, which torch.load() reads.
+        update: it is written, with the tensors of the step as it is now.
+    """
+
+    name = "golden record"
+    kinds = ("loss", "output", "gradient", "update")
+
+    def __init__(self, path: Path, update: bool = False) -> None:
+        self._path, self._update = path, update
+
+    def run(self, case: TestedStep, base: Computed, sites: bool = False) -> Computed:
+        now = {key: t for key, t in base.tensors.items() if not is_site(key)}
+        if self._update:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            torch.save({key: t.detach().cpu().clone() for key, t in now.items()}, self._path)
+            return base
+        kept = torch.load(self._path, map_location="cpu", weights_only=True)
+        was, is_now = (
+            {(" ".join(k), tuple(t.shape)) for k, t in held.items()} for held in (kept, now)
+        )
+        if was != is_now:
+            expected, got = str(dict(was - is_now)), str(dict(is_now - was))
+            what, hint = (
+                "the golden record is of another step",
+                "pytest --fastcheck-update writes it anew",
+            )
+            raise ConfigError(what, expected=expected, got=got, hint=hint)
+        return Computed(kept)

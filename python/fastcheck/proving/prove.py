@@ -18,13 +18,11 @@ from fastcheck.utils.torch.flatten import flatten
 from fastcheck.utils.torch.training_state import TrainingState
 
 from . import batches, models
-from .case import Settings, TestedStep
-from .computed import Computed, Key
-from .page import write_proof
+from .case import Relation, Settings, TestedStep
+from .observer import Computed, Key
 from .ranks import Ranks
-from .relation import Relation
-from .result import BY_DESIGN, DIFFERS, FAILED, HOLDS, NOT_ASKED, Outcome, Place, Proof
-from .score import LIMIT, Floor, find_place, ulps_of
+from .result import BY_DESIGN, DIFFERS, FAILED, HOLDS, NOT_ASKED, Outcome, Place, Proof, write_proof
+from .score import LIMIT, Floor, find_place
 
 _AUTO: dict[str, type[Relation]] = {
     "again": models.Again,
@@ -51,6 +49,7 @@ _BY_NAME: dict[str, Callable[[], Relation]] = {
     "fsdp": lambda: Ranks(importlib.import_module("torch.distributed.fsdp").fully_shard),
 }
 _CONFIRMED_AT = (101, 102)
+_DRAWS = "depends on the batch by design: it draws random numbers, besides dropout"
 
 _Relations = Union[str, Sequence[Union[str, Relation]]]
 
@@ -118,7 +117,6 @@ def prove(
             prover = Prover(case)
             outcomes = tuple(prover.ask(relation) for relation in asked)
         finally:
-            case.settings.noise = 0
             case.put_back()
     proof = Proof(outcomes, prover.subject, round(time.monotonic() - began, 3))
     if html is not None:
@@ -135,12 +133,12 @@ class Prover:
         case.learn()
         draws = case.draws
         case.find_layouts()
-        self._draws_more = False
+        self._draws = ""
         floor = self._floors[False] = self._floor(not draws)
         if draws and case.draws:
             case.settings.seed = 1
             scores = floor.scores(case.compute(), floor.base, Relation.kinds)
-            self._draws_more = max(scores.values(), default=0.0) > LIMIT
+            self._draws = _DRAWS if max(scores.values(), default=0.0) > LIMIT else ""
         case.settings = Settings()
         if not floor.base.tensors:
             expected = "a function of the batch that returns the loss, or calls the model"
@@ -153,7 +151,7 @@ class Prover:
     def _floor(self, dropout: bool) -> Floor:
         self.case.settings.dropout = dropout
         if dropout not in self._floors:
-            self._floors[dropout] = Floor.measure(self.case)
+            self._floors[dropout] = Floor(self.case)
         return self._floors[dropout]
 
     def ask(self, relation: Relation) -> Outcome:
@@ -172,23 +170,18 @@ class Prover:
         case, name = self.case, relation.name
         if reason := relation.why_not(case):
             return Outcome(name, NOT_ASKED, note=reason)
-        reason = relation.by_design(case)
-        if not reason and not relation.draws_alike and self._draws_more:
-            reason = "depends on the batch by design: it draws random numbers, besides dropout"
-        if reason:
+        if reason := relation.by_design(case) or ("" if relation.draws_alike else self._draws):
             return Outcome(name, BY_DESIGN, note=reason)
         floor = self._floor(relation.draws_alike)
         scores = self._scores(relation, floor, floor.base)
         if relation.is_exact and any(scores.values()):
-            floor = Floor.measure(case, ulps=ulps_of(case, relation))
+            floor = Floor(case, is_exact=True)
             scores = self._scores(relation, floor, floor.base)
-        hard = {key: s for key, s in scores.items() if key[0] not in relation.measured}
-        worst = max(hard, key=hard.__getitem__, default=None)
-        if worst is not None and self._persists(relation, floor, hard[worst]):
-            first = find_place(case, relation)
-            if first is None and worst[0] == "update":
-                first = Place("", *worst, score=0.0)
-            return Outcome(name, DIFFERS, hard[worst], " ".join(filter(None, worst)), first)
+        most, worst = _worst(relation, scores)
+        if self._persists(relation, floor, most):
+            update = Place("", *worst, score=0.0) if worst[0] == "update" else None
+            first = find_place(case, relation) or update
+            return Outcome(name, DIFFERS, most, " ".join(filter(None, worst)), first)
         if not scores:
             return Outcome(name, NOT_ASKED, note="nothing of the step can be compared")
         loss = floor.base.tensors.get(("loss", ""))
@@ -196,7 +189,7 @@ class Prover:
             # NaN is equal to NaN, and nothing is known of gradients that are NaN.
             return Outcome(name, NOT_ASKED, note="the loss of the step is not finite")
         score = max(scores.values())
-        if score > LIMIT and worst is not None and hard[worst] > LIMIT:
+        if score > LIMIT and most > LIMIT:
             return Outcome(name, HOLDS, score, note="at other weights: a tie was decided otherwise")
         if score > LIMIT:
             note = "depends on the whole batch: no weighted sum of its parts' gradients"
@@ -217,23 +210,26 @@ class Prover:
                 return False
             with mock.patch.multiple(self.case.settings, noise=noise, ulps=self.case.far):
                 scores = self._scores(relation, floor, self.case.compute())
-            hard = [s for key, s in scores.items() if key[0] not in relation.measured]
-            score = max(hard, default=0.0)
+            score, _ = _worst(relation, scores)
         return score > LIMIT
+
+
+def _worst(relation: Relation, scores: dict[Key, float]) -> tuple[float, Key]:
+    """The largest score of what has to agree, and its tensor."""
+    hard = [(score, key) for key, score in scores.items() if key[0] not in relation.measured]
+    return max(hard, key=lambda pair: pair[0], default=(0.0, ("", "")))
 
 
 def _asked(relations: _Relations) -> list[Relation]:
     if isinstance(relations, str):
         relations = list(_AUTO) if relations == "auto" else [relations]
-    known: list[type[Relation]] = [*_AUTO.values(), batches.Causal]
-    makers: dict[str, Callable[[], Relation]] = {**{made.name: made for made in known}, **_BY_NAME}
-    asked: list[Any] = []
-    for relation in relations:
-        make = makers.get(relation) if isinstance(relation, str) else None
-        asked.append(relation if make is None else make())
-        if not isinstance(asked[-1], Relation):
+    named: list[type[Relation]] = [*_AUTO.values(), batches.Causal]
+    known: dict[str, Callable[[], Relation]] = {**{r.name: r for r in named}, **_BY_NAME}
+    asked: list[Any] = [known[str(r)]() if str(r) in known else r for r in relations]
+    for one in asked:
+        if not isinstance(one, Relation):
             expected = '"auto", Relations, or of ' + ", ".join(_BY_NAME)
-            raise _refused("relations", expected, relation, did_you_mean(str(relation), _BY_NAME))
+            raise _refused("relations", expected, one, did_you_mean(str(one), _BY_NAME))
     return asked
 
 

@@ -14,9 +14,8 @@ import torch.distributed as dist
 from fastcheck.errors import ConfigError
 
 from .batches import joined
-from .case import TestedStep
-from .computed import Computed
-from .relation import Relation
+from .case import Relation, TestedStep
+from .observer import Computed
 
 _Wrap = Callable[[Any], Any]
 _SECONDS = 120
@@ -74,7 +73,9 @@ class Ranks(Relation):
         if self._shares_rows:
             actual = joined(ranks, weights)
             parts = [case.compute(self._batch(case, i), sites=sites) for i in range(self._count)]
-            if _agree(parts[0], ranks[0]):
+            # Their losses agree, or there is none.
+            a, b = (float(c.tensors.get(("loss", ""), 0.0)) for c in (parts[0], ranks[0]))
+            if abs(a - b) <= 1e-2 * abs(a):
                 wanted = joined(parts, weights)
             else:
                 actual.tensors.pop(("loss", ""), None)
@@ -85,10 +86,9 @@ class Ranks(Relation):
             if len(held) == self._count and all(copy.shape == tensor.shape for copy in held):
                 actual.tensors[key] = max(held, key=lambda copy: float((copy - tensor).norm()))
         # A rank may hold other parameters, as a share of the whole.
-        kept = {
-            k: t for k, t in wanted.tensors.items() if k[0] != "gradient" or k in actual.tensors
-        }
-        self._found = Computed({k: t for k, t in actual.tensors.items() if k in kept}, actual.rows)
+        ours, theirs = wanted.tensors, actual.tensors
+        kept = {k: t for k, t in ours.items() if k[0] != "gradient" or k in theirs}
+        self._found = Computed({k: t for k, t in theirs.items() if k in kept}, actual.rows)
         return Computed(kept, wanted.rows)
 
     def run(self, case: TestedStep, base: Computed, sites: bool = False) -> Computed:
@@ -100,10 +100,13 @@ class Ranks(Relation):
         case.put_back()
         context = torch.multiprocessing.get_context("fork")
         with tempfile.TemporaryDirectory() as folder:
+            paths = [os.path.join(folder, str(rank)) for rank in range(self._count)]
             ranks = [
-                context.Process(target=self._be_rank, args=(case, rank, folder, sites))
-                for rank in range(self._count)
+                context.Process(target=self._be_rank, args=(case, rank, path, sites))
+                for rank, path in enumerate(paths)
             ]
+            for path in paths:
+                torch.save(f"no answer: it crashed, or took more than {_SECONDS} s", path)
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore", DeprecationWarning)  # of fork beside threads
@@ -115,23 +118,17 @@ class Ranks(Relation):
                 for process in ranks:
                     process.kill()
                     process.join()
-            answers = [self._read(folder, rank) for rank in range(self._count)]
+            answers = [torch.load(path, weights_only=False) for path in paths]
         errors = [f"rank {i}: {each}" for i, each in enumerate(answers) if isinstance(each, str)]
         if errors:  # rather an error that is no consequence of another rank's end
             raise RuntimeError(min(errors, key=lambda text: "onnection" in text))
         return [Computed(*answer) for answer in answers]
 
-    def _read(self, folder: str, rank: int) -> Any:
-        try:
-            return torch.load(os.path.join(folder, str(rank)), weights_only=False)
-        except OSError:
-            return f"no answer: it crashed, or took more than {_SECONDS} s"
-
-    def _be_rank(self, case: TestedStep, rank: int, folder: str, sites: bool) -> None:
+    def _be_rank(self, case: TestedStep, rank: int, path: str, sites: bool) -> None:
         answer: Any = "it ended"
         try:
             torch.set_num_threads(1)  # the threads of OpenMP did not come along
-            meeting = f"file://{folder}/meeting"
+            meeting = f"file://{os.path.dirname(path)}/meeting"
             dist.init_process_group("gloo", meeting, rank=rank, world_size=self._count)
             batch = self._batch(case, rank)
             case.become_rank(self._wrap(case.model))
@@ -143,13 +140,6 @@ class Ranks(Relation):
         except Exception:
             answer = traceback.format_exc().strip().splitlines()[-1]
         finally:
-            path = os.path.join(folder, str(rank))
             torch.save(answer, path + ".part")
             os.replace(path + ".part", path)
             os._exit(0)
-
-
-def _agree(part: Computed, rank: Computed) -> bool:
-    """True if their losses do, or there is none."""
-    a, b = (float(computed.tensors.get(("loss", ""), 0.0)) for computed in (part, rank))
-    return abs(a - b) <= 1e-2 * abs(a)

@@ -1,14 +1,18 @@
-"""Proof: the result of computing a step in ways that must agree, as data and as text."""
+"""Proof: the result of computing a step in ways that must agree, as data, text and page."""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import Counter
 from dataclasses import asdict, dataclass
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
+from fastcheck._version import __version__
 from fastcheck.errors import printable
-from fastcheck.utils.text.layout import to_ascii, wants_ascii, wrap
+from fastcheck.report.page import container as html
+from fastcheck.utils.text.layout import Table, to_ascii, wants_ascii, wrap
+from fastcheck.utils.text.numbers import to_json
 
 HOLDS, DIFFERS, BY_DESIGN = "holds", "differs", "by design"
 NOT_ASKED, FAILED = "not asked", "failed"
@@ -17,6 +21,7 @@ UNIT = (
     "ulp; up to 10 is noise."
 )
 
+_HEADER = ("relation", "state", "score", "seconds", "first place, or what was seen")
 _ELSEWHERE = {
     "loss": "the loss: the step makes another one of what the model returns",
     "update": "the update of {}, which is another one of the same gradients",
@@ -118,31 +123,45 @@ class Proof:
         return {"holds": self.holds, **asdict(self)}
 
     def __str__(self) -> str:
-        return render(self)
-
-
-def render(proof: Proof) -> str:
-    """The table: relation, state, score, time, and the first place or the reason."""
-    width = max([len(outcome.relation) for outcome in proof.outcomes], default=0)
-    lines = [proof.subject, "", f"  {'relation':{width}}  {'':9}  {'score':>8}  {'time':>7}"]
-    skipped = []
-    for outcome in proof.outcomes:
-        if outcome.state == NOT_ASKED:
-            skipped.append(f"  {outcome.relation:{width}}  {outcome.note}")
-            continue
-        row = f"  {outcome.relation:{width}}  {outcome.state:9}  {score_text(outcome.score):>8}"
-        note = outcome.note if outcome.state != DIFFERS else ""
-        lines.append(f"{row}  {outcome.seconds:5.1f} s  {note}".rstrip())
-        if outcome.state == DIFFERS:
-            lines += [f"      {line}" for line in outcome.text.splitlines()]
-    lines += ["", "  not asked:", *skipped] if skipped else []
-    lines += ["", *wrap(f"{proof.headline}. {UNIT}", 78, "  ")]
-    text = printable("\n".join(lines), keep="\n")
-    return to_ascii(text) if wants_ascii(sys.stdout) else text
+        width = max([len(one.relation) for one in self.outcomes], default=0)
+        lines = [self.subject, "", f"  {'relation':{width}}  {'':9}  {'score':>8}  {'time':>7}"]
+        skipped = ["", "  not asked:"]
+        for one in self.outcomes:
+            name, below = f"  {one.relation:{width}}", one.text.splitlines()
+            if one.state == NOT_ASKED:
+                skipped.append(f"{name}  {one.note}")
+                continue
+            note = "" if one.state == DIFFERS else one.note
+            row = f"{name}  {one.state:9}  {score_text(one.score):>8}  {one.seconds:5.1f} s  {note}"
+            lines += [row.rstrip(), *(f"      {line}" for line in below if one.state == DIFFERS)]
+        lines += skipped if len(skipped) > 2 else []
+        lines += ["", *wrap(f"{self.headline}. {UNIT}", 78, "  ")]
+        text = printable("\n".join(lines), keep="\n")
+        return to_ascii(text) if wants_ascii(sys.stdout) else text
 
 
 def score_text(score: Optional[float]) -> str:
     """A score in at most seven characters; ``""`` without a score."""
-    if score is None:
-        return ""
-    return f"{score:.1f}" if score < 1000 else f"{score:.1e}"
+    return "" if score is None else f"{score:{'.1f' if score < 1000 else '.1e'}}"
+
+
+def write_proof(path: Union[str, os.PathLike[str]], proof: Proof) -> int:
+    """Writes one HTML file, which loads nothing, in the place of ``path``; returns its size.
+
+    Raises:
+        LogError: the file can't be written.
+    """
+    rows = [
+        (one.relation, one.state, score_text(one.score), f"{one.seconds:.1f}", one.text)
+        for one in proof.outcomes
+    ]
+    verdict = (
+        html.headline_html(proof.headline, "good" if proof else "bad", ())
+        + f"<p>{html.text_html(UNIT)}</p>"
+        '<div class="scrolling" tabindex="0" role="region" aria-label="Relations">'
+        f"{html.table_html(Table(_HEADER, rows, left=2, note=1), 'Relations')}</div>"
+    )
+    header = {"format": 1, "kind": "proof", "fastcheck": __version__, **proof.to_dict()}
+    data = html.Container().to_text(to_json(header))
+    title = f"fastcheck: {proof.subject}"
+    return html.write_html(path, html.page_html(title, proof.subject, verdict, data))
