@@ -15,7 +15,7 @@ from .case import Relation, TestedStep
 from .observer import Computed, Inside, Key, is_of_rows, is_site
 from .result import Place
 
-#: The score up to which a difference is noise. Of 113 healthy models the largest was 2.5
+#: The score up to which a difference is noise. Of 201 healthy models the largest was 2.5
 #: (tests/accuracy/prove_healthy.py).
 LIMIT = 10.0
 _PERTURBED = 3
