@@ -22,7 +22,7 @@ _PERTURBED = 3
 #: Tensors that count as zeros where a computation does not have them.
 _SUMS = ("gradient", "update")
 
-#: What differs of a module and its tensor, by the kind of a key.
+#: The words for a tensor of a module that differs, by the kind of its key.
 _TEXTS = {
     "forward input": "what {0} is given ({1})",
     "forward output": "its {1}",
@@ -105,7 +105,7 @@ def find_place(case: TestedStep, relation: Relation) -> Optional[Place]:
         return Place(path, "reduction", what, score)
     kind = "backward input" if key[0] == "gradient" else key[0]
     text = _TEXTS[kind].format(path or "it", what)
-    # What is given to a module is made by the module around it.
+    # The module around it makes what a module is given.
     module = _around(case.model, path) if path and "{0}" in _TEXTS[kind] else path
     phase = kind.partition(" ")[0]
     place = Place(module, phase, text, score)
