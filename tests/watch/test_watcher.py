@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -353,6 +354,27 @@ class TestTensors:
         run = warmed_up()
         narrow = {"rms": 1.0, "sum": 1024.0, "max": 1.0001, "min": 1.0}
         assert run.steps(60, {SECOND: narrow}).count("dead") == 0
+
+
+def test_more_steps_together_have_the_same_events() -> None:
+    steps: list[Any] = []
+    run = Run()
+    run.watcher = SimpleNamespace(add=lambda step: steps.append(step) or [])  # type: ignore[assignment]
+    half, zero = {"dtype": DTYPE_CODES["float16"]}, {"rms": 0.0, "zero_count": 1024}
+    for step in range(260):
+        changed: dict[int, Any] = {GRADIENT: {**half, "rms": 30.0 * 2 ** (step * 0.037)}}
+        changed[FIRST] = zero if 40 <= step < 42 or step >= 170 else 1.0
+        changed[SECOND_WEIGHT] = 1.05 ** min(step, 80)
+        changed[FIRST_WEIGHT] = {} if step % 3 else 1.2
+        changed[INPUT] = 9.0 if step == 67 else 1.0
+        changed[SECOND] = 40.0 if step in (75, 150) else 1.0
+        run.step(changed, loss=9.0 if step in (75, 150, 231) else 2 + math.sin(step) / 20)
+    sixteen, more = Run().watcher, Run().watcher
+    for watcher, together in ((sixteen, 16), (more, 64)):
+        for at in range(0, len(steps), together):
+            watcher.add(*steps[at : at + together])
+    assert {e.kind for e in sixteen.events} >= {"loss_spike", "headroom", "dead", "batch"}
+    assert [repr(e.to_dict()) for e in more.events] == [repr(e.to_dict()) for e in sixteen.events]
 
 
 def test_events_are_held_in_order_with_their_movers() -> None:

@@ -26,7 +26,7 @@ _KEPT = np.dtype(
 _MOST = 100_000
 # Records, 192 bytes each.
 _MOST_HELD = 1 << 16
-_MOST_LATE = 16
+_MOST_LATE = 64
 _ROLES = ("loss", "loss_scale", "found_inf", "learning_rate", "param_grad", "grad_norm")
 _LOSS, _SCALE, _FOUND_INF, _RATE, _GRADIENT, _NORM = range(1, len(_ROLES) + 1)
 # Behind these: a shard of a gradient, the loss that monitor.step() and autograd.grad() were given.

@@ -19,12 +19,13 @@ from fastcheck.verdict.step import Step
 from fastcheck.watch.event import WatchEvent, check_callback, check_kind
 from fastcheck.watch.options import Watch
 from fastcheck.watch.rules import is_jump
+from fastcheck.watch.signals import PART
 from fastcheck.watch.watcher import Watcher
 
 _SUMMARY_EVENTS = 10
 # Steps are judged together, which takes a fraction of the time: so many, or those of so many
 # seconds, or of so many records, of 192 bytes.
-_TOGETHER = 16
+_TOGETHER = 4 * PART
 _SECONDS = 1.0
 _MOST_RECORDS = 1 << 16
 
@@ -59,11 +60,11 @@ def connected(watching: Optional[Watching]) -> Watching:
 class Watching(SessionListener):
     """Finds what is unusual in the records of a monitor: ``monitor.watch``.
 
-    Steps are judged when they are over, sixteen of them, those of a second or those of 65,536
-    records together (with a callback or ``skip_above`` each by itself): on the CPU by the training
-    thread, where the next step begins; elsewhere by the drain's thread, when the records have
-    arrived. Warnings and callbacks run on the training thread at its next step boundary. All
-    methods may be called from any thread; none waits for a device.
+    Steps are judged when they are over, 64 of them, those of a second or those of 65,536 records
+    together (with a callback or ``skip_above`` each by itself): on the CPU by the training thread,
+    where the next step begins; elsewhere by the drain's thread, when the records have arrived.
+    Warnings and callbacks run on the training thread at its next step boundary. All methods may be
+    called from any thread; none waits for a device.
     """
 
     def __init__(self, session: Session, options: Watch, batches: BatchIds) -> None:

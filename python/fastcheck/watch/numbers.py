@@ -16,7 +16,7 @@ from fastcheck.log.step_table import StepRow
 
 from .bands import Bands
 from .columns import Columns
-from .signals import NOTHING, RMS, WEIGHT, Signals
+from .signals import NOTHING, PART, RMS, WEIGHT, Signals
 
 _FIRST, _RECENT = 16, 32
 # Over how many steps the growth of weights is.
@@ -35,16 +35,17 @@ _TOGETHER = 0.9
 _LEAST_BEFORE, _FALLEN, _SUDDEN, _ABOVE_ALL = 8, 0.95, 10.0, 1.5
 #: The numbers that have a range, and their least spread: as they are, and as log2.
 _RANGES = {"loss": (1e-12, 0.01), "gradient_norm": (1e-12, 0.05), "update_size": (1e-12, 0.1)}
+_PLACES = {name: place for place, name in enumerate(_RANGES)}
 _NUMBERS = np.arange(2 * len(_RANGES))
 
 
 class Number(NamedTuple):
     """A number of a step. ``usual``: the median of its range, or what else it is compared with;
     ``score``: by how many spreads it is above that, as a logarithm (of the loss: as it is too,
-    whichever says less). ``most``: the largest of half a window, ``recent`` of 32 steps (inf: too
-    few), ``first`` the median of the first 16. ``share``: of steps that were skipped; ``run``: of
-    halvings in a row; ``steps``: how many there were; ``full_name``: of a setting.
-    ``is_jump``: as _jumps_while_falling() has it.
+    whichever says less). Of the loss, ``most``: the largest of half a window, ``recent`` of 32
+    steps (inf: too few), ``first`` the median of the first 16, ``is_jump``: as
+    _jumps_while_falling() has it. ``share``: of steps that were skipped; ``run``: of halvings in a
+    row; ``steps``: how many there were; ``full_name``: of a setting.
     """
 
     name: str
@@ -134,17 +135,15 @@ class Weights:
             moves=np.zeros(1),
         )
         self._steps = 0
-        # Nearly all weights that move at all do so in each step, and one loss stands for them.
-        self._move_together = False
         #: The distance by which the update before has moved the weights, and their norm, as
         #: squares, by step.
         self.moved: list[tuple[float, float]] = []
         #: The ratio of the size of the weights to that some steps before: of the median parameter,
         #: each with the weight of its elements. None: it is not known.
         self.grown: list[Optional[float]] = []
-        # The ratio to their size at first, in the last of these steps, and its place among them.
-        self._grown_since_first: Optional[float] = None
-        self._last = -1
+        # The ratio to their size at first, by the last step of each part: of weights that move
+        # together. Nearly all that move at all do so in each step, and one loss stands for them.
+        self._grown_since_first: dict[int, Optional[float]] = {}
         self.standstill = Standstill()
 
     def begin(self, now: Signals, steps: Sequence[int]) -> None:
@@ -153,24 +152,33 @@ class Weights:
         sites = now.sites[at]
         self._of.grow(int(sites.max(initial=-1)) + 1)
         self.moved, self.grown = [(0.0, 0.0)] * len(now.steps), [None] * len(now.steps)
-        self._grown_since_first, self._last = None, steps[-1] if len(steps) else -1
+        self._grown_since_first = {}
         if len(steps) and len(at):
             chosen = np.ix_(np.array(steps), at)
             is_read = now.is_read[chosen]
-            moved = self._moved(now, chosen, sites, is_read)
-            for k, of_step, grown in zip(steps, moved, self._grown(now, chosen, sites, is_read)):
-                self.moved[k], self.grown[k] = of_step, grown
+            numbers = np.array(steps)
+            ends = np.flatnonzero(np.diff(numbers // PART, append=-1))
+            moved, together = self._moved(now, chosen, sites, is_read, ends)
+            grown, since_first = self._grown(now, chosen, sites, is_read, ends)
+            for k, of_step, growth in zip(steps, moved, grown):
+                self.moved[k], self.grown[k] = of_step, growth
+            for k, growth, is_together in zip(numbers[ends].tolist(), since_first, together):
+                self._grown_since_first[k] = growth if is_together else None
 
     def look(self, step: int, k: int) -> list[Number]:
-        """The number of step ``k``, if it is the last step, of weights that grow for nothing."""
-        grown = self._grown_since_first
-        if grown is None or k != self._last or not self._move_together:
-            return []
-        return self.standstill.look(step, grown)
+        """The number of step ``k``, if a part ends with it, of weights that grow for nothing."""
+        grown = self._grown_since_first.get(k)
+        return [] if grown is None else self.standstill.look(step, grown)
 
     def _moved(
-        self, now: Signals, chosen: tuple[np.ndarray, ...], sites: np.ndarray, is_read: np.ndarray
-    ) -> Iterable[tuple[float, float]]:
+        self,
+        now: Signals,
+        chosen: tuple[np.ndarray, ...],
+        sites: np.ndarray,
+        is_read: np.ndarray,
+        ends: np.ndarray,
+    ) -> tuple[Iterable[tuple[float, float]], Sequence[bool]]:
+        """``moved``, and whether weights move together, as of each of ``ends``."""
         sums, numel = now.sums[chosen], now.numel[chosen]
         place = np.arange(1, len(sums) + 1)[:, None]
         # The last of these steps in which each was read; 0: before them.
@@ -187,24 +195,34 @@ class Weights:
         changes = np.where(is_known, np.maximum(distance, floor), 0.0)
         for name, values in (("sum", all_sums), ("numel", all_numel)):
             self._of[name][sites] = np.take_along_axis(values, last[-1:], 0)[0]
-        self._of["moves"][sites] += (is_known & (distance > 0)).sum(axis=0)
+        moves = self._of["moves"][sites] + np.cumsum(is_known & (distance > 0), axis=0)[ends]
+        self._of["moves"][sites] = moves[-1]
+        elements = np.where(moves > 0, np.take_along_axis(all_numel, last[ends], 0), 0.0)
+        is_often = moves >= _TOGETHER * (self._steps + place[ends])
         self._steps += len(sums)
-        moves = self._of["moves"][sites]
-        elements = np.where(moves > 0, self._of["numel"][sites], 0.0)
-        together = elements[moves >= _TOGETHER * self._steps].sum()
-        self._move_together = bool(together >= _TOGETHER * elements.sum() > 0)
+        together = np.where(is_often, elements, 0.0).sum(axis=1)
+        elements = elements.sum(axis=1)
+        are_together = (together >= _TOGETHER * elements) & (elements > 0)
         squares = now.squares[chosen]
         are_read, are_known = (
             np.logical_and.reduce(mask, 1).tolist() for mask in (is_read, is_known)
         )
-        for k, (moved, square) in enumerate(zip(changes, squares)):
-            moved = moved if are_read[k] else moved[is_read[k]]
+        moved = []
+        for k, (change, square) in enumerate(zip(changes, squares)):
+            change = change if are_read[k] else change[is_read[k]]
             square = square if are_known[k] else square[is_known[k]]
-            yield float(np.dot(moved, moved)), float(np.add.reduce(square))
+            moved.append((float(np.dot(change, change)), float(np.add.reduce(square))))
+        return moved, are_together.tolist()
 
     def _grown(
-        self, now: Signals, chosen: tuple[np.ndarray, ...], sites: np.ndarray, is_read: np.ndarray
-    ) -> Iterable[Optional[float]]:
+        self,
+        now: Signals,
+        chosen: tuple[np.ndarray, ...],
+        sites: np.ndarray,
+        is_read: np.ndarray,
+        ends: np.ndarray,
+    ) -> tuple[Iterable[Optional[float]], Iterable[Optional[float]]]:
+        """``grown``, and the growth since the first step, as of each of ``ends``."""
         past, steps = self._of["rms"][:, sites], len(is_read)
         at, column = np.cumsum(is_read, axis=0) - 1, np.arange(len(sites))
         levels = np.concatenate([past, np.full((steps, len(sites)), np.nan)])
@@ -213,15 +231,15 @@ class Weights:
         # A tensor that was zero may grow as it likes from then on.
         since = levels[_GROWTH_STEPS - 1 :]
         since[np.logical_or.accumulate(since == NOTHING, axis=0)] = NOTHING
-        ends = np.arange(_GROWTH_STEPS)[:, None] + at[-1] + 1
-        self._of["rms"][:, sites] = levels[ends, column]
+        lasts = np.arange(_GROWTH_STEPS)[:, None] + at[-1] + 1
+        self._of["rms"][:, sites] = levels[lasts, column]
         level, before = levels[_GROWTH_STEPS + at, column], levels[at, column]
         first = self._of["first"][sites]
         first = np.where(np.isnan(first), levels[_GROWTH_STEPS], first)
         self._of["first"][sites] = first
         numel = now.numel[chosen]
-        (self._grown_since_first,) = _medians(level[-1:], first[None], is_read[-1:], numel[-1:])
-        return _medians(level, before, is_read, numel)
+        since_first = _medians(level[ends], first[None], is_read[ends], numel[ends])
+        return _medians(level, before, is_read, numel), since_first
 
 
 def _medians(
@@ -253,14 +271,14 @@ class Numbers:
         self._new: dict[int, float] = {}
         self._ended: list[tuple[list[float], list[bool]]] = []
         self._is_outside: set[int] = set()
-        # The last values that were inside, and the first.
-        self._inside: tuple[deque[float], ...] = tuple(deque(maxlen=window // 2) for _ in _RANGES)
-        self._first: tuple[list[float], ...] = tuple([] for _ in _RANGES)
-        self._median_first: dict[int, float] = {}
+        # The last losses that were inside, and the first losses.
+        self._inside: deque[float] = deque(maxlen=window // 2)
+        self._first: list[float] = []
+        self._median_first = math.nan
         self._recent = min(_RECENT, window // 2)
         self._weights = Weights()
-        # The range of each number, the same for all of these steps.
-        self._range: list[tuple[float, float]] = []
+        # The range of each number, the same for all steps of a part.
+        self._range = [(math.nan, math.nan)] * len(_NUMBERS)
         self._was_skipped = False
         self._rate: Optional[float] = None
         self._loss_scale = LossScale()
@@ -270,12 +288,12 @@ class Numbers:
     @property
     def usual_norm(self) -> Optional[float]:
         """The median norm of all gradients; None: there are too few yet."""
-        median = float(self._bands.median[2 * list(_RANGES).index("gradient_norm")])
+        median = float(self._bands.median[2 * _PLACES["gradient_norm"]])
         return None if math.isnan(median) else median
 
     def is_outside(self, name: str) -> None:
         """The number of this step does not enter its range."""
-        self._is_outside.add(list(_RANGES).index(name))
+        self._is_outside.add(_PLACES[name])
 
     def step_ended(self) -> None:
         """The others do."""
@@ -285,8 +303,8 @@ class Numbers:
             values[2 * at + 1] = math.log2(value) if value > 0 else math.nan
             if at in self._is_outside:
                 outside[2 * at : 2 * at + 2] = True, True
-            else:
-                self._inside[at].append(value)
+            elif at == _PLACES["loss"]:
+                self._inside.append(value)
         self._ended.append((values, outside))
         self._new.clear()
         self._is_outside.clear()
@@ -294,14 +312,14 @@ class Numbers:
     def begin(self, now: Signals, steps: Sequence[int]) -> None:
         """Takes in the steps that come next, of which ``steps`` have a row."""
         self._weights.begin(now, steps)
-        self._range = list(zip(self._bands.median.tolist(), self._bands.spread.tolist()))
 
-    def add_ended(self) -> None:
-        """Adds the steps that have ended to the ranges."""
+    def part_ended(self) -> None:
+        """Adds the steps of a part to the ranges."""
         if not self._ended:
             return
         values, outside = zip(*self._ended)
         self._bands.add(_NUMBERS, np.array(values), np.array(outside))
+        self._range = list(zip(self._bands.median.tolist(), self._bands.spread.tolist()))
         self._ended.clear()
 
     def of_step(self, row: StepRow, now: Signals, k: int, has_scaled: bool) -> list[Number]:
@@ -329,37 +347,32 @@ class Numbers:
         return numbers
 
     def _look(self, name: str, value: float) -> Number:
-        at = list(_RANGES).index(name)
+        at = _PLACES[name]
         self._new[at] = value
-        inside, first = self._inside[at], self._first[at]
-        if len(first) < _FIRST:
-            first.append(value)
         median, spread = self._range[2 * at]
         raw = logarithm = (value - median) / spread
         if value > 0:
             log_median, log_spread = self._range[2 * at + 1]
             logarithm = (math.log2(value) - log_median) / log_spread
-        recent = list(inside)[-self._recent :]
+        if name != "loss":
+            return Number(name, value, median, logarithm, threshold=self._threshold)
+        if len(self._first) < _FIRST:
+            self._first.append(value)
+            self._median_first = statistics.median(self._first)
+        inside = list(self._inside)
+        recent = inside[-self._recent :]
         return Number(
             name=name,
             value=value,
             usual=median,
             # Noise of a loss near 0 is lopsided: it has to be outside as it is and as a logarithm.
-            score=min(raw, logarithm, key=abs) if name == "loss" else logarithm,
+            score=min(raw, logarithm, key=abs),
             most=max(inside, default=-math.inf),
             recent=max(recent) if len(recent) == self._recent else math.inf,
-            first=self._median_of_first(at),
+            first=self._median_first,
             threshold=self._threshold,
-            is_jump=name == "loss" and _jumps_while_falling(inside, value),
+            is_jump=_jumps_while_falling(inside, value),
         )
-
-    def _median_of_first(self, at: int) -> float:
-        first = self._first[at]
-        if len(first) < _FIRST:
-            return statistics.median(first)
-        if at not in self._median_first:
-            self._median_first[at] = statistics.median(first)
-        return self._median_first[at]
 
     def _update(self, row: StepRow, now: Signals, k: int) -> list[Number]:
         """The size of the update of the step before, from the sums of the parameters around it.

@@ -105,10 +105,12 @@ class NumberRule(Rule):
 
 
 def _loss_is_high(loss: Number, score: float) -> bool:
+    if not loss.score >= score:
+        return False
     rise = loss.value - loss.usual
     # Lopsided noise rises that far without a fault.
     is_far = rise >= _LOSS_RISE * abs(loss.usual) and rise >= _BEYOND * (loss.most - loss.usual)
-    return is_far and loss.score >= score and not _is_small(loss)
+    return is_far and not _is_small(loss)
 
 
 def _is_small(loss: Number) -> bool:

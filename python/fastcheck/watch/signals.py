@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Optional
 
 import numpy as np
 
+from fastcheck.log.history import joined
 from fastcheck.log.step_table import StepRow
 from fastcheck.record.format import DTYPES, NONFINITE_COUNTS, RECORD_DTYPE, Depth, Flag
 from fastcheck.record.site import MAX_SITES, Site, SiteTable
@@ -34,6 +35,10 @@ _PHASES = {
 
 #: Stands in the place of log2(0): less than any format holds.
 NOTHING = -1100.0
+#: The steps of a part: of those that are judged together, so many are compared with the same
+#: ranges, which are renewed after them.
+PART = 16
+_OF_TENSORS = frozenset({"sites", "phases", "codes", "functions", "is_of_parameter", "gradient_at"})
 #: True for a dtype that is a float, by its code.
 IS_FLOAT = np.array([dtype.name.startswith(("float", "bfloat")) for dtype in DTYPES])
 #: Functions that are flat at both ends, by the class of their module.
@@ -85,6 +90,20 @@ class Signals:
     squares: np.ndarray
     checksums: np.ndarray
     is_scaled: np.ndarray
+
+    def parts(self) -> list[Signals]:
+        """The same in parts of PART steps."""
+        if len(self.steps) <= PART:
+            return [self]
+        return [self._of(slice(at, at + PART)) for at in range(0, len(self.steps), PART)]
+
+    def _of(self, steps: slice) -> Signals:
+        fields = {
+            name: column if name in _OF_TENSORS else column[steps]
+            for name, column in vars(self).items()
+            if name != "levels"
+        }
+        return Signals(levels=self.levels[:, steps], **fields)
 
 
 def inputs_by_step(now: Signals) -> list[list[tuple[float, int]]]:
@@ -292,16 +311,27 @@ _IN_CACHE = 2048
 
 def _columns(chunks: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
     """The fields of all records, each in an array of its own."""
-    parts = [part[i : i + _IN_CACHE] for part in chunks for i in range(0, len(part), _IN_CACHE)]
-    size = sum(map(len, parts))
+    size, start = sum(map(len, chunks)), 0
     columns = {name: np.empty(size, RECORD_DTYPE[name]) for name in _FIELDS}
-    start = 0
-    for part in parts:
+    for part in _in_cache(chunks):
         stop = start + len(part)
         for name, column in columns.items():
             column[start:stop] = part[name]
         start = stop
     return columns
+
+
+def _in_cache(chunks: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
+    """The records of all chunks, in parts of about _IN_CACHE."""
+    few: list[np.ndarray] = []
+    count = 0
+    for chunk in chunks:
+        few.append(chunk)
+        count += len(chunk)
+        if count >= _IN_CACHE or chunk is chunks[-1]:
+            part, few, count = few[0] if len(few) == 1 else joined(few), [], 0
+            for start in range(0, len(part), _IN_CACHE):
+                yield part[start : start + _IN_CACHE]
 
 
 def _is_whole(numbers: np.ndarray) -> np.ndarray:

@@ -279,11 +279,12 @@ class Past:
         self._forecasts.grow(count)
         self._standing.grow(count)
         self._of.grow(count)
-        median, highest, scores, outside = self._ranges(now)
+        parts = [self._of_part(part) for part in now.parts()]
+        median, highest, scores, outside, first, is_weighed, is_at_end, standing = (
+            each[0] if len(parts) == 1 else np.concatenate(each, axis=-2) for each in zip(*parts)
+        )
+        zero, subnormal, saturated, ends = first
         peak, past = self._peaks(now)
-        is_at_end = _at_end(now)
-        seen = self._of["seen"][now.sites]
-        zero, subnormal, saturated, ends = self._first(now, is_at_end)
         is_zero = now.zero_share >= _DEAD
         is_stuck = is_zero | now.is_equal
         near, far = self._forecasts.add(now)
@@ -301,15 +302,23 @@ class Past:
             subnormal_at_first=subnormal,
             saturated_at_first=saturated,
             ends_at_first=ends,
-            is_weighed=(seen >= FIRST) & IS_FLOAT[now.codes] & (now.numel >= LEAST_ELEMENTS),
+            is_weighed=is_weighed,
             is_at_end=is_at_end,
             is_zero=is_zero,
             is_stuck=is_stuck,
             alive=self._alive(now, is_stuck),
-            standing=self._standing.add(now),
+            standing=standing,
             steps_left=near,
             most_steps_left=far,
         )
+
+    def _of_part(self, now: Signals) -> tuple[np.ndarray, ...]:
+        """The ranges; the means of the first steps, is_weighed, is_at_end and standing."""
+        is_at_end = _at_end(now)
+        is_weighed = (self._of["seen"][now.sites] >= FIRST) & IS_FLOAT[now.codes]
+        is_large = is_weighed & (now.numel >= LEAST_ELEMENTS)
+        first = self._first(now, is_at_end)[:, None].repeat(len(now.steps), axis=1)
+        return *self._ranges(now), first, is_large, is_at_end, self._standing.add(now)
 
     def _ranges(self, now: Signals) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Compares each level with its range, and adds it to that."""
@@ -341,22 +350,24 @@ class Past:
             for array in (levels, is_refused)
         )
         self._bands.add(numbers.ravel(), flat, refused)
-        return median, highest, scores, outside
+        return median.repeat(steps, axis=1), highest.repeat(steps, axis=1), scores, outside
 
     def _peaks(self, now: Signals) -> tuple[np.ndarray, np.ndarray]:
         sites, levels = now.sites, now.levels[ABS_MAX]
-        peak, past = np.empty_like(levels), np.empty(levels.shape, np.int64)
-        highest, count = self._of["peak"][sites], self._of["past"][sites]
+        peaks = np.fmax.accumulate(np.concatenate([self._of["peak"][None, sites], levels]))
+        self._of["peak"][sites], peaks = peaks[-1], peaks[:-1]
+        counts = np.empty((len(levels) + 1, len(sites)), np.int64)
+        counts[0] = self._of["past"][sites]
         with np.errstate(invalid="ignore"):
-            for k, level in enumerate(levels):
-                peak[k], past[k] = highest, count
-                is_usual = level > np.fmax(highest - BITS, NOTHING)
-                # Values from before such a rise say nothing of those after it.
-                starts = (level - highest >= BITS) & (count < FIRST)
-                count = np.where(starts, 1, count + is_usual)
-                highest = np.fmax(highest, level)
-        self._of["peak"][sites], self._of["past"][sites] = highest, count
-        return peak, past
+            # Values from before such a rise say nothing of those after it.
+            rises = levels - peaks >= BITS
+            np.cumsum(levels > np.fmax(peaks - BITS, NOTHING), axis=0, out=counts[1:])
+        counts[1:] += counts[0]
+        for k in np.flatnonzero(rises.any(axis=1)).tolist():
+            starts = rises[k] & (counts[k] < FIRST)
+            counts[k + 1 :] -= np.where(starts, counts[k + 1] - 1, 0)
+        self._of["past"][sites] = counts[-1]
+        return peaks, counts[:-1]
 
     def _first(self, now: Signals, is_at_end: np.ndarray) -> np.ndarray:
         """The means over the first steps, as they are before these."""
@@ -374,14 +385,22 @@ class Past:
 
     def _alive(self, now: Signals, is_stuck: np.ndarray) -> np.ndarray:
         sites = now.sites
-        count, was_stuck = self._of["alive"][sites], self._of["is_stuck"][sites]
-        counts = np.empty(is_stuck.shape, np.int64)
-        for k, stuck in enumerate(is_stuck):
-            is_read = now.is_read[k]
-            count = np.where(is_read & ~stuck, np.where(was_stuck, 1, count + 1), count)
-            was_stuck = np.where(is_read, stuck, was_stuck)
-            counts[k] = count
-        self._of["alive"][sites], self._of["is_stuck"][sites] = count, was_stuck
+        is_alive = now.is_read & ~is_stuck
+        counts = np.cumsum(is_alive, axis=0)
+        was_stuck = np.concatenate([self._of["is_stuck"][None, sites], is_stuck])
+        if was_stuck.any():
+            # The last of these steps in which each was read; 0: before them.
+            place = np.where(now.is_read, np.arange(1, len(counts) + 1)[:, None], 0)
+            last = np.maximum.accumulate(np.concatenate([np.zeros_like(place[:1]), place]))
+            was_stuck = np.take_along_axis(was_stuck, last, 0)
+            # A count begins anew where a tensor was stuck before.
+            begins = np.where(is_alive & was_stuck[:-1], counts - 1, -1)
+            before = np.maximum.accumulate(begins)
+            counts -= np.where(before < 0, -self._of["alive"][sites], before)
+            self._of["is_stuck"][sites] = was_stuck[-1]
+        else:
+            counts += self._of["alive"][sites]
+        self._of["alive"][sites] = counts[-1]
         return counts
 
 

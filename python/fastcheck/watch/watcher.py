@@ -43,6 +43,7 @@ from .signals import (
     GRADIENT,
     INPUT,
     IS_FLOAT,
+    PART,
     WEIGHT,
     SignalReader,
     Signals,
@@ -502,9 +503,10 @@ class Watcher:
             return []
         self._grow(int(now.sites.max()) + 1)
         view = self._past.take(now)
-        observed = np.flatnonzero(now.is_read.any(axis=1)).tolist()
+        is_observed: list[bool] = now.is_read.any(axis=1).tolist()
         self.causes.begin(now)
-        self._numbers.begin(now, [k for k in observed if now.rows[k] is not None])
+        have_row = [k for k, row in enumerate(now.rows) if is_observed[k] and row is not None]
+        self._numbers.begin(now, have_row)
         block = _Block(
             view,
             self._fired(view),
@@ -513,8 +515,12 @@ class Watcher:
             have_scaled=(now.is_scaled & now.is_of_parameter).any(axis=1).tolist(),
             have_left=np.logical_or.reduce(view.outside, (0, 2)).tolist(),
         )
-        events = [event for k in observed for event in self._step(block, k)]
-        self._numbers.add_ended()
+        events = []
+        for k in range(len(is_observed)):
+            if is_observed[k]:
+                events += self._step(block, k)
+            if (k + 1) % PART == 0 or k + 1 == len(is_observed):
+                self._numbers.part_ended()
         self.events.extend(events)
         self.count += len(events)
         return events
