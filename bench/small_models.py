@@ -1,7 +1,7 @@
 """A training step of small models, where the host's work for a call weighs as much as the numbers:
 with default options, without the watch, and at op level, each beside a plain step; and the kernels
 alone on as many bytes, which no hook is faster than. A step of the MLP and of the convolutional
-network takes 5 to 10 ms.
+network takes about 5 ms.
 
     python bench/small_models.py [--rounds N]    writes bench/results/small_models.json, prints a
                                                  Markdown table
@@ -9,8 +9,9 @@ network takes 5 to 10 ms.
 
 Every case has a model of its own, and takes its step in turn with the others, on one thread. What
 is compared is the processor time of that thread: backward on the CPU runs on it, and other programs
-of the machine count only by what they take of the caches. A round is sixteen steps of each: so many
-the watch judges together.
+of the machine count only by what they take of the caches. A round is 64 steps of each: so many the
+watch judges together; of models whose step is longer sixteen. Its second, after which it judges
+fewer, is one of each case.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import fastcheck
 import harness
 from fastcheck import _C
 from fastcheck.calls.stored import TensorBatch
+from fastcheck.monitor import watching
 from fastcheck.monitor.hooks.losses import LossReader
 from fastcheck.monitor.hooks.state_reader import StateReader
 from fastcheck.monitor.hooks.step_watcher import StepWatcher
@@ -46,7 +48,6 @@ CASES: dict[str, dict[str, Any]] = {
     "watch=False": {"level": "module", "watch": False},
     'level="op"': {"level": "op"},
 }
-TOGETHER = harness.size(16, 2)
 
 
 class Attention(nn.Module):
@@ -118,11 +119,14 @@ class Experts(nn.Module):
 
 
 class Model(NamedTuple):
-    """``batch``: makes inputs and classes. ``bar``: for default options."""
+    """``batch``: makes inputs and classes. ``bar``: for default options. ``together``: the steps of
+    a round.
+    """
 
     make: Callable[[], nn.Module]
     batch: Callable[[], tuple[torch.Tensor, torch.Tensor]]
     bar: Optional[float]
+    together: int
 
 
 def transformer(width: int, layers: int, sequences: int, bar: float) -> Model:
@@ -130,20 +134,20 @@ def transformer(width: int, layers: int, sequences: int, bar: float) -> Model:
         ids = torch.randint(VOCABULARY, (sequences, SEQUENCE + 1))
         return ids[:, :-1], ids[:, 1:]
 
-    return Model(lambda: Transformer(width, layers), batch, bar)
+    return Model(lambda: Transformer(width, layers), batch, bar, 64 if width < 128 else 16)
 
 
 def classifier(make: Callable[[], nn.Module], *shape: int) -> Model:
-    return Model(make, lambda: (torch.randn(shape), torch.randint(10, shape[:1])), bar=1.05)
+    return Model(make, lambda: (torch.randn(shape), torch.randint(10, shape[:1])), 1.05, 64)
 
 
 MODELS = {
     "4 layers of 64": transformer(64, 4, 2, bar=1.15),
-    "MLP 784-256-256-10, batch of 128": classifier(mlp, 128, 784),
-    "3 convolutions of 32 x 32, batch of 16": classifier(conv_net, 16, 3, 32, 32),
+    "MLP 784-256-256-10, batch of 352": classifier(mlp, 352, 784),
+    "3 convolutions of 32 x 32, batch of 28": classifier(conv_net, 28, 3, 32, 32),
     "4 layers of 256": transformer(256, 4, 4, bar=1.02),
     "6 layers of 512": transformer(512, 6, 8, bar=1.01),
-    "10,000 parameters of 64": classifier(Experts, 4, 64)._replace(bar=None),
+    "10,000 parameters of 64": classifier(Experts, 4, 64)._replace(bar=None, together=16),
 }
 
 
@@ -197,19 +201,21 @@ def measure(name: str, rounds: int, warm_up: int) -> list[dict[str, Any]]:
     trainers = {case: Trainer(MODELS[name]) for case in (PLAIN, *CASES)}
     monitors = {c: fastcheck.install(trainers[c].model, **CASES[c]) for c in CASES if CASES[c]}
     names = list(trainers)
-    steps = TOGETHER * (rounds + warm_up)
+    watching._SECONDS = float(len(names))
+    together = harness.size(MODELS[name].together, 2)
+    steps = together * (rounds + warm_up)
     times = {case: np.empty(steps) for case in names}
     for index in range(steps):
         shift = index % len(names)
         for case in names[shift:] + names[:shift]:
             times[case][index] = seconds_of(trainers[case].step, index)
     seconds = {
-        case: each.reshape(-1, TOGETHER)[warm_up:].mean(axis=1) for case, each in times.items()
+        case: each.reshape(-1, together)[warm_up:].mean(axis=1) for case, each in times.items()
     }
     weights = [list(trainer.model.parameters()) for trainer in trainers.values()]
     assert all(all(map(torch.equal, weights[0], other)) for other in weights[1:])
     reading = Reading(monitors["default options"])
-    alone = [[seconds_of(reading, index) for index in range(TOGETHER)] for _ in range(rounds)]
+    alone = [[seconds_of(reading, index) for index in range(together)] for _ in range(rounds)]
     seconds[READING] = np.mean(alone, axis=1)
     for monitor in monitors.values():
         assert not monitor.events
@@ -321,7 +327,7 @@ def main() -> None:
     names = [name for name in MODELS if options.only in name]
     if options.parts:
         clock = Clock()
-        steps = {name: TOGETHER if is_large(name) else 4 * TOGETHER for name in names}
+        steps = {name: harness.size(16 if is_large(name) else 64, 2) for name in names}
         table = [row for name in names for row in measure_parts(name, steps[name], clock)]
         print(harness.table(["model", "part", "us a step"], table))
         return
