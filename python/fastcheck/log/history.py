@@ -19,17 +19,22 @@ MAX_STEP_RECORDS = 65536
 
 class History:
     """Chunks of records as they were drained: those of the open step, and those of the last
-    ``steps`` closed steps.
+    ``steps`` closed steps. ``is_logged``: take_unlogged() is called.
 
     Not thread-safe: the caller holds the monitor's lock.
     """
 
-    def __init__(self, steps: int, max_step_records: int = MAX_STEP_RECORDS) -> None:
-        self._closed: deque[np.ndarray] = deque(maxlen=steps)
+    def __init__(
+        self, steps: int, max_step_records: int = MAX_STEP_RECORDS, is_logged: bool = True
+    ) -> None:
+        self._steps = steps
+        self._closed: deque[np.ndarray] = deque()
+        self._closed_count = 0
         self._open: list[np.ndarray] = []
         # Their first sequence numbers, and how many records they have together.
         self._starts: list[int] = []
         self._open_count = 0
+        self._is_logged = is_logged
         self._unlogged: list[np.ndarray] = []
         self._max_step_records = max_step_records
         self.dropped_records = 0
@@ -45,7 +50,8 @@ class History:
             self._open.append(records)
             self._starts.append(int(records["seq"][0]))
             self._open_count += len(records)
-            self._unlogged.append(records)
+            if self._is_logged:
+                self._unlogged.append(records)
 
     @property
     def open_chunks(self) -> Sequence[np.ndarray]:
@@ -75,8 +81,11 @@ class History:
         """Makes the open step the youngest closed step; the oldest closed step may go."""
         if self._open:
             self._closed.append(self._open[0] if len(self._open) == 1 else joined(self._open))
-            while len(self._closed) > 1 and sum(map(len, self._closed)) > MAX_RECORDS:
-                self._closed.popleft()
+            self._closed_count += self._open_count
+            while len(self._closed) > self._steps or (
+                len(self._closed) > 1 and self._closed_count > MAX_RECORDS
+            ):
+                self._closed_count -= len(self._closed.popleft())
         self._open, self._starts, self._open_count = [], [], 0
         self._unlogged = []
 

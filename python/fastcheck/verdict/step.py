@@ -86,30 +86,29 @@ class Update:
     weights.
     """
 
-    def __init__(self) -> None:
-        self.scaler: Optional[weakref.ref[GradScaler]] = None
-        # The factor of the loss, where it is known: a number or a tensor.
-        self.scale: Any = None
-        # Gradients were changed before they were read.
-        self.has_changed_gradients = False
-        # The tensors that modules and optimizers store were read.
-        self.state_read = False
-        self.count = 0
-        # The updates that skip themselves where a gradient is non-finite.
-        self.guarded_count = 0
-        # The reason why an update that was applied could not be skipped.
-        self.why_applied = ""
-        # The backward passes that are over, and the next sequence number when the first was.
-        self.passes = 0
-        self.first_pass_end = 0
-        # The closure of an optimizer's step was called again: what the evaluations before it made
-        # was applied.
-        self.is_partial = False
-        # An optimizer that holds none of the model's parameters was about to step: whether it
-        # changes the weights is not known.
-        self.is_elsewhere = False
-        # The step's boundary was reached, where several ranks decide together: one for each step.
-        self.has_met = False
+    scaler: Optional[weakref.ref[GradScaler]] = None
+    # The factor of the loss, where it is known: a number or a tensor.
+    scale: Any = None
+    # Gradients were changed before they were read.
+    has_changed_gradients = False
+    # The tensors that modules and optimizers store were read.
+    state_read = False
+    count = 0
+    # The updates that skip themselves where a gradient is non-finite.
+    guarded_count = 0
+    # The reason why an update that was applied could not be skipped.
+    why_applied = ""
+    # The backward passes that are over, and the next sequence number when the first was.
+    passes = 0
+    first_pass_end = 0
+    # The closure of an optimizer's step was called again: what the evaluations before it made
+    # was applied.
+    is_partial = False
+    # An optimizer that holds none of the model's parameters was about to step: whether it
+    # changes the weights is not known.
+    is_elsewhere = False
+    # The step's boundary was reached, where several ranks decide together: one for each step.
+    has_met = False
 
 
 class Step:

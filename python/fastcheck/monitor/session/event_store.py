@@ -89,7 +89,7 @@ class Archive:
     """
 
     def __init__(self, steps: int, sites: SiteTable, rank: int, log: Optional[RecordLog]) -> None:
-        self.history = History(steps)
+        self.history = History(steps, is_logged=log is not None)
         self.steps = StepTable(sites, rank)
         self.log = log
         #: The last steps of which it is known that their update was applied.
@@ -426,7 +426,8 @@ class EventStore:
 
     def _archive(self, step: Step) -> None:
         findings = step.findings.all
-        self.archive.add(findings, self.events_of(findings))
+        if findings:
+            self.archive.add(findings, self.events_of(findings))
         step.rules.let_go()
         if findings:
             for finding in (*findings, *self.op_memory.earlier_findings.values()):
@@ -436,10 +437,9 @@ class EventStore:
         """Puts the verdicts as they stand now on the records that are held, and writes the log."""
         for finding in step.findings.all:
             self.archive.history.set_flags(finding.seq, _flags(finding))
-        records = self.archive.history.take_unlogged()
         if self.archive.log is None:
             return
-        self.archive.log.append(records, step.index)
+        self.archive.log.append(self.archive.history.take_unlogged(), step.index)
         changed = [f for f in step.findings.all if step.logged.get(f.seq) is not f.verdict]
         if changed:  # some again: the later line holds
             step.logged.update((f.seq, f.verdict) for f in changed)
