@@ -18,6 +18,7 @@ from .signals import (
     IS_FLOAT,
     NAMES,
     NOTHING,
+    PART,
     RMS,
     WEIGHT,
     Signals,
@@ -25,6 +26,9 @@ from .signals import (
 
 # The steps that a slope covers: a short window follows the last steps, a long window is less noisy.
 _SHORT, _LONG = 12, 48
+# The readings that are held, a power of two: those of a slope before each step of a part.
+_HELD = _LONG + PART
+_MASK = _HELD - 1
 # A tensor with more room, in doublings, is not forecast.
 _MOST_BITS = 10.0
 # The share of pairs of steps that has to rise, in the short window or the long: growth, not noise.
@@ -37,7 +41,8 @@ class Forecasts:
 
     def __init__(self, horizon: int) -> None:
         self._horizon = horizon
-        self._of = Columns(past=np.full((_LONG, 1), np.nan), count=np.zeros(1, np.int64))
+        # The magnitudes of each tensor in log2, the n-th reading in the row n & _MASK.
+        self._of = Columns(past=np.full((_HELD, 1), np.nan), count=np.zeros(1, np.int64))
 
     def grow(self, count: int) -> None:
         """Makes room for the numbers below ``count``."""
@@ -46,28 +51,21 @@ class Forecasts:
     def add(self, now: Signals) -> tuple[np.ndarray, np.ndarray]:
         """The number of steps in which each tensor reaches the end of its dtype's range, at the
         earliest and at the latest, as of each step; inf: nothing points to it within the horizon.
+        ``now``: a part.
         """
         near = np.full(now.abs_max.shape, np.inf)
-        far, is_read, sites = near.copy(), now.is_read, now.sites
-        past, count = self._of["past"], self._of["count"]
+        far, past, count = near.copy(), self._of["past"], self._of["count"]
+        numbers = count[now.sites] + np.cumsum(now.is_read, axis=0) - 1
+        count[now.sites] = numbers[-1] + 1
+        step, at = np.nonzero(now.is_read)
+        sites, number, headroom = now.sites[at], numbers[step, at], now.headroom[step, at]
         with np.errstate(all="ignore"):
-            logs = np.log2(now.abs_max)
-        # The magnitudes of each tensor, oldest first: of its last readings, and of these steps.
-        oldest = (count[sites] + np.arange(_LONG)[:, None]) % _LONG
-        series = np.concatenate([past[oldest, sites], np.full_like(logs, np.nan)])
-        step, at = np.nonzero(is_read)
-        times = np.cumsum(is_read, axis=0)
-        place = (_LONG + times - 1)[step, at]
-        logs = series[place, at] = logs[step, at]
-        past[(count[sites][at] + place) % _LONG, sites[at]] = logs
-        headroom, seen = now.headroom[step, at], (count[sites] + times)[step, at]
-        count[sites] += times[-1]
-        with np.errstate(all="ignore"):
-            of_short, of_long = (series[place - steps, at] for steps in (_SHORT, _LONG))
+            logs = past[number & _MASK, sites] = np.log2(now.abs_max[step, at])
+            of_short, of_long = (past[(number - n) & _MASK, sites] for n in (_SHORT, _LONG))
             rise = np.fmax((logs - of_short) / _SHORT, (logs - of_long) / _LONG)
             is_candidate = (headroom < _MOST_BITS) & (headroom < 4 * self._horizon * rise)
-        for index in np.flatnonzero(is_candidate & (seen > _SHORT)).tolist():
-            ordered = series[place[index] - _LONG + 1 : place[index] + 1, at[index]]
+        for index in np.flatnonzero(is_candidate & (number >= _SHORT)).tolist():
+            ordered = past[(number[index] + 1 + np.arange(-_LONG, 0)) & _MASK, sites[index]]
             interval = _interval(ordered, float(headroom[index]))
             if interval is not None:
                 near[step[index], at[index]], far[step[index], at[index]] = interval
@@ -280,14 +278,13 @@ class Past:
         self._standing.grow(count)
         self._of.grow(count)
         parts = [self._of_part(part) for part in now.parts()]
-        median, highest, scores, outside, first, is_weighed, is_at_end, standing = (
+        median, highest, scores, outside, first, is_weighed, is_at_end, standing, near, far = (
             each[0] if len(parts) == 1 else np.concatenate(each, axis=-2) for each in zip(*parts)
         )
         zero, subnormal, saturated, ends = first
         peak, past = self._peaks(now)
         is_zero = now.zero_share >= _DEAD
         is_stuck = is_zero | now.is_equal
-        near, far = self._forecasts.add(now)
         return StepsView(
             now=now,
             threshold=self._threshold,
@@ -313,12 +310,13 @@ class Past:
         )
 
     def _of_part(self, now: Signals) -> tuple[np.ndarray, ...]:
-        """The ranges; the means of the first steps, is_weighed, is_at_end and standing."""
+        """The ranges; the means of the first steps, is_weighed, is_at_end, standing, forecasts."""
         is_at_end = _at_end(now)
         is_weighed = (self._of["seen"][now.sites] >= FIRST) & IS_FLOAT[now.codes]
         is_large = is_weighed & (now.numel >= LEAST_ELEMENTS)
         first = self._first(now, is_at_end)[:, None].repeat(len(now.steps), axis=1)
-        return *self._ranges(now), first, is_large, is_at_end, self._standing.add(now)
+        standing, forecasts = self._standing.add(now), self._forecasts.add(now)
+        return *self._ranges(now), first, is_large, is_at_end, standing, *forecasts
 
     def _ranges(self, now: Signals) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Compares each level with its range, and adds it to that."""
