@@ -313,11 +313,17 @@ def test_renaming(rules: dict[str, str], path: str, renamed: str) -> None:
     assert Renaming.of(rules)(path) == renamed
 
 
-@given(st.text("ab*.", max_size=8), st.text("ab.", max_size=10))
+RULES = st.text("ab*.", max_size=8)
+
+
+@given(RULES | RULES.map("**.".__add__), st.text("ab.", max_size=10))
 def test_a_rule_fits_as_a_regular_expression_would(rule: str, path: str) -> None:
-    """Each * stands for as much as it can of one part of the name, from the left."""
-    match = re.match(re.escape(rule).replace(r"\*", "([^.]*)") + r"(?=\.|$)", path)
-    expected = None if match is None else (list(match.groups()), path[match.end() :])
+    """Each * stands for as much as it can of one part of the name, from the left; ``**.`` in front
+    for as few parts as it can, or none.
+    """
+    lead, rest = (r"(?:(.*?)\.)??", rule[3:]) if rule.startswith("**.") else ("", rule)
+    match = re.match(lead + re.escape(rest).replace(r"\*", "([^.]*)") + r"(?=\.|$)", path)
+    expected = None if match is None else ([*match.groups("")], path[match.end() :])
     assert _fitted(rule, path) == expected
 
 
