@@ -169,6 +169,14 @@ FAKE_ACL_EXPORT aclError aclrtGetPrimaryCtxState(int32_t device, uint32_t*, int3
   });
 }
 
+// Of cores and caches there are none to report.
+FAKE_ACL_EXPORT aclError aclGetDeviceCapability(uint32_t device, aclDeviceInfo, int64_t* value) {
+  return answer([&] {
+    fake_acl::require_device(static_cast<int32_t>(device));
+    *value = 0;
+  });
+}
+
 FAKE_ACL_EXPORT aclError aclrtDeviceCanAccessPeer(int32_t* can, int32_t, int32_t) {
   *can = 0;
   return ACL_SUCCESS;
