@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import string
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import pytest
 
 from fastcheck.watch.event import KINDS
 from fastcheck.watch.invariants import INVARIANTS, NUMBER_RULES, TENSOR_RULES
+from fastcheck.watch.numbers import Number
+from fastcheck.watch.rules import NUMBER_RULES as RULES_OF_NUMBERS
 from fastcheck.watch.rules import RULES as RULES_OF_PAST
 from fastcheck.watch.rules import Rule
 from support.watched import FIRST_WEIGHT, SECOND_WEIGHT, Run
@@ -106,3 +109,15 @@ class TestWhatAlwaysMovesOneWay:
     def test_it_is_not_what_moved_first(self, steps: int) -> None:
         (event,) = self.run(steps).step(self.changed(steps), loss=2000.0)
         assert event.cause == "loss" and len(event.movers) == 1
+
+
+@pytest.mark.parametrize("usual", [math.nan, 0.5])
+def test_a_loss_that_has_no_usual_value_yet_is_compared_with_none(usual: float) -> None:
+    loss = Number("loss", 200.0, usual=usual, most=0.6, recent=0.6, first=0.6, is_jump=True)
+    texts = [
+        rule.text.format(value=loss.value, usual=usual, most=loss.most)
+        for rule in RULES_OF_NUMBERS
+        if rule.names == ["loss"] and rule.steps == 1 and rule.condition(loss)
+    ]
+    assert len(texts) == 1 and "nan" not in texts[0]
+    assert ("at most 0.6 before" in texts[0]) is math.isnan(usual)

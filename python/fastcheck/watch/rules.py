@@ -119,8 +119,9 @@ def _is_small(loss: Number) -> bool:
 
 def loss_spikes(loss: Number) -> bool:
     """True if the loss is far above its range, or many times what it was."""
-    is_jump = loss.value >= _JUMP * loss.recent > 0
-    is_jump |= loss.is_jump and not math.isnan(loss.usual)
+    if math.isnan(loss.usual):  # a rule of its own judges a run that is too short
+        return False
+    is_jump = loss.is_jump or loss.value >= _JUMP * loss.recent > 0
     return (is_jump and not _is_small(loss)) or _loss_is_high(loss, loss.threshold)
 
 
