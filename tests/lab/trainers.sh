@@ -37,9 +37,10 @@ import sys, sysconfig
 from pathlib import Path
 
 own = next(Path(sys.argv[1]).glob("lib/python*/site-packages"))
-# In the order of the host: an environment may itself see another one's packages.
+# In the order of the host: an environment may itself see another one's packages. Not as bare paths, whose own .pth
+# files nobody reads: fastcheck's extension is found by one.
 hosts = [path for path in sys.path if path.endswith("site-packages")]
-Path(own, "host.pth").write_text("".join(f"{path}\n" for path in hosts))
+Path(own, "host.pth").write_text("".join(f"import site; site.addsitedir({path!r})\n" for path in hosts))
 END
   "$ready/bin/python" -c 'import torch; print("torch==" + torch.__version__)' > "$ready/torch" || return
   if test ${#needed[@]} -gt 0; then
