@@ -503,7 +503,7 @@ class Watcher:
             return []
         self._grow(int(now.sites.max()) + 1)
         view = self._past.take(now)
-        is_observed: list[bool] = now.is_read.any(axis=1).tolist()
+        is_observed: list[bool] = np.logical_or.reduce(now.is_read, 1).tolist()
         self.causes.begin(now)
         have_row = [k for k, row in enumerate(now.rows) if is_observed[k] and row is not None]
         self._numbers.begin(now, have_row)
