@@ -414,8 +414,9 @@ def _model() -> nn.Sequential:
         for i in range(4):
             model.add_module(f"layer{i}", nn.Linear(32, 32))
             model.add_module(f"act{i}", nn.Tanh())
-        model.add_module("faulty", _Faulty())
         model.add_module("head", nn.Linear(32, 1))
+        # The last: arithmetic of a device that saturates makes numbers of a NaN.
+        model.add_module("faulty", _Faulty())
         for number, parameter in enumerate(model.parameters()):
             ramp = torch.linspace(-0.3, 0.3, parameter.numel()).sin()
             parameter.copy_(ramp.roll(7 * number).view_as(parameter))

@@ -163,7 +163,7 @@ def test_names_what_is_broken(fault: str, monkeypatch: pytest.MonkeyPatch) -> No
     ("options", "said"),
     [
         ({"overflow_nums": -1}, "did not stop the run"),
-        ({"exclude": "faulty"}, "named ('head', "),
+        ({"exclude": "faulty"}, "named ('', "),
     ],
 )
 def test_install_that_does_not_stop_or_names_another(
