@@ -73,7 +73,7 @@ def test_registers_alone(source: Path, arch: str) -> None:
 def test_arguments_of_a_launch(arch: str) -> None:
     """Those of its only tensor are a tenth of those of a list or a layout."""
     path, _ = ptx_on_cpu.cubin("csrc/cuda/records_floats.cu", arch)
-    entry = r"^\.visible \.entry (\w+)\(\s*\.param \.align 8 \.b8 \w+\[(\d+)\]\s*\)"
+    entry = r"^\.\w+ \.entry (\w+)\(\s*\.param \.align 8 \.b8 \w+\[(\d+)\]\s*\)"
     entries = re.findall(entry, path.with_suffix(".ptx").read_text(), re.M)
     sizes = [(int(size), "OneTensor" in name) for name, size in entries]
     assert sorted(sizes) == [(120, True)] * 9 + [(1368, False)] * 12
