@@ -7,7 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fastcheck.log.step_table import StepRow
 from fastcheck.record.site import Site
+from fastcheck.watch.invariants import Clipping
+from fastcheck.watch.numbers import Number
 from support.watched import DTYPE_CODES, FIRST_WEIGHT, INPUT, TENSORS, Run
 
 
@@ -132,3 +135,16 @@ def test_a_constant_input() -> None:
     assert not [text for _ in range(20) for text in given(run, **ones)]
     texts = [text for _ in range(20) for text in given(run, dtype=DTYPE_CODES["int64"], **ones)]
     assert len(texts) == 1
+
+
+def test_a_threshold_of_clipping_counts_from_its_step_on() -> None:
+    """Steps are judged together, when a later threshold may be known already."""
+    clipping = Clipping()
+    clipping.noticed(2, 1.0)
+    clipping.noticed(4, 5.0)
+    nothing = (None, False, None, None, None)
+    ratios = [
+        [n.value for n in clipping.of_step(Number("norm", 10.0), StepRow(0, step, *nothing))]
+        for step in range(1, 6)
+    ]
+    assert ratios == [[], [10.0], [10.0], [2.0], [2.0]]

@@ -531,11 +531,20 @@ class Clipping:
     """The norm of all gradients relative to the clipping threshold."""
 
     def __init__(self) -> None:
-        #: The threshold of clip_grad_norm_(); None: it was not called.
-        self.threshold: Optional[float] = None
+        # Thresholds of clip_grad_norm_(), each with the step from which it is so.
+        self._thresholds: deque[tuple[int, float]] = deque()
+
+    def noticed(self, step: int, threshold: float) -> None:
+        """Takes in the norm at which gradients are clipped from ``step`` on."""
+        self._thresholds.append((step, threshold))
 
     def of_step(self, norm: Optional[Number], row: Optional[StepRow]) -> Sequence[Number]:
         """``norm``: of all gradients, without the loss scale."""
-        if norm is None or row is None or row.overflow or not self.threshold:
+        if row is None:
             return ()
-        return (Number("clip_ratio", norm.value / self.threshold, self.threshold),)
+        while len(self._thresholds) > 1 and self._thresholds[1][0] <= row.step:
+            self._thresholds.popleft()
+        since, threshold = self._thresholds[0] if self._thresholds else (0, 0.0)
+        if norm is None or row.overflow or not threshold or row.step < since:
+            return ()
+        return (Number("clip_ratio", norm.value / threshold, threshold),)

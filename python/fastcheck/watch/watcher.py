@@ -545,7 +545,7 @@ class Watcher:
     def noticed(self, step: int, name: str, value: float, about: str) -> None:
         """A number of the program that is in no record, as one of NUMBER_INVARIANTS takes it."""
         if name == "norm_threshold":
-            self._invariants.clipping.threshold = value
+            self._invariants.clipping.noticed(step, value)
         else:
             self._program.noticed(step, Number(name, value, full_name=about))
 
