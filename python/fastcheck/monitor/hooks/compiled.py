@@ -175,6 +175,18 @@ def keep_out(*functions: Callable[..., Any]) -> None:
         set_code_exec_strategy(function.__code__, skip)
 
 
+def break_graphs(function: Any) -> Any:
+    """Dynamo breaks a graph at calls of ``function``, and compiles neither it nor what it calls:
+    torch.compiler.disable(), but that a call takes no longer where nothing is compiled.
+    """
+    try:
+        keep_out(function)
+    except ImportError:  # an older torch
+        return torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+    function._torchdynamo_disable = True
+    return function
+
+
 # ---- While compiled code runs -------------------------------------------------------------------
 
 

@@ -28,6 +28,7 @@ from fastcheck.utils.torch.own_operators import unread
 from fastcheck.utils.torch.patching import Listeners, WrappedMethods
 from fastcheck.utils.torch.versions import GradScaler, is_compiling
 
+from .compiled import break_graphs
 from .step_watcher import StepWatcher
 
 _handles: list[Any] = []
@@ -38,10 +39,9 @@ _methods = WrappedMethods()
 
 def _begin() -> None:
     # The hooks of an optimizer whose step is compiled break the graph, before it and after it.
-    eager: Any = torch.compiler.disable  # untyped
-    _handles.append(register_optimizer_step_pre_hook(eager(_before_update)))
-    _handles.append(register_optimizer_step_post_hook(eager(_after_update)))
-    _at_evaluations[:] = eager(_evaluation_began), eager(_evaluation_ended)
+    _handles.append(register_optimizer_step_pre_hook(break_graphs(_before_update)))
+    _handles.append(register_optimizer_step_post_hook(break_graphs(_after_update)))
+    _at_evaluations[:] = break_graphs(_evaluation_began), break_graphs(_evaluation_ended)
     _wrap_scaler()
     for kind in _kinds(LRScheduler):
         _methods.wrap(kind, "step", _schedule)
