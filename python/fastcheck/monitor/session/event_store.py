@@ -234,16 +234,18 @@ class EventStore:
 
     def _close(self, step: Step) -> None:
         """Settles the step and writes it down."""
-        step.rules.settle()
-        self._take_changes(step)
+        if step.findings.all:
+            step.rules.settle()
+            self._take_changes(step)
         self.store(step)
 
     def _end(self, step: Step) -> None:
-        if step.findings.has_held_gradients:
-            self._settle_scaled(step, skipped=step.update.count == 0)
-        # Findings that were made since it was closed: at op level the next step may use them.
-        step.rules.settle_open()
-        self._take_changes(step)
+        if step.findings.all:
+            if step.findings.has_held_gradients:
+                self._settle_scaled(step, skipped=step.update.count == 0)
+            # Findings that were made since it was closed: at op level the next step may use them.
+            step.rules.settle_open()
+            self._take_changes(step)
         self.store(step)
         self._notify(step, self.archive.steps.add(self.archive.history.open_chunks))
         self._archive(step)
@@ -304,7 +306,7 @@ class EventStore:
         if isinstance(entry, entries.Task):
             entry.run(bad)
         elif isinstance(entry, entries.Moment):
-            _AT[entry](self, step)
+            _AT[id(entry)](self, step)
         elif isinstance(entry, entries.ScaleDecided):
             self._settle_scaled(step, entry.skipped or any(map(self._is_set, entry.words)))
         else:
@@ -446,14 +448,15 @@ class EventStore:
             self.archive.log.append_event(*self.events_of(changed))
 
 
-_AT: Mapping[entries.Moment, Callable[[EventStore, Step], object]] = {
-    entries.Moment.CLOSED: EventStore._close,
-    entries.Moment.ENDED: EventStore._end,
-    entries.Moment.UPDATE_DUE: lambda _, step: step.rules.ensure_event(),
-    entries.Moment.SCALED_USED: lambda _, step: step.rules.settle_scaled(skipped=False),
-    entries.Moment.UPDATE_LEFT_OUT: EventStore._settle_left_out,
-    entries.Moment.OWN_SCALE_UPDATED: EventStore._settle_own_scale,
-    entries.Moment.ALL_READ: lambda _, step: step.rules.settle(),
+# The actions by the id() of the moment: an Enum's hash runs a line of Python.
+_AT: Mapping[int, Callable[[EventStore, Step], object]] = {
+    id(entries.Moment.CLOSED): EventStore._close,
+    id(entries.Moment.ENDED): EventStore._end,
+    id(entries.Moment.UPDATE_DUE): lambda _, step: step.rules.ensure_event(),
+    id(entries.Moment.SCALED_USED): lambda _, step: step.rules.settle_scaled(skipped=False),
+    id(entries.Moment.UPDATE_LEFT_OUT): EventStore._settle_left_out,
+    id(entries.Moment.OWN_SCALE_UPDATED): EventStore._settle_own_scale,
+    id(entries.Moment.ALL_READ): lambda _, step: step.rules.settle(),
 }
 
 

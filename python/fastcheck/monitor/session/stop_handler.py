@@ -364,7 +364,8 @@ class StopHandler:
         """
         agreement = self.agreement
         if agreement is None:
-            self()
+            if self._session.event_store.due:
+                self()
             return
         self._take_in()
         self._propose()

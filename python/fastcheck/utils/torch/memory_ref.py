@@ -32,6 +32,24 @@ def values_of(tensor: torch.Tensor) -> Optional[torch.Tensor]:
 _STORAGE: Any = torch.UntypedStorage
 
 
+class _WeakStorage:
+    """A weak reference to a storage, or to none."""
+
+    __slots__ = ("_free", "address")
+
+    def __init__(self, storage: Any) -> None:
+        # The address of the StorageImpl; 0: there is none, or an interrupt came first.
+        self.address: int = 0
+        # The module may be gone before this object is, at the interpreter's end.
+        self._free = _STORAGE._free_weak_ref
+        if storage is not None:
+            self.address = storage._weak_ref()
+
+    def __del__(self) -> None:
+        if self.address:
+            self._free(self.address)
+
+
 class MemoryRef:
     """A weak reference to the storage of a tensor. While it is there no other storage gets the
     same address.
@@ -40,20 +58,15 @@ class MemoryRef:
     and with it the conversion of a module.
     """
 
-    __slots__ = ("_free", "_offset", "_ordinary", "_storage")
+    __slots__ = ("_offset", "_ordinary", "_storage")
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        # The address of the StorageImpl; 0: the tensor has none, or an interrupt came first.
-        self._storage: int = 0
         # The reference to an ordinary tensor, in C++ (csrc/torch/hooks/stored.h).
         self._ordinary = None if status.module is None else status.module.memory_ref(tensor)
         if self._ordinary is not None:
             return
         storage, self._offset = _memory_of(tensor)
-        # The module may be gone before this object is, at the interpreter's end.
-        self._free = _STORAGE._free_weak_ref
-        if storage is not None:
-            self._storage = storage._weak_ref()
+        self._storage = _WeakStorage(storage)
 
     def is_of(self, tensor: torch.Tensor) -> bool:
         """True if ``tensor`` has the same memory; False where it has none."""
@@ -62,12 +75,8 @@ class MemoryRef:
         if is_same is not None:
             return is_same
         storage, offset = _memory_of(tensor)
-        place = (self._storage, self._offset) if ordinary is None else ordinary.place
+        place = (self._storage.address, self._offset) if ordinary is None else ordinary.place
         return storage is not None and (storage._cdata, offset) == place
-
-    def __del__(self) -> None:
-        if self._storage:
-            self._free(self._storage)
 
 
 def _memory_of(tensor: torch.Tensor) -> tuple[Any, int]:
