@@ -59,10 +59,17 @@ void store(Thread& t, uint64_t address, int size, const Bytes& bytes) {
   }
 }
 
+// Of [a + offset]. An address of 32 bits wraps, as that of an element at a negative index does.
+uint64_t address_in(Thread& t, const Instruction& i, int operand) {
+  const auto base = t.get<uint64_t>(i.operand[operand]);
+  const uint64_t address = base + static_cast<uint64_t>(i.offset);
+  return base >> 32 == 0 ? address & 0xffffffff : address;
+}
+
 template <Space kSpace, class T, int kCount, bool kGivesWay = false>
 void execute_load(Thread& t, const Instruction& i) {
   if (kGivesWay) cuda_on_cpu::give_way();
-  const uint64_t address = t.get<uint64_t>(i.operand[kCount]) + static_cast<uint64_t>(i.offset);
+  const uint64_t address = address_in(t, i, kCount);
   const Bytes bytes = load<kSpace>(t, address, kCount * sizeof(T));
   for (int n = 0; n < kCount; ++n) {
     T value;
@@ -73,7 +80,7 @@ void execute_load(Thread& t, const Instruction& i) {
 
 template <Space kSpace, class T, int kCount>
 void execute_store(Thread& t, const Instruction& i) {
-  const uint64_t address = t.get<uint64_t>(i.operand[0]) + static_cast<uint64_t>(i.offset);
+  const uint64_t address = address_in(t, i, 0);
   Bytes bytes{};
   for (int n = 0; n < kCount; ++n) {
     const T value = t.get<T>(i.operand[n + 1]);
@@ -113,7 +120,7 @@ void accesses(Table& table, std::initializer_list<const char*> types) {
 template <Space kSpace, class T, class F>
 void execute_atomic(Thread& t, const Instruction& i) {
   cuda_on_cpu::give_way();
-  const uint64_t address = t.get<uint64_t>(i.operand[1]) + static_cast<uint64_t>(i.offset);
+  const uint64_t address = address_in(t, i, 1);
   Bytes bytes;
   if constexpr (kSpace == Space::kShared) {
     bytes = t.block.shared.load_for_atomic(t, address, sizeof(T));
@@ -153,9 +160,9 @@ void accesses(Table& table) {
   atomic<uint64_t>(table, "max.u64", [](auto old, auto b) { return old < b ? b : old; });
   atomic<int32_t>(table, "min.s32", [](auto old, auto b) { return old < b ? old : b; });
   // Its operands: where the old value goes, the address, what is expected there, what is written.
-  table.define("atom.cas.b64", 4, [](Thread& t, const Instruction& i) {
+  const auto compare_and_swap = [](Thread& t, const Instruction& i) {
     cuda_on_cpu::give_way();
-    const uint64_t address = t.get<uint64_t>(i.operand[1]) + static_cast<uint64_t>(i.offset);
+    const uint64_t address = address_in(t, i, 1);
     Bytes bytes = t.launch.memory.load_newest(t, address, 8);
     uint64_t old;
     std::memcpy(&old, bytes.data(), 8);
@@ -166,7 +173,9 @@ void accesses(Table& table) {
     }
     t.put<uint64_t>(i.operand[0], old);
     cuda_on_cpu::give_way();
-  });
+  };
+  table.define("atom.cas.b64", 4, compare_and_swap);
+  table.define("atom.relaxed.cas.b64", 4, compare_and_swap);  // the same, as sm_100 spells it
   atomic<uint32_t>(table, "inc.u32", [](auto old, auto b) { return old >= b ? 0 : old + 1; });
   const auto as_it_is = [](uint64_t a) { return a; };
   table.unary<uint64_t, uint64_t>("cvta.param.u64", as_it_is);

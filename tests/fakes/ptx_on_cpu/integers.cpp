@@ -39,12 +39,19 @@ void integers(Table& table) {
   table.binary<uint16_t, uint16_t>("sub.s16", sub);
   table.binary<uint32_t, uint32_t>("sub.s32", sub);
   table.binary<uint64_t, uint64_t>("sub.s64", sub);
+  table.binary<uint16_t, uint16_t>("mul.lo.s16", [](uint32_t a, uint32_t b) { return a * b; });
+  table.binary<uint16_t, uint16_t>("mul.hi.u16",
+                                   [](uint32_t a, uint32_t b) { return a * b >> 16; });
   table.binary<uint32_t, uint32_t>("mul.lo.s32", mul);
   table.binary<uint64_t, uint64_t>("mul.lo.s64", mul);
+  table.ternary<uint16_t>("mad.lo.s16",
+                          [](uint32_t a, uint32_t b, uint32_t c) { return a * b + c; });
   table.ternary<uint32_t>("mad.lo.s32", [](auto a, auto b, auto c) { return a * b + c; });
   table.ternary<uint64_t>("mad.lo.s64", [](auto a, auto b, auto c) { return a * b + c; });
   table.binary<int32_t, int16_t>("mul.wide.s16", [](int32_t a, int32_t b) { return a * b; });
   table.unary<uint32_t, uint32_t>("popc.b32", [](uint32_t a) { return __builtin_popcount(a); });
+  table.unary<uint32_t, uint32_t>("clz.b32",
+                                  [](uint32_t a) { return a == 0 ? 32 : __builtin_clz(a); });
   table.unary<uint32_t, uint64_t>("clz.b64",
                                   [](uint64_t a) { return a == 0 ? 64 : __builtin_clzll(a); });
   table.binary<uint32_t, uint16_t>("mul.wide.u16", [](uint32_t a, uint32_t b) { return a * b; });
@@ -77,6 +84,7 @@ void divide(Thread& t, const Instruction& i) {
 }
 
 void divisions(Table& table) {
+  table.define("div.u16", 3, divide<uint16_t, false>);
   table.define("div.u32", 3, divide<uint32_t, false>);
   table.define("div.u64", 3, divide<uint64_t, false>);
   table.define("div.s64", 3, divide<int64_t, false>);
@@ -149,7 +157,7 @@ void bits(Table& table) {
   table.unary<bool, bool>("not.pred", [](bool a) { return !a; });
   table.unary<uint32_t, uint32_t>("not.b32", [](auto a) { return ~a; });
   table.unary<uint64_t, uint64_t>("not.b64", [](auto a) { return ~a; });
-  shifts<uint16_t>(table, nullptr, "shr.u16");
+  shifts<uint16_t>(table, "shl.b16", "shr.u16");
   shifts<int16_t>(table, nullptr, "shr.s16");
   shifts<uint32_t>(table, "shl.b32", "shr.u32");
   shifts<int32_t>(table, nullptr, "shr.s32");
