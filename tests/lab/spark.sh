@@ -27,7 +27,8 @@ from pathlib import Path
 
 own = next(Path(sys.argv[1]).glob("lib/python*/site-packages"))
 hosts = [path for path in sys.path if path.endswith("site-packages")]
-Path(own, "host.pth").write_text("".join(f"{path}\n" for path in hosts))
+# Not as bare paths, whose own .pth files nobody reads: fastcheck's extension is found by one.
+Path(own, "host.pth").write_text("".join(f"import site; site.addsitedir({path!r})\n" for path in hosts))
 END
   touch "$home/ready"
 fi
