@@ -413,6 +413,68 @@ def test_noise_that_a_step_draws_is_no_fault() -> None:
     assert proof["rows in another order"].state == "by design"
 
 
+def test_noise_of_a_generator_that_is_named_is_no_fault() -> None:
+    model, generator = nn.Linear(4, 4), torch.Generator().manual_seed(3)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return model(x + torch.randn(x.shape, generator=generator)).square().mean()  # type: ignore[no-any-return]  # a module's result is Any
+
+    proof = fastcheck.prove(step, torch.randn(4, 4), model=model, also=[generator])
+    states = [proof[name].state for name in ("rows in another order", "save, load and go on")]
+    assert proof.holds and states == ["by design"] * 2
+
+
+def test_a_second_model_that_the_step_trains_is_saved_too() -> None:
+    torch.manual_seed(0)
+    made, judge = nn.Linear(4, 4), nn.Linear(4, 1)
+    ours, theirs = (torch.optim.SGD(m.parameters(), lr=0.1) for m in (made, judge))
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        theirs.zero_grad()
+        F.softplus(judge(made(x).detach())).mean().backward()  # type: ignore[no-untyped-call]  # torch has it untyped
+        theirs.step()
+        ours.zero_grad()
+        loss = F.softplus(-judge(made(x))).mean()
+        loss.backward()  # type: ignore[no-untyped-call]  # torch has it untyped
+        ours.step()
+        return loss
+
+    given = {"model": made, "optimizer": [ours, theirs], "also": [judge]}
+    assert fastcheck.prove(step, torch.randn(4, 4), relations="saved", **given)  # type: ignore[arg-type]  # of one dict
+
+
+def test_complex_numbers_are_compared_whole() -> None:
+    class Turned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.turn = nn.Parameter(torch.randn(4, 4, dtype=torch.complex64))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.to(self.turn.dtype) @ self.turn
+
+    class Conjugate(fastcheck.Relation):
+        name = "the conjugate gradient"
+
+        @contextlib.contextmanager
+        def changed(self, case: Any) -> Any:
+            hook = model.turn.register_hook(torch.conj)
+            yield
+            hook.remove()
+
+    torch.manual_seed(0)
+    model = Turned()
+    relations: list[Any] = ["permuted", "alone", "micro_batches", "saved", Conjugate()]
+    proof = fastcheck.prove(
+        lambda x: model(x).abs().square().mean(),
+        torch.randn(4, 4),
+        model=model,
+        optimizer=torch.optim.Adam(model.parameters()),
+        relations=relations,
+    )
+    assert [one.state for one in proof.outcomes] == ["holds"] * 4 + ["differs"]
+    assert all(one.score is not None and one.score < 5 for one in proof.outcomes[:4])
+
+
 def test_a_relation_of_ones_own() -> None:
     class Kernel(fastcheck.Relation):
         name = "my kernel against torch's"

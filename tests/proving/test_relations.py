@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 import fastcheck
 from fastcheck.proving.result import Outcome
@@ -185,6 +186,44 @@ def test_a_rank_that_raises_is_told_and_leaves_the_model_as_it_was() -> None:
     assert outcome.note == "RuntimeError: rank 0: ValueError: no such plan"
     assert all(map(torch.equal, before, model.parameters()))
     assert not dist.is_initialized()
+
+
+class Routed(nn.Module):
+    """Two experts, the second of which only a row with a positive first value reaches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts, self.head = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)]), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.zeros_like(x)
+        for expert, rows in zip(self.experts, (x[:, 0] <= 0, x[:, 0] > 0)):
+            if rows.any():
+                y = y.index_add(0, rows.nonzero().flatten(), expert(x[rows]))
+        return self.head(y)  # type: ignore[no-any-return]  # a module's result is Any
+
+
+@pytest.mark.parametrize("is_faulty", [False, True])
+def test_a_gradient_that_one_part_alone_has_is_compared(is_faulty: bool) -> None:
+    torch.manual_seed(0)
+    model, x = Routed(), torch.randn(4, 4)
+    x[:, 0] = torch.tensor([-1.0, -1.0, 1.0, 1.0])  # each half of the rows has its own expert
+
+    def reduced(model: Any) -> Any:
+        if is_faulty:
+            model.experts[1].weight.register_hook(lambda grad: 2 * grad)
+        return DistributedDataParallel(model, find_unused_parameters=True)
+
+    proof = fastcheck.prove(
+        lambda model, x: model(x).square().mean(),
+        x,
+        model=model,
+        relations=["micro_batches", fastcheck.Ranks(reduced)],
+    )
+    parts, ranks = proof.outcomes
+    assert (parts.state, parts.note) == ("holds", "weights 0.500 and 0.500: by rows")
+    assert ranks.state == ("differs" if is_faulty else "holds")
+    assert not is_faulty or ranks.worst == "gradient experts.1.weight"
 
 
 class Decoder(nn.Module):

@@ -10,7 +10,7 @@ import torch
 
 from .case import Relation, TestedStep
 from .given import MASKS, TARGETS
-from .observer import Computed
+from .observer import Computed, in_double
 
 _POSITIONS = r"position"
 _SEGMENTS = r"segment|sequence_id|seq_idx|document|doc_id"
@@ -166,26 +166,26 @@ class MicroBatches(_Rows):
 
 def joined(parts: Sequence[Computed], weights: Sequence[float]) -> Computed:
     """The results of some parts of the rows, put together: rows beside each other, and weighted
-    sums.
+    sums, in which a gradient that a part does not have counts as zeros.
     """
     tensors = {}
-    for key, first in parts[0].tensors.items():
-        held = [part.tensors[key] for part in parts if key in part.tensors]
+    for key in {key: None for part in parts for key in part.tensors}:
+        held = [(w, part.tensors[key]) for w, part in zip(weights, parts) if key in part.tensors]
         is_whole = len(held) == len(parts)
-        if is_whole and key in parts[0].rows and len({tensor.shape[1:] for tensor in held}) == 1:
-            tensors[key] = torch.cat(held)
-        elif is_whole and key[0] in ("loss", "gradient"):
-            tensors[key] = sum((w * t for w, t in zip(weights, held)), torch.zeros_like(first))
+        if is_whole and key in parts[0].rows and len({tensor.shape[1:] for _, tensor in held}) == 1:
+            tensors[key] = torch.cat([tensor for _, tensor in held])
+        elif key[0] == "gradient" or (is_whole and key[0] == "loss"):
+            tensors[key] = torch.stack([w * tensor for w, tensor in held]).sum(0)
     return Computed(tensors, parts[0].rows)
 
 
 def _fitted(base: Computed, halves: Sequence[Computed]) -> tuple[float, float]:
     """The weights with which the gradients of two parts make that of the whole."""
-    held = [computed.tensors for computed in (*halves, base)]
-    keys = [k for k in base.tensors if k[0] == "gradient" and all(k in tensors for tensors in held)]
-    if not keys:
+    none = {k: torch.zeros_like(t) for k, t in base.tensors.items() if k[0] == "gradient"}
+    if not none:
         return 0.5, 0.5
-    a, b, t = (torch.cat([tensors[k].double().flatten().cpu() for k in keys]) for tensors in held)
+    held = [{**none, **computed.tensors} for computed in (*halves, base)]
+    a, b, t = (torch.cat([in_double(tensors[k]).flatten().cpu() for k in none]) for tensors in held)
     parts = torch.stack([a, b])
     gram = parts @ parts.t()
     if not float(gram.det()) > 1e-9 * float(gram.diag().prod()):

@@ -79,10 +79,10 @@ class TestedStep:
 
     ``given``: the batch, of which ``map_batch(change)`` makes another batch, with each tensor
     replaced by ``change(name, tensor)``, and ``take_rows(index)`` some rows. ``learned``: what the
-    step calls. ``settings``: of the next computation. ``inside``: the module whose operators it
-    keeps. ``draws``: whether the last computation drew random numbers. ``eps``: one ulp of the
-    coarsest format in which the modules compute, relative; ``far``: a number of ulps by which
-    weights can move and the step stays much the same.
+    step calls. ``saved``: what has a state_dict(). ``settings``: of the next computation.
+    ``inside``: the module whose operators it keeps. ``draws``: whether the last computation drew
+    random numbers. ``eps``: one ulp of the coarsest format in which the modules compute, relative;
+    ``far``: a number of ulps by which weights can move and the step stays much the same.
     """
 
     def __init__(
@@ -90,10 +90,12 @@ class TestedStep:
         step: Callable[..., Any],
         batch: Any,
         model: torch.nn.Module,
-        optimizers: Sequence[torch.optim.Optimizer],
+        others: Sequence[Any],
         state: TrainingState,
     ) -> None:
-        self.step, self.model, self.optimizers, self.state = step, model, optimizers, state
+        self.step, self.model, self.state, self.takes_model = step, model, state, _takes_model(step)
+        self.saved: list[Any] = [held for held in (model, *others) if hasattr(held, "state_dict")]
+        self._generators = [other for other in others if isinstance(other, torch.Generator)]
         self.given = Given(batch, model)
         self.map_batch, self.take_rows = self.given.map, self.given.take_rows
         self.parameters: dict[str, torch.Tensor] = dict(model.named_parameters())
@@ -108,7 +110,6 @@ class TestedStep:
             for name, value in vars(module).items()
             if isinstance(value, torch.Tensor)
         ]
-        self.takes_model = _takes_model(step)
 
     def learn(self) -> None:
         """Learns from one run of the step what it calls, and in which format it computes."""
@@ -157,9 +158,10 @@ class TestedStep:
         for parameter in self.parameters.values():
             parameter.grad = None
         if self.settings.seed is not None:
-            for seed in (torch.manual_seed, np.random.seed, random.seed):
+            own: list[Any] = [generator.manual_seed for generator in self._generators]
+            for seed in (torch.manual_seed, np.random.seed, random.seed, *own):
                 seed(self.settings.seed)
-        drawn = _drawn()
+        drawn = self._drawn()
         before = {name: p.detach().clone() for name, p in self.parameters.items()}
         given = self.map_batch(lambda _, t: t.clone()) if batch is None else batch
         for name, tensor in flatten(given, "batch") if self.given.trained else ():
@@ -179,7 +181,7 @@ class TestedStep:
                 loss.backward()
             if late:
                 watch.read_gradients()
-        self.draws = drawn != _drawn()
+        self.draws = drawn != self._drawn()
         if learned is not None:
             learned.attention_calls, learned.has_autocast = calls.attention, calls.has_autocast
         if loss is not None:
@@ -224,10 +226,17 @@ class TestedStep:
                 holder[name] = tensor
                 tensor.detach().copy_(kept)
             for parameter in self._weights if self.settings.noise else ():
-                if parameter.is_floating_point():
+                if parameter.dtype.to_real().is_floating_point:
                     size = 0.75 * self.settings.ulps * self.eps
                     sign = torch.randint(0, 2, parameter.shape, generator=draw).to(parameter.device)
                     parameter.mul_(1 + size * (2 * sign - 1).to(parameter.dtype))
+
+    def _drawn(self) -> tuple[Any, ...]:
+        """The state that changes where a random number is drawn on the host."""
+        kept = Generators().to_dict()
+        own = [kept["torch"], *(state for states in kept["devices"].values() for state in states)]
+        own += [generator.get_state() for generator in self._generators]
+        return [bytes(state.numpy()) for state in own], kept["numpy"][2], kept["python"]
 
     def evaluate(self, seed: int, sites: bool = False, *, put_back: bool = True) -> Computed:
         """The model in evaluation, on what the step called it with."""
@@ -240,13 +249,6 @@ class TestedStep:
         seeded = mock.patch.object(self.settings, "seed", seed)
         with seeded, mock.patch.object(self, "step", evaluated), torch.no_grad():
             return self.compute(sites=sites, put_back=put_back)
-
-
-def _drawn() -> tuple[Any, ...]:
-    """The state that changes where a random number is drawn on the host."""
-    kept = Generators().to_dict()
-    own = [kept["torch"], *(state for states in kept["devices"].values() for state in states)]
-    return [bytes(state.numpy()) for state in own], kept["numpy"][2], kept["python"]
 
 
 def _takes_model(step: Callable[..., Any]) -> bool:

@@ -211,10 +211,8 @@ class TorchCompile(Relation):
         return "" if self._graphs else "torch.compile makes no graph of the model"
 
     def _is_compiled(self, model: torch.nn.Module) -> bool:
-        return any(
-            hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None)
-            for module in model.modules()
-        )
+        marks = ("_orig_mod", "_compiled_call_impl")
+        return any(getattr(module, mark, None) for module in model.modules() for mark in marks)
 
     def changed(self, case: TestedStep) -> Any:
         if self._is_compiled(case.model):
@@ -291,13 +289,12 @@ class SavedAndLoaded(Relation):
 
     def run(self, case: TestedStep, base: Computed, sites: bool = False) -> Computed:
         case.compute()
-        holders: list[Any] = [case.model, *case.optimizers]
         file = io.BytesIO()
-        torch.save([holder.state_dict() for holder in holders], file)
+        torch.save([holder.state_dict() for holder in case.saved], file)
         generators = Generators()
         case.put_back()
         file.seek(0)
-        for holder, state in zip(holders, torch.load(file, weights_only=False)):
+        for holder, state in zip(case.saved, torch.load(file, weights_only=False)):
             holder.load_state_dict(state)
         generators.put_back()
         return case.compute(put_back=False, sites=sites)
@@ -329,14 +326,10 @@ class Golden(Relation):
             torch.save({key: t.detach().cpu().clone() for key, t in now.items()}, self._path)
             return base
         kept = torch.load(self._path, map_location="cpu", weights_only=True)
-        was, is_now = (
-            {(" ".join(k), tuple(t.shape)) for k, t in held.items()} for held in (kept, now)
-        )
+        was, is_now = ({(" ".join(k), tuple(t.shape)) for k, t in c.items()} for c in (kept, now))
         if was != is_now:
             expected, got = str(dict(was - is_now)), str(dict(is_now - was))
-            what, hint = (
-                "the golden record is of another step",
-                "pytest --fastcheck-update writes it anew",
-            )
+            what = "the golden record is of another step"
+            hint = "pytest --fastcheck-update writes it anew"
             raise ConfigError(what, expected=expected, got=got, hint=hint)
         return Computed(kept)

@@ -141,7 +141,7 @@ class Observer:
         if looked_into is None or self._inside[-1:] != [looked_into.path]:
             return
         called = getattr(function, "__name__", "a function").strip("_")
-        made = [t for _, t in flatten(returned, "output") if t.is_floating_point()]
+        made = [t for _, t in flatten(returned, "output") if t.dtype.to_real().is_floating_point]
         if not made or called in ("get", "set", "size", "dim"):
             return
         name = f"{looked_into.path}#{self._count} {called}"
@@ -150,15 +150,14 @@ class Observer:
         looked_into.lines[name] = f"{frame.f_code.co_filename}:{frame.f_lineno}"
         for _, tensor in flatten(args, ""):
             if id(tensor) in self._made_by:
-                maker = self._made_by[id(tensor)][1]
-                looked_into.readers.setdefault(maker, []).append(name)
+                looked_into.readers.setdefault(self._made_by[id(tensor)][1], []).append(name)
         self._made_by[id(made[0])] = made[0], name
         self._follow("operator", name, made[0])
 
     def _keep(self, kind: str, name: str, tensor: Any) -> None:
         # None: the gradient of a part that split() made and nothing reads.
         is_value = tensor is not None and tensor.dim() > 0
-        if is_value and (tensor.is_floating_point() or kind == "forward input"):
+        if is_value and (tensor.dtype.to_real().is_floating_point or kind == "forward input"):
             with torch._C.DisableTorchFunction():  # no function that the module calls
                 self._kept.tensors.setdefault((kind, name), _whole(tensor).clone())
 
@@ -208,6 +207,11 @@ class Observer:
         for name, parameter in self._parameters.items():
             if ("gradient", name) not in self._kept.tensors:
                 self._accumulated(name, parameter)
+
+
+def in_double(tensor: torch.Tensor) -> torch.Tensor:
+    """The values in float64; a complex number is two."""
+    return (torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor).double()
 
 
 def _whole(tensor: Any) -> torch.Tensor:
@@ -280,9 +284,7 @@ class Calls(TorchFunctionMode):
                     dynamo.decorators.skip_code(code)
                 # Layers with the same code are graphs of their own where hooks end a graph.
                 wanted = {"recompile_limit": 1000, "skip_nnmodule_hook_guards": False}
-                known = {
-                    name: value for name, value in wanted.items() if hasattr(dynamo.config, name)
-                }
+                known = {n: v for n, v in wanted.items() if hasattr(dynamo.config, n)}
                 stack.enter_context(dynamo.config.patch(known))
             stack.enter_context(mock.patch.object(autograd, "_engine_run_backward", backward))
             with self:

@@ -112,7 +112,7 @@ def prove(
     began = time.monotonic()
     state = TrainingState([model], optimizers=optimizers, others=also, tensors=tensors)
     with set_aside([model]), state, torch.inference_mode(False), torch.enable_grad():
-        case = TestedStep(step, batch, model, list(optimizers), state)
+        case = TestedStep(step, batch, model, [*optimizers, *also], state)
         try:
             prover = Prover(case)
             outcomes = tuple(prover.ask(relation) for relation in asked)

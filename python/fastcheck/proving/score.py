@@ -12,7 +12,7 @@ from unittest import mock
 import torch
 
 from .case import Relation, TestedStep
-from .observer import Computed, Inside, Key, is_of_rows, is_site
+from .observer import Computed, Inside, Key, in_double, is_of_rows, is_site
 from .result import Place
 
 #: The score up to which a difference is noise. Of 201 healthy models the largest was 2.5
@@ -72,7 +72,7 @@ class Floor:
 
     def distance(self, key: Key, base: Computed, other: Computed) -> float:
         """The norm of the difference. A tensor that is missing counts as zeros."""
-        pair = [c.tensors[key].detach().double() for c in (base, other) if key in c.tensors]
+        pair = [in_double(c.tensors[key]) for c in (base, other) if key in c.tensors]
         a, b = pair[0], pair[-1].to(pair[0].device) if len(pair) > 1 else torch.zeros_like(pair[0])
         if a.shape != b.shape:
             return 0.0
@@ -80,10 +80,10 @@ class Floor:
         return self._norm(key, torch.where(equal, torch.zeros_like(a), a - b))
 
     def _norm(self, key: Key, gap: torch.Tensor) -> float:
-        gap = gap.detach().double()
+        gap = in_double(gap)
         if key[0] == "update":
             # Adam moves a weight by its sign where the gradient is rounding alone.
-            size = self.base.tensors.get(("gradient", key[1]), torch.ones(())).double().abs()
+            size = in_double(self.base.tensors.get(("gradient", key[1]), torch.ones(()))).abs()
             if float(size.max()) > 0.0:
                 gap = gap * (size / size.max())
         norm = float(gap.norm())
