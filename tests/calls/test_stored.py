@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 import pytest
 import torch
@@ -21,6 +21,7 @@ from fastcheck.calls.stored import (
     parameters_of,
 )
 from fastcheck.extension import ExtensionStatus, status
+from fastcheck.monitor.hooks.hand_changes import HandChanges
 from fastcheck.record.site import SiteTable
 from fastcheck.utils.torch import memory_ref
 from fastcheck.utils.torch.memory_ref import MemoryRef
@@ -294,6 +295,35 @@ def test_a_nan_among_the_elements_that_are_compared_is_no_change(dtype: torch.dt
     assert not probe.is_changed(gradient)
     gradient.data.fill_(1.0)
     assert probe.is_changed(gradient)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_gradients_that_are_changed_before_the_update_of_their_optimizer(
+    dtype: torch.dtype,
+) -> None:
+    """float32 is looked at in C++, all parameters in one call."""
+    layer, other = nn.Linear(2, 2, dtype=dtype), nn.Linear(2, 2, dtype=dtype)
+    nodes = [
+        ModuleNode(p, m, SiteTable(), is_primary=True) for p, m in (("a", layer), ("b", other))
+    ]
+    optimizers = [torch.optim.SGD(module.parameters()) for module in (layer, other)]
+    owned, changes = [parameter_ids(optimizer) for optimizer in optimizers], HandChanges()
+
+    def updates_with_a_change(changed: Optional[nn.Parameter]) -> list[bool]:
+        for parameter in (*layer.parameters(), *other.parameters()):
+            parameter.grad = torch.ones_like(parameter)
+        changes.after_backward(parameters_of(nodes, None))
+        if changed is not None:
+            changed.grad.data.mul_(2)  # type: ignore[union-attr]
+        return [
+            changes.before_update(optimizer, ids, parameters_of(nodes, ids))
+            for optimizer, ids in zip(optimizers, owned)
+        ]
+
+    assert updates_with_a_change(None) == [False, False]
+    assert updates_with_a_change(None) == [False, False]
+    # An update leaves the probes of other optimizers.
+    assert updates_with_a_change(other.bias) == [False, True]
 
 
 def places(tensor: torch.Tensor) -> list[torch.Tensor]:

@@ -74,17 +74,23 @@ void each_held(const py::sequence& groups, const Visit& visit) {
   }
 }
 
+// The dict in which a module holds its tensors of `kind`; nullptr: the module is gone.
+py::object tensors_of(py::handle node, PyObject* kind) {
+  const py::object module =
+      owned(PyObject_CallNoArgs(attribute(node, stored_names().module).ptr()));
+  if (module.is_none()) return {};
+  py::object tensors = attribute(module, kind);
+  if (!PyDict_Check(tensors.ptr())) throw py::type_error("expected a dict of tensors");
+  return tensors;
+}
+
 // The tensors of each module in turn; `after` behind each module, with the dict that holds them.
 template <class Visit, class After>
 void each_tensor(const py::sequence& nodes, PyObject* kind, const Visit& visit,
                  const After& after) {
   for (const py::handle node : nodes) {
-    const py::object module =
-        owned(PyObject_CallNoArgs(attribute(node, stored_names().module).ptr()));
-    py::object tensors;
-    if (!module.is_none()) {
-      tensors = attribute(module, kind);
-      if (!PyDict_Check(tensors.ptr())) throw py::type_error("expected a dict of tensors");
+    py::object tensors = tensors_of(node, kind);
+    if (tensors) {
       PyObject *name = nullptr, *tensor = nullptr;
       for (Py_ssize_t place = 0; PyDict_Next(tensors.ptr(), &place, &name, &tensor) != 0;) {
         if (tensor != Py_None) visit(node, name, tensor);
@@ -92,6 +98,14 @@ void each_tensor(const py::sequence& nodes, PyObject* kind, const Visit& visit,
     }
     after(std::move(tensors));
   }
+}
+
+// `ids`: None: it holds all.
+bool holds(const py::object& ids, PyObject* tensor) {
+  if (ids.is_none()) return true;
+  const int is_held = PySet_Contains(ids.ptr(), owned(PyLong_FromVoidPtr(tensor)).ptr());
+  if (is_held < 0) throw py::error_already_set();
+  return is_held != 0;
 }
 
 void add_id(py::set& ids, PyObject* parameter) { ids.add(owned(PyLong_FromVoidPtr(parameter))); }
@@ -115,12 +129,7 @@ py::list stored_in(const py::sequence& nodes, const py::str& kind, const py::obj
   if (!owned_ids.is_none()) seen.reserve(py::len(owned_ids));
   const bool are_parameters = PyUnicode_Compare(kind.ptr(), stored_names().parameters) == 0;
   const auto visit = [&](py::handle node, PyObject* name, PyObject* tensor) {
-    if (!owned_ids.is_none()) {
-      const py::object key = owned(PyLong_FromVoidPtr(tensor));
-      const int is_owned = PySet_Contains(owned_ids.ptr(), key.ptr());
-      if (is_owned < 0) throw py::error_already_set();
-      if (is_owned == 0) return;
-    }
+    if (!holds(owned_ids, tensor)) return;
     if (are_parameters && !seen.insert(tensor).second) return;
     found.append(stored_tensor(node.ptr(), name, tensor));
   };
@@ -474,15 +483,14 @@ bool can_be_probed(PyObject* object) {
          tensor.scalar_type() == at::kFloat;
 }
 
+bool has_changed(const GradientProbe& probe, PyObject* object) {
+  const at::Tensor& gradient = unpack(object);
+  return !(can_be_probed(object) && probe.memory.is_of(gradient) &&
+           gradient._version() == probe.version && now_of(probe, gradient) == probe.elements);
+}
+
 PyObject* is_changed(PyObject* self, PyObject* object) {
-  return translated([&] {
-    const GradientProbe& probe = ProbeObject::of(self);
-    const at::Tensor& gradient = unpack(object);
-    const bool is_as_it_was = can_be_probed(object) && probe.memory.is_of(gradient) &&
-                              gradient._version() == probe.version &&
-                              now_of(probe, gradient) == probe.elements;
-    return PyBool_FromLong(!is_as_it_was);
-  });
+  return translated([&] { return PyBool_FromLong(has_changed(ProbeObject::of(self), object)); });
 }
 
 PyObject* has_same_elements(PyObject* self, PyObject* object) {
@@ -522,6 +530,46 @@ py::object gradient_probe(py::handle object, std::int64_t elements) {
                                  first_elements(gradient, elements)));
 }
 
+// A place is a module's node and the name of a parameter; nullptr: there is none now.
+py::object parameter_at(py::handle place) {
+  const py::object tensors = tensors_of(place[py::int_(0)], stored_names().parameters);
+  const py::object name = place[py::int_(1)];
+  PyObject* const found = tensors ? PyDict_GetItemWithError(tensors.ptr(), name.ptr()) : nullptr;
+  return found == nullptr || found == Py_None ? py::object() : borrowed(found);
+}
+
+py::object gradient_probes(const py::list& places, std::int64_t elements) {
+  py::dict probes;
+  for (const py::handle place : places) {
+    const py::object parameter = parameter_at(place);
+    if (!parameter) continue;
+    if (!is_ordinary(parameter.ptr())) return py::none();
+    const at::Tensor& gradient = unpack(parameter).grad();
+    if (!gradient.defined()) continue;
+    const py::object probe = gradient_probe(wrap(gradient), elements);
+    if (probe.is_none()) return py::none();
+    probes[place] = probe;
+  }
+  return std::move(probes);
+}
+
+py::object take_changed(const py::dict& probes, const py::object& owned_ids) {
+  std::vector<std::array<py::object, 3>> due;
+  for (const auto& [place, probe] : probes) {
+    py::object parameter = parameter_at(place);
+    if (!parameter || !holds(owned_ids, parameter.ptr())) continue;
+    if (!is_ordinary(parameter.ptr()) || Py_TYPE(probe.ptr()) != probe_type()) return py::none();
+    due.push_back({borrowed(place.ptr()), borrowed(probe.ptr()), std::move(parameter)});
+  }
+  for (const auto& [place, probe, parameter] : due) {
+    checked(PyDict_DelItem(probes.ptr(), place.ptr()));
+    const at::Tensor& gradient = unpack(parameter).grad();
+    if (!gradient.defined()) continue;
+    if (has_changed(ProbeObject::of(probe.ptr()), wrap(gradient).ptr())) return py::bool_(true);
+  }
+  return py::bool_(false);
+}
+
 }  // namespace
 
 void define_stored(py::module_& m) {
@@ -546,6 +594,8 @@ void define_stored(py::module_& m) {
   m.def("memory_ref", memory_ref, py::arg("tensor"));
   m.attr("GradientProbe") = py::handle(reinterpret_cast<PyObject*>(probe_type()));
   m.def("gradient_probe", gradient_probe, py::arg("gradient"), py::arg("elements"));
+  m.def("gradient_probes", gradient_probes, py::arg("places"), py::arg("elements"));
+  m.def("take_changed", take_changed, py::arg("probes"), py::arg("owned"));
 }
 
 }  // namespace fastcheck

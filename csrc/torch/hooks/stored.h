@@ -41,6 +41,13 @@ namespace fastcheck {
 //   .has_same_elements(tensor) -> bool | None
 //                              only the first elements count; None: it is not ordinary, or has
 //                              more or fewer
+// gradient_probes(places, elements) -> dict of GradientProbe | None
+//                              of the gradients that parameters have now, by place: the node of a
+//                              module and a name; None: one is not ordinary
+// take_changed(probes, owned) -> bool | None
+//                              takes out those of these parameters (None: all) until one has
+//                              changed, and whether one has; None: one is not ordinary, and none
+//                              was taken out
 void define_stored(pybind11::module_& m);
 
 }  // namespace fastcheck

@@ -19,6 +19,9 @@ from fastcheck.utils.torch.sharding import local
 if TYPE_CHECKING:
     from fastcheck._C import GradientProbe
 
+#: A module, and the name of a parameter in it.
+_Place = tuple[ModuleNode, str]
+
 _PROBES = 3
 # No more backward passes than these are looked at of a loop that never updates anything.
 _MOST_PASSES = 64
@@ -47,6 +50,19 @@ def _probe(gradient: torch.Tensor) -> Union[GradientProbe, _Probe]:
     """A probe of a gradient: in C++ where it is an ordinary float32 gradient on the CPU."""
     probe = None if status.module is None else status.module.gradient_probe(gradient, _ELEMENTS)
     return probe or _Probe(MemoryRef(gradient), local(gradient)._version, first_elements(gradient))
+
+
+_Probes = dict[_Place, Union["GradientProbe", _Probe]]
+
+
+def _probes_at(places: list[_Place]) -> _Probes:
+    """Probes of the gradients that the parameters at these places have, by place."""
+    if status.module is not None:
+        probes: Optional[_Probes] = status.module.gradient_probes(places, _ELEMENTS)
+        if probes is not None:
+            return probes
+    held = ((place, parameter_at(*place)) for place in places)
+    return {place: _probe(p.grad) for place, p in held if p is not None and p.grad is not None}
 
 
 class FirstElements:
@@ -88,12 +104,11 @@ class HandChanges:
         self.is_first = True
         self.was_seen = False
         # Some parameters of each optimizer.
-        self._parameters: weakref.WeakKeyDictionary[object, list[tuple[ModuleNode, str]]] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._parameters: weakref.WeakKeyDictionary[object, list[_Place]]
+        self._parameters = weakref.WeakKeyDictionary()
         # The same of all optimizers that were alive when the youngest was met.
-        self._places: list[tuple[ModuleNode, str]] = []
-        self._probes: dict[tuple[ModuleNode, str], Union[GradientProbe, _Probe]] = {}
+        self._places: list[_Place] = []
+        self._probes: _Probes = {}
         self._passes = 0
         # The number of backward passes before the last update of each optimizer.
         self._passes_before: weakref.WeakKeyDictionary[object, int] = weakref.WeakKeyDictionary()
@@ -112,10 +127,7 @@ class HandChanges:
             return self._passes >= min(self._passes_before.values(), default=1)
         if self.is_first:
             self._places = [(node, name) for node, name, _ in spread(parameters)]
-        for place in self._places:
-            parameter = parameter_at(*place)
-            if parameter is not None and parameter.grad is not None:
-                self._probes[place] = _probe(parameter.grad)
+        self._probes.update(_probes_at(self._places))
         return self.is_first and self._passes <= _MOST_PASSES
 
     def seen(self) -> None:
@@ -147,20 +159,35 @@ class HandChanges:
         """
         owner = self if optimizer is None else optimizer
         was_first, self.is_first = self.is_first, False
-        self._passes_before[owner], self._passes = self._passes, 0
+        before, passes = self._passes_before.get(owner), self._passes
+        self._passes = 0
+        if passes != before:
+            self._passes_before[owner] = passes
         if self.was_seen:
             return False
+        if self._take_changed(owned):
+            self.seen()
+            return not was_first
+        if before is None:
+            self._parameters[owner] = [(node, name) for node, name, _ in spread(parameters)]
+            self._places = [place for places in self._parameters.values() for place in places]
+        return False
+
+    def _take_changed(self, owned: Optional[set[int]]) -> bool:
+        """Takes out the probes of these parameters (None: of all) until one has changed. Whether
+        one has.
+        """
+        if status.module is not None:
+            is_changed: Optional[bool] = status.module.take_changed(self._probes, owned)
+            if is_changed is not None:
+                return is_changed
         for place in list(self._probes):
             parameter = parameter_at(*place)
             if parameter is None or (owned is not None and id(parameter) not in owned):
                 continue
             probe = self._probes.pop(place)
             if parameter.grad is not None and probe.is_changed(parameter.grad):
-                self.seen()
-                return not was_first
-        if owner not in self._parameters:
-            self._parameters[owner] = [(node, name) for node, name, _ in spread(parameters)]
-            self._places = [place for places in self._parameters.values() for place in places]
+                return True
         return False
 
 
