@@ -10,6 +10,7 @@ import pytest
 
 import fastcheck
 from fastcheck.log.step_table import StepRow
+from fastcheck.watch.watcher import _reaches
 from support.watched import (
     DTYPE_CODES,
     FIRST,
@@ -439,3 +440,19 @@ def test_several_steps_at_once_have_the_events_of_one_after_another() -> None:
     kinds = {"loss_spike", "gradient_spike", "explosion", "dead", "precision"}
     assert {kind for kind, *_ in one_by_one} == kinds
     assert found(8) == one_by_one and found(3) == one_by_one
+
+
+@pytest.mark.parametrize(
+    ("interval", "text"),
+    [
+        ((0.0, 0.5), "reaches in about a step"),
+        ((3.0, 9.0), "reaches in about 3 to 9 steps"),
+        ((12.0, 12.4), "reaches in about 12 steps"),
+        ((0.0, 7682.0), "may reach at any step from now on"),
+        ((12.0, math.inf), "may reach in about 12 steps, or much later"),
+    ],
+)
+def test_a_forecast_whose_end_is_far_names_its_beginning_alone(
+    interval: tuple[float, float], text: str
+) -> None:
+    assert _reaches(*interval) == text

@@ -76,7 +76,7 @@ class Rule:
 class TensorRule(Rule):
     """``condition`` gives an array of (steps, tensors). ``value``, ``usual``: arrays of the same
     shape, the second perhaps of one step. ``is_over``: where the rule may be reported of the tensor
-    again; None: where the condition does not hold. ``text`` may have ``dtype``, ``interval``, and
+    again; None: where the condition does not hold. ``text`` may have ``dtype``, ``reaches``, and
     ``count``, the value as a share of the elements.
     """
 
@@ -464,7 +464,7 @@ TENSOR_RULES: tuple[TensorRule, ...] = (
         value=lambda view: view.now.abs_max, usual=lambda view: view.limit, cause="precision",
         pause="warning",
         text="its largest magnitude {value} grows towards the largest {dtype} ({usual}), which it "
-        "reaches in about {interval} steps", advice="", source="Theil and Sen's slope",
+        "{reaches}", advice="", source="Theil and Sen's slope",
     ),
     TensorRule(
         kind="precision", signal="share of zeros and of subnormal elements", condition=underflows,

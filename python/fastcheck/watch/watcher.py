@@ -58,6 +58,8 @@ _OF_BATCH = ("loss_spike", "gradient_spike")
 _SPIKES = (*_OF_BATCH, "explosion")
 # A changed number matters from this ratio on, from one step to the next.
 _FACTOR = 2.0
+# A forecast whose end is so many times as far as its beginning names the beginning alone.
+_WIDE = 10.0
 # A batch has one size if it had that in so many steps.
 _STEADY = 16
 # The number of doublings from the end of its dtype's range within which a tensor is near it.
@@ -428,6 +430,16 @@ class Pauses:
         return False
 
 
+def _reaches(near: float, far: float) -> str:
+    """The forecast in words: in so many steps at the earliest and at the latest."""
+    if far > _WIDE * max(near, 1.0):
+        late = f"in about {near:.0f} steps, or much later"
+        return f"may reach {late if near >= 1.5 else 'at any step from now on'}"
+    if far < near + 1:
+        return f"reaches in about {f'{near:.0f} steps' if near >= 1.5 else 'a step'}"
+    return f"reaches in about {near:.0f} to {far:.0f} steps"
+
+
 class Invariants:
     """The numbers that invariants take of each step."""
 
@@ -701,7 +713,7 @@ class Watcher:
             usual=_Shown(usual),
             dtype=DTYPES[int(now.codes[first])].name,
             count=format_number(value * float(now.numel[k, first])),
-            interval=f"{near:.0f}" if far < near + 1 else f"{near:.0f} to {format_number(far)}",
+            reaches=_reaches(near, far),
         )
         sites = [self._sites[int(now.sites[place])] for place in at]
         if len(sites) > 1:
