@@ -543,21 +543,22 @@ class _Variable(NamedTuple):
     line: int
 
     def __str__(self) -> str:
-        code = self.frame.f_code
         if not self.line:
-            return self.name
+            return self._as_argument()
         assigned = [a for a in _assignments(self.frame)[self.name] if a.line <= self.line]
         # The branch that has run is not known.
         first = max((n for n, a in enumerate(assigned) if not a.may_be_skipped), default=0)
         lines = list(dict.fromkeys(a.line for a in assigned[first:]))
-        sources = (
-            linecache.getline(code.co_filename, line, self.frame.f_globals).strip()
-            for line in lines
-        )
-        numbers = " or ".join(map(str, lines))
-        where = f"{self.name}, assigned at {code.co_filename}:{numbers} in {code.co_name}"
-        source = "; ".join(filter(None, sources))
-        return f"{where}: {source[:_MOST_SOURCE]}" if source else where
+        return f"{self.name}, assigned at {_place(self.frame, *lines)}"
+
+    def _as_argument(self) -> str:
+        code, caller = self.frame.f_code, self.frame.f_back
+        if self.name not in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
+            return f"{self.name} in {code.co_name}"
+        what = f"{self.name}, an argument of {code.co_name}"
+        if caller is None or caller not in program_frames():
+            return what
+        return f"{what}, which runs from {_place(caller, caller.f_lineno)}"
 
     @property
     def value(self) -> torch.Tensor:
@@ -587,6 +588,14 @@ class _Variable(NamedTuple):
         return None if cause is self else cause
 
 
+def _place(frame: FrameType, *lines: int) -> str:
+    code = frame.f_code
+    sources = (linecache.getline(code.co_filename, n, frame.f_globals).strip() for n in lines)
+    source = "; ".join(filter(None, sources))[:_MOST_SOURCE]
+    where = f"{code.co_filename}:{' or '.join(map(str, lines))} in {code.co_name}"
+    return f"{where}: {source}" if source else where
+
+
 def _variable(
     is_it: Callable[[torch.Tensor], bool],
     rank: Callable[[torch.Tensor], int] = lambda tensor: 0,
@@ -600,8 +609,9 @@ def _variable(
     for _, name, frame in (candidate for candidate in candidates if candidate[0] == least):
         lines = _assignments(frame).get(name)
         variables.append(_Variable(name, frame, lines[-1].line if lines else 0))
-    # An argument was not assigned there, but by a caller perhaps.
-    return max(variables, key=lambda variable: variable.line > 0, default=None)
+    # An argument was not assigned there: by a caller perhaps, or else it is made in the call.
+    assigned = [variable for variable in variables if variable.line]
+    return next(iter([*assigned, *variables[::-1]]), None)
 
 
 def _later_variable(is_of: Callable[[Any], bool], is_later: Callable[[torch.Tensor], bool]) -> str:
