@@ -174,6 +174,8 @@ class EventStore:
         # The other parts of the monitor that are told of events, steps, stops and boundaries.
         self.listeners: list[SessionListener] = []
         self._has_run_ended = False
+        # Records that arrived before the step that they are of began.
+        self._early: list[np.ndarray] = []
         # Events for which a stop, a warning or a callback is due; acted on outside all locks and
         # guards. One list for good: the recorder looks at it, too.
         self.due: list[Due] = []
@@ -247,7 +249,8 @@ class EventStore:
             step.rules.settle_open()
             self._take_changes(step)
         self.store(step)
-        self._notify(step, self.archive.steps.add(self.archive.history.open_chunks))
+        chunks = self._chunks_of(step)
+        self._notify(step, self.archive.steps.add(chunks), chunks)
         self._archive(step)
         self.archive.history.close_step()
         self._current = None
@@ -258,15 +261,30 @@ class EventStore:
         self._take_changes(step)
         self.store(step)
         if not self._has_run_ended:  # at exit, and when the monitor is removed: once
-            self._notify(step, self.archive.steps.rows_of(self.archive.history.open_chunks))
+            chunks = self._chunks_of(step)
+            self._notify(step, self.archive.steps.rows_of(chunks), chunks)
             for listener in self.listeners:
                 listener.run_ended()
         self._has_run_ended = True
 
-    def _notify(self, step: Step, rows: Sequence[StepRow]) -> None:
-        if self.archive.history.open_chunks:
-            for listener in self.listeners:
-                listener.step_ended(step, rows, self.archive.history.open_chunks)
+    def _chunks_of(self, step: Step) -> Sequence[np.ndarray]:
+        """The records of a step that is over, in pieces. At op level those of the next step may
+        have arrived before it ends: of tensors that were made after the update.
+        """
+        if self.config.level != "op":
+            return self.archive.history.open_chunks
+        chunks = [*self._early, *self.archive.history.open_chunks]
+        is_early = [chunk["step"] > step.index for chunk in chunks]
+        self._early = [c.compress(early) for c, early in zip(chunks, is_early) if early.any()]
+        return [
+            c.compress(~early) if early.any() else c
+            for c, early in zip(chunks, is_early)
+            if not early.all()
+        ]
+
+    def _notify(self, step: Step, rows: Sequence[StepRow], chunks: Sequence[np.ndarray]) -> None:
+        for listener in self.listeners if chunks else ():
+            listener.step_ended(step, rows, chunks)
 
     def _settle_scaled(self, step: Step, skipped: bool) -> None:
         first = step.rules.settle_scaled(skipped)
