@@ -638,6 +638,21 @@ def test_a_norm_that_is_never_called_is_named_where_numbers_grow(calls_norm: boo
     assert is_named == (not calls_norm)
 
 
+def test_a_loss_that_is_an_argument_is_named_with_the_call() -> None:
+    weight = torch.tensor(0.0).log()
+
+    def backward(loss: torch.Tensor) -> torch.Tensor:
+        loss.backward()
+        return loss.detach().requires_grad_()
+
+    made = stop_of(lambda y: backward(-(y * weight).mean())).report.made_by
+    assert made is not None
+    assert made.variable.startswith(f"loss, an argument of backward, which runs from {__file__}:")
+    assert made.variable.endswith(
+        "stop_of(lambda y: backward(-(y * weight).mean())).report.made_by"
+    )
+
+
 def test_a_quotient_of_an_infinity_was_not_made_by_the_division() -> None:
     values = {"self": torch.tensor([math.inf, 1.0, 1.0]), "other": torch.tensor([0.0, 0.0, 1.0])}
     found = loss_graph._made_by_node(SavedByNode("DivBackward0", 0, (True, True), values))
@@ -675,11 +690,14 @@ def test_weights_that_the_loop_broke_before_op_level_stopped() -> None:
     assert "aten.div.Tensor" in text and "weight holds NaN or Inf now" in text
 
 
-def test_an_average_of_weights_that_is_pushed_away_was_not_updated_by_the_optimizer() -> None:
+@pytest.mark.parametrize("level", ["module", "op"])
+def test_an_average_of_weights_that_is_pushed_away_was_not_updated_by_the_optimizer(
+    level: str,
+) -> None:
     model, average = nn.Linear(4, 2), nn.Linear(4, 2).requires_grad_(False)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with (
-        fastcheck.install(model, average, watch=False),
+        fastcheck.install(model, average, watch=False, level=level),
         pytest.raises(fastcheck.OverflowDetected) as stop,
     ):
         for _ in range(100):
@@ -691,6 +709,9 @@ def test_an_average_of_weights_that_is_pushed_away_was_not_updated_by_the_optimi
                     mine += 5 * (mine - p)
                 average(torch.full((2, 4), 1e6))
     assert stop.value.report.not_updated == ("Linear.weight", "Linear.bias")
-    assert "which no optimizer holds: its largest number went from" in " ".join(
-        str(stop.value).split()
-    )
+    text = " ".join(str(stop.value).split())
+    if level == "module":
+        assert "which no optimizer holds: its largest number went from" in text
+    else:
+        assert "No optimizer holds Linear.weight and Linear.bias" in text
+    assert "learning rate" not in text

@@ -19,7 +19,7 @@ from fastcheck.monitor import watching
 from fastcheck.monitor.distributed.replicas import ReplicaMismatch
 from fastcheck.watch.watcher import Watcher
 from support.paths import ROOT
-from support.processes import run_python
+from support.processes import run_code, run_python
 
 #: Warmed up after a few steps, so that the tests are short.
 WATCH = fastcheck.Watch(window=32, warm_up=16)
@@ -223,6 +223,27 @@ def test_the_last_step_is_judged(tmp_path: Path) -> None:
     assert "the loss is" in (tmp_path / "watch-rank0.jsonl").read_text()
 
 
+@pytest.mark.parametrize("action", ["always", "error"])
+def test_the_end_of_the_process_warns_of_the_steps_that_wait(action: str) -> None:
+    """Without remove(): nothing else runs any more that could judge them."""
+    ended = run_code(
+        "import warnings, torch, fastcheck\n"
+        f"warnings.simplefilter({action!r})\n"
+        "model = torch.nn.Linear(8, 4)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), 0.01)\n"
+        "monitor = fastcheck.install(model, watch=fastcheck.Watch(window=32, warm_up=16))\n"
+        "for step in range(37):\n"
+        "    x = torch.randn(32, 8)\n"
+        "    loss = (model(x) - (1000 if step == 35 else 1) * x[:, :4]).square().mean()\n"
+        "    optimizer.zero_grad()\n"
+        "    loss.backward()\n"
+        "    optimizer.step()\n"
+        "print(repr(monitor.watch))\n"
+    )
+    assert "SpikeWarning: step 35: the loss is" in ended.stderr
+    assert "Traceback" not in ended.stderr and "0 events" not in ended.stdout
+
+
 def test_a_record_without_statistics_is_refused() -> None:
     with pytest.raises(fastcheck.ConfigError, match="nothing to watch"):
         fastcheck.install(nn.Linear(2, 2), watch=WATCH, record="health")
@@ -312,6 +333,24 @@ def test_steps_of_many_records_are_judged_sooner(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(watching, "_MOST_RECORDS", 50)
     train(watch=True, steps=20)
     assert together == [3] * 6 + [2]
+
+
+@pytest.mark.filterwarnings("ignore::fastcheck.WatchWarning")
+def test_at_op_level_what_is_made_after_an_update_is_of_the_next_step() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with fastcheck.install(model, level="op", record="stats") as monitor:
+        for step in range(40):
+            x = torch.randn(32, 4) * (1e6 if step == 35 else 1)
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+    event = next(event for event in monitor.watch.events if event.kind == "explosion")
+    assert (event.step, str(event.site)) == (
+        35,
+        "outside the model · aten.mul.Tensor · forward · output",
+    )
+    assert "The same holds for 0 (Linear) · aten.addmm" in event.text
 
 
 def test_without_the_option_there_is_no_watch() -> None:

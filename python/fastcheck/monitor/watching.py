@@ -132,6 +132,8 @@ class Watching(SessionListener):
         return None if self._is_off else self._watcher.norm_limit
 
     def __repr__(self) -> str:
+        with self._lock:
+            self._judge()
         return f"<fastcheck watch: {self._watcher.count} events>"
 
     def step_ended(self, step: Step, rows: Sequence[StepRow], chunks: Sequence[np.ndarray]) -> None:

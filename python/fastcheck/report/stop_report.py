@@ -116,7 +116,9 @@ class StopReport:
     the culprit's numbers, of a module-level stop; None where nothing was looked for.
     ``silent_norms``: the norms beside the culprit's module, or beside what that lies in, that no
     call of was seen, though the module that holds them had a call that was over. ``not_updated``:
-    the parameters among the inputs that no optimizer holds, though some of the model have stepped.
+    the parameters among the inputs that no optimizer holds, though some of the model have stepped
+    (of an operator: those of its module that have as many elements as an operand that was written
+    in place).
     """
 
     culprit: Event

@@ -22,7 +22,6 @@ from fastcheck.calls.stored import parameters_of
 from fastcheck.errors import ConfigError, LearningRateWarning, first_line
 from fastcheck.log.step_table import StepRow
 from fastcheck.log.unobserved import UnreadOp, to_meta
-from fastcheck.record.site import Site
 from fastcheck.reproducibility.environment import environment_or_error
 from fastcheck.reproducibility.inventory import describe_optimizer
 from fastcheck.reproducibility.placement import placement
@@ -354,13 +353,17 @@ class RunMeta:
         ]
         return tuple(dict.fromkeys(rates))
 
-    def is_never_updated(self, site: Site) -> bool:
-        """True if the optimizers that have stepped hold parameters of the model, but not this."""
+    def never_updated(self) -> dict[str, int]:
+        """The parameters that no optimizer holds that has stepped, if any of these hold others of
+        the model: the number of elements of each, by its key.
+        """
         groups = [group["params"] for optimizer in self._met for group in optimizer.param_groups]
         held = {id(parameter) for group in groups for parameter in group}
-        own = {(n.path, name): id(p) for n, name, p in parameters_of(self._nodes, None)}
-        parameter = own.get((site.module, site.label))
-        return parameter is not None and parameter not in held and not held.isdisjoint(own.values())
+        own = {(n.path, name): p for n, name, p in parameters_of(self._nodes, None)}
+        if held.isdisjoint(map(id, own.values())):
+            return {}
+        left = [(place, p) for place, p in own.items() if id(p) not in held]
+        return {".".join(filter(None, place)): p.numel() for place, p in left}
 
     def at_step_boundary(self, optimizer: torch.optim.Optimizer, step: int) -> None:
         """An optimizer is about to step: the first time, its groups are written down. Never raises:

@@ -8,6 +8,7 @@ import atexit
 import contextlib
 import functools
 import os
+import re
 import sys
 import weakref
 from collections.abc import Iterable, Sequence
@@ -18,7 +19,7 @@ from typing import Any, Callable, NoReturn, Optional, Union
 import numpy as np
 
 from fastcheck.calls.module_calls import Call
-from fastcheck.errors import FastcheckError, warn
+from fastcheck.errors import FastcheckError, FastcheckWarning, warn
 from fastcheck.log.writer import (
     default_directory,
     found_at,
@@ -118,6 +119,10 @@ class StepBoundary:
             warn(str(mismatch))
 
 
+#: The label of an operand that an operator has written in place.
+_IN_PLACE = re.compile(r" \(\S+\.\w+_(\.\w+)?\)$")
+
+
 def build_report(
     session: Session,
     meta: RunMeta,
@@ -130,13 +135,19 @@ def build_report(
     event_store = session.event_store
     culprit = event_store.event(finding)
     rates = meta.learning_rates()
-    if finding.role == "param" and meta.is_never_updated(culprit.site):
+    never_updated = meta.never_updated()
+    if finding.role == "param" and culprit.site.key in never_updated:
         culprit, rates = replace(culprit, reason=f"{culprit.reason}; {NOT_UPDATED}"), ()
     if session.config.level == "op" or finding.uses.inputs:
         inputs = argument_records(event_store.archive.history, culprit, event_store.sites)
     else:
         inputs = _module_inputs(session, finding, step)
-    weights = [site for site, _ in inputs if site.role == "param"]
+    # An operator's operands have no names of parameters.
+    written = {int(record["numel"]) for site, record in inputs if _IN_PLACE.search(site.label)}
+    weights = {site.key for site, _ in inputs if site.role == "param"}
+    if written:
+        own = (key for key in never_updated if key.rpartition(".")[0] == culprit.site.module)
+        weights.update(key for key in own if never_updated[key] in written)
     return make_report(
         event_store.archive.history,
         culprit,
@@ -152,7 +163,7 @@ def build_report(
         learning_rates=rates,
         left_out_by=meta.left_out_by,
         silent_norms=meta.silent_norms(culprit.site.module),
-        not_updated=tuple(site.key for site in weights if meta.is_never_updated(site)),
+        not_updated=tuple(key for key in never_updated if key in weights),
         **_update(session, finding, step),
     )
 
@@ -383,10 +394,12 @@ class StopHandler:
         if session.removed:
             return
         session.faults.look()
-        try:
-            self.report_at_exit()
-        except FastcheckError as stop:
-            print(f"{type(stop).__module__}.{type(stop).__name__}: {stop}", file=sys.stderr)
+        listeners = session.event_store.listeners
+        for finish in (self.report_at_exit, *(listener.at_boundary for listener in listeners)):
+            try:
+                finish()
+            except (FastcheckError, FastcheckWarning) as stop:
+                print(f"{type(stop).__module__}.{type(stop).__name__}: {stop}", file=sys.stderr)
 
     def report_at_exit(self) -> None:
         """Raises pending stops at exit, without agreement, and tells what is undecided where an

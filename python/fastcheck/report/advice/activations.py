@@ -100,6 +100,12 @@ def _upstream(case: Case) -> Iterator[Advice]:
 def growth(case: Case) -> Iterator[Advice]:
     trend = case.trend
     if trend.has_grown and trend.growth is not None:
+        if case.report.not_updated and case.report.culprit.site.op:
+            yield Advice(
+                f"No optimizer holds {' and '.join(case.report.not_updated)}: if that is what has "
+                "grown, look at what writes it: the sign and the decay of an average of weights."
+            )
+            return
         if case.report.silent_norms:
             yield Advice(
                 f"{case.report.silent_norms[0]} was never seen running, though the module that "
