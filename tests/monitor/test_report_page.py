@@ -154,9 +154,9 @@ def test_only_the_rank_of_the_culprit_writes() -> None:
     assert report.page is not None
     page = Path(report.page)
     page.unlink()
-    writing.write_stop_page(report, report.rank + 1)
+    writing.write_stop_page(report, report.rank + 1, tuple)
     assert not page.exists()
-    writing.write_stop_page(report, report.rank)
+    writing.write_stop_page(report, report.rank, tuple)
     assert page.exists()
 
 

@@ -18,6 +18,7 @@ import fastcheck
 from fastcheck.monitor import watching
 from fastcheck.monitor.distributed.replicas import ReplicaMismatch
 from fastcheck.watch.watcher import Watcher
+from support.page_data import PageData
 from support.paths import ROOT
 from support.processes import run_code, run_python
 
@@ -221,6 +222,26 @@ def test_the_last_step_is_judged(tmp_path: Path) -> None:
         monitor, _, _ = train(steps=36, spoil=35, log_dir=tmp_path)
     assert monitor.watch.events[0].step == 35
     assert "the loss is" in (tmp_path / "watch-rank0.jsonl").read_text()
+
+
+@pytest.mark.filterwarnings("ignore::fastcheck.WatchWarning")
+def test_the_page_of_a_stop_has_the_events_of_the_steps_that_waited(tmp_path: Path) -> None:
+    model = nn.Linear(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with (
+        pytest.raises(fastcheck.OverflowDetected),
+        fastcheck.install(model, watch=WATCH, log_dir=str(tmp_path)) as _,
+    ):
+        for step in range(45):
+            x = torch.randn(32, 8)
+            if step == 40:
+                x[0, 0] = math.nan
+            loss = (model(x) - (1000 if step == 35 else 1) * x[:, :4]).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    watched = PageData((tmp_path / "report.html").read_text()).header["watched"]
+    assert (watched[0]["step"], watched[0]["kind"]) == (35, "loss_spike")
 
 
 @pytest.mark.parametrize("action", ["always", "error"])

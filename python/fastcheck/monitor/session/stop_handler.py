@@ -135,8 +135,7 @@ def build_report(
     event_store = session.event_store
     culprit = event_store.event(finding)
     rates = meta.learning_rates()
-    never_updated = meta.never_updated()
-    if finding.role == "param" and culprit.site.key in never_updated:
+    if finding.role == "param" and culprit.site.key in meta.never_updated():
         culprit, rates = replace(culprit, reason=f"{culprit.reason}; {NOT_UPDATED}"), ()
     if session.config.level == "op" or finding.uses.inputs:
         inputs = argument_records(event_store.archive.history, culprit, event_store.sites)
@@ -145,9 +144,9 @@ def build_report(
     # An operator's operands have no names of parameters.
     written = {int(record["numel"]) for site, record in inputs if _IN_PLACE.search(site.label)}
     weights = {site.key for site, _ in inputs if site.role == "param"}
-    if written:
-        own = (key for key in never_updated if key.rpartition(".")[0] == culprit.site.module)
-        weights.update(key for key in own if never_updated[key] in written)
+    never_updated = meta.never_updated() if weights or written else {}
+    own = (key for key in never_updated if key.rpartition(".")[0] == culprit.site.module)
+    weights.update(key for key in own if never_updated[key] in written)
     return make_report(
         event_store.archive.history,
         culprit,
@@ -468,7 +467,7 @@ class StopHandler:
                 # file system `fastcheck show` reads as one.
                 self._save(self._default(report.log_path))
         try:
-            write_stop_page(report, event_store.ranks.own)
+            write_stop_page(report, event_store.ranks.own, self._watched)
         except Exception as error:  # the stop is due, with or without its page
             report = self._without_page(report, error)
         self._sink(report)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Optional, Union
+from typing import Any, Callable, Optional, Union
 
 import numpy as np
 
@@ -464,12 +464,14 @@ def with_page(report: StopReport) -> StopReport:
     return replace(report, page=os.path.join(log, PAGE))
 
 
-def write_stop_page(report: StopReport, rank: int) -> None:
+def write_stop_page(report: StopReport, rank: int, watched: Callable[[], object]) -> None:
     """Writes the page that the report names, if ``rank``, this rank, is that of the culprit: it has
-    the records of the event.
+    the records of the event. ``watched``: has the watch judge the steps that wait for it, whose
+    events the log has then.
 
     Raises:
         FastcheckError, OSError: the log can't be read, or the page can't be written.
     """
     if report.page is not None and report.log_path is not None and report.rank == rank:
+        watched()
         write_page(report.log_path, report.page, report.style, report=report)
