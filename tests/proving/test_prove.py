@@ -452,6 +452,9 @@ def test_complex_numbers_are_compared_whole() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x.to(self.turn.dtype) @ self.turn
 
+    def not_reduced(model: nn.Module) -> nn.Module:
+        return model
+
     class Conjugate(fastcheck.Relation):
         name = "the conjugate gradient"
 
@@ -463,15 +466,22 @@ def test_complex_numbers_are_compared_whole() -> None:
 
     torch.manual_seed(0)
     model = Turned()
-    relations: list[Any] = ["permuted", "alone", "micro_batches", "saved", Conjugate()]
+    relations: list[Any] = [
+        "permuted",
+        "alone",
+        "micro_batches",
+        "saved",
+        Conjugate(),
+        fastcheck.Ranks(not_reduced),
+    ]
     proof = fastcheck.prove(
-        lambda x: model(x).abs().square().mean(),
+        lambda model, x: model(x).abs().square().mean(),
         torch.randn(4, 4),
         model=model,
         optimizer=torch.optim.Adam(model.parameters()),
         relations=relations,
     )
-    assert [one.state for one in proof.outcomes] == ["holds"] * 4 + ["differs"]
+    assert [one.state for one in proof.outcomes] == ["holds"] * 4 + ["differs"] * 2
     assert all(one.score is not None and one.score < 5 for one in proof.outcomes[:4])
 
 

@@ -15,7 +15,7 @@ from fastcheck.errors import ConfigError
 
 from .batches import joined
 from .case import Relation, TestedStep
-from .observer import Computed
+from .observer import Computed, in_double
 
 _Wrap = Callable[[Any], Any]
 _SECONDS = 120
@@ -80,11 +80,11 @@ class Ranks(Relation):
             else:
                 actual.tensors.pop(("loss", ""), None)
         for key, tensor in wanted.tensors.items():  # of the rank that is farthest off
-            if (self._shares_rows and key[0] != "gradient") or not tensor.is_floating_point():
+            if self._shares_rows and key[0] != "gradient":
                 continue
             held = [rank.tensors[key] for rank in ranks if key in rank.tensors]
             if len(held) == self._count and all(copy.shape == tensor.shape for copy in held):
-                actual.tensors[key] = max(held, key=lambda copy: float((copy - tensor).norm()))
+                actual.tensors[key] = max(held, key=lambda t: in_double(t).dist(in_double(tensor)))
         # A rank may hold other parameters, as a share of the whole.
         ours, theirs = wanted.tensors, actual.tensors
         kept = {k: t for k, t in ours.items() if k[0] != "gradient" or k in theirs}
