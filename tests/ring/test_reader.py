@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fastcheck.backends.portable.traversal import dtype_and_order
 from fastcheck.ring.host import (
+    CAPACITY,
     ELSEWHERE,
     IS_BAD,
     IS_NEW,
@@ -149,7 +150,7 @@ def test_freed_memory_is_refused(read: Reading) -> None:
 def test_a_slot_outside_of_the_ring() -> None:
     read = Reading("extension")
     with pytest.raises(IndexError, match="expected slots within a ring"):
-        read.reader.read(torch.ones(2), read.ring.capacity, 0, 0, 0, 0, 0, False)
+        read.reader.read(torch.ones(2), CAPACITY, 0, 0, 0, 0, 0, False)
 
 
 def test_wrong_arguments() -> None:

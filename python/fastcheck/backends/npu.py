@@ -148,8 +148,7 @@ def _read_status(device: torch.device) -> torch.Tensor:
     # the first number, and so does this.
     module, operators = _modules()
     with module.device(device), no_grad():
-        words: torch.Tensor = operators.npu_get_float_status(_numbers(device))
-        return words[:1]
+        return operators.npu_get_float_status(_numbers(device))[:1]
 
 
 def _clear_status(device: torch.device) -> None:

@@ -83,13 +83,12 @@ class Composer(Callback):  # type: ignore[misc]  # its base is Any where compose
 
 
 def _sealing(
-    own: Callable[[], object], seals: CheckpointSeals, original: Callable[..., Any]
+    own: Callable[[], Any], seals: CheckpointSeals, original: Callable[..., Any]
 ) -> Callable[..., Any]:
     def save_checkpoint(
         state: Any, filename: str = "ep{epoch}-ba{batch}-rank{rank}", **kwargs: Any
     ) -> Any:
-        is_own: bool = state is own()
-        if not is_own:
+        if state is not own():
             return original(state, filename, **kwargs)
         path = checkpoint.get_save_filename(state, filename)
         seals.check(state.model, path, "load the checkpoint before it")

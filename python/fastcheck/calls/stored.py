@@ -111,9 +111,7 @@ def parameter_states(
     and whether it is a part, of which other ranks hold the rest.
     """
     if _module is not None:
-        flags: tuple[list[bool], list[bool], list[bool]]
-        flags = _module.parameter_states(parameters, _state_of)
-        return flags
+        return _module.parameter_states(parameters, _state_of)
     states = [_state_of(entry) for entry in parameters]
     trained, with_gradient, parts = ([state[part] for state in states] for part in range(3))
     return trained, with_gradient, parts

@@ -47,8 +47,8 @@ class RecordedOpCalls(OpCalls):
         recorder = session.op_recorder(fallback)
         if recorder is None:
             return None
-        made = fallback.calls = cls(session, selection, recorder)
-        return made
+        fallback.calls = cls(session, selection, recorder)
+        return fallback.calls
 
     def __init__(self, session: DumpSession, selection: Selection, recorder: Any) -> None:
         super().__init__(session, selection)

@@ -102,18 +102,15 @@ def _made_by_node(saved: SavedByNode) -> Optional[torch.Tensor]:
     """
     values, name = saved.values, _kind(saved.name)
     read, other, exponent = map(values.get, ("self", "other", "exponent"))
-    mask: torch.Tensor
     if name in ("Reciprocal", "Rsqrt"):  # an infinity comes of a number near 0 alone
-        mask = values["result"].isinf()
-        return mask
+        return values["result"].isinf()
     if name == "Div" and isinstance(other, torch.Tensor):
         mask = other == 0
         return mask if read is None else mask & read.isfinite()
     if read is None or not (name in _AGAIN or (name == "Pow" and exponent is not None)):
         return None
     result = _AGAIN[name](read) if name in _AGAIN else read.pow(exponent)
-    mask = ~result.isfinite() & read.isfinite()
-    return mask
+    return ~result.isfinite() & read.isfinite()
 
 
 def _tensors(saved: SavedByNode) -> list[tuple[str, torch.Tensor]]:
@@ -562,8 +559,7 @@ class _Variable(NamedTuple):
 
     @property
     def value(self) -> torch.Tensor:
-        value: torch.Tensor = self.frame.f_locals[self.name]
-        return value
+        return self.frame.f_locals[self.name]
 
     def first_bad(self) -> str:
         return first_bad(self.name, self.value)

@@ -78,9 +78,7 @@ class PrecisionAdvice:
         return fields
 
 
-def advice_from_lines(
-    lines: Iterable[Mapping[str, Any]], tolerance: float = 0.001
-) -> list[PrecisionAdvice]:
+def advice_from_lines(lines: Iterable[Mapping[str, Any]]) -> list[PrecisionAdvice]:
     """The advice from the lines of a log, each with its Site; a site of several ranks is added up.
     Anything that is no such line is left out.
     """
@@ -97,7 +95,7 @@ def advice_from_lines(
                 exponents, readings = before.exponents + exponents, before.readings + readings
                 is_scaled = is_scaled or before.is_scaled
             advice[site] = advise(
-                exponents, dtype, tolerance, site=site, readings=readings, is_scaled=is_scaled
+                exponents, dtype, 0.001, site=site, readings=readings, is_scaled=is_scaled
             )
         except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError):
             continue

@@ -21,7 +21,6 @@ from fastcheck.utils.text.layout import (
     GUTTER,
     is_logarithmic,
     line_width,
-    paint,
     section,
     sparkline,
     stderr_is_ascii,
@@ -207,7 +206,6 @@ VERDICT_TEXTS = {
 def render(
     report: StopReport,
     width: int | None = None,
-    color: bool = False,
     ascii_only: bool | None = None,
 ) -> str:
     """The stop report as plain text of at most ``width`` columns (a longer path or code line stays
@@ -222,9 +220,9 @@ def render(
     width = line_width(WIDTH) if width is None else width
     if report.is_lost:
         return "\n".join(wrap(_lost(report), width))
-    head = [paint(line, "red", color) for line in wrap(headline(report), width)]
+    head = wrap(headline(report), width)
     sections = _short_sections(report, width - GUTTER, _MOST_LINES - len(head) - 1)
-    blocks = ["\n".join(section(label, lines, color)) for label, lines in sections]
+    blocks = ["\n".join(section(label, lines)) for label, lines in sections]
     text = "\n".join([*head, "", *blocks])
     return to_ascii(text) if ascii_only else text
 

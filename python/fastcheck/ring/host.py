@@ -56,15 +56,13 @@ class HostRing:
         self,
         depth: int,
         when_full: Callable[[], None],
-        capacity: int = CAPACITY,
         cursor: Optional[Cursor] = None,
     ) -> None:
         # Not the default device, which the user may have set to another.
-        slots = torch.zeros(capacity * RECORD_DTYPE.itemsize, dtype=torch.uint8, device="cpu")
+        slots = torch.zeros(CAPACITY * RECORD_DTYPE.itemsize, dtype=torch.uint8, device="cpu")
         self.slots = slots
         self._records: np.ndarray = slots.numpy().view(RECORD_DTYPE)
         self._bytes: np.ndarray = slots.numpy()
-        self.capacity = capacity
         self._cursor = cursor or new_cursor()
         self.depth = int(depth)
         self._when_full = when_full
@@ -90,7 +88,7 @@ class HostRing:
     ) -> bool:
         """Reads ``tensor`` into the next slot. True when it holds anything non-finite."""
         cursor = self._cursor
-        if cursor.slot == self.capacity:
+        if cursor.slot == CAPACITY:
             self._when_full()
         is_bad = self.write(tensor, cursor.slot, site, call, step, seq, flags, observe)
         # After the write: a tensor that the kernel refuses takes no slot.
@@ -100,7 +98,7 @@ class HostRing:
     def next_slot(self) -> int:
         """The number of a free slot; after writing it the caller increments ``used``."""
         cursor = self._cursor
-        if cursor.slot == self.capacity:
+        if cursor.slot == CAPACITY:
             self._when_full()
         return cursor.slot
 
@@ -137,10 +135,10 @@ class HostRing:
         """
         start, cursor = 0, self._cursor
         while start < len(tensors):
-            if cursor.slot == self.capacity:
+            if cursor.slot == CAPACITY:
                 self._when_full()
             first = cursor.slot
-            stop = min(len(tensors), start + self.capacity - first)
+            stop = min(len(tensors), start + CAPACITY - first)
             bad_count = self._observe_list(
                 list(tensors[start:stop]),
                 self.slots,

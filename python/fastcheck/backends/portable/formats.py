@@ -7,12 +7,14 @@ counts of a record as differences, whatever the dtype.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from fastcheck.record.format import COUNTS, DTYPES, DTypeInfo, Order
+from fastcheck.record.statistics import FLOAT_FORMATS
 
 #: 64-bit cells of the value fields: counts, min, max, three sums, checksum.
 VALUE_CELLS = 14
@@ -26,14 +28,7 @@ _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 #: Mantissa bits of the floating-point dtypes, by name; for a complex dtype those of its parts.
 MANTISSA_BITS = {
-    "float64": 52,
-    "float32": 23,
-    "float16": 10,
-    "bfloat16": 7,
-    "float8_e4m3fn": 3,
-    "float8_e5m2": 2,
-    "complex64": 23,
-    "complex128": 52,
+    name: -round(math.log2(torch.finfo(getattr(torch, name)).eps)) for name in FLOAT_FORMATS
 }
 _COMPONENT_DTYPES = {"complex64": "float32", "complex128": "float64"}
 
@@ -131,7 +126,7 @@ def _format(info: DTypeInfo) -> Format:
     if mantissa_bits is None:
         intervals = _integer_intervals(info.name, lowest)
     else:
-        has_inf = info.name != "float8_e4m3fn"
+        has_inf = FLOAT_FORMATS[info.name].has_inf
         all_ones = -1 - lowest
         largest = all_ones - (1 << mantissa_bits) if has_inf else all_ones - 1
         intervals = _float_intervals(lowest, mantissa_bits, largest, has_inf)

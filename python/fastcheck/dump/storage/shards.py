@@ -30,21 +30,12 @@ _HEADER_BYTES = 64 * 1024
 _ENTRY_BYTES = 120
 _DIMENSION_BYTES = 21
 
+_BITS = (8, 16, 32, 64)
 _NAMES = {
-    "float64": "F64",
-    "float32": "F32",
-    "float16": "F16",
+    **{f"{k}{n}": f"{k[0].upper()}{n}" for k in ("float", "int", "uint") for n in _BITS},
     "bfloat16": "BF16",
     "float8_e4m3fn": "F8_E4M3",
     "float8_e5m2": "F8_E5M2",
-    "int64": "I64",
-    "int32": "I32",
-    "int16": "I16",
-    "int8": "I8",
-    "uint64": "U64",
-    "uint32": "U32",
-    "uint16": "U16",
-    "uint8": "U8",
     "bool": "BOOL",
 }
 _COMPLEX = {torch.complex64: torch.float32, torch.complex128: torch.float64}

@@ -201,8 +201,7 @@ def _headroom(records: np.ndarray) -> np.ndarray:
         known = (records["depth"] >= Depth.STATS) & (reached > 0) & (reached <= largest)
         saturates = records["device_mode"] == int(DeviceMode.SATURATING)
         known &= (reached < largest) | saturates
-        bits: np.ndarray = np.where(known, np.log2(largest / reached), np.inf)
-    return bits
+        return np.where(known, np.log2(largest / reached), np.inf)
 
 
 _SITE = "fastcheck/least_headroom"

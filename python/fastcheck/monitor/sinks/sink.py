@@ -48,7 +48,6 @@ def sinks_of_environment() -> tuple[ScalarSink, ...]:
 
 
 def _open(given: Any) -> Optional[ScalarSink]:
-    made: Optional[ScalarSink]
     if isinstance(given, str):
         name, _, target = given.partition(":")
         if name not in LIBRARIES:
@@ -58,15 +57,12 @@ def _open(given: Any) -> Optional[ScalarSink]:
                 got=repr(name),
                 hint=did_you_mean(name, LIBRARIES),
             )
-        made = sink_of(name, target) if own_rank() == 0 else None
-        return made
+        return sink_of(name, target) if own_rank() == 0 else None
     package = type(given).__module__.rpartition(".")[0]
     if package == __package__:  # made by an adapter for a trainer
-        made = given
-        return made
+        return given
     if package.partition(".")[0] == "wandb":
-        made = Wandb(given)
-        return made
+        return Wandb(given)
     if callable(getattr(given, "add_scalar", None)):
         return TensorBoard(given)
     method = _method(given)

@@ -162,12 +162,12 @@ def collect(directory: str) -> Collected:
     segments = log_parts(directory)
     first, last = _span(directory, segments)
     while True:
-        reading = _Reading(directory, segments, first, last)
-        reading.read()
-        if not reading.outside:
-            return reading.collected
+        attempt = _Reading(directory, segments, first, last)
+        attempt.read()
+        if not attempt.outside:
+            return attempt.collected
         # A record lies outside of what the ends of the segments had shown.
-        first, last = min(first, *reading.outside), max(last, *reading.outside)
+        first, last = min(first, *attempt.outside), max(last, *attempt.outside)
 
 
 def _span(directory: str, segments: Mapping[int, list[str]]) -> tuple[int, int]:
