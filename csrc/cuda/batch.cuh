@@ -233,12 +233,18 @@ class Tally {
     } else {
       Accumulator x[S::kVectorLanes];
       row_values(row, x);
+      constexpr bool kInTwos = kHasTwoFloats && std::is_same_v<Accumulator, float>;
       FASTCHECK_UNROLL
-      for (int k = 0; k < S::kVectorLanes; ++k) {
-        if constexpr (Component::kIsFloat) {
+      for (int k = 0; k < S::kVectorLanes; k += kInTwos ? 2 : 1) {
+        if constexpr (kInTwos) {
+          if constexpr (kMayScale<Component>) multiply_two(x[k], x[k + 1], factor, factor);
+          add_two(runs[k].sum, runs[k + 1].sum, x[k], x[k + 1]);
+          add_two(runs[k].abs_sum, runs[k + 1].abs_sum, fabsf(x[k]), fabsf(x[k + 1]));
+          add_two_squares(runs[k].sum_sq, runs[k + 1].sum_sq, x[k], x[k + 1]);
+        } else {
           if constexpr (kMayScale<Component>) x[k] *= factor;
+          fastcheck::add(runs[k], x[k]);
         }
-        fastcheck::add(runs[k], x[k]);
       }
     }
   }

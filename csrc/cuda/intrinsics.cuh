@@ -216,6 +216,40 @@ FASTCHECK_DEVICE std::uint32_t halves_of_e4m3(std::uint32_t word) {
 
 // ---- float32 ------------------------------------------------------------------------------------
 
+// Two float32 at a time: the packed instructions of sm_100 and sm_103 (FADD2, FMUL2, FFMA2). nvcc
+// makes none of them by itself, and for other architectures two of each.
+#define FASTCHECK_HAS_TWO_FLOATS (FASTCHECK_DEVICE_ARCH / 100 == 10)
+constexpr bool kHasTwoFloats = FASTCHECK_HAS_TWO_FLOATS;
+
+// Two results, in the place of a and b, each of its own operands alone.
+#if FASTCHECK_HAS_TWO_FLOATS
+#define FASTCHECK_TWO_FLOATS(name, instruction, plain)               \
+  FASTCHECK_DEVICE void name(float& a, float& b, float x, float y) { \
+    asm("{\n"                                                        \
+        "\t.reg .b64 both;\n"                                        \
+        "\t.reg .b64 with;\n"                                        \
+        "\tmov.b64 both, {%0, %1};\n"                                \
+        "\tmov.b64 with, {%2, %3};\n"                                \
+        "\t" instruction                                             \
+        ";\n"                                                        \
+        "\tmov.b64 {%0, %1}, both;\n"                                \
+        "}"                                                          \
+        : "+f"(a), "+f"(b)                                           \
+        : "f"(x), "f"(y));                                           \
+  }
+#else
+#define FASTCHECK_TWO_FLOATS(name, instruction, plain)               \
+  FASTCHECK_DEVICE void name(float& a, float& b, float x, float y) { \
+    const auto one = [](float a, float x) { return plain; };         \
+    a = one(a, x);                                                   \
+    b = one(b, y);                                                   \
+  }
+#endif
+FASTCHECK_TWO_FLOATS(add_two, "add.rn.f32x2 both, both, with", a + x)
+FASTCHECK_TWO_FLOATS(multiply_two, "mul.rn.f32x2 both, both, with", a* x)
+FASTCHECK_TWO_FLOATS(add_two_squares, "fma.rn.f32x2 both, with, with, both", fmaf(x, x, a))
+#undef FASTCHECK_TWO_FLOATS
+
 FASTCHECK_DEVICE float max_or_nan(float x, float y) {
 #if FASTCHECK_DEVICE_ARCH >= 800
   float out;

@@ -324,6 +324,9 @@ def operands(name: str) -> tuple[np.ndarray, np.ndarray]:
     if name in ("permute", "dots"):
         x, y = rng.integers(0, 1 << 32, (2, 200_000), dtype=np.uint32)
         return x, y
+    if name.startswith("two"):
+        finite = rng.integers(0, 1 << 32, (2, 200_000), dtype=np.uint32) & 0xFF7FFFFF
+        return finite[0], finite[1]
     if name == "half_value":
         finite = every[(every & 0x7FFF) < 0x7C00]
         return finite, finite
@@ -349,7 +352,7 @@ def told_apart(name: str, x: np.ndarray) -> np.ndarray:
     if name.startswith("max_float"):
         bits = np.where(x == 1 << 31, np.uint32(0), x)
         return np.where((bits & 0x7FFFFFFF) > 0x7F800000, np.uint32(0x7FFFFFFF), bits)
-    if name in ("permute", "dots", "half_value", "times_256"):
+    if name in ("permute", "dots", "half_value", "times_256") or name.startswith("two"):
         return x
     if name == "e4m3":
         halves = x.view(np.uint16)
@@ -381,12 +384,15 @@ INTRINSICS = (
     "half_value",
     "times_256",
     "e4m3",
+    "two_sums",
+    "two_products",
+    "two_squares",
 )
 
 
 @pytest.mark.parametrize(
     ("name", "arch"),
-    sample(itertools.product(INTRINSICS, ("75", "80", "86", "90")), len(INTRINSICS)),
+    sample(itertools.product(INTRINSICS, ("75", "80", "86", "90", "100")), len(INTRINSICS)),
 )
 def test_instructions_equal_their_plain_code(name: str, arch: str, plain: ctypes.CDLL) -> None:
     lib = ptx_on_cpu.load(ptx_on_cpu.ptx(("tests/fakes/ptx_on_cpu/intrinsics.cu",), arch))
@@ -415,9 +421,12 @@ def test_instructions_equal_their_plain_code(name: str, arch: str, plain: ctypes
         ("half_value", "cvt.f32.f16"),
         ("times_256", "mul.rn.f16x2"),
         ("e4m3", "cvt.rn.f16x2.e4m3x2"),
+        ("two_sums", "add.rn.f32x2"),
+        ("two_products", "mul.rn.f32x2"),
+        ("two_squares", "fma.rn.f32x2"),
     ],
 )
 def test_the_instruction_is_what_was_run(name: str, instruction: str) -> None:
-    text = ptx_on_cpu.ptx(("tests/fakes/ptx_on_cpu/intrinsics.cu",), "90")[0].read_text()
+    text = ptx_on_cpu.ptx(("tests/fakes/ptx_on_cpu/intrinsics.cu",), "100")[0].read_text()
     body = text[text.index(f".entry device_{name}(") :]
     assert f"\t{instruction} " in body[: body.index("ret;")]

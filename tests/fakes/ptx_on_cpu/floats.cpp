@@ -64,6 +64,34 @@ void floats(Table& table) {
   });
 }
 
+// f of both float32 of a register of 64 bits.
+template <class F>
+uint64_t of_both(F f, uint64_t a, uint64_t b, uint64_t c) {
+  uint64_t out = 0;
+  for (int shift = 0; shift < 64; shift += 32) {
+    const uint64_t words[] = {a >> shift, b >> shift, c >> shift};
+    float x[3];
+    for (int i = 0; i < 3; ++i) std::memcpy(&x[i], &words[i], sizeof(float));
+    const float value = result(f(x[0], x[1], x[2]));
+    uint32_t bits;
+    std::memcpy(&bits, &value, sizeof(bits));
+    out |= static_cast<uint64_t>(bits) << shift;
+  }
+  return out;
+}
+
+void two_floats(Table& table) {
+  table.binary<uint64_t, uint64_t>("add.rn.f32x2", [](uint64_t a, uint64_t b) {
+    return of_both([](float x, float y, float) { return x + y; }, a, b, 0);
+  });
+  table.binary<uint64_t, uint64_t>("mul.rn.f32x2", [](uint64_t a, uint64_t b) {
+    return of_both([](float x, float y, float) { return x * y; }, a, b, 0);
+  });
+  table.ternary<uint64_t>("fma.rn.f32x2", [](uint64_t a, uint64_t b, uint64_t c) {
+    return of_both([](float x, float y, float z) { return std::fma(x, y, z); }, a, b, c);
+  });
+}
+
 // 16-bit floats by their bits: order of the numbers as order of integers, both zeros 0.
 int order(uint16_t half) { return (half & 0x8000) != 0 ? -(half & 0x7fff) : half & 0x7fff; }
 
@@ -162,6 +190,7 @@ void packed_floats(Table& table) {
 
 void define_floats(Table& table) {
   floats(table);
+  two_floats(table);
   packed_floats(table);
 }
 

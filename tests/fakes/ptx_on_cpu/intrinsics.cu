@@ -26,6 +26,16 @@ FASTCHECK_DEVICE std::uint32_t dots(std::uint32_t x, std::uint32_t y) {
   return dot_unsigned(x, y, 7) ^ static_cast<std::uint32_t>(dot_signed(x, y, -7)) << 1;
 }
 
+#define OF_TWO(name)                                                           \
+  FASTCHECK_DEVICE std::uint32_t of_##name(std::uint32_t x, std::uint32_t y) { \
+    float a = bit_cast<float>(x), b = bit_cast<float>(y);                      \
+    name(a, b, bit_cast<float>(y), bit_cast<float>(y));                        \
+    return bit_cast<std::uint32_t>(a) ^ bit_cast<std::uint32_t>(b) << 1;       \
+  }
+OF_TWO(add_two)
+OF_TWO(multiply_two)
+OF_TWO(add_two_squares)
+
 struct Arguments {
   const std::uint32_t* x;
   const std::uint32_t* y;
@@ -63,3 +73,6 @@ PROBE(max_float, max_float)
 PROBE(half_value, half_value)
 PROBE(times_256, times_256)
 PROBE(e4m3, e4m3)
+PROBE(two_sums, of_add_two)
+PROBE(two_products, of_multiply_two)
+PROBE(two_squares, of_add_two_squares)
