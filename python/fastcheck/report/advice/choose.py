@@ -42,9 +42,10 @@ def stored(case: Case) -> Iterator[Advice]:
         form = case.reading.float_format
         if case.trend.healthy and name.endswith("running_var") and not case.has_nan and form:
             yield Advice(
-                "The variance of what its module read is infinite: the square of a number above "
-                f"{format_number(math.sqrt(form.max))} is beyond {case.reading.dtype}'s "
-                f"{case.limit}. Scale the input, or look for the outlier in this step's batch."
+                f"If its module read a number above {format_number(math.sqrt(form.max))}, whose "
+                f"square is beyond {case.reading.dtype}'s {case.limit}, the variance was infinite: "
+                "scale the input, or look for the outlier in this step's batch. If not, look at "
+                "what writes the buffer."
             )
         if not case.trend.healthy:
             yield Advice(
@@ -110,9 +111,9 @@ def stored(case: Case) -> Iterator[Advice]:
     elif is_written:
         yield Advice(
             f"The weight was far from overflowing, and {' and '.join(sorted(steppers))} divides by "
-            "nothing: of a finite gradient it makes no NaN. The program may have written it after "
-            "the update, as sharpness-aware minimisation, an average or a constraint does: look "
-            "there for a division by a norm, a sum or a count of 0.",
+            "no number that may be 0: of a finite gradient it makes no NaN. The program may have "
+            "written it after the update, as sharpness-aware minimisation, an average or a "
+            "constraint does: look there for a division by a norm, a sum or a count of 0.",
             "p.add_(rho * p.grad / (norm + 1e-12))",
         )
     is_before = case.trend.healthy[-1].step < case.report.step

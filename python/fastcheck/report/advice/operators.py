@@ -108,7 +108,8 @@ def _division(case: Case, made: Operation) -> Iterator[Advice]:
         least, (_, dividend) = _least_magnitude(divisor), made.operand(0)
         form = (made.result or case.reading).float_format
         peak = 1.0 if dividend is None or made.name == "reciprocal" else dividend.abs_max
-        if least and form is not None and peak and float(peak) / least > form.max:
+        is_given = dividend is not None and dividend.inf_count > 0
+        if least and not is_given and form is not None and peak and float(peak) / least > form.max:
             yield Advice(
                 f"The divisor {label} is down to {format_number(least)}: the quotient is beyond "
                 f"{format_number(form.max)}. Add an eps to it or clamp it.",
