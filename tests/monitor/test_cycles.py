@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import os
+import weakref
 from collections import Counter
 from pathlib import Path
 from typing import Callable
@@ -98,3 +99,18 @@ def test_the_variable_lives_on() -> None:
         train(model)
         monitor.remove()
     assert monitor.step_index == 2 and live()["Monitor"] - before["Monitor"] == 1
+
+
+@pytest.mark.parametrize("level", ["module", "op"])
+def test_a_step_that_is_over_goes_without_the_garbage_collector(level: str) -> None:
+    model = new_model()
+    gc.disable()
+    try:
+        with fastcheck.install(model, level=level) as monitor:
+            train(model)
+            step = weakref.ref(monitor._core.session.step)
+            train(model)
+            assert monitor.step_index == 4
+        assert step() is None
+    finally:
+        gc.enable()

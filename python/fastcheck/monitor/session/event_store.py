@@ -254,6 +254,8 @@ class EventStore:
         self._archive(step)
         self.archive.history.close_step()
         self._current = None
+        # They hold the step, which nothing but the garbage collector would free.
+        del step.rules
 
     def end_run(self, step: Step) -> None:
         """The run ends within ``step``, which is open: nothing more will be read."""
