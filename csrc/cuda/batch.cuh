@@ -242,7 +242,9 @@ class Tally {
           add_two(runs[k].abs_sum, runs[k + 1].abs_sum, fabsf(x[k]), fabsf(x[k + 1]));
           add_two_squares(runs[k].sum_sq, runs[k + 1].sum_sq, x[k], x[k + 1]);
         } else {
-          if constexpr (kMayScale<Component>) x[k] *= factor;
+          if constexpr (Component::kIsFloat) {
+            if constexpr (kMayScale<Component>) x[k] *= factor;
+          }
           fastcheck::add(runs[k], x[k]);
         }
       }
