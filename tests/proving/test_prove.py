@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
+import threading
 from typing import Any, Callable
 from unittest import mock
 
@@ -483,6 +484,33 @@ def test_complex_numbers_are_compared_whole() -> None:
     )
     assert [one.state for one in proof.outcomes] == ["holds"] * 4 + ["differs"] * 2
     assert all(one.score is not None and one.score < 5 for one in proof.outcomes[:4])
+
+
+def test_two_threads_prove_one_after_the_other() -> None:
+    """And torch is as it was at the end of both."""
+    began, ended = threading.Event(), threading.Event()
+    was = torch.autograd._engine_run_backward  # type: ignore[attr-defined]  # torch has it for itself
+    model, second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        if other.ident is None:
+            other.start()
+            began.wait(0.5)
+        return model(x).square().mean()  # type: ignore[no-any-return]  # a module's result is Any
+
+    def second_step(x: torch.Tensor) -> torch.Tensor:
+        began.set()
+        ended.wait(30)
+        return second(x).square().mean()  # type: ignore[no-any-return]  # a module's result is Any
+
+    given = torch.randn(4, 4)
+    other = threading.Thread(
+        target=fastcheck.prove, args=(second_step, given), kwargs={"model": second}
+    )
+    assert fastcheck.prove(step, given, model=model, relations=["again"])
+    ended.set()
+    other.join()
+    assert torch.autograd._engine_run_backward is was  # type: ignore[attr-defined]  # torch has it for itself
 
 
 def test_a_relation_of_ones_own() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -49,6 +50,8 @@ _BY_NAME: dict[str, Callable[[], Relation]] = {
     "fsdp": lambda: Ranks(importlib.import_module("torch.distributed.fsdp").fully_shard),
 }
 _CONFIRMED_AT = (101, 102)
+#: Held while a step is computed: what it replaces in torch is there for all threads.
+_LOCK = threading.RLock()
 _DRAWS = "depends on the batch by design: it draws random numbers, besides dropout"
 
 _Relations = Union[str, Sequence[Union[str, Relation]]]
@@ -110,14 +113,15 @@ def prove(
     asked = _asked(relations)
     tensors = [t for _, t in flatten(batch, "batch") if not t.is_inference()]
     began = time.monotonic()
-    state = TrainingState([model], optimizers=optimizers, others=also, tensors=tensors)
-    with set_aside([model]), state, torch.inference_mode(False), torch.enable_grad():
-        case = TestedStep(step, batch, model, [*optimizers, *also], state)
-        try:
-            prover = Prover(case)
-            outcomes = tuple(prover.ask(relation) for relation in asked)
-        finally:
-            case.put_back()
+    with _LOCK, set_aside([model]):
+        state = TrainingState([model], optimizers=optimizers, others=also, tensors=tensors)
+        with state, torch.inference_mode(False), torch.enable_grad():
+            case = TestedStep(step, batch, model, [*optimizers, *also], state)
+            try:
+                prover = Prover(case)
+                outcomes = tuple(prover.ask(relation) for relation in asked)
+            finally:
+                case.put_back()
     proof = Proof(outcomes, prover.subject, round(time.monotonic() - began, 3))
     if html is not None:
         write_proof(html, proof)

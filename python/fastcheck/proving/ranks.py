@@ -130,9 +130,8 @@ class Ranks(Relation):
             torch.set_num_threads(1)  # the threads of OpenMP did not come along
             meeting = f"file://{os.path.dirname(path)}/meeting"
             dist.init_process_group("gloo", meeting, rank=rank, world_size=self._count)
-            batch = self._batch(case, rank)
             case.become_rank(self._wrap(case.model))
-            computed = case.compute(batch, sites=sites, put_back=False)
+            computed = case.compute(self._batch(case, rank), sites=sites, put_back=False)
             for name, parameter in case.parameters.items():
                 if parameter.requires_grad:  # a parameter without a gradient
                     computed.tensors.setdefault(("gradient", name), torch.zeros(parameter.shape))

@@ -94,8 +94,7 @@ def find_place(case: TestedStep, relation: Relation) -> Optional[Place]:
     """The first tensor of a module, in the order of the computation, that differs by more than its
     noise; then the same of the operators that this module calls itself.
     """
-    difference = _first(case, relation)
-    if difference is None:
+    if (difference := _first(case, relation)) is None:
         return None
     key, score = difference
     if key[0] in ("loss", "step"):
@@ -117,8 +116,7 @@ def find_place(case: TestedStep, relation: Relation) -> Optional[Place]:
     if len(names) != 1:
         return place
     (name,) = names
-    operator = name.partition(" ")[2]
-    return replace(place, operator=operator, line=inside.lines.get(name, ""))
+    return replace(place, operator=name.partition(" ")[2], line=inside.lines.get(name, ""))
 
 
 def _first(case: TestedStep, relation: Relation, phase: str = "") -> Optional[tuple[Key, float]]:
