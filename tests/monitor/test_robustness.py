@@ -329,6 +329,7 @@ class TestLeaks:
             model(x).square().mean().backward()
             optimizer.step()
             if step in (last // 2, 3 * last // 4, last):
+                _ = monitor.watch.events  # steps that wait for the watch are judged
                 gc.collect()
                 sizes.append((len(gc.get_objects()), len(monitor.sites), resident_bytes()))
         objects, sites, resident = zip(*sizes)
@@ -342,7 +343,7 @@ class TestLeaks:
     ) -> None:
         most, forwards = (65536, 45_000) if IS_WHOLE else (2048, 2000)
         monkeypatch.setattr("fastcheck.monitor.session.session._MAX_SEEN", most)
-        monkeypatch.setattr(History.__init__, "__defaults__", (most,))
+        monkeypatch.setattr(History.__init__, "__defaults__", (most, True))
         model = nn.Sequential(nn.Linear(2, 2), Apply())
         monitor = fastcheck.install(model, overflow_nums=-1)
         for number in range(forwards):
