@@ -618,6 +618,8 @@ def test_a_cache_of_the_model_differs_and_does_not_raise() -> None:
         ({"model": 3}, "model"),
         ({"optimizer": [3]}, "optimizer"),
         ({"relations": ["unknown"]}, "relations"),
+        ({"relations": None}, "relations"),
+        ({"also": [3]}, "also"),
     ],
 )
 def test_what_cannot_be_used_is_refused(options: dict[str, Any], named: str) -> None:

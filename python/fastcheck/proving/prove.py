@@ -16,7 +16,7 @@ import torch
 from fastcheck.errors import ConfigError, did_you_mean, first_line
 from fastcheck.monitor.reruns import set_aside
 from fastcheck.utils.torch.flatten import flatten
-from fastcheck.utils.torch.training_state import TrainingState
+from fastcheck.utils.torch.training_state import TrainingState, is_stateful
 
 from . import batches, models
 from .case import Relation, Settings, TestedStep
@@ -49,12 +49,9 @@ _BY_NAME: dict[str, Callable[[], Relation]] = {
     "ddp": lambda: Ranks(torch.nn.parallel.DistributedDataParallel),
     "fsdp": lambda: Ranks(importlib.import_module("torch.distributed.fsdp").fully_shard),
 }
-_CONFIRMED_AT = (101, 102)
 #: Held while a step is computed: what it replaces in torch is there for all threads.
 _LOCK = threading.RLock()
 _DRAWS = "depends on the batch by design: it draws random numbers, besides dropout"
-
-_Relations = Union[str, Sequence[Union[str, Relation]]]
 
 
 def prove(
@@ -63,7 +60,7 @@ def prove(
     *,
     model: torch.nn.Module,
     optimizer: Union[torch.optim.Optimizer, Sequence[torch.optim.Optimizer], None] = None,
-    relations: _Relations = "auto",
+    relations: Union[str, Sequence[Union[str, Relation]]] = "auto",
     also: Sequence[Any] = (),
     html: Union[str, os.PathLike[str], None] = None,
 ) -> Proof:
@@ -110,6 +107,8 @@ def prove(
     optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer or []
     if not all(isinstance(opt, torch.optim.Optimizer) for opt in optimizers):
         raise _refused("optimizer", "a torch.optim.Optimizer, or several", optimizer)
+    if not all(map(is_stateful, also)):
+        raise _refused("also", "objects with state_dict(), or torch.Generators", also)
     asked = _asked(relations)
     tensors = [t for _, t in flatten(batch, "batch") if not t.is_inference()]
     began = time.monotonic()
@@ -149,8 +148,8 @@ class Prover:
             raise _refused("step", expected, case.step, "it left no loss, output or gradient")
         count = sum(p.numel() for p in case.parameters.values())
         rows = f", {case.given.rows} rows" if case.given.rows else ""
-        kind = str(case.learned.dtype).removeprefix("torch.")
-        self.subject = f"{type(case.model).__name__}: {count:,} parameters{rows}, {kind}"
+        size = f"{count:,} parameters{rows}, {case.learned.dtype}".replace("torch.", "")
+        self.subject = f"{type(case.model).__name__}: {size}"
 
     def _floor(self, dropout: bool) -> Floor:
         self.case.settings.dropout = dropout
@@ -209,7 +208,7 @@ class Prover:
         """True if it differs at other weights too: not where a tie (of a router, of a maximum) was
         decided by rounding.
         """
-        for noise in _CONFIRMED_AT:
+        for noise in (101, 102):
             if score <= LIMIT:
                 return False
             with mock.patch.multiple(self.case.settings, noise=noise, ulps=self.case.far):
@@ -224,8 +223,8 @@ def _worst(relation: Relation, scores: dict[Key, float]) -> tuple[float, Key]:
     return max(hard, key=lambda pair: pair[0], default=(0.0, ("", "")))
 
 
-def _asked(relations: _Relations) -> list[Relation]:
-    if isinstance(relations, str):
+def _asked(relations: Union[str, Sequence[Union[str, Relation]]]) -> list[Relation]:
+    if isinstance(relations, str) or not isinstance(relations, Sequence):
         relations = list(_AUTO) if relations == "auto" else [relations]
     named: list[type[Relation]] = [*_AUTO.values(), batches.Causal]
     known: dict[str, Callable[[], Relation]] = {**{r.name: r for r in named}, **_BY_NAME}
