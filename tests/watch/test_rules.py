@@ -42,7 +42,7 @@ def test_texts_use_what_there_is(rule: Rule) -> None:
     known |= (
         {"name", "share", "most", "steps"}
         if rule in NUMBER_RULES
-        else {"dtype", "count", "interval"}
+        else {"dtype", "count", "reaches"}
     )
     used = {name for _, name, _, _ in string.Formatter().parse(rule.text) if name}
     assert used <= known

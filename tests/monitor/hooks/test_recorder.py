@@ -20,7 +20,6 @@ from fastcheck.monitor.hooks.module_observer import ForwardHook, ForwardPreHook,
 from fastcheck.monitor.session import derivatives
 from fastcheck.monitor.session.derivatives import _last_nodes
 from fastcheck.ring.device import DeviceRing
-from fastcheck.ring.host import HostRing
 from support.programs.recorder_models import MODELS, NAN, Block, Poison, outcome
 from support.sampling import sample
 
@@ -97,11 +96,8 @@ def test_whatever_was_asked_for(name: str, device: str, monkeypatch: pytest.Monk
 def test_rings_of_a_few_slots(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Full ones are taken out, sent away and exchanged in the middle of a call."""
     whole = outcome(MODELS["blocks"], device)
-    host, elsewhere = (
-        functools.partial(HostRing, capacity=3),
-        functools.partial(DeviceRing, segment_slots=3),
-    )
-    monkeypatch.setattr("fastcheck.monitor.session.session.HostRing", host)
+    elsewhere = functools.partial(DeviceRing, segment_slots=3)
+    monkeypatch.setattr("fastcheck.ring.host.CAPACITY", 3)
     monkeypatch.setattr("fastcheck.monitor.session.session.DeviceRing", elsewhere)
     monkeypatch.setattr("fastcheck.monitor.session.session._MAX_SEEN", 40)
     assert outcome(MODELS["blocks"], device) == whole

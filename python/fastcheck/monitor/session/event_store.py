@@ -96,6 +96,8 @@ class Archive:
         self.updated_steps: deque[int] = deque(maxlen=_UPDATED_STEPS)
         # The first step with a counted event: summary() reports it.
         self.first_bad: Optional[Step] = None
+        #: Records that arrived before the step that they are of began.
+        self.early: list[np.ndarray] = []
         # The events of the steps that are over.
         #: Oldest first, the youngest 16,384.
         self.events: deque[Event] = deque(maxlen=_MAX_EVENTS)
@@ -174,8 +176,6 @@ class EventStore:
         # The other parts of the monitor that are told of events, steps, stops and boundaries.
         self.listeners: list[SessionListener] = []
         self._has_run_ended = False
-        # Records that arrived before the step that they are of began.
-        self._early: list[np.ndarray] = []
         # Events for which a stop, a warning or a callback is due; acted on outside all locks and
         # guards. One list for good: the recorder looks at it, too.
         self.due: list[Due] = []
@@ -275,9 +275,11 @@ class EventStore:
         """
         if self.config.level != "op":
             return self.archive.history.open_chunks
-        chunks = [*self._early, *self.archive.history.open_chunks]
+        chunks = [*self.archive.early, *self.archive.history.open_chunks]
         is_early = [chunk["step"] > step.index for chunk in chunks]
-        self._early = [c.compress(early) for c, early in zip(chunks, is_early) if early.any()]
+        self.archive.early = [
+            c.compress(early) for c, early in zip(chunks, is_early) if early.any()
+        ]
         return [
             c.compress(~early) if early.any() else c
             for c, early in zip(chunks, is_early)
