@@ -1,7 +1,7 @@
 """A training step of small models, where the host's work for a call weighs as much as the numbers:
 with default options, without the watch, and at op level, each beside a plain step; and the kernels
 alone on as many bytes, which no hook is faster than. A step of the MLP and of the convolutional
-network takes about 5 ms.
+network takes 5 to 7 ms.
 
     python bench/small_models.py [--rounds N]    writes bench/results/small_models.json, prints a
                                                  Markdown table
