@@ -122,9 +122,9 @@ class RecordLog:
         self._segment_index = 0
         self._segment_bytes = 0
         self._segment_has_events = False
-        share = min(
-            _SEGMENT_BYTES, (1 << 62 if limit_bytes is None else limit_bytes) // _SEGMENTS_IN_LIMIT
-        )
+        share = _SEGMENT_BYTES
+        if limit_bytes is not None:
+            share = min(share, limit_bytes // _SEGMENTS_IN_LIMIT)
         self._segment_limit = max(share // RECORD_BYTES, 1) * RECORD_BYTES
         try:
             self._place = self._claim(os.fspath(directory), dict(meta or {}))

@@ -88,7 +88,7 @@ def override(
     return Override(Elsewhere(place, dtype, draws=random), selection, is_named=ops is not None)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Override:
     """A section in which operators are computed elsewhere: override() returns it, and bisect()
     hands it to its ``run``. May be entered again, once it was left; counts go on.

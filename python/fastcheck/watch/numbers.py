@@ -149,17 +149,15 @@ class Weights:
     def begin(self, now: Signals, steps: Sequence[int]) -> None:
         """Takes in the steps that come next, of which ``steps`` have a row."""
         at = np.flatnonzero(now.phases == WEIGHT)
-        sites = now.sites[at]
-        self._of.grow(int(sites.max(initial=-1)) + 1)
+        self._of.grow(int(now.sites[at].max(initial=-1)) + 1)
         self.moved, self.grown = [(0.0, 0.0)] * len(now.steps), [None] * len(now.steps)
         self._grown_since_first = {}
         if len(steps) and len(at):
-            chosen = np.ix_(np.array(steps), at)
-            is_read = now.is_read[chosen]
             numbers = np.array(steps)
+            chosen = np.ix_(numbers, at)
             ends = np.flatnonzero(np.diff(numbers // PART, append=-1))
-            moved, together = self._moved(now, chosen, sites, is_read, ends)
-            grown, since_first = self._grown(now, chosen, sites, is_read, ends)
+            moved, together = self._moved(now, chosen, ends)
+            grown, since_first = self._grown(now, chosen, ends)
             for k, of_step, growth in zip(steps, moved, grown):
                 self.moved[k], self.grown[k] = of_step, growth
             for k, growth, is_together in zip(numbers[ends].tolist(), since_first, together):
@@ -171,14 +169,10 @@ class Weights:
         return [] if grown is None else self.standstill.look(step, grown)
 
     def _moved(
-        self,
-        now: Signals,
-        chosen: tuple[np.ndarray, ...],
-        sites: np.ndarray,
-        is_read: np.ndarray,
-        ends: np.ndarray,
+        self, now: Signals, chosen: tuple[np.ndarray, ...], ends: np.ndarray
     ) -> tuple[Iterable[tuple[float, float]], Sequence[bool]]:
         """``moved``, and whether weights move together, as of each of ``ends``."""
+        sites, is_read = now.sites[chosen[1][0]], now.is_read[chosen]
         sums, numel = now.sums[chosen], now.numel[chosen]
         place = np.arange(1, len(sums) + 1)[:, None]
         # The last of these steps in which each was read; 0: before them.
@@ -215,14 +209,10 @@ class Weights:
         return moved, are_together.tolist()
 
     def _grown(
-        self,
-        now: Signals,
-        chosen: tuple[np.ndarray, ...],
-        sites: np.ndarray,
-        is_read: np.ndarray,
-        ends: np.ndarray,
+        self, now: Signals, chosen: tuple[np.ndarray, ...], ends: np.ndarray
     ) -> tuple[Iterable[Optional[float]], Iterable[Optional[float]]]:
         """``grown``, and the growth since the first step, as of each of ``ends``."""
+        sites, is_read = now.sites[chosen[1][0]], now.is_read[chosen]
         past, steps = self._of["rms"][:, sites], len(is_read)
         at, column = np.cumsum(is_read, axis=0) - 1, np.arange(len(sites))
         levels = np.concatenate([past, np.full((steps, len(sites)), np.nan)])

@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import fastcheck
+from fastcheck.monitor.hooks.compiled import break_graphs
 from fastcheck.types import Flag
 from support.programs import compiling
 from support.programs.compiling import (
@@ -341,3 +342,19 @@ def test_clipping_in_compiled_code_is_traced_as_before() -> None:
     clip(list(model.parameters()))
     norm = torch.stack([p.grad.norm() for p in model.parameters()]).norm()  # type: ignore[union-attr]  # each has a gradient by now
     assert norm.item() == pytest.approx(1e-3, rel=1e-2)
+
+
+def test_dynamo_breaks_graphs_at_hooks_of_optimizers_and_compiles_nothing_of_them() -> None:
+    compiled: list[str] = []
+
+    def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
+        compiled.append(graph.code)
+        return graph
+
+    def hook(x: torch.Tensor) -> torch.Tensor:
+        return x.cos()
+
+    kept_out = break_graphs(hook)
+    y = torch.compile(lambda x: kept_out(x.sin()).exp(), backend=backend)(torch.ones(2))
+    assert torch.equal(y, torch.ones(2).sin().cos().exp())
+    assert [name in "".join(compiled) for name in ("sin", "cos", "exp")] == [True, False, True]

@@ -186,6 +186,8 @@ def is_dry_run() -> bool:
 
 
 class _Running(local):
+    """The running thread: current_thread() is several lines of Python, and asked for often."""
+
     def __init__(self) -> None:
         self.thread = current_thread()
 
