@@ -551,6 +551,8 @@ class StalledWeights:
 
     def _know_sites(self) -> None:
         table, known, total = self._table, self._known_sites, len(self._sites)
+        if known == total:
+            return
         self._known_sites = total
         table.grow(total)
         for number in range(known, total):

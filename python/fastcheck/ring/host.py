@@ -10,7 +10,7 @@ full ring calls ``when_full``, which takes the records out, and starts again at 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Callable, Optional, Protocol
 
 import numpy as np
@@ -90,7 +90,11 @@ class HostRing:
         cursor = self._cursor
         if cursor.slot == CAPACITY:
             self._when_full()
-        is_bad = self.write(tensor, cursor.slot, site, call, step, seq, flags, observe)
+        identity = site, call, step, seq, flags
+        if observe is None:
+            is_bad = self._observe(tensor, self.slots, cursor.slot, self.depth, *identity)
+        else:
+            is_bad = self.write(tensor, cursor.slot, *identity, observe)
         # After the write: a tensor that the kernel refuses takes no slot.
         cursor.slot += 1
         return is_bad
@@ -128,11 +132,11 @@ class HostRing:
         step: int,
         first_seq: int,
         flags: int,
-    ) -> Iterator[np.ndarray]:
-        """Reads many tensors in one call, or in several when they don't fit.
-
-        Yields copies of the records that are non-finite; the caller has to exhaust it.
+    ) -> list[np.ndarray]:
+        """Reads many tensors in one call, or in several when they don't fit. Returns copies of the
+        records that are non-finite, in pieces.
         """
+        bad: list[np.ndarray] = []
         start, cursor = 0, self._cursor
         while start < len(tensors):
             if cursor.slot == CAPACITY:
@@ -140,11 +144,11 @@ class HostRing:
             first = cursor.slot
             stop = min(len(tensors), start + CAPACITY - first)
             bad_count = self._observe_list(
-                list(tensors[start:stop]),
+                tensors[start:stop],
                 self.slots,
                 first,
                 self.depth,
-                list(sites[start:stop]),
+                sites[start:stop],
                 step,
                 first_seq + start,
                 flags,
@@ -153,7 +157,8 @@ class HostRing:
             start = stop
             if bad_count:
                 part = self._records[first : cursor.slot]
-                yield part[nonfinite(part)].copy()
+                bad.append(part[nonfinite(part)].copy())
+        return bad
 
     def last(self) -> np.void:
         """A copy of the record that was written last."""

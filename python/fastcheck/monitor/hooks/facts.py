@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Optional, Union
 
 import torch
@@ -150,7 +150,9 @@ class _Chain:
         self.written = 0
         # The calls of each scheduler of the optimizer since the last update, all, and the number of
         # updates at the last of them.
-        self.schedulers: weakref.WeakKeyDictionary[Any, list[int]] = weakref.WeakKeyDictionary()
+        self.schedulers: Optional[weakref.WeakKeyDictionary[Any, list[int]]] = None
+        # One of the facts that are counted by optimizer has held at the last update, or may have.
+        self.is_any = True
 
     @property
     def parameter(self) -> Optional[torch.Tensor]:
@@ -403,20 +405,23 @@ class Facts:
             window = chain.count_window(is_kept)
             if window:
                 self._tell_once("cleared_seldom", window, parameter)
-            for fact, holds, about in (
-                ("not_cleared", is_kept, parameter),
-                ("across", since.is_across, parameter),
-                ("doubled", since.is_doubled, parameter),
-                ("clipped_between", since.clippings > 1, f"{since.clippings} times"),
-                ("cleared_early", is_lost, parameter),
-                ("clipped_early", since.is_clipped_early, ""),
-                ("cleared_between", since.lost >= _LOST, f"{since.lost} of {since.lost + 1}"),
-            ):
-                # In most steps none holds, as in the step before.
-                if holds or (fact, id(optimizer)) in self._runs:
+            is_any = is_kept or is_lost or since.is_across or since.is_doubled
+            is_any |= since.is_clipped_early or since.clippings > 1 or since.lost >= _LOST
+            # In most steps none holds, as in the step before.
+            if is_any or chain.is_any:
+                for fact, holds, about in (
+                    ("not_cleared", is_kept, parameter),
+                    ("across", since.is_across, parameter),
+                    ("doubled", since.is_doubled, parameter),
+                    ("clipped_between", since.clippings > 1, f"{since.clippings} times"),
+                    ("cleared_early", is_lost, parameter),
+                    ("clipped_early", since.is_clipped_early, ""),
+                    ("cleared_between", since.lost >= _LOST, f"{since.lost} of {since.lost + 1}"),
+                ):
                     self._count(fact, holds, about, id(optimizer))
-            if chain.schedulers:
-                self._look_at_schedulers(optimizer, chain)
+            chain.is_any = is_any
+            if chain.schedulers is not None:
+                self._look_at_schedulers(chain.schedulers)
             if since.elements is not None and not is_scaled:
                 self._look_at_reduction(optimizer, chain)
             if chain.count_written(parameter):
@@ -458,6 +463,8 @@ class Facts:
         chain = None if optimizer is None else self._chains.get(optimizer)
         if optimizer is None or chain is None:
             return
+        if chain.schedulers is None:
+            chain.schedulers = weakref.WeakKeyDictionary()
         calls = chain.schedulers.setdefault(scheduler, [0, 0, -1])
         before, calls[2] = calls[2], chain.updates
         is_idle = chain.updates == before and self._is_replaced(optimizer)
@@ -477,11 +484,11 @@ class Facts:
         later = met[met.index(optimizer) + 1 :]
         return any(not own.isdisjoint(parameter_ids(other)) for other in later)
 
-    def _look_at_schedulers(self, optimizer: torch.optim.Optimizer, chain: _Chain) -> None:
+    def _look_at_schedulers(self, schedulers: Mapping[Any, list[int]]) -> None:
         # Some wrappers step a scheduler once for each rank.
         if group_size(self._session.config.training.process_group) > 1:
             return
-        for scheduler, calls in chain.schedulers.items():
+        for scheduler, calls in schedulers.items():
             about = f"{type(scheduler).__name__} {calls[0]} times"
             self._count("scheduled_twice", calls[0] > 1, about, id(scheduler))
             calls[0] = 0

@@ -142,7 +142,8 @@ class StepWatcher:
             self.ends.others.is_on = False
         else:
             has_copies = self._look_at_copies(optimizer)
-        if not self._concerns_or_takes(optimizer, has_copies, holds_ours):
+        is_known = holds_ours and self._given is None
+        if not (is_known or self._concerns_or_takes(optimizer, has_copies)):
             return False
         self._scaling.update_reached = True
         if has_closure and self._evaluations.updated_in.get(optimizer) == self.session.step.index:
@@ -155,7 +156,8 @@ class StepWatcher:
         self.session.step.update.is_elsewhere |= not holds_ours
         # A model that no optimizer holds may be frozen.
         if not has_closure and (holds_ours or has_copies):
-            self._notice_update(optimizer)
+            is_scaled = self._scaling.optimizer is optimizer
+            self._notice(self._facts.before_update, optimizer, is_scaled)
         self._read_learning_rates(optimizer)
         if self.session.is_active:
             self._state.read_for_update(
@@ -205,7 +207,8 @@ class StepWatcher:
         if is_ours:
             number = self._evaluations.ended(optimizer)
             if number == 1 and self._state.owned_by(optimizer):
-                self._notice_update(optimizer)
+                is_scaled = self._scaling.optimizer is optimizer
+                self._notice(self._facts.before_update, optimizer, is_scaled)
             self._uses_gradients(optimizer, number)
         return is_ours
 
@@ -340,10 +343,6 @@ class StepWatcher:
         is_on = self._facts.is_on and self.session.tape is None
         if is_on and self.session.backwards.owns_gradients:
             self._apart("what the training loop does", method, *args)
-
-    def _notice_update(self, optimizer: torch.optim.Optimizer) -> None:
-        is_scaled = self._scaling.optimizer is optimizer
-        self._notice(self._facts.before_update, optimizer, is_scaled)
 
     def before_clipping(self, gradients: Sequence[torch.Tensor]) -> bool:
         self._notice(self._facts.clipping, gradients)
@@ -575,18 +574,10 @@ class StepWatcher:
         return self._state.owned_by(optimizer) or self.ends.others.has(optimizer)
 
     def _concerns_or_takes(
-        self,
-        optimizer: torch.optim.Optimizer,
-        has_copies: bool = False,
-        holds_ours: bool = False,
+        self, optimizer: torch.optim.Optimizer, has_copies: bool = False
     ) -> bool:
-        """The same of an optimizer that is about to step, and may be the first that ends a step.
-        ``holds_ours``: it is known to hold a parameter of the model.
-        """
-        is_known = holds_ours and self._given is None
-        return (
-            is_known or self._concerns(optimizer) or self.ends.others.takes(optimizer, has_copies)
-        )
+        """The same of an optimizer that is about to step, and may be the first that ends a step."""
+        return self._concerns(optimizer) or self.ends.others.takes(optimizer, has_copies)
 
     def parameters(self) -> list[torch.Tensor]:
         """Every parameter of the observed modules."""

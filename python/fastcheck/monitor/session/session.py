@@ -378,15 +378,15 @@ class ModuleLevel(Level):
     ) -> None:
         session, store = self.session, self.session.event_store
         for device, part, numbers, part_roles in _by_device(tensors, sites, roles):
-            entry = kind(self.cursor.seq, part_roles, *fields)
+            first = self.cursor.seq
             records = self.read_list(device, part, numbers, flags)
             if session.rings.is_deferred:
-                session.step.journal.entries.append(entry)
+                session.step.journal.entries.append(kind(first, part_roles, *fields))
             elif records:
                 with store.lock:
                     self.collect()  # the history has to show when a stored tensor was last finite
                     bad = {int(record["seq"]): record for record in records}
-                    store.judge(session.step, entry, bad)
+                    store.judge(session.step, kind(first, part_roles, *fields), bad)
 
     def read_list(
         self,
@@ -434,7 +434,7 @@ class ModuleLevel(Level):
         host = [i for i, tensor in enumerate(tensors) if tensor.is_cpu]
         part, numbers = [tensors[i] for i in host], [sites[i] for i in host]
         step = self.session.step.index
-        chunks = list(self.host.observe_list(part, numbers, step, self.cursor.seq, 0))
+        chunks = self.host.observe_list(part, numbers, step, self.cursor.seq, 0)
         self.cursor.seq += len(part)
         return np.concatenate(chunks) if chunks else np.zeros(0, RECORD_DTYPE)
 

@@ -45,11 +45,13 @@ def can_read(tensor: torch.Tensor) -> bool:
     return is_plain(tensor) and not may_be_in_flight(tensor)
 
 
-def are_on_host(tensors: Sequence[torch.Tensor]) -> bool:
-    """True if all of them are in the host's memory."""
-    if status.module is not None:
-        return bool(status.module.are_on_host(tensors))
+def _are_on_host(tensors: Sequence[torch.Tensor]) -> bool:
     return all(tensor.is_cpu for tensor in tensors)
+
+
+#: True if all of them are in the host's memory.
+are_on_host: Callable[[Sequence[torch.Tensor]], bool]
+are_on_host = _are_on_host if status.module is None else status.module.are_on_host
 
 
 def may_be_in_flight(tensor: torch.Tensor) -> bool:
