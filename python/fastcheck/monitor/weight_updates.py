@@ -81,6 +81,8 @@ class UpdateInfo:
         #: True if an update is about to be applied; unknown if a training loop only ends a step by
         #: monitor.step().
         self.is_certain = is_certain
+        #: True if parameters that no optimizer holds are read in this update.
+        self.has_turn_for_strays = False
         #: Parameters and buffers, then gradients, then parameters with a gradient that no
         #: optimizer holds.
         self.first = self.first_gradient = self.first_stray = self.stop = 0
@@ -133,11 +135,9 @@ class UpdateWatcher:
         if watch is None:
             watch = self._watches[optimizer] = ObservedUpdates()
         self._looks += 1
-        return UpdateInfo(watch, is_certain=True)
-
-    def has_turn_for_strays(self, look: UpdateInfo) -> bool:
-        """True if this is an update in which parameters that no optimizer holds are read."""
-        return look.is_certain and self._looks % UPDATES == 0
+        look = UpdateInfo(watch, is_certain=True)
+        look.has_turn_for_strays = self._looks % UPDATES == 0
+        return look
 
     def unowned_parameters(self, parameters: Sequence[StoredTensor]) -> list[StoredTensor]:
         """The parameters with a gradient that no optimizer holds which has stepped or was given."""
@@ -159,7 +159,7 @@ class UpdateWatcher:
     ) -> None:
         """``..._read``: the sites of what was read. Looks closely where anything is new."""
         watch = look.watch
-        rates = [] if optimizer is None else [_is_still(group) for group in optimizer.param_groups]
+        rates = [] if optimizer is None else list(map(_is_still, optimizer.param_groups))
         watch.glances += 1
         if (
             not watch.is_close
@@ -526,7 +526,10 @@ class StalledWeights:
                 return
             gradients = joined([early, gradients]) if len(gradients) else early
         if look.close is None:
-            self._is_unchanged(look.watch, gradients)
+            counts, watch = gradients["zero_count"], look.watch
+            is_like = len(counts) == len(watch.all_zero)
+            if not is_like or (counts >= watch.all_zero).tobytes() != watch.zero:
+                watch.is_close = True
         else:
             self._weigh_parameters(look, stored)
             look.watch.is_close = self._weigh_gradients(look, look.close, gradients)
@@ -542,12 +545,6 @@ class StalledWeights:
             return records
         of = dict(zip(records["seq"].tolist(), range(len(records))))
         return records[[of[number] for number in numbers if number in of]]
-
-    def _is_unchanged(self, watch: ObservedUpdates, gradients: np.ndarray) -> None:
-        """Marks an update that is not like the last that was looked at closely, as most are."""
-        counts = gradients["zero_count"]
-        if len(counts) != len(watch.all_zero) or (counts >= watch.all_zero).tobytes() != watch.zero:
-            watch.is_close = True
 
     def _know_sites(self) -> None:
         table, known, total = self._table, self._known_sites, len(self._sites)

@@ -95,8 +95,8 @@ class UpdateGuard:
     @staticmethod
     def scaler_found_inf(optimizer: Optimizer) -> Any:
         """``optimizer.found_inf`` as if there were no guards: a GradScaler's, or None."""
-        update = _under_way.get(optimizer)
         word = getattr(optimizer, "found_inf", None)
+        update = None if word is None else _under_way.get(optimizer)
         if update is None or word is not update.word:
             return word
         return None if update.previous is _ABSENT else update.previous

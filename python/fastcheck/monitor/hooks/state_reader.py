@@ -26,7 +26,7 @@ from fastcheck.calls.stored import (
 from fastcheck.extension import status
 from fastcheck.log.history import History
 from fastcheck.monitor.session.session import Session
-from fastcheck.monitor.weight_updates import StalledWeights, UpdateWatcher
+from fastcheck.monitor.weight_updates import StalledWeights, UpdateInfo, UpdateWatcher
 from fastcheck.record.format import DTYPES, VALUE_BYTES, Depth, Flag
 from fastcheck.record.statistics import FLOAT_FORMATS
 from fastcheck.utils.torch.memory_ref import MemoryRef
@@ -64,12 +64,13 @@ class EarlyGradients:
         #: FINITE: it has none, because it was finite.
         self.waiting: dict[int, int] = {}
 
-    def begin(self, step: int) -> None:
-        """Forgets readings of other steps."""
+    def begin(self, step: int) -> bool:
+        """Forgets readings of other steps. Whether any of this step are left."""
         if step != self._step:
             self._step = step
             self._read.clear()
             self.waiting.clear()
+        return bool(self._read)
 
     def add(self, gradient: torch.Tensor, seq: int) -> None:
         """``gradient`` was read, as the record ``seq``."""
@@ -100,9 +101,6 @@ class EarlyGradients:
             if known is not None and known[0].is_of(gradient):
                 version = local(gradient)._version
                 self._read[id(gradient)] = known[0], version, known[2]
-
-    def __bool__(self) -> bool:
-        return bool(self._read)
 
 
 # The square root of a dtype's largest number, by its code. Integers have no gradients.
@@ -220,24 +218,28 @@ class StateReader:
         if gradients and session.step.update.is_elsewhere and not gradients_read:
             self._were_taken()
         stop = session.level.next_seq
-        due: list[Entry] = []
-        if gradients_read and not scaled:
-            due.append(Note(self._large_squares.weigh, first_gradient, stop))
-        if look is not None and stalled_weights is not None:
+        if look is not None:
             look.first, look.first_gradient, look.early_gradients = first, first_gradient, early
             look.first_stray = look.stop = stop
-            if updates.has_turn_for_strays(look) and session.backwards.owns_gradients:
+            if look.has_turn_for_strays and session.backwards.owns_gradients:
                 self._read_strays()
                 look.stop = session.level.next_seq
             stored = batch.sites[:buffers_at]
             updates.look_at_parameters(look, optimizer, parameters, stored, gradients_read)
             updates.look_at_buffers(look, batch.sites[buffers_at:])
-            due.append(Note(stalled_weights.settle, look))
+        weighed = stop if scaled or not gradients_read else first_gradient
+        due: list[Entry] = [Note(self._judge_update, weighed, stop, look)]
         if not scaled:
             # Now, while the update can still be prevented.
             due.append(Moment.UPDATE_DUE)
         session.due(*due)
         session.step.update.state_read = True
+
+    def _judge_update(self, first: int, stop: int, look: Optional[UpdateInfo]) -> None:
+        """The records of these gradients and of the look are here."""
+        self._large_squares.weigh(first, stop)
+        if look is not None and self.stalled_weights is not None:
+            self.stalled_weights.settle(look)
 
     def _were_taken(self) -> None:
         """The loop has cleared the gradients ahead of an update of copies, which uses them."""
@@ -340,9 +342,9 @@ class StateReader:
         """read_before_clipping() was called with these, and they have been clipped since. False:
         none belongs to the model.
         """
-        self._early.begin(self._session.step.index)
+        has_read = self._early.begin(self._session.step.index)
         self._early.changed(gradients)
-        return bool(self._early)
+        return has_read
 
     def _read_gradients(
         self,
@@ -356,17 +358,16 @@ class StateReader:
         others; and the numbers of the records of those that were.
         """
         session, early = self._session, self._early
-        early.begin(session.step.index)
+        has_early = early.begin(session.step.index)
         if session.step.given.by_id:
             self._name_given(parameters)
         batch = TensorBatch()
         batch.is_used_now = is_used_now
         sites: list[int] = []
         known: list[int] = []
-        if not early:
+        if not has_early:
             batch.add_gradients(parameters, _gradient_site)
-            parameters = []
-        for node, name, gradient in gradients_of(parameters):
+        for node, name, gradient in gradients_of(parameters) if has_early else ():
             site = _gradient_site(node, name, gradient)
             seq = early.find(gradient)
             # Only torch's clipping is known to come right after backward().

@@ -37,12 +37,14 @@ class StepNumbers:
         """Reads what a GradScaler has found in the gradients of one device; returns the number of
         its record.
         """
-        return self._record(word, self._site("GradScaler", "found_inf", "found_inf"))
+        return self._session.level.read_number(
+            word, self._site("GradScaler", "found_inf", "found_inf")
+        )
 
     def skipped(self, word: torch.Tensor, optimizer: torch.optim.Optimizer) -> None:
         """A number on its device: 1.0 if the optimizer is about to skip its update, else 0.0."""
         site = self._site(type(optimizer).__name__, "skipped_update", "skipped update")
-        self._record(word, site)
+        self._session.level.read_number(word, site)
 
     def learning_rates(self, optimizer: torch.optim.Optimizer) -> None:
         """Reads the learning rates of the groups, as the optimizer is about to use them."""
@@ -77,6 +79,3 @@ class StepNumbers:
             numbers = self._last[1]
         if numbers.is_cpu or streams_of(numbers.device) is not None:
             self._session.level.read_number(numbers, site)
-
-    def _record(self, number: torch.Tensor, site: int) -> int:
-        return self._session.level.read_number(number, site)

@@ -203,7 +203,7 @@ class OpState(StateReader):
         look = self.updates.begin(optimizer, session.step)
         if look is None or stalled_weights is None or not session.backwards.owns_gradients:
             return
-        if self.updates.has_turn_for_strays(look):
+        if look.has_turn_for_strays:
             strays = self.updates.unowned_parameters(self.parameters())
             sites = [node.site("param", name, 0) for node, name, _ in strays]
             with session.event_store.lock:

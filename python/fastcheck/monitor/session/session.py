@@ -59,6 +59,7 @@ from .event_store import EventStore
 from .overflow_status import StatusReader
 from .passes import Backwards, Passes, is_dry_run
 
+_HOST = torch.device("cpu")
 _SCALED = int(Flag.SCALED)
 # A served model never closes a step: what is remembered of it is renewed at this size.
 _MAX_SEEN = 65536
@@ -377,7 +378,11 @@ class ModuleLevel(Level):
         *fields: Any,
     ) -> None:
         session, store = self.session, self.session.event_store
-        for device, part, numbers, part_roles in _by_device(tensors, sites, roles):
+        if are_on_host(tensors):
+            parts = [(_HOST, tensors, sites, roles)] if tensors else []
+        else:
+            parts = _by_device(tensors, sites, roles)
+        for device, part, numbers, part_roles in parts:
             first = self.cursor.seq
             records = self.read_list(device, part, numbers, flags)
             if session.rings.is_deferred:
@@ -577,8 +582,6 @@ def _by_device(
     tensors: Sequence[torch.Tensor], sites: Sequence[int], roles: Sequence[str]
 ) -> list[tuple[torch.device, Sequence[torch.Tensor], Sequence[int], Sequence[str]]]:
     """The tensors, sites and roles of one device after the other."""
-    if tensors and are_on_host(tensors):
-        return [(tensors[0].device, tensors, sites, roles)]
     parts: list[tuple[torch.device, Sequence[torch.Tensor], Sequence[int], Sequence[str]]] = []
     by_device: dict[torch.device, list[int]] = {}
     for index, tensor in enumerate(tensors):
