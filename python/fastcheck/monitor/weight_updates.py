@@ -76,26 +76,27 @@ class ParameterDetails(NamedTuple):
 class UpdateInfo:
     """An update: the sequence numbers of its records, and what they lack."""
 
+    #: True if parameters that no optimizer holds are read in this update.
+    has_turn_for_strays = False
+    #: Parameters and buffers, then gradients, then parameters with a gradient that no optimizer
+    #: holds.
+    first = first_gradient = first_stray = stop = 0
+    #: The records of gradients that were read before they were clipped.
+    early_gradients: Sequence[int] = ()
+    close: Optional[ParameterDetails] = None
+    #: Sites of the buffers that may be constants: the same list while they are the same.
+    buffers: Sequence[int] = ()
+    is_training: Sequence[bool] = ()
+    #: The number of calls of the module of each.
+    calls: Sequence[int] = ()
+    #: Sites of those that a forward pass has written to; None: not known.
+    written: Optional[set[int]] = None
+
     def __init__(self, watch: ObservedUpdates, *, is_certain: bool) -> None:
         self.watch = watch
         #: True if an update is about to be applied; unknown if a training loop only ends a step by
         #: monitor.step().
         self.is_certain = is_certain
-        #: True if parameters that no optimizer holds are read in this update.
-        self.has_turn_for_strays = False
-        #: Parameters and buffers, then gradients, then parameters with a gradient that no
-        #: optimizer holds.
-        self.first = self.first_gradient = self.first_stray = self.stop = 0
-        #: The records of gradients that were read before they were clipped.
-        self.early_gradients: Sequence[int] = ()
-        self.close: Optional[ParameterDetails] = None
-        #: Sites of the buffers that may be constants: the same list while they are the same.
-        self.buffers: list[int] = []
-        self.is_training: list[bool] = []
-        #: The number of calls of the module of each.
-        self.calls: list[int] = []
-        #: Sites of those that a forward pass has written to; None: not known.
-        self.written: Optional[set[int]] = None
 
 
 class UpdateWatcher:
@@ -191,10 +192,9 @@ class UpdateWatcher:
         if buffers_read != self._buffers_read:
             self._know_buffers(buffers_read)
         look.buffers = self._buffers
-        for node, _ in self.places:
-            module = node.module()
-            look.is_training.append(module is not None and module.training)
-            look.calls.append(node.total_calls if node.is_callable else look.first)
+        modules = [(node, node.module()) for node, _ in self.places]
+        look.is_training = [module is not None and module.training for _, module in modules]
+        look.calls = [n.total_calls if n.is_callable else look.first for n, _ in modules]
         look.written, self._written = self._written, None
 
     def pass_began(self) -> None:
@@ -418,7 +418,7 @@ class ConstantBuffers:
         self._is_known[:] = True
         return self._sites[is_sudden]
 
-    def _know(self, buffers: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    def _know(self, buffers: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         """Makes a place for each of these; what is known of the old parameters stays known. How
         often the module of each had been called by the last Look, and whether it was training.
         """

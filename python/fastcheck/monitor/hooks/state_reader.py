@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Iterable, Sequence
-from typing import Any, Callable, Optional
+from typing import Optional
 
 import numpy as np
 import torch
@@ -40,7 +40,6 @@ from fastcheck.verdict.entries import (
     Moment,
     Note,
     OptimizerState,
-    Seen,
     Stored,
     UnusedGradients,
     UsedGradients,
@@ -178,7 +177,7 @@ class StateReader:
         own = [s for s in parameters_of(self._nodes, None) if isinstance(s[2], Parameter)]
         batch.add_stored(own, "param")
         batch.add_stored(buffers_of(self._nodes), "buffer")
-        self._read(batch)
+        self._session.level.observe_list(batch, 0, _stored)
 
     def read_for_update(
         self,
@@ -207,7 +206,7 @@ class StateReader:
         buffers = buffers_of(self._nodes)
         if buffers:
             batch.add_stored(buffers, "buffer")
-        self._read(batch)
+        self._session.level.observe_list(batch, 0, _stored)
         first_gradient = session.level.next_seq
         is_used_now = optimizer is not None
         gradients_read, early = (
@@ -226,7 +225,8 @@ class StateReader:
                 look.stop = session.level.next_seq
             stored = batch.sites[:buffers_at]
             updates.look_at_parameters(look, optimizer, parameters, stored, gradients_read)
-            updates.look_at_buffers(look, batch.sites[buffers_at:])
+            if buffers or updates.places:
+                updates.look_at_buffers(look, batch.sites[buffers_at:])
         weighed = stop if scaled or not gradients_read else first_gradient
         due: list[Entry] = [Note(self._judge_update, weighed, stop, look)]
         if not scaled:
@@ -250,7 +250,7 @@ class StateReader:
     def _read_strays(self) -> None:
         batch = TensorBatch()
         batch.add_stored(self.updates.unowned_parameters(self.parameters()), "param")
-        self._read(batch)
+        self._session.level.observe_list(batch, 0, _stored)
 
     def _held_by(
         self, optimizer: Optional[torch.optim.Optimizer]
@@ -328,7 +328,7 @@ class StateReader:
             return True
         first = session.level.next_seq
         fields = session.config.training.has_own_scale, self.hand_changes.was_seen
-        self._read(batch, 0, UnusedGradients, *fields)
+        self._session.level.observe_list(batch, 0, UnusedGradients, *fields)
         for number, at in enumerate(_as_read(batch.tensors)):
             early.add(read[at], first + number)
             early.waiting[batch.sites[at]] = first + number
@@ -386,7 +386,7 @@ class StateReader:
             session.due(Moment.SCALED_USED)
         first = session.level.next_seq
         flags = int(Flag.SCALED) if scaled and not is_early else 0
-        self._read(batch, flags, UsedGradients, scaled, before)
+        self._session.level.observe_list(batch, flags, UsedGradients, scaled, before)
         order = _as_read(batch.tensors) if is_early or before else ()
         for number, at in enumerate(order if is_early else ()):
             early.add(batch.given[at], first + number)
@@ -428,7 +428,9 @@ class StateReader:
             if id(parameter) in known:
                 node, name = known[id(parameter)]
                 batch.add(gradient, _of_gradient(node, name, is_shard), "param_grad")
-        self._read(batch, int(Flag.SCALED) if scaled else 0, UsedGradients, scaled, {})
+        self._session.level.observe_list(
+            batch, int(Flag.SCALED) if scaled else 0, UsedGradients, scaled, {}
+        )
 
     def read_statistics(self, node: ModuleNode) -> None:
         """A norm has just run: its running statistics are read with the other buffers."""
@@ -448,7 +450,7 @@ class StateReader:
                 if isinstance(value, torch.Tensor) and value.is_floating_point():
                     site = node.site("optimizer_state", f"{name}.{key}", 0)
                     batch.add(value, site, "optimizer_state")
-        self._read(batch, 0, OptimizerState, True)
+        self._session.level.observe_list(batch, 0, OptimizerState, True)
 
     def owned_by(self, optimizer: torch.optim.Optimizer) -> bool:
         """True if the optimizer updates any parameter of the observed modules."""
@@ -468,14 +470,9 @@ class StateReader:
                     return True
         return False
 
-    def _read(
-        self, batch: TensorBatch, flags: int = 0, kind: Callable[..., Seen] = Stored, *fields: Any
-    ) -> None:
-        if kind is Stored:
-            fields = (threading.get_ident(),)
-        self._session.level.observe_list(
-            batch.tensors, batch.sites, batch.roles, flags, kind, *fields
-        )
+
+def _stored(first_seq: int, roles: Sequence[str]) -> Stored:
+    return Stored(first_seq, roles, threading.get_ident())
 
 
 def _gradient_site(node: ModuleNode, name: str, tensor: torch.Tensor) -> int:

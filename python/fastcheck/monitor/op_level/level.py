@@ -20,7 +20,7 @@ from fastcheck.backends.portable.traversal import dtype_and_order
 from fastcheck.backends.table import backend_for
 from fastcheck.calls.module_calls import ModuleNode
 from fastcheck.calls.recorder import HookRecorder
-from fastcheck.calls.stored import parameters_of
+from fastcheck.calls.stored import TensorBatch, parameters_of
 from fastcheck.dump.on_stop.captured_op import OpCaptures
 from fastcheck.extension import extension
 from fastcheck.log.unobserved import UnreadOp
@@ -559,14 +559,12 @@ class OpLevel(Level):
 
     def observe_list(
         self,
-        tensors: Sequence[torch.Tensor],
-        sites: Sequence[int],
-        roles: Sequence[str],
+        batch: TensorBatch,
         flags: int,
         kind: Callable[..., entries.Seen],
         *fields: Any,
     ) -> None:
-        for tensor, site, role in zip(tensors, sites, roles):
+        for tensor, site, role in zip(batch.tensors, batch.sites, batch.roles):
             seq, is_bad = self.observe(tensor, site, 0, flags)
             self.saw(entries.OpStored(seq, role), is_bad)
 

@@ -25,7 +25,7 @@ from fastcheck.backends.portable.traversal import dtype_and_order
 from fastcheck.backends.table import backend_for
 from fastcheck.calls.module_calls import Call, ModuleNode
 from fastcheck.calls.recorder import HookRecorder, make_lock, make_recorder
-from fastcheck.calls.stored import StoredTensors
+from fastcheck.calls.stored import StoredTensors, TensorBatch
 from fastcheck.errors import ConfigError
 from fastcheck.log.unobserved import UnreadOp
 from fastcheck.record.format import RECORD_DTYPE, Flag, nonfinite
@@ -125,9 +125,7 @@ class Level:
 
     def observe_list(
         self,
-        tensors: Sequence[torch.Tensor],
-        sites: Sequence[int],
-        roles: Sequence[str],
+        batch: TensorBatch,
         flags: int,
         kind: Callable[..., entries.Seen],
         *fields: Any,
@@ -370,18 +368,16 @@ class ModuleLevel(Level):
 
     def observe_list(
         self,
-        tensors: Sequence[torch.Tensor],
-        sites: Sequence[int],
-        roles: Sequence[str],
+        batch: TensorBatch,
         flags: int,
         kind: Callable[..., entries.Seen],
         *fields: Any,
     ) -> None:
         session, store = self.session, self.session.event_store
-        if are_on_host(tensors):
-            parts = [(_HOST, tensors, sites, roles)] if tensors else []
+        if not are_on_host(batch.tensors):
+            parts = _by_device(batch)
         else:
-            parts = _by_device(tensors, sites, roles)
+            parts = [(_HOST, batch.tensors, batch.sites, batch.roles)] if batch.tensors else []
         for device, part, numbers, part_roles in parts:
             first = self.cursor.seq
             records = self.read_list(device, part, numbers, flags)
@@ -579,9 +575,10 @@ class Rings:
 
 
 def _by_device(
-    tensors: Sequence[torch.Tensor], sites: Sequence[int], roles: Sequence[str]
+    batch: TensorBatch,
 ) -> list[tuple[torch.device, Sequence[torch.Tensor], Sequence[int], Sequence[str]]]:
     """The tensors, sites and roles of one device after the other."""
+    tensors, sites, roles = batch.tensors, batch.sites, batch.roles
     parts: list[tuple[torch.device, Sequence[torch.Tensor], Sequence[int], Sequence[str]]] = []
     by_device: dict[torch.device, list[int]] = {}
     for index, tensor in enumerate(tensors):
