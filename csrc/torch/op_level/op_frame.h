@@ -61,6 +61,15 @@ struct OpObserver::Frame {
   std::vector<Held> untold;
   // The tensors on the CPU that are known, and are looked at once more if a result is non-finite.
   std::vector<Held> told;
+
+  // True if a composite op returns an input of which nothing is known, or a view of it, which its
+  // schema does not tell (broadcast_tensors, dropout in eval).
+  bool shows_untold(const at::Tensor& tensor) const {
+    for (const Held& held : untold) {
+      if (op->is_composite && held.tensor.is_alias_of(tensor)) return true;
+    }
+    return false;
+  }
 };
 
 struct OpObserver::Thread {

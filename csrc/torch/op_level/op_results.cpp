@@ -229,7 +229,8 @@ void OpObserver::look_at_output(const at::Tensor& tensor, std::int32_t index, Fr
     return;
   }
   // A view of what was never met is read when something uses it.
-  if (!frame.op->is_view) note_output(tensor, index, frame, mine, incident, false, 0);
+  if (frame.op->is_view || frame.shows_untold(tensor)) return;
+  note_output(tensor, index, frame, mine, incident, false, 0);
 }
 
 void OpObserver::note_output(const at::Tensor& tensor, std::int32_t index, Frame& frame,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -183,6 +184,22 @@ def test_a_poke_through_numpy_arrives() -> None:
         model(y)
     first = monitor.events[0]
     assert (first.site.role, first.verdict) == ("input", Verdict.ARRIVED)
+
+
+@pytest.mark.parametrize(
+    ("loss", "op"),
+    [
+        (F.mse_loss, "aten.mse_loss"),
+        (F.l1_loss, "aten.sub.Tensor"),
+        (lambda y, target: (y - F.dropout(target, 0.5, training=False)).sum(), "aten.sub.Tensor"),
+    ],
+)
+def test_a_target_that_a_composite_operator_hands_on_arrives(loss: Any, op: str) -> None:
+    model = nn.Linear(8, 8)
+    fastcheck.install(model, level="op")
+    target = torch.from_numpy(np.full((2, 8), np.nan, np.float32))
+    stop = stopped(lambda: loss(model(torch.ones(2, 8)), target).backward())
+    assert culprit(stop) == ("", op, "forward", "arrived")
 
 
 def test_an_optimizer_whose_second_moment_overflows() -> None:
