@@ -251,6 +251,35 @@ def test_the_local_variable_that_it_has_led_to() -> None:
     assert variable.endswith("bad = (y * 0).log().sum()")
 
 
+def test_the_element_of_a_dictionary_that_holds_the_result() -> None:
+    def loss(y: torch.Tensor) -> torch.Tensor:
+        parts = {"box": y.square().mean(), "mask": (y * 0).log().sum(), "class": y.mean()}
+        total = sum(parts.values(), y.sum())
+        total.backward()
+        return total
+
+    variable = maker_of(loss).variable
+    assert variable.startswith("the result is used in parts['mask'], assigned at ")
+
+
+@pytest.mark.parametrize("is_mean", [True, False])
+def test_what_a_sum_has_added_from_outside_of_the_graph(is_mean: bool) -> None:
+    def total(y: torch.Tensor, prior: torch.Tensor) -> torch.Tensor:
+        added = y.log_softmax(-1) + prior
+        return -(added.mean() if is_mean else added.sum())
+
+    def loss(y: torch.Tensor) -> torch.Tensor:
+        result = total(y, torch.eye(len(y), y.shape[1]).log())
+        result.backward()
+        return result
+
+    stop = stop_of(loss)
+    made, text = stop.report.made_by, " ".join(str(stop).split())
+    assert made is not None and made.operator == ""
+    assert "AddBackward0 in the graph of the loss: its operand with a graph is finite" in made.how
+    assert "try 1. The loss read a tensor that is not finite and has no graph" in text
+
+
 def test_anomaly_mode_gives_the_line() -> None:
     with torch.autograd.set_detect_anomaly(True, check_nan=False):
         made = maker_of(lambda y: (y * 0).log().mean())
@@ -672,6 +701,22 @@ def test_weights_that_the_loop_itself_breaks() -> None:
     assert "it was finite when step 0 began, and no optimizer has stepped since" in text
     assert "A write in this step broke weight" in text and "0/0" in text
     assert "first read" not in text and "check the checkpoint" not in text
+
+
+def test_what_the_loop_has_written_to_a_weight() -> None:
+    model = nn.Linear(4, 1)
+    with fastcheck.install(model), pytest.raises(fastcheck.OverflowDetected) as stop:
+        for x in (torch.ones(2, 4), torch.zeros(2, 4)):
+            model.zero_grad()
+            model(x).square().mean().backward()
+            with torch.no_grad():
+                ways = [p.grad / p.grad.norm() for p in model.parameters()]
+                torch._foreach_add_(list(model.parameters()), ways)
+                model(x)
+    made = stop.value.report.made_by
+    assert stop.value.culprit.site.key == "weight" and made is not None
+    assert "the weight may have been written from it" in made.how
+    assert made.variable.startswith(f"ways[0], assigned at {__file__}:")
 
 
 def test_weights_that_the_loop_broke_before_op_level_stopped() -> None:

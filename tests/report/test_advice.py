@@ -473,6 +473,20 @@ OPERATORS = {
         operator_report("aten.mul_.Tensor", {"self": of()}, nan_count=8),
         "self held finite numbers alone, so the number that mul multiplies them by is NaN or Inf",
     ),
+    "a factor of Inf": (
+        operator_report("aten.mul_.Tensor", {"self": of()}, posinf_count=4, neginf_count=4),
+        "the number that mul multiplies them by is Inf, or beyond the format",
+    ),
+    "the derivative of a cube in float16": (
+        operator_report(
+            "aten.pow.Tensor_Scalar",
+            {"self": of(high=62368.0, dtype="float16")},
+            backward=True,
+            dtype="float16",
+            posinf_count=8,
+        ),
+        "The backward of pow made Inf of numbers up to 62,368: the result is beyond float16's",
+    ),
     "a mask times Inf": (
         operator_report("aten.mul.Tensor", {"self": ZERO}, nan_count=2, neginf_count=6),
         "self is 0 in 2 of 8 elements, and no other element became NaN: the number that it is "

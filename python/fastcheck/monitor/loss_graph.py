@@ -31,6 +31,7 @@ from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read, first_b
 # A non-finite number that is found in a part of a larger graph may not be the first.
 _MOST_NODES = 20_000
 _MOST_LOCALS = 4096
+_MOST_ELEMENTS = 64
 _MOST_SOURCE = 160
 _PREFIX = "_saved_"
 _JUMPS = frozenset((*dis.hasjrel, *dis.hasjabs))
@@ -163,9 +164,9 @@ class _GraphSearch:
         self._saved: dict[Any, dict[str, torch.Tensor]] = {}
         self._is_whole = True
         # Results that their nodes do not keep.
-        for _, _, tensor in _locals():
-            if tensor.grad_fn is not None:
-                self._note(tensor)
+        for variable in _locals():
+            if variable.value.grad_fn is not None:
+                self._note(variable.value)
         self._spread(root)
 
     def _spread(self, root: torch.Tensor) -> None:
@@ -269,7 +270,7 @@ class _GraphSearch:
         how += "" if _is_loud(record) else " It holds -Inf alone, as the log of 0 is."
         cause = None if variable is None else variable.first_cause()
         if variable is not None and cause is not None:
-            how += f" {variable.name} was assigned from {cause.name}, which is not finite either."
+            how += f" {variable.shown} was assigned from {cause.shown}, which is not finite either."
             variable = cause
         shown = "" if variable is None else str(variable)
         return MadeBy("", how, inputs=((name, record),), variable=shown)
@@ -292,12 +293,15 @@ class _GraphSearch:
             return MadeBy(
                 "",
                 f"{_name(node)}, the first operator in {self._graph} whose result is known "
-                f"not to be finite, may have read it in {source.name}, which has no graph: data, "
+                f"not to be finite, may have read it in {source.shown}, which has no graph: data, "
                 "or computed under no_grad() or from detached tensors."
                 f"{source.first_bad()}",
-                inputs=((source.name, stats(source.value.detach()).record),),
+                inputs=((source.shown, stats(source.value.detach()).record),),
                 variable=str(source.first_cause() or source),
             )
+        other = None if is_sure or result is None else self._added_to(node)
+        if other is not None:
+            return other
         if is_sure:
             known = "whose result is not finite, while what it read was"
         else:
@@ -305,7 +309,7 @@ class _GraphSearch:
             inputs = [*inputs, *self._masked(node)]
         later = self._users(node)
         variable = _later_variable(
-            lambda fn: fn is node, lambda tensor: tensor.grad_fn in later and _is_bad_local(tensor)
+            lambda fn: fn is node, lambda tensor: tensor.grad_fn in later and _is_bad(tensor)
         )
         return MadeBy(
             _name(node),
@@ -314,6 +318,25 @@ class _GraphSearch:
             tuple(inputs),
             result,
             variable,
+        )
+
+    def _added_to(self, node: Any) -> Optional[MadeBy]:
+        """The operand without a graph of a sum, where all others are finite and this node has read
+        nothing else.
+        """
+        while len(node.next_functions) == 1 and _kind(_name(node)) in _UNARY:
+            node = node.next_functions[0][0]
+        edges = [edge for edge in node.next_functions if edge[0] is not None]
+        records = [self._known[edge] for edge in edges if self._state(edge) is False]
+        has_all = 0 < len(records) == len(edges) < len(node.next_functions)
+        if not has_all or _kind(_name(node)) not in _CHOOSING:
+            return None
+        return MadeBy(
+            "",
+            f"{_name(node)} in {self._graph}: its operand with a graph is finite, so that the "
+            "infinity or NaN is in the other, which has none: data, a number, or computed under "
+            "no_grad() or from detached tensors.",
+            inputs=tuple(("its operand with a graph", record) for record in records[:1]),
         )
 
     def _masked(self, node: Any) -> list[tuple[str, np.void]]:
@@ -344,6 +367,21 @@ def _read_for(node: Any) -> Optional[_Variable]:
     return None if source is None or source.value.requires_grad else source
 
 
+def search_variables(record: np.void) -> Optional[MadeBy]:
+    """The local variable that a weight with this record may have been written from."""
+    with unobserved(), no_grad():
+        source = _beside(record)
+    if source is None:
+        return None
+    return MadeBy(
+        "",
+        f"{source.shown} has as many elements, of which no more are NaN or Inf: the weight may "
+        f"have been written from it.{source.first_bad()}",
+        inputs=((source.shown, stats(source.value.detach()).record),),
+        variable=str(source.first_cause() or source),
+    )
+
+
 def _beside(result: np.void) -> Optional[_Variable]:
     """A variable without a graph, of as many elements as the result and no more that are bad."""
 
@@ -357,8 +395,8 @@ def _beside(result: np.void) -> Optional[_Variable]:
     return _variable(is_it)
 
 
-def _is_bad_local(value: object) -> bool:
-    record = _record(value) if isinstance(value, torch.Tensor) else None
+def _is_bad(tensor: torch.Tensor) -> bool:
+    record = _record(tensor)
     return record is not None and is_nonfinite(record)
 
 
@@ -455,6 +493,9 @@ _AGAIN: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 #: Operators that make a NaN or an infinity of one, and rarely of other numbers.
 _CARRIERS = frozenset(("Add", "Div", "Mean", "Mul", "Neg", "Sub", "Sum"))
+#: Operators of one operand, and views; operators that add or choose, and keep no operand.
+_UNARY = frozenset(("Clone", "Mean", "Neg", "Select", "Squeeze", "Sum", "Unsqueeze", "View"))
+_CHOOSING = frozenset(("Add", "Cat", "Rsub", "Stack", "Sub", "Where"))
 
 
 def _again(function: Callable[[torch.Tensor], torch.Tensor]) -> _Maker:
@@ -533,11 +574,19 @@ def _is_same(tensor: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 class _Variable(NamedTuple):
-    """A local variable of a running function. ``line``: of its last assignment; 0: it has none."""
+    """A local variable of a running function, or the element of one that has this ``key``.
+    ``line``: of its last assignment; 0: it has none.
+    """
 
     name: str
+    key: str
+    value: torch.Tensor
     frame: FrameType
-    line: int
+    line: int = 0
+
+    @property
+    def shown(self) -> str:
+        return self.name + self.key
 
     def __str__(self) -> str:
         if not self.line:
@@ -546,23 +595,19 @@ class _Variable(NamedTuple):
         # The branch that has run is not known.
         first = max((n for n, a in enumerate(assigned) if not a.may_be_skipped), default=0)
         lines = list(dict.fromkeys(a.line for a in assigned[first:]))
-        return f"{self.name}, assigned at {_place(self.frame, *lines)}"
+        return f"{self.shown}, assigned at {_place(self.frame, *lines)}"
 
     def _as_argument(self) -> str:
         code, caller = self.frame.f_code, self.frame.f_back
         if self.name not in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
-            return f"{self.name} in {code.co_name}"
-        what = f"{self.name}, an argument of {code.co_name}"
+            return f"{self.shown} in {code.co_name}"
+        what = f"{self.shown}, an argument of {code.co_name}"
         if caller is None or caller not in program_frames():
             return what
         return f"{what}, which runs from {_place(caller, caller.f_lineno)}"
 
-    @property
-    def value(self) -> torch.Tensor:
-        return self.frame.f_locals[self.name]
-
     def first_bad(self) -> str:
-        return first_bad(self.name, self.value)
+        return first_bad(self.shown, self.value)
 
     def first_cause(self) -> Optional[_Variable]:
         """The variable it was assigned from that is not finite itself, or what that was assigned
@@ -572,9 +617,9 @@ class _Variable(NamedTuple):
         while cause.line:
             read = next(a.read for a in assigned[cause.name] if a.line == cause.line)
             earlier = [
-                _Variable(name, self.frame, assigned[name][-1].line)
-                for name in read
-                if assigned.get(name) and _is_bad_local(self.frame.f_locals.get(name))
+                variable._replace(line=assigned[variable.name][-1].line)
+                for variable in _held_by(self.frame)
+                if variable.name in read and assigned.get(variable.name) and _is_bad(variable.value)
             ]
             # A variable that was assigned since may have been finite by then.
             earlier = [variable for variable in earlier if variable.line < cause.line]
@@ -599,12 +644,12 @@ def _variable(
     """The local variable of the program's running functions that holds such a tensor, of several
     the variable of the least rank.
     """
-    candidates = [(rank(value), name, frame) for frame, name, value in _locals() if is_it(value)]
+    candidates = [(rank(one.value), one) for one in _locals() if is_it(one.value)]
     least = min((candidate[0] for candidate in candidates), default=0)
     variables = []
-    for _, name, frame in (candidate for candidate in candidates if candidate[0] == least):
-        lines = _assignments(frame).get(name)
-        variables.append(_Variable(name, frame, lines[-1].line if lines else 0))
+    for one in (variable for number, variable in candidates if number == least):
+        lines = _assignments(one.frame).get(one.name)
+        variables.append(one._replace(line=lines[-1].line) if lines else one)
     # An argument was not assigned there: by a caller perhaps, or else it is made in the call.
     assigned = [variable for variable in variables if variable.line]
     return next(iter([*assigned, *variables[::-1]]), None)
@@ -624,12 +669,23 @@ def _later_variable(is_of: Callable[[Any], bool], is_later: Callable[[torch.Tens
     return f"the result is used in {later}" if later is not None and later.line else ""
 
 
-def _locals() -> Iterator[tuple[FrameType, str, torch.Tensor]]:
-    """The local variables that hold a tensor."""
+def _locals() -> Iterator[_Variable]:
+    """The local variables that hold a tensor; after those of a function the elements of its lists,
+    tuples and dictionaries.
+    """
     for frame in program_frames():
-        for name, value in list(frame.f_locals.items())[:_MOST_LOCALS]:
-            if isinstance(value, torch.Tensor):
-                yield frame, name, value
+        yield from _held_by(frame)
+
+
+def _held_by(frame: FrameType) -> Iterator[_Variable]:
+    held = [(name, "", value) for name, value in list(frame.f_locals.items())[:_MOST_LOCALS]]
+    for name, _, value in tuple(held):
+        if isinstance(value, (list, tuple, dict)) and len(value) <= _MOST_ELEMENTS:
+            pairs = value.items() if isinstance(value, dict) else enumerate(value)
+            held += [(name, f"[{key!r}]", element) for key, element in pairs]
+    for name, key, value in held:
+        if isinstance(value, torch.Tensor):
+            yield _Variable(name, key, value, frame)
 
 
 class _Assignment(NamedTuple):

@@ -21,7 +21,7 @@ from fastcheck.verdict.step import Step
 
 from . import call_again
 from .hooks.optimizers import watchers
-from .loss_graph import search_derivatives, search_graph
+from .loss_graph import search_derivatives, search_graph, search_variables
 from .reruns import Install
 
 _FORWARD = frozenset(("input", "output", "loss"))
@@ -50,6 +50,8 @@ class Makers:
             given = culprit.uses.given()
             name = session.sites[culprit.site].key
             return None if given is None or not is_now else search_graph(given, name)
+        if culprit.role == "param" and culprit.verdict is Verdict.ARRIVED:
+            return search_variables(culprit.record) if is_now else None
         if culprit.role not in _FORWARD:
             return self._of_gradient(culprit, step, session)
         if culprit.role == "input" and culprit.verdict is Verdict.ARRIVED:

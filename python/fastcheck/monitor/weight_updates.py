@@ -699,7 +699,8 @@ def _unmoved(names: str) -> str:
 def _zero(names: str) -> str:
     return (
         f"gradients that are all 0: of {names}, in {UPDATES} updates in a row. Possible causes: a "
-        "dead activation, a loss that is multiplied by 0, float16 gradients that underflow"
+        "dead activation, a factor that is 0 throughout (both matrices of LoRA, a weight of the "
+        "loss), float16 gradients that underflow"
     )
 
 

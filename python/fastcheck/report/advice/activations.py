@@ -307,6 +307,14 @@ def diverged(case: Case) -> Iterator[Advice]:
 
 
 def arrived(case: Case) -> Iterator[Advice]:
+    if case.site.direction == "optimizer":
+        yield Advice(
+            "An optimizer read it, and no operator of this run has made it: as a rule its state "
+            "was loaded from the checkpoint of a run that had overflowed. Load an earlier one, or "
+            "begin with a new state; an infinite second moment makes every update 0.",
+            "optimizer.state.clear()",
+        )
+        return
     if case.site.role == "input" and not case.site.module:
         # A cast makes no NaN.
         is_cast = case.is_narrow and not case.has_nan

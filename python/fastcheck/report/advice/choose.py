@@ -187,10 +187,12 @@ def loss(case: Case) -> Iterator[Advice]:
         )
         return
     if case.is_from_outside:
+        how = "0/0 (a mean over nothing, a count of 0: clamp it), a missing value"
+        how = how if case.has_nan else "log(0), x/0 (a count of 0: clamp it)"
         yield Advice(
             "The loss read a tensor that is not finite and has no graph: a target, or a weight, a "
-            "mean or a mask that was made of data. Look where it is made: 0/0 (a mean over "
-            "nothing, a count of 0: clamp it), a missing value, a cast out of range."
+            f"mean or a mask that was made of data. Look where it is made: {how}, a cast out of "
+            "range."
         )
         return
     # The advice that the records show comes before the common advice.

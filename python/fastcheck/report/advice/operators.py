@@ -18,6 +18,8 @@ from .case import Advice, Case, Operation
 
 _Rule = Callable[[Case, Operation], Iterator[Advice]]
 
+#: The most that a number in a derivative, such as the 3 of x ** 3, is taken to multiply by.
+_BESIDE = 16
 #: The largest number whose exp is finite.
 _EXP_LIMITS = {"float16": 11.09, "float32": 88.72, "bfloat16": 88.72, "float64": 709.78}
 
@@ -400,13 +402,13 @@ def _likelihood(case: Case, made: Operation) -> Iterator[Advice]:
 
 def _product(case: Case, made: Operation) -> Iterator[Advice]:
     """Multiplications, whose NaN is 0 * Inf."""
-    if not made.may_be_nan:
-        return
     unknown = _unknown_factor(made)
     if unknown is not None:
         yield unknown
         return
     yield from _bad_number(made, "multiplies them by")
+    if not made.may_be_nan:
+        return
     for place, (label, reading) in enumerate(made.inputs[:2]):
         if reading.inf_count:
             other = made.operand(1 - place)[0] or "the other factor"
@@ -448,10 +450,15 @@ def _bad_number(made: Operation, use: str) -> Iterator[Advice]:
     finite = [(label, r) for label, r in made.inputs if not r.nonfinite_count]
     is_real = all(reading.components == reading.numel for _, reading in finite)
     # A node of the graph need not keep all that its operator has read.
-    if made.is_nan and finite and is_real and len(finite) == len(made.inputs) and made.is_op:
+    if not (finite and is_real and len(finite) == len(made.inputs) and made.is_op):
+        return
+    # Numbers up to 1 times a number, or plus a number, that the format holds.
+    is_infinite = made.may_be_inf and len(finite) == 1 and float(finite[0][1].abs_max or 2) <= 1
+    if made.is_nan or is_infinite:
+        value = "NaN or Inf" if made.is_nan else "Inf, or beyond the format"
         yield Advice(
             f"{' and '.join(label for label, _ in finite)} held finite numbers alone, so the "
-            f"number that {made.name} {use} is NaN or Inf: a learning rate, a factor or a "
+            f"number that {made.name} {use} is {value}: a learning rate, a factor or a "
             "temperature that was divided by 0. Print it."
         )
 
@@ -660,6 +667,23 @@ def _product_backward(case: Case, made: Operation) -> Iterator[Advice]:
         )
 
 
+def _overflow_backward(case: Case, made: Operation) -> Iterator[Advice]:
+    """Finite numbers whose product, or that times a number beside them, is out of range."""
+    form = None if made.result is None else made.result.float_format
+    peaks = [float(reading.abs_max) for _, reading in made.inputs if reading.abs_max]
+    is_finite = not any(reading.nonfinite_count for _, reading in made.inputs)
+    if made.result is None or form is None or not (peaks and is_finite and made.may_be_inf):
+        return
+    # A gradient that a loss scale has multiplied has advice of its own.
+    if math.prod(peaks) * _BESIDE > form.max and case.report.scale is None:
+        yield Advice(
+            f"The backward of {made.name} made Inf of numbers up to "
+            f"{' and '.join(map(format_number, peaks))}: the result is beyond "
+            f"{made.result.dtype}'s {format_number(form.max)}. Bound what goes into it"
+            f"{', or compute it in float32 or bfloat16: f(x.float())' if form.is_narrow else ''}."
+        )
+
+
 def _hypot_backward(case: Case, made: Operation) -> Iterator[Advice]:
     if _has_zero(made):
         yield Advice(
@@ -755,4 +779,5 @@ _BACKWARD: tuple[tuple[str, _Rule], ...] = (
         r"|binary_cross_entropy_with_logits",
         _product_backward,
     ),
+    (r"mul|pow|square|addcmul|prod|gelu|silu|mish", _overflow_backward),
 )
