@@ -21,7 +21,7 @@ from fastcheck.record.site import SiteTable
 
 from . import rules
 from .numbers import Number
-from .rules import NumberRule, TensorRule
+from .rules import NumberRule, TensorRule, never
 from .signals import ABS_MAX, ACTIVATION, BUFFER, INPUT, IS_FLOAT, WEIGHT, Signals
 from .view import StepsView
 
@@ -44,10 +44,6 @@ _MATRICES = re.compile(r"(Linear|(Lazy)?Conv(Transpose)?[123]d|Embedding)$")
 _COUNTED = 32
 # The largest number up to which a 16-bit format holds all whole numbers; 0: a wider format.
 _WHOLE = np.array([{"bfloat16": 256, "float16": 2048}.get(d.name, 0) for d in DTYPES])
-
-
-def _never(number: Number) -> bool:
-    return False
 
 
 def _once(view: StepsView) -> np.ndarray:
@@ -120,7 +116,7 @@ def _fact(
     """A rule on a count of ``monitor/hooks/facts.py``. It warns if it has advice."""
     return NumberRule(
         kind="invariant", signal=signal, names=[name], condition=lambda number: True, steps=1,
-        is_over=_never, pause="", warns=bool(advice), cause=cause, text=text, advice=advice,
+        is_over=never, pause="", warns=bool(advice), cause=cause, text=text, advice=advice,
         source=source,
     )  # fmt: skip
 
@@ -191,14 +187,14 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
     ),
     NumberRule(
         kind="invariant", signal="norm of all gradients / threshold", names=["clip_ratio"],
-        condition=lambda ratio: ratio.value >= _CLIPS, is_over=_never, steps=_CLIP_STEPS, pause="",
+        condition=lambda ratio: ratio.value >= _CLIPS, is_over=never, steps=_CLIP_STEPS, pause="",
         warns=False, cause="optimizer",
         text="every update is clipped to less than a thousandth: the norm of all gradients is "
         "{value} times the threshold of {usual}", advice="", source="fastcheck",
     ),
     NumberRule(
         kind="invariant", signal="norm of all gradients / threshold", names=["clip_ratio"],
-        condition=lambda ratio: ratio.value <= 1 / _CLIPS, is_over=_never, steps=_CLIP_STEPS,
+        condition=lambda ratio: ratio.value <= 1 / _CLIPS, is_over=never, steps=_CLIP_STEPS,
         pause="", warns=False, cause="optimizer",
         text="clipping changes nothing: the norm of all gradients is {value} times the threshold "
         "of {usual}", advice="", source="fastcheck",
@@ -206,7 +202,7 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
     NumberRule(
         kind="invariant", signal="loss scale, skipped updates", names=["loss_scale"],
         condition=lambda scale: scale.is_skipped and scale.run == 0,
-        is_over=_never, steps=_STUCK, pause="", cause="precision",
+        is_over=never, steps=_STUCK, pause="", cause="precision",
         text="the loss scale stays at {value} although updates are skipped",
         advice="check that its backoff_factor is below 1 and that no step sets the scale again",
         source="Micikevicius et al. (2018)",
@@ -288,7 +284,7 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
     ),
     NumberRule(
         kind="invariant", signal="learning rate", names=["rate_share"],
-        condition=lambda rate: 0 < rate.value < _LEAST_RATE * rate.usual, is_over=_never,
+        condition=lambda rate: 0 < rate.value < _LEAST_RATE * rate.usual, is_over=never,
         steps=_TINY_STEPS, pause="", warns=False, cause="optimizer",
         text="the learning rate is {value}, less than a millionth of its largest value until now, "
         "{usual}", advice="", source="fastcheck",
@@ -422,10 +418,11 @@ class Batches:
         known = [(step, value) for step, value in self._recent if step < before][-count:]
         return known[-1][0] if known else -1, [value for _, value in known]
 
-    def of_step(self, step: int, checksums: Sequence[int]) -> Iterator[Number]:
+    def of_step(self, step: int, checksums: Sequence[int]) -> list[Number]:
         """Takes in a step, with the checksums of its batch."""
         if not any(checksums):
-            return
+            return []
+        found: list[Number] = []
         value = hash(tuple(checksums))
         before = self._last[-1] if self._last else None
         self._last.append(value)
@@ -437,18 +434,20 @@ class Batches:
             if before is not None:
                 self._runs.append(self._run)
             self._run = 1
-            yield from self._repeated()
+            if len(self._runs) > 1 and self._runs[1] > 1:
+                found += self._repeated()
         if self._run == self._steps == _SAME:
-            yield Number("same_batch", _SAME)
+            found.append(Number("same_batch", _SAME))
         if self._run == 1 and self._steps % _BATCHES == 0:
-            yield from self._cycle()
+            found += self._cycle()
+        return found
 
     def _repeated(self) -> Iterator[Number]:
         """Reports batches that come several times in a row. The first run may be incomplete and is
         left out.
         """
         runs = list(self._runs)[1:]
-        if len(runs) == _RUNS and runs[0] > 1 and len(set(runs)) == 1:
+        if len(runs) == _RUNS and len(set(runs)) == 1:
             yield Number("repeated_batch", runs[0], _RUNS)
 
     def _cycle(self) -> Iterator[Number]:
@@ -498,12 +497,10 @@ class Rates:
     def __init__(self) -> None:
         self._most = 0.0
 
-    def of_step(self, row: Optional[StepRow]) -> Iterator[Number]:
-        """Takes in a step, with its row of the step table."""
-        rate = None if row is None else row.learning_rate
-        if rate is not None:
-            self._most = max(self._most, rate)
-            yield Number("rate_share", rate, self._most)
+    def of_step(self, row: StepRow) -> tuple[Optional[float], float]:
+        """Takes in a step, with its row of the step table: its rate, and the largest so far."""
+        self._most = max(self._most, row.learning_rate or 0.0)
+        return row.learning_rate, self._most
 
 
 class Layers:
@@ -538,13 +535,13 @@ class Clipping:
         """Takes in the norm at which gradients are clipped from ``step`` on."""
         self._thresholds.append((step, threshold))
 
-    def of_step(self, norm: Optional[Number], row: Optional[StepRow]) -> Sequence[Number]:
-        """``norm``: of all gradients, without the loss scale."""
-        if row is None:
-            return ()
+    def of_step(self, norm: float, row: StepRow) -> tuple[Optional[float], float]:
+        """``norm``: of all gradients, without the loss scale; NaN: there is none. Its ratio to the
+        threshold, if there is one, and the threshold.
+        """
         while len(self._thresholds) > 1 and self._thresholds[1][0] <= row.step:
             self._thresholds.popleft()
         since, threshold = self._thresholds[0] if self._thresholds else (0, 0.0)
-        if norm is None or row.overflow or not threshold or row.step < since:
-            return ()
-        return (Number("clip_ratio", norm.value / threshold, threshold),)
+        if norm != norm or row.overflow or not threshold or row.step < since:
+            return None, threshold
+        return norm / threshold, threshold

@@ -34,9 +34,11 @@ _TOGETHER = 0.9
 # loss it has come down to, how many times its usual change it jumps by, and the highest loss to.
 _LEAST_BEFORE, _FALLEN, _SUDDEN, _ABOVE_ALL = 8, 0.95, 10.0, 1.5
 #: The numbers that have a range, and their least spread: as they are, and as log2.
-_RANGES = {"loss": (1e-12, 0.01), "gradient_norm": (1e-12, 0.05), "update_size": (1e-12, 0.1)}
-_PLACES = {name: place for place, name in enumerate(_RANGES)}
-_NUMBERS = np.arange(2 * len(_RANGES))
+RANGES = {"loss": (1e-12, 0.01), "gradient_norm": (1e-12, 0.05), "update_size": (1e-12, 0.1)}
+_PLACES = {name: place for place, name in enumerate(RANGES)}
+_NUMBERS = np.arange(2 * len(RANGES))
+#: The score of the loss at the beginning of a rise that lasts, and of an unusual update.
+RISE_SCORE, UPDATE_SCORE = 4.0, 3.0
 
 
 class Number(NamedTuple):
@@ -255,20 +257,26 @@ class Numbers:
 
     def __init__(self, threshold: float, window: int, warm_up: int) -> None:
         self._threshold = threshold
-        # Two signals of each of _RANGES: as it is, and as log2.
-        self._bands = Bands(window, warm_up, np.array(list(_RANGES.values())).ravel())
+        # Two signals of each of RANGES: as it is, and as log2.
+        self._bands = Bands(window, warm_up, np.array(list(RANGES.values())).ravel())
         self._bands.grow(len(_NUMBERS))
-        self._new: dict[int, float] = {}
-        self._ended: list[tuple[list[float], list[bool]]] = []
-        self._is_outside: set[int] = set()
+        # No rule holds of a signal whose score is below this.
+        rise = min(RISE_SCORE, threshold)
+        self._near = np.array([rise, rise, math.inf, threshold, math.inf, UPDATE_SCORE])
+        # Of the steps that are judged together: the numbers of RANGES (NaN: there is none), the
+        # values of the signals, and whether they are outside. Of those of a part, by step: the
+        # scores, and whether one of them is not near.
+        self._values: list[tuple[float, ...]] = []
+        self._signals = np.zeros((0, len(_NUMBERS)))
+        self._are_outside = np.zeros((0, len(_NUMBERS)), bool)
+        self._scores: dict[int, list[float]] = {}
+        self._are_far: dict[int, bool] = {}
         # The last losses that were inside, and the first losses.
         self._inside: deque[float] = deque(maxlen=window // 2)
         self._first: list[float] = []
         self._median_first = math.nan
         self._recent = min(_RECENT, window // 2)
         self._weights = Weights()
-        # The range of each number, the same for all steps of a part.
-        self._range = [(math.nan, math.nan)] * len(_NUMBERS)
         self._was_skipped = False
         self._rate: Optional[float] = None
         self._loss_scale = LossScale()
@@ -281,69 +289,105 @@ class Numbers:
         median = float(self._bands.median[2 * _PLACES["gradient_norm"]])
         return None if math.isnan(median) else median
 
-    def is_outside(self, name: str) -> None:
-        """The number of this step does not enter its range."""
-        self._is_outside.add(_PLACES[name])
+    @property
+    def grown(self) -> list[Optional[float]]:
+        """The growth of the weights, by step."""
+        return self._weights.grown
 
-    def step_ended(self) -> None:
-        """The others do."""
-        values, outside = [math.nan] * len(_NUMBERS), [False] * len(_NUMBERS)
-        for at, value in self._new.items():
-            values[2 * at] = value
-            values[2 * at + 1] = math.log2(value) if value > 0 else math.nan
-            if at in self._is_outside:
-                outside[2 * at : 2 * at + 2] = True, True
-            elif at == _PLACES["loss"]:
-                self._inside.append(value)
-        self._ended.append((values, outside))
-        self._new.clear()
-        self._is_outside.clear()
+    @property
+    def norms(self) -> list[float]:
+        """The norm of all gradients without the loss scale, by step; NaN: there is none."""
+        return [of_step[_PLACES["gradient_norm"]] for of_step in self._values]
 
-    def begin(self, now: Signals, steps: Sequence[int]) -> None:
-        """Takes in the steps that come next, of which ``steps`` have a row."""
+    def begin(
+        self, now: Signals, steps: Sequence[int], have_scaled: Sequence[bool]
+    ) -> list[tuple[list[Number], Optional[Number]]]:
+        """Takes in the steps that come next, of which ``steps`` have a row. ``have_scaled``: the
+        gradients of parameters were read with the loss scale on them. By step: the numbers of
+        weights that grow for nothing, and of the loss scale.
+        """
         self._weights.begin(now, steps)
+        self._values = [(math.nan,) * len(RANGES)] * len(now.steps)
+        others: list[tuple[list[Number], Optional[Number]]] = [([], None)] * len(now.steps)
+        for k in steps:
+            row = now.rows[k]
+            assert row is not None
+            self._values[k] = loss, *_ = self._of_row(row, k, have_scaled[k])
+            self._was_skipped = bool(now.is_skipped[k])
+            if loss == loss:
+                self._weights.standstill.add(loss)
+            scale = None
+            if row.scale is not None:
+                scale = self._loss_scale.of_step(row.scale, row.overflow)
+            others[k] = self._weights.look(row.step, k), scale
+        logs = [[math.log2(x) if x > 0 else math.nan for x in values] for values in self._values]
+        self._signals = np.stack([self._values, logs], axis=2).reshape(len(logs), -1)
+        self._are_outside = np.zeros(self._signals.shape, bool)
+        return others
+
+    def _of_row(self, row: StepRow, k: int, has_scaled: bool) -> tuple[float, float, float]:
+        """The numbers that have a range. What was back-propagated without an update adds up, in a
+        step that is like no other.
+
+        The size of the update of the step before is made of the sums of the parameters around it.
+        An update changes the sum of a parameter by the sum of its elements' changes. If these have
+        no common sign, its square is on average the square of the norm of the update; that of all
+        parameters, divided by the norm of these, follows how far an update moves the weights,
+        without reading anything a second time.
+        """
+        self._has_rates |= row.learning_rate is not None
+        loss = norm = update = math.nan
+        if row.overflow or row.learning_rate is not None or not self._has_rates:
+            if row.loss is not None and math.isfinite(row.loss):
+                loss = row.loss
+            if row.gradient_norm is not None and 0 < row.gradient_norm < math.inf:
+                norm = row.gradient_norm / (row.scale if row.scale and has_scaled else 1.0)
+        (moved, squares), rate = self._weights.moved[k], self._rate
+        self._rate = row.learning_rate
+        if not self._was_skipped and rate and moved > 0 and squares > 0:
+            # A schedule changes nothing of what is divided by the learning rate.
+            update = math.sqrt(moved / squares) / rate
+        return loss, norm, update
+
+    def part_began(self, steps: Sequence[int]) -> None:
+        """These steps come next, and are compared with the same ranges."""
+        with np.errstate(over="ignore"):
+            scores = self._bands.scores(_NUMBERS, self._signals[steps])
+        self._scores = dict(zip(steps, scores.tolist()))
+        self._are_far = dict(zip(steps, (np.abs(scores) >= self._near).any(axis=1).tolist()))
 
     def part_ended(self) -> None:
         """Adds the steps of a part to the ranges."""
-        if not self._ended:
-            return
-        values, outside = zip(*self._ended)
-        self._bands.add(_NUMBERS, np.array(values), np.array(outside))
-        self._range = list(zip(self._bands.median.tolist(), self._bands.spread.tolist()))
-        self._ended.clear()
+        steps = list(self._scores)
+        self._bands.add(_NUMBERS, self._signals[steps], self._are_outside[steps])
 
-    def of_step(self, row: StepRow, now: Signals, k: int, has_scaled: bool) -> list[Number]:
-        """The numbers of step ``k``. ``has_scaled``: the gradients of parameters were read with the
-        loss scale on them. What was back-propagated without an update adds up, in a step that is
-        like no other.
-        """
-        numbers = []
-        self._has_rates |= row.learning_rate is not None
-        is_whole = row.overflow or row.learning_rate is not None or not self._has_rates
-        if is_whole and row.loss is not None and math.isfinite(row.loss):
-            numbers.append(self._look("loss", row.loss))
-            self._weights.standstill.add(row.loss)
-        norm = row.gradient_norm
-        if is_whole and norm is not None and 0 < norm < math.inf:
-            norm /= row.scale if row.scale and has_scaled else 1.0
-            numbers.append(self._look("gradient_norm", norm))
-        numbers += self._update(row, now, k)
-        grown = self._weights.grown[k]
-        if grown is not None:
-            numbers.append(Number("weight_growth", grown))
-        numbers += self._weights.look(row.step, k)
-        if row.scale is not None:
-            numbers.append(self._loss_scale.of_step(row.scale, row.overflow))
-        return numbers
+    def are_usual(self, k: int) -> bool:
+        """True if no rule holds of the numbers of step ``k``."""
+        loss = self._values[k][0]
+        if self._are_far[k] or loss != loss:
+            return not self._are_far[k]
+        is_above = bool(self._inside) and loss >= _ABOVE_ALL * self._inside[-1]
+        return len(self._first) == _FIRST and not is_above
 
-    def _look(self, name: str, value: float) -> Number:
-        at = _PLACES[name]
-        self._new[at] = value
-        median, spread = self._range[2 * at]
-        raw = logarithm = (value - median) / spread
-        if value > 0:
-            log_median, log_spread = self._range[2 * at + 1]
-            logarithm = (math.log2(value) - log_median) / log_spread
+    def of_step(self, k: int) -> list[Number]:
+        """The numbers of step ``k`` that have a range."""
+        values = zip(RANGES, self._values[k])
+        return [self._look(name, value, k) for name, value in values if value == value]
+
+    def is_outside(self, name: str, k: int) -> None:
+        """The number of step ``k`` does not enter its range."""
+        at = 2 * _PLACES[name]
+        self._are_outside[k, at : at + 2] = True
+
+    def step_ended(self, k: int) -> None:
+        """The others do."""
+        loss = self._values[k][0]
+        if loss == loss and not self._are_outside[k, 0]:
+            self._inside.append(loss)
+
+    def _look(self, name: str, value: float, k: int) -> Number:
+        at = 2 * _PLACES[name]
+        median, (raw, logarithm) = float(self._bands.median[at]), self._scores[k][at : at + 2]
         if name != "loss":
             return Number(name, value, median, logarithm, threshold=self._threshold)
         if len(self._first) < _FIRST:
@@ -356,28 +400,13 @@ class Numbers:
             value=value,
             usual=median,
             # Noise of a loss near 0 is lopsided: it has to be outside as it is and as a logarithm.
-            score=min(raw, logarithm, key=abs),
+            score=min(raw, logarithm, key=abs) if value > 0 else raw,
             most=max(inside, default=-math.inf),
             recent=max(recent) if len(recent) == self._recent else math.inf,
             first=self._median_first,
             threshold=self._threshold,
             is_jump=_jumps_while_falling(inside, value),
         )
-
-    def _update(self, row: StepRow, now: Signals, k: int) -> list[Number]:
-        """The size of the update of the step before, from the sums of the parameters around it.
-
-        An update changes the sum of a parameter by the sum of its elements' changes. If these have
-        no common sign, its square is on average the square of the norm of the update; that of all
-        parameters, divided by the norm of these, follows how far an update moves the weights,
-        without reading anything a second time.
-        """
-        (moved, squares), rate, was_skipped = self._weights.moved[k], self._rate, self._was_skipped
-        self._rate, self._was_skipped = row.learning_rate, bool(now.is_skipped[k])
-        if was_skipped or not rate or not moved > 0 or not squares > 0:
-            return []
-        # A schedule changes nothing of what is divided by the learning rate.
-        return [self._look("update_size", math.sqrt(moved / squares) / rate)]
 
 
 def _jumps_while_falling(before: Sequence[float], value: float) -> bool:

@@ -13,7 +13,7 @@ from typing import Callable, Optional, Union
 
 import numpy as np
 
-from .numbers import Number
+from .numbers import RISE_SCORE, UPDATE_SCORE, Number
 from .signals import ABS_MAX, ACTIVATION, GRADIENT, INPUT, NAMES, RMS, WEIGHT
 from .view import BITS, FIRST, LEAST_ELEMENTS, StepsView
 
@@ -25,12 +25,10 @@ _BEYOND = 1.5
 _LEAST_OF_FIRST = 0.2
 # The ratio to the largest loss of the last steps that is a spike, whatever the noise.
 _JUMP = 8.0
-# The score of the loss at the beginning of a rise that lasts.
-_RISE_SCORE = 4.0
 # The least rise that warns, as a share of what the loss has fallen by.
 _LEAST_OF_PROGRESS = 0.1
 _NORM_FACTOR = 2.0
-_UPDATE_SCORE, _UPDATE_FACTOR = 3.0, 8.0
+_UPDATE_FACTOR = 8.0
 _GROWTH = 4.0
 # Weights that grow while the loss stands still: their growth since the first step, in the last
 # steps, and the fall of the loss in these, as a share of its fall before.
@@ -127,7 +125,7 @@ def loss_spikes(loss: Number) -> bool:
 
 def loss_rises(loss: Number) -> bool:
     """True if the loss is above its range, a little less far than in a spike."""
-    return loss_spikes(loss) or _loss_is_high(loss, _RISE_SCORE)
+    return loss_spikes(loss) or _loss_is_high(loss, RISE_SCORE)
 
 
 def clips_scaled(threshold: Number) -> bool:
@@ -151,7 +149,7 @@ def norm_spikes(norm: Number) -> bool:
 
 def update_is_unusual(size: Number) -> bool:
     """True if an update is much larger or smaller than updates are, for this learning rate."""
-    if not abs(size.score) >= _UPDATE_SCORE:
+    if not abs(size.score) >= UPDATE_SCORE:
         return False
     return max(size.value / size.usual, size.usual / size.value) >= _UPDATE_FACTOR
 
@@ -159,6 +157,11 @@ def update_is_unusual(size: Number) -> bool:
 def weights_grow(growth: Number) -> bool:
     """True if updates are large relative to the weights."""
     return growth.value >= _GROWTH
+
+
+def never(number: Number) -> bool:
+    """A rule that is reported once in a run: it is never over."""
+    return False
 
 
 def weights_grow_for_nothing(growth: Number) -> bool:
@@ -389,7 +392,7 @@ NUMBER_RULES: tuple[NumberRule, ...] = (
     ),
     NumberRule(
         kind="update", signal="rms of the weights / that at first, loss", names=["standstill"],
-        condition=weights_grow_for_nothing, is_over=lambda number: False, steps=1,
+        condition=weights_grow_for_nothing, is_over=never, steps=1,
         cause="optimizer",
         text="weights are {value} times as large as at first and still grow, in parameters that "
         "hold half of all elements, while in {steps} steps the loss has fallen by less than a "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any, Optional
 
 import numpy as np
@@ -106,13 +107,15 @@ class Signals:
         return Signals(levels=self.levels[:, steps], **fields)
 
 
-def inputs_by_step(now: Signals) -> list[list[tuple[float, int]]]:
-    """The number of elements and the checksum of each tensor that a step was given, by step."""
+def inputs_by_step(now: Signals) -> list[tuple[list[float], list[int]]]:
+    """The numbers of elements and the checksums of the tensors that a step was given, by step."""
     at = np.flatnonzero(now.phases == INPUT)
     columns = (column[:, at].tolist() for column in (now.is_read, now.numel, now.checksums))
     return [
-        [(numel, checksum) for is_read, numel, checksum in zip(*of_step) if is_read]
-        for of_step in zip(*columns)
+        (numel, checksums)
+        if all(are_read)
+        else (list(compress(numel, are_read)), list(compress(checksums, are_read)))
+        for are_read, numel, checksums in zip(*columns)
     ]
 
 

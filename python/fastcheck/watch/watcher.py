@@ -26,7 +26,7 @@ from .invariants import (
     Siblings,
 )
 from .movers import GAP, NEVER, PAST, Movers
-from .numbers import Number, Numbers, gradient_rms
+from .numbers import RANGES, Number, Numbers, gradient_rms
 from .options import Watch
 from .rules import (
     NumberRule,
@@ -34,6 +34,7 @@ from .rules import (
     TensorRule,
     is_jump,
     loss_rises,
+    never,
     norm_spikes,
     update_is_unusual,
 )
@@ -309,7 +310,7 @@ _PAUSE = 32
 # So many movers, and tensors with the same event, are in the text.
 _NAMED = 3
 _MOST_EVENTS = 4096
-#: Numbers that don't enter their range where this holds.
+#: Numbers that don't enter their range where this holds: those that have one.
 _OUTSIDE = {"loss": loss_rises, "gradient_norm": norm_spikes, "update_size": update_is_unusual}
 
 
@@ -318,6 +319,7 @@ _RULES_OF: dict[str, list[tuple[int, NumberRule]]] = {}
 for _at, _rule in enumerate(NUMBER_RULES):
     for _name in _rule.names:
         _RULES_OF.setdefault(_name, []).append((_at, _rule))
+_OF_RANGES = [at for name in RANGES for at, _ in _RULES_OF[name]]
 
 
 class _Fired(NamedTuple):
@@ -330,17 +332,15 @@ class _Fired(NamedTuple):
 class _Block(NamedTuple):
     """Some steps that are judged together, and what is made of all of them at once: by step,
     ``fired``, the rules of tensors that have held for long enough, ``inputs`` (inputs_by_step()),
-    ``below_epsilon`` (Program.below_epsilon()), ``have_scaled``, whether gradients of parameters
-    were read with the loss scale on them (those that GradScaler has unscaled before were not,
-    though all between modules are scaled), and ``have_left``, whether a tensor is out of its range.
+    ``have_left``, whether a tensor is out of its range, and ``numbers`` without a range, of weights
+    and of the loop.
     """
 
     view: StepsView
     fired: Sequence[Sequence[_Fired]]
-    inputs: Sequence[Sequence[tuple[float, int]]]
-    below_epsilon: Sequence[Sequence[Number]]
-    have_scaled: Sequence[bool]
+    inputs: Sequence[tuple[Sequence[float], Sequence[int]]]
     have_left: Sequence[bool]
+    numbers: Sequence[tuple[Sequence[Number], Sequence[Number]]]
 
 
 class _Shown(float):
@@ -392,11 +392,11 @@ class Program:
         self._noticed = [notice for notice in self._noticed if notice[0] > step]
         return numbers
 
-    def below_epsilon(self, now: Signals) -> list[list[Number]]:
-        """The size of the gradients beside the smallest eps, by step."""
-        eps = [v for name, v in self._settings.items() if name.endswith(".eps")]
-        sizes = gradient_rms(now) if eps else [0.0] * len(now.steps)
-        return [[Number("gradient_rms", rms, min(eps))] if rms > 0 else [] for rms in sizes]
+    @property
+    def eps(self) -> float:
+        """The smallest eps of an optimizer; 0: none has one."""
+        eps = [value for name, value in self._settings.items() if name.endswith(".eps")]
+        return min(eps, default=0.0)
 
 
 class Pauses:
@@ -447,22 +447,14 @@ class Invariants:
         self.clipping = Clipping()
         #: The batches of the steps.
         self.batches = Batches()
-        self._siblings, self._layers, self._rates = Siblings(sites), Layers(sites), Rates()
+        #: The learning rates of the steps.
+        self.rates = Rates()
+        self._siblings, self._layers = Siblings(sites), Layers(sites)
 
-    def of_step(
-        self,
-        norm: Optional[Number],
-        row: Optional[StepRow],
-        now: Signals,
-        k: int,
-        checksums: Sequence[int],
-    ) -> list[Number]:
-        numbers = [
-            *self.clipping.of_step(norm, row),
-            *self.batches.of_step(int(now.steps[k]), checksums),
-        ]
-        numbers += [*self._siblings.of_step(now, k), *self._layers.of_step(now, k)]
-        numbers += self._rates.of_step(row)
+    def of_step(self, now: Signals, k: int, checksums: Sequence[int]) -> list[Number]:
+        numbers = self.batches.of_step(int(now.steps[k]), checksums)
+        numbers += self._siblings.of_step(now, k)
+        numbers += self._layers.of_step(now, k)
         return numbers
 
 
@@ -495,8 +487,9 @@ class Watcher:
         # reported.
         nothing = np.zeros((len(TENSOR_RULES), 1), np.int64)
         self._held = Columns(run=nothing, is_reported=nothing.astype(bool))
-        # The same of NUMBER_RULES.
+        # The same of NUMBER_RULES, and whether one of a number with a range holds, or did.
         self._numbers_held = [(0, False)] * len(NUMBER_RULES)
+        self._is_open = False
         self._pauses = Pauses()
         self._program = Program()
         self._invariants = Invariants(sites)
@@ -515,23 +508,23 @@ class Watcher:
             return []
         self._grow(int(now.sites.max()) + 1)
         view = self._past.take(now)
-        is_observed: list[bool] = np.logical_or.reduce(now.is_read, 1).tolist()
+        are_observed: list[bool] = np.logical_or.reduce(now.is_read, 1).tolist()
         self.causes.begin(now)
-        have_row = [k for k, row in enumerate(now.rows) if is_observed[k] and row is not None]
-        self._numbers.begin(now, have_row)
         block = _Block(
             view,
             self._fired(view),
             inputs=inputs_by_step(now),
-            below_epsilon=self._program.below_epsilon(now),
-            have_scaled=(now.is_scaled & now.is_of_parameter).any(axis=1).tolist(),
             have_left=np.logical_or.reduce(view.outside, (0, 2)).tolist(),
+            numbers=self._numbers_of(now, are_observed),
         )
         events = []
-        for k in range(len(is_observed)):
-            if is_observed[k]:
-                events += self._step(block, k)
-            if (k + 1) % PART == 0 or k + 1 == len(is_observed):
+        for begin in range(0, len(now.steps), PART):
+            of_part = are_observed[begin : begin + PART]
+            part = [k for k, is_observed in enumerate(of_part, begin) if is_observed]
+            if part:
+                self._numbers.part_began(part)
+                for k in part:
+                    events += self._step(block, k)
                 self._numbers.part_ended()
         self.events.extend(events)
         self.count += len(events)
@@ -597,6 +590,61 @@ class Watcher:
             run[sites], is_reported[sites] = count, was_reported
         return fired
 
+    def _numbers_of(
+        self, now: Signals, are_observed: Sequence[bool]
+    ) -> list[tuple[list[Number], list[Number]]]:
+        """The numbers without a range of all steps, those of a kind of which no rule holds left
+        out.
+        """
+        rows = [(k, row) for k, row in enumerate(now.rows) if are_observed[k] and row is not None]
+        steps = [k for k, _ in rows]
+        have_scaled = (now.is_scaled & now.is_of_parameter).any(axis=1).tolist()
+        others = self._numbers.begin(now, steps, have_scaled)
+        norms, eps, count = self._numbers.norms, self._program.eps, len(now.steps)
+        clipped: list[tuple[Optional[float], float]] = [(None, 0.0)] * count
+        rates = list(clipped)
+        for k, row in rows:
+            clipped[k] = self._invariants.clipping.of_step(norms[k], row)
+            rates[k] = self._invariants.rates.of_step(row)
+        growth = self._column("weight_growth", [(grown, math.nan) for grown in self._numbers.grown])
+        ratios = self._column("clip_ratio", clipped)
+        shares = self._column("rate_share", rates)
+        sizes = gradient_rms(now) if eps else [0.0] * count
+        rms = self._column("gradient_rms", [(size or None, eps) for size in sizes])
+        scales = [[] if scale is None else [scale] for _, scale in others]
+        if not self._may_hold("loss_scale", [scale for each in scales for scale in each]):
+            scales = [[]] * count
+        numbers = []
+        for k, (standing, _) in enumerate(others):
+            skipped = [self._skipped(now.rows[k])] if now.is_limited[k] else []
+            first = [*growth[k], *standing, *scales[k], *ratios[k]]
+            numbers.append((first, [*shares[k], *rms[k], *skipped]))
+        return numbers
+
+    def _column(
+        self, name: str, values: Sequence[tuple[Optional[float], float]]
+    ) -> list[list[Number]]:
+        """The number of this name with what is usual, by step; none where no rule holds of the
+        least and the most, and so of none between them.
+        """
+        usual = max(usual for _, usual in values)
+        known = [value for value, _ in values if value is not None and value > 0]
+        extremes = (
+            [Number(name, value, usual) for value in (min(known), max(known))] if known else []
+        )
+        if not self._may_hold(name, extremes):
+            return [[]] * len(values)
+        return [[] if value is None else [Number(name, value, usual)] for value, usual in values]
+
+    def _may_hold(self, name: str, numbers: Sequence[Number]) -> bool:
+        """True if a rule holds of one of these numbers of one name, or did in the step before."""
+        for at, rule in _RULES_OF[name]:
+            run, is_reported = self._numbers_held[at]
+            is_done = is_reported and rule.is_over is never
+            if not is_done and (run or is_reported or any(map(rule.condition, numbers))):
+                return True
+        return False
+
     def _step(self, block: _Block, k: int) -> list[WatchEvent]:
         view, fired, now = block.view, block.fired[k], block.view.now
         row, step = now.rows[k], int(now.steps[k])
@@ -607,48 +655,54 @@ class Watcher:
             elif change.name == "clipped_scaled" and row is not None and row.scale:
                 changes.append(Number("scaled_threshold", change.value, row.scale))
         changes += self._program.take_noticed(step)
-        sizes, checksums = zip(*block.inputs[k]) if block.inputs[k] else ((), ())
+        sizes, checksums = block.inputs[k]
         rate = self.causes.note_step(now, k, row, sizes)
         of_groups = [change for change in changes if change.name == "lr"]
         if rate is None:  # the largest of all groups is as before
             for change in of_groups:
                 self.causes.setting_changed(step, change.full_name, change.usual, change.value)
-        elif not of_groups:
+        elif not of_groups and is_jump(rate.before, rate.after):
             changes.append(Number("lr", rate.after, rate.before, full_name=rate.name))
         self.causes.movers.step_began()
         if block.have_left[k]:
             self.causes.movers.add(now, k, view.scores, view.outside)
-        numbers: list[Number] = []
-        if row is not None:
-            numbers = self._numbers.of_step(row, now, k, block.have_scaled[k])
-        norm = None
-        for number in numbers:
-            norm = number if number.name == "gradient_norm" else norm
-        numbers += self._invariants.of_step(norm, row, now, k, checksums)
-        numbers += block.below_epsilon[k]
-        if now.is_limited[k]:
-            numbers.append(self._skipped(row))
-        if fired:
-            self._note_precision(view, k, fired)
-        due = self._due(step, [*changes, *numbers])
-        events = [event for rule, number in due if (event := self._of_number(step, rule, number))]
-        if fired:
-            loss_warns = any(e.kind == "loss_spike" and e.is_warning for e in events)
-            for rule, at in fired:
-                event = self._of_tensors(view, k, rule, at, loss_warns)
-                if event is not None:
-                    events.append(event)
-        self._numbers.step_ended()
+        of_batch = self._invariants.of_step(now, k, checksums)
+        first, last = block.numbers[k]
+        events: list[WatchEvent] = []
+        is_unusual = changes or of_batch or first or last or fired or self._is_open
+        if is_unusual or not self._numbers.are_usual(k):
+            numbers = [*changes, *self._numbers.of_step(k), *first, *of_batch, *last]
+            events = self._events(view, k, numbers, fired)
+        self._numbers.step_ended(k)
         self.causes.step_ended(step, events)
         return events
 
-    def _due(self, step: int, numbers: Sequence[Number]) -> list[tuple[NumberRule, Number]]:
+    def _events(
+        self, view: StepsView, k: int, numbers: Sequence[Number], fired: Sequence[_Fired]
+    ) -> list[WatchEvent]:
+        step = int(view.now.steps[k])
+        self._note_precision(view, k, fired)
+        due = self._due(step, k, numbers)
+        events = [event for rule, number in due if (event := self._of_number(step, rule, number))]
+        loss_warns = any(e.kind == "loss_spike" and e.is_warning for e in events)
+        for rule, at in fired:
+            event = self._of_tensors(view, k, rule, at, loss_warns)
+            if event is not None:
+                events.append(event)
+        held = any(
+            run or is_reported
+            for run, is_reported in map(self._numbers_held.__getitem__, _OF_RANGES)
+        )
+        self._is_open = held or self.causes.loss is not None
+        return events
+
+    def _due(self, step: int, k: int, numbers: Sequence[Number]) -> list[tuple[NumberRule, Number]]:
         """The rules that have held for long enough of these numbers."""
         due: list[tuple[NumberRule, Number]] = []
         for number in numbers:
             is_outside = _OUTSIDE[number.name](number) if number.name in _OUTSIDE else False
             if is_outside:
-                self._numbers.is_outside(number.name)
+                self._numbers.is_outside(number.name, k)
             # While the loss has no range of its own, no tensor has a range that it could be
             # compared with.
             if number.name == "loss" and not math.isnan(number.usual):
