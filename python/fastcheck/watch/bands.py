@@ -76,9 +76,9 @@ class Bands:
         """Adds the values of some steps, which are rows, to each signal; not those outside, unless
         there were many in a row. ``numbers``: each at most once.
         """
-        counts, rejected = self._of["count"], self._of["rejected"]
-        run = rejected[numbers]
-        if run.any() or is_outside.any():
+        counts, rejected, steps = self._of["count"], self._of["rejected"], len(values)
+        run, kept = rejected[numbers], np.isfinite(values)
+        if np.count_nonzero(run) or np.count_nonzero(is_outside):
             for outside in is_outside:
                 run = np.where(outside, run + 1, 0)
             is_new_level = run >= self._window // 2
@@ -87,44 +87,40 @@ class Bands:
             counts[renewed] = 0
             for name in ("median", "spread", "highest"):
                 self._of[name][renewed] = np.nan
-            kept = np.isfinite(values) & (~is_outside | is_new_level)
-        else:
-            kept = np.isfinite(values)
+            kept &= ~is_outside | is_new_level
         before = counts[numbers]
-        after = counts[numbers] = before + kept.sum(axis=0)
         most = int(before.max(initial=0))
-        begin, end = most % self._window, most % self._window + len(values)
+        begin, end = most % self._window, most % self._window + steps
+        added = kept.sum(axis=0)
+        after = counts[numbers] = before + added
         # Most signals have had a value in each step, and their places follow each other.
-        is_usual = (before == most) & (after == most + len(values)) & (end <= self._window)
-        if is_usual.any():
-            self._values[numbers[is_usual], begin:end] = values[:, is_usual].T
-        if not is_usual.all():
+        is_usual = (before == most) & (added == steps) & (end <= self._window)
+        if is_usual.all():
+            self._values[numbers, begin:end] = values.T
+        else:
+            if is_usual.any():
+                self._values[numbers[is_usual], begin:end] = values[:, is_usual].T
             place = before + np.cumsum(kept, axis=0) - 1
             step, at = np.nonzero(kept & ~is_usual)
             self._values[numbers[at], place[step, at] % self._window] = values[step, at]
         turn = numbers % _TURNS
         is_due = (after - turn) // _TURNS > (before - turn) // _TURNS
-        is_due |= (before < self._warm_up) & (after >= self._warm_up)
-        self._renew(numbers[is_due & (after >= self._warm_up)])
+        is_due |= before < self._warm_up
+        is_due &= after >= self._warm_up
+        self._renew(numbers[is_due])
 
     def _renew(self, numbers: np.ndarray) -> None:
         """Makes the medians of these signals again."""
-        if not len(numbers):
-            return
-        counts = np.minimum(self._of["count"][numbers], self._window)
-        same = int(counts[0])  # of all, but while some are warming up
-        for count in [same] if (counts == same).all() else np.unique(counts).tolist():
+        of, counts = self._of, np.minimum(self._of["count"][numbers], self._window)
+        # One count of all, but while some are warming up.
+        for count in set(counts.tolist()):
             chosen = numbers[counts == count]
             values = np.sort(self._values[chosen, :count], axis=1)
             median = _middle(values)
             spread = _middle(np.sort(np.abs(values - median[:, None]), axis=1))
-            self._of["median"][chosen] = median
-            deviation = np.float32(_MAD_TO_DEVIATION) * spread
-            least = self._least_spread
-            self._of["spread"][chosen] = np.maximum(
-                deviation, least[chosen] if least.ndim else least
-            )
-            self._of["highest"][chosen] = values[:, -1]
+            of["median"][chosen], of["highest"][chosen] = median, values[:, -1]
+            least = self._least_spread[chosen] if self._least_spread.ndim else self._least_spread
+            of["spread"][chosen] = np.maximum(np.float32(_MAD_TO_DEVIATION) * spread, least)
 
 
 def _middle(values: np.ndarray) -> np.ndarray:

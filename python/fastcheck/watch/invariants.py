@@ -59,8 +59,8 @@ def stands_still(is_wide: bool) -> Callable[[StepsView], np.ndarray]:
     """A condition for weights that kept every bit in updates that should have moved them."""
 
     def condition(view: StepsView) -> np.ndarray:
-        is_still: np.ndarray = (view.standing >= _STANDING) & (_is_wide(view) == is_wide)
-        return is_still
+        is_still: np.ndarray = view.standing >= _STANDING
+        return is_still & (_is_wide(view) == is_wide) if is_still.any() else is_still
 
     return condition
 
@@ -70,10 +70,11 @@ def counter_will_stop(view: StepsView) -> np.ndarray:
     changes nothing. Between 32 and that size the format has fractions too, so it is a counter.
     """
     now, limit = view.now, _WHOLE[view.now.codes]
-    with np.errstate(invalid="ignore"):
-        is_counter: np.ndarray = now.levels[ABS_MAX] > view.peak
-    is_counter &= (now.phases == BUFFER) & now.is_whole
-    is_counter &= (now.abs_max >= _COUNTED) & (now.abs_max <= limit)
+    is_counter: np.ndarray = (now.phases == BUFFER) & (limit > 0) & now.is_whole
+    if is_counter.any():
+        with np.errstate(invalid="ignore"):
+            is_counter &= now.levels[ABS_MAX] > view.peak
+        is_counter &= (now.abs_max >= _COUNTED) & (now.abs_max <= limit)
     return is_counter
 
 
@@ -82,18 +83,17 @@ def position_is_rounded(view: StepsView) -> np.ndarray:
     all of them.
     """
     now, limit = view.now, _WHOLE[view.now.codes]
-    is_rounded: np.ndarray = (
-        (now.phases == INPUT) & now.is_count & (limit > 0) & (now.abs_max > limit)
-    )
-    return is_rounded
+    is_rounded: np.ndarray = (now.phases == INPUT) & (limit > 0) & now.is_count
+    return is_rounded & (now.abs_max > limit) if is_rounded.any() else is_rounded
 
 
 def labels_are_ignored(view: StepsView) -> np.ndarray:
     """True where every label is the number that torch's cross entropy ignores."""
     now = view.now
-    with np.errstate(invalid="ignore"):
-        is_ignored = now.sums == _IGNORED * now.numel
-    is_unlabelled: np.ndarray = (now.phases == INPUT) & now.is_equal & is_ignored
+    is_unlabelled: np.ndarray = (now.phases == INPUT) & now.is_equal
+    if is_unlabelled.any():
+        with np.errstate(invalid="ignore"):
+            is_unlabelled &= now.sums == _IGNORED * now.numel
     return is_unlabelled
 
 
@@ -103,6 +103,8 @@ def input_is_constant(view: StepsView) -> np.ndarray:
     """
     now = view.now
     of_model = (now.phases == INPUT) & now.is_read
+    if not (of_model & now.is_equal).any():
+        return np.zeros_like(of_model)
     is_large = of_model & (now.numel >= 32)
     is_one = now.is_equal & ((now.sums == 0) | ~IS_FLOAT[now.codes])
     varies = (of_model & ~is_one).any(axis=1, keepdims=True)

@@ -15,7 +15,7 @@ import numpy as np
 from fastcheck.log.step_table import StepRow
 
 from .bands import Bands
-from .columns import Columns
+from .columns import Columns, before_each, readings
 from .signals import NOTHING, PART, RMS, WEIGHT, Signals
 
 _FIRST, _RECENT = 16, 32
@@ -174,61 +174,47 @@ class Weights:
         self, now: Signals, chosen: tuple[np.ndarray, ...], ends: np.ndarray
     ) -> tuple[Iterable[tuple[float, float]], Sequence[bool]]:
         """``moved``, and whether weights move together, as of each of ``ends``."""
-        sites, is_read = now.sites[chosen[1][0]], now.is_read[chosen]
+        of, sites, is_read = self._of, now.sites[chosen[1][0]], now.is_read[chosen]
         sums, numel = now.sums[chosen], now.numel[chosen]
-        place = np.arange(1, len(sums) + 1)[:, None]
-        # The last of these steps in which each was read; 0: before them.
-        last = np.maximum.accumulate(np.where(is_read, place, 0), axis=0)
-        before_last = np.concatenate([np.zeros_like(last[:1]), last[:-1]])
-        all_sums, all_numel = (
-            np.concatenate([self._of[name][None, sites], values])
-            for name, values in (("sum", sums), ("numel", numel))
-        )
-        is_known = np.take_along_axis(all_numel, before_last, 0) == numel
-        is_known &= is_read & np.isfinite(sums)
-        distance = np.abs(sums - np.take_along_axis(all_sums, before_last, 0))
+        sum_before, sum_after = before_each(of["sum"][sites], sums, is_read)
+        numel_before, numel_after = before_each(of["numel"][sites], numel, is_read)
+        is_known = (numel_before == numel) & is_read & np.isfinite(sums)
+        distance = np.abs(sums - sum_before)
         floor = _ROUNDING * now.abs_sums[chosen]
         changes = np.where(is_known, np.maximum(distance, floor), 0.0)
-        for name, values in (("sum", all_sums), ("numel", all_numel)):
-            self._of[name][sites] = np.take_along_axis(values, last[-1:], 0)[0]
-        moves = self._of["moves"][sites] + np.cumsum(is_known & (distance > 0), axis=0)[ends]
-        self._of["moves"][sites] = moves[-1]
-        elements = np.where(moves > 0, np.take_along_axis(all_numel, last[ends], 0), 0.0)
-        is_often = moves >= _TOGETHER * (self._steps + place[ends])
+        of["sum"][sites], of["numel"][sites] = sum_after[-1], numel_after[-1]
+        moves = of["moves"][sites] + np.cumsum(is_known & (distance > 0), axis=0)[ends]
+        of["moves"][sites] = moves[-1]
+        elements = np.where(moves > 0, numel_after[ends], 0.0)
+        is_often = moves >= _TOGETHER * (self._steps + ends[:, None] + 1)
         self._steps += len(sums)
         together = np.where(is_often, elements, 0.0).sum(axis=1)
         elements = elements.sum(axis=1)
         are_together = (together >= _TOGETHER * elements) & (elements > 0)
-        squares = now.squares[chosen]
-        are_read, are_known = (
-            np.logical_and.reduce(mask, 1).tolist() for mask in (is_read, is_known)
-        )
-        moved = []
-        for k, (change, square) in enumerate(zip(changes, squares)):
-            change = change if are_read[k] else change[is_read[k]]
-            square = square if are_known[k] else square[is_known[k]]
-            moved.append((float(np.dot(change, change)), float(np.add.reduce(square))))
-        return moved, are_together.tolist()
+        squares = sums_of_rows(now.squares[chosen], is_known)
+        # np.dot() of each row with itself, of which the rounding depends on the number of elements.
+        moved: list[float] = (changes[:, None] @ changes[:, :, None]).ravel().tolist()
+        for k in np.flatnonzero(~is_read.all(axis=1)).tolist():
+            change = changes[k, is_read[k]]
+            moved[k] = float(np.dot(change, change))
+        return zip(moved, squares), are_together.tolist()
 
     def _grown(
         self, now: Signals, chosen: tuple[np.ndarray, ...], ends: np.ndarray
     ) -> tuple[Iterable[Optional[float]], Iterable[Optional[float]]]:
         """``grown``, and the growth since the first step, as of each of ``ends``."""
-        sites, is_read = now.sites[chosen[1][0]], now.is_read[chosen]
-        past, steps = self._of["rms"][:, sites], len(is_read)
-        at, column = np.cumsum(is_read, axis=0) - 1, np.arange(len(sites))
-        levels = np.concatenate([past, np.full((steps, len(sites)), np.nan)])
-        read_at, read = np.nonzero(is_read)
-        levels[_GROWTH_STEPS + at[read_at, read], read] = now.levels[RMS][chosen][read_at, read]
-        # A tensor that was zero may grow as it likes from then on.
-        since = levels[_GROWTH_STEPS - 1 :]
-        since[np.logical_or.accumulate(since == NOTHING, axis=0)] = NOTHING
-        lasts = np.arange(_GROWTH_STEPS)[:, None] + at[-1] + 1
-        self._of["rms"][:, sites] = levels[lasts, column]
-        level, before = levels[_GROWTH_STEPS + at, column], levels[at, column]
-        first = self._of["first"][sites]
-        first = np.where(np.isnan(first), levels[_GROWTH_STEPS], first)
-        self._of["first"][sites] = first
+        of, sites, is_read = self._of, now.sites[chosen[1][0]], now.is_read[chosen]
+        held, new = of["rms"][:, sites], now.levels[RMS][chosen]
+        if np.count_nonzero(held[-1] == NOTHING) or np.count_nonzero(new == NOTHING):
+            # A tensor that was zero may grow as it likes from then on.
+            was_nothing = (new == NOTHING) & is_read
+            was_nothing[0] |= held[-1] == NOTHING
+            new = np.where(np.logical_or.accumulate(was_nothing), NOTHING, new)
+        known, place, of["rms"][:, sites] = readings(held, new, is_read)
+        level = np.take_along_axis(known, place, 0)
+        before = np.take_along_axis(known, place - _GROWTH_STEPS, 0)
+        first = of["first"][sites]
+        first = of["first"][sites] = np.where(np.isnan(first), known[_GROWTH_STEPS], first)
         numel = now.numel[chosen]
         since_first = _medians(level[ends], first[None], is_read[ends], numel[ends])
         return _medians(level, before, is_read, numel), since_first
@@ -263,9 +249,8 @@ class Numbers:
         # No rule holds of a signal whose score is below this.
         rise = min(RISE_SCORE, threshold)
         self._near = np.array([rise, rise, math.inf, threshold, math.inf, UPDATE_SCORE])
-        # Of the steps that are judged together: the numbers of RANGES (NaN: there is none), the
-        # values of the signals, and whether they are outside. Of those of a part, by step: the
-        # scores, and whether one of them is not near.
+        # The numbers of RANGES by step (NaN: there is none), the values of the signals, and whether
+        # they are outside. The scores of a part by step, and whether one of them is not near.
         self._values: list[tuple[float, ...]] = []
         self._signals = np.zeros((0, len(_NUMBERS)))
         self._are_outside = np.zeros((0, len(_NUMBERS)), bool)
@@ -350,7 +335,7 @@ class Numbers:
         return loss, norm, update
 
     def part_began(self, steps: Sequence[int]) -> None:
-        """These steps come next, and are compared with the same ranges."""
+        """Compares the next steps with the same ranges."""
         with np.errstate(over="ignore"):
             scores = self._bands.scores(_NUMBERS, self._signals[steps])
         self._scores = dict(zip(steps, scores.tolist()))
@@ -425,13 +410,15 @@ def _jumps_while_falling(before: Sequence[float], value: float) -> bool:
 def gradient_rms(now: Signals) -> list[float]:
     """The rms of what is not 0 of the gradients of all parameters, by step; 0: there is nothing."""
     at = np.flatnonzero(now.is_of_parameter)
-    is_read, squares = now.is_read[:, at], now.squares[:, at]
+    is_read = now.is_read[:, at]
     elements = now.numel[:, at] * (1 - now.zero_share[:, at])
-    rms = []
-    for k, are_read in enumerate(np.logical_and.reduce(is_read, 1).tolist()):
-        of_step = (elements[k], squares[k])
-        if not are_read:
-            of_step = elements[k, is_read[k]], squares[k, is_read[k]]
-        count, square = map(float, map(np.add.reduce, of_step))
-        rms.append(math.sqrt(square / count) if count else 0.0)
-    return rms
+    sums = zip(sums_of_rows(now.squares[:, at], is_read), sums_of_rows(elements, is_read))
+    return [math.sqrt(square / count) if count else 0.0 for square, count in sums]
+
+
+def sums_of_rows(values: np.ndarray, mask: np.ndarray) -> list[float]:
+    """The sum of each row where the mask is True, rounded as that of these elements alone."""
+    sums: list[float] = np.add.reduce(np.ascontiguousarray(values), axis=1).tolist()
+    for k in np.flatnonzero(~mask.all(axis=1)).tolist():
+        sums[k] = float(np.add.reduce(values[k, mask[k]]))
+    return sums

@@ -258,9 +258,11 @@ def comes_near_the_end(view: StepsView) -> np.ndarray:
 
 def _is_low(view: StepsView) -> np.ndarray:
     """True where half of the nonzero elements are subnormal, and were not at first."""
-    least = np.maximum(_SUBNORMAL, view.subnormal_at_first + _RISE)
-    is_gradient = view.is_weighed & (view.now.phases == GRADIENT)
-    is_low: np.ndarray = is_gradient & (view.now.subnormal_share >= least)
+    share = view.now.subnormal_share
+    is_low: np.ndarray = share >= _SUBNORMAL
+    if is_low.any():
+        is_low &= view.is_weighed & (view.now.phases == GRADIENT)
+        is_low &= share >= view.subnormal_at_first + _RISE
     return is_low
 
 
@@ -269,67 +271,79 @@ def underflows(view: StepsView) -> np.ndarray:
     Subnormal neighbours show that the zeros are not exact.
     """
     is_low = _is_low(view)
-    least = np.maximum(_UNDERFLOW, view.zero_at_first + _RISE)
-    return is_low & (view.now.zero_share >= least)
+    if is_low.any():
+        is_low &= view.now.zero_share >= np.maximum(_UNDERFLOW, view.zero_at_first + _RISE)
+    return is_low
 
 
 def becomes_subnormal(view: StepsView) -> np.ndarray:
     """True where a gradient is about to underflow: half of its nonzero elements are subnormal."""
-    is_subnormal: np.ndarray = _is_low(view) & ~underflows(view)
+    is_subnormal = _is_low(view)
+    if is_subnormal.any():
+        is_subnormal &= ~underflows(view)
     return is_subnormal
 
 
 def is_saturated(view: StepsView) -> np.ndarray:
     """True where elements are at the largest number of the dtype, and none were at first."""
-    phases = view.now.phases
-    is_of = view.is_weighed & ((phases == ACTIVATION) | (phases == GRADIENT))
-    at_max: np.ndarray = is_of & (view.now.saturated_share > 0) & (view.saturated_at_first == 0)
+    phases, at_max = view.now.phases, view.now.saturated_share > 0
+    if at_max.any():
+        at_max &= view.is_weighed & ((phases == ACTIVATION) | (phases == GRADIENT))
+        at_max &= view.saturated_at_first == 0
     return at_max
 
 
 def is_at_ends(view: StepsView) -> np.ndarray:
     """True where a tanh or sigmoid is where it is flat, and was not at first."""
+    if not view.is_at_end.any():
+        return view.is_at_end
     is_activation = view.is_weighed & (view.now.phases == ACTIVATION)
     is_flat: np.ndarray = is_activation & view.is_at_end & (view.ends_at_first < 0.5)
     return is_flat
 
 
+def _have_died(view: StepsView, is_stuck: np.ndarray) -> np.ndarray:
+    """``is_stuck``, of activations that were not so in an earlier step."""
+    if is_stuck.any():
+        is_stuck = is_stuck & (view.now.phases == ACTIVATION) & (view.alive > 0)
+        is_stuck &= view.now.numel >= LEAST_ELEMENTS
+    return is_stuck
+
+
 def is_dead(view: StepsView) -> np.ndarray:
     """True where nearly all elements are zero, and were not in an earlier step."""
-    has_died: np.ndarray = (view.now.phases == ACTIVATION) & view.is_zero & (view.alive > 0)
-    return has_died & (view.now.numel >= LEAST_ELEMENTS)
+    return _have_died(view, view.is_zero)
 
 
 def is_constant(view: StepsView) -> np.ndarray:
     """True where all elements are the same nonzero number, and were not in an earlier step."""
-    is_uniform: np.ndarray = (view.now.phases == ACTIVATION) & view.is_stuck & ~view.is_zero
-    return is_uniform & (view.alive > 0) & (view.now.numel >= LEAST_ELEMENTS)
+    return _have_died(view, view.is_stuck & ~view.is_zero)
 
 
 def dies_at_once(view: StepsView) -> np.ndarray:
     """True where it is zero or constant, after many steps in a row in which it was neither."""
-    is_sudden: np.ndarray = (is_dead(view) | is_constant(view)) & (view.alive >= _ALIVE)
-    return is_sudden
+    return _have_died(view, view.is_stuck) & (view.alive >= _ALIVE)
 
 
 def batch_is_unusual(row: int) -> Callable[[StepsView], np.ndarray]:
     """True where one of the batch's levels is far out of its range, on either side."""
 
     def condition(view: StepsView) -> np.ndarray:
-        far = np.abs(view.now.levels[row] - view.median[row]) >= _BATCH_SHIFT
-        far &= np.abs(view.scores[row]) >= view.threshold
-        is_unusual: np.ndarray = far & (view.now.phases == INPUT)
-        return is_unusual
+        far: np.ndarray = np.abs(view.scores[row]) >= view.threshold
+        far &= view.now.phases == INPUT
+        if far.any():
+            far &= np.abs(view.now.levels[row] - view.median[row]) >= _BATCH_SHIFT
+        return far
 
     return condition
 
 
 def weight_jumps(view: StepsView) -> np.ndarray:
     """True where one update took the weight far above its range."""
-    far = view.now.levels[RMS] - view.highest[RMS] >= _WEIGHT_SHIFT
-    is_above: np.ndarray = far & (view.scores[RMS] >= view.threshold)
-    result: np.ndarray = is_above & (view.now.phases == WEIGHT)
-    return result
+    far: np.ndarray = (view.scores[RMS] >= view.threshold) & (view.now.phases == WEIGHT)
+    if far.any():
+        far &= view.now.levels[RMS] - view.highest[RMS] >= _WEIGHT_SHIFT
+    return far
 
 
 def _level(row: int) -> Callable[[StepsView], np.ndarray]:

@@ -39,7 +39,6 @@ NOTHING = -1100.0
 #: The steps of a part: of those that are judged together, so many are compared with the same
 #: ranges, which are renewed after them.
 PART = 16
-_OF_TENSORS = frozenset({"sites", "phases", "codes", "functions", "is_of_parameter", "gradient_at"})
 #: True for a dtype that is a float, by its code.
 IS_FLOAT = np.array([dtype.name.startswith(("float", "bfloat")) for dtype in DTYPES])
 #: Functions that are flat at both ends, by the class of their module.
@@ -91,20 +90,6 @@ class Signals:
     squares: np.ndarray
     checksums: np.ndarray
     is_scaled: np.ndarray
-
-    def parts(self) -> list[Signals]:
-        """The same in parts of PART steps."""
-        if len(self.steps) <= PART:
-            return [self]
-        return [self._of(slice(at, at + PART)) for at in range(0, len(self.steps), PART)]
-
-    def _of(self, steps: slice) -> Signals:
-        fields = {
-            name: column if name in _OF_TENSORS else column[steps]
-            for name, column in vars(self).items()
-            if name != "levels"
-        }
-        return Signals(levels=self.levels[:, steps], **fields)
 
 
 def inputs_by_step(now: Signals) -> list[tuple[list[float], list[int]]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from fastcheck.record.statistics import LARGEST_FINITE
 
 from .bands import Bands
-from .columns import Columns
+from .columns import Columns, before_each, readings
 from .signals import (
     ABS_MAX,
     FUNCTIONS,
@@ -26,9 +27,6 @@ from .signals import (
 
 # The steps that a slope covers: a short window follows the last steps, a long window is less noisy.
 _SHORT, _LONG = 12, 48
-# The readings that are held, a power of two: those of a slope before each step of a part.
-_HELD = _LONG + PART
-_MASK = _HELD - 1
 # A tensor with more room, in doublings, is not forecast.
 _MOST_BITS = 10.0
 # The share of pairs of steps that has to rise, in the short window or the long: growth, not noise.
@@ -41,8 +39,8 @@ class Forecasts:
 
     def __init__(self, horizon: int) -> None:
         self._horizon = horizon
-        # The magnitudes of each tensor in log2, the n-th reading in the row n & _MASK.
-        self._of = Columns(past=np.full((_HELD, 1), np.nan), count=np.zeros(1, np.int64))
+        # The last magnitudes of each tensor, in log2.
+        self._of = Columns(past=np.full((_LONG, 1), np.nan))
 
     def grow(self, count: int) -> None:
         """Makes room for the numbers below ``count``."""
@@ -51,24 +49,26 @@ class Forecasts:
     def add(self, now: Signals) -> tuple[np.ndarray, np.ndarray]:
         """The number of steps in which each tensor reaches the end of its dtype's range, at the
         earliest and at the latest, as of each step; inf: nothing points to it within the horizon.
-        ``now``: a part.
         """
         near = np.full(now.abs_max.shape, np.inf)
-        far, past, count = near.copy(), self._of["past"], self._of["count"]
-        numbers = count[now.sites] + np.cumsum(now.is_read, axis=0) - 1
-        count[now.sites] = numbers[-1] + 1
-        step, at = np.nonzero(now.is_read)
-        sites, number, headroom = now.sites[at], numbers[step, at], now.headroom[step, at]
+        far, past = near.copy(), self._of["past"]
+        with np.errstate(divide="ignore"):
+            logs = np.log2(now.abs_max)
+        known, place, past[:, now.sites] = readings(past[:, now.sites], logs, now.is_read)
+        step, at = np.nonzero(now.headroom < _MOST_BITS)
+        if not len(step):
+            return near, far
+        number, headroom = place[step, at], now.headroom[step, at]
         with np.errstate(all="ignore"):
-            logs = past[number & _MASK, sites] = np.log2(now.abs_max[step, at])
-            of_short, of_long = (past[(number - n) & _MASK, sites] for n in (_SHORT, _LONG))
+            of_short, of_long = (known[number - n, at] for n in (_SHORT, _LONG))
+            logs = logs[step, at]
             rise = np.fmax((logs - of_short) / _SHORT, (logs - of_long) / _LONG)
-            is_candidate = (headroom < _MOST_BITS) & (headroom < 4 * self._horizon * rise)
-        for index in np.flatnonzero(is_candidate & (number >= _SHORT)).tolist():
-            ordered = past[(number[index] + 1 + np.arange(-_LONG, 0)) & _MASK, sites[index]]
-            interval = _interval(ordered, float(headroom[index]))
+            is_candidate = headroom < 4 * self._horizon * rise
+        for index in np.flatnonzero(is_candidate).tolist():
+            k, column, end = step[index], at[index], number[index] + 1
+            interval = _interval(known[end - _LONG : end, column], float(headroom[index]))
             if interval is not None:
-                near[step[index], at[index]], far[step[index], at[index]] = interval
+                near[k, column], far[k, column] = interval
         return near, far
 
 
@@ -136,30 +136,31 @@ class Standing:
         """Makes room for the numbers below ``count``."""
         self._of.grow(count)
 
-    def add(self, now: Signals) -> np.ndarray:
-        """The number of these updates in a row as of each step, by tensor."""
-        runs = np.zeros(now.is_read.shape, np.int64)
+    def add(self, now: Signals, part: slice) -> np.ndarray:
+        """The number of these updates in a row as of each step of a part, by tensor."""
+        runs = np.zeros(now.is_read[part].shape, np.int64)
         at = np.flatnonzero(now.gradient_at >= 0)
         sites, gradients, of = now.sites[at], now.gradient_at[at], self._of
         before, run, moves = of["checksum"][sites], of["run"][sites], of["moves"][sites]
         due, moved = of["due"][:, sites], of["moved"][:, sites]
-        sums = now.checksums[:, at]
-        if not (sums == np.concatenate([before[None], sums[:-1]])).any():
+        sums = now.checksums[part][:, at]
+        if not np.count_nonzero(sums == np.concatenate([before[None], sums[:-1]])):
             # The ordinary case: every weight has moved in each step. The last stands for all.
-            row, level = now.rows[-1], now.levels[RMS, -1, gradients]
-            rate = None if row is None or now.is_skipped[-1] else row.learning_rate
-            if rate and now.is_read[:, at].all() and (level > NOTHING).all():
+            last = part.start + len(sums) - 1
+            row, level = now.rows[last], now.levels[RMS, last, gradients]
+            rate = None if row is None or now.is_skipped[last] else row.learning_rate
+            if rate and now.is_read[part][:, at].all() and (level > NOTHING).all():
                 is_known = np.isfinite(due[0])
                 adapts = 1 - (1 - _ADAPTS) ** len(sums)
                 known = np.where(np.isnan(moved), due, moved + adapts * (due - moved))
                 of["moved"][:, sites] = np.where(is_known, known, moved)
                 of["moves"][sites] = moves + len(sums) * is_known
                 of["checksum"][sites], of["run"][sites] = sums[-1], 0
-                is_due = not now.has_still_group[-1]
+                is_due = not now.has_still_group[last]
                 due = np.stack([level, np.full(len(at), np.log2(rate))])
                 of["due"][:, sites] = due if is_due else np.nan
                 return runs
-        for k, row in enumerate(now.rows):
+        for k, row in enumerate(now.rows[part], part.start):
             sums, is_read = now.checksums[k, at], now.is_read[k, at]
             is_due = is_read & (before != 0) & np.isfinite(due[0])
             has_moved = is_due & (sums != before)
@@ -176,7 +177,7 @@ class Standing:
             level = now.levels[RMS, k, gradients]
             level = np.where(is_updated & (level > NOTHING), level, np.nan)
             due = np.where(is_read, np.stack([level, level * 0 + np.log2(rate or 1.0)]), due)
-            runs[k, at] = run
+            runs[k - part.start, at] = run
         of["checksum"][sites], of["run"][sites], of["moves"][sites] = before, run, moves
         of["due"][:, sites], of["moved"][:, sites] = due, moved
         return runs
@@ -277,11 +278,13 @@ class Past:
         self._forecasts.grow(count)
         self._standing.grow(count)
         self._of.grow(count)
-        parts = [self._of_part(part) for part in now.parts()]
-        median, highest, scores, outside, first, is_weighed, is_at_end, standing, near, far = (
-            each[0] if len(parts) == 1 else np.concatenate(each, axis=-2) for each in zip(*parts)
-        )
-        zero, subnormal, saturated, ends = first
+        parts = [slice(at, at + PART) for at in range(0, len(now.steps), PART)]
+        median, highest, scores, outside = self._ranges(now, parts)
+        is_at_end = _at_end(now)
+        (zero, subnormal, saturated, ends), is_later = self._first(now, is_at_end, parts)
+        is_weighed = is_later & IS_FLOAT[now.codes] & (now.numel >= LEAST_ELEMENTS)
+        standing = np.concatenate([self._standing.add(now, part) for part in parts])
+        near, far = self._forecasts.add(now)
         peak, past = self._peaks(now)
         is_zero = now.zero_share >= _DEAD
         is_stuck = is_zero | now.is_equal
@@ -309,46 +312,47 @@ class Past:
             most_steps_left=far,
         )
 
-    def _of_part(self, now: Signals) -> tuple[np.ndarray, ...]:
-        """The ranges; the means of the first steps, is_weighed, is_at_end, standing, forecasts."""
-        is_at_end = _at_end(now)
-        is_weighed = (self._of["seen"][now.sites] >= FIRST) & IS_FLOAT[now.codes]
-        is_large = is_weighed & (now.numel >= LEAST_ELEMENTS)
-        first = self._first(now, is_at_end)[:, None].repeat(len(now.steps), axis=1)
-        standing, forecasts = self._standing.add(now), self._forecasts.add(now)
-        return *self._ranges(now), first, is_large, is_at_end, standing, *forecasts
-
-    def _ranges(self, now: Signals) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Compares each level with its range, and adds it to that."""
-        levels, is_weight = now.levels, now.phases == WEIGHT
-        rows, steps, tensors = levels.shape
+    def _ranges(
+        self, now: Signals, parts: Sequence[slice]
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Compares each level with its range, and adds it to that, one part after another."""
+        levels, phases, bands = now.levels, now.phases, self._bands
+        rows, _, tensors = levels.shape
         numbers = now.sites * len(NAMES) + _ROWS
-        median = self._bands.median[numbers][:, None]
-        highest = self._bands.highest[numbers][:, None]
-        with np.errstate(invalid="ignore"):
-            # Nothing is known of a weight that is 0, or the same everywhere: training changes it.
-            levels = np.where(is_weight & (levels == NOTHING), np.nan, levels)
-            scores = self._bands.scores(numbers[:, None], levels)
+        # Nothing is known of a weight that is 0, or the same everywhere: training changes it.
+        levels = np.where((phases == WEIGHT) & (levels == NOTHING), np.nan, levels)
+        median, highest, scores = (np.empty(levels.shape) for _ in range(3))
+        outside = np.zeros(levels.shape, bool)
+        # Gradients fall as training converges, and weights decay.
+        may_fall = (phases < GRADIENT) & (phases > WEIGHT)
+        # A weight that grows all the time is the largest that it ever was in each step, and the
+        # largest element of a random batch is far out now and then.
+        is_record = (phases == WEIGHT) | ((phases == INPUT) & (_ROWS == ABS_MAX))
+        for part in parts:
+            values, middle, most = levels[:, part], bands.median[numbers], bands.highest[numbers]
+            median[:, part], highest[:, part] = middle[:, None], most[:, None]
             # A tensor that was always 0 has no range: its first use is no surprise.
-            scores = np.where(median == NOTHING, np.nan, scores)
-            distance = levels - median
-            # Gradients fall as training converges, and weights decay.
-            may_fall = (now.phases < GRADIENT) & (now.phases > WEIGHT)
-            is_far = np.where(may_fall, np.abs(distance), distance) >= _LEAST_SHIFT
-            # A weight that grows all the time is the largest that it ever was in each step, and the
-            # largest element of a random batch is far out now and then.
-            is_record = np.repeat(is_weight[None], rows, axis=0)
-            is_record[ABS_MAX] |= now.phases == INPUT
-            is_far &= ~is_record[:, None] | (levels - highest >= _LEAST_SHIFT)
-            size = np.abs(scores)
-            outside = is_far & (size >= _LEFT_AT)
-            is_refused = is_far & (size >= self._threshold)
-        flat, refused = (
-            array.transpose(1, 0, 2).reshape(steps, rows * tensors)
-            for array in (levels, is_refused)
-        )
-        self._bands.add(numbers.ravel(), flat, refused)
-        return median.repeat(steps, axis=1), highest.repeat(steps, axis=1), scores, outside
+            spread = np.where(middle == NOTHING, np.nan, bands.spread[numbers])
+            with np.errstate(invalid="ignore"):
+                scores[:, part] = (values - middle[:, None]) / spread[:, None]
+            size = np.abs(scores[:, part])
+            is_refused = np.zeros(values.shape, bool)
+            at = row, _, column = np.nonzero(size >= min(_LEFT_AT, self._threshold))
+            if len(row):
+                distance = values[at] - middle[row, column]
+                distance = np.where(may_fall[column], np.abs(distance), distance)
+                rise = values[at] - most[row, column]
+                is_far = (distance >= _LEAST_SHIFT) & (
+                    ~is_record[row, column] | (rise >= _LEAST_SHIFT)
+                )
+                outside[:, part][at] = is_far & (size[at] >= _LEFT_AT)
+                is_refused[at] = is_far & (size[at] >= self._threshold)
+            flat, refused = (
+                array.transpose(1, 0, 2).reshape(-1, rows * tensors)
+                for array in (values, is_refused)
+            )
+            bands.add(numbers.ravel(), flat, refused)
+        return median, highest, scores, outside
 
     def _peaks(self, now: Signals) -> tuple[np.ndarray, np.ndarray]:
         sites, levels = now.sites, now.levels[ABS_MAX]
@@ -367,38 +371,40 @@ class Past:
         self._of["past"][sites] = counts[-1]
         return peaks, counts[:-1]
 
-    def _first(self, now: Signals, is_at_end: np.ndarray) -> np.ndarray:
-        """The means over the first steps, as they are before these."""
-        sites, means = now.sites, self._of["first"][:, now.sites]
-        seen = self._of["seen"][sites]
-        if (seen < FIRST).any():
-            shares = np.stack([now.zero_share, now.subnormal_share, now.saturated_share, is_at_end])
-            added = np.cumsum(now.is_read, axis=0) + seen <= FIRST
-            added &= now.is_read
-            self._of["first"][:, sites] = (
-                means + np.where(added, np.nan_to_num(shares), 0.0).sum(axis=1) / FIRST
-            )
-        self._of["seen"][sites] = seen + now.is_read.sum(axis=0)
-        return means
+    def _first(
+        self, now: Signals, is_at_end: np.ndarray, parts: Sequence[slice]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The means over the first steps, and whether these are over, as before each part."""
+        of, sites, is_read = self._of, now.sites, now.is_read
+        is_later = (of["seen"][sites] >= FIRST)[None]
+        if is_later.all():
+            return of["first"][:, None, sites], is_later
+        shares = np.stack([now.zero_share, now.subnormal_share, now.saturated_share, is_at_end])
+        means, is_later = np.empty(shares.shape), np.empty(is_read.shape, bool)
+        for part in parts:
+            seen, before = of["seen"][sites], of["first"][:, sites]
+            means[:, part], is_later[part] = before[:, None], seen >= FIRST
+            count = np.cumsum(is_read[part], axis=0) + seen
+            added = np.where(is_read[part] & (count <= FIRST), np.nan_to_num(shares[:, part]), 0.0)
+            of["first"][:, sites] = before + added.sum(axis=1) / FIRST
+            of["seen"][sites] = count[-1]
+        return means, is_later
 
     def _alive(self, now: Signals, is_stuck: np.ndarray) -> np.ndarray:
-        sites = now.sites
+        of, sites = self._of, now.sites
         is_alive = now.is_read & ~is_stuck
         counts = np.cumsum(is_alive, axis=0)
-        was_stuck = np.concatenate([self._of["is_stuck"][None, sites], is_stuck])
-        if was_stuck.any():
-            # The last of these steps in which each was read; 0: before them.
-            place = np.where(now.is_read, np.arange(1, len(counts) + 1)[:, None], 0)
-            last = np.maximum.accumulate(np.concatenate([np.zeros_like(place[:1]), place]))
-            was_stuck = np.take_along_axis(was_stuck, last, 0)
+        held = of["is_stuck"][sites]
+        if held.any() or is_stuck.any():
+            before, after = before_each(held, is_stuck, now.is_read)
             # A count begins anew where a tensor was stuck before.
-            begins = np.where(is_alive & was_stuck[:-1], counts - 1, -1)
-            before = np.maximum.accumulate(begins)
-            counts -= np.where(before < 0, -self._of["alive"][sites], before)
-            self._of["is_stuck"][sites] = was_stuck[-1]
+            begins = np.where(is_alive & before, counts - 1, -1)
+            begun = np.maximum.accumulate(begins)
+            counts -= np.where(begun < 0, -of["alive"][sites], begun)
+            of["is_stuck"][sites] = after[-1]
         else:
-            counts += self._of["alive"][sites]
-        self._of["alive"][sites] = counts[-1]
+            counts += of["alive"][sites]
+        of["alive"][sites] = counts[-1]
         return counts
 
 
