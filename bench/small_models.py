@@ -33,6 +33,7 @@ from fastcheck.calls.stored import TensorBatch
 from fastcheck.monitor import watching
 from fastcheck.monitor.hooks.losses import LossReader
 from fastcheck.monitor.hooks.state_reader import StateReader
+from fastcheck.monitor.hooks.step_numbers import StepNumbers
 from fastcheck.monitor.hooks.step_watcher import StepWatcher
 from fastcheck.monitor.session.derivatives import Derivatives
 from fastcheck.monitor.session.session import ModuleLevel, Session
@@ -253,7 +254,7 @@ PARTS: dict[str, list[tuple[type, str]]] = {
         (Derivatives, "note"),
     ],
     "what the training loop does": [(StepWatcher, "_notice")],
-    "learning rates": [(StepWatcher, "_read_learning_rates")],
+    "learning rates": [(StepNumbers, "learning_rates")],
     "the watch": [(Watching, "step_ended")],
     "the end of the step": [(StepWatcher, "close_step"), (Session, "begin_step_if_closed")],
     "the rest around backward and update": [

@@ -165,7 +165,9 @@ class HandChanges:
             self._passes_before[owner] = passes
         if self.was_seen:
             return False
-        if self._take_changed(owned):
+        module = status.module
+        is_changed = None if module is None else module.take_changed(self._probes, owned)
+        if self._take_changed(owned) if is_changed is None else is_changed:
             self.seen()
             return not was_first
         if before is None:
@@ -177,10 +179,6 @@ class HandChanges:
         """Takes out the probes of these parameters (None: of all) until one has changed. Whether
         one has.
         """
-        if status.module is not None:
-            is_changed: Optional[bool] = status.module.take_changed(self._probes, owned)
-            if is_changed is not None:
-                return is_changed
         for place in list(self._probes):
             parameter = parameter_at(*place)
             if parameter is None or (owned is not None and id(parameter) not in owned):

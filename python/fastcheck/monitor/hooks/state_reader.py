@@ -229,7 +229,7 @@ class StateReader:
                 updates.look_at_buffers(look, batch.sites[buffers_at:])
         weighed = stop if scaled or not gradients_read else first_gradient
         due: list[Entry] = [Note(self._judge_update, weighed, stop, look)]
-        if not scaled:
+        if not scaled and (session.rings.is_deferred or session.step.findings.all):
             # Now, while the update can still be prevented.
             due.append(Moment.UPDATE_DUE)
         session.due(*due)

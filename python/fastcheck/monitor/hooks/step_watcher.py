@@ -158,8 +158,9 @@ class StepWatcher:
         if not has_closure and (holds_ours or has_copies):
             is_scaled = self._scaling.optimizer is optimizer
             self._notice(self._facts.before_update, optimizer, is_scaled)
-        self._read_learning_rates(optimizer)
         if self.session.is_active:
+            if self.session.tape is None:
+                self._apart("learning rates", self._state.numbers.learning_rates, optimizer)
             self._state.read_for_update(
                 optimizer if holds_ours else None,
                 # A closure makes the gradients only now, within the step.
@@ -495,15 +496,11 @@ class StepWatcher:
                 if not is_known:  # reading it here would make the host wait
                     scaling.words.append(seq)
         scaling.skipped = bool(scaling.skipped) or skipped
-        if not scaling.update_reached:
-            self._read_learning_rates(optimizer)
         if not scaling.update_reached and self.session.is_active:
+            if self.session.tape is None:
+                self._apart("learning rates", self._state.numbers.learning_rates, optimizer)
             self._state.read_gradients(optimizer, scaled=True)
         return True
-
-    def _read_learning_rates(self, optimizer: torch.optim.Optimizer) -> None:
-        if self.session.is_active and self.session.tape is None:
-            self._apart("learning rates", self._state.numbers.learning_rates, optimizer)
 
     def scaler_step_left(self, optimizer: torch.optim.Optimizer) -> None:
         """Takes in that GradScaler.step(optimizer) has returned or raised."""
