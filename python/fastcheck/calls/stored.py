@@ -130,10 +130,12 @@ def _state_of(entry: StoredTensor) -> tuple[bool, bool, bool]:
 class TensorBatch:
     """Tensors to be read in one call, with their sites and roles."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_used_now: bool = False) -> None:
         #: True if the host uses the added tensors right after they were read, so that they have
         #: arrived.
-        self.is_used_now = False
+        self.is_used_now = is_used_now
+        #: The first so many are what modules store.
+        self.stored_count = 0
         #: The tensors as they were added; ``tensors`` has what is read of them.
         self.given: list[torch.Tensor] = []
         self.tensors: list[torch.Tensor] = []
@@ -155,7 +157,7 @@ class TensorBatch:
         return False
 
     def add_stored(self, stored: Sequence[StoredTensor], role: str) -> None:
-        """Adds the tensors that can be read."""
+        """Adds the tensors that can be read, ahead of all others."""
 
         def add(entry: StoredTensor) -> None:
             node, name, tensor = entry
@@ -163,9 +165,10 @@ class TensorBatch:
 
         if _module is not None:
             _module.add_stored(self, stored, role, add)
-            return
-        for entry in stored:
-            add(entry)
+        else:
+            for entry in stored:
+                add(entry)
+        self.stored_count = len(self.sites)
 
     def add_gradients(
         self,

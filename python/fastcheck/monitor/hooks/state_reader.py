@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import Optional
@@ -40,7 +39,6 @@ from fastcheck.verdict.entries import (
     Moment,
     Note,
     OptimizerState,
-    Stored,
     UnusedGradients,
     UsedGradients,
 )
@@ -177,7 +175,7 @@ class StateReader:
         own = [s for s in parameters_of(self._nodes, None) if isinstance(s[2], Parameter)]
         batch.add_stored(own, "param")
         batch.add_stored(buffers_of(self._nodes), "buffer")
-        self._session.level.observe_list(batch, 0, _stored)
+        self._session.level.observe_list(batch)
 
     def read_for_update(
         self,
@@ -206,14 +204,14 @@ class StateReader:
         buffers = buffers_of(self._nodes)
         if buffers:
             batch.add_stored(buffers, "buffer")
-        self._session.level.observe_list(batch, 0, _stored)
-        first_gradient = session.level.next_seq
-        is_used_now = optimizer is not None
-        gradients_read, early = (
-            self._read_gradients(parameters, scaled, is_used_now=is_used_now)
-            if gradients
-            else ([], [])
-        )
+        first_gradient = first + batch.stored_count
+        gradients_read: list[int] = []
+        early: list[int] = []
+        if gradients:
+            batch.is_used_now = optimizer is not None
+            gradients_read, early = self._read_gradients(parameters, scaled, batch)
+        else:
+            session.level.observe_list(batch)
         if gradients and session.step.update.is_elsewhere and not gradients_read:
             self._were_taken()
         stop = session.level.next_seq
@@ -226,7 +224,7 @@ class StateReader:
             stored = batch.sites[:buffers_at]
             updates.look_at_parameters(look, optimizer, parameters, stored, gradients_read)
             if buffers or updates.places:
-                updates.look_at_buffers(look, batch.sites[buffers_at:])
+                updates.look_at_buffers(look, batch.sites[buffers_at : batch.stored_count])
         weighed = stop if scaled or not gradients_read else first_gradient
         due: list[Entry] = [Note(self._judge_update, weighed, stop, look)]
         if not scaled and (session.rings.is_deferred or session.step.findings.all):
@@ -250,7 +248,7 @@ class StateReader:
     def _read_strays(self) -> None:
         batch = TensorBatch()
         batch.add_stored(self.updates.unowned_parameters(self.parameters()), "param")
-        self._session.level.observe_list(batch, 0, _stored)
+        self._session.level.observe_list(batch)
 
     def _held_by(
         self, optimizer: Optional[torch.optim.Optimizer]
@@ -350,19 +348,23 @@ class StateReader:
         self,
         parameters: Sequence[StoredTensor],
         scaled: bool,
+        batch: Optional[TensorBatch] = None,
         *,
         is_early: bool = False,
-        is_used_now: bool = False,
     ) -> tuple[list[int], list[int]]:
-        """Reads those that were not read early. The sites of those that were first, and of the
-        others; and the numbers of the records of those that were.
+        """Reads those that were not read early, after ``batch``: in one call where all are as they
+        are in most steps. The sites of those that were read early first, and of the others; and the
+        numbers of the records of those that were.
         """
         session, early = self._session, self._early
         has_early = early.begin(session.step.index)
         if session.step.given.by_id:
             self._name_given(parameters)
-        batch = TensorBatch()
-        batch.is_used_now = is_used_now
+        if batch is None:
+            batch = TensorBatch()
+        elif scaled or has_early or early.waiting or not are_on_host(batch.tensors):
+            session.level.observe_list(batch)
+            batch = TensorBatch(is_used_now=batch.is_used_now)
         sites: list[int] = []
         known: list[int] = []
         if not has_early:
@@ -386,14 +388,14 @@ class StateReader:
             session.due(Moment.SCALED_USED)
         first = session.level.next_seq
         flags = int(Flag.SCALED) if scaled and not is_early else 0
-        self._session.level.observe_list(batch, flags, UsedGradients, scaled, before)
+        session.level.observe_list(batch, flags, UsedGradients, scaled, before)
         order = _as_read(batch.tensors) if is_early or before else ()
         for number, at in enumerate(order if is_early else ()):
             early.add(batch.given[at], first + number)
         if before and not self.hand_changes.was_seen:
             after = {batch.sites[at]: first + number for number, at in enumerate(order)}
             session.note(self._compare, [(before[site], after[site]) for site in before])
-        return sites + batch.sites, known
+        return sites + batch.sites[batch.stored_count :], known
 
     def _name_given(self, parameters: Sequence[StoredTensor]) -> None:
         """Tells the judge of the parameters that a module was given as an argument."""
@@ -469,10 +471,6 @@ class StateReader:
                 if id(parameter) in owned:
                     return True
         return False
-
-
-def _stored(first_seq: int, roles: Sequence[str]) -> Stored:
-    return Stored(first_seq, roles, threading.get_ident())
 
 
 def _gradient_site(node: ModuleNode, name: str, tensor: torch.Tensor) -> int:

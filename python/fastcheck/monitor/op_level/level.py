@@ -560,8 +560,8 @@ class OpLevel(Level):
     def observe_list(
         self,
         batch: TensorBatch,
-        flags: int,
-        kind: Callable[..., entries.Seen],
+        flags: int = 0,
+        kind: Callable[..., entries.Seen] = entries.Stored,
         *fields: Any,
     ) -> None:
         for tensor, site, role in zip(batch.tensors, batch.sites, batch.roles):

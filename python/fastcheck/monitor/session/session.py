@@ -126,12 +126,13 @@ class Level:
     def observe_list(
         self,
         batch: TensorBatch,
-        flags: int,
-        kind: Callable[..., entries.Seen],
+        flags: int = 0,
+        kind: Callable[..., entries.Seen] = entries.Stored,
         *fields: Any,
     ) -> None:
-        """observe() and saw() of many tensors, in one call for each device, with the entry
-        ``kind(first_seq, roles, *fields)``.
+        """observe() and saw() of many tensors, in one call for each device: with the entry Stored
+        of what modules store, and ``kind(first_seq, roles, *fields)`` of the others, which are on
+        the host if there are both.
         """
 
     def saw(self, entry: entries.Seen, is_bad: Optional[bool]) -> None:
@@ -369,11 +370,11 @@ class ModuleLevel(Level):
     def observe_list(
         self,
         batch: TensorBatch,
-        flags: int,
-        kind: Callable[..., entries.Seen],
+        flags: int = 0,
+        kind: Callable[..., entries.Seen] = entries.Stored,
         *fields: Any,
     ) -> None:
-        session, store = self.session, self.session.event_store
+        session, store, stored = self.session, self.session.event_store, batch.stored_count
         if not are_on_host(batch.tensors):
             parts = _by_device(batch)
         else:
@@ -381,13 +382,21 @@ class ModuleLevel(Level):
         for device, part, numbers, part_roles in parts:
             first = self.cursor.seq
             records = self.read_list(device, part, numbers, flags)
+            if not (records or session.rings.is_deferred):
+                continue
+            made: list[entries.Seen] = []
+            if stored:
+                made.append(entries.Stored(first, part_roles[:stored], threading.get_ident()))
+            if len(part_roles) > stored:
+                made.append(kind(first + stored, part_roles[stored:], *fields))
             if session.rings.is_deferred:
-                session.step.journal.entries.append(kind(first, part_roles, *fields))
-            elif records:
-                with store.lock:
-                    self.collect()  # the history has to show when a stored tensor was last finite
-                    bad = {int(record["seq"]): record for record in records}
-                    store.judge(session.step, kind(first, part_roles, *fields), bad)
+                session.step.journal.entries += made
+                continue
+            with store.lock:
+                self.collect()  # the history has to show when a stored tensor was last finite
+                bad = {int(record["seq"]): record for record in records}
+                for entry in made:
+                    store.judge(session.step, entry, bad)
 
     def read_list(
         self,
