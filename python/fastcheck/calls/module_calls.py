@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Callable, Optional, Protocol
 
 import torch
@@ -20,7 +20,7 @@ from fastcheck.record.site import Site, SiteTable
 
 # Enough for a step of a thousand modules and 64 micro-batches; older calls only cost a less exact
 # reason.
-_MAX_CALLS = 65536
+MAX_CALLS = 65536
 
 _DIRECTIONS = {
     "input": "forward",
@@ -215,32 +215,22 @@ def outermost_of(call: Call) -> Call:
     return call
 
 
-class CallLog:
-    """The calls of one step, in the order in which they began; searched only once something is
-    wrong, perhaps by the drain's thread while the next call begins.
+class CallLog(deque[Call]):
+    """The calls of one step, in the order in which they began, whose outputs are filled in when
+    they end; searched only once something is wrong, perhaps by the drain's thread while the next
+    call begins.
     """
-
-    def __init__(self) -> None:
-        self._calls: deque[Call] = deque(maxlen=_MAX_CALLS)
-        #: Adds a call that began; its outputs are filled in when it ends.
-        self.add = self._calls.append
-
-    def __len__(self) -> int:
-        return len(self._calls)
-
-    def __iter__(self) -> Iterator[Call]:
-        return iter(self._calls)
 
     def forget_from(self, length: int) -> None:
         """Drops the calls after the first ``length``, which no backward pass will reach."""
-        while len(self._calls) > length:
-            self._calls.pop()
+        while len(self) > length:
+            self.pop()
 
     def consumers(self, seq: int) -> list[Call]:
         """The calls that read the tensor and did not return it, outermost first."""
         calls = [
             call
-            for call in list(self._calls)
+            for call in list(self)
             if seq in call.inputs and seq not in call.outputs and not call.is_recompute
         ]
         return sorted(calls, key=lambda call: call.depth)
@@ -249,7 +239,7 @@ class CallLog:
         """The innermost call that returned the tensor and did not read it."""
         calls = [
             call
-            for call in list(self._calls)
+            for call in list(self)
             if seq in call.outputs and seq not in call.inputs and not call.is_recompute
         ]
         return max(calls, key=lambda call: call.depth, default=None)

@@ -30,7 +30,8 @@ class History:
         self._steps = steps
         self._closed: deque[np.ndarray] = deque()
         self._closed_count = 0
-        self._open: list[np.ndarray] = []
+        #: The records of the open step, in pieces, oldest first. To be read only.
+        self.open_chunks: list[np.ndarray] = []
         # Their first sequence numbers, and how many records they have together.
         self._starts: list[int] = []
         self._open_count = 0
@@ -47,16 +48,11 @@ class History:
     def add(self, records: np.ndarray) -> None:
         """Adds to the open step."""
         if len(records):
-            self._open.append(records)
+            self.open_chunks.append(records)
             self._starts.append(int(records["seq"][0]))
             self._open_count += len(records)
             if self._is_logged:
                 self._unlogged.append(records)
-
-    @property
-    def open_chunks(self) -> Sequence[np.ndarray]:
-        """The records of the open step, in pieces, oldest first. To be read only."""
-        return self._open
 
     def drop_oldest(self) -> None:
         """Drops the oldest records of the open step until a quarter of what fits is free. Those
@@ -65,28 +61,29 @@ class History:
         before, most = self._open_count, self._max_step_records
         excess = before - most * 3 // 4
         kept: list[np.ndarray] = []
-        while self._open and excess > 0:
-            chunk = self._open.pop(0)
+        while self.open_chunks and excess > 0:
+            chunk = self.open_chunks.pop(0)
             judged = chunk[(chunk["flags"] >> 8) != 0]
             excess -= len(chunk) - len(judged)
             if len(judged):
                 kept.append(judged)
         if kept:
-            self._open.insert(0, joined(kept)[-(most // 2) :].copy())
-        self._starts = [int(chunk["seq"][0]) for chunk in self._open]
-        self._open_count = sum(map(len, self._open))
+            self.open_chunks.insert(0, joined(kept)[-(most // 2) :].copy())
+        self._starts = [int(chunk["seq"][0]) for chunk in self.open_chunks]
+        self._open_count = sum(map(len, self.open_chunks))
         self.dropped_records += before - self._open_count
 
     def close_step(self) -> None:
         """Makes the open step the youngest closed step; the oldest closed step may go."""
-        if self._open:
-            self._closed.append(self._open[0] if len(self._open) == 1 else joined(self._open))
+        chunks = self.open_chunks
+        if chunks:
+            self._closed.append(chunks[0] if len(chunks) == 1 else joined(chunks))
             self._closed_count += self._open_count
             while len(self._closed) > self._steps or (
                 len(self._closed) > 1 and self._closed_count > MAX_RECORDS
             ):
                 self._closed_count -= len(self._closed.popleft())
-        self._open, self._starts, self._open_count = [], [], 0
+        self.open_chunks, self._starts, self._open_count = [], [], 0
         self._unlogged = []
 
     def take_unlogged(self) -> np.ndarray:
@@ -114,13 +111,13 @@ class History:
         # Each pass is a piece at op level. Only where a device is read from several threads may
         # another piece hold it than the piece that it falls into.
         at = bisect_right(self._starts, seq) - 1
-        likely = iter(self._open[at : at + 1] if at >= 0 else ())
-        return _find(likely, seq) or _find(reversed(self._open), seq)
+        likely = iter(self.open_chunks[at : at + 1] if at >= 0 else ())
+        return _find(likely, seq) or _find(reversed(self.open_chunks), seq)
 
     def between(self, first: int, stop: int) -> np.ndarray:
         """The records of the open step with these sequence numbers, oldest first."""
         parts = []
-        for chunk in reversed(self._open):
+        for chunk in reversed(self.open_chunks):
             numbers = chunk["seq"]
             if numbers[-1] < first:
                 break
@@ -132,7 +129,7 @@ class History:
         """The records in memory of one site and call index, oldest first."""
         parts = [
             chunk[(chunk["site"] == site) & (chunk["call"] == call)]
-            for chunk in (*self._closed, *self._open)
+            for chunk in (*self._closed, *self.open_chunks)
         ]
         return joined(parts)
 
@@ -170,7 +167,7 @@ class History:
         )
 
     def _youngest_first(self) -> Iterator[np.ndarray]:
-        yield from reversed(self._open)
+        yield from reversed(self.open_chunks)
         yield from reversed(self._closed)
 
     def _youngest(self, is_wanted: Callable[[np.ndarray], np.ndarray]) -> Optional[np.void]:
@@ -182,12 +179,12 @@ class History:
 
     def all(self) -> np.ndarray:
         """The records in memory, oldest first, as one array."""
-        return joined([*self._closed, *self._open])
+        return joined([*self._closed, *self.open_chunks])
 
     def last_step(self) -> np.ndarray:
         """The records of the open step or, when it has none yet, of the last closed step."""
-        if self._open:
-            return joined(self._open)
+        if self.open_chunks:
+            return joined(self.open_chunks)
         return self._closed[-1].copy() if self._closed else joined([])
 
 

@@ -575,7 +575,7 @@ class ModuleRules:
 
     def _how_made(self, finding: Finding) -> PossibleVerdict:
         """The verdict on a parameter's gradient that is the first to be non-finite."""
-        tensor_seq = self._step.given.by_gradient.get(finding.site)
+        tensor_seq = self._step.given_by_gradient.get(finding.site)
         if tensor_seq is not None:
             reader, reason = self._blame(finding, tensor_seq)
             if reader is not None:

@@ -9,7 +9,7 @@ from typing import Any, Callable, Optional, Protocol
 
 import numpy as np
 
-from fastcheck.calls.module_calls import CallLog, ModuleNode
+from fastcheck.calls.module_calls import MAX_CALLS, CallLog, ModuleNode
 from fastcheck.record.format import Verdict
 from fastcheck.utils.torch.versions import GradScaler
 
@@ -72,15 +72,6 @@ class Rules(Protocol):
         """Releases references that only the step needs."""
 
 
-class GivenParameters:
-    """The first records of parameters that a module was given as arguments (a parametrization)."""
-
-    def __init__(self) -> None:
-        self.by_id: dict[int, int] = {}
-        # Numbers by the site of the gradient.
-        self.by_gradient: dict[int, int] = {}
-
-
 class Update:
     """The update of a step: what the training loop does with its gradients, and with the
     weights.
@@ -112,9 +103,17 @@ class Update:
 
 
 class Step:
-    """A step, and what is known of it. Filled in by the hooks, under the session's lock; ``rules``
-    and ``logged`` belong to the ledger.
+    """A step, and what is known of it. Filled in by the hooks, under the session's lock; ``rules``,
+    their ``findings`` and ``logged`` belong to the ledger.
     """
+
+    is_observed: bool
+    # Steps before this step passed unread.
+    follows_gap: bool
+    rules: Rules
+    findings: Findings
+    # The verdicts that the log has, by sequence number.
+    logged: dict[int, Verdict]
 
     def __init__(
         self, index: int, first_seq: int = 0, read_stored: ReadStored = nothing_stored
@@ -123,24 +122,20 @@ class Step:
         self.read_stored = read_stored
         # The sequence number at which it began.
         self.first_seq = first_seq
-        self.calls = CallLog()
+        self.calls = CallLog(maxlen=MAX_CALLS)
         self.journal = Journal()
         # The next sequence number when the last pass through an outermost module ended, by path.
         self.pass_ends: dict[str, int] = {}
         # The gradient's record of the tensor whose record has this number.
         self.gradients: dict[int, int] = {}
-        self.given = GivenParameters()
+        # The first records of parameters that a module was given as arguments (a parametrization),
+        # by the id of the parameter, and by the site of its gradient.
+        self.given: dict[int, int] = {}
+        self.given_by_gradient: dict[int, int] = {}
         self.update = Update()
         self.leaf_handles: list[Any] = []
         # The calls that were counted in it, with count="calls".
         self.counted_calls: set[tuple[object, ...]] = set()
-        # The verdicts that the log has, by sequence number.
-        self.logged: dict[int, Verdict] = {}
-
-    def judge_by(self, rules: Rules) -> None:
-        """Replaces the rules, and with them the findings."""
-        self.rules, self.findings = rules, rules.findings
-        self.logged.clear()
 
 
 class Tape(Protocol):

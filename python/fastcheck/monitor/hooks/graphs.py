@@ -89,7 +89,9 @@ class CapturedJournal:
         if session.config.filter.steps is not None:
             first = next(filter(session.config.observes, range(_MAX_STEP)), 0)
         session.recorder.close()
-        session.step = self._first_step = session.new_step(first - 1)
+        session.step = self._first_step = session.event_store.new_step(
+            first - 1, 0, session.level.read_stored
+        )
         session.is_closed = True
         session.is_active = True
         session.next_seq = FIRST_SEQ
@@ -192,7 +194,7 @@ class Replayed(GraphReplay):
             return
         assert stretch.step is not None
         for call in stretch.calls:
-            step.calls.add(rebased.call(call))
+            step.calls.append(rebased.call(call))
         gradients = stretch.step.gradients.items()
         step.gradients.update((rebased.value(k), rebased.value(v)) for k, v in gradients)
         yield from map(rebased.entry, stretch.entries)

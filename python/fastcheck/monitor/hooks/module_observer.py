@@ -374,7 +374,8 @@ class ModuleObserver:
                 last_pass.observer = self.own_ref
                 self.begin_pass()
                 local.calls_before = len(session.step.calls)
-                self._state.updates.pass_began()
+                if self._state.updates.places:
+                    self._state.updates.pass_began()
             if not session.is_active:
                 if is_entry:
                     session.rest_recorder()
@@ -392,7 +393,7 @@ class ModuleObserver:
             if traced is not None:
                 call.watched = {}
             stack.append(call)
-            step.calls.add(call)
+            step.calls.append(call)
             # Each step begins with what the model stores where a verdict can neither wait for the
             # reading before the update, nor read in its middle.
             if self._stored_step != step.index and (
@@ -421,8 +422,7 @@ class ModuleObserver:
         is_wanted = session.finds_operators and is_grad_enabled
         if is_entry and is_wanted and innermost_transform() is None:
             with session.lock:
-                held = [tensor for _, tensor in tensors]
-                session.passes.hold(session.step.index, stack[0], args, kwargs, held)
+                session.passes.hold(session.step.index, stack[0], args, kwargs, tensors)
 
     def leave(
         self, node: ModuleNode, outputs: list[tuple[str, torch.Tensor]], traced: Optional[Traced]
@@ -531,7 +531,7 @@ class ModuleObserver:
         if call.is_recompute:
             entry = Recomputed(tensor_seq, call, "input")
         elif call.parent is not None:
-            entry = InnerInput(tensor_seq, call, session.follows_gap)
+            entry = InnerInput(tensor_seq, call, session.step.follows_gap)
         else:
             node = call.node
             if is_data is None:
@@ -597,7 +597,7 @@ class ModuleObserver:
     ) -> None:
         if isinstance(tensor, torch.nn.Parameter):
             # The parameter's gradient is read before the optimizer uses it.
-            self.session.step.given.by_id[id(tensor)] = tensor_seq
+            self.session.step.given[id(tensor)] = tensor_seq
             return
         site = call.node.site(role, label, position)
         if call.watched is not None:

@@ -358,7 +358,7 @@ class StateReader:
         """
         session, early = self._session, self._early
         has_early = early.begin(session.step.index)
-        if session.step.given.by_id:
+        if session.step.given:
             self._name_given(parameters)
         if batch is None:
             batch = TensorBatch()
@@ -399,11 +399,11 @@ class StateReader:
 
     def _name_given(self, parameters: Sequence[StoredTensor]) -> None:
         """Tells the judge of the parameters that a module was given as an argument."""
-        given = self._session.step.given.by_id
+        given = self._session.step.given
         for node, name, parameter in parameters if given else ():
             if id(parameter) in given:
                 site = _gradient_site(node, name, parameter)
-                self._session.step.given.by_gradient[site] = given[id(parameter)]
+                self._session.step.given_by_gradient[site] = given[id(parameter)]
 
     def _compare(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Compares the record of each gradient from the end of backward() with that from before the

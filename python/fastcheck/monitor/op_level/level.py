@@ -377,7 +377,7 @@ class OpLevel(Level):
         self.entering = path
         self._ops.set_optimizer(False)  # whose step may have raised
 
-    def pass_began(self) -> None:
+    def pass_began(self, goes_on: bool) -> None:
         session, store = self.session, self.session.event_store
         begins_again = self.entering in self._entered
         if begins_again:

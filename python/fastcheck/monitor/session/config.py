@@ -142,6 +142,11 @@ class Config:
         return self.overflow_nums > 0 and self.stop.action == "raise"
 
     @cached_property
+    def finds_operators(self) -> bool:
+        """True if a stop looks for the operator in the tensors and calls kept from the step."""
+        return self.level == "module" and self.stop.find_operator and self.may_stop
+
+    @cached_property
     def is_strict(self) -> bool:
         """True if a non-finite value is an event where it appears, whatever becomes of it."""
         return self.stop.count != "origin"

@@ -29,7 +29,7 @@ from fastcheck.verdict.allowed import Allowance, allowances
 from fastcheck.verdict.findings import Counter, Finding, Findings, SiteMemory
 from fastcheck.verdict.module_rules import ModuleRules
 from fastcheck.verdict.op_rules import OpMemory, OpRules
-from fastcheck.verdict.step import Decision, ReadStored, Rules, Step, nothing_stored
+from fastcheck.verdict.step import Decision, ReadStored, Step, nothing_stored
 
 from .config import Config
 
@@ -200,22 +200,22 @@ class EventStore:
     ) -> Step:
         """A step that has just begun, at this sequence number."""
         step = Step(index, first_seq, read_stored)
-        step.judge_by(self._new_rules(step))
+        step.is_observed = self.config.observes(index)
+        step.follows_gap = self.config.every > 1 and index > 0
+        self._judge_anew(step)
         return step
 
-    def _new_rules(self, step: Step) -> Rules:
+    def _judge_anew(self, step: Step) -> None:
+        """Gives the step new rules, and drops its findings."""
         findings = Findings(self.sites, self._sites_memory, self._allowances)
         last_finite, is_strict = self.archive.history.last_finite_step, self.config.is_strict
         if self.config.level == "op":
             find = self.archive.history.find
-            return OpRules(findings, self.op_memory, last_finite, find, is_strict=is_strict)
-        return ModuleRules(
-            findings,
-            step,
-            last_finite,
-            is_strict=is_strict,
-            has_other_ranks=self.ranks.in_group > 1,
-        )
+            step.rules = OpRules(findings, self.op_memory, last_finite, find, is_strict=is_strict)
+        else:
+            has_others = self.ranks.in_group > 1
+            step.rules = ModuleRules(findings, step, last_finite, is_strict, has_others)
+        step.findings, step.logged = findings, {}
 
     def renew(self, step: Step) -> None:
         """Lets go of what was found, if that is much, between two passes of a step that never
@@ -226,7 +226,7 @@ class EventStore:
             self._take_changes(step)
             self.store(step)
             self._archive(step)
-            step.judge_by(self._new_rules(step))
+            self._judge_anew(step)
 
     def make_room(self, step: Step) -> None:
         """A served model never closes a step: the oldest of too many records go."""
@@ -239,7 +239,8 @@ class EventStore:
         if step.findings.all:
             step.rules.settle()
             self._take_changes(step)
-        self.store(step)
+        if step.findings.all or self.archive.log is not None:
+            self.store(step)
 
     def _end(self, step: Step) -> None:
         if step.findings.all:
@@ -248,10 +249,11 @@ class EventStore:
             # Findings that were made since it was closed: at op level the next step may use them.
             step.rules.settle_open()
             self._take_changes(step)
-        self.store(step)
-        chunks = self._chunks_of(step)
-        self._notify(step, self.archive.steps.add(chunks), chunks)
-        self._archive(step)
+        if step.findings.all or self.archive.log is not None:
+            self.store(step)
+        self._tell_end(step, self.archive.steps.add)
+        if step.findings.all:
+            self._archive(step)
         self.archive.history.close_step()
         self._current = None
         # They hold the step, which nothing but the garbage collector would free.
@@ -263,18 +265,26 @@ class EventStore:
         self._take_changes(step)
         self.store(step)
         if not self._has_run_ended:  # at exit, and when the monitor is removed: once
-            chunks = self._chunks_of(step)
-            self._notify(step, self.archive.steps.rows_of(chunks), chunks)
+            self._tell_end(step, self.archive.steps.rows_of)
             for listener in self.listeners:
                 listener.run_ended()
         self._has_run_ended = True
 
-    def _chunks_of(self, step: Step) -> Sequence[np.ndarray]:
-        """The records of a step that is over, in pieces. At op level those of the next step may
-        have arrived before it ends: of tensors that were made after the update.
+    def _tell_end(
+        self, step: Step, rows_of: Callable[[Sequence[np.ndarray]], Sequence[StepRow]]
+    ) -> None:
+        """Tells the listeners of the rows and the records of a step that is over."""
+        chunks: Sequence[np.ndarray] = self.archive.history.open_chunks
+        if self.config.level == "op":
+            chunks = self._without_early(step)
+        rows = rows_of(chunks)
+        for listener in self.listeners if chunks else ():
+            listener.step_ended(step, rows, chunks)
+
+    def _without_early(self, step: Step) -> Sequence[np.ndarray]:
+        """The records of a step, in pieces. At op level those of the next step may have arrived
+        before it ends: of tensors that were made after the update.
         """
-        if self.config.level != "op":
-            return self.archive.history.open_chunks
         chunks = [*self.archive.early, *self.archive.history.open_chunks]
         is_early = [chunk["step"] > step.index for chunk in chunks]
         self.archive.early = [
@@ -285,10 +295,6 @@ class EventStore:
             for c, early in zip(chunks, is_early)
             if not early.all()
         ]
-
-    def _notify(self, step: Step, rows: Sequence[StepRow], chunks: Sequence[np.ndarray]) -> None:
-        for listener in self.listeners if chunks else ():
-            listener.step_ended(step, rows, chunks)
 
     def _settle_scaled(self, step: Step, skipped: bool) -> None:
         first = step.rules.settle_scaled(skipped)
@@ -450,12 +456,10 @@ class EventStore:
 
     def _archive(self, step: Step) -> None:
         findings = step.findings.all
-        if findings:
-            self.archive.add(findings, self.events_of(findings))
+        self.archive.add(findings, self.events_of(findings))
         step.rules.let_go()
-        if findings:
-            for finding in (*findings, *self.op_memory.earlier_findings.values()):
-                finding.detach()
+        for finding in (*findings, *self.op_memory.earlier_findings.values()):
+            finding.detach()
 
     def store(self, step: Step) -> None:
         """Puts the verdicts as they stand now on the records that are held, and writes the log."""

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Optional
 
 import torch
 
-from fastcheck.calls.module_calls import Call
+from fastcheck.calls.module_calls import Call, ModuleNode
 from fastcheck.utils.torch.frames import frames
 from fastcheck.utils.torch.own_operators import unobserved
 from fastcheck.utils.torch.readable import can_read
@@ -91,9 +91,7 @@ class Passes:
         #: torch's generator of the host, as the last pass has begun with it.
         self.generator: Optional[torch.Tensor] = None
         self._held: list[Pass] = []
-        self._buffers: weakref.WeakKeyDictionary[torch.nn.Module, list[_OwnBuffer]] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._buffers: dict[ModuleNode, list[_OwnBuffer]] = {}
         #: Passes that begin now are not read (``Session.pause()``).
         self.are_paused = False
 
@@ -102,20 +100,17 @@ class Passes:
         """The passes in memory, oldest first."""
         return self._held
 
-    def began(self) -> None:
-        self.generator = torch.default_generator.get_state()
-
     def hold(
         self,
         step: int,
         call: Call,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        tensors: Sequence[torch.Tensor],
+        tensors: Sequence[tuple[str, torch.Tensor]],
     ) -> None:
-        """``call`` has begun, with ``tensors`` among its arguments."""
+        """``call`` has begun, with ``tensors`` among its arguments, each with its label."""
         nbytes, are_computed = 0, False
-        for tensor in tensors:
+        for _, tensor in tensors:
             nbytes += tensor.numel() * tensor.element_size()
             are_computed = are_computed or tensor.grad_fn is not None
         if are_computed:
@@ -123,25 +118,27 @@ class Passes:
                 return
             args = tuple(map(_without_graph, args))
             kwargs = {name: _without_graph(value) for name, value in kwargs.items()}
-        kind = tensors[0].device.type if tensors else "cpu"
+        kind = tensors[0][1].device.type if tensors else "cpu"
         autocast = kind, autocast_dtype(kind)
-        buffers = self._own_buffers(call.node.module())
+        buffers = self._own_buffers(call.node)
         size = sum(entry.nbytes for entry in self._held) if self._held else 0
         while self._held and (len(self._held) > _MOST or size > _MOST_BYTES):
             size -= self._held.pop(0).nbytes
         self._held.append(Pass(step, call, args, kwargs, self.generator, autocast, nbytes, buffers))
 
-    def _own_buffers(self, module: Optional[torch.nn.Module]) -> Sequence[BufferCopy]:
+    def _own_buffers(self, node: ModuleNode) -> Sequence[BufferCopy]:
         """Copies of the smallest buffers that the module and its submodules hold now. Of all passes
         they are half a megabyte at most, which does not count as bytes of a pass.
         """
-        if module is None:
-            return ()
-        known = self._buffers.get(module)
+        known, module = self._buffers.get(node), node.module()
         if known is None:
+            if module is None:
+                return ()
             own = (m for m in module.modules() if not type(m).__module__.startswith("torch."))
             buffers = [_OwnBuffer(m, name) for m in own for name in m._buffers]
-            known = self._buffers[module] = sorted(buffers, key=_OwnBuffer.size)[:_MOST_BUFFERS]
+            known = self._buffers[node] = sorted(buffers, key=_OwnBuffer.size)[:_MOST_BUFFERS]
+        if not known:
+            return ()
         copies, left = [], _MOST_BUFFER_BYTES
         with unobserved():
             for buffer in known:
@@ -153,8 +150,8 @@ class Passes:
 
     def drop_before(self, step: int) -> None:
         """Releases the passes of earlier steps."""
-        if self._held:
-            self._held = [entry for entry in self._held if entry.step >= step]
+        while self._held and self._held[0].step < step:
+            del self._held[0]
 
 
 def _is_simple(value: Any) -> bool:

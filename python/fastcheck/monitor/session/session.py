@@ -51,7 +51,7 @@ from fastcheck.utils.torch.transforms import innermost_transform
 from fastcheck.utils.torch.versions import GradScaler
 from fastcheck.verdict import entries
 from fastcheck.verdict.allowed import Allowance, tell_allowances
-from fastcheck.verdict.step import ReadTensor, Step, Tape
+from fastcheck.verdict.step import ReadTensor, Tape
 
 from .config import Config
 from .drain import Drain, Faults, StepPart
@@ -176,8 +176,10 @@ class Level:
 
     # Actions of the session
 
-    def pass_began(self) -> None:
-        """A forward has entered the observed modules from outside."""
+    def pass_began(self, goes_on: bool) -> None:
+        """A forward has entered the observed modules from outside. ``goes_on``: the step had begun
+        before it.
+        """
 
     def step_began(self) -> None:
         """The session has another step."""
@@ -450,7 +452,7 @@ class ModuleLevel(Level):
 
     def open_recorder(self) -> None:
         session, step = self.session, self.session.step
-        if not session.is_open or session.removed:
+        if session.is_closed or not session.is_active or session.removed:
             return
         # It would leave wrapped tensors unread.
         is_transformed = session.tape is not None or innermost_transform() is not None
@@ -458,11 +460,11 @@ class ModuleLevel(Level):
             return
         self.recorder.open(
             step.index,
-            step.calls.add,
+            step.calls.append,
             step.findings.all,
             step.journal.entries if session.rings.is_deferred else None,
             step.gradients,
-            session.follows_gap,
+            step.follows_gap,
             _SCALED if session.is_scaled else 0,
         )
 
@@ -523,9 +525,11 @@ class ModuleLevel(Level):
             self.collect()
             session.event_store.make_room(session.step)
 
-    def pass_began(self) -> None:
+    def pass_began(self, goes_on: bool) -> None:
         session = self.session
-        session.passes.began()
+        session.passes.generator = torch.default_generator.get_state()
+        if not goes_on:  # and the recorder is closed
+            return
         if len(self.seen) > _MAX_SEEN:
             self.seen.clear()
         if len(session.step.journal.entries) > _MAX_SEEN:
@@ -616,9 +620,9 @@ class Session:
         self.drain = Drain(self.event_store, config.stop.max_lag, self.faults)
         self.rings = Rings(self)
         self.level = make_level(self)
-        self.step = self.new_step(0)
+        self.step = event_store.new_step(0, 0, self.level.read_stored)
         self.removed = Removal.NO
-        self.is_active: bool = config.observes(0)
+        self.is_active: bool = self.step.is_observed
         self.is_closed = False
         # monitor.step() was called: nothing else closes a step any more.
         self.is_explicit = False
@@ -639,10 +643,6 @@ class Session:
 
     #: Sequence numbers start at 0 when the monitor is installed and never repeat.
     next_seq = property(operator.attrgetter("level.next_seq"), _set_next_seq)
-
-    def new_step(self, index: int, first_seq: int = 0) -> Step:
-        """A step that begins at this sequence number."""
-        return self.event_store.new_step(index, first_seq, self.level.read_stored)
 
     # Results of the hooks
 
@@ -677,11 +677,6 @@ class Session:
     def is_open(self) -> bool:
         """A step is open, and is read."""
         return self.is_active and not self.is_closed
-
-    @property
-    def follows_gap(self) -> bool:
-        """Steps before this step passed unread."""
-        return self.config.every > 1 and self.step.index > 0
 
     def read_waiting(self) -> None:
         """A pass has ended: reads the small tensors that wait for each other."""
@@ -761,24 +756,23 @@ class Session:
     @property
     def finds_operators(self) -> bool:
         """True if a stop looks for the operator in the tensors and calls kept from the step."""
-        config = self.config
-        is_wanted = config.level == "module" and config.stop.find_operator and config.may_stop
-        return is_wanted and self.tape is None
+        return self.config.finds_operators and self.tape is None
 
     def rest_recorder(self) -> None:
         """The step is not observed: its hooks are to take no time, but those of outermost calls."""
         is_module_level = self.config.level == "module" and self.tape is None
-        if is_module_level and not self.is_closed and not self.config.observes(self.step.index):
+        if is_module_level and not self.is_closed and not self.step.is_observed:
             self.recorder.rest()
 
     # Steps
 
     def begin_pass(self) -> None:
         """A forward enters the observed modules from outside."""
+        goes_on = not self.is_closed
         self.begin_step_if_closed()
         self.backwards.called(self.step.index)
         self.apply_pause()
-        self.level.pass_began()
+        self.level.pass_began(goes_on)
 
     def end_pass(self) -> None:
         """A forward that no backward will follow has left the observed modules."""
@@ -800,12 +794,13 @@ class Session:
         is_applied = step.update.count > step.update.guarded_count or step.update.is_partial
         if is_applied and not step.update.is_elsewhere:
             self.event_store.archive.updated_steps.append(step.index)
-        self.step = self.new_step(step.index + 1, self.next_seq)
+        store, level = self.event_store, self.level
+        self.step = store.new_step(step.index + 1, level.next_seq, level.read_stored)
         self.is_closed = False
         # Tensors on a device that a step held come out in one of the next three steps.
         self.passes.drop_before(self.step.index - 3 * self.rings.is_deferred)
-        self.is_active = self.config.observes(self.step.index)
-        self.level.step_began()
+        self.is_active = self.step.is_observed
+        level.step_began()
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
@@ -838,8 +833,8 @@ class Session:
                 f"begin_at() was called too late, after {self.next_seq:,} tensors were read"
             )
         self.recorder.close()
-        self.step = self.new_step(step)
-        self.is_active = self.config.observes(step)
+        self.step = self.event_store.new_step(step, 0, self.level.read_stored)
+        self.is_active = self.step.is_observed
         self.level.begin_at(step)
 
     def pause(self, is_paused: bool) -> None:
@@ -856,7 +851,7 @@ class Session:
 
     def apply_pause(self) -> None:
         """A pass begins, and is read or not."""
-        is_wanted = self.would_read(self.step.index)
+        is_wanted = self.step.is_observed and not self.passes.are_paused and not is_dry_run()
         if self.is_active and not is_wanted:
             # Findings that the pass would have decided stay as they are.
             self.due(entries.Moment.CLOSED)
@@ -868,22 +863,18 @@ class Session:
         more records.
         """
         with unobserved():
-            self._close_step()
+            self.recorder.close()
+            self.is_closed = True
+            if self.is_active:
+                self.rings.overflow.read()
+                self.due(entries.Moment.CLOSED)
+                if self.rings.is_deferred:
+                    self.submit(closes_step=True)
+                    if self.config.sync == "never":
+                        self.drain.bound()
+                    else:
+                        self.drain.wait()
         self.level.step_closed()
-
-    def _close_step(self) -> None:
-        self.recorder.close()
-        self.is_closed = True
-        if not self.is_active:
-            return
-        self.rings.overflow.read()
-        self.due(entries.Moment.CLOSED)
-        if self.rings.is_deferred:
-            self.submit(closes_step=True)
-            if self.config.sync == "never":
-                self.drain.bound()
-            else:
-                self.drain.wait()
 
     def end_part(self) -> None:
         """An optimizer has stepped, and another optimizer is going to, in the same step."""
