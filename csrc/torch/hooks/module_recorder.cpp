@@ -320,7 +320,7 @@ bool ModuleRecorder::leave(PyObject* output) {
   if (!of.is_open) return false;
   PyObject* const stack = stack_of(of);
   const Py_ssize_t running = PyList_GET_SIZE(stack);
-  if (running < 2) return false;
+  if (running == 0) return false;
   const auto call = py::reinterpret_borrow<py::object>(PyList_GET_ITEM(stack, running - 1));
   Call* const fields = Call::of(call.ptr());
   if (fields == nullptr || !fields->node.is(node) || fields->is_recompute ||
@@ -331,6 +331,8 @@ bool ModuleRecorder::leave(PyObject* output) {
   if (!found.add(output, hook_labels().output, output_sites)) {
     return false;
   }
+  // Python finds out what has ended it.
+  if (running == 1 && found.count == 0) return false;
 
   // Whatever comes: the call is over.
   drop_last(stack);
@@ -355,6 +357,11 @@ bool ModuleRecorder::leave(PyObject* output) {
     checked(PyList_Append(of.entries.ptr(), call.ptr()));
   } else if (PyList_GET_SIZE(of.findings.ptr()) != 0) {
     of.session().attr("call_ended")(call, is_complete);
+  }
+  if (running == 1) {
+    of.read_waiting();
+    const WithoutTorchFunction plain;
+    of.owner().attr("pass_left")(node, at::GradMode::is_enabled());
   }
   of.finish();
   return true;

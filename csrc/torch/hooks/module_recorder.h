@@ -1,5 +1,5 @@
 // ModuleRecorder and GradientRecorder: the hooks of a module and of a gradient in C++, for calls
-// inside a pass.
+// inside a pass, and for the end of a pass.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -16,8 +16,7 @@ namespace fastcheck {
 //                              observer.deliver() raises: a stop. Nothing is done once
 //                              counter.is_off
 // call_in_cpp(before, after)  calls of hooks of these two classes of Python, each with a
-// `_recorder`,
-//                              are passed to it without a line of Python
+//                              `_recorder`, are passed to it without a line of Python
 void define_module_recorder(pybind11::module_& m);
 
 }  // namespace fastcheck

@@ -227,8 +227,10 @@ def test_an_ordinary_call_runs_no_line_of_python(device: str) -> None:
             model(torch.ones(2, 4, device=device))
         finally:
             sys.setprofile(None)
-    for kind in (ForwardPreHook, ForwardHook):
-        assert called.count(kind.__call__.__code__) == 1
+    begin_and_end = (ForwardPreHook.__call__, ModuleObserver.enter, ModuleObserver.pass_left)
+    assert [called.count(method.__code__) for method in begin_and_end] == [1, 1, 1]
+    for method in (ForwardHook.__call__, ModuleObserver.leave):
+        assert method.__code__ not in called
 
 
 def test_inner_modules_do_nothing_in_a_step_that_is_left_out(

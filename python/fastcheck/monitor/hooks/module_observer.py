@@ -205,9 +205,7 @@ def _enter(
 
 
 def _leave(observer: ModuleObserver, node: ModuleNode, output: Any) -> None:
-    is_plain_tensor = type(output) is torch.Tensor  # of most modules
-    tensors = [("output", output)] if is_plain_tensor else flatten(output, "output")
-    _pass(observer.leave, node, tensors)
+    _pass(observer.leave, node, flatten(output, "output"))
 
 
 def _pass(
@@ -442,16 +440,22 @@ class ModuleObserver:
             finally:
                 stack.pop()
             if not stack:
-                session.pass_ended(node.path)
-                if self._state.updates.places:
-                    self._state.updates.pass_ended()
-                if not _is_grad_enabled(traced):
-                    session.step.calls.forget_from(self._local.calls_before)
-                    session.end_pass()
-                    self._watcher.pass_without_gradients(node)
+                session.read_waiting()
+                self.pass_left(node, _is_grad_enabled(traced))
             if session.rings.settles_calls:
                 session.settle_call()
         return call
+
+    def pass_left(self, node: ModuleNode, is_grad_enabled: bool) -> None:
+        """An outermost call is over, and all that it returned was read."""
+        session = self.session
+        session.step.pass_ends[node.path] = session.next_seq
+        if self._state.updates.places:
+            self._state.updates.pass_ended()
+        if not is_grad_enabled:
+            session.step.calls.forget_from(self._local.calls_before)
+            session.end_pass()
+            self._watcher.pass_without_gradients(node)
 
     def _was_interrupted(self) -> bool:
         """True if the outermost call, whose module is called again, is over, and not recursive.

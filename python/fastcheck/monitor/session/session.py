@@ -684,11 +684,6 @@ class Session:
         if self.tape is not None:
             self.tape.read_waiting()
 
-    def pass_ended(self, path: str) -> None:
-        """The outermost call of the module at ``path`` is over."""
-        self.read_waiting()
-        self.step.pass_ends[path] = self.next_seq
-
     def leave_unread(self, seqs: Sequence[int]) -> None:
         """Tensors with these numbers were noted, and have no record."""
         self.faults.unread_count += len(seqs)
