@@ -57,6 +57,7 @@ def model() -> nn.Sequential:
     layers[4].register_buffer("apart", torch.ones(4))
     layers[4].apart._local_tensor = torch.zeros(2)
     layers[5][0].grad = torch.ones(2)
+    layers[1].bias.grad._local_tensor = torch.zeros(2)  # type: ignore[union-attr]
     return layers
 
 
@@ -233,6 +234,56 @@ def test_what_adding_one_raises_comes_through() -> None:
     node = ModuleNode("", layer, SiteTable(), is_primary=True)
     with pytest.raises(KeyError, match="no site"):
         TensorBatch().add_gradients(parameters_of([node], None), refuse)
+
+
+def tensor_objects() -> int:
+    return sum(type(each) is torch.Tensor for each in gc.get_objects())
+
+
+def test_a_gradient_gets_no_object_of_python_by_being_read() -> None:
+    layers, sites = nn.Sequential(*(nn.Linear(2, 2) for _ in range(3))), SiteTable()
+    layers(torch.ones(1, 2)).sum().backward()
+    finder = new_finder(nodes_of(layers, sites))
+    as_found(finder, None, sites)  # with objects, and all have their sites now
+    layers.zero_grad()
+    layers(torch.ones(1, 2)).sum().backward()
+    # A class of the program's own, and a tensor whose values are elsewhere.
+    layers[1].weight.grad, apart = Sub(torch.ones(2, 2)), torch.ones(2)
+    layers[1].bias.grad = torch.ones(2)
+    layers[1].bias.grad._local_tensor = apart
+    _, parameters = finder.look(None)
+    batch, added = TensorBatch(), []
+
+    def site_of(node: ModuleNode, name: str, _: torch.Tensor) -> int:
+        added.append((node.path, name))
+        return 0
+
+    before = tensor_objects()
+    batch.add_gradients(parameters, site_of)
+    assert tensor_objects() == before and added == [("1", "weight"), ("1", "bias")]
+    assert batch.tensors[0] is batch.given(0) is layers[0].weight.grad
+    assert tensor_objects() == before + 1
+    assert batch.tensors[2] is batch.given(2) is layers[1].weight.grad
+    assert batch.tensors[3] is apart and batch.given(3) is layers[1].bias.grad
+    assert len(batch.tensors[4:9]) == 2 and len(batch.tensors[4:][1:]) == 1
+    for wrong in (6, 10**6):
+        with pytest.raises(IndexError):
+            batch.tensors[wrong]
+    with pytest.raises(IndexError):
+        batch.tensors[4:][2]
+    with pytest.raises(ValueError, match="without a step"):
+        batch.tensors[::2]
+
+
+def test_a_list_that_cannot_be_read_says_which_of_its_tensors() -> None:
+    tensors = TensorBatch().tensors
+    for tensor in (torch.ones(1), torch.ones(1, device="meta")):
+        tensors.append(tensor)
+    assert status.module is not None and len(status.module.record_list(tensors[:1])) == 1
+    with pytest.raises(TypeError, match="item 1: expected a tensor with memory"):
+        status.module.record_list(tensors)
+    with pytest.raises(TypeError, match="got int"):
+        tensors.append(1)
 
 
 def changed_in_place(x: torch.Tensor) -> torch.Tensor:

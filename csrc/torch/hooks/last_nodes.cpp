@@ -61,29 +61,34 @@ py::list last_nodes(const py::sequence& roots, const py::object& names, std::siz
   return found;
 }
 
-// The leaves of a graph, nearest first, one at a time.
+// The leaves of a graph, nearest first, one at a time: the graph is followed as far as to the one
+// that is asked for, and until `most` nodes were met.
 class GraphLeaves {
  public:
-  GraphLeaves(py::handle root, std::size_t most) : most_(most) { meet(unpack(root).grad_fn()); }
+  GraphLeaves(py::handle root, std::size_t most) : most_(most) {
+    if (const auto& node = unpack(root).grad_fn()) waiting_.push_back(node);
+  }
 
   py::object next() {
-    while (at_ < waiting_.size() && met_.size() < most_) {
-      const NodePtr node = waiting_[at_++];
-      for (const torch::autograd::Edge& edge : node->next_edges()) meet(edge.function);
-      const Node& reached = *node;
-      if (typeid(reached) == typeid(torch::autograd::AccumulateGrad)) {
-        return wrap(static_cast<const torch::autograd::AccumulateGrad&>(reached).variable);
+    for (; at_ < waiting_.size(); ++at_, edge_ = 0) {
+      const NodePtr node = waiting_[at_];
+      while (edge_ < node->num_outputs()) {
+        const NodePtr& following = node->next_edge(edge_++).function;
+        if (following == nullptr || !met_.insert(following.get()).second) continue;
+        if (met_.size() >= most_) throw py::stop_iteration();
+        const Node& reached = *following;
+        if (typeid(reached) == typeid(torch::autograd::AccumulateGrad)) {
+          return wrap(static_cast<const torch::autograd::AccumulateGrad&>(reached).variable);
+        }
+        waiting_.push_back(following);
       }
     }
     throw py::stop_iteration();
   }
 
  private:
-  void meet(const NodePtr& node) {
-    if (node != nullptr && met_.insert(node.get()).second) waiting_.push_back(node);
-  }
-
-  std::size_t most_, at_ = 0;
+  // Of the node that is followed: its place, and its next edge.
+  std::size_t most_, at_ = 0, edge_ = 0;
   std::vector<NodePtr> waiting_;
   std::unordered_set<const Node*> met_;
 };

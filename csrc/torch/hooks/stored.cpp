@@ -26,7 +26,6 @@ struct StoredNames {
   PyObject* module = interned("module");
   PyObject* numbers = interned("numbers");
   PyObject* parameters = interned("_parameters");
-  PyObject* given = interned("given");
   PyObject* tensors = interned("tensors");
   PyObject* sites = interned("sites");
   PyObject* roles = interned("roles");
@@ -55,6 +54,23 @@ bool is_ordinary(PyObject* object) {
   return std::none_of(std::begin(elsewhere), std::end(elsewhere), [&](PyObject* name) {
     return PyDict_GetItemWithError(*attributes, name) != nullptr;
   });
+}
+
+// The object of Python's that a tensor has, as a release of torch keeps it; nullptr: none yet.
+template <class Slot>
+auto object_in(const Slot& slot, int) -> decltype(slot.load_pyobj()) {
+  return slot.load_pyobj();
+}
+
+template <class Slot>
+PyObject* object_in(const Slot& slot, long) {
+  return slot.check_pyobj().value_or(nullptr);
+}
+
+// Without an object it is of no class but torch's own.
+bool is_ordinary(const at::Tensor& tensor) {
+  PyObject* const object = object_in(*tensor.unsafeGetTensorImpl()->pyobj_slot(), 0);
+  return object == nullptr || is_ordinary(object);
 }
 
 // can_read() and has_memory() of Python; `is_used_now`: has arrived in any case.
@@ -274,13 +290,15 @@ void each_stored(const py::object& stored, bool gradients, const Visit& visit) {
 }
 
 struct Batch {
-  py::object given, tensors, sites, roles;
+  py::object tensor_list;
+  std::vector<at::Tensor>& tensors;
+  py::object sites, roles;
   bool is_used_now;
   py::object role, add;
 
   Batch(const py::object& batch, const py::str& role, const py::object& add)
-      : given(attribute(batch, stored_names().given)),
-        tensors(attribute(batch, stored_names().tensors)),
+      : tensor_list(attribute(batch, stored_names().tensors)),
+        tensors(*tensor_list.cast<TensorList&>().all),
         sites(attribute(batch, stored_names().sites)),
         roles(attribute(batch, stored_names().roles)),
         is_used_now(attribute(batch, stored_names().is_used_now).is(py::bool_(true))),
@@ -299,37 +317,41 @@ struct Batch {
   }
 
   // `tensor`: the parameter, or (`kind` is 1) its gradient.
-  void append(const Item& item, PyObject* tensor, std::size_t kind) {
-    if (is_ordinary(tensor) && can_be_read(unpack(tensor), is_used_now)) {
-      PyObject* const number = site(item, kind);
-      if (number != nullptr) {
-        checked(PyList_Append(given.ptr(), tensor));
-        checked(PyList_Append(tensors.ptr(), tensor));
-        checked(PyList_Append(sites.ptr(), number));
-        checked(PyList_Append(roles.ptr(), role.ptr()));
-        return;
-      }
+  void append(const Item& item, const at::Tensor& tensor, std::size_t kind) {
+    PyObject* const number = can_be_read(tensor, is_used_now) ? site(item, kind) : nullptr;
+    if (number == nullptr) {
+      add(item.stored());
+      return;
     }
-    add(item.stored());
+    tensors.push_back(tensor);
+    checked(PyList_Append(sites.ptr(), number));
+    checked(PyList_Append(roles.ptr(), role.ptr()));
   }
 };
 
 void add_stored(const py::object& batch, const py::object& stored, const py::str& role,
                 const py::object& add) {
   Batch of(batch, role, add);
-  each_stored(stored, false, [&](const Item& item) { of.append(item, item.tensor, 0); });
+  each_stored(stored, false, [&](const Item& item) {
+    if (is_ordinary(item.tensor)) {
+      of.append(item, unpack(item.tensor), 0);
+    } else {
+      add(item.stored());
+    }
+  });
 }
 
 void add_gradients(const py::object& batch, const py::object& stored, const py::str& role,
                    const py::object& add) {
   Batch of(batch, role, add);
   each_stored(stored, true, [&](const Item& item) {
-    if (!is_ordinary(item.tensor)) {
+    const at::Tensor* const gradient =
+        is_ordinary(item.tensor) ? &unpack(item.tensor).grad() : nullptr;
+    if (gradient == nullptr || (gradient->defined() && !is_ordinary(*gradient))) {
       add(item.stored());
-      return;
+    } else if (gradient->defined()) {
+      of.append(item, *gradient, 1);
     }
-    const at::Tensor& gradient = unpack(item.tensor).grad();
-    if (gradient.defined()) of.append(item, wrap(gradient).ptr(), 1);
   });
 }
 
@@ -351,9 +373,32 @@ py::tuple parameter_states(const py::object& stored, const py::object& state_of)
   return py::make_tuple(trained, with_gradient, parts);
 }
 
-bool are_on_host(const py::list& tensors) {
-  return std::all_of(tensors.begin(), tensors.end(),
+bool are_on_host(const py::object& tensors) {
+  if (py::isinstance<TensorList>(tensors)) {
+    const auto list = tensors.cast<const TensorList&>().tensors();
+    return std::all_of(list.begin(), list.end(),
+                       [](const at::Tensor& each) { return each.is_cpu(); });
+  }
+  const py::list list = tensors;
+  return std::all_of(list.begin(), list.end(),
                      [](py::handle tensor) { return unpack(tensor).is_cpu(); });
+}
+
+void append(TensorList& list, py::handle tensor) { list.all->push_back(unpack(tensor)); }
+
+py::object tensor_at(const TensorList& list, std::size_t at) {
+  const at::ArrayRef<at::Tensor> tensors = list.tensors();
+  if (at >= tensors.size()) throw py::index_error();
+  return wrap(tensors[at]);
+}
+
+TensorList part_of(const TensorList& list, const py::slice& part) {
+  std::size_t first = 0, stop = 0, step = 0, count = 0;
+  if (!part.compute(list.tensors().size(), &first, &stop, &step, &count)) {
+    throw py::error_already_set();
+  }
+  if (step != 1) throw py::value_error("expected a slice without a step");
+  return {list.all, list.first + first, list.first + first + count};
 }
 
 bool is_readable(py::handle object) {
@@ -575,6 +620,12 @@ py::object take_changed(const py::dict& probes, const py::object& owned_ids) {
 void define_stored(py::module_& m) {
   m.def("parameter_ids", parameter_ids, py::arg("groups"));
   m.def("stored_in", stored_in, py::arg("nodes"), py::arg("kind"), py::arg("owned"));
+  py::class_<TensorList>(m, "TensorList")
+      .def(py::init<>())
+      .def("__len__", [](const TensorList& list) { return list.tensors().size(); })
+      .def("__getitem__", &tensor_at)
+      .def("__getitem__", &part_of)
+      .def("append", &append, py::arg("tensor"));
   py::class_<ParameterList>(m, "ParameterList")
       .def("__len__", [](const ParameterList& list) { return list.places->all.size(); })
       .def("__getitem__",

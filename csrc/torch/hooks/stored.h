@@ -6,9 +6,9 @@
 namespace fastcheck {
 
 // Defines functions that do for ordinary tensors what python/fastcheck/calls/stored.py does for
-// all, and the types
-// ParameterFinder, MemoryRef and GradientProbe.
+// all, and the types TensorList, ParameterFinder, MemoryRef and GradientProbe.
 //
+// TensorList()                 a sequence of tensors, with append()
 // parameter_ids(groups) -> set of ids
 // stored_in(nodes, kind, owned) -> list of (node, name, tensor)
 //                              of `kind`, "_parameters" or "_buffers": each parameter once, under

@@ -11,40 +11,6 @@
 namespace py = pybind11;
 
 namespace fastcheck {
-
-const at::Tensor& unpack(py::handle object) {
-  if (!THPVariable_Check(object.ptr())) {
-    throw py::type_error("expected a torch.Tensor, got " +
-                         std::string(Py_TYPE(object.ptr())->tp_name));
-  }
-  return THPVariable_Unpack(object.ptr());
-}
-
-const at::Tensor& readable(py::handle object, c10::DeviceType device) {
-  const at::Tensor& tensor = unpack(object);
-  const std::string reason = unreadable_reason(tensor, device);
-  if (!reason.empty()) throw py::type_error(reason);
-  return tensor;
-}
-
-std::vector<at::Tensor> readable_list(const py::sequence& objects, c10::DeviceType device) {
-  const py::object held = owned(PySequence_Fast(objects.ptr(), "expected a sequence of tensors"));
-  PyObject* const* const items = PySequence_Fast_ITEMS(held.ptr());
-  const auto count = static_cast<std::size_t>(PySequence_Fast_GET_SIZE(held.ptr()));
-  const Lookahead lookahead(items, count);
-  std::vector<at::Tensor> tensors;
-  tensors.reserve(count);
-  for (std::size_t i = 0; i < count; ++i) {
-    lookahead(i);
-    try {
-      tensors.push_back(readable(items[i], device));
-    } catch (const py::type_error& error) {
-      throw py::type_error("item " + std::to_string(tensors.size()) + ": " + error.what());
-    }
-  }
-  return tensors;
-}
-
 namespace {
 
 // Between one pointer and the next: a few tensors take as long as memory does.
@@ -58,11 +24,65 @@ void ask_for(const T* object) {
   }
 }
 
+const c10::StorageImpl* storage_of(c10::TensorImpl* tensor) {
+  return tensor->unsafe_storage().unsafeGetStorageImpl();
+}
+
 const torch::autograd::AutogradMeta* autograd_of(c10::TensorImpl* tensor) {
   return static_cast<const torch::autograd::AutogradMeta*>(tensor->autograd_meta());
 }
 
+const at::Tensor& checked(const at::Tensor& tensor, c10::DeviceType device) {
+  const std::string reason = unreadable_reason(tensor, device);
+  if (!reason.empty()) throw py::type_error(reason);
+  return tensor;
+}
+
 }  // namespace
+
+const at::Tensor& unpack(py::handle object) {
+  if (!THPVariable_Check(object.ptr())) {
+    throw py::type_error("expected a torch.Tensor, got " +
+                         std::string(Py_TYPE(object.ptr())->tp_name));
+  }
+  return THPVariable_Unpack(object.ptr());
+}
+
+const at::Tensor& readable(py::handle object, c10::DeviceType device) {
+  return checked(unpack(object), device);
+}
+
+std::vector<at::Tensor> readable_list(const py::sequence& objects, c10::DeviceType device) {
+  std::vector<at::Tensor> tensors;
+  const auto gather = [&](std::size_t count, const auto& tensor_at) {
+    tensors.reserve(count);
+    for (std::size_t i = 0; i < count; ++i) {
+      try {
+        tensors.push_back(checked(tensor_at(i), device));
+      } catch (const py::type_error& error) {
+        throw py::type_error("item " + std::to_string(i) + ": " + error.what());
+      }
+    }
+  };
+  if (py::isinstance<TensorList>(objects)) {
+    const at::ArrayRef<at::Tensor> given = objects.cast<const TensorList&>().tensors();
+    gather(given.size(), [&](std::size_t i) -> const at::Tensor& {
+      if (i + 2 * kStride < given.size()) ask_for(given[i + 2 * kStride].unsafeGetTensorImpl());
+      if (i + kStride < given.size()) ask_for(storage_of(given[i + kStride].unsafeGetTensorImpl()));
+      return given[i];
+    });
+    return tensors;
+  }
+  const py::object held = owned(PySequence_Fast(objects.ptr(), "expected a sequence of tensors"));
+  PyObject* const* const items = PySequence_Fast_ITEMS(held.ptr());
+  const auto count = static_cast<std::size_t>(PySequence_Fast_GET_SIZE(held.ptr()));
+  const Lookahead lookahead(items, count);
+  gather(count, [&](std::size_t i) -> const at::Tensor& {
+    lookahead(i);
+    return unpack(items[i]);
+  });
+  return tensors;
+}
 
 c10::TensorImpl* Lookahead::ahead(std::size_t at) const {
   if (at >= count_ || !THPVariable_CheckExact(objects_[at])) return nullptr;
@@ -84,7 +104,7 @@ void Lookahead::operator()(std::size_t at) const {
   }
   place -= kStride;
   if (c10::TensorImpl* const read = gradients_ ? gradient_at(place) : ahead(place)) {
-    ask_for(read->unsafe_storage().unsafeGetStorageImpl());
+    ask_for(storage_of(read));
   }
 }
 

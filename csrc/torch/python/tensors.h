@@ -4,10 +4,24 @@
 #include <ATen/core/Tensor.h>
 #include <pybind11/pybind11.h>
 
+#include <algorithm>
 #include <cstddef>
+#include <limits>
+#include <memory>
 #include <vector>
 
 namespace fastcheck {
+
+// Tensors that C++ gathers and reads; to Python a sequence. One that has no object of Python's gets
+// one only where Python asks for it. A part of a list is of the same tensors.
+struct TensorList {
+  std::shared_ptr<std::vector<at::Tensor>> all = std::make_shared<std::vector<at::Tensor>>();
+  std::size_t first = 0, stop = std::numeric_limits<std::size_t>::max();
+
+  at::ArrayRef<at::Tensor> tensors() const {
+    return at::ArrayRef<at::Tensor>(*all).slice(first, std::min(stop, all->size()) - first);
+  }
+};
 
 // All throw pybind11::type_error with what was expected and what came.
 const at::Tensor& unpack(pybind11::handle object);

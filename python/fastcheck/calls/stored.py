@@ -136,9 +136,10 @@ class TensorBatch:
         self.is_used_now = is_used_now
         #: The first so many are what modules store.
         self.stored_count = 0
-        #: The tensors as they were added; ``tensors`` has what is read of them.
-        self.given: list[torch.Tensor] = []
-        self.tensors: list[torch.Tensor] = []
+        #: The tensors that are read. The extension's list makes no object for a gradient.
+        self.tensors: Any = [] if _module is None else _module.TensorList()
+        # The tensors that were added in another form than is read of them, by place.
+        self._given: dict[int, torch.Tensor] = {}
         self.sites: list[int] = []
         self.roles: list[str] = []
 
@@ -149,12 +150,18 @@ class TensorBatch:
         tensor = tensor if values is None else values
         is_readable = is_plain(tensor) if self.is_used_now else can_read(tensor)
         if is_readable and has_memory(tensor):
-            self.given.append(given)
+            if given is not tensor:
+                self._given[len(self.tensors)] = given
             self.tensors.append(tensor)
             self.sites.append(site)
             self.roles.append(role)
             return True
         return False
+
+    def given(self, place: int) -> torch.Tensor:
+        """The tensor at this place, as it was added."""
+        tensor = self._given.get(place)
+        return self.tensors[place] if tensor is None else tensor
 
     def add_stored(self, stored: Sequence[StoredTensor], role: str) -> None:
         """Adds the tensors that can be read, ahead of all others."""

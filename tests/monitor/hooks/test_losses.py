@@ -489,3 +489,10 @@ def test_leaves_of_a_graph_are_met_in_the_same_order_in_both_languages() -> None
         for most in range(1, 80):
             met = [id(leaf) for leaf in losses._leaves_of(root, most)]
             assert met == [id(leaf) for leaf in losses._leaves(root, most)]
+
+
+def test_a_node_of_many_inputs_is_followed_until_a_parameter_is_met() -> None:
+    weights = [torch.ones(2, requires_grad=True) for _ in range(3000)]
+    loss = torch.stack(weights).sum()
+    for leaves in (losses._leaves, losses._leaves_of):
+        assert [leaf is weights[0] for leaf in leaves(loss, 2000)][:2] == [True, False]

@@ -292,16 +292,18 @@ class _Parameters:
 def _leaves(root: torch.Tensor, most: int) -> Iterator[torch.Tensor]:
     """The leaves of the graph of ``root``, nearest first, until ``most`` nodes were met."""
     waiting: deque[Any] = deque([root.grad_fn])
-    met = set(waiting)
-    while waiting and len(met) < most:
-        node = waiting.popleft()
-        leaf = getattr(node, "variable", None)
-        if leaf is not None:
-            yield leaf
-        for following, _ in getattr(node, "next_functions", ()):
-            if following is not None and following not in met:
-                met.add(following)
-                waiting.append(following)
+    met = set()
+    while waiting:
+        for following, _ in getattr(waiting.popleft(), "next_functions", ()):
+            if following is None or following in met:
+                continue
+            met.add(following)
+            if len(met) >= most:
+                return
+            waiting.append(following)
+            leaf = getattr(following, "variable", None)
+            if leaf is not None:
+                yield leaf
 
 
 _leaves_of: Callable[[torch.Tensor, int], Iterator[torch.Tensor]]

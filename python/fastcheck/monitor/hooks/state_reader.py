@@ -391,7 +391,7 @@ class StateReader:
         session.level.observe_list(batch, flags, UsedGradients, scaled, before)
         order = _as_read(batch.tensors) if is_early or before else ()
         for number, at in enumerate(order if is_early else ()):
-            early.add(batch.given[at], first + number)
+            early.add(batch.given(at), first + number)
         if before and not self.hand_changes.was_seen:
             after = {batch.sites[at]: first + number for number, at in enumerate(order)}
             session.note(self._compare, [(before[site], after[site]) for site in before])

@@ -430,12 +430,9 @@ class ModuleLevel(Level):
             with self.session.lock:
                 self.collect()  # what the step has read of them already
                 records = self._read_now(batch.tensors, batch.sites)
-            stored = zip(batch.sites, batch.roles, batch.given)
-            given = {
-                s: weakref.ref(t)
-                for s, r, t in stored
-                if r == "param" and not isinstance(t, Parameter)
-            }
+            stored = enumerate(zip(batch.sites, batch.roles))
+            params = ((site, batch.given(at)) for at, (site, role) in stored if role == "param")
+            given = {s: weakref.ref(t) for s, t in params if not isinstance(t, Parameter)}
         roles = dict(zip(batch.sites, batch.roles))
         for record in records[nonfinite(records)] if len(records) else ():
             site = int(record["site"])
