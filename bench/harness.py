@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Optional
@@ -45,9 +45,14 @@ def few(items: Iterable[Any]) -> list[Any]:
 
 
 def time_rounds(
-    cases: dict[str, Case], rounds: int, *, warmup: int = 1, pause_seconds: float = 0.0
+    cases: Mapping[str, Case],
+    rounds: int,
+    *,
+    warmup: int = 1,
+    pause_seconds: float = 0.0,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, np.ndarray]:
-    """Seconds of each case in each round.
+    """Seconds of each case in each round, by ``clock``.
 
     ``pause_seconds`` before each case: OpenMP's threads spin for some milliseconds after the work
     of one case, on a core that the next case needs.
@@ -61,10 +66,10 @@ def time_rounds(
             case = cases[name]
             if pause_seconds > 0:
                 time.sleep(pause_seconds)
-            start = time.perf_counter()
+            start = clock()
             case(index)
             if index >= warmup:
-                seconds[name][index - warmup] = time.perf_counter() - start
+                seconds[name][index - warmup] = clock() - start
     return seconds
 
 

@@ -6,17 +6,22 @@ network takes 5 to 7 ms.
     python bench/small_models.py [--rounds N]    writes bench/results/small_models.json, prints a
                                                  Markdown table
     python bench/small_models.py --parts         where the time of the default options goes
+    python bench/small_models.py --trim          with malloc's own ways, see below
 
-Every case has a model of its own, and takes its step in turn with the others, on one thread. What
-is compared is the processor time of that thread: backward on the CPU runs on it, and other programs
-of the machine count only by what they take of the caches. A round is 64 steps of each: so many the
-watch judges together; of models whose step is longer sixteen. Its second, after which it judges
-fewer, is one of each case.
+Every case has a model of its own, and takes 64 steps (models whose step is long: 16) in turn with
+the others, on one thread: so many the watch judges together, and as in a run of its own the caches
+are left to it meanwhile. What is compared is the processor time of that thread: backward on the CPU
+runs on it, and other programs of the machine count only by what they take of the caches.
+
+Freed memory is kept in the process: by default glibc gives what lies at the end of its heap back to
+the system, and takes it again page by page. Whether a step does so depends on what happens to lie
+behind, with a tool and without one; ``--trim`` leaves it so.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import functools
 import gc
 import time
@@ -30,7 +35,6 @@ import fastcheck
 import harness
 from fastcheck import _C
 from fastcheck.calls.stored import TensorBatch
-from fastcheck.monitor import watching
 from fastcheck.monitor.hooks.losses import LossReader
 from fastcheck.monitor.hooks.state_reader import StateReader
 from fastcheck.monitor.hooks.step_numbers import StepNumbers
@@ -176,48 +180,51 @@ def seconds_of(step: Callable[[int], object], index: int) -> float:
 
 
 class Reading:
-    """The kernels alone, on tensors of the sizes that the last step of a monitor has read: each is
-    read as often as there were of its size, one time after the other, from the nearest cache that
-    holds it.
+    """The kernels alone, on tensors of the sizes that the last step of a monitor has read.
+    ``is_near``: one tensor is read as often as there were of its size, from the nearest cache that
+    holds it; otherwise each has its own, and the data come from wherever all of them lie.
     """
 
-    def __init__(self, monitor: fastcheck.Monitor) -> None:
+    def __init__(self, monitor: fastcheck.Monitor, is_near: bool) -> None:
         monitor.flush()
         records = monitor.records()
         last = records[records["step"] == records["step"].max()]
         sizes, counts = np.unique(last["numel"], return_counts=True)
-        self._tensors = [(torch.randn(int(n)), int(c)) for n, c in zip(sizes, counts)]
+        self._lists = [
+            [torch.randn(n)] * count if is_near else [torch.randn(n) for _ in range(count)]
+            for n, count in zip(sizes.tolist(), counts.tolist())
+        ]
         self._slots = torch.zeros(int(counts.max()) * last.itemsize, dtype=torch.uint8)
 
     def __call__(self, index: int) -> None:
-        depth = int(Depth.FULL)
-        for tensor, count in self._tensors:
-            _C.observe_list([tensor] * count, self._slots, 0, depth, [0] * count, index, 0, 0)
+        for each in self._lists:
+            none = [0] * len(each)
+            _C.observe_list(each, self._slots, 0, int(Depth.FULL), none, index, 0, 0)
 
 
-READING = "the kernels alone"
+#: Whether each reads from the nearest cache.
+READINGS = {"the kernels alone, cached": True, "the kernels alone, from memory": False}
 
 
 def measure(name: str, rounds: int, warm_up: int) -> list[dict[str, Any]]:
     trainers = {case: Trainer(MODELS[name]) for case in (PLAIN, *CASES)}
     monitors = {c: fastcheck.install(trainers[c].model, **CASES[c]) for c in CASES if CASES[c]}
-    names = list(trainers)
-    watching._SECONDS = float(len(names))
     together = harness.size(MODELS[name].together, 2)
-    steps = together * (rounds + warm_up)
-    times = {case: np.empty(steps) for case in names}
-    for index in range(steps):
-        shift = index % len(names)
-        for case in names[shift:] + names[:shift]:
-            times[case][index] = seconds_of(trainers[case].step, index)
-    seconds = {
-        case: each.reshape(-1, together)[warm_up:].mean(axis=1) for case, each in times.items()
-    }
+
+    def repeated(case: Callable[[int], object]) -> Callable[[int], None]:
+        def run(index: int) -> None:
+            for step in range(index * together, (index + 1) * together):
+                case(step)
+
+        return run
+
+    steps = {case: repeated(trainer.step) for case, trainer in trainers.items()}
+    seconds = harness.time_rounds(steps, rounds, warmup=warm_up, clock=time.thread_time)
     weights = [list(trainer.model.parameters()) for trainer in trainers.values()]
     assert all(all(map(torch.equal, weights[0], other)) for other in weights[1:])
-    reading = Reading(monitors["default options"])
-    alone = [[seconds_of(reading, index) for index in range(together)] for _ in range(rounds)]
-    seconds[READING] = np.mean(alone, axis=1)
+    monitor = monitors["default options"]
+    readings = {case: repeated(Reading(monitor, is_near)) for case, is_near in READINGS.items()}
+    seconds |= harness.time_rounds(readings, rounds, clock=time.thread_time)
     for monitor in monitors.values():
         assert not monitor.events
         monitor.remove()
@@ -225,11 +232,11 @@ def measure(name: str, rounds: int, warm_up: int) -> list[dict[str, Any]]:
         {
             "model": name,
             "case": case,
-            "seconds": harness.spread(seconds[case]),
-            "ratio": harness.ratio(seconds[case], seconds[PLAIN]),
+            "seconds": harness.spread(each / together),
+            "ratio": harness.ratio(each, seconds[PLAIN]),
             "bar": MODELS[name].bar if case == "default options" else None,
         }
-        for case in (*names, READING)
+        for case, each in seconds.items()
     ]
 
 
@@ -312,6 +319,15 @@ def measure_parts(name: str, steps: int, clock: Clock) -> list[list[str]]:
     return [[name, part, f"{1e6 * seconds:,.0f}"] for part, seconds in parts.items()]
 
 
+def keep_freed_memory() -> None:
+    """Tells malloc, where it is glibc's, to give nothing back to the system."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        m_trim_threshold, m_mmap_threshold = -1, -3
+        mallopt(m_trim_threshold, 1 << 30)
+        mallopt(m_mmap_threshold, 1 << 30)
+
+
 def is_large(name: str) -> bool:
     """A step of these takes fifty times as long as one of the smallest."""
     return "512" in name or "10,000" in name
@@ -322,7 +338,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--only", default="", help="models whose name has this text")
     parser.add_argument("--parts", action="store_true", help="where the time goes, and no ratios")
+    parser.add_argument("--trim", action="store_true", help="let malloc give memory back")
     options = parser.parse_args()
+    if not options.trim:
+        keep_freed_memory()
     torch.set_num_threads(1)
     rows = []
     names = [name for name in MODELS if options.only in name]
@@ -334,8 +353,8 @@ def main() -> None:
         return
     for name in names[: harness.size(None, 3)]:
         gc.collect()
-        rounds = harness.size(options.rounds // (5 if is_large(name) else 1), 1)
-        rows += measure(name, rounds, warm_up=harness.size(1 if is_large(name) else 5, 0))
+        is_slow = is_large(name)
+        rows += measure(name, options.rounds // (5 if is_slow else 1), 1 if is_slow else 5)
     header = ["model", "case", "ms a step", "times plain", "bar"]
     lines = [
         [
