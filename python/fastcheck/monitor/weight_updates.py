@@ -512,7 +512,8 @@ class StalledWeights:
             self._trouble("whether weights move", error)
 
     def _settle(self, look: UpdateInfo) -> None:
-        self._know_sites()
+        if look.close is not None or look.buffers or look.stop > look.first_stray:
+            self._know_sites()
         records = self._history.between(look.first, look.stop)
         if len(records) < look.stop - look.first:  # of a step too large to be held
             look.watch.is_close = True

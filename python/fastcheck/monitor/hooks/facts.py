@@ -14,7 +14,7 @@ import math
 import weakref
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Optional, Union
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -32,9 +32,12 @@ from fastcheck.utils.torch.own_operators import no_grad, unobserved
 from fastcheck.utils.torch.rank import group_size
 from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read, has_memory, is_materialised
 
-from .hand_changes import FirstElements, first_elements
+from .hand_changes import FirstElements, elements_of, first_elements
 from .losses import LossForms
 from .state_reader import StateReader
+
+if TYPE_CHECKING:
+    from fastcheck._C import GradientProbe
 
 #: Updates in a row in which a fact has to hold.
 UPDATES = 10
@@ -146,7 +149,7 @@ class _Chain:
         self.has_state = False
         # The first elements of the parameter as the last update has left them, and between how many
         # updates something else has changed them.
-        self.weights: Optional[FirstElements] = None
+        self.weights: Optional[Union[GradientProbe, FirstElements]] = None
         self.written = 0
         # The calls of each scheduler of the optimizer since the last update, all, and the number of
         # updates at the last of them.
@@ -247,7 +250,7 @@ class _Chain:
         """Takes in that an update comes. Whether something has changed its ``parameter`` since the
         last, as a few times before: what does so at each update is a part of the program.
         """
-        are_same = None if self.weights is None else self.weights.are_of(parameter)
+        are_same = None if self.weights is None else self.weights.has_same_elements(parameter)
         if are_same is not False:
             return False
         self.written += 1
@@ -451,7 +454,7 @@ class Facts:
         for other in self._of_all:
             parameter = other.parameter
             if other is chain or id(parameter) in held:
-                other.weights = FirstElements(parameter)
+                other.weights = elements_of(parameter)
             # Another may hold the same parameters.
             other.added = 0
             other.since.is_passed |= other.since.had_gradient

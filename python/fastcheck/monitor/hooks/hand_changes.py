@@ -69,25 +69,23 @@ class FirstElements:
     """A copy of a tensor's first elements, of the host alone."""
 
     def __init__(self, tensor: Optional[torch.Tensor]) -> None:
-        module = status.module
-        probe = (
-            None if module is None or tensor is None else module.gradient_probe(tensor, _ELEMENTS)
-        )
-        self._probe = probe
-        self._elements = None if probe or tensor is None else first_elements(tensor)
+        self._elements = None if tensor is None else first_elements(tensor)
 
-    def are_of(self, tensor: Optional[torch.Tensor]) -> Optional[bool]:
+    def has_same_elements(self, tensor: Optional[torch.Tensor]) -> Optional[bool]:
         """True if the tensor has the same first elements; None: it can't be compared."""
-        if tensor is None:
-            return None
-        if self._probe is not None:
-            are_same: Optional[bool] = self._probe.has_same_elements(tensor)
-            return are_same
-        now, then = first_elements(tensor), self._elements
+        now, then = None if tensor is None else first_elements(tensor), self._elements
         if now is None or then is None or (now.shape, now.dtype) != (then.shape, then.dtype):
             return None
         with unobserved():
             return torch.allclose(now, then, 0, 0, equal_nan=True)
+
+
+def elements_of(tensor: Optional[torch.Tensor]) -> Union[GradientProbe, FirstElements]:
+    """FirstElements, in C++ where the tensor is an ordinary float32 tensor on the CPU."""
+    module = status.module
+    if module is None or tensor is None:
+        return FirstElements(tensor)
+    return module.gradient_probe(tensor, _ELEMENTS) or FirstElements(tensor)
 
 
 class HandChanges:

@@ -172,7 +172,10 @@ class StepWatcher:
         if has_closure:
             self._evaluations.step_began(optimizer)
         else:
-            self._uses_gradients(optimizer)
+            if self.session.config.sync != "never":
+                # Every rank has judged its records: if one stops, none applies its update.
+                self.ends.reach_boundary()
+            self.protection.before_update(optimizer)
         self.session.level.update_began()
         return True
 
@@ -187,12 +190,6 @@ class StepWatcher:
             self.session.faults.notes[text] = None
             self.session.event_store.warn_later(text)
         return copies.has(optimizer)
-
-    def _uses_gradients(self, optimizer: torch.optim.Optimizer, evaluation: int = 0) -> None:
-        if self.session.config.sync != "never":
-            # Every rank has judged its records: if one stops, none applies its update.
-            self.ends.reach_boundary()
-        self.protection.before_update(optimizer, evaluation)
 
     def evaluation_began(self, optimizer: torch.optim.Optimizer) -> bool:
         """The optimizer calls the closure of its step."""
@@ -210,7 +207,9 @@ class StepWatcher:
             if number == 1 and self._state.owned_by(optimizer):
                 is_scaled = self._scaling.optimizer is optimizer
                 self._notice(self._facts.before_update, optimizer, is_scaled)
-            self._uses_gradients(optimizer, number)
+            if self.session.config.sync != "never":
+                self.ends.reach_boundary()
+            self.protection.before_update(optimizer, number)
         return is_ours
 
     def after_update(self, optimizer: torch.optim.Optimizer, has_closure: bool) -> bool:
