@@ -192,9 +192,13 @@ class UpdateWatcher:
         if buffers_read != self._buffers_read:
             self._know_buffers(buffers_read)
         look.buffers = self._buffers
-        modules = [(node, node.module()) for node, _ in self.places]
-        look.is_training = [module is not None and module.training for _, module in modules]
-        look.calls = [n.total_calls if n.is_callable else look.first for n, _ in modules]
+        is_training: list[bool] = []
+        calls: list[int] = []
+        for node, _ in self.places:
+            module = node.module()
+            is_training.append(module is not None and module.training)
+            calls.append(node.total_calls if node.is_callable else look.first)
+        look.is_training, look.calls = is_training, calls
         look.written, self._written = self._written, None
 
     def pass_began(self) -> None:
@@ -370,6 +374,7 @@ class ConstantBuffers:
         self._sites = np.zeros(0, np.int64)
         # The row of each buffer's record among those of an update.
         self._rows = np.zeros(0, np.int64)
+        self._last_row = 0
         self._is_known = np.zeros(0, np.bool_)
         self._checksums = np.zeros(0, np.uint64)
         self._numel = np.zeros(0, np.int64)
@@ -388,7 +393,7 @@ class ConstantBuffers:
             and last.buffers is look.buffers
             and last.is_training == look.is_training
             and all(map(operator.lt, last.calls, look.calls))
-            and self._rows.max() < len(records)
+            and self._last_row < len(records)
             and records["checksum"][self._rows].tobytes() == self._checksums.tobytes()
         ):
             self._quiet_updates += 1
@@ -400,6 +405,7 @@ class ConstantBuffers:
         calls, was_training = self._know(look.buffers)
         self._last = look
         self._rows = np.array([row_of[site] for site in look.buffers], np.int64)
+        self._last_row = int(self._rows.max())
         sums, numel = records["checksum"][self._rows], records["numel"][self._rows]
         # Statistics may be on for training alone.
         self._constant[np.array(look.is_training) != was_training] = 0
