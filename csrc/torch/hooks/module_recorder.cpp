@@ -361,7 +361,7 @@ bool ModuleRecorder::leave(PyObject* output) {
   if (running == 1) {
     of.read_waiting();
     const WithoutTorchFunction plain;
-    of.owner().attr("pass_left")(node, at::GradMode::is_enabled());
+    of.owner().attr("pass_left")(node, of.cursor->seq, at::GradMode::is_enabled());
   }
   of.finish();
   return true;

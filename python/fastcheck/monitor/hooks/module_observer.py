@@ -417,7 +417,7 @@ class ModuleObserver:
         """Keeps the arguments of a call from outside, which may be run again."""
         session, stack = self.session, self._local.stack
         is_entry = len(stack) == 1 and stack[0].node is node
-        is_wanted = session.finds_operators and is_grad_enabled
+        is_wanted = is_grad_enabled and session.config.finds_operators and session.tape is None
         if is_entry and is_wanted and innermost_transform() is None:
             with session.lock:
                 session.passes.hold(session.step.index, stack[0], args, kwargs, tensors)
@@ -441,15 +441,15 @@ class ModuleObserver:
                 stack.pop()
             if not stack:
                 session.read_waiting()
-                self.pass_left(node, _is_grad_enabled(traced))
+                self.pass_left(node, session.next_seq, _is_grad_enabled(traced))
             if session.rings.settles_calls:
                 session.settle_call()
         return call
 
-    def pass_left(self, node: ModuleNode, is_grad_enabled: bool) -> None:
+    def pass_left(self, node: ModuleNode, next_seq: int, is_grad_enabled: bool) -> None:
         """An outermost call is over, and all that it returned was read."""
         session = self.session
-        session.step.pass_ends[node.path] = session.next_seq
+        session.step.pass_ends[node.path] = next_seq
         if self._state.updates.places:
             self._state.updates.pass_ended()
         if not is_grad_enabled:

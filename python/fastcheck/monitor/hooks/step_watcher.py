@@ -281,7 +281,7 @@ class StepWatcher:
                 session.begin_step_if_closed()
                 self._losses.forward_step = session.step
         is_ours = self._apart("the loss", self._losses.began, roots, gradients, inputs, is_known)
-        if is_ours and session.finds_operators:
+        if is_ours and session.config.finds_operators and session.tape is None:
             self._apart("derivatives", session.backwards.derivatives.note, roots)
         return is_ours or self._sees_all
 

@@ -331,10 +331,10 @@ class EventStore:
     ) -> None:
         """Judges one entry, whose records are on the host, or does what is due at that moment."""
         self._current = step
-        if isinstance(entry, entries.Task):
-            entry.run(bad)
-        elif isinstance(entry, entries.Moment):
+        if isinstance(entry, entries.Moment):
             _AT[id(entry)](self, step)
+        elif isinstance(entry, entries.Task):
+            entry.run(bad)
         elif isinstance(entry, entries.ScaleDecided):
             self._settle_scaled(step, entry.skipped or any(map(self._is_set, entry.words)))
         else:

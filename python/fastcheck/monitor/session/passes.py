@@ -220,8 +220,7 @@ class Backwards:
     def called(self, step: int) -> None:
         """Notes that this thread calls a model, in the step of this index."""
         if step != self._called_in:
-            self._called_in = step
-            self._callers.clear()
+            self._called_in, self._callers = step, set()
         self._callers.add(_running.thread)
 
     @property

@@ -745,11 +745,6 @@ class Session:
             except Exception as error:
                 self.report_internal_error("allow_nonfinite()", error)
 
-    @property
-    def finds_operators(self) -> bool:
-        """True if a stop looks for the operator in the tensors and calls kept from the step."""
-        return self.config.finds_operators and self.tape is None
-
     def rest_recorder(self) -> None:
         """The step is not observed: its hooks are to take no time, but those of outermost calls."""
         is_module_level = self.config.level == "module" and self.tape is None
