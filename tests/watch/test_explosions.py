@@ -10,7 +10,7 @@ from fastcheck.record.site import Site
 from fastcheck.watch.event import WatchEvent
 from support.watched import SCALED, Run, tensor
 
-FIRST, SECOND, GRADIENT, FIRST_WEIGHT, SECOND_WEIGHT = 1, 2, 3, 4, 5
+INPUT, FIRST, SECOND, GRADIENT, FIRST_WEIGHT, SECOND_WEIGHT = 0, 1, 2, 3, 4, 5
 ZERO = {"rms": 0.0, "zero_count": 1024}
 
 
@@ -32,6 +32,15 @@ def test_what_has_a_past_explodes(place: int, name: str, cause: str, fields: Any
     assert run.steps(30) == []
     (event,) = explosions(run, {place: fields})
     assert name in event.text and event.is_warning and event.cause == cause
+
+
+@pytest.mark.parametrize("given", [1e6, 100.0])
+def test_a_batch_that_is_as_much_larger_is_named(given: float) -> None:
+    run = Run()
+    run.steps(30)
+    (event,) = explosions(run, {INPUT: given, FIRST: 1e6})
+    why = "; the batch is at least a thousand times as large as before, too: Linear · forward"
+    assert (why in event.text) == (event.cause == "data") == (given == 1e6)
 
 
 def test_one_of_a_run_that_goes_on_to_explode_warns() -> None:

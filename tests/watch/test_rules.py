@@ -15,7 +15,7 @@ from fastcheck.watch.invariants import INVARIANTS, NUMBER_RULES, TENSOR_RULES
 from fastcheck.watch.numbers import Number
 from fastcheck.watch.rules import NUMBER_RULES as RULES_OF_NUMBERS
 from fastcheck.watch.rules import RULES as RULES_OF_PAST
-from fastcheck.watch.rules import Rule
+from fastcheck.watch.rules import Rule, loss_spikes
 from support.watched import FIRST_WEIGHT, SECOND_WEIGHT, Run
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -109,6 +109,12 @@ class TestWhatAlwaysMovesOneWay:
     def test_it_is_not_what_moved_first(self, steps: int) -> None:
         (event,) = self.run(steps).step(self.changed(steps), loss=2000.0)
         assert event.cause == "loss" and len(event.movers) == 1
+
+
+@pytest.mark.parametrize("first", [0.0, 1e-3])
+def test_a_loss_that_was_always_0_does_not_spike(first: float) -> None:
+    loss = Number("loss", 1.0, usual=0.0, score=1e9, most=0.0, recent=0.0, first=first)
+    assert loss_spikes(loss) == bool(first)
 
 
 @pytest.mark.parametrize("usual", [math.nan, 0.5])

@@ -112,7 +112,10 @@ def _loss_is_high(loss: Number, score: float) -> bool:
 
 
 def _is_small(loss: Number) -> bool:
-    return loss.value < _LEAST_OF_FIRST * abs(loss.first)
+    """True if it is a small part of the first losses; or if these were 0 and it usually is, as
+    where rewards are rare: there is nothing to measure it by.
+    """
+    return loss.value < _LEAST_OF_FIRST * abs(loss.first) or loss.first == loss.usual == 0
 
 
 def loss_spikes(loss: Number) -> bool:

@@ -39,6 +39,7 @@ from .rules import (
     update_is_unusual,
 )
 from .signals import (
+    ABS_MAX,
     ACTIVATION,
     BUFFER,
     GRADIENT,
@@ -51,7 +52,7 @@ from .signals import (
     StepOver,
     inputs_by_step,
 )
-from .view import Past, StepsView
+from .view import BITS, Past, StepsView
 
 #: Kinds of events that a bad batch makes again where it comes again.
 _OF_BATCH = ("loss_spike", "gradient_spike")
@@ -780,6 +781,12 @@ class Watcher:
             # The tensors have no ranges yet, or none has left its own.
             if not (origin.cause or origin.movers):
                 origin = origin._replace(cause=CAUSES[phase][0])
+                if rule.kind == "explosion":
+                    is_far = now.levels[ABS_MAX, k] - view.peak[k] >= BITS
+                    given = now.sites[is_far & (now.phases == INPUT)].tolist()
+                    why = "the batch is at least a thousand times as large as before, too: "
+                    for site in given[:1]:
+                        origin = FirstMovers(cause="data", why=f"{why}{self._sites[site]}")
         return self._event(
             rule, step, warns, f"{sites[0]}: {text}", origin, site=sites[0], value=value,
             reference=usual, score=math.nan, interval=(near, far) if near < math.inf else None,
