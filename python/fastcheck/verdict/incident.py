@@ -15,8 +15,8 @@ _OPTIMIZER = 2
 
 
 class Destination(NamedTuple):
-    """``kind``: output, loss, gradient, update, state, host, ranks or integers. ``clause`` ends a
-    reason: "it reached the loss".
+    """``kind``: output, buffer, loss, gradient, update, state, host, ranks or integers. ``clause``
+    ends a reason: "it reached the loss".
     """
 
     kind: str
@@ -29,8 +29,10 @@ class Destination(NamedTuple):
 
     @property
     def may_be_infinite(self) -> bool:
-        """True if only a NaN counts: an infinity becomes the largest integer, as a rule."""
-        return self.kind == "integers"
+        """True if only a NaN counts: an infinity becomes the largest integer, as a rule, and a
+        buffer may hold one on purpose.
+        """
+        return self.kind in ("integers", "buffer")
 
 
 #: Places that the observer itself sees, numbered as in csrc/torch/op_level/incident.h (kHostPlace,

@@ -612,6 +612,9 @@ class OpRules:
             return
         if place.may_be_infinite and not finding.has_nan:
             return
+        # Values that are missing in the data may be kept as they are.
+        if place.kind == "buffer" and self._is_from_outside(finding):
+            return
         # A weight that always held -Inf, as a mask that is trained does, holds it after an update.
         if place.kind == "state" and finding.only_neginf:
             path, causes = _ancestors(finding)

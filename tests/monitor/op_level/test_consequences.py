@@ -59,6 +59,37 @@ def test_what_the_model_returns() -> None:
     assert is_its_line(stop)
 
 
+class _Kept(nn.Linear):
+    """Keeps a mean over some of its rows, which it has no other use for."""
+
+    def __init__(self, kept: float) -> None:
+        super().__init__(8, 8)
+        self.register_buffer("mean", torch.full((8,), kept))
+
+    def forward(self, x: torch.Tensor, count: int) -> torch.Tensor:  # type: ignore[override]
+        if count >= 0:
+            self.mean.copy_(x[:count].detach().sum(0) / torch.tensor(float(count)))
+        return x
+
+
+def test_a_nan_that_a_buffer_is_left_with() -> None:
+    model = _Kept(0.0)
+    watch(model)
+    model(torch.ones(2, 8), 2)
+    stop = stopped(model, torch.ones(2, 8), 0)
+    assert culprit(stop)[1:] == ("aten.div.Tensor", "forward", "origin")
+    assert stop.culprit.reason.endswith("it is kept in buffer mean")
+
+
+@pytest.mark.parametrize(("kept", "count"), [(NAN, -1), (float("inf"), 2)])
+def test_a_buffer_that_always_held_one_and_an_infinity_are_none(kept: float, count: int) -> None:
+    model = _Kept(kept)
+    with watch(model, overflow_nums=-1) as monitor:
+        for _ in range(3):
+            model(torch.full((2, 8), kept if count > 0 else 1.0), count).nan_to_num()
+    assert not any("it is kept in buffer" in event.reason for event in monitor.events)
+
+
 def test_the_loss() -> None:
     model = model_with(lambda x: x)
     watch(model)

@@ -20,7 +20,7 @@ from fastcheck.backends.portable.traversal import dtype_and_order
 from fastcheck.backends.table import backend_for
 from fastcheck.calls.module_calls import ModuleNode
 from fastcheck.calls.recorder import HookRecorder
-from fastcheck.calls.stored import TensorBatch, parameters_of
+from fastcheck.calls.stored import TensorBatch, buffers_of, parameters_of
 from fastcheck.dump.on_stop.captured_op import OpCaptures
 from fastcheck.extension import extension
 from fastcheck.log.unobserved import UnreadOp
@@ -495,6 +495,9 @@ class OpLevel(Level):
     def returned(self, outputs: Named) -> None:
         """A model has returned these."""
         self.reach("output", (("the model returned it", tensor) for _, tensor in outputs))
+        buffers = buffers_of(self._nodes)
+        kept = ((f"it is kept in buffer {node.name_of(name)}", b) for node, name, b in buffers)
+        self.reach("buffer", kept)
 
     # Readings by name
 
