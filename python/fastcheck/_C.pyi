@@ -5,7 +5,7 @@ TypeError: a tensor that can't be read (layout, dtype, device, freed storage), w
 RuntimeError: what CUDA said of a launch.
 """
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from typing import Any, Callable, Optional
 
 from torch import Tensor
@@ -17,7 +17,9 @@ def may_be_in_flight(tensor: Tensor) -> bool: ...
 
 # csrc/torch/hooks/last_nodes.cpp
 
-def last_nodes(roots: Sequence[Tensor], names: Container[str], most: int) -> list[Any]: ...
+def saved_near(
+    roots: Sequence[Tensor], attributes_of: Callable[[type], Any], most: int, room: int
+) -> tuple[list[tuple[str, int, tuple[bool, ...], dict[str, Any]]], int]: ...
 
 class GraphLeaves:
     def __init__(self, root: Tensor, most: int) -> None: ...

@@ -586,7 +586,7 @@ def test_what_hooks_have_packed_is_not_unpacked_for_derivatives() -> None:
         loss = y.sqrt().sum()
     derivatives = Derivatives()
     derivatives.note([loss])
-    assert derivatives.graphs == [[]] and unpacked == []
+    assert derivatives.graphs == [] and unpacked == []
 
 
 @pytest.mark.parametrize("makes", [nn.MSELoss(), lambda y, goal: (y - goal).square().mean()])

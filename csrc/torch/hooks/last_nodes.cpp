@@ -3,11 +3,14 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/python_cpp_function.h>
+#include <torch/csrc/autograd/python_variable.h>
 
-#include <string>
+#include <algorithm>
+#include <cstdint>
 #include <typeindex>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "torch/python/tensors.h"
@@ -22,43 +25,99 @@ using torch::autograd::Node;
 // A std::shared_ptr or torch's own, by the release.
 using NodePtr = decltype(torch::autograd::Edge::function);
 
-struct Kind {
-  bool is_named;
-  bool is_leaf;  // it adds to a parameter's gradient
+// A value that is read of a node: its name, its attribute, and the attribute that tells whether
+// hooks have packed it (None: it is a number).
+struct Attribute {
+  py::object name, saved, packed;
 };
 
-// Names are made anew each time, and are the same for all nodes of a class.
-Kind kind_of(const Node& node, const py::object& names) {
+struct Kind {
+  bool is_leaf;  // it adds to a parameter's gradient
+  std::vector<Attribute> attributes;
+};
+
+// Asked for each class of nodes once. Names are made anew each time.
+const Kind& kind_of(const NodePtr& node, const py::object& attributes_of) {
   static auto* const known = new std::unordered_map<std::type_index, Kind>;
-  const std::type_index type(typeid(node));
+  const Node& met = *node;
+  const std::type_index type(typeid(met));
   const auto found = known->find(type);
   if (found != known->end()) return found->second;
-  const std::string name = node.name();
-  const Kind kind{names.contains(name), name == "torch::autograd::AccumulateGrad"};
-  return known->emplace(type, kind).first->second;
+  Kind kind{met.name() == "torch::autograd::AccumulateGrad", {}};
+  if (!kind.is_leaf) {
+    const py::object object = owned(torch::autograd::functionToPyObject(node));
+    for (const py::handle one : attributes_of(py::type::handle_of(object))) {
+      kind.attributes.push_back({one[py::int_(0)], one[py::int_(1)], one[py::int_(2)]});
+    }
+  }
+  return known->emplace(type, std::move(kind)).first->second;
 }
 
-py::list last_nodes(const py::sequence& roots, const py::object& names, std::size_t most) {
+// What a node has saved, by name, and its size in bytes. Empty where hooks have packed it, whose
+// unpacking may run a program's code, or it was written in place.
+std::pair<py::dict, std::size_t> saved_by(const NodePtr& node, const Kind& kind) {
+  static PyObject* const hook = interned("unpack_hook");
+  const py::object object = owned(torch::autograd::functionToPyObject(node));
+  py::dict values;
+  std::size_t size = 0;
+  for (const auto& [name, saved, packed] : kind.attributes) {
+    if (!packed.is_none() &&
+        !py::getattr(py::getattr(object, packed), hook, py::bool_(true)).is_none()) {
+      return {};
+    }
+    auto value = py::reinterpret_steal<py::object>(PyObject_GetAttr(object.ptr(), saved.ptr()));
+    if (!value && PyErr_ExceptionMatches(PyExc_RuntimeError) != 0) {
+      PyErr_Clear();
+      return {};
+    }
+    if (!value) throw py::error_already_set();
+    if (THPVariable_Check(value.ptr())) {
+      const at::Tensor& tensor = unpack(value);
+      size += tensor.nbytes();
+      value = wrap(tensor.detach());  // without the graph, which would live as long
+    }
+    if (!value.is_none()) values[name] = value;
+  }
+  return {values, size};
+}
+
+py::tuple saved_near(const py::sequence& roots, const py::object& attributes_of, std::size_t most,
+                     std::size_t room) {
   std::vector<NodePtr> waiting;
   for (const py::handle root : roots) {
     if (const auto& node = unpack(root).grad_fn()) waiting.push_back(node);
   }
   std::unordered_set<const Node*> met;
   for (const auto& node : waiting) met.insert(node.get());
-  py::list found;
+  std::vector<std::pair<std::uint64_t, py::tuple>> near;
+  std::size_t total = 0;
   for (std::size_t i = 0; i < waiting.size(); ++i) {
     const NodePtr node = waiting[i];
-    if (kind_of(*node, names).is_named) {
-      found.append(owned(torch::autograd::functionToPyObject(node)));
+    const Kind& kind = kind_of(node, attributes_of);
+    if (!kind.attributes.empty()) {
+      const auto [values, size] = saved_by(node, kind);
+      if (values.size() > 0 && total + size <= room) {
+        py::tuple needs(node->num_outputs());
+        for (std::size_t k = 0; k < needs.size(); ++k) {
+          needs[k] = py::bool_(node->next_edge(k).function != nullptr);
+        }
+        near.emplace_back(node->sequence_nr(),
+                          py::make_tuple(node->name(), node->sequence_nr(), needs, values));
+        total += size;
+      }
     }
     if (waiting.size() >= most) continue;
     for (const torch::autograd::Edge& edge : node->next_edges()) {
       const auto& following = edge.function;
-      if (following == nullptr || kind_of(*following, names).is_leaf) continue;
+      if (following == nullptr || kind_of(following, attributes_of).is_leaf) continue;
       if (met.insert(following.get()).second) waiting.push_back(following);
     }
   }
-  return found;
+  std::stable_sort(near.begin(), near.end(),
+                   [](const auto& a, const auto& b) { return a.first > b.first; });
+  py::list found;
+  for (const auto& [order, saved] : near) found.append(saved);
+  return py::make_tuple(found, total);
 }
 
 // The leaves of a graph, nearest first, one at a time: the graph is followed as far as to the one
@@ -100,7 +159,8 @@ void define_last_nodes(py::module_& m) {
       .def(py::init<py::handle, std::size_t>(), py::arg("root"), py::arg("most"))
       .def("__iter__", [](py::object self) { return self; })
       .def("__next__", &GraphLeaves::next);
-  m.def("last_nodes", last_nodes, py::arg("roots"), py::arg("names"), py::arg("most"));
+  m.def("saved_near", saved_near, py::arg("roots"), py::arg("attributes_of"), py::arg("most"),
+        py::arg("room"));
 }
 
 }  // namespace fastcheck

@@ -7,10 +7,10 @@ namespace fastcheck {
 
 // Defines
 //
-// last_nodes(roots, names, most) -> list of nodes
-//                              those with one of these names among the last of the graphs of these
-//                              tensors: from so many nodes on no further ones are looked for.
-//                              Leaves are not counted
+// saved_near(roots, attributes_of, most, room) -> (list of (name, order, needs, values), bytes)
+//                              what the last nodes of the graphs of these tensors have saved, by
+//                              the attributes of their types: from so many nodes on no further ones
+//                              are looked for, leaves not counted. Of at most ``room`` bytes
 // GraphLeaves(root, most) -> iterator of tensors
 //                              the leaves of its graph, nearest first, until so many nodes were met
 void define_last_nodes(pybind11::module_& m);

@@ -80,7 +80,7 @@ class Watching(SessionListener):
         self._judged_at = time.monotonic()
         self._is_prompt = options.skip_above is not None
         self._callbacks: list[tuple[str, Callable[[WatchEvent], object]]] = []
-        self._pending: deque[WatchEvent] = deque()
+        self._pending: deque[WatchEvent] = session.event_store.news
         self._is_off = False
         self._warnings = 0
         session.event_store.listeners.append(self)

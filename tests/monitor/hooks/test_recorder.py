@@ -14,11 +14,11 @@ import torch
 from torch import nn
 
 import fastcheck
-from fastcheck.extension import ExtensionStatus, status
+from fastcheck.extension import status
 from fastcheck.monitor.hooks import module_observer
 from fastcheck.monitor.hooks.module_observer import ForwardHook, ForwardPreHook, ModuleObserver
 from fastcheck.monitor.session import derivatives
-from fastcheck.monitor.session.derivatives import _last_nodes
+from fastcheck.monitor.session.derivatives import _attributes
 from fastcheck.ring.device import DeviceRing
 from support.programs.recorder_models import MODELS, NAN, Block, Poison, outcome
 from support.sampling import sample
@@ -338,13 +338,16 @@ def test_an_output_that_nothing_uses_has_no_gradient(device: str) -> None:
     assert "no longer observes" not in str(monitor.summary())
 
 
-def last_nodes_of(*roots: torch.Tensor) -> list[tuple[str, tuple[str, ...]]]:
-    found = _last_nodes(roots)
-    return [(node.name(), tuple(name for name, _, _ in names)) for node, names in found]
+def saved_near(near: Any, roots: tuple[torch.Tensor, ...], room: int) -> tuple[Any, int]:
+    found, size = near(roots, _attributes, 36, room)
+    return [
+        (*fields, {k: v.tolist() if torch.is_tensor(v) else v for k, v in values.items()})
+        for *fields, values in found
+    ], size
 
 
-def test_the_last_nodes_of_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The walk in C++ finds those that the one in Python does, in the same order."""
+def test_what_the_last_nodes_of_a_graph_have_saved() -> None:
+    """The walk in C++ finds what the one in Python does, in the same order."""
 
     class Own(torch.autograd.Function):
         @staticmethod
@@ -370,7 +373,8 @@ def test_the_last_nodes_of_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
         (torch.ones(1),),
         (),
     ]
-    compiled = [last_nodes_of(*roots) for roots in graphs]
-    monkeypatch.setattr(derivatives, "status", ExtensionStatus(None, ""))
-    assert compiled == [last_nodes_of(*roots) for roots in graphs]
-    assert [len(found) for found in compiled[:4]] == [1, 2, 23, 32]
+    for room in (1 << 20, 100, 0):
+        compiled = [saved_near(derivatives._near, roots, room) for roots in graphs]
+        assert compiled == [saved_near(derivatives._saved_near, roots, room) for roots in graphs]
+        if room > 100:
+            assert [len(found) for found, _ in compiled[:4]] == [1, 2, 23, 32]

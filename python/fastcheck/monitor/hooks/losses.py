@@ -86,9 +86,9 @@ class LossReader:
         # Tensors that a scaler returned, by id(): the memory of each, and the loss that it was made
         # from.
         self._scaled: dict[int, tuple[MemoryRef, torch.Tensor]] = {}
-        # The loss of the open step: the step's number, and a parameter that the first of the parts
-        # since the last update has given a gradient.
-        self._first_part: Optional[tuple[int, _Place]] = None
+        #: The loss of the open step: the step's number, and a parameter that the first of the parts
+        #: since the last update has given a gradient. None once an optimizer has used it.
+        self.first_part: Optional[tuple[int, _Place]] = None
         self._is_anew = False
         # The tensors that the last backward() began at.
         self._last: list[MemoryRef] = []
@@ -129,7 +129,7 @@ class LossReader:
         interrupted, self._running.backward = self._running.backward, None
         if interrupted is not None and interrupted.step is session.step:
             # It has raised, and its part counts no more; those before it are known by a gradient.
-            self._is_anew |= self._first_part is None
+            self._is_anew |= self.first_part is None
         is_ours = session.config.level == "op" or leads_to_model
         if not is_ours and session.backwards.is_foreign:
             return False
@@ -143,14 +143,15 @@ class LossReader:
         parameter = self._parameters.found if leads_to_model and not is_grad else None
         backward = self._running.backward = _Backward(session.step, parameter)
         for position, root in enumerate(roots):
-            before = scaled.get(id(root))
+            before = scaled.get(id(root)) if scaled else None
             loss = before[1] if before is not None and before[0].is_of(root) else root
             if loss.numel() == 1 and can_hold_nonfinite(loss) and can_read(loss):
                 is_own_scaled = session.config.training.has_own_scale and loss is root
                 name = GRAD_LOSS if is_grad else SCALED_LOSS if is_own_scaled else "loss"
                 gradient = gradients[position] if gradients else None
-                value = _times(loss, gradient)
-                if loss is root and name == "loss":
+                value = _without_graph(loss) if gradient is None else _times(loss, gradient)
+                is_product = type(root.grad_fn).__name__ == "MulBackward0"
+                if is_product and loss is root and name == "loss":
                     backward.scale = _constant_scale(root)
                     if backward.scale is not None:
                         with unobserved():
@@ -168,11 +169,11 @@ class LossReader:
         backward = self._running.backward
         if backward is None:
             return False
-        if self._first_part is None and backward.parameter is not None:
+        if self.first_part is None and backward.parameter is not None:
             parameter = parameter_at(*backward.parameter)
             # Some optimizers keep gradients elsewhere, and never leave any here.
             if parameter is not None and parameter.grad is not None:
-                self._first_part = backward.step.index, backward.parameter
+                self.first_part = backward.step.index, backward.parameter
         self._running.backward = None
         has_gradients = len(backward.step.gradients) > backward.gradient_count
         if not backward.is_ours and was_alone and has_gradients:
@@ -182,10 +183,6 @@ class LossReader:
             if backward.is_ours:
                 self._read_roots(backward)
         return backward.is_ours
-
-    def updated(self) -> None:
-        """An optimizer has used the gradients."""
-        self._first_part = None
 
     def evaluated_again(self) -> None:
         """The closure of a step makes other gradients than it has made in this step."""
@@ -198,23 +195,25 @@ class LossReader:
             self._scaled[id(result)] = MemoryRef(result), _without_graph(loss)
 
     def _read_roots(self, backward: _Backward) -> None:
-        config = self._session.config
-        if not self._session.level.reads_numbers:
+        session, training = self._session, self._session.config.training
+        if not session.level.reads_numbers:
             return
-        if self._session.config.training.has_own_scale:
-            scaler: Any = config.training.scaler
+        if training.has_own_scale:
+            scaler: Any = training.scaler
             self._numbers.loss_scale(scaler() if callable(scaler) else scaler)
         elif backward.scale is not None:
             self._numbers.loss_scale(backward.scale)
+        may_be_anew = self._is_anew or self.first_part is not None
+        flags = int(Flag.ANEW) if may_be_anew and self._begins_anew(backward) else 0
         if backward.losses:
-            self._last = [MemoryRef(loss) for loss, _, _ in backward.losses]
-        anew = int(Flag.ANEW) if self._begins_anew(backward) and backward.losses else 0
+            self._last = []
         for loss, position, name in backward.losses:
+            self._last.append(MemoryRef(loss))
             label = name if position == 0 else f"{name}[{position}]"
-            self._read(loss, position, label, anew)
-            anew = 0
-        if backward.losses and self._session.rings.settles_calls:
-            self._session.settle_call()
+            self._read(loss, position, label, flags)
+            flags = 0
+        if backward.losses and session.rings.settles_calls:
+            session.settle_call()
 
     # monitor.step()
 
@@ -236,12 +235,12 @@ class LossReader:
         that this backward is not known to lead to may be in use by another thread.
         """
         is_anew, self._is_anew = self._is_anew, False
-        if self._first_part is not None and backward.parameter is not None:
-            step, place = self._first_part
+        if self.first_part is not None and backward.parameter is not None:
+            step, place = self.first_part
             parameter = parameter_at(*place)
             is_anew |= parameter is None or parameter.grad is None
             if is_anew or step != self._session.step.index:
-                self._first_part = None
+                self.first_part = None
         return is_anew
 
     def _read(self, loss: torch.Tensor, position: int, label: str, flags: int = 0) -> None:
@@ -271,7 +270,9 @@ class _Parameters:
         """
         missed = []
         for tensor in tensors:
-            if self._is_known(tensor):
+            place = self._known.get(id(tensor))
+            if place is not None and parameter_at(*place) is tensor:
+                self.found = place
                 return True
             missed.append(tensor)
         if step is None or step == self._step:
@@ -279,14 +280,7 @@ class _Parameters:
         # Once a step: the model may have others now.
         self._step = step
         self._known = {id(p): (node, name) for node, name, p in self._state.parameters()}
-        return any(map(self._is_known, missed))
-
-    def _is_known(self, tensor: torch.Tensor) -> bool:
-        place = self._known.get(id(tensor))
-        if place is None or parameter_at(*place) is not tensor:
-            return False
-        self.found = place
-        return True
+        return self.find(missed, None)
 
 
 def _leaves(root: torch.Tensor, most: int) -> Iterator[torch.Tensor]:
@@ -310,24 +304,21 @@ _leaves_of: Callable[[torch.Tensor, int], Iterator[torch.Tensor]]
 _leaves_of = _leaves if status.module is None else status.module.GraphLeaves
 
 
-def _times(loss: torch.Tensor, gradient: Optional[torch.Tensor]) -> torch.Tensor:
+def _times(loss: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
     """The product that backward(gradient=) makes of a loss, without a graph."""
     loss = _without_graph(loss)
-    if gradient is None or not can_read(gradient):
+    if not can_read(gradient):
         return loss
     with unobserved():
         return loss * gradient.detach().reshape(loss.shape)
 
 
 def _constant_scale(root: torch.Tensor) -> Optional[float]:
-    """The constant that the loss was multiplied by last, where it is a power of two of at least
-    128: a loss scale, by which the division is exact. Weights of losses are smaller.
+    """The constant that the loss, a product, was multiplied by last, where it is a power of two of
+    at least 128: a loss scale, by which the division is exact. Weights of losses are smaller.
     """
-    node = root.grad_fn
-    if node is None or node.name() != "MulBackward0":
-        return None
     try:
-        factor = getattr(node, "_saved_other", None)
+        factor = getattr(root.grad_fn, "_saved_other", None)
         if not isinstance(factor, torch.Tensor) or factor.dim() or factor.device.type != "cpu":
             return None
         with unobserved():

@@ -71,7 +71,7 @@ step_ends: Listeners[_StepEnd] = Listeners(lambda: None, lambda: None)
 
 def tell_step_end() -> None:
     """Every watcher has acted on what may have ended a step."""
-    for listener in step_ends if step_ends.references else ():
+    for listener in step_ends:
         listener.step_ended()
 
 
@@ -84,7 +84,7 @@ def _tell(what: str, method: Callable[..., bool], *args: Any) -> None:
 
 def _before_update(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
     """The arguments of an optimizer's step, where they are others from now on."""
-    closure = _closure_of(args, kwargs)
+    closure = _closure_of(args, kwargs) if args[1:] or kwargs else None
     _tell("optimizer steps", StepWatcher.before_update, optimizer, closure is not None)
     if closure is None or getattr(closure, "_fastcheck_optimizer", None) == id(optimizer):
         return None
@@ -126,9 +126,10 @@ def _evaluation_ended(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _after_update(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    has_closure = _closure_of(args, kwargs) is not None
+    has_closure = bool(args[1:] or kwargs) and _closure_of(args, kwargs) is not None
     _tell("optimizer steps", StepWatcher.after_update, optimizer, has_closure)
-    tell_step_end()
+    if step_ends.references:
+        tell_step_end()
 
 
 def _wrap_scaler() -> None:
@@ -341,12 +342,17 @@ def _run_named(original: Callable[..., Any]) -> Any:
     return run
 
 
+# The argument of torch's functions that has the gradients of the roots.
+_GRADIENTS = {"backward": "grad_tensors", "grad": "grad_outputs"}
+
+
 def _given_gradients(caller: FrameType) -> tuple[Any, ...]:
     """The gradients that torch's function was called with: it has put gradients of 1 in the place
     of all others.
     """
-    name = {"backward": "grad_tensors", "grad": "grad_outputs"}.get(caller.f_code.co_name, "")
-    given = _as_tuple(caller.f_locals.get(name)) if name else ()
+    name = _GRADIENTS.get(caller.f_code.co_name)
+    value = None if name is None else caller.f_locals.get(name)
+    given = () if value is None else _as_tuple(value)
     for gradient in given:
         if gradient is not None:
             return given

@@ -193,8 +193,8 @@ class EndlessSteps:
         self._has_warned = False
 
     def after_backward(self) -> bool:
-        """A backward pass is over; the session's lock is held. Whether the step is to be closed:
-        nothing has done so for 1,000 of them.
+        """A backward pass is over; the session's lock is held. Whether the step was closed: nothing
+        has done so for 1,000 of them.
         """
         session, update = self._session, self._session.step.update
         index = session.step.index
@@ -210,6 +210,7 @@ class EndlessSteps:
                 f"the weights that ends it: fastcheck ends a step after {_MOST_PASSES:,} of them. "
                 "Call monitor.step() where an iteration of the loop ends"
             )
+        session.close_step()
         return True
 
 
@@ -246,11 +247,6 @@ class UnfinishedSteps:
         """Gradients were made in the open step."""
         session = self._session
         self._step = session.step.index
-        is_judged = not session.rings.is_deferred and not session.step.findings.all
-        if is_judged and not session.config.training.has_own_scaling:
-            # The signs that an update is left out are known by now.
-            self.probes = []
-            return
         held: list[StoredTensor] = []
         for node, name, _ in self.probes:
             parameter = parameter_at(node, name)

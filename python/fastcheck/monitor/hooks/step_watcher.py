@@ -228,7 +228,7 @@ class StepWatcher:
         if session.is_active:
             self._state.read_optimizer_state(optimizer)
         session.step.update.count += 1
-        self._losses.updated()
+        self._losses.first_part = None  # its gradient was used
         self._evaluations.updated_in[optimizer] = session.step.index
         if self._scaling.optimizer is optimizer:
             return True
@@ -246,8 +246,10 @@ class StepWatcher:
         session = self.session
         if session.is_explicit:
             return
-        is_over = [self.ends.turns.ends(optimizer, self._others) for optimizer in optimizers]
-        if any(is_over):
+        is_over = False
+        for optimizer in optimizers:
+            is_over |= self.ends.turns.ends(optimizer, self._others)
+        if is_over:
             self.close_step()
         else:
             session.end_part()
@@ -274,8 +276,9 @@ class StepWatcher:
         if inputs is None:
             if may_be_ours:
                 self._notice(self._facts.backward_began, roots)
-            self._apart("consequences", session.level.backward_began, roots)
-            if may_be_ours and self.ended_before():
+            if session.config.level == "op":
+                self._apart("consequences", session.level.backward_began, roots)
+            if may_be_ours and self.ends.unfinished.probes and self.ended_before():
                 # The loss is that of the next step, whose forward is read already.
                 session.close_step()
                 session.begin_step_if_closed()
@@ -306,25 +309,29 @@ class StepWatcher:
         return is_over
 
     def backward_ended(self) -> bool:
-        backward = self.session.backwards.ended()
-        if backward is not None:
+        session, ends = self.session, self.ends
+        was_alone = session.backwards.ended()
+        if was_alone is not None:
             self._notice(self._facts.backward_ended)
-        was_alone = backward is not None and backward.is_alone
-        is_ours = self._apart("the loss", self._losses.ended, was_alone)
-        if is_ours and self.session.backwards.owns_gradients:
+        is_ours = self._apart("the loss", self._losses.ended, bool(was_alone))
+        if is_ours and session.backwards.owns_gradients:
             self._apart("gradients after backward", self._read_after_backward)
-            self._apart("unfinished steps", self.ends.unfinished.after_backward)
-        if backward is not None:
-            self._apart("consequences", self.session.level.backward_ended)
-            if is_ours or not self.session.is_active:
-                self._apart("endless steps", self._end_endless)
+            is_judged = not session.rings.is_deferred and not session.step.findings.all
+            if is_judged and not session.config.training.has_own_scaling:
+                # The signs that an update is left out are known by now.
+                ends.unfinished.probes = []
+            else:
+                self._apart("unfinished steps", ends.unfinished.after_backward)
+        is_captured = session.tape is not None
+        if was_alone is not None:
+            # On the host no tensor waits.
+            if session.rings.is_deferred or is_captured or session.config.level == "op":
+                self._apart("consequences", session.level.backward_ended)
+            is_within = is_captured or self._evaluating is not None
+            is_counted = not is_within and (is_ours or not session.is_active)
+            if is_counted and self._apart("endless steps", ends.endless.after_backward):
+                ends.turns.reset()
         return is_ours or self._sees_all
-
-    def _end_endless(self) -> None:
-        is_within = self._evaluating is not None or self.session.tape is not None
-        if not is_within and self.ends.endless.after_backward():
-            self.session.close_step()
-            self.ends.turns.reset()
 
     def backward_left(self) -> None:
         """backward() has raised."""
@@ -413,7 +420,9 @@ class StepWatcher:
             self._state.read_gradients(self._evaluating, scaled=False, is_early=True)
             self._settle(True)
         elif session.step.update.scaler is None and session.tape is None:
-            self._settle(self._state.after_backward(self._owned_by_given()))
+            owned = None if self._given is None else self._owned_by_given()
+            if self._state.after_backward(owned):
+                self._settle(True)
             if self._state.hand_changes.was_seen:
                 self.protection.changed_by_loop()
 
@@ -612,10 +621,12 @@ class StepWatcher:
             self.release()
             session.report_internal_error(what, error)
         meets, self.ends.meets = self.ends.meets, False
-        self.emit_warnings()
+        store = session.event_store
+        if store.warnings or store.news or self._tree.may_differ:
+            self.emit_warnings()
         if meets and session.tape is None:
             self._boundary()
-        elif is_ours and session.event_store.due:
+        elif is_ours and store.due:
             self._stops()
 
 

@@ -7,6 +7,7 @@ over. One table says what is read of an operator, and by what its backward multi
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable, NamedTuple, Optional
@@ -25,26 +26,19 @@ _MOST_BYTES = 16 << 20
 #: Values that are read of the nodes of a type: the name of each value, its attribute, and the
 #: attribute that tells whether hooks have packed it (None: it is a number).
 _Attributes = tuple[tuple[str, str, Optional[str]], ...]
-# Attributes by type, as torch makes few of them; a program may define more.
-_known: dict[type, Optional[_Attributes]] = {}
-_MOST_TYPES = 512
-_LEAF = "AccumulateGrad"
+# The fields of a SavedByNode.
+_Saved = tuple[str, int, tuple[bool, ...], dict[str, Any]]
 
 
-def _attributes(kind: type) -> Optional[_Attributes]:
-    """The attributes to read of a kind of node. None: a leaf. Empty: nothing is read of it."""
-    attributes: Optional[_Attributes] = None
-    if kind.__name__ != _LEAF:
-        factors = DERIVATIVES.get(kind.__name__)
-        names = () if factors is None else factors.names
-        raw = {name: f"_raw_saved_{name}" for name in names}
-        attributes = tuple(
-            (name, f"_saved_{name}", packed if hasattr(kind, packed) else None)
-            for name, packed in raw.items()
-        )
-    if len(_known) < _MOST_TYPES:
-        _known[kind] = attributes
-    return attributes
+@functools.lru_cache(maxsize=512)  # torch has a few types of nodes; a program may define more
+def _attributes(kind: type) -> _Attributes:
+    """The attributes to read of a kind of node; empty: nothing is read of it."""
+    factors = DERIVATIVES.get(kind.__name__)
+    raw = {} if factors is None else {name: f"_raw_saved_{name}" for name in factors.names}
+    return tuple(
+        (name, f"_saved_{name}", packed if hasattr(kind, packed) else None)
+        for name, packed in raw.items()
+    )
 
 
 class SavedByNode(NamedTuple):
@@ -218,35 +212,59 @@ DERIVATIVES: Mapping[str, Factors] = {
 }
 
 
-def _last_nodes(roots: Sequence[torch.Tensor]) -> list[tuple[Any, _Attributes]]:
-    """The nodes near these that DERIVATIVES has, with what is read of them."""
-    nodes: list[tuple[Any, _Attributes]] = []
-    if status.module is not None:
-        for node in status.module.last_nodes(roots, DERIVATIVES, _MOST_NODES):
-            kind = type(node)
-            attributes = _known[kind] if kind in _known else _attributes(kind)
-            if attributes:
-                nodes.append((node, attributes))
-        return nodes
+def _saved_near(
+    roots: Sequence[torch.Tensor],
+    attributes_of: Callable[[type], _Attributes],
+    most: int,
+    room: int,
+) -> tuple[list[_Saved], int]:
+    """What the nodes near these have saved, in the order in which backward runs, and its size, of
+    at most ``room`` bytes: the extension's function (csrc/torch/hooks/last_nodes.h) in Python.
+    """
+    near: list[_Saved] = []
+    size = 0
     waiting = [root.grad_fn for root in roots if root.grad_fn is not None]
     met = set(waiting)
     for node in waiting:
-        kind = type(node)
-        attributes = _known[kind] if kind in _known else _attributes(kind)
-        if attributes:
-            nodes.append((node, attributes))
-        if len(waiting) < _MOST_NODES:
+        values, nbytes = _saved_by(node, attributes_of(type(node)))
+        if values and size + nbytes <= room:
+            needs = tuple([child is not None for child, _ in node.next_functions])
+            near.append((node.name(), node._sequence_nr(), needs, values))
+            size += nbytes
+        if len(waiting) < most:
             for following, _ in node.next_functions:
-                if following is None or following in met:
-                    continue
-                kind = type(following)
-                if (_known[kind] if kind in _known else _attributes(kind)) is not None:
+                is_leaf = type(following).__name__ == "AccumulateGrad"
+                if following is not None and not is_leaf and following not in met:
                     met.add(following)
                     waiting.append(following)
-    return nodes
+    near.sort(key=operator.itemgetter(1), reverse=True)
+    return near, size
 
 
-_by_order = operator.attrgetter("order")
+def _saved_by(node: Any, attributes: _Attributes) -> tuple[dict[str, Any], int]:
+    """The values, and their size. Empty where hooks have packed one, whose unpacking may run a
+    program's code.
+    """
+    values: dict[str, Any] = {}
+    size = 0
+    for name, saved, packed in attributes:
+        if packed and getattr(getattr(node, packed), "unpack_hook", True) is not None:
+            return {}, 0
+        try:
+            value = getattr(node, saved)
+        except RuntimeError:  # it was written in place
+            return {}, 0
+        if isinstance(value, torch.Tensor):
+            size += value.nbytes
+            # Without the graph, which would live as long.
+            value = value.detach()
+        if value is not None:
+            values[name] = value
+    return values, size
+
+
+_near: Callable[..., tuple[list[_Saved], int]]
+_near = _saved_near if status.module is None else status.module.saved_near
 
 
 class Derivatives:
@@ -255,7 +273,7 @@ class Derivatives:
     """
 
     def __init__(self) -> None:
-        self._graphs: list[list[SavedByNode]] = []
+        self._graphs: list[list[_Saved]] = []
         self._size = 0
 
     @property
@@ -263,7 +281,7 @@ class Derivatives:
         """The graphs in the order of the calls of backward(); the nodes in that in which backward
         runs.
         """
-        return self._graphs
+        return [[SavedByNode(*saved) for saved in graph] for graph in self._graphs]
 
     def clear(self) -> None:
         """The step is over."""
@@ -272,38 +290,9 @@ class Derivatives:
 
     def note(self, roots: Sequence[torch.Tensor]) -> None:
         """backward() begins at these."""
-        nodes = _last_nodes(roots)
-        if nodes and self._size < _MOST_BYTES:
-            graph: list[SavedByNode] = []
+        if self._size < _MOST_BYTES:
             with unobserved():
-                for node, attributes in nodes:
-                    values = self._saved(node, attributes)
-                    if values:
-                        needs = tuple([child is not None for child, _ in node.next_functions])
-                        graph.append(SavedByNode(node.name(), node._sequence_nr(), needs, values))
-            graph.sort(key=_by_order, reverse=True)
-            self._graphs.append(graph)
-
-    def _saved(self, node: Any, attributes: _Attributes) -> dict[str, Any]:
-        """Empty where it is too much, or where hooks have packed it, whose unpacking may run a
-        program's code.
-        """
-        values: dict[str, Any] = {}
-        size = 0
-        for name, saved, packed in attributes:
-            if packed and getattr(getattr(node, packed), "unpack_hook", True) is not None:
-                return {}
-            try:
-                value = getattr(node, saved)
-            except RuntimeError:  # it was written in place
-                return {}
-            if isinstance(value, torch.Tensor):
-                size += value.nbytes
-                # Without the graph, which would live as long.
-                value = value.detach()
-            if value is not None:
-                values[name] = value
-        if self._size + size > _MOST_BYTES:
-            return {}
-        self._size += size
-        return values
+                graph, size = _near(roots, _attributes, _MOST_NODES, _MOST_BYTES - self._size)
+            if graph:
+                self._graphs.append(graph)
+                self._size += size

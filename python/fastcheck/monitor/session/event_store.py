@@ -11,7 +11,7 @@ from collections import Counter as Tally
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Callable, NamedTuple, Optional
+from typing import Any, Callable, NamedTuple, Optional
 
 import numpy as np
 
@@ -182,6 +182,8 @@ class EventStore:
         #: Warnings that the training thread is to give, outside of all locks too, with the class of
         #: each.
         self.warnings: deque[tuple[str, type[Warning]]] = deque()
+        #: What a listener is to tell there; listeners that have nothing are not asked.
+        self.news: deque[Any] = deque()
         self._allowances = allowances()
         self._sites_memory = SiteMemory()
         self.op_memory = OpMemory()

@@ -5,7 +5,6 @@ Backward passes are tracked by the thread in which they run.
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 import weakref
 from collections.abc import Sequence
@@ -192,16 +191,6 @@ class _Running(local):
 _running = _Running()
 
 
-@dataclasses.dataclass
-class Backward:
-    """A call of backward() that is, or may be, about the session's models."""
-
-    #: No other pass was under way at any time: the gradients that have come are from this pass.
-    is_alone: bool
-    #: The tensors that it was called on. Their graph is whole until it runs.
-    roots: Sequence[torch.Tensor]
-
-
 class Backwards:
     """Tracks the backward passes under way, by thread. Every method expects the session's lock to
     be held. A backward() that begins on another thread waits for it, so what is answered holds as
@@ -213,7 +202,10 @@ class Backwards:
         self._callers: set[Thread] = set()
         self._called_in = -1
         self._trainers: set[Thread] = set()
-        self._under_way: dict[Thread, Backward] = {}
+        # The tensors that each pass was called on. Their graph is whole until it runs.
+        self._under_way: dict[Thread, Sequence[torch.Tensor]] = {}
+        # The threads whose pass was under way while another's was.
+        self._together: set[Thread] = set()
         #: The values that are kept of the graphs of this step.
         self.derivatives = Derivatives()
 
@@ -242,8 +234,7 @@ class Backwards:
     @property
     def roots(self) -> Sequence[torch.Tensor]:
         """The tensors that this thread's backward is called on; empty where none is under way."""
-        backward = self._under_way.get(_running.thread)
-        return () if backward is None else backward.roots
+        return self._under_way.get(_running.thread, ())
 
     def began(self, is_ours: bool, roots: Sequence[torch.Tensor]) -> bool:
         """Notes that this thread begins a backward on ``roots``. ``is_ours``: its graph leads to
@@ -251,16 +242,22 @@ class Backwards:
         """
         thread = _running.thread
         self._under_way.pop(thread, None)
+        self._together.discard(thread)
         if not is_ours and thread not in self._callers:
             return False
         self._trainers.add(thread)
-        for other in self._under_way.values():
-            other.is_alone = False
-        self._under_way[thread] = Backward(not self._under_way, roots)
+        self._under_way[thread] = roots
+        if len(self._under_way) > 1:
+            self._together.update(self._under_way)
         return True
 
-    def ended(self) -> Optional[Backward]:
-        """Takes off the backward of this thread, which is over, by an exception or not. None: it
-        was about other models.
+    def ended(self) -> Optional[bool]:
+        """Takes off the backward of this thread, which is over, by an exception or not. Whether it
+        was alone: the gradients that have come are from it. None: it was about other models.
         """
-        return self._under_way.pop(_running.thread, None)
+        thread = _running.thread
+        if self._under_way.pop(thread, None) is None:
+            return None
+        is_alone = thread not in self._together
+        self._together.discard(thread)
+        return is_alone

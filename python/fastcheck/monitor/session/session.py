@@ -478,7 +478,7 @@ class ModuleLevel(Level):
         if tensor_seq >= 0:
             self.session.due(entries.LossKnown(tensor_seq))
         seq, is_bad = self.observe(loss, site, 0, flags)
-        if tensor_seq < 0:
+        if tensor_seq < 0 and is_bad is not False:
             self.saw(entries.Loss(seq, bool(flags & _SCALED), threading.get_ident()), is_bad)
 
     def collect(self) -> None:

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 import fastcheck
-from fastcheck.monitor.hooks.step_ends import UnfinishedSteps
 from support.programs.training import Net, batches, stopped
 
 pytestmark = pytest.mark.usefixtures("fresh_start")
@@ -145,17 +144,21 @@ def test_a_pass_that_leaves_no_gradient_in_each_iteration() -> None:
 
 
 @pytest.mark.parametrize("is_scaled", [True, False])
-def test_a_model_without_gradients_is_searched_seldom(is_scaled: bool) -> None:
+def test_a_model_without_gradients_is_searched_seldom(
+    is_scaled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without a loss scale of the loop's own, and with finite numbers, it is not at all."""
-    searched = []
+    searched: list[bool] = []
 
     def parameters() -> list[torch.Tensor]:
         searched.append(True)
         return []
 
     training = fastcheck.Training(scaler=2.0 if is_scaled else None)
-    monitor = fastcheck.install(Net(), training=training)
-    steps = UnfinishedSteps(monitor._session, parameters)
+    model = Net()
+    monitor = fastcheck.install(model, training=training)
+    unfinished = monitor._watcher.ends.unfinished
+    monkeypatch.setattr(unfinished, "_parameters", parameters)
     for _ in range(256):
-        steps.after_backward()
+        gradients_apart(model)
     assert len(searched) == (64 + 3 if is_scaled else 0)
