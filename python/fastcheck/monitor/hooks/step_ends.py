@@ -193,16 +193,18 @@ class EndlessSteps:
         self._has_warned = False
 
     def after_backward(self) -> bool:
-        """A backward pass is over; the session's lock is held. Whether the step was closed: nothing
-        has done so for 1,000 of them.
+        """A backward pass is over; the session's lock is held. Whether the step is to be closed:
+        nothing has done so for 1,000 of them.
         """
         session, update = self._session, self._session.step.update
-        index = session.step.index
         if not update.passes:
             update.first_pass_end = session.next_seq
         update.passes += 1
-        if update.passes < _MOST_PASSES or session.is_closed:
-            return False
+        return update.passes >= _MOST_PASSES and not session.is_closed
+
+    def close_step(self, turns: Turns) -> None:
+        """Closes it; the session's lock is held."""
+        session, index = self._session, self._session.step.index
         if not self._has_warned:
             self._has_warned = True
             session.event_store.warn_later(
@@ -211,7 +213,7 @@ class EndlessSteps:
                 "Call monitor.step() where an iteration of the loop ends"
             )
         session.close_step()
-        return True
+        turns.reset()
 
 
 #: A module, the name of a parameter in it, and the version of its gradient.

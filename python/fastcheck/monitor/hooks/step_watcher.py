@@ -37,6 +37,9 @@ from .protection import WeightProtection
 from .state_reader import StateReader
 from .step_ends import StepEnds, other_optimizers
 
+# What the facts are about.
+_LOOP = "what the training loop does"
+
 
 def _has_unscaled(scaler: GradScaler) -> bool:
     """True if unscale_() was called in this step."""
@@ -310,11 +313,12 @@ class StepWatcher:
 
     def backward_ended(self) -> bool:
         session, ends = self.session, self.ends
-        was_alone = session.backwards.ended()
-        if was_alone is not None:
-            self._notice(self._facts.backward_ended)
+        was_alone, owns = session.backwards.ended(), session.backwards.owns_gradients
+        is_captured = session.tape is not None
+        if was_alone is not None and owns and self._facts.is_on and not is_captured:
+            self._apart(_LOOP, self._facts.backward_ended)
         is_ours = self._apart("the loss", self._losses.ended, bool(was_alone))
-        if is_ours and session.backwards.owns_gradients:
+        if is_ours and owns:
             self._apart("gradients after backward", self._read_after_backward)
             is_judged = not session.rings.is_deferred and not session.step.findings.all
             if is_judged and not session.config.training.has_own_scaling:
@@ -322,15 +326,14 @@ class StepWatcher:
                 ends.unfinished.probes = []
             else:
                 self._apart("unfinished steps", ends.unfinished.after_backward)
-        is_captured = session.tape is not None
         if was_alone is not None:
             # On the host no tensor waits.
             if session.rings.is_deferred or is_captured or session.config.level == "op":
                 self._apart("consequences", session.level.backward_ended)
             is_within = is_captured or self._evaluating is not None
             is_counted = not is_within and (is_ours or not session.is_active)
-            if is_counted and self._apart("endless steps", ends.endless.after_backward):
-                ends.turns.reset()
+            if is_counted and ends.endless.after_backward():
+                self._apart("endless steps", ends.endless.close_step, ends.turns)
         return is_ours or self._sees_all
 
     def backward_left(self) -> None:
@@ -349,7 +352,7 @@ class StepWatcher:
         """
         is_on = self._facts.is_on and self.session.tape is None
         if is_on and self.session.backwards.owns_gradients:
-            self._apart("what the training loop does", method, *args)
+            self._apart(_LOOP, method, *args)
 
     def before_clipping(self, gradients: Sequence[torch.Tensor]) -> bool:
         self._notice(self._facts.clipping, gradients)
