@@ -113,10 +113,10 @@ class _Losses:
         if self._given:
             self.given_is_root |= any(ref.is_of(root) for ref in self._given for root in roots)
         before, self._root = self._root, None
-        if len(roots) != 1 or roots[0].numel() != 1 or not has_memory(roots[0]):
+        if len(roots) != 1 or roots[0].grad_fn is None or roots[0].numel() != 1:
             return False
         root = roots[0]
-        if root.grad_fn is None:
+        if not root.untyped_storage().nbytes():
             return False
         self._root = MemoryRef(root), root._version, root.grad_fn._sequence_nr()
         return before is not None and before[0].is_of(root) and before[1:] == self._root[1:]
@@ -339,14 +339,14 @@ class Facts:
         is_again = self._losses.backward_began(roots)
         for chain in self._of_all:
             chain.backward_began(is_again)
-        self._look_at_graph(roots)
-
-    def _look_at_graph(self, roots: Sequence[torch.Tensor]) -> None:
-        """Looks at the first loss after an update: of several optimizers that take turns at the
-        losses of each.
-        """
+        # The losses of each of several optimizers that take turns are looked at.
         turn = self._updates % _EVERY
-        if turn >= len(self._of_all) or not self._forms.is_due(self._updates // _EVERY, turn):
+        if turn < len(self._of_all):
+            self._look_at_graph(roots, turn)
+
+    def _look_at_graph(self, roots: Sequence[torch.Tensor], turn: int) -> None:
+        """Looks at the first loss after an update."""
+        if not self._forms.is_due(self._updates // _EVERY, turn):
             return
         forms = self._forms.look(roots)
         for form in _FORMS:
@@ -356,7 +356,7 @@ class Facts:
         """Backward has made gradients."""
         for chain in self._of_all:
             chain.backward_ended()
-            if self._averaged_over() > 1 and chain.gradient is not None:
+            if (self._averaged or self._averaged_over()) > 1 and chain.gradient is not None:
                 chain.since.elements = first_elements(chain.gradient)
             if chain.added and "nan_kept" not in self._told and chain.keeps_nan():
                 self._tell_once("nan_kept", chain.added, chain.parameter)

@@ -37,7 +37,7 @@ from .protection import WeightProtection
 from .state_reader import StateReader
 from .step_ends import StepEnds, other_optimizers
 
-# What the facts are about.
+# The part that the facts are.
 _LOOP = "what the training loop does"
 
 

@@ -218,8 +218,8 @@ def _saved_near(
     most: int,
     room: int,
 ) -> tuple[list[_Saved], int]:
-    """What the nodes near these have saved, in the order in which backward runs, and its size, of
-    at most ``room`` bytes: the extension's function (csrc/torch/hooks/last_nodes.h) in Python.
+    """Reads what the nodes near these have saved, in the order in which backward runs, and its
+    size, of at most ``room`` bytes: the extension's function (csrc/torch/hooks/last_nodes.h).
     """
     near: list[_Saved] = []
     size = 0

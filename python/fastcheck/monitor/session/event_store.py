@@ -182,7 +182,7 @@ class EventStore:
         #: Warnings that the training thread is to give, outside of all locks too, with the class of
         #: each.
         self.warnings: deque[tuple[str, type[Warning]]] = deque()
-        #: What a listener is to tell there; listeners that have nothing are not asked.
+        #: Events that listeners are to tell of there; without any they are not asked.
         self.news: deque[Any] = deque()
         self._allowances = allowances()
         self._sites_memory = SiteMemory()
