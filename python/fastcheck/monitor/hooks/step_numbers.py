@@ -48,7 +48,8 @@ class StepNumbers:
 
     def learning_rates(self, optimizer: torch.optim.Optimizer) -> None:
         """Reads the learning rates of the groups, as the optimizer is about to use them."""
-        site = self._site(type(optimizer).__name__, "learning_rate", "lr")
+        kind, role = type(optimizer).__name__, "learning_rate"
+        site = self._sites.get((kind, role)) or self._site(kind, role, "lr")
         here: list[float] = []
         elsewhere: list[torch.Tensor] = []
         for group in optimizer.param_groups:

@@ -164,7 +164,10 @@ class Schedule:
             rates += seen[1]
 
         # A rate that a device has is not known.
-        self._rates.follow(step, not any(rates) and len(rates) == len(optimizer.param_groups))
+        if any(rates) or len(rates) != len(optimizer.param_groups):
+            self._rates.moved, self._rates.steps = step, 0
+        else:
+            self._rates.are_still(step)
 
     def _follow_group(
         self, step: int, number: int, group: int, optimizer: torch.optim.Optimizer
@@ -221,23 +224,22 @@ class _RateWatch:
     def __init__(self, event_store: EventStore) -> None:
         self._event_store = event_store
         self._is_done = False
-        self._moved = self._last = -1
-        self._since = self._steps = 0
+        #: The last step in which one was not 0, and the steps since then in which all were.
+        self.moved, self.steps = -1, 0
+        self._last = -1
+        self._since = 0
 
-    def follow(self, step: int, is_still: bool) -> None:
-        """An optimizer steps, whose learning rates are all 0 or not."""
-        if self._is_done:
+    def are_still(self, step: int) -> None:
+        """An optimizer steps, whose learning rates are all 0."""
+        if self._is_done or step in (self.moved, self._last):
             return
-        if not is_still:
-            self._moved, self._steps = step, 0
-        elif step not in (self._moved, self._last):
-            self._since = self._since if self._steps else step
-            self._steps += 1
-            self._last = step
-        if self._steps > STILL_STEPS:  # in the last of these another optimizer might move something
+        self._since = self._since if self.steps else step
+        self.steps += 1
+        self._last = step
+        if self.steps > STILL_STEPS:  # in the last of these another optimizer might move something
             self._is_done = True
             when = f"has been 0 since step {self._since:,}: no weight moves any more"
-            if self._moved < 0:
+            if self.moved < 0:
                 when = f"was 0 in the first {STILL_STEPS} steps: no weight has moved"
             text = f"the learning rate of every parameter group {when}"
             self._event_store.warn_later(text, LearningRateWarning)
