@@ -122,12 +122,13 @@ def warn(message: str, category: type[Warning] = FastcheckWarning) -> None:
     )
 
 
-def warn_of_fault(message: str) -> None:
-    """warn(), of a fault within fastcheck. It may be found in the middle of an operator, through
-    which nothing may be raised: where warnings are errors the message goes to stderr.
+def warn_of_fault(message: str, category: type[Warning] = FastcheckWarning) -> None:
+    """warn(), of a fault within fastcheck. It may be found in the middle of an operator, or by the
+    garbage collector, through which nothing may be raised: where warnings are errors the message
+    goes to stderr.
     """
     try:
-        warn(message)
+        warn(message, category)
     except Warning as error:
         with contextlib.suppress(Exception):  # stderr may be closed
             print(f"{type(error).__name__}: {error}", file=sys.stderr)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import re
 import warnings
+import weakref
 from pathlib import Path
 from typing import Any, Optional
 
@@ -242,6 +244,44 @@ def test_the_page_of_a_stop_has_the_events_of_the_steps_that_waited(tmp_path: Pa
             optimizer.step()
     watched = PageData((tmp_path / "report.html").read_text()).header["watched"]
     assert (watched[0]["step"], watched[0]["kind"]) == (35, "loss_spike")
+
+
+@pytest.mark.parametrize("is_with_batches", [False, True])
+def test_a_model_that_is_deleted_takes_no_events_along(
+    is_with_batches: bool, tmp_path: Path
+) -> None:
+    """Steps wait for the watch when the garbage collector takes the model and its monitor."""
+    model = nn.Linear(8, 4)
+    monitor = fastcheck.install(model, watch=WATCH, log_dir=tmp_path)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for step in range(37):
+        if is_with_batches:
+            monitor.batch(f"batch {step}")
+        x = torch.randn(32, 8)
+        loss = (model(x) - (1000 if step == 35 else 1) * x[:, :4]).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    session = weakref.ref(monitor._session)
+    with pytest.warns(fastcheck.WatchWarning, match="step 35: the loss is"):
+        del model, monitor, optimizer, loss
+        gc.collect()
+    assert session() is None
+    lines = (tmp_path / "watch-rank0.jsonl").read_text().splitlines()
+    (spike,) = [event for event in map(json.loads, lines) if event["kind"] == "loss_spike"]
+    assert spike.get("batch") == ("batch 35" if is_with_batches else None)
+
+
+def test_a_callback_that_holds_the_model_is_collected_with_it() -> None:
+    model = nn.Linear(8, 4)
+    monitor = fastcheck.install(model, watch=WATCH)
+    monitor.watch.on("spike", lambda event, held=(model, monitor): None)
+    model(torch.randn(32, 8)).square().mean().backward()
+    monitor.step()
+    session = weakref.ref(monitor._session)
+    del model, monitor
+    gc.collect()
+    assert session() is None
 
 
 @pytest.mark.parametrize("action", ["always", "error"])

@@ -5,13 +5,15 @@ from __future__ import annotations
 import time
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Callable, Optional, Union
 
 import numpy as np
 
-from fastcheck.errors import ConfigError, first_line, warn
+from fastcheck.errors import ConfigError, first_line, warn, warn_of_fault
 from fastcheck.log.step_table import StepRow
+from fastcheck.log.writer import RecordLog
 from fastcheck.monitor.session.event_store import SessionListener
 from fastcheck.monitor.session.run_meta import BatchIds
 from fastcheck.monitor.session.session import Session
@@ -75,7 +77,7 @@ class Watching(SessionListener):
             options, session.sites, session.event_store.ranks.own, is_whole, batches.of
         )
         # Steps that are over and not judged yet, and when the last steps were.
-        self._waiting: list[tuple[Sequence[StepRow], list[np.ndarray]]] = []
+        self._waiting: list[_Waiting] = []
         self._waiting_records = 0
         self._judged_at = time.monotonic()
         self._is_prompt = options.skip_above is not None
@@ -84,6 +86,12 @@ class Watching(SessionListener):
         self._is_off = False
         self._warnings = 0
         session.event_store.listeners.append(self)
+        # A callback may hold the model, so this object is not held. With a callback no step waits.
+        log = session.event_store.archive.log
+        ended = weakref.finalize(
+            session, _session_ended, self._waiting, self._pending, self._watcher, log
+        )
+        ended.atexit = False  # the stop handler finishes all then
 
     def on(self, kind: str, callback: Callable[[WatchEvent], object]) -> None:
         """Calls ``callback(event)`` at every event of this kind (docs/watch.md lists them), of
@@ -153,13 +161,11 @@ class Watching(SessionListener):
 
     def _judge(self) -> None:
         """Judges the steps that wait for it."""
-        waiting, self._waiting, self._waiting_records = self._waiting, [], 0
-        self._judged_at = time.monotonic()
-        if not waiting or self._is_off:
+        self._waiting_records, self._judged_at = 0, time.monotonic()
+        if not self._waiting or self._is_off:
             return
         try:
-            steps = [(rows[-1] if rows else None, chunks) for rows, chunks in waiting]
-            self._take(self._watcher.add(*steps))
+            self._take(_judged(self._waiting, self._watcher))
         except Exception as error:
             self._switch_off(error)
 
@@ -199,9 +205,8 @@ class Watching(SessionListener):
         session = self._session()
         if session is None:
             return
+        _write(events, session.event_store.archive.log)
         for event in events:
-            if session.event_store.archive.log is not None:
-                session.event_store.archive.log.append_line("watch", event.to_dict())
             if event.is_warning:
                 for listener in session.event_store.listeners:
                     listener.warned(event.step, event.kind, event.text)
@@ -222,6 +227,35 @@ class Watching(SessionListener):
             for kind, callback in self._callbacks:
                 if event.is_of(kind):
                     callback(event)
+
+
+#: The rows and the records of a step that is over.
+_Waiting = tuple[Sequence[StepRow], list[np.ndarray]]
+
+
+def _judged(waiting: list[_Waiting], watcher: Watcher) -> Sequence[WatchEvent]:
+    """The events of the steps that wait, which wait no longer."""
+    over, waiting[:] = list(waiting), []
+    return watcher.add(*((rows[-1] if rows else None, chunks) for rows, chunks in over))
+
+
+def _write(events: Iterable[WatchEvent], log: Optional[RecordLog]) -> None:
+    if log is not None:
+        for event in events:
+            log.append_line("watch", event.to_dict())
+
+
+def _session_ended(
+    waiting: list[_Waiting], pending: deque[WatchEvent], watcher: Watcher, log: Optional[RecordLog]
+) -> None:
+    """Warns of what is left when the session has been collected with its model."""
+    with suppress(Exception):
+        events = _judged(waiting, watcher)
+        _write(events, log)
+        pending.extend(events)
+    for event in pending:
+        if event.is_warning:
+            warn_of_fault(event.text, event.warning_class)
 
 
 #: The types that ``install(watch=)`` takes.

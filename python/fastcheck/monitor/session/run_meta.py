@@ -48,7 +48,8 @@ class BatchIds(SessionListener):
     """
 
     def __init__(self, event_store: EventStore) -> None:
-        self._event_store = event_store
+        # The watch asks for names after the event store has been collected with the model.
+        self._event_store = weakref.proxy(event_store)
         self._lock = threading.Lock()
         # The names of each step, oldest first, and how many tensors had been read when each was
         # given.
@@ -87,6 +88,8 @@ class BatchIds(SessionListener):
 
     def of(self, step: int) -> Optional[BatchId]:
         """The name of a step's batch; several as one text. None: it was given none."""
+        if not self._names:
+            return None
         with self._lock:
             names = [name for name, _ in self._names.get(step, ())]
         if len(names) < 2:
