@@ -378,6 +378,34 @@ def test_more_steps_together_have_the_same_events() -> None:
     assert [repr(e.to_dict()) for e in more.events] == [repr(e.to_dict()) for e in sixteen.events]
 
 
+@pytest.mark.parametrize("dtypes", [["float32", "float16"], ["float16", "float32"]])
+def test_a_dtype_that_changes_within_steps_judged_together(dtypes: list[str]) -> None:
+    """Positions up to 3,000 are exact in float32, and are not in float16."""
+    whole = {"numel": 4096, "max": 3000.0, "min": 0.0, "sum": 10240.0}
+
+    def found(together: int) -> list[str]:
+        run, held = Run(), []
+        for step in range(48):
+            code = DTYPE_CODES[dtypes[step >= 20]]
+            zeros = {"dtype": code, "rms": 0.0, "zero_count": 100}
+            changed: dict[int, Any] = {INPUT: {**whole, "dtype": code}, GRADIENT: zeros}
+            if step >= 28:
+                changed[GRADIENT] = {**zeros, "zero_count": 1000, "subnormal_count": 24}
+            row = StepRow(0, step, 2.0, False, None, 0.001, 1.0)
+            held.append((row, [run.healthy(changed)]))
+            run.count += 1
+        for at in range(0, len(held), together):
+            run.watcher.add(*held[at : at + together])
+        return [event.text for event in run.watcher.events]
+
+    one_by_one = found(1)
+    rounded = f"step {22 if dtypes[0] == 'float32' else 2}: "
+    assert one_by_one[0].startswith(rounded)
+    assert "whole numbers up to 3,000 in float16" in one_by_one[0]
+    assert f"too small for {dtypes[1]}" in one_by_one[1]
+    assert found(64) == one_by_one
+
+
 def test_events_are_held_in_order_with_their_movers() -> None:
     run = warmed_up()
     run.step(loss=9.0)

@@ -479,9 +479,9 @@ class Siblings:
         kinds: dict[str, dict[str, list[str]]] = {}
         for at in np.flatnonzero((now.phases == ACTIVATION) & now.is_read[k]).tolist():
             site = self._sites[int(now.sites[at])]
-            if site.role == "output" and IS_FLOAT[now.codes[at]]:
+            if site.role == "output" and IS_FLOAT[code := now.code_of(k, at)]:
                 of_kind = kinds.setdefault(site.module_type, {})
-                of_kind.setdefault(DTYPES[now.codes[at]].name, []).append(site.module)
+                of_kind.setdefault(DTYPES[code].name, []).append(site.module)
         for kind, modules in kinds.items():
             count = sum(map(len, modules.values()))
             common = max(modules, key=lambda name: len(modules[name]))

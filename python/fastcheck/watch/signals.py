@@ -56,7 +56,9 @@ class Signals:
     number. ``subnormal_share``: of the elements that are not zero. ``is_whole``: as far as extremes
     and sum tell; ``is_count``: and of at most the number of elements.
 
-    Of one axis are ``sites``, ``phases``, ``codes`` (of dtypes), ``functions``, ``is_of_parameter``
+    ``codes``: of dtypes; one row stands for all steps if no tensor's dtype changes.
+
+    Of one axis are ``sites``, ``phases``, ``functions``, ``is_of_parameter``
     (the gradient of a parameter) and ``gradient_at`` (of a weight the place of its gradient, or -1)
     by tensor, and ``rows``, ``steps``, ``is_limited`` (Watch(skip_above=) skipped the update),
     ``is_skipped`` (for whatever reason) and ``has_still_group`` (a learning rate of 0) by step.
@@ -90,6 +92,10 @@ class Signals:
     squares: np.ndarray
     checksums: np.ndarray
     is_scaled: np.ndarray
+
+    def code_of(self, k: int, at: int) -> int:
+        """The code of a tensor's dtype in step ``k``."""
+        return int(self.codes[k % len(self.codes), at])
 
 
 def inputs_by_step(now: Signals) -> list[tuple[list[float], list[int]]]:
@@ -365,9 +371,12 @@ def _by_site(
     there = np.maximum(finite, 1)
     zeros, subnormal = total(records["zero_count"]), total(records["subnormal_count"])
     by_step = spread(last_codes.astype(np.int64) + 1)
+    is_read, codes = by_step > 0, by_step.max(axis=0, keepdims=True)
+    if (is_read & (by_step != codes)).any():
+        codes = np.where(is_read, by_step, codes)
     return {
-        "codes": by_step.max(axis=0) - 1,
-        "is_read": by_step > 0,
+        "codes": codes - 1,
+        "is_read": is_read,
         "levels": spread(levels),
         "abs_max": spread(abs_max),
         "headroom": spread(headroom),

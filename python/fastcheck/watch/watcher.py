@@ -766,7 +766,7 @@ class Watcher:
         text = rule.text.format(
             value=_Shown(value),
             usual=_Shown(usual),
-            dtype=DTYPES[int(now.codes[first])].name,
+            dtype=DTYPES[now.code_of(k, first)].name,
             count=format_number(value * float(now.numel[k, first])),
             reaches=_reaches(near, far),
         )
