@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import pathlib
 import re
@@ -12,11 +13,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch import nn
 
+import fastcheck
 from fastcheck.cli.main import main
+from fastcheck.log.follow import LogFollower
 from fastcheck.log.writer import RecordLog
 from fastcheck.record.format import Flag, Verdict
 from fastcheck.record.site import SiteTable
+from fastcheck.report.live.state import LiveState
+from fastcheck.report.page.write import page_of_log
+from fastcheck.watch.event import KINDS, WatchEvent
+from support.page_data import PageData
 from support.programs.command_line import run, shown_json
 from support.records import record_builder as build
 
@@ -287,3 +295,30 @@ def test_a_closed_pipe_is_not_an_error(log: str) -> None:
     assert child.stderr.read() == b""
     child.stderr.close()
     assert child.wait() == 0
+
+
+@pytest.mark.parametrize("is_warning", [True, False])
+def test_every_kind_of_event_of_the_watch_is_shown_everywhere(
+    log: str, is_warning: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By show, with --json too, by the page, by top, and by a summary."""
+    events = [
+        WatchEvent(step, kind, None, 1.0, 2.0, 3.0, f"{kind} event", is_warning)
+        for step, kind in enumerate(KINDS)
+    ]
+    lines = "".join(json.dumps(event.to_dict()) + "\n" for event in events)
+    pathlib.Path(log, "watch-rank0.jsonl").write_text(lines)
+    state = LiveState()
+    state.take(LogFollower(log).poll(), 0.0)
+    monitor = fastcheck.install(nn.Linear(2, 2))
+    monitor.watch._watcher.events.extend(events)
+    monitor.remove()
+    kinds = [line["kind"] for line in shown_json(capsys, "show", log, "--limit", "0")["watch"]]
+    page = PageData(page_of_log(log)).header["watched"]
+    live = [event.text for event in state.events(20)]
+    assert kinds == [event["kind"] for event in page] == list(KINDS)
+    (_, shown, _), summary = run(capsys, "show", log, "--limit", "0"), monitor.summary()
+    for event in events:
+        assert event.text in shown and event.text in live
+    assert sum(event.text in summary for event in events) == 10
+    assert "and 1 more (monitor.watch.events)" in summary
