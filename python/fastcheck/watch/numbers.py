@@ -250,16 +250,14 @@ class Numbers:
         rise = min(RISE_SCORE, threshold)
         self._near = np.array([rise, rise, math.inf, threshold, math.inf, UPDATE_SCORE])
         # The numbers of RANGES by step (NaN: there is none), the values of the signals, and whether
-        # they are outside. The scores of a part by step, and whether one of them is not near.
+        # they are outside. The scores of a part by step, and whether none of them is far.
         self._values: list[tuple[float, ...]] = []
         self._signals = np.zeros((0, len(_NUMBERS)))
         self._are_outside = np.zeros((0, len(_NUMBERS)), bool)
-        self._scores: dict[int, list[float]] = {}
-        self._are_far: dict[int, bool] = {}
+        self._scores: dict[int, tuple[list[float], bool]] = {}
         # The last losses that were inside, and the first losses.
         self._inside: deque[float] = deque(maxlen=window // 2)
         self._first: list[float] = []
-        self._median_first = math.nan
         self._recent = min(_RECENT, window // 2)
         self._weights = Weights()
         self._was_skipped = False
@@ -338,8 +336,8 @@ class Numbers:
         """Compares the next steps with the same ranges."""
         with np.errstate(over="ignore"):
             scores = self._bands.scores(_NUMBERS, self._signals[steps])
-        self._scores = dict(zip(steps, scores.tolist()))
-        self._are_far = dict(zip(steps, (np.abs(scores) >= self._near).any(axis=1).tolist()))
+        are_near = ~(np.abs(scores) >= self._near).any(axis=1)
+        self._scores = dict(zip(steps, zip(scores.tolist(), are_near.tolist())))
 
     def part_ended(self) -> None:
         """Adds the steps of a part to the ranges."""
@@ -348,11 +346,11 @@ class Numbers:
 
     def are_usual(self, k: int) -> bool:
         """True if no rule holds of the numbers of step ``k``."""
-        loss = self._values[k][0]
-        if self._are_far[k] or loss != loss:
-            return not self._are_far[k]
-        is_above = bool(self._inside) and loss >= _ABOVE_ALL * self._inside[-1]
-        return len(self._first) == _FIRST and not is_above
+        loss, (_, is_near) = self._values[k][0], self._scores[k]
+        if loss == loss and is_near:
+            is_above = bool(self._inside) and loss >= _ABOVE_ALL * self._inside[-1]
+            return len(self._first) == _FIRST and not is_above
+        return is_near
 
     def of_step(self, k: int) -> list[Number]:
         """The numbers of step ``k`` that have a range."""
@@ -372,12 +370,11 @@ class Numbers:
 
     def _look(self, name: str, value: float, k: int) -> Number:
         at = 2 * _PLACES[name]
-        median, (raw, logarithm) = float(self._bands.median[at]), self._scores[k][at : at + 2]
+        median, (raw, logarithm) = float(self._bands.median[at]), self._scores[k][0][at : at + 2]
         if name != "loss":
             return Number(name, value, median, logarithm, threshold=self._threshold)
         if len(self._first) < _FIRST:
             self._first.append(value)
-            self._median_first = statistics.median(self._first)
         inside = list(self._inside)
         recent = inside[-self._recent :]
         return Number(
@@ -388,7 +385,7 @@ class Numbers:
             score=min(raw, logarithm, key=abs) if value > 0 else raw,
             most=max(inside, default=-math.inf),
             recent=max(recent) if len(recent) == self._recent else math.inf,
-            first=self._median_first,
+            first=statistics.median(self._first),
             threshold=self._threshold,
             is_jump=_jumps_while_falling(inside, value),
         )

@@ -258,21 +258,26 @@ class _RecordOrder:
         self.keys = keys
         order = np.argsort(keys, kind="stable")
         starts = np.flatnonzero(np.diff(keys[order], prepend=-1))
-        first, last = order[starts], order[np.append(starts[1:], len(order)) - 1]
+        counts = np.diff(starts, append=len(order))
+        back = np.argsort(order[starts], kind="stable")
+        first = self._first = order[starts][back]
+        #: The last record of each tensor in each step, in the order of the first.
+        self.last = order[starts + counts - 1][back]
         #: Each tensor was read once in a step.
         self.is_single = len(starts) == len(keys)
-        back = np.argsort(first, kind="stable")
-        self._order, self._starts, self._back = order, starts, back
-        #: The last record of each tensor in each step, in the order of the first.
-        self.last = last[back]
-        sites = (keys % MAX_SITES)[first[back]].astype(np.int64)
+        # The places of tensors that were read several times, and their records.
+        is_several = counts > 1
+        self._several = np.argsort(back)[is_several]
+        self._records = order[np.repeat(is_several, counts)]
+        self._begins = np.cumsum(counts[is_several]) - counts[is_several]
+        sites = (keys % MAX_SITES)[first].astype(np.int64)
         places = np.sort(np.unique(sites, return_index=True)[1])
         #: The tensors, in the order in which they were first read.
         self.sites = sites[places]
         self._shape = steps, len(self.sites)
         column = np.zeros(MAX_SITES, np.int64)
         column[self.sites] = np.arange(len(self.sites))
-        step = (keys // MAX_SITES)[first[back]]
+        step = (keys // MAX_SITES)[first]
         at = step * len(self.sites) + column[sites]
         self._at = None if np.array_equal(at, np.arange(steps * len(self.sites))) else at
 
@@ -280,7 +285,8 @@ class _RecordOrder:
         """The column with all records of a tensor in a step reduced to a single value."""
         if self.is_single:
             return column
-        totals: np.ndarray = reduce.reduceat(column[self._order], self._starts)[self._back]
+        totals = column[self._first]
+        totals[self._several] = reduce.reduceat(column[self._records], self._begins)
         return totals
 
     def spread(self, column: np.ndarray) -> np.ndarray:

@@ -321,6 +321,8 @@ for _at, _rule in enumerate(NUMBER_RULES):
     for _name in _rule.names:
         _RULES_OF.setdefault(_name, []).append((_at, _rule))
 _OF_RANGES = [at for name in RANGES for at, _ in _RULES_OF[name]]
+# The state of a rule that doesn't hold.
+_IDLE = (0, False)
 
 
 class _Fired(NamedTuple):
@@ -488,9 +490,8 @@ class Watcher:
         # reported.
         nothing = np.zeros((len(TENSOR_RULES), 1), np.int64)
         self._held = Columns(run=nothing, is_reported=nothing.astype(bool))
-        # The same of NUMBER_RULES, and whether one of a number with a range holds, or did.
-        self._numbers_held = [(0, False)] * len(NUMBER_RULES)
-        self._is_open = False
+        # The same of NUMBER_RULES.
+        self._numbers_held = [_IDLE] * len(NUMBER_RULES)
         self._pauses = Pauses()
         self._program = Program()
         self._invariants = Invariants(sites)
@@ -670,8 +671,10 @@ class Watcher:
         of_batch = self._invariants.of_step(now, k, checksums)
         first, last = block.numbers[k]
         events: list[WatchEvent] = []
-        is_unusual = changes or of_batch or first or last or fired or self._is_open
-        if is_unusual or not self._numbers.are_usual(k):
+        is_unusual = changes or of_batch or first or last or fired or self.causes.loss
+        held = self._numbers_held
+        is_open = is_unusual or any(held[at] != _IDLE for at in _OF_RANGES)
+        if is_open or not self._numbers.are_usual(k):
             numbers = [*changes, *self._numbers.of_step(k), *first, *of_batch, *last]
             events = self._events(view, k, numbers, fired)
         self._numbers.step_ended(k)
@@ -690,11 +693,6 @@ class Watcher:
             event = self._of_tensors(view, k, rule, at, loss_warns)
             if event is not None:
                 events.append(event)
-        held = any(
-            run or is_reported
-            for run, is_reported in map(self._numbers_held.__getitem__, _OF_RANGES)
-        )
-        self._is_open = held or self.causes.loss is not None
         return events
 
     def _due(self, step: int, k: int, numbers: Sequence[Number]) -> list[tuple[NumberRule, Number]]:
