@@ -97,6 +97,9 @@ class Bands:
         is_usual = (before == most) & (added == steps) & (end <= self._window)
         if is_usual.all():
             self._values[numbers, begin:end] = values.T
+            if steps == _TURNS and most >= self._warm_up:
+                self._renew(numbers)  # it is the turn of each of them
+                return
         else:
             if is_usual.any():
                 self._values[numbers[is_usual], begin:end] = values[:, is_usual].T

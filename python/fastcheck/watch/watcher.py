@@ -576,7 +576,7 @@ class Watcher:
             holds = rule.condition(view)
             run, is_reported = self._held["run"][number], self._held["is_reported"][number]
             count, was_reported = run[sites], is_reported[sites]
-            if not (holds.any() or count.any() or was_reported.any()):
+            if not any(map(np.count_nonzero, (holds, count, was_reported))):
                 continue
             is_over = ~holds if rule.is_over is None else rule.is_over(view)
             for k in range(len(holds)):
