@@ -113,9 +113,9 @@ class _Losses:
         if self._given:
             self.given_is_root |= any(ref.is_of(root) for ref in self._given for root in roots)
         before, self._root = self._root, None
-        if len(roots) != 1 or roots[0].grad_fn is None or roots[0].numel() != 1:
+        root = roots[0] if len(roots) == 1 else None
+        if root is None or root.grad_fn is None or root.numel() != 1:
             return False
-        root = roots[0]
         if not root.untyped_storage().nbytes():
             return False
         self._root = MemoryRef(root), root._version, root.grad_fn._sequence_nr()

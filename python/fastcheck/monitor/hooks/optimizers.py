@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from types import FrameType, GeneratorType
+from types import GeneratorType
 from typing import Any, Callable, Optional, Protocol
 
 import torch
@@ -285,59 +285,38 @@ def _wrap_backward() -> None:
     """
     autograd: Any = torch.autograd
     if hasattr(autograd, "_engine_run_backward"):
-        _methods.wrap(autograd, "_engine_run_backward", _run)
+        _methods.wrap(autograd, "_engine_run_backward", partial(_backward, _asked_of_engine))
         return
     for name in ("backward", "grad"):  # before torch 2.3
-        _methods.wrap(autograd, name, _run_named)
+        _methods.wrap(autograd, name, partial(_backward, _asked_by_name))
 
 
-def _tell_backward(
-    run: Callable[[], Any],
-    roots: Sequence[torch.Tensor],
-    gradients: Sequence[Optional[torch.Tensor]],
-    inputs: Optional[Sequence[torch.Tensor]],
-) -> Any:
-    """Tells of a backward from ``roots``. ``gradients``: those of the roots that the program has
-    given; ``inputs``: of autograd.grad().
+# The arguments of a backward: its roots, the gradients of these that the program has given, and
+# what autograd.grad() is asked for.
+_Asked = tuple[Sequence[torch.Tensor], Sequence[Optional[torch.Tensor]], Optional[Sequence[Any]]]
+
+
+def _backward(
+    asked: Callable[[bool, Any, Any], _Asked], original: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Wraps a function that runs a backward. ``asked`` finds what it is about, by whether it is
+    autograd.grad(), and by its arguments.
     """
-    _tell("the loss", StepWatcher.backward_began, roots, gradients, inputs)
-    try:
-        result = run()
-    except BaseException:
-        for watcher in watchers:
-            watcher.backward_left()
-        raise
-    _tell("the loss", StepWatcher.backward_ended)
-    return result
+    of_grad = original.__name__ == "grad"
 
-
-def _run(original: Callable[..., Any]) -> Any:
-    @functools.wraps(original)
-    def run(roots: Any, *args: Any, **kwargs: Any) -> Any:
-        if is_compiling() or torch._C._current_graph_task_id() != -1:
-            return original(roots, *args, **kwargs)
-        # Behind the roots: their gradients, retain_graph, create_graph, inputs.
-        inputs = None if kwargs.get("accumulate_grad", True) else args[3]
-        given = _given_gradients(sys._getframe(1))
-        return _tell_backward(partial(original, roots, *args, **kwargs), roots, given, inputs)
-
-    return run
-
-
-def _run_named(original: Callable[..., Any]) -> Any:
     @functools.wraps(original)
     def run(*args: Any, **kwargs: Any) -> Any:
-        if torch._C._current_graph_task_id() != -1:
+        if is_compiling() or torch._C._current_graph_task_id() != -1:
             return original(*args, **kwargs)
-        of_grad = original.__name__ == "grad"
-        roots = args[0] if args else kwargs.get("outputs" if of_grad else "tensors")
-        inputs = (args[1] if len(args) > 1 else kwargs.get("inputs")) if of_grad else None
-        gradients = kwargs.get("grad_outputs" if of_grad else "grad_tensors")
-        if gradients is None:
-            gradients = (*args, None)[1 + of_grad : 2 + of_grad]
-        asked = _as_tuple(inputs) if of_grad else None
-        run = partial(original, *args, **kwargs)
-        return _tell_backward(run, _as_tuple(roots), _as_tuple(gradients), asked)
+        _tell("the loss", StepWatcher.backward_began, *asked(of_grad, args, kwargs))
+        try:
+            result = original(*args, **kwargs)
+        except BaseException:
+            for watcher in watchers:
+                watcher.backward_left()
+            raise
+        _tell("the loss", StepWatcher.backward_ended)
+        return result
 
     return run
 
@@ -346,17 +325,27 @@ def _run_named(original: Callable[..., Any]) -> Any:
 _GRADIENTS = {"backward": "grad_tensors", "grad": "grad_outputs"}
 
 
-def _given_gradients(caller: FrameType) -> tuple[Any, ...]:
-    """The gradients that torch's function was called with: it has put gradients of 1 in the place
-    of all others.
+def _asked_of_engine(_: bool, args: Any, kwargs: Any) -> _Asked:
+    """Looks for the given gradients where torch's function was called with them: it has put
+    gradients of 1 in the place of all others.
     """
+    caller = sys._getframe(2)
     name = _GRADIENTS.get(caller.f_code.co_name)
     value = None if name is None else caller.f_locals.get(name)
     given = () if value is None else _as_tuple(value)
-    for gradient in given:
-        if gradient is not None:
-            return given
-    return ()
+    if given and all(gradient is None for gradient in given):
+        given = ()
+    # Behind the roots: their gradients, retain_graph, create_graph, inputs.
+    return args[0], given, None if kwargs.get("accumulate_grad", True) else args[4]
+
+
+def _asked_by_name(of_grad: bool, args: Any, kwargs: Any) -> _Asked:
+    roots = args[0] if args else kwargs.get("outputs" if of_grad else "tensors")
+    inputs = (args[1] if len(args) > 1 else kwargs.get("inputs")) if of_grad else None
+    gradients = kwargs.get("grad_outputs" if of_grad else "grad_tensors")
+    if gradients is None:
+        gradients = (*args, None)[1 + of_grad : 2 + of_grad]
+    return _as_tuple(roots), _as_tuple(gradients), _as_tuple(inputs) if of_grad else None
 
 
 def _as_tuple(value: Any) -> tuple[Any, ...]:

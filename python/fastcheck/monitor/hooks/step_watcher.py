@@ -225,7 +225,8 @@ class StepWatcher:
         self._evaluating = None
         self._notice(self._facts.after_update, optimizer)
         session = self.session
-        session.level.update_ended(optimizer)
+        if session.config.level == "op":
+            session.level.update_ended(optimizer)
         if has_closure and session.is_active and not self._evaluations.count(optimizer):
             self._state.read_gradients(optimizer, scaled=False)
         if session.is_active:
