@@ -103,13 +103,14 @@ def test_those_that_an_optimizer_owns() -> None:
 
 
 def as_found(finder: ParameterFinder, optimizer: Any, sites: SiteTable) -> list[Any]:
-    ids, parameters = finder.look(None if optimizer is None else optimizer.param_groups)
+    ids, parameters, buffers = finder.look(None if optimizer is None else optimizer.param_groups)
     batch = TensorBatch()
     batch.add_stored(parameters, "param")
     batch.add_gradients(parameters, lambda node, name, _: node.site("param_grad", name, 0))
     held = [(t.data_ptr(), t.shape, t.dtype) for t in batch.tensors]
     named = [(node.path, name, id(tensor)) for node, name, tensor in parameters]
-    return [ids, named, held, [str(sites[n]) for n in batch.sites], batch.roles]
+    unnamed = [(node.path, name, id(tensor)) for node, name, tensor in buffers]
+    return [ids, named, held, [str(sites[n]) for n in batch.sites], batch.roles, unnamed]
 
 
 def test_what_lies_ahead_in_a_long_list_may_be_of_any_kind() -> None:
@@ -168,6 +169,9 @@ def test_what_an_optimizer_holds_is_found_again_after_any_change() -> None:
         lambda: optimizer.add_param_group({"params": [layers[0].weight]}),
         lambda: optimizer.param_groups.pop(0),
         lambda: setattr(layers[2], "weight", None),
+        lambda: setattr(layers[1], "running_mean", None),
+        lambda: setattr(layers[1], "running_var", torch.rand(4)),
+        lambda: layers[1].register_buffer("another", torch.rand(4)),
         lambda: layers.__delitem__(4),
     ]
     before: list[Any] = []
@@ -194,6 +198,10 @@ def test_a_finder_keeps_no_parameter() -> None:
 
 def test_a_module_that_makes_its_parameters_when_it_is_asked() -> None:
     class Made:
+        @property
+        def _buffers(self) -> dict[str, torch.Tensor]:
+            return {}
+
         @property
         def _parameters(self) -> dict[str, torch.Tensor]:
             return {f"weight_{k}": torch.full((3,), float(k)) for k in range(4)}
@@ -251,7 +259,7 @@ def test_a_gradient_gets_no_object_of_python_by_being_read() -> None:
     layers[1].weight.grad, apart = Sub(torch.ones(2, 2)), torch.ones(2)
     layers[1].bias.grad = torch.ones(2)
     layers[1].bias.grad._local_tensor = apart
-    _, parameters = finder.look(None)
+    _, parameters, _ = finder.look(None)
     batch, added = TensorBatch(), []
 
     def site_of(node: ModuleNode, name: str, _: torch.Tensor) -> int:

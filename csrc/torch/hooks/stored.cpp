@@ -26,6 +26,7 @@ struct StoredNames {
   PyObject* module = interned("module");
   PyObject* numbers = interned("numbers");
   PyObject* parameters = interned("_parameters");
+  PyObject* buffers = interned("_buffers");
   PyObject* tensors = interned("tensors");
   PyObject* sites = interned("sites");
   PyObject* roles = interned("roles");
@@ -90,29 +91,24 @@ void each_held(const py::sequence& groups, const Visit& visit) {
   }
 }
 
+// None: it is gone.
+py::object module_of(py::handle node) {
+  return owned(PyObject_CallNoArgs(attribute(node, stored_names().module).ptr()));
+}
+
 // The dict in which a module holds its tensors of `kind`; nullptr: the module is gone.
-py::object tensors_of(py::handle node, PyObject* kind) {
-  const py::object module =
-      owned(PyObject_CallNoArgs(attribute(node, stored_names().module).ptr()));
+py::object tensors_of(const py::object& module, PyObject* kind) {
   if (module.is_none()) return {};
   py::object tensors = attribute(module, kind);
   if (!PyDict_Check(tensors.ptr())) throw py::type_error("expected a dict of tensors");
   return tensors;
 }
 
-// The tensors of each module in turn; `after` behind each module, with the dict that holds them.
-template <class Visit, class After>
-void each_tensor(const py::sequence& nodes, PyObject* kind, const Visit& visit,
-                 const After& after) {
-  for (const py::handle node : nodes) {
-    py::object tensors = tensors_of(node, kind);
-    if (tensors) {
-      PyObject *name = nullptr, *tensor = nullptr;
-      for (Py_ssize_t place = 0; PyDict_Next(tensors.ptr(), &place, &name, &tensor) != 0;) {
-        if (tensor != Py_None) visit(node, name, tensor);
-      }
-    }
-    after(std::move(tensors));
+template <class Visit>
+void each_in(const py::object& tensors, const Visit& visit) {
+  PyObject *name = nullptr, *tensor = nullptr;
+  for (Py_ssize_t place = 0; PyDict_Next(tensors.ptr(), &place, &name, &tensor) != 0;) {
+    if (tensor != Py_None) visit(name, tensor);
   }
 }
 
@@ -144,12 +140,15 @@ py::list stored_in(const py::sequence& nodes, const py::str& kind, const py::obj
   std::unordered_set<PyObject*> seen;
   if (!owned_ids.is_none()) seen.reserve(py::len(owned_ids));
   const bool are_parameters = PyUnicode_Compare(kind.ptr(), stored_names().parameters) == 0;
-  const auto visit = [&](py::handle node, PyObject* name, PyObject* tensor) {
-    if (!holds(owned_ids, tensor)) return;
-    if (are_parameters && !seen.insert(tensor).second) return;
-    found.append(stored_tensor(node.ptr(), name, tensor));
-  };
-  each_tensor(nodes, kind.ptr(), visit, [](const py::object&) {});
+  for (const py::handle node : nodes) {
+    const py::object tensors = tensors_of(module_of(node), kind.ptr());
+    if (!tensors) continue;
+    each_in(tensors, [&](PyObject* name, PyObject* tensor) {
+      if (!holds(owned_ids, tensor)) return;
+      if (are_parameters && !seen.insert(tensor).second) return;
+      found.append(stored_tensor(node.ptr(), name, tensor));
+    });
+  }
   return found;
 }
 
@@ -201,7 +200,8 @@ class ParameterFinder {
  public:
   explicit ParameterFinder(py::list nodes) : nodes_(std::move(nodes)) {}
 
-  // `groups`: of the optimizer; None: all parameters. The ids of what it holds, and the parameters.
+  // `groups`: of the optimizer; None: all parameters. The ids of what it holds, the parameters,
+  // and the buffers of all modules.
   py::tuple look(const py::object& groups) {
     const CollectorPause pause;
     Seen now;
@@ -211,13 +211,19 @@ class ParameterFinder {
     if (!groups.is_none()) {
       each_held(groups, [&](PyObject* parameter) { now.held.push_back(parameter); });
     }
-    each_tensor(
-        nodes_, stored_names().parameters,
-        [&](py::handle, PyObject* name, PyObject* tensor) { now.stored.push_back({name, tensor}); },
-        [&](py::object tensors) {
-          dicts.push_back(std::move(tensors));
-          now.stored.push_back({nullptr, nullptr});
+    py::list buffers;
+    for (const py::handle node : nodes_) {
+      const py::object module = module_of(node);
+      dicts.push_back(tensors_of(module, stored_names().parameters));
+      if (dicts.back()) {
+        each_in(dicts.back(),
+                [&](PyObject* name, PyObject* tensor) { now.stored.push_back({name, tensor}); });
+        each_in(tensors_of(module, stored_names().buffers), [&](PyObject* name, PyObject* tensor) {
+          buffers.append(stored_tensor(node.ptr(), name, tensor));
         });
+      }
+      now.stored.push_back({nullptr, nullptr});
+    }
     if (places_ == nullptr || now.held != seen_.held || now.stored != seen_.stored) {
       know(!groups.is_none(), now);
       seen_ = std::move(now);
@@ -230,7 +236,7 @@ class ParameterFinder {
       }
       tensors[i] = py::handle(seen_.stored[chosen_[i]].second);
     }
-    return py::make_tuple(ids_, ParameterList{places_, std::move(tensors)});
+    return py::make_tuple(ids_, ParameterList{places_, std::move(tensors)}, std::move(buffers));
   }
 
  private:
@@ -577,7 +583,7 @@ py::object gradient_probe(py::handle object, std::int64_t elements) {
 
 // A place is a module's node and the name of a parameter; nullptr: there is none now.
 py::object parameter_at(py::handle place) {
-  const py::object tensors = tensors_of(place[py::int_(0)], stored_names().parameters);
+  const py::object tensors = tensors_of(module_of(place[py::int_(0)]), stored_names().parameters);
   const py::object name = place[py::int_(1)];
   PyObject* const found = tensors ? PyDict_GetItemWithError(tensors.ptr(), name.ptr()) : nullptr;
   return found == nullptr || found == Py_None ? py::object() : borrowed(found);

@@ -14,10 +14,10 @@ namespace fastcheck {
 //                              of `kind`, "_parameters" or "_buffers": each parameter once, under
 //                              its first name; `owned`: only those with one of these ids, or None
 // ParameterFinder(nodes)
-//   .look(groups) -> (set of ids or None, sequence of (node, name, tensor))
+//   .look(groups) -> (set of ids or None, sequence of (node, name, tensor), list of the same)
 //                              what an optimizer with these groups holds, and the parameters among
-//                              it; None: all parameters. Fast where nothing has changed since the
-//                              last call
+//                              it; None: all parameters; and the buffers of all modules. Fast where
+//                              nothing has changed since the last call
 // add_stored(batch, stored, role, add)
 //                              appends the tensors to batch.tensors, with their sites and roles;
 //                              `add(stored)` does it of one that is not ordinary or has no site yet

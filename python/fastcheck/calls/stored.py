@@ -66,12 +66,12 @@ class ParameterFinder:
 
     def look(
         self, groups: Optional[list[dict[str, Any]]]
-    ) -> tuple[Optional[set[int]], Sequence[StoredTensor]]:
+    ) -> tuple[Optional[set[int]], Sequence[StoredTensor], Sequence[StoredTensor]]:
         """The ids of what the groups of an optimizer hold, and the parameters of the modules among
-        it. None: all parameters.
+        it (None: all parameters); and the buffers of all modules.
         """
         owned = None if groups is None else {id(p) for group in groups for p in group["params"]}
-        return owned, parameters_of(self._nodes, owned)
+        return owned, parameters_of(self._nodes, owned), buffers_of(self._nodes)
 
 
 new_finder: Callable[[list[ModuleNode]], ParameterFinder]

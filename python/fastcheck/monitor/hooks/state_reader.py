@@ -190,7 +190,7 @@ class StateReader:
         """
         session, updates, stalled_weights = self._session, self.updates, self.stalled_weights
         gradients = gradients and (optimizer is not None or session.backwards.owns_gradients)
-        owned, parameters = self._held_by(optimizer)
+        owned, parameters, buffers = self._held_by(optimizer)
         if gradients and self.hand_changes.before_update(optimizer, owned, parameters):
             session.step.update.has_changed_gradients = True
         is_watched = gradients and stalled_weights is not None and stalled_weights.is_on
@@ -201,7 +201,6 @@ class StateReader:
         batch.add_stored(parameters, "param")
         buffers_at = len(batch.sites)
         batch.is_used_now = False
-        buffers = buffers_of(self._nodes)
         if buffers:
             batch.add_stored(buffers, "buffer")
         first_gradient = first + batch.stored_count
@@ -218,7 +217,9 @@ class StateReader:
         if look is not None:
             look.first, look.first_gradient, look.early_gradients = first, first_gradient, early
             look.first_stray = look.stop = stop
-            if look.has_turn_for_strays and session.backwards.owns_gradients:
+            is_turn = look.has_turn_for_strays and session.backwards.owns_gradients
+            # Where the optimizer holds every parameter of the model there are none.
+            if is_turn and len(self._finder.look(None)[1]) > len(parameters):
                 self._read_strays()
                 look.stop = session.level.next_seq
             stored = batch.sites[:buffers_at]
@@ -252,9 +253,9 @@ class StateReader:
 
     def _held_by(
         self, optimizer: Optional[torch.optim.Optimizer]
-    ) -> tuple[Optional[set[int]], Sequence[StoredTensor]]:
-        """The ids of what the optimizer holds, and the parameters of the observed modules among it.
-        None: all parameters.
+    ) -> tuple[Optional[set[int]], Sequence[StoredTensor], Sequence[StoredTensor]]:
+        """The ids of what the optimizer holds, and the parameters of the observed modules among it
+        (None: all parameters); and the buffers of these modules.
         """
         if optimizer is None:
             return self._finder.look(None)
@@ -288,7 +289,7 @@ class StateReader:
         """The gradients alone, where ``optimizer`` was skipped or makes them within its step;
         all of the model, where it holds copies. ``is_early``: they will be asked for again.
         """
-        _, parameters = self._held_by(optimizer if self.owned_by(optimizer) else None)
+        _, parameters, _ = self._held_by(optimizer if self.owned_by(optimizer) else None)
         self._read_gradients(parameters, scaled, is_early=is_early)
         self._session.step.update.state_read = True
 
