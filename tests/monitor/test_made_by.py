@@ -226,6 +226,17 @@ def test_what_the_line_of_a_composite_loss_has_read() -> None:
     assert made.variable.endswith("goal = torch.tensor([0.0, 1.0]).log().expand(len(y), 2)")
 
 
+@pytest.mark.parametrize("count", [4096.0, 1e-3])
+def test_a_sum_that_is_divided_by_a_count(count: float) -> None:
+    def loss(y: torch.Tensor) -> torch.Tensor:
+        result = (y * 0 + 5e3).half().sum() / torch.tensor(count).half()
+        result.backward()
+        return result
+
+    made = maker_of(loss)
+    assert made.operator == ("SumBackward0" if count > 1 else "DivBackward0")
+
+
 def test_a_result_that_only_a_local_variable_holds() -> None:
     def loss(y: torch.Tensor) -> torch.Tensor:
         total = (y * 1e4).half().sum()

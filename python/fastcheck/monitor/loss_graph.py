@@ -14,6 +14,7 @@ import heapq
 import linecache
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import FrameType
 from typing import Any, Callable, NamedTuple, Optional
 
@@ -237,8 +238,21 @@ class _GraphSearch:
                     # -Inf alone, which does harm here.
                     return self._from_outside(node, bad[0][0], inputs[bad[0][0]], bad[0][1])
                 converted = None if result is None else self._before_conversion(node, result)
-                return self._made(*(converted or (node, records, result)))
+                made = self._made(*(converted or (node, records, result)))
+                if result is None or not made.operator or not self._is_carried(node, saved):
+                    return made
+                before = self._made(node.next_functions[0][0], [], result)
+                variable = before.variable or _used_in(made.variable)
+                return replace(before, variable=variable)
         return None
+
+    def _is_carried(self, node: Any, saved: Mapping[str, torch.Tensor]) -> bool:
+        """True for a quotient by numbers from 1 on: its dividend was not finite either."""
+        divisor, child = saved.get("other"), node.next_functions[0][0]
+        if divisor is None or _kind(_name(node)) != "Div" or child not in self._saved:
+            return False
+        is_same = divisor.numel() == 1 and len(child._input_metadata) == 1
+        return is_same and bool((divisor.abs() >= 1) & divisor.isfinite())
 
     def _before_conversion(
         self, node: Any, result: np.void
@@ -666,7 +680,11 @@ def _later_variable(is_of: Callable[[Any], bool], is_later: Callable[[torch.Tens
         lambda tensor: tensor.grad_fn is not None and is_later(tensor),
         lambda tensor: _order(tensor.grad_fn),
     )
-    return f"the result is used in {later}" if later is not None and later.line else ""
+    return _used_in(str(later)) if later is not None and later.line else ""
+
+
+def _used_in(variable: str) -> str:
+    return variable and f"the result is used in {variable.removeprefix('the result is used in ')}"
 
 
 def _locals() -> Iterator[_Variable]:
