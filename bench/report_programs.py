@@ -5259,3 +5259,178 @@ def one_noise_level_stretched(fixed: bool) -> Made:
         return update(optimizer, F.mse_loss(out, noise - x))
 
     return [model], step
+
+
+@program(
+    "facebookresearch/fairseq#2235",
+    "GELU by hand in float16: tanh(inf) is 1, and the derivative of x ** 3 is beyond 65,504",
+    place=r"\bact\b|Gelu",
+    operator=r"\bpow\b|PowBackward",
+    kind=OVERFLOW,
+    advice=r"float32|bfloat16|Bound",
+    never=(NO_RATE, r"sqrt, log, division"),
+)
+def gelu_in_float16(fixed: bool) -> Made:
+    class Gelu(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if fixed:
+                return F.gelu(x.float(), approximate="tanh").type_as(x)
+            cube = torch.pow(x, 3.0)  # FAULT
+            return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * cube)))
+
+    model = chain(up=nn.Linear(6, 16), act=Gelu(), down=nn.Linear(16, 3)).to(torch.float16)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-4)
+
+    def step(i: int) -> Tensor:
+        x = data(i, 8, 6).half() * (120 if i == BAD else 1)
+        return update(optimizer, F.cross_entropy(model(x).float() / 100, whole(i, 0, 3, 8)))
+
+    return [model], step
+
+
+@program(
+    "piEsposito/blitz-bayesian-deep-learning#98",
+    "the log of a prior of 0 is added to the log-likelihood, in a function that has returned",
+    place=LOSS + r"|outside the model",
+    operator=r"\blog\b|AddBackward",
+    kind=LOG_OF_ZERO,
+    advice=EPS + r"|log\(0\)|Clamp",
+    never=(NO_RATE, r"MeanBackward0: the first|NegBackward0: the first"),
+)
+def log_of_a_prior_of_zero(fixed: bool) -> Made:
+    model = mlp(6, 16, 4)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+
+    def elbo(logits: Tensor, prior: Tensor) -> Tensor:
+        if fixed:
+            prior = prior.clamp_min(1e-6)
+        return -(logits.log_softmax(-1) + prior.log()).mean()  # FAULT
+
+    def step(i: int) -> Tensor:
+        prior = torch.tensor([0.5, 0.5, 0.0, 0.0]) if i == BAD else torch.full((4,), 0.25)
+        return update(optimizer, elbo(model(data(i, 8, 6)), prior))
+
+    return [model], step
+
+
+@program(
+    "chemprop/chemprop#1303",
+    "a target that is missing is NaN, comes from NumPy, and is given to mse_loss",
+    place=BAD_DATA + "|" + LOSS,
+    operator=r"target|missing",
+    kind=BAD_DATA + r"|not finite before",
+    advice=r"look at the data|mend|leave such rows out",
+    never=(NO_RATE, r"everything that it read was finite"),
+)
+def missing_target_from_numpy(fixed: bool) -> Made:
+    model = mlp(6, 16, 3)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        table = np.random.default_rng(i).normal(size=(8, 3)).astype(np.float32)
+        if i == BAD:
+            table[2, 1] = np.nan  # FAULT
+        known = torch.from_numpy(np.nan_to_num(table) if fixed else table)
+        return update(optimizer, F.mse_loss(model(data(i, 8, 6)), known))
+
+    return [model], step
+
+
+@program(
+    "nvidia-cosmos/cosmos-predict2.5#15",
+    "both matrices of LoRA are 0: their gradients are 0 for ever",
+    place=r"lora_a|lora_b",
+    operator=r"gradients?",
+    kind=r"all 0",
+    advice=r"LoRA|factor that is 0",
+    is_finite=True,
+    steps=40,
+)
+def lora_of_two_zeros(fixed: bool) -> Made:
+    class Lora(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.base = nn.Linear(8, 8).requires_grad_(False)
+            self.lora_a, self.lora_b = nn.Linear(8, 2, bias=False), nn.Linear(2, 8, bias=False)
+            nn.init.zeros_(self.lora_b.weight)
+            if not fixed:
+                nn.init.zeros_(self.lora_a.weight)  # FAULT
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.base(x) + self.lora_b(self.lora_a(x))
+
+    model = chain(first=Lora(), act=nn.ReLU(), second=Lora(), head=nn.Linear(8, 3))
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, 1e-3)
+
+    def step(i: int) -> Tensor:
+        return update(optimizer, F.cross_entropy(model(data(i, 8, 8)), whole(i, 0, 3, 8)))
+
+    return [model], step
+
+
+@program(
+    "maxjcohen/vqvae#1",
+    "a codebook as sums over counts: a code that nobody chose becomes 0/0, and stays unused",
+    place=r"codebook|\bvq\b",
+    operator=r"\bdiv\b",
+    kind=ZERO_DIVISION,
+    advice=EPS,
+    never=(NO_RATE,),
+)
+def code_that_nobody_chose(fixed: bool) -> Made:
+    class Codes(nn.Module):
+        codebook: Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("codebook", data(1, 6, 4))
+            self.codebook[5] = 100.0
+
+        def forward(self, x: Tensor) -> Tensor:
+            chosen = F.one_hot(torch.cdist(x, self.codebook).argmin(-1), 6).float()
+            if self.training:
+                count = chosen.sum(0)[:, None]
+                mean = chosen.T @ x.detach() / (count.clamp_min(1) if fixed else count)  # FAULT
+                self.codebook.copy_(torch.where(count > 0, mean, self.codebook) if fixed else mean)
+            nearest = self.codebook[torch.cdist(x, self.codebook).nan_to_num(1e9).argmin(-1)]
+            return x + (nearest - x).detach()
+
+    model = chain(encode=nn.Linear(6, 4), vq=Codes(), decode=nn.Linear(4, 6))
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        x = data(i, 16, 6)
+        return update(optimizer, F.mse_loss(model(x), x))
+
+    return [model], step
+
+
+@program(
+    "neosr-project/neosr#87",
+    "several losses in a dictionary, one of which is a sum over no boxes, divided by their number",
+    place=r"giou",
+    operator=r"\bdiv\b|DivBackward",
+    kind=ZERO_DIVISION,
+    advice=EPS,
+    never=(NO_RATE,),
+)
+def one_of_several_losses(fixed: bool) -> Made:
+    model = mlp(6, 16, 4)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+
+    def criterion(out: Tensor, goal: Tensor, weight: Tensor) -> dict[str, Tensor]:
+        total = weight.sum().clamp_min(1) if fixed else weight.sum()
+        giou = ((out - goal).abs().sum(1) * weight).sum() / total  # FAULT
+        return {"class": out.square().mean(), "giou": giou}
+
+    def step(i: int) -> Tensor:
+        weight = torch.zeros(8) if i == BAD else torch.ones(8)
+        losses = criterion(model(data(i, 8, 6)), data(i + 1, 8, 4), weight)
+        total = sum(losses.values(), torch.zeros(()))
+        optimizer.zero_grad()
+        total.backward()
+        optimizer.step()
+        return total
+
+    return [model], step
