@@ -262,6 +262,20 @@ def test_the_local_variable_that_it_has_led_to() -> None:
     assert variable.endswith("bad = (y * 0).log().sum()")
 
 
+def test_a_sum_that_overflows_is_not_what_it_has_added() -> None:
+    def total(y: torch.Tensor) -> torch.Tensor:
+        small = (y * 0 + 8).half().exp()
+        return -(small + torch.full(y.shape, 65504.0).half()).mean()
+
+    def loss(y: torch.Tensor) -> torch.Tensor:
+        result = total(y)
+        result.backward()
+        return result
+
+    made = stop_of(loss).report.made_by
+    assert made is None or "its operand with a graph is finite" not in made.how
+
+
 def test_the_element_of_a_dictionary_that_holds_the_result() -> None:
     def loss(y: torch.Tensor) -> torch.Tensor:
         parts = {"box": y.square().mean(), "mask": (y * 0).log().sum(), "class": y.mean()}

@@ -35,6 +35,7 @@ _MOST_LOCALS = 4096
 _MOST_ELEMENTS = 64
 _MOST_SOURCE = 160
 _PREFIX = "_saved_"
+_FAR_FROM_OVERFLOW = 1e30
 _JUMPS = frozenset((*dis.hasjrel, *dis.hasjabs))
 #: Names of what operators have made beside their result, as their nodes keep it.
 _MADE = re.compile(r"result|out|total_weight|log_?sum_?exp|save|reserve|philox|rng|log_alpha")
@@ -343,7 +344,10 @@ class _GraphSearch:
         edges = [edge for edge in node.next_functions if edge[0] is not None]
         records = [self._known[edge] for edge in edges if self._state(edge) is False]
         has_all = 0 < len(records) == len(edges) < len(node.next_functions)
-        if not has_all or _kind(_name(node)) not in _CHOOSING:
+        # A sum of finite numbers may overflow.
+        is_small = all(max(-r["min"], r["max"]) < _FAR_FROM_OVERFLOW for r in records)
+        is_wide = node._input_metadata[0].dtype in (torch.float32, torch.float64, torch.bfloat16)
+        if not (has_all and is_small and is_wide) or _kind(_name(node)) not in _CHOOSING:
             return None
         return MadeBy(
             "",
