@@ -8,10 +8,10 @@ network takes 5 to 7 ms.
     python bench/small_models.py --parts         where the time of the default options goes
     python bench/small_models.py --trim          with malloc's own ways, see below
 
-Every case has a model of its own, and takes 64 steps (models whose step is long: 16) in turn with
-the others, on one thread: so many the watch judges together, and as in a run of its own the caches
-are left to it meanwhile. What is compared is the processor time of that thread: backward on the CPU
-runs on it, and other programs of the machine count only by what they take of the caches.
+Every case has a model of its own, and takes 64 or 128 steps (models whose step is long: 16) in turn
+with the others, on one thread: so many the watch judges together, and as in a run of its own the
+caches are left to it meanwhile. What is compared is the processor time of that thread: backward on
+the CPU runs on it, and other programs of the machine count only by what they take of the caches.
 
 Freed memory is kept in the process: by default glibc gives what lies at the end of its heap back to
 the system, and takes it again page by page. Whether a step does so depends on what happens to lie
@@ -143,7 +143,7 @@ def transformer(width: int, layers: int, sequences: int, bar: float) -> Model:
 
 
 def classifier(make: Callable[[], nn.Module], *shape: int) -> Model:
-    return Model(make, lambda: (torch.randn(shape), torch.randint(10, shape[:1])), 1.05, 64)
+    return Model(make, lambda: (torch.randn(shape), torch.randint(10, shape[:1])), 1.05, 128)
 
 
 MODELS = {
@@ -347,7 +347,7 @@ def main() -> None:
     names = [name for name in MODELS if options.only in name]
     if options.parts:
         clock = Clock()
-        steps = {name: harness.size(16 if is_large(name) else 64, 2) for name in names}
+        steps = {name: harness.size(16 if is_large(name) else 128, 2) for name in names}
         table = [row for name in names for row in measure_parts(name, steps[name], clock)]
         print(harness.table(["model", "part", "us a step"], table))
         return

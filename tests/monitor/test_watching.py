@@ -246,6 +246,18 @@ def test_the_page_of_a_stop_has_the_events_of_the_steps_that_waited(tmp_path: Pa
     assert (watched[0]["step"], watched[0]["kind"]) == (35, "loss_spike")
 
 
+@pytest.mark.parametrize(("few", "together"), [(1 << 13, 128), (64, 64)])
+def test_more_steps_are_judged_together_of_few_records(
+    few: int, together: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts: list[int] = []
+    monkeypatch.setattr(Watcher, "add", lambda self, *steps: counts.append(len(steps)) or [])
+    monkeypatch.setattr(watching, "_SECONDS", math.inf)
+    monkeypatch.setattr(watching, "_FEW_RECORDS", few)
+    train(steps=130)
+    assert counts == [together] * (128 // together) + [2]
+
+
 @pytest.mark.parametrize("is_with_batches", [False, True])
 def test_a_model_that_is_deleted_takes_no_events_along(
     is_with_batches: bool, tmp_path: Path

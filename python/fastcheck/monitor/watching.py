@@ -25,9 +25,10 @@ from fastcheck.watch.signals import PART
 from fastcheck.watch.watcher import Watcher
 
 _SUMMARY_EVENTS = 10
-# Steps are judged together, which takes a fraction of the time: so many, or those of so many
-# seconds, or of so many records, of 192 bytes.
+# Steps are judged together, which takes a fraction of the time: so many, twice as many of fewer
+# records than this, or those of so many seconds, or of so many records, of 192 bytes.
 _TOGETHER = 4 * PART
+_FEW_RECORDS = 1 << 13
 _SECONDS = 1.0
 _MOST_RECORDS = 1 << 16
 
@@ -62,11 +63,11 @@ def connected(watching: Optional[Watching]) -> Watching:
 class Watching(SessionListener):
     """Finds what is unusual in the records of a monitor: ``monitor.watch``.
 
-    Steps are judged when they are over, 64 of them, those of a second or those of 65,536 records
-    together (with a callback or ``skip_above`` each by itself): on the CPU by the training thread,
-    where the next step begins; elsewhere by the drain's thread, when the records have arrived.
-    Warnings and callbacks run on the training thread at its next step boundary. All methods may be
-    called from any thread; none waits for a device.
+    Steps are judged when they are over, 64 of them (128 of fewer than 8,192 records), those of a
+    second or those of 65,536 records together (with a callback or ``skip_above`` each by itself):
+    on the CPU by the training thread, where the next step begins; elsewhere by the drain's thread,
+    when the records have arrived. Warnings and callbacks run on the training thread at its next
+    step boundary. All methods may be called from any thread; none waits for a device.
     """
 
     def __init__(self, session: Session, options: Watch, batches: BatchIds) -> None:
@@ -151,7 +152,8 @@ class Watching(SessionListener):
         self._waiting.append((rows, list(chunks)))
         self._waiting_records += sum(map(len, chunks))
         is_late = time.monotonic() - self._judged_at >= _SECONDS
-        are_many = len(self._waiting) >= _TOGETHER or self._waiting_records > _MOST_RECORDS
+        factor = 2 if self._waiting_records < _FEW_RECORDS else 1
+        are_many = len(self._waiting) >= factor * _TOGETHER or self._waiting_records > _MOST_RECORDS
         if self._is_prompt or is_late or are_many:
             self._judge()
 
