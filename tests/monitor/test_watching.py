@@ -250,6 +250,7 @@ def test_the_page_of_a_stop_has_the_events_of_the_steps_that_waited(tmp_path: Pa
 def test_more_steps_are_judged_together_of_few_records(
     few: int, together: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    gc.collect()  # what other tests have left is judged before
     counts: list[int] = []
     monkeypatch.setattr(Watcher, "add", lambda self, *steps: counts.append(len(steps)) or [])
     monkeypatch.setattr(watching, "_SECONDS", math.inf)

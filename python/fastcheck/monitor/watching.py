@@ -252,7 +252,7 @@ def _session_ended(
 ) -> None:
     """Warns of what is left when the session has been collected with its model."""
     with suppress(Exception):
-        events = _judged(waiting, watcher)
+        events = _judged(waiting, watcher) if waiting else ()
         _write(events, log)
         pending.extend(events)
     for event in pending:
