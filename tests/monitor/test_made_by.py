@@ -262,6 +262,17 @@ def test_the_local_variable_that_it_has_led_to() -> None:
     assert variable.endswith("bad = (y * 0).log().sum()")
 
 
+def test_the_mean_of_nothing_that_was_put_together() -> None:
+    def loss(y: torch.Tensor) -> torch.Tensor:
+        chosen = [nn.functional.softplus(part[part < 0]) for part in y.chunk(2)]
+        result = torch.cat(chosen).sigmoid().mean()
+        result.backward()
+        return result
+
+    text = " ".join(str(stop_of(loss)).split())
+    assert "try 1. A mean over no elements is 0/0: self is empty" in text
+
+
 def test_a_sum_that_overflows_is_not_what_it_has_added() -> None:
     def total(y: torch.Tensor) -> torch.Tensor:
         small = (y * 0 + 8).half().exp()

@@ -322,6 +322,9 @@ class _GraphSearch:
         else:
             known = "whose result is known not to be finite"
             inputs = [*inputs, *self._masked(node)]
+        only = self._known.get(edges[0]) if len(edges) == 1 else None
+        if not inputs and only is not None:  # a mean keeps nothing of what it has read
+            inputs = [("self", only)]
         later = self._users(node)
         variable = _later_variable(
             lambda fn: fn is node, lambda tensor: tensor.grad_fn in later and _is_bad(tensor)
