@@ -144,3 +144,13 @@ def test_signals_that_warm_up_at_different_steps_have_their_own_ranges() -> None
                 assert bands.median[number] == median
                 spread = 1.4826 * np.median(np.abs(mine - median))
                 assert np.isclose(bands._of["spread"][number], spread)
+
+
+def test_a_value_outside_that_float32_does_not_hold_gives_no_warning() -> None:
+    """It is beside signals that are inside, with which it is written at first."""
+    bands, numbers = Bands(64, 16, 0.01), np.arange(3)
+    bands.grow(3)
+    values, is_outside = np.ones((40, 3)), np.zeros((40, 3), bool)
+    values[20, 1], is_outside[20, 1] = 1e300, True
+    bands.add(numbers, values, is_outside)
+    assert bands.median[1] == bands.highest[1] == 1.0

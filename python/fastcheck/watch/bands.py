@@ -107,7 +107,8 @@ class Bands:
             if len(others) < len(numbers):
                 # All are written, and the few others as they were: it takes half the time.
                 before_of_others = self._values[numbers[others], begin:end]
-                self._values[numbers, begin:end] = values.T
+                with np.errstate(over="ignore"):  # a value outside may be beyond float32
+                    self._values[numbers, begin:end] = values.T
                 self._values[numbers[others], begin:end] = before_of_others
             is_there = kept[:, others]
             place = before[others] + np.cumsum(is_there, axis=0) - 1
