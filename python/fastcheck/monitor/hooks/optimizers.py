@@ -342,9 +342,9 @@ def _asked_of_engine(_: bool, args: Any, kwargs: Any) -> _Asked:
 def _asked_by_name(of_grad: bool, args: Any, kwargs: Any) -> _Asked:
     roots = args[0] if args else kwargs.get("outputs" if of_grad else "tensors")
     inputs = (args[1] if len(args) > 1 else kwargs.get("inputs")) if of_grad else None
-    gradients = kwargs.get("grad_outputs" if of_grad else "grad_tensors")
-    if gradients is None:
-        gradients = (*args, None)[1 + of_grad : 2 + of_grad]
+    place = 1 + of_grad
+    name = "grad_outputs" if of_grad else "grad_tensors"
+    gradients = args[place] if len(args) > place else kwargs.get(name)
     return _as_tuple(roots), _as_tuple(gradients), _as_tuple(inputs) if of_grad else None
 
 
