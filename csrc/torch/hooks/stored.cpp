@@ -297,14 +297,14 @@ void each_stored(const py::object& stored, bool gradients, const Visit& visit) {
 
 struct Batch {
   py::object tensor_list;
-  std::vector<at::Tensor>& tensors;
+  TensorList& tensors;
   py::object sites, roles;
   bool is_used_now;
   py::object role, add;
 
   Batch(const py::object& batch, const py::str& role, const py::object& add)
       : tensor_list(attribute(batch, stored_names().tensors)),
-        tensors(*tensor_list.cast<TensorList&>().all),
+        tensors(tensor_list.cast<TensorList&>()),
         sites(attribute(batch, stored_names().sites)),
         roles(attribute(batch, stored_names().roles)),
         is_used_now(attribute(batch, stored_names().is_used_now).is(py::bool_(true))),
@@ -329,7 +329,7 @@ struct Batch {
       add(item.stored());
       return;
     }
-    tensors.push_back(tensor);
+    tensors.add(tensor);
     checked(PyList_Append(sites.ptr(), number));
     checked(PyList_Append(roles.ptr(), role.ptr()));
   }
@@ -380,17 +380,13 @@ py::tuple parameter_states(const py::object& stored, const py::object& state_of)
 }
 
 bool are_on_host(const py::object& tensors) {
-  if (py::isinstance<TensorList>(tensors)) {
-    const auto list = tensors.cast<const TensorList&>().tensors();
-    return std::all_of(list.begin(), list.end(),
-                       [](const at::Tensor& each) { return each.is_cpu(); });
-  }
+  if (py::isinstance<TensorList>(tensors)) return tensors.cast<const TensorList&>().are_on_host;
   const py::list list = tensors;
   return std::all_of(list.begin(), list.end(),
                      [](py::handle tensor) { return unpack(tensor).is_cpu(); });
 }
 
-void append(TensorList& list, py::handle tensor) { list.all->push_back(unpack(tensor)); }
+void append(TensorList& list, py::handle tensor) { list.add(unpack(tensor)); }
 
 py::object tensor_at(const TensorList& list, std::size_t at) {
   const at::ArrayRef<at::Tensor> tensors = list.tensors();
@@ -404,7 +400,7 @@ TensorList part_of(const TensorList& list, const py::slice& part) {
     throw py::error_already_set();
   }
   if (step != 1) throw py::value_error("expected a slice without a step");
-  return {list.all, list.first + first, list.first + first + count};
+  return {list.all, list.first + first, list.first + first + count, list.are_on_host};
 }
 
 bool is_readable(py::handle object) {

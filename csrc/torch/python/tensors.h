@@ -17,6 +17,12 @@ namespace fastcheck {
 struct TensorList {
   std::shared_ptr<std::vector<at::Tensor>> all = std::make_shared<std::vector<at::Tensor>>();
   std::size_t first = 0, stop = std::numeric_limits<std::size_t>::max();
+  bool are_on_host = true;
+
+  void add(const at::Tensor& tensor) {
+    are_on_host &= tensor.is_cpu();
+    all->push_back(tensor);
+  }
 
   at::ArrayRef<at::Tensor> tensors() const {
     return at::ArrayRef<at::Tensor>(*all).slice(first, std::min(stop, all->size()) - first);
