@@ -160,7 +160,7 @@ class NamedTensors:
             self.observer.begin_pass()
         if not session.is_active:
             return None
-        step, parent = session.step, stack[-1] if stack else None
+        parent = stack[-1] if stack else None
         call = self._call(name, None if parent is None else parent.node, parent)
         flags = int(Flag.RECOMPUTE) if call.is_recompute else 0
         site = call.node.site("output", "output", 0)
@@ -171,10 +171,10 @@ class NamedTensors:
         is_bad = None if session.rings.is_deferred else bool(code & IS_BAD)
         if code & IS_NEW:
             call.add_output(tensor_seq)
-            step.calls.append(call)
+            session.step.calls.append(call)
         else:  # a module has returned it, say: once more, under this name
             seq, is_bad = session.level.observe(tensor, site, call.index, flags)
-        session.level.saw(Named(seq, call, step.follows_gap, session.level.has_excluded), is_bad)
+        session.level.saw(Named(seq, call, session.follows_gap, session.level.has_excluded), is_bad)
         return self._watch(tensor, call, tensor_seq, traced)
 
     def _call(self, name: str, module: Optional[ModuleNode], parent: Optional[Call]) -> Call:

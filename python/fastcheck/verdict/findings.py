@@ -335,6 +335,8 @@ class Findings:
         self.all: list[Finding] = []
         self.changed: list[Finding] = []
         self.by_seq: dict[int, Finding] = {}
+        #: The verdicts that the log has, by sequence number.
+        self.logged: dict[int, Verdict] = {}
         # Tensors that were overwritten before their turn to be read came.
         self.unread_count = 0
 

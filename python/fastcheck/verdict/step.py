@@ -103,17 +103,13 @@ class Update:
 
 
 class Step:
-    """A step, and what is known of it. Filled in by the hooks, under the session's lock; ``rules``,
-    their ``findings`` and ``logged`` belong to the ledger.
+    """A step, and what is known of it. Filled in by the hooks, under the session's lock; ``rules``
+    and their ``findings`` belong to the ledger.
     """
 
     is_observed: bool
-    # Steps before this step passed unread.
-    follows_gap: bool
     rules: Rules
     findings: Findings
-    # The verdicts that the log has, by sequence number.
-    logged: dict[int, Verdict]
 
     def __init__(
         self, index: int, first_seq: int = 0, read_stored: ReadStored = nothing_stored

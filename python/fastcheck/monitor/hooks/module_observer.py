@@ -535,7 +535,7 @@ class ModuleObserver:
         if call.is_recompute:
             entry = Recomputed(tensor_seq, call, "input")
         elif call.parent is not None:
-            entry = InnerInput(tensor_seq, call, session.step.follows_gap)
+            entry = InnerInput(tensor_seq, call, session.follows_gap)
         else:
             node = call.node
             if is_data is None:

@@ -203,7 +203,6 @@ class EventStore:
         """A step that has just begun, at this sequence number."""
         step = Step(index, first_seq, read_stored)
         step.is_observed = self.config.observes(index)
-        step.follows_gap = self.config.every > 1 and index > 0
         self._judge_anew(step)
         return step
 
@@ -217,7 +216,7 @@ class EventStore:
         else:
             has_others = self.ranks.in_group > 1
             step.rules = ModuleRules(findings, step, last_finite, is_strict, has_others)
-        step.findings, step.logged = findings, {}
+        step.findings = findings
 
     def renew(self, step: Step) -> None:
         """Lets go of what was found, if that is much, between two passes of a step that never
@@ -470,9 +469,10 @@ class EventStore:
         if self.archive.log is None:
             return
         self.archive.log.append(self.archive.history.take_unlogged(), step.index)
-        changed = [f for f in step.findings.all if step.logged.get(f.seq) is not f.verdict]
+        logged = step.findings.logged
+        changed = [f for f in step.findings.all if logged.get(f.seq) is not f.verdict]
         if changed:  # some again: the later line holds
-            step.logged.update((f.seq, f.verdict) for f in changed)
+            logged.update((f.seq, f.verdict) for f in changed)
             self.archive.log.append_event(*self.events_of(changed))
 
 

@@ -461,7 +461,7 @@ class ModuleLevel(Level):
             step.findings.all,
             step.journal.entries if session.rings.is_deferred else None,
             step.gradients,
-            step.follows_gap,
+            session.follows_gap,
             _SCALED if session.is_scaled else 0,
         )
 
@@ -674,6 +674,11 @@ class Session:
     def is_open(self) -> bool:
         """A step is open, and is read."""
         return self.is_active and not self.is_closed
+
+    @property
+    def follows_gap(self) -> bool:
+        """Steps before this step passed unread."""
+        return self.config.every > 1 and self.step.index > 0
 
     def read_waiting(self) -> None:
         """A pass has ended: reads the small tensors that wait for each other."""
