@@ -550,6 +550,8 @@ class Counter:
     def __init__(self, overflow_nums: int, within: Optional[int], count: str) -> None:
         self.overflow_nums = overflow_nums
         self.total = 0
+        #: Steps in a row that loss scaling has skipped.
+        self.skipped_steps = 0
         self._within = within
         #: Events with one of these verdicts count.
         self.verdicts = _COUNTED[count]

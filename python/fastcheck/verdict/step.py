@@ -10,7 +10,6 @@ from typing import Any, Callable, Optional, Protocol
 import numpy as np
 
 from fastcheck.calls.module_calls import MAX_CALLS, CallLog, ModuleNode
-from fastcheck.record.format import Verdict
 from fastcheck.utils.torch.versions import GradScaler
 
 from .entries import Journal, Records, Seen

@@ -187,7 +187,6 @@ class EventStore:
         self._allowances = allowances()
         self._sites_memory = SiteMemory()
         self.op_memory = OpMemory()
-        self._skipped_steps = 0
         # The step whose findings are not among the past events yet.
         self._current: Optional[Step] = None
 
@@ -299,10 +298,11 @@ class EventStore:
 
     def _settle_scaled(self, step: Step, skipped: bool) -> None:
         first = step.rules.settle_scaled(skipped)
-        self._skipped_steps = self._skipped_steps + 1 if skipped else 0
-        if first is not None and self._skipped_steps >= self.config.stop.max_skipped:
-            step.findings.overdue(first, self._skipped_steps)
-            self._skipped_steps = 0
+        counter = self.counter
+        counter.skipped_steps = counter.skipped_steps + 1 if skipped else 0
+        if first is not None and counter.skipped_steps >= self.config.stop.max_skipped:
+            step.findings.overdue(first, counter.skipped_steps)
+            counter.skipped_steps = 0
         self._take_changes(step)
 
     def _settle_left_out(self, step: Step) -> None:
