@@ -13,12 +13,17 @@ APPLIED, INTACT = "weights have been updated in this step", "No optimizer has up
 
 
 class Statistics(nn.Module):
-    """Reads its statistics in evaluation only."""
+    """Reads its statistics in evaluation only. ``is_buffer``: op level knows them as the model's,
+    and stops when it has returned.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, is_buffer: bool = True) -> None:
         super().__init__()
         self.layer = nn.Linear(4, 4)
-        self.register_buffer("variance", torch.ones(4))
+        if is_buffer:
+            self.register_buffer("variance", torch.ones(4))
+        else:
+            self.variance = torch.ones(4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.layer(x)
@@ -38,7 +43,8 @@ def weights(model: nn.Module) -> list[torch.Tensor]:
 @pytest.mark.parametrize("level", ["module", "op"])
 def test_of_a_stop_that_comes_later(level: str, is_skipped: bool, device: str) -> None:
     torch.manual_seed(0)
-    model = Statistics().to(device)
+    model = Statistics(is_buffer=level == "module").to(device)
+    model.variance = model.variance.to(device)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     held = []
     stop = None

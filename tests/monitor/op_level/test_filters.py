@@ -106,7 +106,7 @@ def test_modules() -> None:
 
 
 def test_an_excluded_module_leaves_the_rest_and_the_outside() -> None:
-    model = Net()
+    model = Net(dropout=0.1)
     monitor = watch(model, exclude="blocks.*")
     train(model, 1)
     assert seen(monitor, "module") == {"", "dropout", "head"}
