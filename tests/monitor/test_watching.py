@@ -275,11 +275,12 @@ def test_a_model_that_is_deleted_takes_no_events_along(
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    session = weakref.ref(monitor._session)
+    session, watch = weakref.ref(monitor._session), monitor.watch
     with pytest.warns(fastcheck.WatchWarning, match="step 35: the loss is"):
         del model, monitor, optimizer, loss
         gc.collect()
     assert session() is None
+    assert watch.warning_count == sum(event.is_warning for event in watch.events) > 0
     lines = (tmp_path / "watch-rank0.jsonl").read_text().splitlines()
     (spike,) = [event for event in map(json.loads, lines) if event["kind"] == "loss_spike"]
     assert spike.get("batch") == ("batch 35" if is_with_batches else None)

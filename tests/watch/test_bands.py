@@ -154,3 +154,12 @@ def test_a_value_outside_that_float32_does_not_hold_gives_no_warning() -> None:
     values[20, 1], is_outside[20, 1] = 1e300, True
     bands.add(numbers, values, is_outside)
     assert bands.median[1] == bands.highest[1] == 1.0
+
+
+def test_values_that_float32_does_not_hold_enter_no_range() -> None:
+    bands = Bands(64, 16, 0.01)
+    bands.grow(1)
+    values = np.where(np.arange(60) % 3 == 0, 1e300, 1.0)[:, None]
+    for value in values:
+        bands.add(ONE, value[None], INSIDE)
+    assert bands.median[0] == bands.highest[0] == 1.0

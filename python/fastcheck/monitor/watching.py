@@ -85,7 +85,6 @@ class Watching(SessionListener):
         self._callbacks: list[tuple[str, Callable[[WatchEvent], object]]] = []
         self._pending: deque[WatchEvent] = session.event_store.news
         self._is_off = False
-        self._warnings = 0
         session.event_store.listeners.append(self)
         # A callback may hold the model, so this object is not held. With a callback no step waits.
         log = session.event_store.archive.log
@@ -119,7 +118,7 @@ class Watching(SessionListener):
         """The number of events that have warned."""
         with self._lock:
             self._judge()
-            return self._warnings
+            return self._watcher.warning_count
 
     def lines(self) -> list[str]:
         """The events as text, for the summary: those that warn, or else the last events."""
@@ -134,7 +133,8 @@ class Watching(SessionListener):
         them warn. The caller holds the event store's lock.
         """
         self._judge()
-        return {"watch_events": self._watcher.count, "watch_warnings": self._warnings}
+        watcher = self._watcher
+        return {"watch_events": watcher.count, "watch_warnings": watcher.warning_count}
 
     def norm_limit(self) -> Optional[float]:
         """The largest norm of all gradients that an update may have; None: any. Takes no lock."""
@@ -203,7 +203,6 @@ class Watching(SessionListener):
 
     def _take(self, events: Sequence[WatchEvent]) -> None:
         self._pending.extend(events)
-        self._warnings += sum(event.is_warning for event in events)
         session = self._session()
         if session is None:
             return

@@ -79,6 +79,8 @@ class Bands:
         there were many in a row. ``numbers``: each at most once.
         """
         counts, rejected, steps = self._of["count"], self._of["rejected"], len(values)
+        with np.errstate(over="ignore"):  # what is beyond float32 enters no range
+            values = values.astype(np.float32)
         run, kept = rejected[numbers], np.isfinite(values)
         if np.count_nonzero(run) or np.count_nonzero(is_outside):
             for outside in is_outside:
@@ -107,8 +109,7 @@ class Bands:
             if len(others) < len(numbers):
                 # All are written, and the few others as they were: it takes half the time.
                 before_of_others = self._values[numbers[others], begin:end]
-                with np.errstate(over="ignore"):  # a value outside may be beyond float32
-                    self._values[numbers, begin:end] = values.T
+                self._values[numbers, begin:end] = values.T
                 self._values[numbers[others], begin:end] = before_of_others
             is_there = kept[:, others]
             place = before[others] + np.cumsum(is_there, axis=0) - 1

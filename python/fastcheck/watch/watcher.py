@@ -498,8 +498,8 @@ class Watcher:
         self._limit: Optional[float] = None
         #: The youngest 4,096 events, oldest first.
         self.events: deque[WatchEvent] = deque(maxlen=_MOST_EVENTS)
-        #: The number of events.
-        self.count = 0
+        #: The number of events, and of those that warn.
+        self.count = self.warning_count = 0
 
     def add(self, *steps: StepOver) -> list[WatchEvent]:
         """Steps that are over, oldest first: of each its row in the table of steps, and its
@@ -530,6 +530,7 @@ class Watcher:
                 self._numbers.part_ended()
         self.events.extend(events)
         self.count += len(events)
+        self.warning_count += sum(event.is_warning for event in events)
         return events
 
     @property
