@@ -295,7 +295,68 @@ def test_the_element_of_a_dictionary_that_holds_the_result() -> None:
         return total
 
     variable = maker_of(loss).variable
-    assert variable.startswith("the result is used in parts['mask'], assigned at ")
+    assert variable.startswith("the result is used in parts['mask']; parts is assigned at ")
+
+
+class Private(dict[object, torch.Tensor]):
+    def items(self) -> Any:
+        raise RuntimeError("no elements")
+
+    def __len__(self) -> int:
+        raise RuntimeError("no elements")
+
+
+class Key:
+    def __repr__(self) -> str:
+        raise RuntimeError("no name")
+
+
+def test_elements_are_found_without_running_code_of_the_program() -> None:
+    def loss(y: torch.Tensor) -> torch.Tensor:
+        by_tensor = {y: (y * 0).log().sum(), Key(): y.mean(), "x" * 9999: y.mean()}
+        parts = Private({Key(): y.mean()}, mask=by_tensor[y] + y.mean())
+        total = parts["mask"] + y.sum()
+        total.backward()
+        return total
+
+    variable = maker_of(loss).variable
+    assert variable.startswith("the result is used in parts['mask']; parts is assigned at ")
+
+
+def test_an_element_that_was_put_into_a_list_later() -> None:
+    def loss(y: torch.Tensor) -> torch.Tensor:
+        goals: list[torch.Tensor] = []
+        goals.append(torch.zeros(y.shape))
+        goals.append(torch.zeros(y.shape).log())
+        result = (y * goals[1]).sum()
+        result.backward()
+        return result
+
+    made = maker_of(loss)
+    assert made.variable.startswith("goals[1]; goals is assigned at ")
+    assert "was assigned from" not in made.how
+
+
+def test_an_empty_batch_is_not_what_a_mean_has_added() -> None:
+    def loss(y: torch.Tensor) -> torch.Tensor:
+        chosen = y[y < 0]
+        result = (chosen - torch.zeros(0)).mean()
+        result.backward()
+        return result
+
+    made = stop_of(loss).report.made_by
+    assert made is not None and made.operator in ("MeanBackward0", "SubBackward0")
+
+
+def test_the_numbers_of_a_quotient_are_not_those_of_its_dividend() -> None:
+    def loss(y: torch.Tensor) -> torch.Tensor:
+        parts = (y * torch.tensor([1e30] + [1.0] * 7) * 1e20).sum(0) / torch.tensor(4.0)
+        result = parts.sum()
+        result.backward()
+        return result
+
+    made = maker_of(loss)
+    assert made.operator == "DivBackward0" and made.result is not None
 
 
 @pytest.mark.parametrize("is_mean", [True, False])
@@ -752,7 +813,7 @@ def test_what_the_loop_has_written_to_a_weight() -> None:
     made = stop.value.report.made_by
     assert stop.value.culprit.site.key == "weight" and made is not None
     assert "the weight may have been written from it" in made.how
-    assert made.variable.startswith(f"ways[0], assigned at {__file__}:")
+    assert made.variable.startswith(f"ways[0]; ways is assigned at {__file__}:")
 
 
 def test_weights_that_the_loop_broke_before_op_level_stopped() -> None:

@@ -240,7 +240,8 @@ class _GraphSearch:
                     return self._from_outside(node, bad[0][0], inputs[bad[0][0]], bad[0][1])
                 converted = None if result is None else self._before_conversion(node, result)
                 made = self._made(*(converted or (node, records, result)))
-                if result is None or not made.operator or not self._is_carried(node, saved):
+                is_one = result is not None and result["numel"] == 1
+                if not (is_one and made.operator and self._is_carried(node, saved)):
                     return made
                 before = self._made(node.next_functions[0][0], [], result)
                 variable = before.variable or _used_in(made.variable)
@@ -249,10 +250,13 @@ class _GraphSearch:
 
     def _is_carried(self, node: Any, saved: Mapping[str, torch.Tensor]) -> bool:
         """True for a quotient by numbers from 1 on: its dividend was not finite either."""
-        divisor, child = saved.get("other"), node.next_functions[0][0]
-        if divisor is None or _kind(_name(node)) != "Div" or child not in self._saved:
+        divisor = saved.get("other")
+        if divisor is None or _kind(_name(node)) != "Div":
             return False
-        is_same = divisor.numel() == 1 and len(child._input_metadata) == 1
+        child: Any = node.next_functions[0][0]
+        if child not in self._saved or len(child._input_metadata) != 1 or divisor.numel() != 1:
+            return False
+        is_same = child._input_metadata[0].dtype == node._input_metadata[0].dtype
         return is_same and bool((divisor.abs() >= 1) & divisor.isfinite())
 
     def _before_conversion(
@@ -283,9 +287,11 @@ class _GraphSearch:
         variable = _variable(lambda value: _is_same(value, tensor))
         how += first_bad(name, tensor) if variable is None else variable.first_bad()
         how += "" if _is_loud(record) else " It holds -Inf alone, as the log of 0 is."
-        cause = None if variable is None else variable.first_cause()
+        # The line that assigns a list may have read what is in another element.
+        cause = None if variable is None or variable.key else variable.first_cause()
         if variable is not None and cause is not None:
-            how += f" {variable.shown} was assigned from {cause.shown}, which is not finite either."
+            read = f"{cause.name} ({cause.shown})" if cause.key else cause.name
+            how += f" {variable.name} was assigned from {read}, which is not finite either."
             variable = cause
         shown = "" if variable is None else str(variable)
         return MadeBy("", how, inputs=((name, record),), variable=shown)
@@ -347,15 +353,17 @@ class _GraphSearch:
         edges = [edge for edge in node.next_functions if edge[0] is not None]
         records = [self._known[edge] for edge in edges if self._state(edge) is False]
         has_all = 0 < len(records) == len(edges) < len(node.next_functions)
-        # A sum of finite numbers may overflow.
-        is_small = all(max(-r["min"], r["max"]) < _FAR_FROM_OVERFLOW for r in records)
+        # A sum of finite numbers may overflow, and a mean of nothing is NaN.
+        is_small = all(
+            r["numel"] and max(-r["min"], r["max"]) < _FAR_FROM_OVERFLOW for r in records
+        )
         is_wide = node._input_metadata[0].dtype in (torch.float32, torch.float64, torch.bfloat16)
         if not (has_all and is_small and is_wide) or _kind(_name(node)) not in _CHOOSING:
             return None
         return MadeBy(
             "",
             f"{_name(node)} in {self._graph}: its operand with a graph is finite, so that the "
-            "infinity or NaN is in the other, which has none: data, a number, or computed under "
+            "infinity or NaN comes of the other, which has none: data, a number, or computed under "
             "no_grad() or from detached tensors.",
             inputs=tuple(("its operand with a graph", record) for record in records[:1]),
         )
@@ -616,13 +624,15 @@ class _Variable(NamedTuple):
         # The branch that has run is not known.
         first = max((n for n, a in enumerate(assigned) if not a.may_be_skipped), default=0)
         lines = list(dict.fromkeys(a.line for a in assigned[first:]))
-        return f"{self.shown}, assigned at {_place(self.frame, *lines)}"
+        # The element may have been put there later.
+        what = f"{self.shown}; {self.name} is" if self.key else f"{self.name},"
+        return f"{what} assigned at {_place(self.frame, *lines)}"
 
     def _as_argument(self) -> str:
         code, caller = self.frame.f_code, self.frame.f_back
         if self.name not in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
             return f"{self.shown} in {code.co_name}"
-        what = f"{self.shown}, an argument of {code.co_name}"
+        what = f"{self.shown}, {'in ' * bool(self.key)}an argument of {code.co_name}"
         if caller is None or caller not in program_frames():
             return what
         return f"{what}, which runs from {_place(caller, caller.f_lineno)}"
@@ -705,9 +715,12 @@ def _locals() -> Iterator[_Variable]:
 def _held_by(frame: FrameType) -> Iterator[_Variable]:
     held = [(name, "", value) for name, value in list(frame.f_locals.items())[:_MOST_LOCALS]]
     for name, _, value in tuple(held):
-        if isinstance(value, (list, tuple, dict)) and len(value) <= _MOST_ELEMENTS:
-            pairs = value.items() if isinstance(value, dict) else enumerate(value)
-            held += [(name, f"[{key!r}]", element) for key, element in pairs]
+        # Neither a method of a subclass is called nor the repr() of a key: a parameter may be one.
+        kind: Any = next((k for k in (list, tuple, dict) if issubclass(type(value), k)), None)
+        if kind is not None and kind.__len__(value) <= _MOST_ELEMENTS:
+            pairs = tuple(dict.items(value)) if kind is dict else enumerate(kind.__iter__(value))
+            named = [(key, element) for key, element in pairs if type(key) in (int, str)]
+            held += [(name, f"[{key!r:.80}]", element) for key, element in named]
     for name, key, value in held:
         if isinstance(value, torch.Tensor):
             yield _Variable(name, key, value, frame)
