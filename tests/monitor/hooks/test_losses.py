@@ -11,7 +11,7 @@ from torch import nn
 from torch.autograd import grad  # imported before install()
 
 import fastcheck
-from fastcheck.monitor.hooks import losses
+from fastcheck.monitor.hooks import losses, optimizers
 from support.programs.training import (
     Apply,
     Net,
@@ -79,6 +79,28 @@ class TestTheLoss:
         model(torch.ones(2, 8)).softmax(-1).sum().backward()
         torch.optim.SGD(model.parameters(), lr=0.01).step()
         assert monitor.event_count == 0
+
+    def test_before_torch_2_3(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What torch's functions are given is read once more, where it can be read only once."""
+        monkeypatch.setattr(optimizers, "hasattr", lambda *_: False, raising=False)
+        model = Net()
+        monitor = fastcheck.install(model)
+        loss = model(torch.ones(1, 8)).square().mean()
+        gradients = torch.autograd.grad(2 * loss, model.parameters(), retain_graph=True)
+        assert len(gradients) == len(list(model.parameters()))
+        weights = (torch.tensor(weight) for weight in (3.0, 4.0))
+        torch.autograd.backward(iter([loss, loss]), grad_tensors=weights)
+        read = [value / loss.item() for _, value in losses_read(monitor)]
+        assert read == pytest.approx([2, 3, 4])
+
+    def test_that_was_given_too_few_gradients_is_read_again_afterwards(self) -> None:
+        model = Net()
+        monitor = fastcheck.install(model)
+        loss = model(torch.ones(1, 8)).square().mean()
+        with pytest.raises(RuntimeError):
+            torch.autograd.backward([loss, 2 * loss], [torch.tensor(3.0)])
+        loss.backward()
+        assert losses_read(monitor)[-1] == (0, loss.item())
 
     def test_of_autograd_grad(self) -> None:
         model = Net()

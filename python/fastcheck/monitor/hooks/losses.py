@@ -148,7 +148,7 @@ class LossReader:
             if loss.numel() == 1 and can_hold_nonfinite(loss) and can_read(loss):
                 is_own_scaled = session.config.training.has_own_scale and loss is root
                 name = GRAD_LOSS if is_grad else SCALED_LOSS if is_own_scaled else "loss"
-                gradient = gradients[position] if gradients else None
+                gradient = gradients[position] if position < len(gradients) else None
                 value = _without_graph(loss) if gradient is None else _times(loss, gradient)
                 is_product = type(root.grad_fn).__name__ == "MulBackward0"
                 if is_product and loss is root and name == "loss":

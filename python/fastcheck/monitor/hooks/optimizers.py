@@ -288,7 +288,7 @@ def _wrap_backward() -> None:
         _methods.wrap(autograd, "_engine_run_backward", partial(_backward, _asked_of_engine))
         return
     for name in ("backward", "grad"):  # before torch 2.3
-        _methods.wrap(autograd, name, partial(_backward, _asked_by_name))
+        _methods.wrap(autograd, name, _backward_by_name)
 
 
 # The arguments of a backward: its roots, the gradients of these that the program has given, and
@@ -297,18 +297,15 @@ _Asked = tuple[Sequence[torch.Tensor], Sequence[Optional[torch.Tensor]], Optiona
 
 
 def _backward(
-    asked: Callable[[bool, Any, Any], _Asked], original: Callable[..., Any]
+    asked: Callable[[Any, Any], _Asked], original: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """Wraps a function that runs a backward. ``asked`` finds what it is about, by whether it is
-    autograd.grad(), and by its arguments.
-    """
-    of_grad = original.__name__ == "grad"
+    """Wraps a function that runs a backward. ``asked`` finds what it is about, by its arguments."""
 
     @functools.wraps(original)
     def run(*args: Any, **kwargs: Any) -> Any:
         if is_compiling() or torch._C._current_graph_task_id() != -1:
             return original(*args, **kwargs)
-        _tell("the loss", StepWatcher.backward_began, *asked(of_grad, args, kwargs))
+        _tell("the loss", StepWatcher.backward_began, *asked(args, kwargs))
         try:
             result = original(*args, **kwargs)
         except BaseException:
@@ -325,7 +322,7 @@ def _backward(
 _GRADIENTS = {"backward": "grad_tensors", "grad": "grad_outputs"}
 
 
-def _asked_of_engine(_: bool, args: Any, kwargs: Any) -> _Asked:
+def _asked_of_engine(args: Any, kwargs: Any) -> _Asked:
     """Looks for the given gradients where torch's function was called with them: it has put
     gradients of 1 in the place of all others.
     """
@@ -337,6 +334,21 @@ def _asked_of_engine(_: bool, args: Any, kwargs: Any) -> _Asked:
         given = ()
     # Behind the roots: their gradients, retain_graph, create_graph, inputs.
     return args[0], given, None if kwargs.get("accumulate_grad", True) else args[4]
+
+
+def _backward_by_name(original: Callable[..., Any]) -> Callable[..., Any]:
+    told = _backward(partial(_asked_by_name, original.__name__ == "grad"), original)
+
+    @functools.wraps(original)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        # torch reads what an iterator yields, too (model.parameters()).
+        return told(*map(_kept, args), **{name: _kept(kwargs[name]) for name in kwargs})
+
+    return run
+
+
+def _kept(value: Any) -> Any:
+    return list(value) if isinstance(value, Iterator) else value
 
 
 def _asked_by_name(of_grad: bool, args: Any, kwargs: Any) -> _Asked:
