@@ -8,6 +8,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -15,7 +16,9 @@ from torch import nn
 import fastcheck
 from fastcheck.cli.main import main
 from fastcheck.log.reader import read_log
-from fastcheck.log.step_table import StepRow, step_rows
+from fastcheck.log.step_table import StepRow, StepStream, step_rows
+from fastcheck.record.format import RECORD_DTYPE, Depth
+from fastcheck.record.site import Site
 from support.programs.training import Net, batches, stopped
 
 pytestmark = pytest.mark.usefixtures("fresh_start")
@@ -65,6 +68,17 @@ def test_at_op_level_the_norm_of_some_gradients_is_not_that_of_all(op_observer: 
     torch.nn.utils.clip_grad_norm_(model.head.parameters(), 1.0)
     optimizer.step()
     assert [row.gradient_norm for row in monitor.step_table()] == [None]
+
+
+def test_a_gradient_that_is_read_twice_in_one_step_and_not_at_all_in_the_next() -> None:
+    weight = Site("", "Linear", "backward", "param_grad", 0, "weight")
+    loss = Site("", "", "forward", "loss", 0, "loss")
+    records = np.zeros(4, RECORD_DTYPE)
+    records["step"], records["site"] = [0, 1, 1, 2], [0, 0, 0, 1]
+    records["depth"], records["sum_sq"] = Depth.STATS, [1, 4, 16, 0]
+    stream = StepStream({0: weight, 1: loss}, {}, 0)
+    stream.add(records)
+    assert [row.gradient_norm for row in stream.rows()] == [1, 4, None]
 
 
 def assert_equal(rows: list[StepRow], expected: list[StepRow]) -> None:

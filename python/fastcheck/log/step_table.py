@@ -375,7 +375,7 @@ def _norms(gradients: np.ndarray, counts: Sequence[int]) -> list[Optional[float]
     sites, has_unknown = gradients["site"].tolist(), bool(is_unknown.any())
     norms: list[Optional[float]] = []
     first = sites[: counts[0]]
-    if not has_unknown and sites == first * len(counts) and len(set(first)) == counts[0]:
+    if not has_unknown and {*counts} == {len({*first})} and sites == first * len(counts):
         # The ordinary case: each step has read the same gradients once.
         norms += np.sqrt(np.add.reduce(squares.reshape(len(counts), len(first)), axis=1)).tolist()
         return norms
