@@ -235,3 +235,21 @@ def test_a_transform_within_the_model() -> None:
 
     stop = stopped(train)
     assert where(stop.culprit) == ("part.hole", "output", "output", "origin")
+
+
+def test_after_a_stop_that_was_caught_what_is_not_wrapped_belongs_to_the_next_step() -> None:
+    class Shifted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Apply()
+            self.weight = nn.Parameter(torch.ones(8))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.weight + self.inner(torch.ones(8))
+
+    model = Shifted()
+    monitor = fastcheck.install(model)
+    stopped(model, torch.full((2, 8), NAN))
+    vmap(model)(torch.ones(2, 8))
+    sites = [(monitor.sites[record["site"]].module, record["step"]) for record in monitor.records()]
+    assert sites[-3:] == [("", 1), ("inner", 1), ("", 1)]

@@ -461,6 +461,7 @@ class StopHandler:
         session, event_store = self._session, self._session.event_store
         with session.lock, event_store.lock:
             # Whoever catches the stop and goes on starts a new step.
+            session.recorder.close()
             session.is_closed = True
             if self.agreement is not None:
                 # All into one directory, whose name came with the report: what of it is on one
