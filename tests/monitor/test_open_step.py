@@ -65,7 +65,7 @@ def sizes(monitor: fastcheck.Monitor) -> dict[str, int]:
         "notes": len(step.journal.due),
         "gradients": len(step.gradients),
         "findings": len(step.findings.all),
-        "logged": len(step.logged),
+        "logged": len(step.findings.logged),
         "handles": len(step.leaf_handles),
         "records": sum(map(len, history.open_chunks)),
         "pieces": len(history.open_chunks),
