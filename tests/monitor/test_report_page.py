@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,9 @@ import torch
 import fastcheck
 from fastcheck.errors import LogError
 from fastcheck.log.reader import read_log
+from fastcheck.log.view import first_event
+from fastcheck.report.build import report_from_log
+from fastcheck.report.message import packed
 from fastcheck.report.page import write as writing
 from support.page_data import PageData
 from support.programs.training import Net, batches
@@ -145,7 +149,7 @@ def test_a_stop_leaves_a_page_beside_its_log(log_dir: str | None) -> None:
     header = PageData(text).header
     assert header["records"] == len(read_log(log).records)
     assert header["first"]["step"] == stop.step
-    # Of the stop itself: a log does not hold this.
+    # Of the stop itself: no record holds this.
     assert "No optimizer has updated a weight in this step." in text
 
 
@@ -180,6 +184,21 @@ def test_a_page_that_fails_does_not_replace_the_stop(monkeypatch: pytest.MonkeyP
 def test_a_large_log_gets_no_page_at_a_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writing, "_MOST_BYTES", 100)
     assert stop_of(Net()).report.page is None
+
+
+@pytest.mark.parametrize("has_page", [True, False])
+def test_a_log_has_what_its_stop_knew(has_page: bool) -> None:
+    report = stop_of(Net(), stop=fastcheck.Stop(report=has_page)).report
+    assert report.log_path is not None and report.weights_intact is not None
+    view = read_log(report.log_path)
+    shown = report_from_log(view, first_event(view.events), "msprobe")
+    assert shown is not None
+    place = {"log_path": report.log_path, "page": report.page, "style": report.style}
+    assert packed(replace(shown, **place)) == packed(report)
+    # What is damaged is left out.
+    Path(report.log_path, "stop-rank0.json").write_text('{"culprit": 1}')
+    poor = report_from_log(view, first_event(view.events), "fastcheck")
+    assert poor is not None and poor.weights_intact is None
 
 
 def test_what_goes_on_writes_no_page(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ In the directory, for rank R:
     watch-rankR.jsonl             events of install(watch=)
     batches-rankR.jsonl           what each step was trained on, if monitor.batch() named it
     range-rankR.jsonl             exponents of install(record="range")
+    stop-rankR.json               the report of a stop whose culprit is of the rank
 
 Every write is one os.write of whole records or lines, so that the log of a killed process is whole.
 A log that fails while the run goes on switches itself off and warns once.

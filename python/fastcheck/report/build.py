@@ -4,6 +4,7 @@ those of a log.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Optional, Protocol, Union
@@ -16,6 +17,7 @@ from fastcheck.record.event import Event
 from fastcheck.record.format import overflowed
 from fastcheck.record.site import Site, SiteTable
 
+from .message import MOST_BYTES, unpacked
 from .stop_report import StopReport
 
 #: Tensors that the culprit was computed from, with their records.
@@ -68,10 +70,20 @@ def argument_records(
     return evidence
 
 
+def stop_path(directory: str, rank: int) -> str:
+    """The file of a log with the report of the stop that a rank was the culprit of."""
+    return os.path.join(directory, f"stop-rank{rank}.json")
+
+
 def report_from_log(view: LogView, event: Optional[Event], style: str) -> Optional[StopReport]:
-    """The report of a stop from its log; None without a counted event."""
+    """The report of a stop from its log; None without a counted event. What no record tells (what
+    made the numbers, whether weights were updated) is known if the run has stopped for this event.
+    """
     if event is None or not event.counted:
         return None
+    stopped = _stopped(view.directory, event.rank)
+    if stopped is not None and stopped.culprit.record["seq"] == event.record["seq"]:
+        return replace(stopped, style=style, log_path=None, page=None)
     records = _LogRecords(view.records[view.ranks == event.rank])
     inputs = argument_records(records, event, view.sites)
     events = [e for e in view.events if (e.step, e.rank) == (event.step, event.rank)]
@@ -87,6 +99,15 @@ def report_from_log(view: LogView, event: Optional[Event], style: str) -> Option
         left_out_by=tuple(left_out_by),
         batch=read_batches(view.directory, event.rank).get(event.step),
     )
+
+
+def _stopped(directory: str, rank: int) -> Optional[StopReport]:
+    """The report that the stop has written; None: it wrote none, or none that can be read."""
+    try:
+        with open(stop_path(directory, rank), "rb") as file:
+            return unpacked(file.read(MOST_BYTES + 1))
+    except (OSError, ValueError, TypeError, LookupError, RecursionError):
+        return None
 
 
 class _LogRecords:

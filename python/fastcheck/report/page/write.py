@@ -18,7 +18,8 @@ from fastcheck.record.format import VERDICT_MASK, VERDICT_SHIFT, Verdict
 from fastcheck.record.site import Site
 from fastcheck.report.advice.choose import advise
 from fastcheck.report.advice.watched import advice_of, first_mover, gravest
-from fastcheck.report.build import report_from_log
+from fastcheck.report.build import report_from_log, stop_path
+from fastcheck.report.message import packed
 from fastcheck.report.render import headline, report_sections
 from fastcheck.report.stop_report import StopReport
 from fastcheck.report.summary import count_warnings
@@ -404,8 +405,7 @@ def page_of_log(
 ) -> str:
     """The page of a log directory, or of the newest log right below ``log``, as HTML. ``style``:
     how the verdict names tensors. ``name``: what stands for the log's path in it, where the log
-    does not stay. ``report``: that of the stop, which holds more than the log; None: it is built
-    from the log.
+    does not stay. ``report``: that of the stop; None: as report_from_log() has it.
 
     Raises:
         LogError: there is no log, or it can't be read.
@@ -465,13 +465,18 @@ def with_page(report: StopReport) -> StopReport:
 
 
 def write_stop_page(report: StopReport, rank: int, watched: Callable[[], object]) -> None:
-    """Writes the page that the report names, if ``rank``, this rank, is that of the culprit: it has
-    the records of the event. ``watched``: has the watch judge the steps that wait for it, whose
-    events the log has then.
+    """Writes the report to its log, and the page that it names, if ``rank``, this rank, is that of
+    the culprit: it has the records of the event. ``watched``: has the watch judge the steps that
+    wait for it, whose events the log has then.
 
     Raises:
         FastcheckError, OSError: the log can't be read, or the page can't be written.
     """
-    if report.page is not None and report.log_path is not None and report.rank == rank:
+    if report.log_path is None or report.rank != rank:
+        return
+    place = stop_path(report.log_path, rank)
+    if not os.path.exists(place):  # the first event is what is shown of a log
+        write_html(place, packed(report).decode())
+    if report.page is not None:
         watched()
         write_page(report.log_path, report.page, report.style, report=report)
