@@ -323,6 +323,22 @@ def test_elements_are_found_without_running_code_of_the_program() -> None:
     assert variable.startswith("the result is used in parts['mask']; parts is assigned at ")
 
 
+class Proxy:
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        raise RuntimeError("working outside of a context")
+
+
+def test_a_local_variable_that_stands_for_something_else() -> None:
+    def loss(y: torch.Tensor) -> torch.Tensor:
+        other, others = Proxy(), [Proxy()]
+        bad = (y * 0).log().sum()
+        bad.backward()
+        return bad if others and other is not None else y
+
+    assert "bad, assigned at " in maker_of(loss).variable
+
+
 def test_an_element_that_was_put_into_a_list_later() -> None:
     def loss(y: torch.Tensor) -> torch.Tensor:
         goals: list[torch.Tensor] = []

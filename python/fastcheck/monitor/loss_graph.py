@@ -722,7 +722,7 @@ def _held_by(frame: FrameType) -> Iterator[_Variable]:
             named = [(key, element) for key, element in pairs if type(key) in (int, str)]
             held += [(name, f"[{key!r:.80}]", element) for key, element in named]
     for name, key, value in held:
-        if isinstance(value, torch.Tensor):
+        if issubclass(type(value), torch.Tensor):  # a proxy's class may be the program's code
             yield _Variable(name, key, value, frame)
 
 
