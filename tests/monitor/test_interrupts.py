@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import fastcheck
+from fastcheck.monitor.session.event_store import EventStore
 from fastcheck.utils.torch.own_operators import is_unobserved, no_grad, unobserved
 from support.interrupts import Points
 from support.sampling import IS_WHOLE, sample
@@ -132,6 +133,24 @@ def test_a_scope_is_entered_and_left_in_one_piece(scope: Callable[[], Any]) -> N
         with Points(at, within=__file__) as interrupted, contextlib.suppress(KeyboardInterrupt):
             compute()
         assert interrupted.place and thread_state() == before
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_an_interrupt_between_two_steps(goes_on: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    training = Training("plain")
+    expected = training.sites_after_two_steps()
+    monkeypatch.setattr(EventStore, "new_step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        training.step()
+    if goes_on:
+        assert training.sites_after_two_steps() == expected
+    training.monitor.remove()
+    steps = [row.step for row in training.monitor.step_table()]
+    assert steps == list(range(7 if goes_on else 5))
 
 
 # Right before a step is closed an interrupt leaves two iterations in one step: their losses add up.

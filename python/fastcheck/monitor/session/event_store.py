@@ -243,6 +243,8 @@ class EventStore:
             self.store(step)
 
     def _end(self, step: Step) -> None:
+        if not hasattr(step, "rules"):  # an interrupt came before the next step
+            return
         if step.findings.all:
             if step.findings.has_held_gradients:
                 self._settle_scaled(step, skipped=step.update.count == 0)
@@ -261,7 +263,8 @@ class EventStore:
 
     def end_run(self, step: Step) -> None:
         """The run ends within ``step``, which is open: nothing more will be read."""
-        step.rules.count_cut_off()
+        if hasattr(step, "rules"):
+            step.rules.count_cut_off()
         self._take_changes(step)
         self.store(step)
         if not self._has_run_ended:  # at exit, and when the monitor is removed: once
