@@ -11,6 +11,7 @@ from torch import nn
 from torch.func import functional_call, grad, jacrev, stack_module_state, vmap
 
 import fastcheck
+from support.processes import run_code
 from support.programs.training import Apply, batches, chain, poison, stopped, where
 
 pytestmark = [pytest.mark.fake_hooks, pytest.mark.usefixtures("fresh_start")]
@@ -253,3 +254,19 @@ def test_after_a_stop_that_was_caught_what_is_not_wrapped_belongs_to_the_next_st
     vmap(model)(torch.ones(2, 8))
     sites = [(monitor.sites[record["site"]].module, record["step"]) for record in monitor.records()]
     assert sites[-3:] == [("", 1), ("inner", 1), ("", 1)]
+
+
+BATCHED_BACKWARD = """
+import warnings, torch, fastcheck
+warnings.simplefilter("error", fastcheck.FastcheckWarning)
+model, x = torch.nn.Linear(2, 2), torch.ones(1, 2, requires_grad=True)
+monitor = fastcheck.install(model)
+torch.autograd.grad(model(x), x, torch.eye(2)[:, None], is_grads_batched=True)
+model(x).sum().backward()
+print({monitor.sites[r["site"]].role for r in monitor.records()} >= {"grad_output", "grad_input"})
+"""
+
+
+def test_a_batched_backward_without_the_extension() -> None:
+    done = run_code(BATCHED_BACKWARD, env={"FASTCHECK_NO_EXTENSION": "1"})
+    assert (done.stdout, done.stderr) == ("True\n", "")

@@ -64,7 +64,10 @@ def may_be_in_flight(tensor: torch.Tensor) -> bool:
     if status.module is not None:
         return bool(status.module.may_be_in_flight(tensor))
     with torch._C._DisableTorchDispatch():  # no operator of the program
-        return tensor.is_pinned()
+        try:
+            return tensor.is_pinned()
+        except RuntimeError:  # of autograd.grad(is_grads_batched=True), which has no memory
+            return True
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
