@@ -176,7 +176,9 @@ def test_a_page_that_fails_does_not_replace_the_stop(monkeypatch: pytest.MonkeyP
         raise ValueError("no such luck\nat all")
 
     monkeypatch.setattr(writing, "write_page", failing)
-    with pytest.warns(fastcheck.FastcheckWarning, match="could not be written: no such luck;at"):
+    with pytest.warns(
+        fastcheck.FastcheckWarning, match="report of the stop could not be written: no such luck;"
+    ):
         stop = stop_of(Net())
     assert stop.report.page is None and "NaN in input" in str(stop)
 

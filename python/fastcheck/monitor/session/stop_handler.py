@@ -482,7 +482,7 @@ class StopHandler:
     @staticmethod
     def _without_page(report: StopReport, error: Exception) -> StopReport:
         first = str(error).replace("\n", ";") or type(error).__name__
-        warn(f"fastcheck: the page of the stop could not be written: {first}")
+        warn(f"fastcheck: the report of the stop could not be written: {first}")
         return replace(report, page=None)
 
     def _sink(self, report: StopReport) -> None:
