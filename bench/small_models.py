@@ -43,10 +43,10 @@ from fastcheck.monitor.session.derivatives import Derivatives
 from fastcheck.monitor.session.session import ModuleLevel, Session
 from fastcheck.monitor.watching import Watching
 from fastcheck.monitor.weight_updates import StalledWeights, UpdateWatcher
-from fastcheck.record.format import Depth
+from fastcheck.record.format import RECORD_DTYPE, Depth
 
 VOCABULARY, SEQUENCE, HEADS = 256, harness.size(64, 8), 4
-PLAIN = "plain"
+PLAIN, BARE = "plain", "bare hooks that read"
 CASES: dict[str, dict[str, Any]] = {
     "plain again (A/A)": {},
     "default options": {"level": "module"},
@@ -179,6 +179,33 @@ def seconds_of(step: Callable[[int], object], index: int) -> float:
     return time.thread_time() - began
 
 
+class BareHooks:
+    """Reads what passes, by the fewest hooks of torch's own that meet it: outputs of modules, their
+    gradients, parameters and the gradients of these. It keeps nothing, judges nothing, and knows no
+    names: no tool that reads as much in Python does less.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._parameters = list(trainer.model.parameters())
+        self._slots = torch.zeros(2 * len(self._parameters) * RECORD_DTYPE.itemsize).byte()
+        for module in trainer.model.modules():
+            module.register_forward_hook(self._output)
+        trainer.optimizer.register_step_pre_hook(self._update)
+
+    def _read(self, tensors: list[torch.Tensor]) -> None:
+        none = [0] * len(tensors)
+        _C.observe_list(tensors, self._slots, 0, int(Depth.FULL), none, 0, 0, 0)
+
+    def _output(self, module: nn.Module, args: tuple[Any, ...], output: torch.Tensor) -> None:
+        self._read([output])
+        if output.requires_grad:
+            output.register_hook(lambda gradient: self._read([gradient]))
+
+    def _update(self, *args: Any) -> None:
+        gradients = [p.grad for p in self._parameters if p.grad is not None]
+        self._read(self._parameters + gradients)
+
+
 class Reading:
     """The kernels alone, on tensors of the sizes that the last step of a monitor has read.
     ``is_near``: one tensor is read as often as there were of its size, from the nearest cache that
@@ -207,7 +234,8 @@ READINGS = {"the kernels alone, cached": True, "the kernels alone, from memory":
 
 
 def measure(name: str, rounds: int, warm_up: int) -> list[dict[str, Any]]:
-    trainers = {case: Trainer(MODELS[name]) for case in (PLAIN, *CASES)}
+    trainers = {case: Trainer(MODELS[name]) for case in (PLAIN, *CASES, BARE)}
+    BareHooks(trainers[BARE])
     monitors = {c: fastcheck.install(trainers[c].model, **CASES[c]) for c in CASES if CASES[c]}
     together = harness.size(MODELS[name].together, 2)
 
