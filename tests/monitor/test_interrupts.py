@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import fastcheck
+from fastcheck.log.step_table import StepTable
 from fastcheck.monitor.session.event_store import EventStore
 from fastcheck.utils.torch.own_operators import is_unobserved, no_grad, unobserved
 from support.interrupts import Points
@@ -151,6 +152,20 @@ def test_an_interrupt_between_two_steps(goes_on: bool, monkeypatch: pytest.Monke
     training.monitor.remove()
     steps = [row.step for row in training.monitor.step_table()]
     assert steps == list(range(7 if goes_on else 5))
+
+
+def test_an_interrupt_while_the_rows_of_steps_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    training = Training("plain", watch=True)
+    monkeypatch.setattr(StepTable, "_rows_of", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        training.monitor.step_table()
+    training.step()
+    training.monitor.remove()
+    assert [row.step for row in training.monitor.step_table()] == [0, 1, 2, 3]
 
 
 # Right before a step is closed an interrupt leaves two iterations in one step: their losses add up.

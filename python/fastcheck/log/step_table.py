@@ -124,10 +124,12 @@ class StepTable:
 
     def settle(self) -> None:
         """Makes the rows of all steps that are over."""
-        late, self._late, self._held = self._late, [], 0
-        made = self._rows_of([rows.chunks for rows in late]) if late else []
-        for rows, settled in zip(late, made):
+        made = self._rows_of([rows.chunks for rows in self._late]) if self._late else []
+        self._held = 0
+        for settled in made:  # an interrupt loses no step that waits
+            rows = self._late[0]
             rows.made, rows.chunks = settled, ()
+            del self._late[0]
             self._keep(settled)
 
     def _keep(self, rows: Sequence[StepRow]) -> None:
