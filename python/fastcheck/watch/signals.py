@@ -119,7 +119,7 @@ class SignalReader:
     """
 
     def __init__(self, sites: SiteTable, is_whole: bool = True) -> None:
-        self._sites = sites
+        self.sites = sites
         self._is_whole = is_whole
         # The phase of each site, by its number.
         self._phases = np.zeros(0, np.int8)
@@ -183,9 +183,9 @@ class SignalReader:
 
     def _grow(self) -> None:
         held = len(self._phases)
-        if held == len(self._sites):
+        if held == len(self.sites):
             return
-        new = [self._sites[number] for number in range(held, len(self._sites))]
+        new = [self.sites[number] for number in range(held, len(self.sites))]
         functions = [FUNCTIONS.get(s.module_type, 0) if s.role == "output" else 0 for s in new]
         self._phases = np.append(self._phases, np.array([phase_of(s) for s in new], np.int8))
         self._functions = np.append(self._functions, np.array(functions, np.int8))
@@ -214,23 +214,23 @@ class SignalReader:
     def _find_batch(self, records: Mapping[str, np.ndarray], plan: _RecordOrder) -> None:
         inputs = plan.sites[self._is_input[plan.sites]].tolist()
         if inputs and self._is_whole and not (self._phases == INPUT).any():
-            first = self._sites[inputs[0]].module
-            self._phases[[n for n in inputs if self._sites[n].module == first]] = INPUT
+            first = self.sites[inputs[0]].module
+            self._phases[[n for n in inputs if self.sites[n].module == first]] = INPUT
         inputs = [n for n in inputs if self._phases[n] == ACTIVATION]
         if not inputs:
             return
         small = {int(n) for n in records["site"][records["numel"] == 1]}
-        scalars = {self._sites[n].module for n in small if self._sites[n].role == "output"}
+        scalars = {self.sites[n].module for n in small if self.sites[n].role == "output"}
         criteria = [
             number
             for number in inputs
-            if (site := self._sites[number]).module in scalars or site.module_type.endswith("Loss")
+            if (site := self.sites[number]).module in scalars or site.module_type.endswith("Loss")
         ]
         with_gradient: set[tuple[str, str]] = set()
         if criteria:
-            with_gradient.update((s.module, s.label) for s in self._sites if s.role == "grad_input")
+            with_gradient.update((s.module, s.label) for s in self.sites if s.role == "grad_input")
         for number in criteria:
-            site = self._sites[number]
+            site = self.sites[number]
             if (site.module, site.label) not in with_gradient:
                 self._phases[number] = INPUT
 

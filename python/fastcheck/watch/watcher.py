@@ -479,7 +479,6 @@ class Watcher:
     ) -> None:
         window, warm_up = options.window, options.warm_up
         self._options = options
-        self._sites = sites
         self._rank = rank
         self._reader = SignalReader(sites, is_whole)
         self._past = Past(options.threshold, window, warm_up, options.horizon)
@@ -769,7 +768,7 @@ class Watcher:
             count=format_number(value * float(now.numel[k, first])),
             reaches=_reaches(near, far),
         )
-        sites = [self._sites[int(now.sites[place])] for place in at]
+        sites = [self._reader.sites[int(now.sites[place])] for place in at]
         if len(sites) > 1:
             text += ". The same holds for " + ", ".join(map(str, sites[1 : 1 + _NAMED]))
             left = len(sites) - 1 - _NAMED
@@ -785,7 +784,7 @@ class Watcher:
                     given = now.sites[is_far & (now.phases == INPUT)].tolist()
                     why = "the batch is at least a thousand times as large as before, too: "
                     for site in given[:1]:
-                        origin = FirstMovers(cause="data", why=f"{why}{self._sites[site]}")
+                        origin = FirstMovers(cause="data", why=f"{why}{self._reader.sites[site]}")
         return self._event(
             rule, step, warns, f"{sites[0]}: {text}", origin, site=sites[0], value=value,
             reference=usual, score=math.nan, interval=(near, far) if near < math.inf else None,
