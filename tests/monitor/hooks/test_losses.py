@@ -102,6 +102,28 @@ class TestTheLoss:
         loss.backward()
         assert losses_read(monitor)[-1] == (0, loss.item())
 
+    @pytest.mark.skipif(
+        not hasattr(torch.autograd, "_engine_run_backward"), reason="before torch 2.3"
+    )
+    def test_of_an_engine_that_is_called_by_names(self) -> None:
+        model = Net()
+        monitor = fastcheck.install(model)
+        loss = model(torch.ones(1, 8)).square().mean()
+        weight: Any = model.head.weight
+        engine: Any = torch.autograd
+        (made,) = engine._engine_run_backward(
+            t_outputs=(loss,),
+            grad_tensors=(torch.ones(()),),
+            keep_graph=True,
+            create_graph=False,
+            inputs=(weight,),
+            allow_unreachable=True,
+            accumulate_grad=False,
+        )
+        loss.backward()
+        assert torch.equal(made, weight.grad)
+        assert losses_read(monitor)[-1] == (0, loss.item())
+
     def test_of_autograd_grad(self) -> None:
         model = Net()
         fastcheck.install(model)

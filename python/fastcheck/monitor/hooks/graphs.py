@@ -403,7 +403,7 @@ class GraphFollower:
         for stretch in followed.tape.stretches:
             if stretch.begins:
                 step += is_closed
-                is_closed, is_read = False, session.would_read(step)
+                is_closed, is_read = False, session.config.observes(step) and session.reads_passes
             stretch.is_read = is_read
             for slots in stretch.slots.values():
                 slots.let_read(is_read)

@@ -332,8 +332,10 @@ def _asked_of_engine(args: Any, kwargs: Any) -> _Asked:
     given = () if value is None else _as_tuple(value)
     if given and all(gradient is None for gradient in given):
         given = ()
+    roots = args[0] if args else kwargs.get("t_outputs", ())
     # Behind the roots: their gradients, retain_graph, create_graph, inputs.
-    return args[0], given, None if kwargs.get("accumulate_grad", True) else args[4]
+    inputs = args[4] if len(args) > 4 else kwargs.get("inputs", ())
+    return roots, given, None if kwargs.get("accumulate_grad", True) else inputs
 
 
 def _backward_by_name(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -131,8 +131,7 @@ class Level:
         *fields: Any,
     ) -> None:
         """observe() and saw() of many tensors, in one call for each device: with the entry Stored
-        of what modules store, and ``kind(first_seq, roles, *fields)`` of the others, which are on
-        the host if there are both.
+        of what modules store, and ``kind(first_seq, roles, *fields)`` of the others.
         """
 
     def saw(self, entry: entries.Seen, is_bad: Optional[bool]) -> None:
@@ -376,12 +375,13 @@ class ModuleLevel(Level):
         kind: Callable[..., entries.Seen] = entries.Stored,
         *fields: Any,
     ) -> None:
-        session, store, stored = self.session, self.session.event_store, batch.stored_count
+        session, store = self.session, self.session.event_store
         if not are_on_host(batch.tensors):
             parts = _by_device(batch)
         else:
-            parts = [(_HOST, batch.tensors, batch.sites, batch.roles)] if batch.tensors else []
-        for device, part, numbers, part_roles in parts:
+            all_of_it = (_HOST, batch.tensors, batch.sites, batch.roles, batch.stored_count)
+            parts = [all_of_it] if batch.tensors else []
+        for device, part, numbers, part_roles, stored in parts:
             first = self.cursor.seq
             records = self.read_list(device, part, numbers, flags)
             if not (records or session.rings.is_deferred):
@@ -586,16 +586,17 @@ class Rings:
 
 def _by_device(
     batch: TensorBatch,
-) -> list[tuple[torch.device, Sequence[torch.Tensor], Sequence[int], Sequence[str]]]:
-    """The tensors, sites and roles of one device after the other."""
+) -> list[tuple[torch.device, Sequence[torch.Tensor], Sequence[int], Sequence[str], int]]:
+    """The tensors, sites and roles of one device after the other, and how many modules store."""
     tensors, sites, roles = batch.tensors, batch.sites, batch.roles
-    parts: list[tuple[torch.device, Sequence[torch.Tensor], Sequence[int], Sequence[str]]] = []
+    parts: list[tuple[torch.device, Sequence[torch.Tensor], Sequence[int], Sequence[str], int]] = []
     by_device: dict[torch.device, list[int]] = {}
     for index, tensor in enumerate(tensors):
         by_device.setdefault(tensor.device, []).append(index)
     for device, chosen in by_device.items():
         part, numbers = [tensors[i] for i in chosen], [sites[i] for i in chosen]
-        parts.append((device, part, numbers, [roles[i] for i in chosen]))
+        stored = sum(i < batch.stored_count for i in chosen)
+        parts.append((device, part, numbers, [roles[i] for i in chosen], stored))
     return parts
 
 
@@ -837,13 +838,14 @@ class Session:
         if self.config.level == "op":
             self.apply_pause()
 
-    def would_read(self, step: int) -> bool:
-        """True if a pass of this step that begins now is read."""
-        return self.config.observes(step) and not self.passes.are_paused and not is_dry_run()
+    @property
+    def reads_passes(self) -> bool:
+        """True if a pass that begins now is read, in a step that is."""
+        return not self.passes.are_paused and not is_dry_run()
 
     def apply_pause(self) -> None:
         """A pass begins, and is read or not."""
-        is_wanted = self.step.is_observed and not self.passes.are_paused and not is_dry_run()
+        is_wanted = self.step.is_observed and self.reads_passes
         if self.is_active and not is_wanted:
             # Findings that the pass would have decided stay as they are.
             self.due(entries.Moment.CLOSED)

@@ -10,7 +10,7 @@ from typing import Any, Callable, Optional, Union
 import numpy as np
 
 from fastcheck._version import __version__
-from fastcheck.errors import printable
+from fastcheck.errors import LogError, printable
 from fastcheck.log.reader import log_parts, read_watch
 from fastcheck.log.view import first_event
 from fastcheck.record.event import Event
@@ -24,6 +24,7 @@ from fastcheck.report.render import headline, report_sections
 from fastcheck.report.stop_report import StopReport
 from fastcheck.report.summary import count_warnings
 from fastcheck.utils.names.style import STYLES
+from fastcheck.utils.private import write_private, writing
 from fastcheck.utils.text.numbers import counted, format_steps, to_json
 
 from .collect import Collected, collect, newest_log
@@ -476,7 +477,8 @@ def write_stop_page(report: StopReport, rank: int, watched: Callable[[], object]
         return
     place = stop_path(report.log_path, rank)
     if not os.path.exists(place):  # the first event is what is shown of a log
-        write_html(place, packed(report).decode())
+        with writing(place, "the report of the stop", LogError):
+            write_private(place, packed(report))
     if report.page is not None:
         watched()
         write_page(report.log_path, report.page, report.style, report=report)

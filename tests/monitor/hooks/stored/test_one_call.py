@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch import nn
 
 import fastcheck
 from fastcheck.monitor.hooks import state_reader
+from fastcheck.monitor.session.session import _by_device
 from fastcheck.ring.host import HostRing
 from support.programs.training import Net, batches
 
@@ -67,3 +69,14 @@ def test_gradients_that_were_read_before_they_were_clipped_are_not(
 ) -> None:
     trained = len(list(Net().parameters()))
     assert read_lists(monkeypatch, clips=True)[0] == [trained + 2 + 1, 1]
+
+
+def test_on_each_device_what_modules_store_is_told_from_gradients() -> None:
+    """Of a weight whose data were moved to the host the gradient may still be on a device."""
+    tensors = [torch.ones(1, device=device) for device in ("cpu", "cpu", "meta", "cpu")]
+    roles = ["param", "param", "param_grad", "param_grad"]
+    batch: Any = SimpleNamespace(tensors=tensors, sites=[5, 6, 7, 8], roles=roles, stored_count=2)
+    assert [(str(device), *rest) for device, _, *rest in _by_device(batch)] == [
+        ("cpu", [5, 6, 8], ["param", "param", "param_grad"], 2),
+        ("meta", [7], ["param_grad"], 0),
+    ]
