@@ -188,6 +188,27 @@ def test_a_large_log_gets_no_page_at_a_stop(monkeypatch: pytest.MonkeyPatch) -> 
     assert stop_of(Net()).report.page is None
 
 
+def test_a_log_of_two_stops_has_the_report_of_the_first_for_its_event_alone() -> None:
+    model = Net()
+    monitor = fastcheck.install(model, log_dir="log")
+    train(monitor, model, 2)
+    stops = []
+    for _ in range(2):
+        with pytest.raises(fastcheck.OverflowDetected) as caught:
+            model(torch.full((4, 8), float("nan")))
+        stops.append(caught.value.report)
+    monitor.remove()
+    first, second = stops
+    assert first.log_path is not None
+    view = read_log(first.log_path)
+    counted = {int(event.record["seq"]): event for event in view.events if event.counted}
+    for report, is_known in ((first, True), (second, False)):
+        seq = int(report.culprit.record["seq"])
+        shown = report_from_log(view, counted[seq], "fastcheck")
+        assert shown is not None and shown.culprit.record["seq"] == seq
+        assert (shown.weights_intact is not None) is is_known
+
+
 @pytest.mark.parametrize("has_page", [True, False])
 def test_a_log_has_what_its_stop_knew(has_page: bool) -> None:
     report = stop_of(Net(), stop=fastcheck.Stop(report=has_page)).report

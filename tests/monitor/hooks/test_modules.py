@@ -341,3 +341,20 @@ def test_a_stop_names_the_layer_through_a_wrapper() -> None:
     fastcheck.install(inner)
     stop = stopped(Wrapper(inner), torch.ones(2, 8))
     assert stop.culprit.site.module == "1"
+
+
+def test_an_input_follows_from_nothing_before_the_last_pass_of_its_module() -> None:
+    """Two passes in one step: what the first has made has no part in the second."""
+    encoder, head = nn.Linear(2, 2), nn.Linear(2, 1)
+    for module in (encoder, head):
+        nn.init.ones_(module.weight)
+    monitor = fastcheck.install(encoder, head, overflow_nums=-1)
+    head(encoder(torch.full((1, 2), 3e38)))
+    head(encoder(torch.ones(1, 2)) * torch.inf)
+    found = [(event.site.role, event.verdict.name) for event in monitor.events]
+    assert found == [
+        ("output", "ORIGIN"),
+        ("output", "PROPAGATED"),
+        ("input", "ARRIVED"),
+        ("output", "PROPAGATED"),
+    ]
