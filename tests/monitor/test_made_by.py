@@ -273,10 +273,15 @@ def test_the_mean_of_nothing_that_was_put_together() -> None:
     assert "try 1. A mean over no elements is 0/0: self is empty" in text
 
 
-def test_a_sum_that_overflows_is_not_what_it_has_added() -> None:
+@pytest.mark.parametrize(
+    ("logarithm", "added", "dtype"), [(8, 65504.0, torch.half), (88, 3e38, torch.float)]
+)
+def test_a_sum_that_overflows_is_not_what_it_has_added(
+    logarithm: int, added: float, dtype: torch.dtype
+) -> None:
     def total(y: torch.Tensor) -> torch.Tensor:
-        small = (y * 0 + 8).half().exp()
-        return -(small + torch.full(y.shape, 65504.0).half()).mean()
+        small = (y * 0 + logarithm).to(dtype).exp()
+        return -(small + torch.full(y.shape, added).to(dtype)).mean()
 
     def loss(y: torch.Tensor) -> torch.Tensor:
         result = total(y)
@@ -368,6 +373,16 @@ def test_the_numbers_of_a_quotient_are_not_those_of_its_dividend() -> None:
     def loss(y: torch.Tensor) -> torch.Tensor:
         parts = (y * torch.tensor([1e30] + [1.0] * 7) * 1e20).sum(0) / torch.tensor(4.0)
         result = parts.sum()
+        result.backward()
+        return result
+
+    made = maker_of(loss)
+    assert made.operator == "DivBackward0" and made.result is not None
+
+
+def test_the_dtype_of_a_quotient_is_not_that_of_its_dividend() -> None:
+    def loss(y: torch.Tensor) -> torch.Tensor:
+        result = (y * 0 + 5e3).half().sum() / torch.tensor([4096.0])
         result.backward()
         return result
 
