@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import warnings
 import weakref
 from typing import Any, Callable
 
@@ -748,7 +749,9 @@ def test_what_is_computed_between_two_models() -> None:
 def test_a_learning_rate_that_is_nan_is_named(level: str) -> None:
     model = nn.Linear(6, 3)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with fastcheck.install(model, level=level), pytest.raises(fastcheck.OverflowDetected) as stop:
+    warns = pytest.warns(fastcheck.WatchWarning, match="step 1: SGD has stepped with a learning")
+    stops = pytest.raises(fastcheck.OverflowDetected)
+    with warns, fastcheck.install(model, level=level), stops as stop:
         for step in range(4):
             optimizer.param_groups[0]["lr"] = float("nan") if step == 1 else 0.1
             optimizer.zero_grad()
@@ -757,6 +760,42 @@ def test_a_learning_rate_that_is_nan_is_named(level: str) -> None:
     text = " ".join(str(stop.value).split())
     assert "try 1. SGD has stepped with a learning rate of nan" in text
     assert "lr 0.1" not in text
+
+
+@pytest.mark.parametrize(
+    ("kind", "setting", "said"),
+    [
+        ("SGD", {"lr": -0.1}, "a learning rate of -0.1, as a schedule gives that goes on past"),
+        ("SGD", {"momentum": 1.2}, "a momentum of 1.2: it has to be below 1"),
+        ("SGD", {"weight_decay": 50.0}, "a weight decay of 50 at a learning rate of 0.1: with a"),
+        ("AdamW", {"weight_decay": 50.0}, "a weight decay of 50 at a learning rate of 0.1: with a"),
+        ("Adam", {"weight_decay": -5.0}, "a weight decay of -5: below 0 it makes weights grow"),
+        ("Adam", {"betas": (0.9, 1.0)}, "a beta of 1: it has to be at least 0 and below 1"),
+        ("RMSprop", {"eps": -1.0}, "an eps of -1: below 0 it may make a divisor 0"),
+        ("Adam", {"weight_decay": 50.0}, ""),
+        ("Adamax", {"betas": (0.9, 1.0)}, ""),
+        ("SGD", {"momentum": 1.0, "weight_decay": 5.0}, ""),
+    ],
+)
+@pytest.mark.parametrize("level", ["module", "op"])
+def test_a_setting_at_which_nothing_can_train_comes_first(
+    level: str, kind: str, setting: dict[str, Any], said: str
+) -> None:
+    """It is warned of, too: as a rule the weights stay finite for long."""
+    model = nn.Linear(6, 3)
+    optimizer = getattr(torch.optim, kind)(model.parameters(), 0.1)
+    optimizer.param_groups[0].update(setting)
+    with pytest.warns() as caught, fastcheck.install(model, level=level):
+        warnings.warn("one of several", stacklevel=1)
+        with pytest.raises(fastcheck.OverflowDetected) as stop:
+            for step in range(4):
+                optimizer.zero_grad()
+                (model(torch.randn(8, 6)) / float(step < 3)).square().mean().backward()
+                optimizer.step()
+    text = " ".join(str(stop.value).split())
+    assert (f"try 1. {kind} has stepped with {said}" in text) == bool(said)
+    is_warned = any(f"step 0: {kind} has stepped with {said}" in str(w.message) for w in caught)
+    assert is_warned == bool(stop.value.report.setting) == bool(said)
 
 
 class _Growing(nn.Module):

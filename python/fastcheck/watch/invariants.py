@@ -280,6 +280,10 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         source="Open-Sora-Plan#186",
     ),
     _fact(
+        "setting", signal="settings of an optimizer", cause="optimizer", text="{name}",
+        advice="look at what sets it",
+    ),
+    _fact(
         "made_anew", signal="state of an optimizer before an update", cause="optimizer",
         text="an optimizer of the same parameters began without a state for the third time: {name}",
         source="CodefyUI#147",

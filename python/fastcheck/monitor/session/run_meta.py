@@ -25,6 +25,7 @@ from fastcheck.log.unobserved import UnreadOp, to_meta
 from fastcheck.reproducibility.environment import environment_or_error
 from fastcheck.reproducibility.inventory import describe_optimizer
 from fastcheck.reproducibility.placement import placement
+from fastcheck.utils.text.numbers import format_number
 from fastcheck.verdict.step import Step
 
 from .config import Config
@@ -150,7 +151,9 @@ class Schedule:
         # The options as they were last, by optimizer and group (empty: they may change in place),
         # and the learning rate.
         self._seen: dict[tuple[int, int], tuple[tuple[Any, ...], list[float]]] = {}
-        #: An optimizer that has stepped with a learning rate that is not finite, and the rate.
+        #: The first setting at which training can't work, in a sentence; if it is a learning rate,
+        #: the class of its optimizer and the rate.
+        self.fault = ""
         self.broken: Optional[tuple[str, float]] = None
 
     def follow(self, step: int, number: int, optimizer: torch.optim.Optimizer) -> None:
@@ -180,14 +183,29 @@ class Schedule:
         kind = type(optimizer).__name__.lower()
         # Divides by the root of a mean of squares.
         is_adam = "adam" in kind and kind != "adamax"
-        for name, value in _numbers(optimizer.param_groups[group]):
+        known = dict(_numbers(optimizer.param_groups[group]))
+        if not self.fault:
+            self._look_for_fault(step, optimizer, known)
+        for name, value in known.items():
             if name == "lr":
                 rates.append(value)
-                if not math.isfinite(value):
-                    self.broken = type(optimizer).__name__, value
             full_name = f"optimizers[{number}].groups[{group}].{name}"
             self._note(step, full_name, value, False, is_adam)
         return rates
+
+    def _look_for_fault(
+        self, step: int, optimizer: torch.optim.Optimizer, known: Mapping[str, float]
+    ) -> None:
+        name = type(optimizer).__name__
+        said = _fault(name, known, type(optimizer).__module__.startswith("torch.optim"))
+        if not said:
+            return
+        self.fault = f"{name} has stepped with {said}"
+        if not 0 <= (rate := known.get("lr", 0.0)) < math.inf:
+            self.broken = name, rate
+        with self._event_store.lock:
+            for listener in self._event_store.listeners:
+                listener.noticed(step, "setting", 1, self.fault)
 
     def clipped(self, step: int, threshold: Any) -> None:
         """Gradients were clipped to ``threshold``."""
@@ -219,6 +237,48 @@ class Schedule:
         if log is not None and (tells_first or not is_first):
             with self._event_store.lock:
                 log.append_line("schedule", {"step": step, "name": name, "value": value})
+
+
+def _fault(name: str, known: Mapping[str, float], is_of_torch: bool) -> str:
+    """The setting of an optimizer's group at which training can't work, and why; empty: none."""
+    rate, decay = known.get("lr", 0.0), known.get("weight_decay", 0.0)
+    momentum, eps = known.get("momentum", 0.0), known.get("eps", 0.0)
+    if not math.isfinite(rate):
+        return (
+            f"a learning rate of {format_number(rate)}, as a schedule gives that divides 0 by 0 "
+            "where its warm-up or decay has no steps"
+        )
+    if rate < 0:
+        return (
+            f"a learning rate of {format_number(rate)}, as a schedule gives that goes on past its "
+            "end: below 0 the loss is maximised"
+        )
+    if not is_of_torch:
+        return ""
+    betas = [known.get(f"betas[{place}]", 0.0) for place in range(1 if name == "Adamax" else 2)]
+    beta = next((beta for beta in betas if "Ada" in name and not 0 <= beta < 1), None)
+    if beta is not None:
+        return (
+            f"a beta of {beta:.9g}: it has to be at least 0 and below 1, as {name} divides by "
+            "1 - beta ** step"
+        )
+    if not eps >= 0:
+        return f"an eps of {format_number(eps)}: below 0 it may make a divisor 0, or negative"
+    if not abs(momentum) <= 1:
+        return (
+            f"a momentum of {momentum:.9g}: it has to be below 1, as above that the velocity grows "
+            "by itself"
+        )
+    if decay < 0:
+        return f"a weight decay of {format_number(decay)}: below 0 it makes weights grow"
+    # The decay of other classes is a part of a gradient that they divide by its size.
+    if name in ("AdamW", "SGD") and rate * decay >= 1:
+        return (
+            f"a weight decay of {format_number(decay)} at a learning rate of "
+            f"{format_number(rate)}: with a product of 1 the decay takes each weight to 0 in "
+            "one update, and with one above 2 farther from 0 than it was"
+        )
+    return ""
 
 
 class _RateWatch:
@@ -346,7 +406,7 @@ class RunMeta:
 
     def learning_rates(self) -> tuple[tuple[str, float], ...]:
         """The learning rate of each group of the optimizers that have stepped, by class; no number
-        on a device. If a rate was not finite, that rate alone.
+        on a device. If a rate was not finite or below 0, that rate alone.
         """
         if self.schedule.broken is not None:
             return (self.schedule.broken,)

@@ -100,13 +100,11 @@ def stored(case: Case) -> Iterator[Advice]:
     is_near = case.trend.has_exploded or case.trend.near_limit
     is_near = is_near or (case.trend.has_grown and case.reading.inf_count > 0)
     is_new_nan = case.has_nan and not is_near
-    is_quotient = bool(case.divider) and is_new_nan
+    has_fault = bool(case.report.setting)
+    is_quotient = bool(case.divider) and is_new_nan and not has_fault
     steppers = {name for name, _ in case.report.learning_rates}
-    is_written = bool(steppers) and steppers <= _ADDING and is_new_nan
-    rates = [(name, rate) for name, rate in case.report.learning_rates if not math.isfinite(rate)]
-    if rates:
-        yield broken_rate(*rates[0])
-    elif is_quotient:
+    is_written = bool(steppers) and steppers <= _ADDING and is_new_nan and not has_fault
+    if is_quotient:
         yield from _quotient_of_update(case)
     elif is_written:
         yield Advice(
@@ -119,7 +117,7 @@ def stored(case: Case) -> Iterator[Advice]:
     is_before = case.trend.healthy[-1].step < case.report.step
     what = "The update before this step or a later write" if is_before else "A write in this step"
     lost = f"{what} broke {name}: the model in memory is lost. Go back to the "
-    if rates or is_quotient or is_written:
+    if has_fault or is_quotient or is_written:
         yield Advice(f"{lost}last checkpoint.")
         return
     yield Advice(
@@ -129,14 +127,6 @@ def stored(case: Case) -> Iterator[Advice]:
     )
     eps = " and the optimizer's eps if it has one (Adam: 1e-8 in float32; larger in 16-bit)"
     yield Advice(f"Check the schedule{eps if case.divider else ''}.")
-
-
-def broken_rate(name: str, rate: float) -> Advice:
-    return Advice(
-        f"{name} has stepped with a learning rate of {format_number(rate)}: look at the schedule, "
-        "which may divide 0 by 0 where its warm-up or decay has no steps.",
-        "assert all(math.isfinite(rate) for rate in scheduler.get_last_lr())",
-    )
 
 
 def _quotient_of_update(case: Case) -> Iterator[Advice]:
@@ -332,11 +322,11 @@ def advise(report: StopReport) -> list[Advice]:
     """Chooses at most four things to try, the most likely to help first. Never empty."""
     case = _case(report)
     items = list(_saturating(case))
+    is_given = case.site.role == "input" and not case.site.module
+    if report.setting and not is_given and case.verdict is not Verdict.PROPAGATED:
+        items.append(Advice(f"{report.setting}. Look at what sets it."))
     known = [] if items or case.verdict is Verdict.PROPAGATED else by_operator(case)
     items += _broken_weight(case)
-    if case.site.direction == "optimizer" and case.site.op:
-        rates = case.report.learning_rates
-        known = [broken_rate(n, r) for n, r in rates if not math.isfinite(r)] or known
     # A few doublings have led to no overflow in a wide format.
     has_changed = case.trend.has_exploded or (
         case.is_narrow and (case.trend.has_grown or case.trend.has_jumped)
