@@ -179,12 +179,7 @@ class Launches:
             if tensor.device != device:
                 raise ValueError(f"expected all tensors on {device}, got one on {tensor.device}")
         # Memory for buffers is plain memory, whatever the caller's modes.
-        with (
-            self._api.device(device),
-            no_grad(),
-            torch._C._DisableTorchDispatch(),
-            self._lock,
-        ):
+        with self._api.device(device), no_grad(), torch._C._DisableTorchDispatch(), self._lock:
             stream = self._api.current_stream(device)
             handle = self._handle(stream)
             processors = self._processors_of(device.index)

@@ -57,11 +57,7 @@ class HuggingFace(TrainerCallback):  # type: ignore[misc]  # its base is Any whe
         self.monitor: Optional[Monitor] = None
 
     def on_train_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        **kwargs: Any,
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         if self.monitor is not None:  # a training that ended by an exception
             self.monitor.remove()
@@ -69,22 +65,14 @@ class HuggingFace(TrainerCallback):  # type: ignore[misc]  # its base is Any whe
         self.monitor.begin_at(state.global_step)
 
     def on_step_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        **kwargs: Any,
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         name = None if args.ignore_data_skip else _batch_name(args, state, kwargs)
         if self.monitor is not None and name is not None:
             self.monitor.batch(name)
 
     def on_step_end(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        **kwargs: Any,
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         if control.should_save:
             self._seals.check(
@@ -94,11 +82,7 @@ class HuggingFace(TrainerCallback):  # type: ignore[misc]  # its base is Any whe
             )
 
     def on_save(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        **kwargs: Any,
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         if state.is_world_process_zero:
             folder = os.path.join(args.output_dir, f"checkpoint-{state.global_step}")
@@ -106,11 +90,7 @@ class HuggingFace(TrainerCallback):  # type: ignore[misc]  # its base is Any whe
                 self._seals.write(folder, kwargs["model"], state.global_step)
 
     def on_train_end(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        **kwargs: Any,
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         if self.monitor is not None:
             self.monitor.remove()

@@ -119,10 +119,7 @@ def _table(part: Table) -> Any:
         # A name goes on in the next line, and so does a sentence; a number is read whole.
         is_whole = column > 0 and not any(" " in row[column] for row in part.rows)
         shown.add_column(
-            Text(name),
-            justify="left" if to_left else "right",
-            overflow="fold",
-            no_wrap=is_whole,
+            Text(name), justify="left" if to_left else "right", overflow="fold", no_wrap=is_whole
         )
     for number, row in enumerate(part.rows):
         style = part.styles.get(number)

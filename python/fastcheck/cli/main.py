@@ -71,10 +71,7 @@ def build_parser() -> argparse.ArgumentParser:
     for name in _COMMANDS:
         command = importlib.import_module(f".{name}", __package__)
         added = commands.add_parser(
-            name,
-            help=command.HELP,
-            description=command.DESCRIPTION,
-            epilog=command.EPILOG,
+            name, help=command.HELP, description=command.DESCRIPTION, epilog=command.EPILOG
         )
         command.add_options(added)
         added.set_defaults(run=command.run)

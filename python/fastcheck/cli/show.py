@@ -307,10 +307,7 @@ def document(
         **({"watch": watched} if watched else {}),
         **({"precision": precision} if precision else {}),
         "steps": [row.to_dict() for row in step_rows(view)],
-        "left_out": {
-            "records": len(indices) - len(shown),
-            "events": len(all_events) - len(events),
-        },
+        "left_out": {"records": len(indices) - len(shown), "events": len(all_events) - len(events)},
     }
 
 

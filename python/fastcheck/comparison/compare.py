@@ -30,13 +30,7 @@ from fastcheck.comparison.sources.log import LogSource
 from fastcheck.comparison.sources.msprobe import MsprobeSource
 from fastcheck.comparison.sources.open import open_source
 from fastcheck.dump.options import LEVELS
-from fastcheck.errors import (
-    CompareError,
-    ConfigError,
-    choice,
-    near_matches,
-    printable,
-)
+from fastcheck.errors import CompareError, ConfigError, choice, near_matches, printable
 from fastcheck.notebook import block_html, fields_html, guarded_html, lines_html, table_html
 from fastcheck.statistics.thresholds import Threshold, make_thresholds
 from fastcheck.utils.names.msprobe import plain_api
@@ -316,10 +310,7 @@ def compare(
     accepted = _accepted(accept)
     limits = make_thresholds(thresholds)
     renaming = Renaming.of(_mapping(rename))
-    sides = (
-        open_source(actual, "actual", trust),
-        open_source(reference, "reference", trust),
-    )
+    sides = (open_source(actual, "actual", trust), open_source(reference, "reference", trust))
     _check_kinds(*sides)
     _check_levels(*sides)
     look_through_wrappers(*sides)
@@ -581,10 +572,7 @@ def _parted_schedules(
     last = max(step for _, step, _ in pairing.places)
     schedules = [side.schedules for side in sides]
     if mine or other:
-        schedules = [
-            shifted(schedules[0], mine, other - mine),
-            shifted(schedules[1], other, 0),
-        ]
+        schedules = [shifted(schedules[0], mine, other - mine), shifted(schedules[1], other, 0)]
     if groups is not None:
         bases = tuple(regrouped(base, groups, side) for side, base in enumerate(bases))
         schedules = [

@@ -94,10 +94,7 @@ def _join(whole: Any, part: Any) -> None:
 
 
 def find_layout(
-    actual: Source,
-    reference: Source,
-    starts: tuple[int, int],
-    renamings: tuple[Renaming, Renaming],
+    actual: Source, reference: Source, starts: tuple[int, int], renamings: tuple[Renaming, Renaming]
 ) -> Optional[Layout]:
     """The layout that the first step shows; None where both sides hold the same parts under the
     same names.

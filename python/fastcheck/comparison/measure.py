@@ -94,10 +94,7 @@ def measure_records(
 
 
 def _measure(
-    left: np.ndarray,
-    right: np.ndarray,
-    thresholds: Sequence[Threshold],
-    formats: np.ndarray,
+    left: np.ndarray, right: np.ndarray, thresholds: Sequence[Threshold], formats: np.ndarray
 ) -> Measured:
     count = len(left)
     states = np.full(count, PairState.CLOSE, np.uint8)

@@ -102,10 +102,7 @@ _OWN: Mapping[str, Sequence[tuple[str, str]]] = {
         (r"experts\.linear_fc([12])\.weight(\d+)$", r"experts.local_experts.\2.linear_fc\1.weight"),
         (r"\.mlp\.shared_expert\.", ".mlp.shared_experts."),
     ),
-    "vllm": (
-        (r"\.experts\.routed_experts\.", ".experts."),
-        (r"\.block_sparse_moe\.", ".mlp."),
-    ),
+    "vllm": ((r"\.experts\.routed_experts\.", ".experts."), (r"\.block_sparse_moe\.", ".mlp.")),
 }
 
 

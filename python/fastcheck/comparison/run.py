@@ -15,12 +15,7 @@ from fastcheck.record.format import DTYPES, Depth, Flag
 from fastcheck.record.site import GIVEN_LOSS, GRAD_LOSS
 from fastcheck.statistics.elements import compare_elements
 from fastcheck.statistics.functions import crc32
-from fastcheck.statistics.thresholds import (
-    BY_COARSENESS,
-    COARSENESS,
-    Threshold,
-    coarser_of,
-)
+from fastcheck.statistics.thresholds import BY_COARSENESS, COARSENESS, Threshold, coarser_of
 
 from . import measure
 from .align import Alignment, align, uneven_calls
@@ -263,12 +258,7 @@ class BlockComparison:
         return block
 
     def _whole(
-        self,
-        source: Source,
-        block: Block,
-        ranks: Sequence[int],
-        renaming: Renaming,
-        split: Split,
+        self, source: Source, block: Block, ranks: Sequence[int], renaming: Renaming, split: Split
     ) -> Block:
         blocks = [block] + [
             source.block(block.step, rank, self.names, renaming, False)

@@ -381,9 +381,7 @@ def seed_all(seed: int = 1234, mode: bool = False, rm_dropout: bool = False) -> 
 
 
 def compare(
-    input_param: Mapping[str, Any],
-    output_path: Optional[Path] = None,
-    **kwargs: Any,
+    input_param: Mapping[str, Any], output_path: Optional[Path] = None, **kwargs: Any
 ) -> Any:
     """fastcheck.compare() of two dumps, printed, with ``compare_result.csv`` in ``output_path``.
 

@@ -37,13 +37,7 @@ def module_line(
 class DumpSession:
     """Writes to the directory ``place``. Every method but finish() expects ``lock`` to be held."""
 
-    def __init__(
-        self,
-        place: str,
-        rank: int,
-        meta: Mapping[str, Any],
-        options: Options,
-    ) -> None:
+    def __init__(self, place: str, rank: int, meta: Mapping[str, Any], options: Options) -> None:
         self.lock = make_lock()
         self.place = place
         self.step = options.step
@@ -191,10 +185,7 @@ class DumpSession:
                 "shared": self._store.shared_count,
             }
         if self._reference is not None:
-            made["reference"] = {
-                "outputs": self.compared_count,
-                "different": self.differences,
-            }
+            made["reference"] = {"outputs": self.compared_count, "different": self.differences}
         return made
 
     # Failures

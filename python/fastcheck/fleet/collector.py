@@ -142,13 +142,7 @@ class Collector:
     """
 
     def __init__(
-        self,
-        log: str,
-        folder: Folder,
-        run: str,
-        node: str,
-        *,
-        steps_per_file: int = 100,
+        self, log: str, folder: Folder, run: str, node: str, *, steps_per_file: int = 100
     ) -> None:
         self.log = log
         self.run = plain_name(run)

@@ -203,11 +203,7 @@ VERDICT_TEXTS = {
 }
 
 
-def render(
-    report: StopReport,
-    width: int | None = None,
-    ascii_only: bool | None = None,
-) -> str:
+def render(report: StopReport, width: int | None = None, ascii_only: bool | None = None) -> str:
     """The stop report as plain text of at most ``width`` columns (a longer path or code line stays
     whole), in about 25 lines: more only where a reason or a path is long. ``width``: None: 88, or
     what the environment's COLUMNS asks for.

@@ -15,13 +15,7 @@ if TYPE_CHECKING:
     from fastcheck.record.event import Event
 
 _PLACES = 10
-_HARMLESS = (
-    Verdict.INTENDED,
-    Verdict.ABSORBED,
-    Verdict.BENIGN,
-    Verdict.SCALED,
-    Verdict.UNRESOLVED,
-)
+_HARMLESS = (Verdict.INTENDED, Verdict.ABSORBED, Verdict.BENIGN, Verdict.SCALED, Verdict.UNRESOLVED)
 
 
 def spread(events: Sequence[Event], culprit: Event, style: str, width: int) -> list[str]:

@@ -16,13 +16,7 @@ import torch
 
 from fastcheck.comparison.sources.checkpoint import CheckpointSource, record_of
 from fastcheck.comparison.sources.files import Loader
-from fastcheck.errors import (
-    CompareError,
-    ConfigError,
-    FastcheckError,
-    choice,
-    local_path,
-)
+from fastcheck.errors import CompareError, ConfigError, FastcheckError, choice, local_path
 from fastcheck.record.format import DTYPES, NONFINITE_COUNTS
 from fastcheck.reproducibility.environment import environment
 from fastcheck.sealing.receipts import (
@@ -318,11 +312,7 @@ def verify(
 ) -> Arrival: ...
 @overload
 def verify(
-    checkpoint: str,
-    *,
-    resume: torch.nn.Module,
-    accept: Sequence[str] = (),
-    **parts: Any,
+    checkpoint: str, *, resume: torch.nn.Module, accept: Sequence[str] = (), **parts: Any
 ) -> Resumption: ...
 def verify(
     checkpoint: Any,

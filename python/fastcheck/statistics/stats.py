@@ -209,11 +209,7 @@ class Stats:
 
     def __repr__(self) -> str:
         parts = [f"Stats({self.dtype}, numel={self.numel:,}"]
-        bad = {
-            "nan": self.nan_count,
-            "+inf": self.posinf_count,
-            "-inf": self.neginf_count,
-        }
+        bad = {"nan": self.nan_count, "+inf": self.posinf_count, "-inf": self.neginf_count}
         counts = [f"{name}={count:,}" for name, count in bad.items() if count]
         parts.append(" ".join(counts) if counts else "all finite")
         if self._statistics.has_stats:

@@ -16,15 +16,7 @@ from fastcheck.utils.text.numbers import format_number
 
 from .columns import Columns
 from .event import Mover, WatchEvent
-from .invariants import (
-    NUMBER_RULES,
-    TENSOR_RULES,
-    Batches,
-    Clipping,
-    Layers,
-    Rates,
-    Siblings,
-)
+from .invariants import NUMBER_RULES, TENSOR_RULES, Batches, Clipping, Layers, Rates, Siblings
 from .movers import GAP, NEVER, PAST, Movers
 from .numbers import RANGES, Number, Numbers, gradient_rms
 from .options import Watch

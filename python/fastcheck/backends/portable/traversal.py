@@ -107,10 +107,7 @@ def traverse(tensor: torch.Tensor, logical: bool = False) -> Traversal:
     flips = None
     if x.is_conj() or x.is_neg():
         # Resolving would copy the whole tensor: its memory is read as it is, the signs turned over.
-        flips = (
-            form.lowest if x.is_neg() else 0,
-            form.lowest if x.is_neg() != x.is_conj() else 0,
-        )
+        flips = (form.lowest if x.is_neg() else 0, form.lowest if x.is_neg() != x.is_conj() else 0)
         if order == STORAGE and not is_dense(x):
             x = _as_resolving_would_lay_it_out(x)
         if x.is_neg():

@@ -30,11 +30,7 @@ def padded_length(components: int) -> int:
 
 
 def count(
-    chunk: torch.Tensor,
-    form: Format,
-    first: int,
-    stop: int,
-    out: Optional[torch.Tensor] = None,
+    chunk: torch.Tensor, form: Format, first: int, stop: int, out: Optional[torch.Tensor] = None
 ) -> torch.Tensor:
     """int64 (stop - first, segments): value cells [first, stop). The first eight are counts, the
     others come out as zero.

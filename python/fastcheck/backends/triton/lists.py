@@ -52,11 +52,7 @@ def takes(x: Traversal) -> bool:
 
 
 def launch_records(
-    xs: Sequence[Traversal],
-    places: Sequence[int],
-    slots: torch.Tensor,
-    depth: int,
-    target: Target,
+    xs: Sequence[Traversal], places: Sequence[int], slots: torch.Tensor, depth: int, target: Target
 ) -> None:
     """Launches kernels that write bytes [0, 112) of ``slots[place]`` for each of ``xs``, which are
     of one dtype and device and :func:`takes` names. uint8 (n, 192) ``slots`` on that device.

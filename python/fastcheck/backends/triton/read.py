@@ -55,12 +55,7 @@ _FACTOR_1, _FACTOR_2, _FACTOR_3, _FACTOR_4, _ = (tl.constexpr(signed(f)) for _, 
 
 @triton.jit
 def _step(
-    state,
-    word,
-    there,
-    MULTIPLIER: tl.constexpr,
-    ROTATION: tl.constexpr,
-    ROTATED: tl.constexpr,
+    state, word, there, MULTIPLIER: tl.constexpr, ROTATION: tl.constexpr, ROTATED: tl.constexpr
 ):
     upper = (state >> (32 - ROTATION)) & ROTATED
     return tl.where(there, ((state << ROTATION) | upper) * MULTIPLIER + word, state)

@@ -10,17 +10,7 @@ from typing import Optional
 from fastcheck.utils.reading import open_regular
 
 #: Suffixes of checkpoint files. Others are recognised by their content too.
-SUFFIXES = (
-    ".pt",
-    ".pth",
-    ".bin",
-    ".ckpt",
-    ".pt.tar",
-    ".pth.tar",
-    ".safetensors",
-    ".npy",
-    ".npz",
-)
+SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".pt.tar", ".pth.tar", ".safetensors", ".npy", ".npz")
 _BY_SUFFIX = {".safetensors": "safetensors", ".npy": "npy", ".npz": "npz"}
 
 _NPY = b"\x93NUMPY"

@@ -148,7 +148,7 @@ def nan_from_finite(case: Case) -> Iterator[Advice]:
         yield Advice(
             f"The input reaches {format_number(peak)}; its square or a product of two such numbers "
             f"is beyond {case.reading.dtype}'s {case.limit}, and Inf - Inf or Inf * 0 is NaN. "
-            f"{instead or 'Normalise'} its input.",
+            f"{instead or 'Normalise'} its input."
         )
         if not form.is_narrow:
             if not case.trend.has_exploded:

@@ -372,9 +372,7 @@ def _case(report: StopReport) -> Case:
 
 
 def _operation(
-    report: StopReport,
-    reading: RecordStatistics,
-    inputs: tuple[tuple[Site, RecordStatistics], ...],
+    report: StopReport, reading: RecordStatistics, inputs: tuple[tuple[Site, RecordStatistics], ...]
 ) -> Operation | None:
     """The operator of the culprit, or the operator that was found after it; None where none is
     known.
@@ -473,7 +471,7 @@ def _broken_weight(case: Case) -> Iterator[Advice]:
     yield Advice(
         f"An update since step {before.step:,} took the largest number of {site.key} from "
         f"{format_number(before.abs_max)} to {format_number(now.abs_max)}, before this overflow: "
-        f"lower the learning rate{case.rates}, or warm up for longer.",
+        f"lower the learning rate{case.rates}, or warm up for longer."
     )
     yield Advice(
         "Look at the gradients of that step, too: a gradient far too large does the same at a "

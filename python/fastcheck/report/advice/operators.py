@@ -346,7 +346,7 @@ def _softmax(case: Case, made: Operation) -> Iterator[Advice]:
     if made.may_be_nan and reading is not None and reading.posinf_count:
         yield Advice(
             f"{label} holds {reading.posinf_count:,} +Inf, and softmax subtracts the largest: "
-            "Inf - Inf is NaN. Look for what made them, and clamp there.",
+            "Inf - Inf is NaN. Look for what made them, and clamp there."
         )
     elif made.may_be_nan:
         yield Advice(
@@ -492,7 +492,7 @@ def _products(case: Case, made: Operation) -> Iterator[Advice]:
         yield Advice(
             f"{name} reaches {format_number(a.abs_max)} and {other} {format_number(b.abs_max)}, "
             f"whose product is beyond {made.result.dtype}'s {format_number(form.max)}: Inf, and "
-            "Inf - Inf is NaN. Look for what let them grow, and normalise or clamp before.",
+            "Inf - Inf is NaN. Look for what let them grow, and normalise or clamp before."
         )
 
 

@@ -222,10 +222,7 @@ def plain_text(sections: Iterable[Section], color: bool = False) -> str:
 
 
 def sparkline(
-    values: Sequence[float | None],
-    bad: Sequence[bool],
-    width: int = 60,
-    ascii_only: bool = False,
+    values: Sequence[float | None], bad: Sequence[bool], width: int = 60, ascii_only: bool = False
 ) -> str:
     """A character per value, ``×`` where ``bad``; the largest of each group when there are more
     than ``width``.

@@ -167,13 +167,7 @@ def _written(info: OpInfo, args: Any, kwargs: Any) -> frozenset[int]:
 
 
 def compute(
-    info: OpInfo,
-    func: Any,
-    args: Any,
-    kwargs: Any,
-    where: str = "there",
-    *,
-    may_draw: bool = False,
+    info: OpInfo, func: Any, args: Any, kwargs: Any, where: str = "there", *, may_draw: bool = False
 ) -> tuple[list[torch.Tensor], str]:
     """The tensors that an operator makes of arguments that were moved, or why it can't. The
     generators are put back if it draws random numbers nevertheless, unless it ``may_draw``.
