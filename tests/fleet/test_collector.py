@@ -14,7 +14,7 @@ import pytest
 from fastcheck.errors import ConfigError, LogError
 from fastcheck.fleet.collector import Collector, Written, attempts, follow
 from fastcheck.fleet.manifest import counted_files
-from fastcheck.fleet.schema import RECORD_COLUMNS, RECORD_FORMAT, site_id
+from fastcheck.fleet.schema import RECORD_COLUMNS, site_id
 from fastcheck.fleet.store import Folder
 from fastcheck.log.reader import read_log
 from fastcheck.log.writer import RecordLog
@@ -168,25 +168,6 @@ def test_killed_at_any_write(tmp_path: Path, moment: str) -> None:
         on_disk = [path for path in Folder(out).files("run=r") if "step=" in path]
         assert sorted(path[len("run=r/") :] for path in on_disk) == counted_files(Folder(out), "r")
     assert number > 6
-
-
-def test_files_that_an_earlier_version_merged(tmp_path: Path) -> None:
-    """Its merge could be killed before the note was written, and before what it replaced went."""
-    Writer(tmp_path / "log").steps(0, 5)
-    out = tmp_path / "out"
-    collector(tmp_path / "log", out).take()
-    (old,) = counted_files(Folder(out), "r")
-    rows, run = rows_of(out), out / "run=r"
-    new = f"{old.partition('/')[0]}/merged.0000010000.parquet"
-    shutil.copy(run / old, run / new)
-    assert counted_files(Folder(out), "r") == [old]
-    note = {"format": RECORD_FORMAT, "batch": 1, "files": [new], "replaced": [old]}
-    (run / "_merged").mkdir()
-    (run / "_merged/step=000000-000099.json").write_text(json.dumps(note))
-    assert counted_files(Folder(out), "r") == [new]
-    (run / old).unlink()
-    assert rows_of(out) == rows
-    assert collector(tmp_path / "log", out).take().rows == 0
 
 
 class TestALogWithALimit:

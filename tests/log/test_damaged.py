@@ -196,7 +196,7 @@ def test_a_strange_event_is_left_out_or_shown(
     capsys.readouterr()
 
 
-@pytest.mark.parametrize("meta", ["[", "[" * 100_000, "7", '{"scaling": [{"step": 1e999}, 7]}'])
+@pytest.mark.parametrize("meta", ["[", "[" * 100_000, "7", '{"steps": [{"step": 1e999}, 7]}'])
 def test_a_strange_meta_file_leaves_the_records(
     log: Path, meta: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -183,4 +183,5 @@ class TestOfALog:
         bad: list[Any] = [7, {"step": "x"}, {"step": 1e999, "overflow": 1}, {"overflow": 0}]
         from fastcheck.log.step_table import _written
 
-        assert [row.scale for row in _written({"steps": [*bad, good], "scaling": 5}, 0)] == [2.0]
+        assert [row.scale for row in _written({"steps": [*bad, good]}, 0)] == [2.0]
+        assert not list(_written({"steps": 5}, 0))

@@ -201,18 +201,8 @@ def test_a_crash_between_copying_and_deleting_doubles_nothing(tmp_path: pathlib.
     records = build.healthy_records(0, 10)
     records["flags"][4] = int(Flag.EVENT)
     log.append(records, 0)
-    log.append(records[4:5], 0, events=True)
-    assert (tmp_path / "events-rank0.bin").stat().st_size == SIZE
+    (tmp_path / "events-rank0.bin").write_bytes(records[4:5].tobytes())
     assert read_log(tmp_path).records["seq"].tolist() == list(range(10))
-
-
-def test_events_go_straight_to_their_file_when_asked(tmp_path: pathlib.Path) -> None:
-    log = RecordLog(tmp_path, 0, 64 * 1024, site_table())
-    first = build.healthy_records(0, 3)
-    log.append(first, 0, True)
-    for step in range(1, 60):
-        log.append(build.healthy_records(step, 30, step * 30), step)
-    assert read_log(tmp_path).records["seq"][:3].tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize(

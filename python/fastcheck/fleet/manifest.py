@@ -19,13 +19,8 @@ from .schema import RECORD_FORMAT
 from .store import Folder
 
 _NODES = "_nodes"
-# Notes on files that were merged, which fastcheck compact of earlier versions wrote.
-_MERGES = "_merged"
-# Matches a file of records; its name has the node if a collector wrote it, or "merged" if it was
-# merged.
-_RECORD_FILE = re.compile(
-    r"step=[0-9]+-[0-9]+/(?:node=([^./]+)(?:\.[0-9]+)?|(merged)\.[0-9]+|[^/]+)\.parquet"
-)
+# Matches a file of records; its name has the node if a collector wrote it.
+_RECORD_FILE = re.compile(r"step=[0-9]+-[0-9]+/(?:node=([^./]+)(?:\.[0-9]+)?|[^/]+)\.parquet")
 
 
 def plain_name(text: str) -> str:
@@ -109,30 +104,25 @@ def counted_files(folder: Folder, run: str) -> list[str]:
     start = f"run={run}/"
     present = [path[len(start) :] for path in folder.files(start[:-1])]
     written: set[str] = set()
-    replaced: set[str] = set()
     nodes = set()
     for path in present:
         if path.startswith(f"{_NODES}/node=") and path.endswith(".json"):
             written |= _files_of(folder, start + path)
             nodes.add(path[len(f"{_NODES}/node=") : -len(".json")])
-        elif path.startswith(f"{_MERGES}/"):
-            written |= _files_of(folder, start + path, "files", list)
-            replaced |= _files_of(folder, start + path, "replaced", list)
     records = filter(None, map(_RECORD_FILE.fullmatch, present))
-    counted = (m.group() for m in records if m[0] in written or not (m[1] in nodes or m[2]))
-    return sorted(set(counted) - replaced)
+    return sorted(m.group() for m in records if m[0] in written or m[1] not in nodes)
 
 
-def _files_of(folder: Folder, path: str, name: str = "files", kind: type = dict) -> set[str]:
-    """The files that a manifest or a note names, which a collector may just have replaced.
+def _files_of(folder: Folder, path: str) -> set[str]:
+    """The files that a manifest names, which a collector may just have replaced.
 
     Raises:
         LogError: it is damaged.
     """
     fields = _read_json(folder, path)
-    files: Any = [] if fields is None else fields.get(name)
-    if fields is not None and not isinstance(files, kind):
-        raise _damaged(folder, path, f"{name} is {str(files)[:60]}")
+    files: Any = {} if fields is None else fields.get("files")
+    if not isinstance(files, dict):
+        raise _damaged(folder, path, f"files is {str(files)[:60]}")
     return {str(file) for file in files}
 
 

@@ -234,19 +234,18 @@ def _code(site: Site) -> int:
 
 def _written(meta: Mapping[str, Any], rank: int) -> Iterator[StepRow]:
     """The rows of a meta file; invalid entries are left out."""
-    for key in ("scaling", "steps"):  # the first: by fastcheck 0.1
-        rows = meta.get(key)
-        for row in rows if isinstance(rows, list) else ():
-            try:
-                values = {name: row.get(name) for name in STEP_NUMBERS}
-                yield StepRow(
-                    rank=rank,
-                    step=int(row["step"]),
-                    overflow=bool(row["overflow"]),
-                    **{name: None if v is None else float(v) for name, v in values.items()},
-                )
-            except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
-                continue
+    rows = meta.get("steps")
+    for row in rows if isinstance(rows, list) else ():
+        try:
+            values = {name: row.get(name) for name in STEP_NUMBERS}
+            yield StepRow(
+                rank=rank,
+                step=int(row["step"]),
+                overflow=bool(row["overflow"]),
+                **{name: None if v is None else float(v) for name, v in values.items()},
+            )
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
+            continue
 
 
 def _rows(

@@ -141,20 +141,15 @@ class RecordLog:
     def directory(self) -> str:
         return found_at(self._place, self._start)
 
-    def append(self, records: np.ndarray, step: int, events: bool = False) -> bool:
-        """Writes whole records (RECORD_DTYPE); with ``events`` to the events file, which is never
-        evicted.
-
-        False once the log is switched off. ``step`` only names the step in the message of a
-        failure."""
+    def append(self, records: np.ndarray, step: int) -> bool:
+        """Writes whole records (RECORD_DTYPE). False once the log is switched off. ``step`` only
+        names the step in the message of a failure.
+        """
 
         def write() -> None:
             self._write_sites()
-            if events:
-                self._write_event(self._path("events", "bin"), record_bytes(records))
-            else:
-                for part in self._parts(records):
-                    self._append_to_segment(part)
+            for part in self._parts(records):
+                self._append_to_segment(part)
             self._evict()
 
         return self._attempt(write, step) if len(records) else not self.failed

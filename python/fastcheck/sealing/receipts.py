@@ -717,7 +717,7 @@ def _of(given: object) -> Receipt:
     tensors = None
     if isinstance(given, Mapping) and given.get("fastcheck") == "receipt":
         with contextlib.suppress(KeyError, TypeError, ValueError, zlib.error):  # it is damaged
-            tensors = _of_lists(given["tensors"]) if "tensors" in given else _unpacked(given)
+            tensors = _unpacked(given)
     if not isinstance(tensors, Mapping) or not all(map(_is_entry, tensors.values())):
         raise CompareError(
             "this is not a receipt, as fastcheck.receipt(model) returns it, nor JSON of one, but a "
@@ -743,17 +743,6 @@ def _unpacked(given: Mapping[str, Any]) -> Any:
     text = engine.decompress(data[4:], MAX_JSON_BYTES).decode()
     digits = io.StringIO(engine.unused_data.hex())
     return parse_json(re.sub("\1+", lambda found: f':"{digits.read(8 * len(found[0]))}"', text))
-
-
-def _of_lists(value: Any) -> Any:
-    """A receipt of format 1, which has a list of the checksums of a tensor's parts."""
-    if isinstance(value, Mapping):
-        return {name: _of_lists(item) for name, item in value.items()}
-    if not isinstance(value, list):
-        return value
-    if value and all(isinstance(item, str) for item in value):
-        return _text([int(item, 16) for item in value])
-    return [_of_lists(item) for item in value]
 
 
 def _is_entry(entry: Any) -> bool:

@@ -394,8 +394,7 @@ def _row_of(contents: Collected, rank: int, site: Site) -> int:
 
 def _options(meta: dict[str, Any]) -> dict[str, Any]:
     """The options of a run, without the rows of steps, which the page has already."""
-    left_out = {name for name in ("steps", "scaling") if isinstance(meta.get(name), list)}
-    return {name: value for name, value in meta.items() if name not in left_out}
+    return {name: v for name, v in meta.items() if name != "steps" or not isinstance(v, list)}
 
 
 def page_of_log(
