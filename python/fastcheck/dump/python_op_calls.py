@@ -12,6 +12,7 @@ from fastcheck.calls.selection import Selection
 from fastcheck.calls.tracker import CallListener, ModuleTracker, Running
 from fastcheck.record.format import Flag
 from fastcheck.record.site import OUTSIDE, Site
+from fastcheck.utils.torch.memory_ref import WeakStorage, storage_of
 from fastcheck.utils.torch.operators import (
     describe_tensor,
     inputs_of,
@@ -23,9 +24,6 @@ from fastcheck.utils.torch.operators import (
 from .dump_writer import DumpSession, module_line
 from .reference import OpCall, Reference
 
-# Weak references to storages have no public form; torch.multiprocessing.reductions uses these.
-_STORAGE: Any = torch.UntypedStorage
-
 
 class FreshMemory:
     """Storages by the address of their StorageImpl, which is held weakly: no other gets it."""
@@ -33,30 +31,30 @@ class FreshMemory:
     def __init__(self) -> None:
         # Bytes that were not written yet, by storage.
         self._left: dict[int, int] = {}
-        self._references: dict[int, int] = {}
+        self._references: dict[int, WeakStorage] = {}
 
     def add(self, tensor: torch.Tensor) -> None:
         """``tensor`` was allocated."""
-        storage = _storage_of(tensor)
+        storage = storage_of(tensor)
         if storage is None or not storage.nbytes():
             return
         key = int(storage._cdata)
         self._left[key] = storage.nbytes()
         if key not in self._references:
-            self._references[key] = storage._weak_ref()
+            self._references[key] = WeakStorage(storage)
 
     def is_fresh(self, tensor: torch.Tensor) -> bool:
         """True if a part of the tensor's storage may be uninitialised."""
         if not self._left:
             return False
-        storage = _storage_of(tensor)
+        storage = storage_of(tensor)
         return storage is not None and int(storage._cdata) in self._left
 
     def wrote(self, tensor: torch.Tensor, is_overwriting: bool) -> None:
         """Notes that an op has written to the whole tensor, or to a part of it."""
         if not self._left:
             return
-        storage = _storage_of(tensor)
+        storage = storage_of(tensor)
         key = -1 if storage is None else int(storage._cdata)
         if key not in self._left:
             return
@@ -68,15 +66,7 @@ class FreshMemory:
 
     def clear(self) -> None:
         self._left.clear()
-        while self._references:
-            _STORAGE._free_weak_ref(self._references.popitem()[1])
-
-
-def _storage_of(tensor: torch.Tensor) -> Any:
-    try:
-        return tensor.untyped_storage()
-    except (NotImplementedError, RuntimeError):  # sparse, nested, wrapped: no storage
-        return None
+        self._references.clear()
 
 
 class OpCalls(CallListener):

@@ -32,8 +32,16 @@ def values_of(tensor: torch.Tensor) -> Optional[torch.Tensor]:
 _STORAGE: Any = torch.UntypedStorage
 
 
-class _WeakStorage:
-    """A weak reference to a storage, or to none."""
+def storage_of(tensor: torch.Tensor) -> Any:
+    """The storage of a tensor; None where it is sparse, nested or wrapped by a transform."""
+    try:
+        return tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError):
+        return None
+
+
+class WeakStorage:
+    """A weak reference to a storage, or to none: no other storage gets its address meanwhile."""
 
     __slots__ = ("_free", "address")
 
@@ -66,7 +74,7 @@ class MemoryRef:
         if self._ordinary is not None:
             return
         storage, self._offset = _memory_of(tensor)
-        self._storage = _WeakStorage(storage)
+        self._storage = WeakStorage(storage)
 
     def is_of(self, tensor: torch.Tensor) -> bool:
         """True if ``tensor`` has the same memory; False where it has none."""
@@ -84,7 +92,5 @@ def _memory_of(tensor: torch.Tensor) -> tuple[Any, int]:
     tensor = local(tensor)
     values = None if tensor.layout is torch.strided else values_of(tensor)
     tensor = tensor if values is None else values
-    try:
-        return tensor.untyped_storage(), int(tensor.storage_offset())
-    except (NotImplementedError, RuntimeError):  # wrapped by a transform: no storage
-        return None, 0
+    storage = storage_of(tensor)
+    return storage, 0 if storage is None else int(tensor.storage_offset())

@@ -4,16 +4,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional, Protocol
+from typing import Optional, Protocol
 
 import torch
 
 from fastcheck.extension import compiled
 
+from .memory_ref import WeakStorage, storage_of
 from .readable import is_dense
-
-# Weak references to storages have no public form; torch.multiprocessing.reductions uses these.
-_STORAGE: Any = torch.UntypedStorage
 
 
 class SeenTensors(Protocol):
@@ -50,16 +48,11 @@ class PythonSeenTensors:
 
     def __init__(self) -> None:
         self._seqs: dict[tuple[object, ...], int] = {}
-        self._storages: set[int] = set()
-        # The module may be gone before this object is, at the interpreter's end.
-        self._free = _STORAGE._free_weak_ref
+        self._storages: dict[int, WeakStorage] = {}
 
     def add(self, tensor: torch.Tensor, seq: int) -> int:
-        if tensor.is_inference():
-            return -1
-        try:
-            storage: Any = tensor.untyped_storage()
-        except (NotImplementedError, RuntimeError):  # sparse, nested, wrapped: no storage
+        storage = None if tensor.is_inference() else storage_of(tensor)
+        if storage is None:
             return -1
         identity = int(storage._cdata)
         key = (
@@ -76,20 +69,16 @@ class PythonSeenTensors:
         if first_seq is not None:
             return first_seq
         if identity not in self._storages:
-            self._storages.add(storage._weak_ref())
+            self._storages[identity] = WeakStorage(storage)
         self._seqs[key] = seq
         return -1
 
     def clear(self) -> None:
         self._seqs.clear()
-        while self._storages:
-            self._free(self._storages.pop())
+        self._storages.clear()
 
     def __len__(self) -> int:
         return len(self._seqs)
-
-    def __del__(self) -> None:
-        self.clear()
 
 
 def _geometry(tensor: torch.Tensor) -> Optional[tuple[tuple[int, ...], tuple[int, ...]]]:
