@@ -21,7 +21,6 @@ from fastcheck.backends.portable.traversal import Traversal, traverse
 from fastcheck.record.format import Depth
 from fastcheck.utils.torch.own_operators import no_grad
 
-from . import components as kinds
 from . import kernels
 
 #: The most bytes of a launch's words: 2^30 components, and byte offsets that fit 32 bits.
@@ -132,11 +131,11 @@ class Reader:
         self.width = sum64.row_words(self.size)
         self.target = target
         if info.kind == "f8":
-            kind = kinds.FLOAT
+            kind = kernels.FLOAT
         elif info.name == "bool":
-            kind = kinds.BOOL
+            kind = kernels.BOOL
         else:
-            kind = kinds.SIGNED if info.kind == "i8" else kinds.UNSIGNED
+            kind = kernels.SIGNED if info.kind == "i8" else kernels.UNSIGNED
         self.variant = {
             "SIZE": self.size,
             "KIND": kind.value,
