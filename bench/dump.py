@@ -28,7 +28,7 @@ import torch
 
 import fastcheck
 import harness
-from fastcheck.dump.storage.reading import read_index
+from fastcheck.dump.storage.files import read_index
 from transformer import Trainer
 
 MODES: dict[str, dict[str, Any]] = {

@@ -18,7 +18,7 @@ import fastcheck
 from fastcheck.cli.main import main
 from fastcheck.dump import dump_writer
 from fastcheck.dump.storage import record_writer, shards
-from fastcheck.dump.storage.reading import StoredValues, read_calls, read_index, value_of
+from fastcheck.dump.storage.files import StoredValues, read_calls, read_index, value_of
 from fastcheck.dump.storage.shards import ShardWriter
 from support.processes import run_python
 from support.programs.dumping import calls, dumped_run, index, log, place, strict
@@ -237,7 +237,7 @@ def test_a_directory_that_cannot_be_made_ends_the_dump_and_not_the_training(
 def test_a_fault_of_its_own_ends_the_dump_and_not_the_training(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fastcheck.dump.python_op_calls import PythonOpCalls
+    from fastcheck.dump.op_calls import PythonOpCalls
 
     def broken(*args: Any) -> Any:
         raise ZeroDivisionError("a fault")

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 import fastcheck
-from fastcheck.dump.recorded_op_calls import RecordedOpCalls, _PythonFallback
-from fastcheck.dump.storage.reading import read_index
+from fastcheck.dump.op_calls import RecordedOpCalls, _PythonFallback
+from fastcheck.dump.storage.files import read_index
 from fastcheck.log.reader import read_log
 from support.programs.training import Net, batches
 

@@ -19,9 +19,9 @@ import torch
 
 import fastcheck
 from fastcheck import _C
-from fastcheck.dump.recorded_op_calls import RecordedOpCalls, _PythonFallback
+from fastcheck.dump.op_calls import RecordedOpCalls, _PythonFallback
 from fastcheck.dump.storage import record_writer
-from fastcheck.dump.storage.reading import read_index
+from fastcheck.dump.storage.files import read_index
 from fastcheck.extension import ExtensionStatus
 from fastcheck.log.reader import read_log
 from fastcheck.record.format import RECORD_BYTES

@@ -1,5 +1,5 @@
 // Memory that was allocated and not written yet. Its contents are left over from other uses and
-// differ between runs, so a dump leaves them out. python/fastcheck/dump/python_op_calls.py has
+// differ between runs, so a dump leaves them out. python/fastcheck/dump/op_calls.py has
 // the same in Python.
 #pragma once
 

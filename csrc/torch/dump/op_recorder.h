@@ -1,5 +1,5 @@
 // OpRecorder: records the calls of operators in a dump: records of their inputs and outputs, and a
-// line of the index. python/fastcheck/dump/python_op_calls.py does the same in Python, and also
+// line of the index. python/fastcheck/dump/op_calls.py does the same in Python, and also
 // lists of names, values and a reference; the two write the same bytes.
 #pragma once
 

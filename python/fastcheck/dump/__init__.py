@@ -1,8 +1,7 @@
 """Dumper: the inputs and outputs of operators or modules of a step, written to disk.
 
 ``dumper`` is the context manager, which records parameters, buffers and gradients; ``options`` are
-its options. ``python_op_calls`` (in C++: ``recorded_op_calls``), ``module_calls`` and
-``api_calls`` record calls.
+its options. ``op_calls`` (in Python and in C++), ``module_calls`` and ``api_calls`` record calls.
 ``reference`` runs operators again on the CPU, and estimates the difference that rounding explains.
 All of them write through ``dump_writer`` to the files of ``storage``. ``on_stop`` dumps the call
 that stopped a run.

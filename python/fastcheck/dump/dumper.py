@@ -33,9 +33,8 @@ from fastcheck.utils.torch.versions import eager_stance
 from .api_calls import CallsOfApis
 from .dump_writer import DumpSession
 from .module_calls import ModuleCalls
+from .op_calls import PythonOpCalls, RecordedOpCalls
 from .options import Models, check_models, check_options
-from .python_op_calls import PythonOpCalls
-from .recorded_op_calls import RecordedOpCalls
 from .reference import Reference
 
 

@@ -14,8 +14,7 @@ from fastcheck.comparison.block import Block, Extra, Kind, Phase, Source, leadin
 from fastcheck.comparison.names import Name, NameTable, Renaming, plain_label
 from fastcheck.dump.api_calls import PARAMETER
 from fastcheck.dump.options import LEVELS
-from fastcheck.dump.storage.files import places_in
-from fastcheck.dump.storage.reading import StoredValues, read_calls, read_index, value_of
+from fastcheck.dump.storage.files import StoredValues, places_in, read_calls, read_index, value_of
 from fastcheck.errors import CompareError
 from fastcheck.log.reader import log_parts, read_meta, read_sites_and_meta
 from fastcheck.log.record_file import read_all

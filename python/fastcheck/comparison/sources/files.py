@@ -21,7 +21,7 @@ from typing import IO, Any, BinaryIO, Callable, Optional, Union
 import numpy as np
 import torch
 
-from fastcheck.dump.storage.reading import open_safetensors
+from fastcheck.dump.storage.files import open_safetensors
 from fastcheck.errors import CompareError, first_line
 from fastcheck.utils.reading import check_regular, open_regular
 
