@@ -67,6 +67,13 @@ def test_a_weight_that_has_hardly_moved_may_stand_still() -> None:
     assert not stood_still(moved(10), 100)
 
 
+def test_a_weight_that_moves_now_and_then_may_stand_still() -> None:
+    run = moved()
+    for step in range(60):
+        assert not run.update(1000 + step // 2)
+    assert not stood_still(run, 100)
+
+
 def test_each_move_begins_the_count_anew() -> None:
     run = moved()
     for round_number in range(4):

@@ -109,8 +109,9 @@ def _slopes(values: np.ndarray) -> np.ndarray:
     return slopes
 
 
-# The moves that a weight has to have made before it can stand still. Of the gradients and the
-# learning rates with which it moved, it then has at least this much, in doublings.
+# The moves in a row that a weight has to have made before it can stand still: updates near the
+# spacing of its numbers move it now and then. Of the gradients and the learning rates with which it
+# moved, it then has at least this much, in doublings.
 _MOVES, _AS_LARGE = 16, -1.0
 # The share by which an update moves the remembered sizes of these.
 _ADAPTS = 0.1
@@ -154,7 +155,7 @@ class Standing:
                 adapts = 1 - (1 - _ADAPTS) ** len(sums)
                 known = np.where(np.isnan(moved), due, moved + adapts * (due - moved))
                 of["moved"][:, sites] = np.where(is_known, known, moved)
-                of["moves"][sites] = moves + len(sums) * is_known
+                of["moves"][sites] = np.where(run > 0, 0, moves) + len(sums) * is_known
                 of["checksum"][sites], of["run"][sites] = sums[-1], 0
                 is_due = not now.has_still_group[last]
                 due = np.stack([level, np.full(len(at), np.log2(rate))])
@@ -165,12 +166,13 @@ class Standing:
             is_due = is_read & (before != 0) & np.isfinite(due[0])
             has_moved = is_due & (sums != before)
             with np.errstate(invalid="ignore"):
-                is_large = (due - moved >= _AS_LARGE).all(axis=0) & (moves >= _MOVES)
+                is_large = (due - moved >= _AS_LARGE).all(axis=0)
             is_kept = is_due & ~has_moved & is_large & ~_is_bounded(now, k, at)
-            run = np.where(has_moved, 0, run + is_kept)
+            is_counted = is_kept & (moves >= _MOVES)
+            moves = np.where((is_kept & ~is_counted) | (run > 0) & has_moved, 0, moves) + has_moved
+            run = np.where(has_moved, 0, run + is_counted)
             known = np.where(np.isnan(moved), due, moved + _ADAPTS * (due - moved))
             moved = np.where(has_moved, known, moved)
-            moves = moves + has_moved
             before = np.where(is_read, sums, before)
             rate = None if row is None or now.is_skipped[k] else row.learning_rate
             is_updated = bool(rate) and not now.has_still_group[k]
