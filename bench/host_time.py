@@ -16,6 +16,10 @@ beside it and subtracted. "session" is one reading on the path of unusual cases,
 the training cases each module is one multiplication, and each call has two observed tensors: an
 output and its gradient.
 
+And a whole step of small models, hooks included: forward, backward, an update, all in the nearest
+caches. What a monitor with default options adds to it is fitted by a line over the number of
+modules: what a module with its two parameters and gradients costs, and what a step costs besides.
+
 Last, what install(on_request=) adds to an optimizer's step while nothing is asked for: it looks for
 a file, and at a flag that a signal sets."""
 
@@ -34,8 +38,9 @@ from torch import nn
 import fastcheck
 import harness
 from fastcheck import _C
+from fastcheck.calls.stored import TensorBatch
 from fastcheck.monitor.session.session import Session
-from fastcheck.verdict.entries import Loss, Stored
+from fastcheck.verdict.entries import Loss
 
 TENSORS = harness.size(500, 20)
 NUMEL = 64
@@ -66,6 +71,11 @@ class Give(nn.Module):
 class Multiply(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x * 1
+
+
+class Residual(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 0.1 * super().forward(x)
 
 
 def chain(modules: Sequence[nn.Module], device: str) -> nn.Sequential:
@@ -158,18 +168,18 @@ def cases_on(device: str) -> tuple[dict[str, Run], Callable[[], None]]:
                 seq, is_bad = session.level.observe(tensor, 0, 0, 0)
                 session.level.saw(Loss(seq, False, 0), is_bad)
 
-    sites, roles = [0] * TENSORS, ["param"] * TENSORS
-
-    def as_list() -> None:
-        session.level.observe_list(tensors, sites, roles, 0, Stored, 0)
-
-    cases |= {"session": one_by_one, "list": as_list}
+    batch = TensorBatch()
+    assert all(batch.add(tensor, 0, "param") for tensor in tensors)
+    batch.stored_count = TENSORS
+    cases |= {"session": one_by_one, "list": lambda: session.level.observe_list(batch)}
     if device == "cpu":
         slots = torch.zeros(TENSORS * 192, dtype=torch.uint8)
         cases["extension"] = lambda: [
             _C.observe(t, slots, k, 1, 0, 0, 0, k, 0) for k, t in enumerate(tensors)
         ]
-        cases["extension, list"] = lambda: _C.observe_list(tensors, slots, 0, 1, sites, 0, 0, 0)
+        cases["extension, list"] = lambda: _C.observe_list(
+            tensors, slots, 0, 1, batch.sites, 0, 0, 0
+        )
 
     def settle() -> None:
         leaf.grad = None
@@ -218,6 +228,45 @@ def measure(device: str, rounds: int, fake: Any) -> list[dict[str, Any]]:
     ]
 
 
+# Modules in the models of which whole steps are timed, and steps in a round: so many the watch
+# judges together.
+MODULES = harness.few((2, 10, 40, 100))
+STEPS = harness.size(128, 2)
+
+
+def whole_steps(rounds: int) -> dict[int, dict[str, np.ndarray]]:
+    """Microseconds of a step, by the number of modules and by case."""
+    return {modules: whole_step(modules, rounds) for modules in MODULES}
+
+
+def whole_step(modules: int, rounds: int) -> dict[str, np.ndarray]:
+    def trained(observed: bool) -> Callable[[int], object]:
+        torch.manual_seed(0)
+        model = nn.Sequential(*(Residual(8, 8) for _ in range(modules)))
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+        if observed:
+            fastcheck.install(model)
+
+        def steps(index: int) -> None:
+            for _ in range(STEPS):
+                (model(torch.randn(4, 8)) - torch.randn(4, 8)).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+        return steps
+
+    cases = {"plain": trained(False), "plain again": trained(False), "monitor": trained(True)}
+    seconds = harness.time_rounds(cases, rounds, warmup=2, clock=time.thread_time)
+    return {case: 1e6 * each / STEPS for case, each in seconds.items()}
+
+
+def fitted(microseconds: dict[int, dict[str, np.ndarray]]) -> dict[str, float]:
+    """What a module adds to a step, and what a step costs besides."""
+    added = [float(np.median(each["monitor"] - each["plain"])) for each in microseconds.values()]
+    slope, fixed = np.polyfit(list(microseconds), added, 1) if len(added) > 1 else (0.0, added[0])
+    return {"module": float(slope), "step": float(fixed)}
+
+
 def requests_cost(rounds: int) -> np.ndarray:
     """Microseconds that on_request= adds to a step; a value for each pair of steps, with and
     without, side by side.
@@ -247,6 +296,8 @@ def main() -> None:
 
     fake = fake_device.load()
     torch.set_num_threads(1)
+    # First: an optimizer's step tells every monitor.
+    measured = whole_steps(rounds // 3 + 1)
     rows = [row for device in (fake.name(), "cpu") for row in measure(device, rounds, fake)]
     lines = [
         [
@@ -258,6 +309,18 @@ def main() -> None:
         for row in rows
     ]
     print(harness.table(["device", "case", "us for each observed tensor", "bar"], lines))
+    steps = {
+        modules: {case: harness.spread(values) for case, values in each.items()}
+        for modules, each in measured.items()
+    }
+    table = [
+        [str(modules), *(harness.with_spread(each, 0) for each in of_cases.values())]
+        for modules, of_cases in steps.items()
+    ]
+    print(harness.table(["modules, us a step", *steps[MODULES[0]]], table))
+    added = fitted(measured)
+    module, step = added["module"], added["step"]
+    print(f"a monitor adds {module:.1f} us a module (bar 8) and {step:.0f} us a step (bar 150)")
     requests = harness.spread(requests_cost(50 * rounds))
     print(f"on_request= adds {harness.with_spread(requests)} us to a step")
     harness.write_results(
@@ -268,6 +331,8 @@ def main() -> None:
         numel=NUMEL,
         threads=1,
         on_request_microseconds=requests,
+        whole_steps=steps,
+        added_microseconds=added,
     )
 
 
