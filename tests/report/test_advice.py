@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import fastcheck
-from fastcheck.record.event import CHANGED_BY_LOOP, NOT_UPDATED
+from fastcheck.record.event import CHANGED_BY_LOOP, NOT_STEPPED, NOT_UPDATED
 from fastcheck.record.format import Verdict
 from fastcheck.report.advice.choose import advise
 from fastcheck.report.stop_report import MadeBy, StopReport
@@ -409,12 +409,15 @@ def operator_report(
     inputs: dict[str, Any],
     *,
     backward: bool = False,
+    ran: str = "",
     dtype: str = "float32",
     numel: int = 8,
     **counts: int,
 ) -> StopReport:
-    direction, role = ("backward", "grad_input") if backward else ("forward", "output")
-    where = build.site("net", "Net", op=op, direction=direction, role=role)
+    direction, role = ("backward", "grad_input") if backward or ran else ("forward", "output")
+    label = f"grad_input[0] ({op})" if backward else role
+    op = ran or op
+    where = build.site("net", "Net", op=op, direction=direction, role=role, label=label)
     what = build.record(dtype, numel=numel, step=5, **counts)
     read = tuple((replace(where, role="input", label=name), one) for name, one in inputs.items())
     return build.report(where, what, inputs=read)
@@ -795,6 +798,54 @@ OPERATORS = {
         ),
         "divides by the square of n, and other is down to 1.00e-30",
     ),
+    "exp in a backward of the program's own": (
+        operator_report("", {"self": of(0.0, 95.0)}, ran="aten.exp", posinf_count=1),
+        "self reaches 95: exp of more than 88.7 is beyond the range of float32",
+    ),
+    "a division in a backward of the program's own": (
+        operator_report("", {"self": of(), "other": ZERO}, ran="aten.div.Tensor", posinf_count=2),
+        "The divisor other is 0 in 2 of 8 elements: x/0 is Inf",
+    ),
+    "acos of a cosine that is rounded": (
+        operator_report("aten.acos", {"self": of(-1.0, 1.0000001)}, nan_count=1),
+        "self goes from -1 to 1 (1.00e-07 beyond, by rounding): acos is NaN outside of -1 to 1",
+    ),
+    "acosh of what is rounded": (
+        operator_report("aten.acosh", {"self": of(0.9999999, 2.0)}, nan_count=1),
+        "(1.00e-07 beyond, by rounding): acosh is NaN below 1",
+    ),
+    "an operator that has no rule": (
+        operator_report("aten.linalg_matrix_exp", {"self": of(high=2000.0)}, nan_count=8),
+        "aten.linalg_matrix_exp made NaN of numbers up to 2,000 in magnitude: in it a number left",
+    ),
+    "cosh of -95": (
+        operator_report("aten.cosh", {"self": of(-95.0, 1.0)}, posinf_count=1),
+        "self reaches 95 in magnitude: cosh of more than 89.4 is beyond the range of float32",
+    ),
+    "sinh of -95": (
+        operator_report("aten.sinh", {"self": of(-95.0, 1.0)}, neginf_count=1),
+        "x.clamp(-20, 20).sinh()",
+    ),
+    "a mask that is cast": (
+        operator_report("aten._to_copy", {"self": of(-1e9, 0.0)}, dtype="float16", neginf_count=1),
+        "self holds -1.00e+09 and 0, as a mask does, and float16 ends at 65,504",
+    ),
+    "log of whole numbers": (
+        operator_report("aten.log", {}, neginf_count=1),
+        "aten.log read whole numbers, which hold zeros: log(0) is -Inf",
+    ),
+    "log of negative whole numbers": (
+        operator_report("aten.log2", {}, nan_count=1),
+        "aten.log2 read whole numbers, which hold negative numbers",
+    ),
+    "a negative power of whole numbers": (
+        operator_report("aten.pow.Tensor_Scalar", {}, posinf_count=1),
+        "read whole numbers: a negative power of 0 is Inf, as of a count of 0",
+    ),
+    "x/sqrt": (
+        operator_report("aten.div.Tensor", {"self": ZERO, "other (aten.sqrt)": ZERO}, nan_count=2),
+        "It is a root, of 0 there: a norm of zeros, or a variance of equal numbers",
+    ),
     "eigh backward": (
         operator_report("aten._linalg_eigh", {"self": of()}, backward=True, posinf_count=2),
         "eigenvalues: two equal ones",
@@ -845,13 +896,22 @@ def test_an_operator_that_has_no_rule_is_given_no_cause() -> None:
     assert "exp of a large number" not in first and "division" not in first
 
 
-def test_a_parameter_that_no_optimizer_holds_was_written_by_the_program() -> None:
+@pytest.mark.parametrize("reason", [f"it was finite; {NOT_UPDATED}", f"it was, and {NOT_STEPPED}"])
+def test_a_parameter_that_no_optimizer_wrote_was_written_by_the_program(reason: str) -> None:
     where = build.site("fc", "Linear", direction="optimizer", role="param", label="weight")
     before = build.grown("float32", 1.0, 1.1, 8, 8)
     report = build.report(where, build.record(nan_count=1, step=9), Verdict.ARRIVED, before)
-    culprit = replace(report.culprit, reason=f"it was finite; {NOT_UPDATED}")
-    first = advise(replace(report, culprit=culprit))[0].text
-    assert "The program wrote fc.weight" in first and "learning rate" not in first
+    culprit = replace(report.culprit, reason=reason)
+    told = advice_of(replace(report, culprit=culprit))
+    assert "The program wrote fc.weight" in told and "learning rate" not in told
+
+
+def test_an_update_by_hand_that_diverges_is_a_learning_rate() -> None:
+    where = build.site("fc", "Linear", direction="optimizer", role="param", label="weight")
+    before = build.grown("float32", 1.0, 1e6, 6, 8)
+    report = build.report(where, build.record(posinf_count=1, step=9), Verdict.ARRIVED, before)
+    culprit = replace(report.culprit, reason=f"it was, and {NOT_STEPPED}")
+    assert "lower the learning rate" in advice_of(replace(report, culprit=culprit))
 
 
 @pytest.mark.parametrize(
@@ -917,6 +977,44 @@ def test_an_operator_from_the_graph_of_the_loss_is_as_good() -> None:
     report = replace(report, trend=np.append(grown, report.culprit.record))
     assert "it divides, and 0/0 is NaN" in advise(replace(report, made_by=outside))[0].text
     assert "Stop the growth" in advice_of(report)
+
+
+@pytest.mark.parametrize(
+    ("variable", "name"),
+    [
+        ("w, assigned at a.py:3 in step", "w"),
+        ("b['log']; b is assigned at a.py:3 in step: b = next(it)", "b['log']"),
+        ("y, an argument of loss, which runs from a.py:3", "y"),
+        ("b['y'], in an argument of loss", "b['y']"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("counts", "how"),
+    [
+        ({"nan_count": 1, "posinf_count": 1}, "0/0"),
+        ({"posinf_count": 1}, "x/0"),
+        ({"neginf_count": 1}, "log(0) is -Inf"),
+    ],
+)
+def test_what_the_loss_read_from_outside_is_explained_by_what_it_holds(
+    variable: str, name: str, counts: dict[str, int], how: str
+) -> None:
+    loss, nans = build.site("", "", role="loss", label="loss"), build.record(numel=1, nan_count=1)
+    made = MadeBy("", "found", inputs=(("self", build.record(**counts)),), variable=variable)
+    first = advise(build.report(loss, nans, made_by=made))[0]
+    assert f"{name} was not finite before the loss read it: look at the data" in first.text
+    assert f"Look where it is made: {how}" in first.text
+    assert first.code == f"assert torch.isfinite({name}).all()"
+
+
+def test_a_product_in_float16_whose_infinity_became_nan() -> None:
+    """The sine of an infinity is what the module returns."""
+    read = tuple((name, of(1.0, 5e4, dtype="float16")) for name in ("self", "other"))
+    result = build.record("float16", posinf_count=3)
+    made = MadeBy("aten.mul.Tensor", "found", "a.py:1", inputs=read, result=result)
+    what = build.record("float16", nan_count=3)
+    report = build.report(build.site("time", "Fourier"), what, made_by=made)
+    assert "left the range of float16: self reaches 50,000" in advise(report)[0].text
 
 
 def test_what_is_new_against_the_last_healthy_step_comes_first() -> None:

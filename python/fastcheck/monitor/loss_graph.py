@@ -553,7 +553,7 @@ def _bad_power(read: torch.Tensor, node: Any) -> Optional[np.void]:
     """The record of its power, which nobody may have kept, where it is not finite: which of the
     causes it has (an overflow, 1/0, the root of a negative number) shows in the result alone.
     """
-    made = _record(read.detach().pow(float(node._saved_exponent)))
+    made = _record(read.detach().pow(node._saved_exponent))
     known = _record(read)
     is_made = made is not None and is_nonfinite(made)
     return made if is_made and known is not None and not is_nonfinite(known) else None

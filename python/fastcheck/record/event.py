@@ -18,6 +18,8 @@ GIVEN_INSTEAD = "functional_call() was given it"
 CHANGED_BY_LOOP = "it was finite when backward() ended"
 #: The end for a parameter that the program itself has written.
 NOT_UPDATED = "no optimizer that has stepped holds it"
+#: The same, of a step in which none has stepped.
+NOT_STEPPED = "no optimizer has stepped since"
 
 
 @dataclass(frozen=True)

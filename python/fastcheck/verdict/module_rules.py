@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any, Callable, Optional
 
 from fastcheck.calls.module_calls import Call, ModuleNode
-from fastcheck.record.event import CHANGED_BY_LOOP, COMPUTED_OUTSIDE, GIVEN_INSTEAD
+from fastcheck.record.event import CHANGED_BY_LOOP, COMPUTED_OUTSIDE, GIVEN_INSTEAD, NOT_STEPPED
 from fastcheck.record.format import Verdict
 from fastcheck.utils.text.layout import listed
 
@@ -378,9 +378,7 @@ class ModuleRules:
             verdict = Verdict.ORIGIN
             reason = f"{was_finite(finding.role, last_finite)}; its module has run since"
         elif last_finite == self._step.index and not is_updated:
-            reason = (
-                f"it was finite when step {last_finite} began, and no optimizer has stepped since"
-            )
+            reason = f"it was finite when step {last_finite} began, and {NOT_STEPPED}"
         else:
             reason = was_finite(finding.role, last_finite)
         # A tensor that was non-finite before may have been reset to that.

@@ -15,7 +15,7 @@ from fastcheck.record.statistics import RecordStatistics
 from fastcheck.report.trend import format_factor
 from fastcheck.utils.text.numbers import counted, format_number, format_share
 
-from .case import Advice, Case
+from .case import Advice, Case, Operation
 
 
 def fills_its_format(case: Case) -> bool:
@@ -36,12 +36,14 @@ def fills_its_format(case: Case) -> bool:
 def out_of_range(case: Case) -> Iterator[Advice]:
     dtype, limit, trend = case.reading.dtype, case.limit, case.trend
     seen = f"{dtype} ends at {limit}"
-    if trend.last_abs_max is not None:
+    # The largest number of a sine is no sign of what overflowed in it.
+    is_its_own = case.reading.inf_count > 0 or trend.near_limit
+    if trend.last_abs_max is not None and is_its_own:
         share = format_share(trend.healthy[-1].range_used or 0.0, 1)
         reached = format_number(trend.last_abs_max)
         seen += f", and this tensor had reached {reached} ({share} of it) at step "
         seen += f"{trend.healthy[-1].step:,}"
-    elif case.reading.abs_max is not None:
+    elif case.reading.abs_max is not None and is_its_own:
         seen += (
             f", and the largest number left in this tensor is {format_number(case.reading.abs_max)}"
         )
@@ -137,7 +139,9 @@ def nan_from_finite(case: Case) -> Iterator[Advice]:
     """
     if case.trend.has_exploded:
         yield from growth(case)
-    if case.is_sum_of_products:
+    made = case.operation
+    has_overflowed = made is not None and made.result is not None and made.result.inf_count > 0
+    if case.is_sum_of_products or (case.is_narrow and has_overflowed and not case.has_domain):
         yield _sum_of_products(case)
         yield from out_of_range(case) if case.is_narrow else ()
         return
@@ -306,6 +310,16 @@ def diverged(case: Case) -> Iterator[Advice]:
             )
 
 
+def unexplained(made: Operation) -> Advice:
+    """Advice on an operator without a rule that has made NaN."""
+    peak = format_number(max((float(r.abs_max or 0) for _, r in made.inputs), default=0.0))
+    return Advice(
+        f"{made.shown} made NaN of numbers up to {peak} in magnitude: in it a number left the "
+        "range of its dtype (Inf - Inf), or was divided by 0. Look for such numbers at that line, "
+        "and scale or clamp them before, or add an eps."
+    )
+
+
 def arrived(case: Case) -> Iterator[Advice]:
     if case.site.direction == "optimizer":
         yield Advice(
@@ -332,7 +346,7 @@ def arrived(case: Case) -> Iterator[Advice]:
         yield Advice(
             "Usual sources: missing values in the file, a normalisation that divides by a "
             "standard deviation of zero, log of zero, an augmentation that makes an empty crop, "
-            "uninitialised memory (torch.empty)"
+            "uninitialised memory (torch.empty), a state that is kept from an earlier step"
             + (", a gradient that torch.func has made." if case.site.op else ".")
         )
         yield from [cast] if case.is_narrow and not is_cast else ()

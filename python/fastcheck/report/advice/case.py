@@ -72,6 +72,11 @@ class Operation:
         return self.shown.startswith("aten.")
 
     @property
+    def reads_integers(self) -> bool:
+        """True if it is such an operator and read no tensor that can hold a NaN."""
+        return self.is_op and not self.inputs and self.result is not None
+
+    @property
     def is_nan(self) -> bool:
         return self.result is not None and self.result.nan_count > 0
 
@@ -109,8 +114,8 @@ class Case:
     operation: Operation | None
     #: A bad value that came into the loss without a graph, and the line that assigned it.
     outside: str
-    #: The loss read it in a tensor without a graph, under whatever name.
-    is_from_outside: bool
+    #: The tensor without a graph in which the loss read it, under whatever name.
+    outside_reading: RecordStatistics | None
     source: str
 
     @property

@@ -7,7 +7,13 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Callable
 
-from fastcheck.record.event import CHANGED_BY_LOOP, COMPUTED_OUTSIDE, GIVEN_INSTEAD, NOT_UPDATED
+from fastcheck.record.event import (
+    CHANGED_BY_LOOP,
+    COMPUTED_OUTSIDE,
+    GIVEN_INSTEAD,
+    NOT_STEPPED,
+    NOT_UPDATED,
+)
 from fastcheck.record.format import Verdict
 from fastcheck.record.statistics import RecordStatistics, statistics_of
 from fastcheck.report.trend import Trend
@@ -91,14 +97,16 @@ def stored(case: Case) -> Iterator[Advice]:
             "and a formula may overflow: log(exp(x) - 1) of a large x is Inf."
         )
         return
-    if case.reason.endswith(NOT_UPDATED):
-        yield Advice(
-            f"The program wrote {name}, as it does an average of weights or a target network: look "
-            "there (1 - decay ** step is 0 at step 0), and go back to the last checkpoint."
-        )
-        return
     is_near = case.trend.has_exploded or case.trend.near_limit
     is_near = is_near or (case.trend.has_grown and case.reading.inf_count > 0)
+    if case.reason.endswith(NOT_UPDATED) or (NOT_STEPPED in case.reason and not is_near):
+        yield Advice(
+            f"The program wrote {name}, as it does an average of weights, a target network, a "
+            "scale that is set from the first batch or an update of its own: look there for x/0, "
+            "0/0 and log(0) (1 - decay ** step is 0 at step 0, the std of equal numbers and the "
+            "norm of a gradient may be), and go back to the last checkpoint."
+        )
+        return
     is_new_nan = case.has_nan and not is_near
     has_fault = bool(case.report.setting)
     is_quotient = bool(case.divider) and is_new_nan and not has_fault
@@ -171,18 +179,14 @@ def loss(case: Case) -> Iterator[Advice]:
     if case.outside:
         yield Advice(
             f"{case.outside} was not finite before the loss read it: look at the data, not at the "
-            "model. A target with missing values, a weight or a mean that is 0/0, a cast out of "
-            "range: leave such rows out, or mend them where they are made.",
+            f"model. Look where it is made: {_how_made(case)}.",
             f"assert torch.isfinite({case.outside}).all()",
         )
         return
-    if case.is_from_outside:
-        how = "0/0 (a mean over nothing, a count of 0: clamp it), a missing value"
-        how = how if case.has_nan else "log(0), x/0 (a count of 0: clamp it)"
+    if case.outside_reading is not None:
         yield Advice(
             "The loss read a tensor that is not finite and has no graph: a target, or a weight, a "
-            f"mean or a mask that was made of data. Look where it is made: {how}, a cast out of "
-            "range."
+            f"mean or a mask that was made of data. Look where it is made: {_how_made(case)}."
         )
         return
     # The advice that the records show comes before the common advice.
@@ -205,6 +209,18 @@ def loss(case: Case) -> Iterator[Advice]:
             f"A sum in {case.reading.dtype} ends at {case.limit}: compute the loss in float32, "
             "loss_fn(logits.float(), target)."
         )
+
+
+def _how_made(case: Case) -> str:
+    """The cause of NaN or infinite data, by what it holds, or by the loss if that is unknown."""
+    bad = case.outside_reading
+    if bad is None or not bad.nonfinite_count:
+        bad = case.reading
+    elif bad.neginf_count == bad.nonfinite_count:
+        return "log(0) is -Inf (clamp before the log, or leave such elements out)"
+    if bad.nan_count:
+        return "0/0 (a mean over nothing, a count of 0: clamp it), a missing value, Inf - Inf"
+    return "x/0 (a count of 0: clamp it), log(0), a cast out of range"
 
 
 def gradient(case: Case) -> Iterator[Advice]:
@@ -341,6 +357,8 @@ def advise(report: StopReport) -> list[Advice]:
     ):
         if item not in items:
             items.append(item)
+    if not items and case.operation is not None and case.operation.is_nan:
+        items.append(activations.unexplained(case.operation))
     closer = [] if report.replay is not None else list(_closer(case, report))
     return [*items[: MOST - 1 - len(closer)], *closer, _go_on(report, case)]
 
@@ -365,8 +383,10 @@ def _case(report: StopReport) -> Case:
             None if record is None else statistics_of(record) for record in seen.inputs_before
         ),
         operation=_operation(seen, reading, inputs),
-        outside=variable.partition(",")[0],
-        is_from_outside=made is not None and not made.operator and bool(made.inputs),
+        outside=re.split(r", (?:in )?(?:assigned|an argument)|; ", variable)[0],
+        outside_reading=statistics_of(made.inputs[0][1])
+        if made is not None and not made.operator and made.inputs
+        else None,
         source=variable.partition(": ")[2],
     )
 
@@ -378,7 +398,7 @@ def _operation(
     known.
     """
     site, made = report.culprit.site, report.made_by
-    is_backward = site.direction == "backward"
+    is_backward = _is_derivative(site)
     if site.op:
         origins = {operand.label: operand.label.partition(" (")[2] for operand, _ in inputs}
         read = tuple((operand.label, record) for operand, record in inputs)
@@ -386,18 +406,24 @@ def _operation(
     if made is not None and made.operator:
         read = tuple((name, statistics_of(record)) for name, record in made.inputs)
         result = None if made.result is None else statistics_of(made.result)
-        return Operation(
-            _short(made.operator), made.operator, made.is_backward, read, result=result
-        )
+        is_backward = made.is_backward and (made.site is None or _is_derivative(made.site))
+        return Operation(_short(made.operator), made.operator, is_backward, read, result=result)
     name = _OPERATOR_OF.get(site.module_type)
     if (
         name is None
-        or is_backward
+        or site.direction == "backward"
         or site.role == "input"
         or (reading.inf_count and name != "ctc_loss")
     ):
         return None
     return Operation(name, site.module_type, False, result=reading)
+
+
+def _is_derivative(site: Site) -> bool:
+    """True for an operator's backward: the label names what ran. In a backward of the program's own
+    an operator is what it is in forward.
+    """
+    return site.direction == "backward" and (" (" in site.label or "_backward" in (site.op or ""))
 
 
 def _short(operator: str) -> str:

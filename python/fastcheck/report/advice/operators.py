@@ -128,10 +128,15 @@ def _division(case: Case, made: Operation) -> Iterator[Advice]:
             f"{seen} It is a norm: that of a row of zeros is 0.",
             "torch.nn.functional.normalize(x, dim=-1, eps=1e-6)  # or x / (norm + eps)",
         )
-    elif re.search(r"\b(?:std|var|sqrt)\b", origin):
+    elif "sqrt" in origin:
         yield Advice(
-            f"{seen} It is a root or a standard deviation, which is 0 where all are equal: add an "
-            "eps to it.",
+            f"{seen} It is a root, of 0 there: a norm of zeros, or a variance of equal numbers. "
+            "Add an eps inside, which keeps its derivative finite, too.",
+            "x / (variance + eps).sqrt()",
+        )
+    elif re.search(r"\b(?:std|var)\b", origin):
+        yield Advice(
+            f"{seen} It is a standard deviation, which is 0 where all are equal: add an eps to it.",
             "x / (std + eps)",
         )
     elif re.search(r"\b(?:sum|count_nonzero)\b", origin):
@@ -152,6 +157,14 @@ def _least_magnitude(reading: RecordStatistics) -> float:
 
 def _logarithm(case: Case, made: Operation) -> Iterator[Advice]:
     label, reading = made.operand(int(made.name == "xlogy"))
+    if made.reads_integers and made.name != "log1p":
+        what = (
+            "negative numbers: their logarithm is NaN" if made.is_nan else "zeros: log(0) is -Inf"
+        )
+        yield Advice(
+            f"{made.shown} read whole numbers, which hold {what}. Clamp them, or take log1p.",
+            "x.clamp_min(1).log()  # or x.log1p()",
+        )
     if reading is None or reading.min is None:
         return
     end = -1 if made.name == "log1p" else 0
@@ -208,6 +221,13 @@ def _power(case: Case, made: Operation) -> Iterator[Advice]:
             yield Advice(
                 "sqrt of a negative number is NaN: clamp before.", "x.clamp_min(eps).sqrt()"
             )
+        elif made.reads_integers and made.may_be_inf:
+            what = "1/sqrt(0)" if made.name == "rsqrt" else "a negative power of 0"
+            yield Advice(
+                f"{made.shown} read whole numbers: {what} is Inf, as of a count of 0 (a node "
+                "without neighbours). Clamp it before.",
+                f"count.clamp_min(1){'.rsqrt()' if made.name == 'rsqrt' else ' ** p'}",
+            )
         return
     if made.may_be_nan and reading.negative_count:
         held = f"{label} holds {counted(reading.negative_count, 'negative number')}"
@@ -244,18 +264,27 @@ def _exponential(case: Case, made: Operation) -> Iterator[Advice]:
     low = 10 if limit < 20 else 20
     if made.name == "exp2":
         limit /= math.log(2)
-    elif made.name in ("cosh", "sinh"):
+    is_even = made.name in ("cosh", "sinh")
+    if is_even:
         limit += math.log(2)
     seen = f"Its input is above {limit:.1f}"
     if reading is not None:
-        if reading.max is None or reading.max <= limit:
+        peak = reading.abs_max if is_even else reading.max
+        if peak is None or peak <= limit:
             return
-        seen = f"{label} reaches {format_number(reading.max)}"
+        seen = f"{label} reaches {format_number(peak)}{' in magnitude' if is_even else ''}"
+    if made.name == "cosh":
+        yield Advice(
+            f"{seen}: cosh of more than {limit:.1f} is beyond the range of "
+            f"{(made.result or case.reading).dtype}. log(cosh(x)) has a form that has no cosh.",
+            "x.abs() + torch.nn.functional.softplus(-2 * x.abs()) - math.log(2)",
+        )
+        return
     yield Advice(
         f"{seen}: {made.name} of more than {limit:.1f} is beyond the range of "
         f"{(made.result or case.reading).dtype}. Clamp it before"
         f"{', or subtract the maximum as softmax and logsumexp do' if 'exp' in made.name else ''}.",
-        f"x.clamp(max={low}).{made.name}()",
+        f"x.clamp({f'-{low}, ' if is_even else 'max='}{low}).{made.name}()",
     )
 
 
@@ -277,7 +306,17 @@ def _cast(case: Case, made: Operation) -> Iterator[Advice]:
     form = None if made.result is None else made.result.float_format
     if reading is None or form is None or reading.nonfinite_count or not reading.abs_max:
         return
-    if reading.abs_max > form.max and made.result is not None:
+    if reading.abs_max <= form.max or made.result is None:
+        return
+    if made.result.neginf_count == made.result.inf_count and reading.max == 0:
+        yield Advice(
+            f"{label} holds {format_number(reading.min)} and 0, as a mask does, and "
+            f"{made.result.dtype} ends at {format_number(form.max)}: the cast makes -Inf of it, "
+            "and softmax of a row that is masked whole is NaN. Use the lowest number of the "
+            "narrow format.",
+            f"torch.finfo(torch.{made.result.dtype}).min",
+        )
+    else:
         yield Advice(
             f"{label} reaches {format_number(reading.abs_max)}, and {made.result.dtype} ends at "
             f"{format_number(form.max)}: the cast makes Inf of what is larger. Normalise it "
@@ -551,6 +590,8 @@ def _domain(case: Case, made: Operation) -> Iterator[Advice]:
         )
         return
     seen = f"{label} goes from {format_number(reading.min)} to {format_number(reading.max)}"
+    excess = max(low - reading.min, 0 if is_above else reading.max - 1)
+    seen += f" ({format_number(excess)} beyond, by rounding)" if 0 < excess < 1e-3 else ""
     where = "below 1" if is_above else f"outside of {low:g} to 1"
     ends = ", and infinite at these" if made.name in ("atanh", "erfinv", "logit") else ""
     yield Advice(f"{seen}: {made.name} is NaN {where}{ends}. Clamp it inside.", code)
