@@ -70,6 +70,19 @@ def test_at_op_level_the_norm_of_some_gradients_is_not_that_of_all(op_observer: 
     assert [row.gradient_norm for row in monitor.step_table()] == [None]
 
 
+def test_an_inf_that_backward_masks_skips_no_update(op_observer: None) -> None:
+    """The derivative of a norm divides by 0, and masks the result."""
+    model, scaler = Net(), torch.amp.GradScaler("cpu", init_scale=1024.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with fastcheck.install(model, level="op", record="stats") as monitor:
+        y = model(torch.ones(4, 8))
+        scaler.scale(y.square().mean() + (y[0] - y[0].detach()).norm()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        assert [row.overflow for row in monitor.step_table()] == [False]
+    assert scaler.get_scale() == 1024.0
+
+
 def test_a_gradient_that_is_read_twice_in_one_step_and_not_at_all_in_the_next() -> None:
     weight = Site("", "Linear", "backward", "param_grad", 0, "weight")
     loss = Site("", "", "forward", "loss", 0, "loss")

@@ -799,7 +799,7 @@ def test_a_setting_at_which_nothing_can_train_comes_first(
     text = " ".join(str(stop.value).split())
     assert (f"try 1. {kind} has stepped with {said}" in text) == bool(said)
     is_warned = any(f"step 0: {kind} has stepped with {said}" in str(w.message) for w in caught)
-    assert is_warned == bool(stop.value.report.setting) == bool(said)
+    assert is_warned == bool(stop.value.report.fault) == bool(said)
 
 
 class _Growing(nn.Module):

@@ -38,7 +38,7 @@ def test_what_is_rare_comes_back() -> None:
         replay=ReplayOutcome(build.report(), ("a note",), dump),
         dump=dump,
         learning_rates=(("AdamW", 0.1), ("AdamW", float("nan"))),
-        setting="AdamW has stepped with a learning rate of nan",
+        fault="AdamW has stepped with a learning rate of nan",
         left_out_by=("every=2",),
         silent_norms=("norm (LayerNorm)",),
         batch="shard 7",

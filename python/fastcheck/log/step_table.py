@@ -314,10 +314,13 @@ def _made(
     for at_step, step in enumerate(records["step"][starts].tolist()):
         begin, end = end, ends[at_step]
         of: list[list[Reading]] = [[] for _ in range(_GRAD + 1)]
-        overflow = have_overflowed[at_step]
+        found: list[bool] = []
         for kind, number, is_set in zip(*(column[begin:end] for column in columns)):
             of[kind].append(number)
-            overflow = overflow or (kind == _FOUND_INF and is_set)
+            if kind == _FOUND_INF:
+                found.append(is_set)
+        # A backward may make an Inf and mask it: where the scaler has said so, it knows best.
+        overflow = any(found) if found else have_overflowed[at_step]
         scale = _last_value(of[_SCALE])
         rates = [value for value, _ in of[_RATE] if value is not None]
         norm = norms[at_step] if counts[at_step] else _last_value(of[_NORM])

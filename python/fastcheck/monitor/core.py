@@ -222,7 +222,7 @@ def build(
     tree = ModuleTree(models.models, models.named, nodes, models.is_selected)
     limits = watched is not None and watched.skip_above is not None
     norm_limit = watching.norm_limit if watching is not None and limits else None
-    facts = Facts(session, state, nodes, is_on=watching is not None)
+    facts = Facts(session, state, nodes, run_meta.schedule, is_on=watching is not None)
     watcher = StepWatcher(session, state, run_meta, stops, boundary, tree, facts, norm_limit)
     graphs = GraphFollower(watcher, nodes)
     # Objects that live as long as the hooks on the model do.

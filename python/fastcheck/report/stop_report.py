@@ -110,7 +110,7 @@ class StopReport:
     ``replay``: the result of running the step again at op level, if it was. ``dump``: the dump of
     the culprit, if any. ``style``: how tensors are named, ``"fastcheck"`` or ``"msprobe"``.
     ``learning_rates``: those of the optimizers' groups, by the optimizer's class, where they are
-    numbers. ``setting``: a sentence on a setting of an optimizer at which training can't work.
+    numbers. ``fault``: a sentence on what an optimizer has stepped with, where training can't work.
     ``left_out_by``: the options that leave modules or steps unread. ``page``: the path of
     the log as an HTML page, if this rank has written it. ``batch``: what the step trains on, if
     ``monitor.batch()`` or ``monitor.step(batch_id=)`` named it. ``made_by``: the operator that made
@@ -143,7 +143,7 @@ class StopReport:
     replay: Optional[ReplayOutcome] = None
     dump: Optional[Dumped] = None
     learning_rates: tuple[tuple[str, float], ...] = ()
-    setting: str = ""
+    fault: str = ""
     left_out_by: tuple[str, ...] = ()
     page: Optional[str] = None
     batch: Optional[Union[int, str]] = None

@@ -279,9 +279,10 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         "times: weights of an average or a checkpoint may have replaced those that are trained",
         source="Open-Sora-Plan#186",
     ),
-    _fact(
-        "setting", signal="settings of an optimizer", cause="optimizer", text="{name}",
-        advice="look at what sets it",
+    NumberRule(
+        kind="invariant", signal="settings of an optimizer, loss scale", names=["fault"],
+        condition=lambda number: True, steps=1, is_over=never, pause="", cause="optimizer",
+        text="{name}", advice="", source="fastcheck",
     ),
     _fact(
         "made_anew", signal="state of an optimizer before an update", cause="optimizer",
@@ -483,7 +484,7 @@ class Siblings:
         kinds: dict[str, dict[str, list[str]]] = {}
         for at in np.flatnonzero((now.phases == ACTIVATION) & now.is_read[k]).tolist():
             site = self._sites[int(now.sites[at])]
-            if site.role == "output" and IS_FLOAT[code := now.code_of(k, at)]:
+            if site.role == "output" and not site.op and IS_FLOAT[code := now.code_of(k, at)]:
                 of_kind = kinds.setdefault(site.module_type, {})
                 of_kind.setdefault(DTYPES[code].name, []).append(site.module)
         for kind, modules in kinds.items():

@@ -535,3 +535,92 @@ def test_a_healthy_program(name: str) -> None:
     with fastcheck.install(*(model if isinstance(model, tuple) else (model,))):
         for _ in program:
             pass
+
+
+def scaled_loop(order: str) -> Callable[[nn.Module, Any], None]:
+    """A step that calls these in turn: "b"ackward of a scaled loss, "p"lain backward, "u"nscale,
+    "d"ivision by hand, "s"tep of the scaler and its update, "U"pdate of the scaler, "o"wn step.
+    """
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+
+    def step(model: nn.Module, optimizer: Any) -> None:
+        optimizer.zero_grad()
+        for call in order:
+            if call in "bp":
+                (scaler.scale(loss(model)) if call == "b" else loss(model)).backward()
+            elif call == "u":
+                scaler.unscale_(optimizer)
+            elif call == "d":
+                for parameter in model.parameters():
+                    parameter.grad.div_(scaler.get_scale())
+            elif call == "U":
+                scaler.update()
+            elif call == "s":
+                scaler.step(optimizer)
+                scaler.update()
+            else:
+                optimizer.step()
+
+    return step
+
+
+@pytest.mark.parametrize("level", ["module", "op"])
+@pytest.mark.parametrize(
+    ("order", "said"),
+    [
+        ("bo", "gradients that are still multiplied by the loss scale: call scaler.step("),
+        ("bubs", "gradients of which a part is still multiplied by the loss scale: backward() was"),
+        *((order, "") for order in ("bs", "bbs", "bus", "bbus", "buoU", "buUo", "bdo", "po")),
+    ],
+)
+def test_a_scale_that_gradients_still_carry_at_the_update(
+    order: str, said: str, level: str
+) -> None:
+    found = texts(scaled_loop(order), level=level)
+    assert len(found) == bool(said)
+    assert not said or found[0].startswith(f"step 1: SGD has stepped with {said}")
+
+
+def test_a_scale_of_one_multiplies_nothing() -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
+
+    def step(model: nn.Module, optimizer: Any) -> None:
+        optimizer.zero_grad()
+        scaler.scale(loss(model)).backward()
+        optimizer.step()
+
+    assert not texts(step)
+
+
+def test_another_optimizer_may_use_a_loss_that_is_not_scaled() -> None:
+    """Its step comes between the scaled backward() and the scaler's step."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    other = nn.Linear(8, 4)
+    plain = torch.optim.SGD(other.parameters(), 0.01)
+
+    def step(model: nn.Module, optimizer: Any) -> None:
+        optimizer.zero_grad()
+        plain.zero_grad()
+        other(torch.randn(8, 8)).square().mean().backward()
+        scaler.scale(loss(model)).backward()
+        plain.step()
+        scaler.step(optimizer)
+        scaler.update()
+
+    assert not texts(step, 30)
+
+
+def test_a_stop_says_first_that_gradients_carry_the_scale() -> None:
+    model = nn.Linear(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
+    warns = pytest.warns(fastcheck.WatchWarning, match="still multiplied by the loss scale")
+    stops = pytest.raises(fastcheck.OverflowDetected)
+    with warns, fastcheck.install(model), stops as stop:
+        for _ in range(30):
+            optimizer.zero_grad()
+            scaler.scale(loss(model)).backward()
+            optimizer.step()
+    assert "try 1. SGD has stepped with gradients that are still multi" in " ".join(
+        str(stop.value).split()
+    )

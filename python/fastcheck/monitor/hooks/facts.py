@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fastcheck.calls.module_calls import ModuleNode
 from fastcheck.calls.stored import StoredTensor, parameter_ids
+from fastcheck.monitor.session.run_meta import Schedule
 from fastcheck.monitor.session.session import Session
 from fastcheck.monitor.weight_updates import StaleCopies
 from fastcheck.utils.text.layout import listed
@@ -74,7 +75,9 @@ class _SinceUpdate:
     was there; ``is_across``: and backward() has added to it then. ``is_clipped``: it was clipped,
     and backward() has not begun since; ``clippings``: how often, with a backward() that added to
     what was clipped between two. ``is_again``: the last backward() is on the loss of the call
-    before, and ``is_doubled``: has added to what that left. ``elements``: its first elements when
+    before, and ``is_doubled``: has added to what that left. ``has_scale``: a GradScaler has
+    multiplied the loss of a backward() that changed it; ``is_mixed``: after unscale_() had divided
+    it. ``elements``: its first elements when
     the last backward() ended, if they are looked at.
     """
 
@@ -89,29 +92,38 @@ class _SinceUpdate:
     clippings: int = 0
     is_again: bool = False
     is_doubled: bool = False
+    has_scale: bool = False
+    is_mixed: bool = False
     elements: Optional[torch.Tensor] = None
 
 
 class _Losses:
     """The losses on which backward() was called since the last update. ``given_is_root``: a loss
-    that GradScaler.scale() was given is among them.
+    that GradScaler.scale() was given is among them. ``scaler``: it has made the last of them.
     """
 
     def __init__(self) -> None:
         # A frozen model never has an update that clears them.
         self._given: deque[MemoryRef] = deque(maxlen=_SCALED)
         self.given_is_root = False
+        # The results of GradScaler.scale(), with the scaler.
+        self._made: deque[tuple[MemoryRef, Any]] = deque(maxlen=_SCALED)
+        self.scaler: Any = None
         # The last of them, its version, and the number of the operation that made it: where a CUDA
         # graph is replayed all losses have one memory.
         self._root: Optional[tuple[MemoryRef, int, int]] = None
 
-    def scaled(self, outputs: Any) -> None:
+    def scaled(self, scaler: Any, outputs: Any, results: Any) -> None:
         self._given.extend(MemoryRef(tensor) for _, tensor in flatten(outputs, ""))
+        ref = weakref.ref(scaler)
+        self._made.extend((MemoryRef(tensor), ref) for _, tensor in flatten(results, ""))
 
     def backward_began(self, roots: Sequence[torch.Tensor]) -> bool:
         """True if it is on the same loss as the call before."""
         if self._given:
             self.given_is_root |= any(ref.is_of(root) for ref in self._given for root in roots)
+        made = (ref() for tensor, ref in self._made for root in roots if tensor.is_of(root))
+        self.scaler = next(made, None)
         before, self._root = self._root, None
         root = roots[0] if len(roots) == 1 else None
         if root is None or root.grad_fn is None or root.numel() != 1:
@@ -123,6 +135,7 @@ class _Losses:
 
     def update_comes(self) -> None:
         self._given.clear()
+        self._made.clear()
         self.given_is_root = False
         self._root = None
 
@@ -198,6 +211,7 @@ class _Chain:
         since.lost += since.had_gradient and gradient is None
         since.has_backward = True
         since.is_whole = since.is_whole and is_as_left
+        since.has_scale = since.has_scale and is_as_left
         self.added = self.added if is_as_left else 0
 
     def keeps_nan(self) -> bool:
@@ -218,7 +232,8 @@ class _Chain:
             self.leave(self.gradient, is_new=True)
         return False
 
-    def backward_ended(self) -> None:
+    def backward_ended(self, scaler: Any) -> None:
+        """``scaler``: the GradScaler that has made the loss of it."""
         optimizer, gradient, left = self._optimizer(), self.gradient, self._left
         if gradient is None and optimizer is not None:
             self._place = next((place for place, _ in _gradients_of(optimizer)), None)
@@ -228,6 +243,9 @@ class _Chain:
             is_added = left[1] != gradient._version
             self.added += is_added
             self.since.is_doubled |= is_added and self.since.is_again
+        if scaler is not None and gradient is not None and not self.is_left(gradient):
+            self.since.is_mixed |= _has_unscaled(scaler, optimizer)
+            self.since.has_scale |= _scale(scaler) != 1
         self.leave(gradient, is_new=True)
         self.since.had_gradient = self._left is not None
 
@@ -269,6 +287,21 @@ class _Chain:
         return self.windows[0] if is_steady and self.windows[0] > 1 else 0
 
 
+def _has_unscaled(scaler: Any, optimizer: Optional[torch.optim.Optimizer]) -> bool:
+    """True if unscale_() was called for the optimizer, and nothing after it."""
+    states = getattr(scaler, "_per_optimizer_states", {})
+    state = states.get(id(optimizer), {})
+    return getattr(state.get("stage"), "name", "") == "UNSCALED"
+
+
+def _scale(scaler: Any) -> float:
+    """The scale, or that at first, where it is on a device."""
+    scale = getattr(scaler, "_scale", None)
+    if isinstance(scale, torch.Tensor) and scale.is_cpu:
+        return float(scale)
+    return float(getattr(scaler, "_init_scale", 0.0))
+
+
 def _gradients_of(
     optimizer: torch.optim.Optimizer,
 ) -> Iterator[tuple[tuple[int, int], torch.Tensor]]:
@@ -292,13 +325,20 @@ class Facts:
     """
 
     def __init__(
-        self, session: Session, state: StateReader, nodes: Sequence[ModuleNode], *, is_on: bool
+        self,
+        session: Session,
+        state: StateReader,
+        nodes: Sequence[ModuleNode],
+        schedule: Schedule,
+        *,
+        is_on: bool,
     ) -> None:
         #: True if anyone is told of the facts, apart from those of copies.
         self.is_on = is_on
         self.copies = StaleCopies()
         self._session = session
         self._state = state
+        self._schedule = schedule
         # The modules that are looked at.
         self._nodes = [n for n in nodes if n.is_primary or isinstance(n.module(), _LOOKED_AT)]
         self._chains: weakref.WeakKeyDictionary[torch.optim.Optimizer, _Chain] = (
@@ -355,15 +395,21 @@ class Facts:
     def backward_ended(self) -> None:
         """Backward has made gradients."""
         for chain in self._of_all:
-            chain.backward_ended()
+            chain.backward_ended(self._losses.scaler)
             if (self._averaged or self._averaged_over()) > 1 and chain.gradient is not None:
                 chain.since.elements = first_elements(chain.gradient)
             if chain.added and "nan_kept" not in self._told and chain.keeps_nan():
                 self._tell_once("nan_kept", chain.added, chain.parameter)
 
-    def scaled(self, outputs: Any) -> None:
-        """GradScaler.scale() was given these."""
-        self._losses.scaled(outputs)
+    def scaled(self, scaler: Any, outputs: Any, results: Any) -> None:
+        """GradScaler.scale(outputs) has returned ``results``."""
+        self._losses.scaled(scaler, outputs, results)
+
+    def unscaled(self, optimizer: torch.optim.Optimizer) -> None:
+        """A GradScaler has divided the gradients of this optimizer by the scale."""
+        chain = self._chains.get(optimizer)
+        if chain is not None:
+            chain.since.has_scale = False
 
     def clipping(self, gradients: Sequence[torch.Tensor]) -> None:
         """Gradients are about to be clipped."""
@@ -423,6 +469,8 @@ class Facts:
                 ):
                     self._count(fact, holds, about, id(optimizer))
             chain.is_any = is_any
+            if since.is_mixed or since.has_scale:
+                self._look_at_scale(optimizer, chain, is_scaled)
             if chain.schedulers is not None:
                 self._look_at_schedulers(chain.schedulers)
             if since.elements is not None and not is_scaled:
@@ -441,6 +489,24 @@ class Facts:
             self._look_at_shares()
             self._look_at_holders()
             self._look_at_ties()
+
+    def _look_at_scale(
+        self, optimizer: torch.optim.Optimizer, chain: _Chain, is_scaled: bool
+    ) -> None:
+        what = ""
+        if chain.since.is_mixed:
+            what = (
+                "gradients of which a part is still multiplied by the loss scale: backward() was "
+                "called after scaler.unscale_(optimizer). Call that once for each update, after "
+                "the last backward()"
+            )
+        elif not is_scaled and chain.is_left(chain.gradient):
+            what = (
+                "gradients that are still multiplied by the loss scale: call "
+                "scaler.step(optimizer), not optimizer.step(), and scaler.update() after it"
+            )
+        if what:
+            self._schedule.found_fault(self._session.step.index, optimizer, what)
 
     def after_update(self, optimizer: torch.optim.Optimizer) -> None:
         """The optimizer has stepped."""

@@ -137,7 +137,7 @@ def _wrap_scaler() -> None:
     replace a method, with or without asking torch's (FSDP's sharded scaler and torch_npu's do not).
     """
     for kind in _kinds(GradScaler):
-        for name, wrap in (("scale", _scale), ("step", _step), ("update", _update)):
+        for name, wrap in _SCALER:
             _methods.wrap(kind, name, wrap)
 
 
@@ -213,6 +213,18 @@ def _step(original: Callable[..., Any]) -> Callable[..., Any]:
     return step
 
 
+def _unscale(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def unscale_(self: Any, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        with _told(self, "unscale_") as is_told:
+            result = original(self, optimizer, *args, **kwargs)
+            if is_told:
+                _tell("loss scaling", StepWatcher.unscaled, optimizer)
+            return result
+
+    return unscale_
+
+
 def _schedule(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def step(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -241,6 +253,9 @@ def _update(original: Callable[..., Any]) -> Callable[..., Any]:
             return result
 
     return update
+
+
+_SCALER = (("scale", _scale), ("unscale_", _unscale), ("step", _step), ("update", _update))
 
 
 def _found_inf(scaler: Any, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

@@ -459,7 +459,7 @@ class StepWatcher:
         """GradScaler.scale(outputs) has returned ``results``."""
         if not self._scales_ours(scaler, outputs):
             return False
-        self._notice(self._facts.scaled, outputs)
+        self._notice(self._facts.scaled, scaler, outputs, results)
         if self.session.is_active:
             self._apart("consequences", self.session.level.loss_given, outputs)
         scale = getattr(scaler, "_scale", None)
@@ -467,6 +467,11 @@ class StepWatcher:
         is_run = self.session.tape is None and self.session.is_active  # not only captured
         if is_run and isinstance(scale, torch.Tensor):
             self._apart("the loss scale", self._state.numbers.loss_scale, scale)
+        return False
+
+    def unscaled(self, optimizer: torch.optim.Optimizer) -> bool:
+        """GradScaler.unscale_(optimizer) has returned."""
+        self._notice(self._facts.unscaled, optimizer)
         return False
 
     def scaler_step_began(self, scaler: GradScaler, optimizer: torch.optim.Optimizer) -> bool:

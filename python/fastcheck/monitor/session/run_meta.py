@@ -151,8 +151,8 @@ class Schedule:
         # The options as they were last, by optimizer and group (empty: they may change in place),
         # and the learning rate.
         self._seen: dict[tuple[int, int], tuple[tuple[Any, ...], list[float]]] = {}
-        #: The first setting at which training can't work, in a sentence; if it is a learning rate,
-        #: the class of its optimizer and the rate.
+        #: A sentence on the first thing seen that an optimizer has stepped with, and at which
+        #: training can't work. If it is a learning rate, the class of the optimizer and the rate.
         self.fault = ""
         self.broken: Optional[tuple[str, float]] = None
 
@@ -198,14 +198,19 @@ class Schedule:
     ) -> None:
         name = type(optimizer).__name__
         said = _fault(name, known, type(optimizer).__module__.startswith("torch.optim"))
-        if not said:
+        if said:
+            self.found_fault(step, optimizer, f"{said}. Look at what sets it")
+            if not 0 <= (rate := known.get("lr", 0.0)) < math.inf:
+                self.broken = name, rate
+
+    def found_fault(self, step: int, optimizer: torch.optim.Optimizer, what: str) -> None:
+        """``optimizer`` is about to step with this; the first is kept."""
+        if self.fault:
             return
-        self.fault = f"{name} has stepped with {said}"
-        if not 0 <= (rate := known.get("lr", 0.0)) < math.inf:
-            self.broken = name, rate
+        self.fault = f"{type(optimizer).__name__} has stepped with {what}"
         with self._event_store.lock:
             for listener in self._event_store.listeners:
-                listener.noticed(step, "setting", 1, self.fault)
+                listener.noticed(step, "fault", 1, self.fault)
 
     def clipped(self, step: int, threshold: Any) -> None:
         """Gradients were clipped to ``threshold``."""

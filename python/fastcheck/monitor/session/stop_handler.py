@@ -160,7 +160,7 @@ def build_report(
         world_size=world_size,
         style=session.config.stop.style,
         learning_rates=rates,
-        setting=meta.schedule.fault,
+        fault=meta.schedule.fault,
         left_out_by=meta.left_out_by,
         silent_norms=meta.silent_norms(culprit.site.module),
         not_updated=tuple(key for key in never_updated if key in weights),

@@ -108,7 +108,7 @@ def stored(case: Case) -> Iterator[Advice]:
         )
         return
     is_new_nan = case.has_nan and not is_near
-    has_fault = bool(case.report.setting)
+    has_fault = bool(case.report.fault)
     is_quotient = bool(case.divider) and is_new_nan and not has_fault
     steppers = {name for name, _ in case.report.learning_rates}
     is_written = bool(steppers) and steppers <= _ADDING and is_new_nan and not has_fault
@@ -339,8 +339,8 @@ def advise(report: StopReport) -> list[Advice]:
     case = _case(report)
     items = list(_saturating(case))
     is_given = case.site.role == "input" and not case.site.module
-    if report.setting and not is_given and case.verdict is not Verdict.PROPAGATED:
-        items.append(Advice(f"{report.setting}. Look at what sets it."))
+    if report.fault and not is_given and case.verdict is not Verdict.PROPAGATED:
+        items.append(Advice(f"{report.fault}."))
     known = [] if items or case.verdict is Verdict.PROPAGATED else by_operator(case)
     items += _broken_weight(case)
     # A few doublings have led to no overflow in a wide format.
