@@ -931,3 +931,28 @@ def test_an_average_of_weights_that_is_pushed_away_was_not_updated_by_the_optimi
     else:
         assert "No optimizer holds Linear.weight and Linear.bias" in text
     assert "learning rate" not in text
+
+
+def test_a_weight_that_the_loss_alone_reads() -> None:
+    """It is no module's input, and was finite when it was read before its update."""
+    model = nn.Linear(4, 2)
+    model.scale = nn.Parameter(torch.ones(2))
+    with fastcheck.install(model), pytest.raises(fastcheck.OverflowDetected) as stop:
+        for x in batches(3, 4):
+            (model(x) * model.scale).sum().backward()
+            torch.optim.SGD(model.parameters(), 0.1).step()
+            with torch.no_grad():
+                model.scale.div_(0).mul_(0)
+    assert stop.value.culprit.site.key == "scale"
+    assert "no longer is" in stop.value.culprit.reason
+
+
+def test_the_row_of_a_target_at_op_level() -> None:
+    model = nn.Linear(4, 2)
+    target = torch.rand(6, 2).log().numpy()
+    target[4, 1] = -math.inf
+    with fastcheck.install(model, level="op"), pytest.raises(fastcheck.OverflowDetected) as stop:
+        y = torch.from_numpy(target)
+        nn.functional.l1_loss(model(torch.ones(6, 4)), y).backward()
+    text = " ".join(str(stop.value).split())
+    assert "it may be this one. The first bad element of y is [4, 1], in row 4: 1 of 6" in text

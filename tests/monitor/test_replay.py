@@ -322,3 +322,22 @@ def test_what_an_update_made_is_not_looked_for_in_the_step_after_it() -> None:
     assert replay is not None and replay.report is None
     assert "the step was not run again: what was found was stored already" in str(caught.value)
     assert "first read" not in str(caught.value)
+
+
+def test_a_call_of_several_steps_is_replayed_from_its_first() -> None:
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def epoch() -> None:
+        for factor in (1.0, 1.0, NAN):
+            optimizer.zero_grad()
+            (model(torch.ones(2, 4)) * factor).sum().backward()
+            optimizer.step()
+
+    monitor = fastcheck.install(model, stop=fastcheck.Stop(replay=True))
+    with monitor, pytest.raises(fastcheck.OverflowDetected) as stop:
+        monitor.run(epoch)
+    replay = stop.value.report.replay
+    assert replay is not None and replay.report is not None
+    assert (stop.value.step, replay.report.step) == (2, 2)
+    assert "an update has been applied since it began" in " ".join(replay.notes)

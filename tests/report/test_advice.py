@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import fastcheck
-from fastcheck.record.event import CHANGED_BY_LOOP, NOT_STEPPED, NOT_UPDATED
+from fastcheck.record.event import CHANGED_BY_LOOP, MAYBE_CHANGED, NOT_STEPPED, NOT_UPDATED
 from fastcheck.record.format import Verdict
 from fastcheck.report.advice.choose import advise
 from fastcheck.report.stop_report import MadeBy, StopReport
@@ -105,6 +105,36 @@ def test_a_gradient_that_the_loop_has_changed() -> None:
     report = replace(report, culprit=replace(report.culprit, reason=reason))
     assert "Look between backward() and the update" in advise(report)[0].text
     assert "The backward of sqrt" not in advice_of(report)
+
+
+def test_a_gradient_that_was_read_after_the_loop_had_changed_gradients() -> None:
+    where = build.site("fc", "Linear", direction="backward", role="param_grad", label="weight")
+    report = build.report(
+        where, build.record(posinf_count=3, step=41), reason=f"finite until then; {MAYBE_CHANGED}"
+    )
+    assert "Look between backward() and the update" in advise(report)[0].text
+    assert "look for 1/x, rsqrt or log" in advise(report)[1].text
+
+
+def test_a_known_operator_between_modules_is_no_division() -> None:
+    where = build.site("norm", "LayerNorm", role="input", label="input[0]")
+    made = MadeBy("aten.bmm", "made it", inputs=(("self", of(high=1291.0, dtype="float16")),))
+    what = build.record("float16", posinf_count=3, high=64000.0, step=41)
+    told = advice_of(build.report(where, what, made_by=made))
+    assert "keep only the code before module norm in float32" in told
+    assert "division" not in told and "A norm squares its input" not in told
+
+
+def test_a_weight_that_something_else_than_torch_wrote() -> None:
+    where = build.site("fc", "Linear", op="aten.addmm", role="input", label="mat2")
+    what = build.record(posinf_count=3, step=41)
+    told = advise(build.report(where, what, Verdict.ARRIVED, broken_weights=("fc.weight",)))
+    assert "No update has made fc.weight non-finite: look at what writes weights" in told[0].text
+    assert "as a batch does" not in told[0].text
+    followed = build.report(
+        where, what, Verdict.ARRIVED, broken_weights=("fc.weight",), updated_since=(41,)
+    )
+    assert "as a batch does" in advise(followed)[0].text
 
 
 def test_nan_out_of_attention_suspects_a_masked_row_first() -> None:
@@ -286,7 +316,7 @@ QUOTED = "lower the learning rate (it is now SGD: 50)"
         (build.site("fc", "Linear"), build.record(posinf_count=3, step=9), 1e3),
         (build.site("fc", "Linear"), build.record(posinf_count=3, step=9), 1.0),
         (build.site("fc", "Linear"), build.record("float16", posinf_count=3, step=9), 1e3),
-        (WEIGHT, build.record(posinf_count=3, step=9), 1.1),
+        (WEIGHT, build.record(posinf_count=3, step=9), 1e3),
         (
             build.site("bn", "BatchNorm1d", role="buffer", label="running_var"),
             build.record(posinf_count=3, step=9),
@@ -667,7 +697,17 @@ OPERATORS = {
             dtype="float16",
             nan_count=3,
         ),
-        "Adam's eps=1e-8 is 0 in float16",
+        "below 3e-8, as Adam's 1e-8, eps is 0 in float16",
+    ),
+    "squares in float16": (
+        operator_report(
+            "aten.pow.Tensor_Scalar",
+            {"self": of(0.0, 2170.0, dtype="float16", zero_count=120)},
+            dtype="float16",
+            posinf_count=97,
+            zero_count=120,
+        ),
+        "self goes from 0 to 2,170: a power of it is beyond the range of float16",
     ),
     "sqrt backward": (
         operator_report("aten.sqrt", {"self": of(), "other": ZERO}, backward=True, nan_count=2),
@@ -932,7 +972,8 @@ def test_an_eps_is_that_of_an_optimizer_that_has_one(optimizers: list[str], code
     what = build.record(posinf_count=1, step=9)
     told = advice_of(build.report(WEIGHT, what, Verdict.ARRIVED, before, learning_rates=rates))
     has_eps = optimizers not in (["SGD"], ["LBFGS"])
-    assert "Check the schedule" in told and ("the optimizer's eps" in told) is has_eps
+    assert ("Check the schedule" in told) is (optimizers != ["SGD"])
+    assert ("the optimizer's eps" in told) is has_eps
 
 
 @pytest.mark.parametrize(
@@ -1041,8 +1082,12 @@ def test_an_update_that_divides_by_zero_is_no_learning_rate() -> None:
     what = build.record("float16", nan_count=3, posinf_count=2, step=9)
     rates = (("AdamW", 1e-3),)
     told = advise(build.report(WEIGHT, what, Verdict.ARRIVED, before, learning_rates=rates))
-    assert "eps=1e-8 is 0 in float16" in told[0].text
+    assert "By default AdamW on float16 weights divides by zero" in told[0].text
     assert not any("learning rate" in item.text for item in told)
+    adagrad = replace(
+        build.report(WEIGHT, what, Verdict.ARRIVED, before), learning_rates=(("Adagrad", 1e-3),)
+    )
+    assert advise(adagrad)[0].code == "Adagrad(parameters, eps=1e-4)"
     wide = build.record(nan_count=3, step=9)
     before = build.grown("float32", 1.0, 1.0, 3, 8)
     mine = build.report(WEIGHT, wide, Verdict.ARRIVED, before, learning_rates=(("Lamb", 1e-3),))
@@ -1076,6 +1121,10 @@ def test_an_update_makes_nan_of_a_moderate_weight_by_a_quotient_or_a_root(
     assert ("SGD divides by no number" in advice_of(added)) is is_quotient
     assert ("lower the learning rate" in advice_of(added)) is not is_quotient
     assert "RMSprop" not in advice_of(added)
+    infinite = build.record(step=9, posinf_count=1)
+    written = build.report(WEIGHT, infinite, Verdict.ARRIVED, before, learning_rates=(("SGD", 1),))
+    # An infinity of a weight that grew is one of the growth.
+    assert ("SGD divides by no number" in advice_of(written)) is (first == 1.0)
 
 
 @pytest.mark.parametrize(

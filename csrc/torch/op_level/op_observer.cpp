@@ -379,9 +379,12 @@ void OpObserver::look_at_input(const at::Tensor& tensor, std::int32_t argument, 
   const bool is_known = known.is_whole && !known.is_unread;
   const bool is_suspect = !known.suspects.empty();
   std::int64_t seq = known.seq;
-  bool is_part = is_known && !known.is_exact;
+  bool is_part = is_known && (!known.is_exact || known.is_of_origin);
   if (is_known && known.is_exact && is_suspect) {
     frame.fed.push_back({seq, false, false, known.bad.empty()});
+    if (is_part && frame.is_open && !is_written && tensor.is_cpu()) {
+      frame.told.push_back({tensor, Provenance::version(tensor), argument, is_part});
+    }
   } else if ((!is_known || is_suspect) && known.bad.empty() &&
              !reads_at_once(frame, mine, is_written)) {
     if (!is_known && !is_written) {
@@ -397,7 +400,10 @@ void OpObserver::look_at_input(const at::Tensor& tensor, std::int32_t argument, 
     if (ref.is_pending || ref.is_bad) {
       Fed fed = fed_by(ref, known);
       const bool is_mixed = !fed.also.empty();
-      if (ref.is_bad && !is_mixed) ref.seq = fed.seq;
+      if (ref.is_bad && !is_mixed) {
+        ref.is_of_origin = ref.seq != fed.seq;
+        ref.seq = fed.seq;
+      }
       frame.fed.push_back(std::move(fed));
       // What a composite op calls is told before it: these ops read it themselves.
       if (is_mixed && frame.op->is_composite) return;

@@ -48,6 +48,7 @@ Known Provenance::find(const at::Tensor& tensor, bool any_version) const {
     const RecordRef& ref = span->ref;
     if (met++ == 0) {
       known.seq = ref.seq;
+      known.is_of_origin = ref.is_of_origin;
       known.is_exact = span->begin == wanted.begin && span->end == wanted.end &&
                        span->geometry == wanted.geometry;
     }

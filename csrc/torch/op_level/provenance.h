@@ -18,6 +18,8 @@ struct RecordRef {
   std::int64_t seq;
   bool is_bad;
   bool is_pending = false;
+  // The record is that of the part, or of the whole, in which its bad values began.
+  bool is_of_origin = false;
 };
 
 // Memory that was allocated and not written yet.
@@ -39,8 +41,8 @@ struct Known {
   // The records among the ones that cover it that are bad, and those that are bad or may be; the
   // youngest first.
   c10::SmallVector<std::int64_t, 2> bad, suspects;
-  // One record covers it, of these very bytes.
-  bool is_exact = false;
+  // One record covers it, of these very bytes, but where it is that of their origin.
+  bool is_exact = false, is_of_origin = false;
 };
 
 // OpObserver's lock guards it. It holds storages weakly, and never makes one strong again.
@@ -69,7 +71,8 @@ class Provenance {
         RecordRef& ref = span.ref;
         if (!ref.is_pending || ref.seq >= stop) continue;
         const std::optional<std::int64_t> source = visit(ref.seq);
-        ref = {source.value_or(ref.seq), source.has_value(), false};
+        const std::int64_t seq = source.value_or(ref.seq);
+        ref = {seq, source.has_value(), false, seq != ref.seq};
       }
     });
   }

@@ -203,13 +203,16 @@ class StoredTensors:
     def __init__(self, nodes: Sequence[ModuleNode]) -> None:
         self._node_of = {id(node.module()): node for node in nodes}
 
-    def within(self, node: ModuleNode) -> TensorBatch:
-        """The parameters and buffers of this module and of the observed modules in it."""
+    def within(self, node: Optional[ModuleNode]) -> TensorBatch:
+        """The parameters and buffers of this module and of the observed modules in it; None: of all
+        observed modules.
+        """
         batch = TensorBatch()
-        module = node.module()
-        for child in () if module is None else module.modules():
+        module = None if node is None else node.module()
+        observed = [one.module() for one in self._node_of.values()] if node is None else ()
+        for child in observed if module is None else module.modules():
             child_node = self._node_of.get(id(child))
-            if child_node is None or child_node.module() is not child:
+            if child is None or child_node is None or child_node.module() is not child:
                 continue
             for name, parameter in child._parameters.items():
                 if parameter is not None:

@@ -396,16 +396,18 @@ def _read_for(node: Any) -> Optional[_Variable]:
     return None if source is None or source.value.requires_grad else source
 
 
-def search_variables(record: np.void) -> Optional[MadeBy]:
-    """The local variable that a weight with this record may have been written from."""
+def search_variables(record: np.void, how: str) -> Optional[MadeBy]:
+    """The local variable that may be the tensor of this record, or what it was written from, as
+    ``how`` says.
+    """
     with unobserved(), no_grad():
         source = _beside(record)
     if source is None:
         return None
     return MadeBy(
         "",
-        f"{source.shown} has as many elements, of which no more are NaN or Inf: the weight may "
-        f"have been written from it.{source.first_bad()}",
+        f"{source.shown} has as many elements, of which no more are NaN or Inf: {how}."
+        f"{source.first_bad()}",
         inputs=((source.shown, stats(source.value.detach()).record),),
         variable=str(source.first_cause() or source),
     )

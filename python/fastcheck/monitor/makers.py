@@ -45,13 +45,17 @@ class Makers:
         is_now = step is session.step
         if session.config.level == "op":  # what made it is known
             site = session.sites[culprit.site]
-            return call_again.bad_argument(site) if culprit.is_data and not site.op else None
+            if site.op:
+                is_given = is_now and culprit.verdict is Verdict.ARRIVED
+                return search_variables(culprit.record, "it may be this one") if is_given else None
+            return call_again.bad_argument(site) if culprit.is_data else None
         if culprit.uses.given is not None:
             given = culprit.uses.given()
             name = session.sites[culprit.site].key
             return None if given is None or not is_now else search_graph(given, name)
         if culprit.role == "param" and culprit.verdict is Verdict.ARRIVED:
-            return search_variables(culprit.record) if is_now else None
+            written = "the weight may have been written from it"
+            return search_variables(culprit.record, written) if is_now else None
         if culprit.role not in _FORWARD:
             return self._of_gradient(culprit, step, session)
         if culprit.role == "input" and culprit.verdict is Verdict.ARRIVED:

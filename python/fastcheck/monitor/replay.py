@@ -39,6 +39,8 @@ class _Capture:
     #: The arguments of run(), and the versions of the tensors among them, by label.
     batch: Any
     versions: dict[str, int]
+    #: The index of the step, the first of those that it runs.
+    step: int
 
 
 class Replayer:
@@ -69,6 +71,7 @@ class Replayer:
             SavedTensors(b for model in self.alive() for b in model.buffers()),
             (args, kwargs),
             _versions((args, kwargs)),
+            self._session.step.index + self._session.is_closed,
         )
         try:
             result = function(*args, **kwargs)
@@ -109,7 +112,7 @@ class Replayer:
                     ),
                     training=Training(scaler=session.config.training.scaler),
                 ) as monitor:
-                    monitor.begin_at(stop.step)
+                    monitor.begin_at(capture.step)
                     step()
                     notes += _passing(monitor.events)
             except OverflowDetected as caught:
@@ -158,7 +161,7 @@ class Replayer:
         now = self._session.step.index
         if now > stop.step:
             yield f"step {now} has begun since step {stop.step}: the batch is another"
-        if not stop.report.weights_intact:
+        if capture.step < stop.step or not stop.report.weights_intact:
             yield "the weights of the step are gone: an update has been applied since it began"
         versions = _versions(capture.batch)
         if any(

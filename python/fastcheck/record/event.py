@@ -16,6 +16,8 @@ COMPUTED_OUTSIDE = "it was computed"
 GIVEN_INSTEAD = "functional_call() was given it"
 #: The beginning for a gradient that the training loop has changed.
 CHANGED_BY_LOOP = "it was finite when backward() ended"
+#: A part of it for a gradient that was read after the training loop had changed gradients.
+MAYBE_CHANGED = "the training loop changed gradients between backward() and the update"
 #: The end for a parameter that the program itself has written.
 NOT_UPDATED = "no optimizer that has stepped holds it"
 #: The same, of a step in which none has stepped.

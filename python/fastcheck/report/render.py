@@ -349,7 +349,7 @@ def _headline(report: StopReport, reading: RecordStatistics) -> str:
         where = f"in the loss ({site.module_type})" if site.module_type else "in the loss"
     elif site.role == "grad_norm":
         where = f"in the {site.label}"
-    elif site.role == "input" and not site.module and module_name(site) != OUTSIDE:
+    elif site.role == "input" and not (site.module or site.op) and module_name(site) != OUTSIDE:
         where = f"in {site.label}, the batch given to {module_name(site)}"
     else:
         where = f"in {tensor_place(site, reading.call, report.style, report.culprit.api)}"

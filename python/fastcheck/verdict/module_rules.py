@@ -22,7 +22,13 @@ from dataclasses import dataclass
 from typing import Any, Callable, Optional
 
 from fastcheck.calls.module_calls import Call, ModuleNode
-from fastcheck.record.event import CHANGED_BY_LOOP, COMPUTED_OUTSIDE, GIVEN_INSTEAD, NOT_STEPPED
+from fastcheck.record.event import (
+    CHANGED_BY_LOOP,
+    COMPUTED_OUTSIDE,
+    GIVEN_INSTEAD,
+    MAYBE_CHANGED,
+    NOT_STEPPED,
+)
 from fastcheck.record.format import Verdict
 from fastcheck.utils.text.layout import listed
 
@@ -290,6 +296,8 @@ class ModuleRules:
             self.findings.propagate(finding, confirmed)
         elif tentative is not None and (tentative.state.by_consequence or not entry.is_scaled):
             self._promote(tentative, finding)
+        elif (stored := self._first_stored(None, finding)) is not None:
+            self.findings.propagate(finding, stored)
         else:
             then = PossibleVerdict(Verdict.ORIGIN, made_in_loss(self.findings))
             self._judge_gradient(finding, None, then, entry.is_scaled)
@@ -306,9 +314,9 @@ class ModuleRules:
 
     # Parameters and buffers
 
-    def _first_stored(self, node: ModuleNode, triggered_by: Finding) -> Optional[Finding]:
-        """The first non-finite thing that a module and its submodules store, if there is any, in
-        the middle of a verdict.
+    def _first_stored(self, node: Optional[ModuleNode], triggered_by: Finding) -> Optional[Finding]:
+        """The first non-finite thing that a module and its submodules (None: any module) store, if
+        there is any, in the middle of a verdict.
         """
         first: Optional[Finding] = None
         for record, role, given in self._step.read_stored(node):
@@ -320,7 +328,7 @@ class ModuleRules:
                 self._judge_stored(finding, is_suspect=True)
                 if first is None and not finding.is_tentative:
                     first = finding
-        return first or self._bad_buffer(node, triggered_by)
+        return first or (None if node is None else self._bad_buffer(node, triggered_by))
 
     def _but_for(self, node: ModuleNode) -> str:
         """A clause that names the parameters and buffers of the module and its submodules that are
@@ -588,9 +596,8 @@ class ModuleRules:
         reason = f"{finite}: this gradient {how}"
         if self._step.update.has_changed_gradients:
             reason = (
-                f"{finite}; the training loop changed gradients between backward() and the update, "
-                "before they were read (its own clipping or unscaling): the fault may have begun "
-                "in another gradient"
+                f"{finite}; {MAYBE_CHANGED}, before they were read (its own clipping or "
+                "unscaling): the fault may have begun in another gradient"
             )
         return PossibleVerdict(Verdict.ORIGIN, reason)
 

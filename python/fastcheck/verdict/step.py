@@ -18,11 +18,11 @@ from .findings import Finding, Findings
 #: The record of what a module stores, its role, and the tensor, where functional_call() has put it
 #: in the place of a parameter.
 ReadTensor = tuple[np.void, str, Optional["weakref.ref[Any]"]]
-#: Reads what a module and its submodules store now that is non-finite.
-ReadStored = Callable[[ModuleNode], Iterable[ReadTensor]]
+#: Reads what a module and its submodules (None: all modules) store now that is non-finite.
+ReadStored = Callable[[Optional[ModuleNode]], Iterable[ReadTensor]]
 
 
-def nothing_stored(node: ModuleNode) -> Iterable[ReadTensor]:
+def nothing_stored(node: Optional[ModuleNode]) -> Iterable[ReadTensor]:
     """A ReadStored that reads nothing."""
     return ()
 

@@ -214,3 +214,36 @@ def test_the_values_of_a_sparse_gradient_are_not_the_optimizers_fault(optimizer:
             sgd.step()
     event = stop.value.culprit
     assert (event.site.op, event.site.direction) == ("aten.mul_.Tensor", "forward")
+
+
+class Shifted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 8)
+        self.register_buffer("shift", torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.layer(x + self.shift)
+
+
+def stop_after(write: Callable[[Shifted], Any]) -> fastcheck.OverflowDetected:
+    model = Shifted()
+    with fastcheck.install(model, level="op"), pytest.raises(fastcheck.OverflowDetected) as stop:
+        for _ in range(2):
+            model(torch.tensor([[3.0], [-3.0]]).expand(2, 4)).sum().backward()
+            write(model)
+    return stop.value
+
+
+def test_the_table_of_inputs_has_all_of_a_weight_that_was_written_in_part() -> None:
+    def write(model: Shifted) -> None:
+        model.layer.weight.data[0, 0] = -INF
+
+    stop = stop_after(write)
+    assert stop.culprit.site.op == "aten.addmm"
+    assert {site.label: int(r["numel"]) for site, r in stop.report.inputs}["mat2"] == 32
+
+
+def test_what_numpy_wrote_to_a_buffer_is_no_batch() -> None:
+    stop = stop_after(lambda model: model.shift.numpy().fill(float("nan")))
+    assert stop.culprit.site.label == "other" and "the batch given to" not in str(stop)

@@ -137,8 +137,10 @@ class Level:
     def saw(self, entry: entries.Seen, is_bad: Optional[bool]) -> None:
         """Judges what was just read if it is non-finite: now, or when its record arrives."""
 
-    def read_stored(self, node: ModuleNode) -> Iterable[ReadTensor]:
-        """Reads what a module and its submodules store, in the middle of a verdict: what is bad."""
+    def read_stored(self, node: Optional[ModuleNode]) -> Iterable[ReadTensor]:
+        """Reads what a module and its submodules (None: all modules) store, in the middle of a
+        verdict: what is bad.
+        """
         return ()
 
     def read_number(self, number: torch.Tensor, site: int) -> int:
@@ -418,7 +420,7 @@ class ModuleLevel(Level):
         self.cursor.seq = first + len(tensors)
         return bad_records
 
-    def read_stored(self, node: ModuleNode) -> Iterator[ReadTensor]:
+    def read_stored(self, node: Optional[ModuleNode]) -> Iterator[ReadTensor]:
         """Reads them now on the CPU; on a device, where this is called later, takes the last
         readings.
         """

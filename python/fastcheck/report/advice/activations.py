@@ -11,8 +11,10 @@ import re
 from collections.abc import Iterator
 
 from fastcheck.record.format import Verdict
+from fastcheck.record.site import OUTSIDE, module_name
 from fastcheck.record.statistics import RecordStatistics
 from fastcheck.report.trend import format_factor
+from fastcheck.utils.text.layout import listed
 from fastcheck.utils.text.numbers import counted, format_number, format_share
 
 from .case import Advice, Case, Operation
@@ -54,6 +56,7 @@ def out_of_range(case: Case) -> Iterator[Advice]:
         )
     else:
         name = f"module {case.site.module}" if case.site.module else "the model"
+        name = f"the code before {name}" if case.site.role == "input" else name
         is_scaled = case.report.scale is not None and case.site.direction == "forward"
         no_help = " Loss scaling can't help: it scales gradients, and this is an activation."
         yield Advice(
@@ -329,6 +332,14 @@ def arrived(case: Case) -> Iterator[Advice]:
             "optimizer.state.clear()",
         )
         return
+    report = case.report
+    is_updated = bool(report.updated_since) or report.weights_intact is False
+    if case.site.op and report.broken_weights and not is_updated:
+        yield Advice(
+            f"No update has made {listed(report.broken_weights, 3)} non-finite: look at what "
+            "writes weights, in this line or outside of torch's operators (numpy(), an extension)."
+        )
+        return
     if case.site.role == "input" and not case.site.module:
         # A cast makes no NaN.
         is_cast = case.is_narrow and not case.has_nan
@@ -337,10 +348,12 @@ def arrived(case: Case) -> Iterator[Advice]:
             "normalise before the cast."
         )
         yield from [cast] if is_cast else ()
+        is_within = case.site.op and module_name(case.site) != OUTSIDE
+        written = " A buffer may have been written outside of torch." if is_within else ""
         yield Advice(
             f"{'It' if case.site.op else 'The batch'} was non-finite before the model or the loss "
             f"read it ({case.site.label}): look at the data, not at the model. Check the samples "
-            "of this step where they are loaded.",
+            f"of this step where they are loaded.{written}",
             "assert torch.isfinite(batch).all()",
         )
         yield Advice(

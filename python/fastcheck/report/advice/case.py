@@ -123,7 +123,8 @@ class Case:
         """The module's type and the operator in lower case, to recognise attention and norms. The
         path is no evidence: ``self_attn.o_proj.lora_b`` takes no softmax.
         """
-        return f"{self.site.module_type} {self.site.op or ''}".lower()
+        is_maker = self.site.role != "input" or self.site.op
+        return f"{self.site.module_type if is_maker else ''} {self.site.op or self.op_name}".lower()
 
     @property
     def rates(self) -> str:

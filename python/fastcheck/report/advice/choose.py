@@ -11,6 +11,7 @@ from fastcheck.record.event import (
     CHANGED_BY_LOOP,
     COMPUTED_OUTSIDE,
     GIVEN_INSTEAD,
+    MAYBE_CHANGED,
     NOT_STEPPED,
     NOT_UPDATED,
 )
@@ -107,19 +108,20 @@ def stored(case: Case) -> Iterator[Advice]:
             "norm of a gradient may be), and go back to the last checkpoint."
         )
         return
-    is_new_nan = case.has_nan and not is_near
     has_fault = bool(case.report.fault)
-    is_quotient = bool(case.divider) and is_new_nan and not has_fault
+    is_quotient = bool(case.divider) and case.has_nan and not (is_near or has_fault)
     steppers = {name for name, _ in case.report.learning_rates}
-    is_written = bool(steppers) and steppers <= _ADDING and is_new_nan and not has_fault
+    is_far = not is_near and (case.has_nan or not case.is_narrow)
+    is_written = bool(steppers) and steppers <= _ADDING and is_far and not has_fault
     if is_quotient:
         yield from _quotient_of_update(case)
     elif is_written:
         yield Advice(
             f"The weight was far from overflowing, and {' and '.join(sorted(steppers))} divides by "
-            "no number that may be 0: of a finite gradient it makes no NaN. The program may have "
-            "written it after the update, as sharpness-aware minimisation, an average or a "
-            "constraint does: look there for a division by a norm, a sum or a count of 0.",
+            "no number that may be 0: of gradients that are far from overflowing it makes no NaN "
+            "or Inf. The program may have written it after the update, as sharpness-aware "
+            "minimisation, an average or a constraint does: look there for a division by a norm, a "
+            "sum or a count of 0.",
             "p.add_(rho * p.grad / (norm + 1e-12))",
         )
     is_before = case.trend.healthy[-1].step < case.report.step
@@ -139,13 +141,14 @@ def stored(case: Case) -> Iterator[Advice]:
 
 def _quotient_of_update(case: Case) -> Iterator[Advice]:
     """NaN in a weight that was far from overflowing."""
-    adam = any("Adam" in name for name, _ in case.report.learning_rates)
-    if case.reading.dtype == "float16" and adam:
+    names = [name for name, _ in case.report.learning_rates]
+    tiny = next((n for n in names if "Adam" in n or n in ("Adagrad", "RMSprop")), "")
+    if case.reading.dtype == "float16" and tiny:
         yield Advice(
-            "By default Adam on float16 weights divides by zero: eps=1e-8 is 0 in float16, and an "
-            "element without a gradient becomes 0/0. Keep float32 weights under autocast, or set "
-            "eps=1e-4.",
-            "torch.optim.Adam(parameters, eps=1e-4)",
+            f"By default {tiny} on float16 weights divides by zero: its eps, at most 1e-8, is 0 in "
+            "float16, and an element without a gradient becomes 0/0. Keep float32 weights under "
+            "autocast, or set eps=1e-4.",
+            f"{tiny}(parameters, eps=1e-4)",
         )
         return
     yield Advice(
@@ -224,13 +227,14 @@ def _how_made(case: Case) -> str:
 
 
 def gradient(case: Case) -> Iterator[Advice]:
-    if case.reason.startswith(CHANGED_BY_LOOP):
+    if case.reason.startswith(CHANGED_BY_LOOP) or MAYBE_CHANGED in case.reason:
         yield Advice(
             "Look between backward() and the update, where the loop writes to p.grad (clipping, "
             "unscaling, a projection, an average): where it divides by a norm, a sum or a count "
             "of 0, 0/0 is NaN, and x/0 is Inf. Add an eps to the divisor.",
             "p.grad.mul_(max_norm / (norm + 1e-6))",
         )
+    if case.reason.startswith(CHANGED_BY_LOOP):
         return
     scale = case.report.scale
     if scale is not None:
@@ -459,7 +463,7 @@ def _rules(case: Case) -> Callable[[Case], Iterator[Advice]]:
         return gradient_norm
     if role in ("param_grad", "grad_input", "grad_output"):
         return gradient
-    if case.verdict is Verdict.ARRIVED or role == "input":
+    if case.verdict is Verdict.ARRIVED or (role == "input" and case.operation is None):
         return activations.arrived
     full = activations.fills_its_format(case)
     # A product has overflowed: it takes no logarithm, and writes no mask.

@@ -237,7 +237,7 @@ def _power(case: Case, made: Operation) -> Iterator[Advice]:
             f"in the gradient: clamp before.{_rounded(reading, made.origins.get(label, ''))}",
             f"x.clamp_min(eps){'.' + made.name + '()' if 'sqrt' in made.name else ' ** p'}",
         )
-    elif made.may_be_inf and reading.zero_count and made.name != "sqrt":
+    elif made.may_be_inf and made.name != "sqrt" and _is_inverse(reading, made):
         yield Advice(
             f"{_zeros(label, reading)}: "
             f"{'1/sqrt(0)' if made.name == 'rsqrt' else 'a negative power of 0'} is Inf. Add an "
@@ -246,7 +246,7 @@ def _power(case: Case, made: Operation) -> Iterator[Advice]:
         )
     elif reading.min is None or reading.max is None or reading.nonfinite_count:
         return
-    elif made.may_be_inf and "pow" in made.name and not reading.zero_count:
+    elif made.may_be_inf and "pow" in made.name:
         low, high = format_number(reading.min), format_number(reading.max)
         yield Advice(
             f"{label} goes from {low} to {high}: a power of it is beyond the range of "
@@ -254,6 +254,14 @@ def _power(case: Case, made: Operation) -> Iterator[Advice]:
             "clamp it before.",
             "x.clamp(-limit, limit) ** p",
         )
+
+
+def _is_inverse(read: RecordStatistics, made: Operation) -> bool:
+    """True if the zeros that it read may have become infinities: those of x ** 2 stay zeros."""
+    result = made.result
+    return read.zero_count > 0 and (
+        result is None or result.zero_count < read.zero_count <= result.inf_count
+    )
 
 
 def _exponential(case: Case, made: Operation) -> Iterator[Advice]:
@@ -768,7 +776,8 @@ def _optimizer(case: Case, made: Operation) -> Iterator[Advice]:
     yield Advice(
         f"{seen} the optimizer adds eps to it: "
         + (
-            "Adam's eps=1e-8 is 0 in float16. Keep float32 weights under autocast, or set eps=1e-4."
+            "below 3e-8, as Adam's 1e-8, eps is 0 in float16. Keep float32 weights under "
+            "autocast, or set eps=1e-4."
             if reading.dtype == "float16"
             else "its eps is 0, or lost beside the dtype's spacing. Give it a larger eps."
         ),
