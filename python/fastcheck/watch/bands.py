@@ -145,7 +145,5 @@ def _middle(values: np.ndarray) -> np.ndarray:
     """The median of each row, whose values are sorted."""
     half = values.shape[1] // 2
     if values.shape[1] % 2:
-        odd: np.ndarray = values[:, half]
-        return odd
-    even: np.ndarray = (values[:, half - 1] + values[:, half]) / np.float32(2)
-    return even
+        return values[:, half]
+    return (values[:, half - 1] + values[:, half]) / np.float32(2)

@@ -51,8 +51,7 @@ def _once(view: StepsView) -> np.ndarray:
 
 
 def _is_wide(view: StepsView) -> np.ndarray:
-    is_wide: np.ndarray = _WHOLE[view.now.codes] == 0
-    return is_wide
+    return _WHOLE[view.now.codes] == 0
 
 
 def stands_still(is_wide: bool) -> Callable[[StepsView], np.ndarray]:
@@ -108,8 +107,7 @@ def input_is_constant(view: StepsView) -> np.ndarray:
     is_large = of_model & (now.numel >= 32)
     is_one = now.is_equal & ((now.sums == 0) | ~IS_FLOAT[now.codes])
     varies = (of_model & ~is_one).any(axis=1, keepdims=True)
-    is_constant: np.ndarray = is_large & ~varies & ~(is_large & (now.sums == _IGNORED * now.numel))
-    return is_constant
+    return is_large & ~varies & ~(is_large & (now.sums == _IGNORED * now.numel))
 
 
 def _fact(

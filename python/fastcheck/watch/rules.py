@@ -248,15 +248,13 @@ def explodes(view: StepsView) -> np.ndarray:
         largest = np.fmax.reduce(np.where(is_gradient, view.peak, -np.inf), axis=1, keepdims=True)
         is_rounding = view.peak <= largest + _ROUNDING_OF_ZERO
         far &= ~(is_gradient & (is_rounding | now.is_skipped[:, None]))
-    is_exploding: np.ndarray = far & ((phases == ACTIVATION) | is_gradient | (phases == WEIGHT))
-    return is_exploding
+    return far & ((phases == ACTIVATION) | is_gradient | (phases == WEIGHT))
 
 
 def comes_near_the_end(view: StepsView) -> np.ndarray:
     """True where a tensor is forecast to leave the range of its dtype within the horizon."""
     # A scaler skips scaled gradients that leave the range, and halves its scale.
-    is_near: np.ndarray = (view.steps_left <= view.horizon) & ~view.now.is_scaled
-    return is_near
+    return (view.steps_left <= view.horizon) & ~view.now.is_scaled
 
 
 def _is_low(view: StepsView) -> np.ndarray:
@@ -301,8 +299,7 @@ def is_at_ends(view: StepsView) -> np.ndarray:
     if not view.is_at_end.any():
         return view.is_at_end
     is_activation = view.is_weighed & (view.now.phases == ACTIVATION)
-    is_flat: np.ndarray = is_activation & view.is_at_end & (view.ends_at_first < 0.5)
-    return is_flat
+    return is_activation & view.is_at_end & (view.ends_at_first < 0.5)
 
 
 def _have_died(view: StepsView, is_stuck: np.ndarray) -> np.ndarray:

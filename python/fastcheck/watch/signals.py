@@ -336,8 +336,7 @@ def _in_cache(chunks: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
 
 def _is_whole(numbers: np.ndarray) -> np.ndarray:
     """True where each value is a finite integer."""
-    is_whole: np.ndarray = numbers - np.trunc(numbers) == 0
-    return is_whole
+    return numbers - np.trunc(numbers) == 0
 
 
 def _by_site(

@@ -105,8 +105,7 @@ _PAIRS = {count: np.triu_indices(count, 1) for count in (_SHORT, _LONG)}
 def _slopes(values: np.ndarray) -> np.ndarray:
     """The slopes of all pairs."""
     first, second = _PAIRS[len(values)]
-    slopes: np.ndarray = (values[second] - values[first]) / (second - first)
-    return slopes
+    return (values[second] - values[first]) / (second - first)
 
 
 # The moves in a row that a weight has to have made before it can stand still: updates near the
@@ -191,8 +190,7 @@ def _is_bounded(now: Signals, k: int, at: np.ndarray) -> np.ndarray:
     """
     levels = now.levels[:, k, at]
     is_few = now.is_equal[k, at] | (now.numel[k, at] < LEAST_ELEMENTS)
-    is_bounded: np.ndarray = is_few | now.is_whole[k, at] | (levels[ABS_MAX] - levels[RMS] < 0.01)
-    return is_bounded
+    return is_few | now.is_whole[k, at] | (levels[ABS_MAX] - levels[RMS] < 0.01)
 
 
 #: A tensor explodes by so many doublings: a thousand times.
