@@ -111,243 +111,232 @@ def input_is_constant(view: StepsView) -> np.ndarray:
 
 
 def _fact(
-    name: str, signal: str, cause: str, text: str, *, advice: str = "", source: str = "fastcheck"
+    name: str, cause: str, text: str, *, advice: str = "", source: str = "fastcheck"
 ) -> NumberRule:
     """A rule on a count of ``monitor/hooks/facts.py``. It warns if it has advice."""
     return NumberRule(
-        kind="invariant", signal=signal, names=[name], condition=lambda number: True, steps=1,
-        is_over=never, pause="", warns=bool(advice), cause=cause, text=text, advice=advice,
-        source=source,
+        kind="invariant", names=[name], condition=lambda number: True, steps=1, is_over=never,
+        pause="", warns=bool(advice), cause=cause, text=text, advice=advice, source=source,
     )  # fmt: skip
 
 
 NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
     _fact(
-        "not_cleared", signal="gradients at backward()", cause="gradient",
+        "not_cleared", cause="gradient",
         text="gradients are not cleared: in {value} updates in a row, backward() added to the "
         "gradients of the update before (seen at {name})",
         advice="call optimizer.zero_grad() after each update", source="TrainCheck",
     ),
     _fact(
-        "cleared_early", signal="gradients at the update", cause="gradient",
+        "cleared_early", cause="gradient",
         text="gradients were cleared between backward() and the update, in {value} updates in a "
         "row: the update had no gradient of {name}",
         advice="call zero_grad() after optimizer.step(), or before backward()",
     ),
     _fact(
-        "nan_kept", signal="gradients at backward()", cause="gradient",
+        "nan_kept", cause="gradient",
         text="the gradient of {name} holds NaN, and the last {value} calls of backward() added "
         "to it without an update or a zero_grad() in between: it stays NaN",
         advice="call optimizer.zero_grad() where an update is skipped, too", source="espnet#3283",
     ),
     _fact(
-        "clipped_late", signal="gradients at clipping", cause="gradient",
+        "clipped_late", cause="gradient",
         text="gradients were clipped after the update that used them, in {value} updates in a "
         "row: the update used unclipped gradients",
         advice="clip between backward() and optimizer.step()",
     ),
     _fact(
-        "clipped_none", signal="gradients at clipping", cause="gradient",
+        "clipped_none", cause="gradient",
         text="clipping was given no gradient in {value} updates in a row, though {name} had one",
         advice="a generator of parameters is empty after its first use: pass model.parameters() "
         "in each call",
     ),
     _fact(
-        "clipped_early", signal="gradients at clipping", cause="gradient",
+        "clipped_early", cause="gradient",
         text="gradients were clipped before backward(), when there were none, in {value} updates "
         "in a row: the update used unclipped gradients",
         advice="clip between backward() and optimizer.step()", source="tabm#20",
     ),
     _fact(
-        "cleared_between", signal="gradients at backward()", cause="gradient",
+        "cleared_between", cause="gradient",
         text="the gradients of {name} calls of backward() were cleared before the update, in "
         "{value} updates in a row: it used those of the last call alone", source="RAE#67",
     ),
     _fact(
-        "cleared_seldom", signal="gradients at backward()", cause="gradient",
+        "cleared_seldom", cause="gradient",
         text="gradients are cleared after {value} updates each, not after every update: updates in "
         "between have the gradients of those before in them (seen at {name})",
     ),
     _fact(
-        "across", signal="gradients at backward(), updates of other optimizers", cause="gradient",
+        "across", cause="gradient",
         text="backward() adds to a gradient that an earlier call made before another optimizer "
         "stepped, in {value} updates in a row (seen at {name}): as where a discriminator's update "
         "has the gradients of the generator's loss in it",
     ),
     _fact(
-        "doubled", signal="root of backward()", cause="gradient",
+        "doubled", cause="gradient",
         text="backward() was called twice on the same loss, and its gradients added up, in {value} "
         "updates in a row (seen at {name})",
         advice="call it once, or clear the gradients in between",
     ),
     _fact(
-        "clipped_between", signal="gradients at clipping", cause="gradient",
+        "clipped_between", cause="gradient",
         text="gradients are clipped {name} for one update, and backward() adds to what was clipped"
         ", in {value} updates in a row",
     ),
     NumberRule(
-        kind="invariant", signal="norm of all gradients / threshold", names=["clip_ratio"],
-        condition=lambda ratio: ratio.value >= _CLIPS, is_over=never, steps=_CLIP_STEPS, pause="",
-        warns=False, cause="optimizer",
+        kind="invariant", names=["clip_ratio"], condition=lambda ratio: ratio.value >= _CLIPS,
+        is_over=never, steps=_CLIP_STEPS, pause="", warns=False, cause="optimizer",
         text="every update is clipped to less than a thousandth: the norm of all gradients is "
-        "{value} times the threshold of {usual}", advice="", source="fastcheck",
+        "{value} times the threshold of {usual}",
     ),
     NumberRule(
-        kind="invariant", signal="norm of all gradients / threshold", names=["clip_ratio"],
-        condition=lambda ratio: ratio.value <= 1 / _CLIPS, is_over=never, steps=_CLIP_STEPS,
-        pause="", warns=False, cause="optimizer",
+        kind="invariant", names=["clip_ratio"], condition=lambda ratio: ratio.value <= 1 / _CLIPS,
+        is_over=never, steps=_CLIP_STEPS, pause="", warns=False, cause="optimizer",
         text="clipping changes nothing: the norm of all gradients is {value} times the threshold "
-        "of {usual}", advice="", source="fastcheck",
+        "of {usual}",
     ),
     NumberRule(
-        kind="invariant", signal="loss scale, skipped updates", names=["loss_scale"],
-        condition=lambda scale: scale.is_skipped and scale.run == 0,
-        is_over=never, steps=_STUCK, pause="", cause="precision",
+        kind="invariant", names=["loss_scale"],
+        condition=lambda scale: scale.is_skipped and scale.run == 0, is_over=never, steps=_STUCK,
+        pause="", cause="precision",
         text="the loss scale stays at {value} although updates are skipped",
         advice="check that its backoff_factor is below 1 and that no step sets the scale again",
         source="Micikevicius et al. (2018)",
     ),
     _fact(
-        "not_multiplied", signal="loss scale, root of backward()", cause="precision",
+        "not_multiplied", cause="precision",
         text="gradients are divided by a loss scale that the loss was not multiplied by, in "
         "{value} updates in a row: backward() was called on the argument of scaler.scale(), "
-        "not on its result",
-        advice="call scaler.scale(loss).backward()", source="DeepSpeed#7837",
+        "not on its result", advice="call scaler.scale(loss).backward()", source="DeepSpeed#7837",
     ),
     _fact(
-        "reduced_twice", signal="gradients at backward() and at the update", cause="gradient",
+        "reduced_twice", cause="gradient",
         text="between backward() and the update, gradients that DistributedDataParallel had "
         "averaged over its ranks were multiplied by {name}, in {value} updates in a row, as a "
-        "second all_reduce() or a second division does",
-        source="Megatron-LM#7452",
+        "second all_reduce() or a second division does", source="Megatron-LM#7452",
     ),
     _fact(
-        "evaluation_mode", signal="training flags of modules", cause="layer",
+        "evaluation_mode", cause="layer",
         text="the model is trained in evaluation mode, as after eval(), which changes {name}: "
         "seen {value} times in a row, ten updates apart",
         advice="call model.train() before training",
     ),
     _fact(
-        "frozen_norms", signal="training flags of modules", cause="layer",
+        "frozen_norms", cause="layer",
         text="frozen layers are in training mode and go on updating their statistics: {name}",
         source="indexnet_matting#35",
     ),
     _fact(
-        "frozen", signal="requires_grad of parameters", cause="optimizer",
-        text="few of the model's weights are trained: {name}",
-        source="PyTorch forum 84911",
+        "frozen", cause="optimizer",
+        text="few of the model's weights are trained: {name}", source="PyTorch forum 84911",
     ),
     _fact(
-        "held_twice", signal="parameters of optimizers", cause="optimizer",
+        "held_twice", cause="optimizer",
         text="{value} parameters are updated by two optimizers: {name}",
     ),
     _fact(
-        "untied", signal="tie_word_embeddings of a config", cause="layer",
+        "untied", cause="layer",
         text="weights that should be tied are separate parameters: {name}",
         advice="call model.tie_weights() after weights were loaded, moved or replaced",
         source="verl, OPT.15",
     ),
     _fact(
-        "scheduled_twice", signal="calls of a scheduler", cause="optimizer",
+        "scheduled_twice", cause="optimizer",
         text="a learning rate scheduler steps several times for each update of its optimizer: "
         "{name} an update, in {value} updates in a row",
     ),
     _fact(
-        "idle_schedule", signal="calls of a scheduler, optimizers that step", cause="optimizer",
+        "idle_schedule", cause="optimizer",
         text="a learning rate scheduler steps whose optimizer does not: {name}, at {value} of its "
         "steps in a row, while another optimizer holds the same parameters",
     ),
     _fact(
-        "schedule_anew", signal="steps of an optimizer and of its scheduler", cause="optimizer",
+        "schedule_anew", cause="optimizer",
         text="the optimizer continues at update {value} and {name} begins at 0: its state may not "
-        "have been loaded",
-        source="OPT.12",
+        "have been loaded", source="OPT.12",
     ),
     _fact(
-        "moments_lost", signal="state of an optimizer before its first update here",
-        cause="optimizer",
+        "moments_lost", cause="optimizer",
         text="the optimizer continues at update {value} and its whole state is 0 ({name}): its "
         "first updates may be several times larger than those before",
         advice="check whether the state was saved or loaded as zeros, and load it from a "
         "checkpoint that has it",
     ),
     _fact(
-        "written", signal="first elements of a weight", cause="optimizer",
+        "written", cause="optimizer",
         text="something other than its optimizer has changed {name} between updates, {value} "
         "times: weights of an average or a checkpoint may have replaced those that are trained",
         source="Open-Sora-Plan#186",
     ),
     NumberRule(
-        kind="invariant", signal="settings of an optimizer, loss scale", names=["fault"],
-        condition=lambda number: True, steps=1, is_over=never, pause="", cause="optimizer",
-        text="{name}", advice="", source="fastcheck",
+        kind="invariant", names=["fault"], condition=lambda number: True, steps=1, is_over=never,
+        pause="", cause="optimizer", text="{name}",
     ),
     _fact(
-        "made_anew", signal="state of an optimizer before an update", cause="optimizer",
+        "made_anew", cause="optimizer",
         text="an optimizer of the same parameters began without a state for the third time: {name}",
         source="CodefyUI#147",
     ),
     NumberRule(
-        kind="invariant", signal="learning rate", names=["rate_share"],
+        kind="invariant", names=["rate_share"],
         condition=lambda rate: 0 < rate.value < _LEAST_RATE * rate.usual, is_over=never,
         steps=_TINY_STEPS, pause="", warns=False, cause="optimizer",
         text="the learning rate is {value}, less than a millionth of its largest value until now, "
-        "{usual}", advice="", source="fastcheck",
+        "{usual}",
     ),
     _fact(
-        "siblings", signal="dtypes of the outputs of one class", cause="precision",
-        text="{name}",
-        source="lightning-thunder#725",
+        "siblings", cause="precision",
+        text="{name}", source="lightning-thunder#725",
     ),
     _fact(
-        "dropout_on", signal="passes without gradients", cause="layer",
+        "dropout_on", cause="layer",
         text="dropout is active in passes without gradients: {value} such passes in a row ran in "
-        "training mode ({name})",
-        source="transformers#33844",
+        "training mode ({name})", source="transformers#33844",
     ),
     _fact(
-        "statistics_on", signal="passes without gradients", cause="layer",
+        "statistics_on", cause="layer",
         text="batch norm updates its statistics in passes without gradients: {value} such passes "
         "in a row ran in training mode ({name})", source="pytorch_stacked_hourglass#44",
     ),
     _fact(
-        "norm_momentum", signal="momentum of batch norm", cause="layer",
+        "norm_momentum", cause="layer",
         text="the running statistics of batch norm are no average of many batches ({name}): with a "
         "momentum of 0 they stay as they are, near 1 they are those of the last batch, and Keras's "
         "0.99 is 0.01 here",
     ),
     _fact(
-        "given_twice", signal="graph of the loss", cause="layer",
+        "given_twice", cause="layer",
         text="in the graph of the loss {name}, in {value} checks in a row, ten updates apart",
         advice="give the criterion what that function is given",
     ),
     _fact(
-        "given_probabilities", signal="graph of the loss", cause="layer",
+        "given_probabilities", cause="layer",
         text="in the graph of the loss {name}, in {value} checks in a row, ten updates apart. It "
         "expects logarithms of probabilities: log_softmax, or cross_entropy on what softmax was "
         "given",
     ),
     _fact(
-        "one_number", signal="smallest and largest element of a weight", cause="layer",
+        "one_number", cause="layer",
         text="every element of {name} was {value} in the first observed step: the units of such a "
         "layer may compute the same, and get equal gradients",
     ),
     _fact(
-        "same_batch", signal="checksums of the batch", cause="data",
+        "same_batch", cause="data",
         text="the first {value} observed steps trained on the same batch, bit for bit",
     ),
     _fact(
-        "repeated_batch", signal="checksums of the batch", cause="data",
+        "repeated_batch", cause="data",
         text="each batch comes {value} times in a row, bit for bit, as the last {usual} did",
         source="TrainCheck",
     ),
     _fact(
-        "cycle", signal="checksums of the batch", cause="data",
+        "cycle", cause="data",
         text="the batches repeat every {value} observed steps in the same order, bit for bit: "
         "they are not shuffled",
     ),
     _fact(
-        "one_batch", signal="checksums of the batch, by rank", cause="data",
+        "one_batch", cause="data",
         text="{name} trained on the same batch, bit for bit, in each of {value} steps",
         advice="give each rank batches of its own (DistributedSampler, another seed), unless each "
         "computes another part of the batch",
@@ -356,45 +345,42 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
 
 TENSOR_INVARIANTS: tuple[TensorRule, ...] = (
     TensorRule(
-        kind="invariant", signal="checksum of a weight", condition=stands_still(True), steps=1,
-        is_over=_once, pause="", value=lambda view: view.standing, cause="optimizer",
+        kind="invariant", condition=stands_still(True), steps=1, is_over=_once, pause="",
+        value=lambda view: view.standing, cause="optimizer",
         text="no bit of it has changed in {value} updates in a row, though it moved before and its "
         "gradient and the learning rate are at least half as large as they were then",
         advice="check that the optimizer still holds this tensor and that nothing restores it",
         source="TrainCheck",
     ),
     TensorRule(
-        kind="invariant", signal="checksum of a weight", condition=stands_still(False), steps=1,
-        is_over=_once, pause="", value=lambda view: view.standing, cause="precision", warns=False,
+        kind="invariant", condition=stands_still(False), steps=1, is_over=_once, pause="",
+        value=lambda view: view.standing, cause="precision", warns=False,
         text="no bit of it has changed in {value} updates in a row, though it moved before: "
-        "updates may be smaller than the spacing of {dtype}", advice="", source="fastcheck",
+        "updates may be smaller than the spacing of {dtype}",
     ),
     TensorRule(
-        kind="invariant", signal="extremes of a buffer", condition=counter_will_stop, steps=8,
-        is_over=_once, pause="", value=lambda view: view.now.abs_max, cause="precision",
+        kind="invariant", condition=counter_will_stop, steps=8, is_over=_once, pause="",
+        value=lambda view: view.now.abs_max, cause="precision",
         usual=lambda view: _WHOLE[view.now.codes],
         text="it counts in {dtype} and has reached {value}: from {usual} on, adding 1 changes "
         "nothing", advice="keep it in float32 or in an integer dtype", source="DeepSpeed, NUM.08",
     ),
     TensorRule(
-        kind="invariant", signal="extremes of the input", condition=position_is_rounded, steps=3,
-        is_over=_once, pause="", value=lambda view: view.now.abs_max, cause="precision",
-        warns=False,
-        text="whole numbers up to {value} in {dtype}, which can't represent all of them", advice="",
-        source="fastcheck",
+        kind="invariant", condition=position_is_rounded, steps=3, is_over=_once, pause="",
+        value=lambda view: view.now.abs_max, cause="precision", warns=False,
+        text="whole numbers up to {value} in {dtype}, which can't represent all of them",
     ),
     TensorRule(
-        kind="invariant", signal="labels", condition=labels_are_ignored, steps=3, is_over=_once,
-        pause="", value=lambda view: view.now.sums / view.now.numel, cause="data",
+        kind="invariant", condition=labels_are_ignored, steps=3, is_over=_once, pause="",
+        value=lambda view: view.now.sums / view.now.numel, cause="data",
         text="every label is {value}, which cross entropy ignores, in 3 steps in a row",
-        advice="check how labels are masked", source="fastcheck",
+        advice="check how labels are masked",
     ),
     TensorRule(
-        kind="invariant", signal="smallest and largest element of the input",
-        condition=input_is_constant, steps=10, is_over=_once, pause="",
+        kind="invariant", condition=input_is_constant, steps=10, is_over=_once, pause="",
         value=lambda view: view.now.sums / view.now.numel, cause="data",
         text="all its elements are {value} in 10 steps in a row, and no other input of the model "
-        "varies", advice="check what the data loader returns", source="fastcheck",
+        "varies", advice="check what the data loader returns",
     ),
 )  # fmt: skip
 

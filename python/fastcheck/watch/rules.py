@@ -52,20 +52,19 @@ _LEAST_SCALE = 64.0
 class Rule:
     """A row of the table.
 
-    ``kind``: the kind of its events. ``signal``: the signal of its condition, in words. ``steps``:
-    the number of steps in a row in which the condition has to hold. ``warns``: always, never, or a
-    condition. ``text``: a template with ``value`` and ``usual``, and the fields that the rule's
-    class names. ``advice``: what to do; it ends a warning. ``source``: where the rule comes from.
+    ``kind``: the kind of its events. ``steps``: the number of steps in a row in which the condition
+    has to hold. ``warns``: always, never, or a condition. ``text``: a template with ``value`` and
+    ``usual``, and the fields that the rule's class names. ``advice``: what to do; it ends a
+    warning. ``source``: where the rule comes from.
     ``cause``: the cause that the rule implies; "": that of the first mover. ``pause``: what is held
     back for 32 steps after an event of this kind, an "event" or a "warning"; "": nothing.
     """
 
     kind: str
-    signal: str
     steps: int
     text: str
-    advice: str
-    source: str
+    advice: str = ""
+    source: str = "fastcheck"
     cause: str = ""
     pause: str = "event"
 
@@ -362,97 +361,87 @@ _SMALLER_UPDATES = "lower the learning rate: updates of a thousandth of the weig
 
 NUMBER_RULES: tuple[NumberRule, ...] = (
     NumberRule(
-        kind="loss_spike", signal="loss", names=["loss"], condition=loss_spikes, steps=1,
+        kind="loss_spike", names=["loss"], condition=loss_spikes, steps=1,
         warns=loss_is_worth_a_look, again=2.0,
-        text="the loss is {value} (usually {usual})", advice="", source=_OLMO,
+        text="the loss is {value} (usually {usual})", source=_OLMO,
     ),
     NumberRule(
-        kind="loss_spike", signal="loss", names=["loss"], condition=loss_rises, steps=5,
+        kind="loss_spike", names=["loss"], condition=loss_rises, steps=5,
         warns=loss_is_worth_a_look, again=2.0,
-        text="the loss stays high: {value} (usually {usual})", advice="",
-        source="LLM Foundry's KillLossSpike",
+        text="the loss stays high: {value} (usually {usual})", source="LLM Foundry's KillLossSpike",
     ),
     NumberRule(
-        kind="loss_spike", signal="loss", names=["loss"],
+        kind="loss_spike", names=["loss"],
         condition=lambda loss: loss.is_jump and math.isnan(loss.usual), steps=1, warns=True,
         text="the loss is {value}, and was at most {most} before; the run is too short to tell "
         "what left its range first",
         advice="the learning rate may be too large, its warm-up too short, or the batch a "
-        "different kind of data", source="fastcheck",
+        "different kind of data",
     ),
     NumberRule(
-        kind="gradient_spike", signal="norm of all gradients", names=["gradient_norm"],
-        condition=norm_spikes, steps=1, warns=False,
-        text="the norm of all gradients is {value} (usually {usual})", advice="", source=_OLMO,
+        kind="gradient_spike", names=["gradient_norm"], condition=norm_spikes, steps=1, warns=False,
+        text="the norm of all gradients is {value} (usually {usual})", source=_OLMO,
     ),
     NumberRule(
-        kind="gradient_spike", signal="norm of all gradients", names=["skipped"],
-        condition=lambda number: True, is_over=lambda number: True, steps=1, warns=False,
-        pause="", text="the update was skipped: {name}", advice="",
-        source="Watch(skip_above=)",
+        kind="gradient_spike", names=["skipped"], condition=lambda number: True,
+        is_over=lambda number: True, steps=1, warns=False, pause="",
+        text="the update was skipped: {name}", source="Watch(skip_above=)",
     ),
     NumberRule(
-        kind="update", signal="size of the update / learning rate", names=["update_size"],
-        condition=update_is_unusual, steps=3, warns=False, cause="optimizer",
-        text="updates are {value} of the weights per unit of the learning rate (usually {usual})",
-        advice="", source="fastcheck",
-    ),
-    NumberRule(
-        kind="update", signal="rms of the weights / that of ten steps ago",
-        names=["weight_growth"], condition=weights_grow, steps=1, cause="optimizer",
-        text="weights are {value} times as large as ten steps ago, in parameters that hold half of "
-        "all elements: updates are large relative to the weights",
-        advice=_SMALLER_UPDATES, source=_RECIPE,
-    ),
-    NumberRule(
-        kind="update", signal="rms of the weights / that at first, loss", names=["standstill"],
-        condition=weights_grow_for_nothing, is_over=never, steps=1,
+        kind="update", names=["update_size"], condition=update_is_unusual, steps=3, warns=False,
         cause="optimizer",
+        text="updates are {value} of the weights per unit of the learning rate (usually {usual})",
+    ),
+    NumberRule(
+        kind="update", names=["weight_growth"], condition=weights_grow, steps=1, cause="optimizer",
+        text="weights are {value} times as large as ten steps ago, in parameters that hold half of "
+        "all elements: updates are large relative to the weights", advice=_SMALLER_UPDATES,
+        source=_RECIPE,
+    ),
+    NumberRule(
+        kind="update", names=["standstill"], condition=weights_grow_for_nothing, is_over=never,
+        steps=1, cause="optimizer",
         text="weights are {value} times as large as at first and still grow, in parameters that "
         "hold half of all elements, while in {steps} steps the loss has fallen by less than a "
         "tenth of what it fell before: updates are large relative to the weights",
         advice=_SMALLER_UPDATES, source=_RECIPE,
     ),
     NumberRule(
-        kind="loss_scale", signal="loss scale, share of skipped steps", names=["loss_scale"],
-        condition=scale_falls, is_over=scale_is_well, steps=1, cause="precision",
+        kind="loss_scale", names=["loss_scale"], condition=scale_falls, is_over=scale_is_well,
+        steps=1, cause="precision",
         text="the loss scale is {value}; {share} of the last steps were skipped",
         advice="find the first gradient that is NaN or Inf, or the largest: its layer may need "
-        "float32 or bfloat16",
-        source=_LOW_BITS,
+        "float32 or bfloat16", source=_LOW_BITS,
     ),
     NumberRule(
-        kind="settings", signal="betas, momentum", names=["betas", "momentum"],
-        condition=average_changed, is_over=lambda number: True, steps=1, warns=False,
-        cause="optimizer", text="{name} was changed from {usual} to {value}", advice="",
-        source=_ADAM,
-    ),
-    NumberRule(
-        kind="settings", signal="eps, threshold of clipping", names=["eps", "threshold"],
-        condition=factor_changed, is_over=lambda number: True, steps=1, warns=False,
-        cause="optimizer", text="{name} was changed from {usual} to {value}", advice="",
-        source=_ADAM,
-    ),
-    NumberRule(
-        kind="settings", signal="learning rate", names=["lr"], condition=rate_rose,
+        kind="settings", names=["betas", "momentum"], condition=average_changed,
         is_over=lambda number: True, steps=1, warns=False, cause="optimizer",
-        text="{name} was changed from {usual} to {value}", advice="", source="fastcheck",
+        text="{name} was changed from {usual} to {value}", source=_ADAM,
     ),
     NumberRule(
-        kind="settings", signal="threshold of clipping, loss scale", names=["scaled_threshold"],
-        condition=clips_scaled, steps=1, cause="optimizer",
+        kind="settings", names=["eps", "threshold"], condition=factor_changed,
+        is_over=lambda number: True, steps=1, warns=False, cause="optimizer",
+        text="{name} was changed from {usual} to {value}", source=_ADAM,
+    ),
+    NumberRule(
+        kind="settings", names=["lr"], condition=rate_rose, is_over=lambda number: True, steps=1,
+        warns=False, cause="optimizer",
+        text="{name} was changed from {usual} to {value}",
+    ),
+    NumberRule(
+        kind="settings", names=["scaled_threshold"], condition=clips_scaled, steps=1,
+        cause="optimizer",
         text="gradients were clipped to {value} while they were still multiplied by the loss scale "
         "of {usual}", advice="call scaler.unscale_(optimizer) before clipping", source=_LOW_BITS,
     ),
     NumberRule(
-        kind="settings", signal="beta2 of Adam at first", names=["beta2"],
-        condition=beta2_is_too_small, steps=1, cause="optimizer",
+        kind="settings", names=["beta2"], condition=beta2_is_too_small, steps=1, cause="optimizer",
         text="Adam's beta2 is {value}, not above beta1^4 = {usual}, the bound of its convergence",
         advice="usual values are 0.999, and 0.95 for language models", source=_ADAM,
     ),
     NumberRule(
-        kind="settings", signal="rms of all gradients / eps of Adam", names=["gradient_rms"],
-        condition=epsilon_is_large, steps=20, cause="optimizer",
+        kind="settings", names=["gradient_rms"], condition=epsilon_is_large, steps=20,
+        cause="optimizer",
         text="the rms of all gradients is {value}, below half of the optimizer's eps of {usual}: "
         "most elements are divided by eps, not by their own size",
         advice="use a smaller eps or a larger loss", source=_ADAM,
@@ -461,78 +450,72 @@ NUMBER_RULES: tuple[NumberRule, ...] = (
 
 TENSOR_RULES: tuple[TensorRule, ...] = (
     TensorRule(
-        kind="explosion", signal="abs max", condition=explodes, steps=1,
-        pause="warning",
-        value=_level(ABS_MAX), usual=lambda view: np.exp2(view.peak),
-        text="its abs max is {value}, and was at most {usual} before", advice="",
-        source="msprobe's monitor",
+        kind="explosion", condition=explodes, steps=1, pause="warning", value=_level(ABS_MAX),
+        usual=lambda view: np.exp2(view.peak),
+        text="its abs max is {value}, and was at most {usual} before", source="msprobe's monitor",
     ),
     *(
         TensorRule(
-            kind="batch", signal=f"{name} of the input", condition=batch_is_unusual(row), steps=1,
-            value=_level(row), usual=_median(row), warns=False, cause="data",
-            text=f"its {name} is {{value}} (usually {{usual}})", advice="", source="fastcheck",
+            kind="batch", condition=batch_is_unusual(row), steps=1, value=_level(row),
+            usual=_median(row), warns=False, cause="data",
+            text=f"its {name} is {{value}} (usually {{usual}})",
         )
         for row, name in enumerate(NAMES)
     ),
     TensorRule(
-        kind="headroom", signal="steps until the end of the dtype's range",
-        condition=comes_near_the_end, steps=3, is_over=lambda view: view.now.headroom > BITS,
-        value=lambda view: view.now.abs_max, usual=lambda view: view.limit, cause="precision",
-        pause="warning",
+        kind="headroom", condition=comes_near_the_end, steps=3,
+        is_over=lambda view: view.now.headroom > BITS, value=lambda view: view.now.abs_max,
+        usual=lambda view: view.limit, cause="precision", pause="warning",
         text="its largest magnitude {value} grows towards the largest {dtype} ({usual}), which it "
-        "{reaches}", advice="", source="Theil and Sen's slope",
+        "{reaches}", source="Theil and Sen's slope",
     ),
     TensorRule(
-        kind="precision", signal="share of zeros and of subnormal elements", condition=underflows,
-        steps=10, value=lambda view: view.now.zero_share, cause="precision", pause="warning",
+        kind="precision", condition=underflows, steps=10, value=lambda view: view.now.zero_share,
+        cause="precision", pause="warning",
         text="{value:.1%} of its elements are zero now and most others are subnormal: they are too "
         "small for {dtype}", advice="scale the loss, or keep this gradient in float32",
         source=_LOW_BITS,
     ),
     TensorRule(
-        kind="precision", signal="share of subnormal elements", condition=becomes_subnormal,
-        steps=10, value=lambda view: view.now.subnormal_share,
-        usual=lambda view: view.subnormal_at_first, warns=False, cause="precision",
-        pause="warning",
+        kind="precision", condition=becomes_subnormal, steps=10,
+        value=lambda view: view.now.subnormal_share, usual=lambda view: view.subnormal_at_first,
+        warns=False, cause="precision", pause="warning",
         text="{value:.1%} of its nonzero elements are subnormal now: they are near the smallest "
-        "{dtype} and have fewer significant bits", advice="", source=_LOW_BITS,
+        "{dtype} and have fewer significant bits", source=_LOW_BITS,
     ),
     TensorRule(
-        kind="precision", signal="elements at the largest number of the dtype", steps=10,
-        condition=is_saturated, value=lambda view: view.now.saturated_share,
-        usual=lambda view: view.saturated_at_first, cause="precision", pause="warning",
+        kind="precision", steps=10, condition=is_saturated,
+        value=lambda view: view.now.saturated_share, usual=lambda view: view.saturated_at_first,
+        cause="precision", pause="warning",
         text="{count} of its elements are at the largest {dtype}: larger values may have been cut "
         "to it", advice="scale the tensor before the cast", source="docs/npu.md",
     ),
     TensorRule(
-        kind="precision", signal="mean of 1 - x^2 of a tanh, of x (1 - x) of a sigmoid", steps=50,
-        condition=is_at_ends, value=lambda view: np.exp2(2 * view.now.levels[RMS]),
-        usual=lambda view: view.ends_at_first, warns=False, pause="warning",
+        kind="precision", steps=50, condition=is_at_ends,
+        value=lambda view: np.exp2(2 * view.now.levels[RMS]), usual=lambda view: view.ends_at_first,
+        warns=False, pause="warning",
         text="nearly all its elements are at the ends of the function, where its gradient is "
-        "nearly 0", advice="", source="Glorot and Bengio (2010)",
+        "nearly 0", source="Glorot and Bengio (2010)",
     ),
     TensorRule(
-        kind="dead", signal="share of zeros", condition=is_dead, steps=50, pause="warning",
+        kind="dead", condition=is_dead, steps=50, pause="warning",
         text="{value:.1%} of its elements have been zero for 50 steps",
         advice="lower the learning rate, or use an activation with a slope below 0 (LeakyReLU)",
         source="Maas et al. (2013)",
     ),
     TensorRule(
-        kind="dead", signal="smallest and largest element", condition=is_constant, steps=50,
-        pause="warning", text="all its elements have been equal for 50 steps",
-        advice="check the weights and the input of its module", source="fastcheck",
+        kind="dead", condition=is_constant, steps=50, pause="warning",
+        text="all its elements have been equal for 50 steps",
+        advice="check the weights and the input of its module",
     ),
     TensorRule(
-        kind="dead", signal="share of zeros, smallest and largest element",
-        condition=dies_at_once, steps=3, warns=False, pause="warning",
-        text="nearly all its elements have become zero, or equal", advice="", source="fastcheck",
+        kind="dead", condition=dies_at_once, steps=3, warns=False, pause="warning",
+        text="nearly all its elements have become zero, or equal",
     ),
     TensorRule(
-        kind="update", signal="rms of a parameter", condition=weight_jumps, steps=1, warns=False,
-        value=_level(RMS), usual=lambda view: np.exp2(view.highest[RMS]), cause="optimizer",
+        kind="update", condition=weight_jumps, steps=1, warns=False, value=_level(RMS),
+        usual=lambda view: np.exp2(view.highest[RMS]), cause="optimizer",
         text="its rms is {value}, and was at most {usual} before: one update changed it",
-        advice="", source="fastcheck",
     ),
 )  # fmt: skip
 
