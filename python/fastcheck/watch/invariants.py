@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Callable, Optional
 
 import numpy as np
@@ -452,67 +452,33 @@ class Batches:
                 return
 
 
-class Siblings:
-    """A comparison of the dtypes that modules of one class return, made once."""
-
-    def __init__(self, sites: SiteTable) -> None:
-        self._sites = sites
-        self._steps = 0
-
-    def of_step(self, now: Signals, k: int) -> Iterable[Number]:
-        """Step ``k``."""
-        self._steps += 1
-        return self._compared(now, k) if self._steps == _SETTLED else ()
-
-    def _compared(self, now: Signals, k: int) -> Iterator[Number]:
-        kinds: dict[str, dict[str, list[str]]] = {}
-        for at in np.flatnonzero((now.phases == ACTIVATION) & now.is_read[k]).tolist():
-            site = self._sites[int(now.sites[at])]
-            if site.role == "output" and not site.op and IS_FLOAT[code := now.code_of(k, at)]:
-                of_kind = kinds.setdefault(site.module_type, {})
-                of_kind.setdefault(DTYPES[code].name, []).append(site.module)
-        for kind, modules in kinds.items():
-            count = sum(map(len, modules.values()))
-            common = max(modules, key=lambda name: len(modules[name]))
-            odd = [(m, name) for name in modules if name != common for m in modules[name]]
-            if count >= _SIBLINGS and odd and len(odd) <= count / 4:
-                named = ", ".join(f"{module} ({name})" for module, name in odd[:3])
-                text = f"{len(odd)} of {count} modules of class {kind} return a dtype other than "
-                yield Number("siblings", len(odd), full_name=f"{text}{common}: {named}")
-                return
+def _odd_siblings(sites: SiteTable, now: Signals, k: int) -> Iterator[Number]:
+    """A comparison of the dtypes that modules of one class return, in step ``k``."""
+    kinds: dict[str, dict[str, list[str]]] = {}
+    for at in np.flatnonzero((now.phases == ACTIVATION) & now.is_read[k]).tolist():
+        site = sites[int(now.sites[at])]
+        if site.role == "output" and not site.op and IS_FLOAT[code := now.code_of(k, at)]:
+            of_kind = kinds.setdefault(site.module_type, {})
+            of_kind.setdefault(DTYPES[code].name, []).append(site.module)
+    for kind, modules in kinds.items():
+        count = sum(map(len, modules.values()))
+        common = max(modules, key=lambda name: len(modules[name]))
+        odd = [(m, name) for name in modules if name != common for m in modules[name]]
+        if count >= _SIBLINGS and odd and len(odd) <= count / 4:
+            named = ", ".join(f"{module} ({name})" for module, name in odd[:3])
+            text = f"{len(odd)} of {count} modules of class {kind} return a dtype other than "
+            yield Number("siblings", len(odd), full_name=f"{text}{common}: {named}")
+            return
 
 
-class Rates:
-    """The learning rate relative to its largest value so far."""
-
-    def __init__(self) -> None:
-        self._most = 0.0
-
-    def of_step(self, row: StepRow) -> tuple[Optional[float], float]:
-        """Takes in a step, with its row of the step table: its rate, and the largest so far."""
-        self._most = max(self._most, row.learning_rate or 0.0)
-        return row.learning_rate, self._most
-
-
-class Layers:
-    """Weights as they are before the first update."""
-
-    def __init__(self, sites: SiteTable) -> None:
-        self._sites = sites
-        self._is_over = False
-
-    def of_step(self, now: Signals, k: int) -> Iterable[Number]:
-        """Step ``k``."""
-        is_first, self._is_over = not self._is_over, True
-        return self._of_one_number(now, k) if is_first else ()
-
-    def _of_one_number(self, now: Signals, k: int) -> Iterator[Number]:
-        is_one = (now.phases == WEIGHT) & now.is_read[k] & now.is_equal[k] & (now.sums[k] != 0)
-        for at in np.flatnonzero(is_one & (now.numel[k] >= _COUNTED)).tolist():
-            site = self._sites[int(now.sites[at])]
-            if site.label == "weight" and _MATRICES.match(site.module_type):
-                yield Number("one_number", now.sums[k, at] / now.numel[k, at], full_name=site.key)
-                return
+def _of_one_number(sites: SiteTable, now: Signals, k: int) -> Iterator[Number]:
+    """A weight whose elements are equal in step ``k``, before the first update."""
+    is_one = (now.phases == WEIGHT) & now.is_read[k] & now.is_equal[k] & (now.sums[k] != 0)
+    for at in np.flatnonzero(is_one & (now.numel[k] >= _COUNTED)).tolist():
+        site = sites[int(now.sites[at])]
+        if site.label == "weight" and _MATRICES.match(site.module_type):
+            yield Number("one_number", now.sums[k, at] / now.numel[k, at], full_name=site.key)
+            return
 
 
 class Clipping:
@@ -536,3 +502,30 @@ class Clipping:
         if norm != norm or row.overflow or not threshold or row.step < since:
             return None, threshold
         return norm / threshold, threshold
+
+
+class Invariants:
+    """The numbers that invariants take of each step."""
+
+    def __init__(self, sites: SiteTable) -> None:
+        self.clipping = Clipping()
+        #: The batches of the steps.
+        self.batches = Batches()
+        self._sites = sites
+        self._steps = 0
+        self._most_rate = 0.0
+
+    def of_step(self, now: Signals, k: int, checksums: Sequence[int]) -> list[Number]:
+        """Takes in step ``k``, with the checksums of its batch."""
+        numbers = self.batches.of_step(int(now.steps[k]), checksums)
+        self._steps += 1
+        if self._steps == _SETTLED:
+            numbers += _odd_siblings(self._sites, now, k)
+        elif self._steps == 1:
+            numbers += _of_one_number(self._sites, now, k)
+        return numbers
+
+    def rate(self, row: StepRow) -> tuple[Optional[float], float]:
+        """The learning rate of a step, by its row of the step table, and the largest so far."""
+        self._most_rate = max(self._most_rate, row.learning_rate or 0.0)
+        return row.learning_rate, self._most_rate

@@ -41,13 +41,10 @@ class Movers:
             phase=np.zeros(1, np.int8),
         )
 
-    def grow(self, count: int) -> None:
-        """Makes room for the sites with numbers below ``count``."""
-        self._of.grow(count)
-
     def begin(self, signals: Signals) -> None:
         """Takes in the next steps."""
         of, sites = self._of, signals.sites
+        of.grow(int(sites.max()) + 1)
         of["place"][sites] = np.arange(len(sites))
         of["phase"][sites] = signals.phases
 

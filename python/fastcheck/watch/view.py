@@ -42,15 +42,12 @@ class Forecasts:
         # The last magnitudes of each tensor, in log2.
         self._of = Columns(past=np.full((_LONG, 1), np.nan))
 
-    def grow(self, count: int) -> None:
-        """Makes room for the numbers below ``count``."""
-        self._of.grow(count)
-
     def add(self, now: Signals) -> tuple[np.ndarray, np.ndarray]:
         """The number of steps in which each tensor reaches the end of its dtype's range, at the
         earliest and at the latest, as of each step; inf: nothing points to it within the horizon.
         """
         near = np.full(now.abs_max.shape, np.inf)
+        self._of.grow(int(now.sites.max()) + 1)
         far, past = near.copy(), self._of["past"]
         with np.errstate(divide="ignore"):
             logs = np.log2(now.abs_max)
@@ -132,13 +129,10 @@ class Standing:
             moved=np.full((2, 1), np.nan),
         )
 
-    def grow(self, count: int) -> None:
-        """Makes room for the numbers below ``count``."""
-        self._of.grow(count)
-
     def add(self, now: Signals, part: slice) -> np.ndarray:
         """The number of these updates in a row as of each step of a part, by tensor."""
         runs = np.zeros(now.is_read[part].shape, np.int64)
+        self._of.grow(int(now.sites.max()) + 1)
         at = np.flatnonzero(now.gradient_at >= 0)
         sites, gradients, of = now.sites[at], now.gradient_at[at], self._of
         before, run, moves = of["checksum"][sites], of["run"][sites], of["moves"][sites]
@@ -275,8 +269,6 @@ class Past:
         """The steps beside what came before them, of which they are a part from then on."""
         count = int(now.sites.max()) + 1
         self._bands.grow(count * len(NAMES))
-        self._forecasts.grow(count)
-        self._standing.grow(count)
         self._of.grow(count)
         parts = [slice(at, at + PART) for at in range(0, len(now.steps), PART)]
         median, highest, scores, outside = self._ranges(now, parts)

@@ -16,7 +16,7 @@ from fastcheck.utils.text.numbers import format_number
 
 from .columns import Columns
 from .event import Mover, WatchEvent
-from .invariants import NUMBER_RULES, TENSOR_RULES, Batches, Clipping, Layers, Rates, Siblings
+from .invariants import NUMBER_RULES, TENSOR_RULES, Invariants
 from .movers import GAP, NEVER, PAST, Movers
 from .numbers import RANGES, Number, Numbers, gradient_rms
 from .options import Watch
@@ -435,24 +435,6 @@ def _reaches(near: float, far: float) -> str:
     return f"reaches in about {near:.0f} to {far:.0f} steps"
 
 
-class Invariants:
-    """The numbers that invariants take of each step."""
-
-    def __init__(self, sites: SiteTable) -> None:
-        self.clipping = Clipping()
-        #: The batches of the steps.
-        self.batches = Batches()
-        #: The learning rates of the steps.
-        self.rates = Rates()
-        self._siblings, self._layers = Siblings(sites), Layers(sites)
-
-    def of_step(self, now: Signals, k: int, checksums: Sequence[int]) -> list[Number]:
-        numbers = self.batches.of_step(int(now.steps[k]), checksums)
-        numbers += self._siblings.of_step(now, k)
-        numbers += self._layers.of_step(now, k)
-        return numbers
-
-
 class Watcher:
     """Judges the steps of one rank by the rules, and makes the events. The rank's sites are found
     in ``sites`` by number. ``is_whole``: all modules are observed. Not thread-safe.
@@ -499,7 +481,7 @@ class Watcher:
         now = self._reader.read(steps)
         if now is None:
             return []
-        self._grow(int(now.sites.max()) + 1)
+        self._held.grow(int(now.sites.max()) + 1)
         view = self._past.take(now)
         are_observed: list[bool] = np.logical_or.reduce(now.is_read, 1).tolist()
         self.causes.begin(now)
@@ -556,10 +538,6 @@ class Watcher:
         """The ranks hold other weights than each other; whoever found it has warned."""
         self.causes.note_fault(step)
 
-    def _grow(self, count: int) -> None:
-        self.causes.movers.grow(count)
-        self._held.grow(count)
-
     def _fired(self, view: StepsView) -> list[list[_Fired]]:
         """The rules of tensors that have held for long enough, by step."""
         now, sites = view.now, view.now.sites
@@ -599,7 +577,7 @@ class Watcher:
         rates = list(clipped)
         for k, row in rows:
             clipped[k] = self._invariants.clipping.of_step(norms[k], row)
-            rates[k] = self._invariants.rates.of_step(row)
+            rates[k] = self._invariants.rate(row)
         growth = self._column("weight_growth", [(grown, math.nan) for grown in self._numbers.grown])
         ratios = self._column("clip_ratio", clipped)
         shares = self._column("rate_share", rates)
