@@ -23,23 +23,16 @@ from .schema import KEYS
 
 _BY_CHANCE = 1e-4
 _FEWEST_STEPS = 3
-CountedRow = Mapping[str, Any]
 
 
-class Chance:
-    """The number of steps in which a rank is an outlier at one site by chance, in this fleet."""
-
-    def __init__(self, answers: Mapping[str, list[dict[str, Any]]]) -> None:
-        counts = answers["looked_at"][0]
-        rows, steps = int(counts["row_count"] or 0), int(counts["step_count"] or 0)
-        outlying = sum(int(row["steps"]) for row in answers["outliers"])
-        self._fewest = math.inf
-        if rows:
-            self._fewest = fewest_by_chance(outlying / rows * steps, rows / steps)
-
-    def excludes(self, place: CountedRow) -> bool:
-        """True if chance does not explain this row of the outliers."""
-        return int(place["steps"]) >= self._fewest
+def fewest_steps(answers: Mapping[str, list[dict[str, Any]]]) -> float:
+    """The smallest number of steps in which no rank of this fleet is an outlier at one site by
+    chance.
+    """
+    counts = answers["looked_at"][0]
+    rows, steps = int(counts["row_count"] or 0), int(counts["step_count"] or 0)
+    outlying = sum(int(row["steps"]) for row in answers["outliers"])
+    return fewest_by_chance(outlying / rows * steps, rows / steps) if rows else math.inf
 
 
 def fewest_by_chance(mean: float, tries: float) -> int:
@@ -187,8 +180,8 @@ def _answers(engine: Engine, are_replicas: bool) -> dict[str, list[Row]]:
         for name, text in ANSWERS.items()
         if name != "nonfinite" or is_any_bad(engine)
     }
-    chance = Chance(answers)
-    sites = {int(row["site"]) for row in answers["outliers"] if chance.excludes(row)}
+    fewest = fewest_steps(answers)
+    sites = {int(row["site"]) for row in answers["outliers"] if int(row["steps"]) >= fewest}
     if sites:
         # An outlier hides a lesser outlier at its place and step, until all are looked at.
         steps_at: dict[int, int] = defaultdict(int)
@@ -338,7 +331,7 @@ def _outliers(
     by_rank: dict[int, list[Row]] = defaultdict(list)
     for row in answers["outliers"]:
         by_rank[int(row["rank"])].append(row)
-    chance = Chance(answers)
+    fewest = fewest_steps(answers)
     steps_of: dict[int, int] = defaultdict(int)
     for row in answers["outlying_steps"]:
         steps_of[int(row["rank"])] += 1
@@ -348,10 +341,10 @@ def _outliers(
     order = {site: number for number, site in enumerate(names)}
     for rank, places in by_rank.items():
         worst = max(places, key=lambda row: (int(row["steps"]), float(row["z"])))
-        if not chance.excludes(worst) and steps_of[rank] < rank_limit:
+        if int(worst["steps"]) < fewest and steps_of[rank] < rank_limit:
             continue
         sites = f" and {len(places) - 1:,} more sites" if len(places) > 1 else ""
-        telling = [row for row in places if chance.excludes(row)] or [worst]
+        telling = [row for row in places if int(row["steps"]) >= fewest] or [worst]
         first = min(int(row["first_step"]) for row in telling)
         # A result computed from a wrong value is off as well, and often further off.
         named = min(

@@ -15,6 +15,7 @@ from typing import Any, Optional
 
 import numpy as np
 
+from fastcheck.log.history import joined
 from fastcheck.log.reader import log_parts
 from fastcheck.log.record_file import count_records, read_span, read_spans
 from fastcheck.log.writer import is_kept
@@ -144,8 +145,8 @@ def take_until(
                 position = _behind(position, taken)
                 most -= len(taken)
                 if is_last or most <= 0:
-                    return _joined(pieces, position)
-    return _joined(pieces, position)
+                    return NewRecords(joined(pieces), position)
+    return NewRecords(joined(pieces), position)
 
 
 def _segments(directory: str, rank: int) -> dict[int, str]:
@@ -234,8 +235,3 @@ def _undisturbed(
         if min(_segments(directory, rank), default=oldest) == oldest:
             keys = {tuple(_key(record)) for record in records[is_kept(records)]}
             return oldest, keys, events
-
-
-def _joined(pieces: list[np.ndarray], position: Position) -> NewRecords:
-    records = np.concatenate(pieces) if pieces else np.zeros(0, RECORD_DTYPE)
-    return NewRecords(records, position)

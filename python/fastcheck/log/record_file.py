@@ -112,19 +112,6 @@ def read_pieces(path: str) -> Iterator[Piece]:
         raise LogError(f"{path} can't be read: {error.strerror}") from error
 
 
-def read_all(path: str) -> Piece:
-    """The records of a file as one piece. Raises what read_pieces() raises."""
-    pieces = list(read_pieces(path))
-    if len(pieces) == 1:
-        return pieces[0]
-    chunks = [piece.records for piece in pieces]
-    return Piece(
-        np.concatenate(chunks) if chunks else np.zeros(0, RECORD_DTYPE),
-        sum(piece.damaged for piece in pieces),
-        sum(piece.dropped_bytes for piece in pieces),
-    )
-
-
 def read_rank(directory: str, rank: int, segments: Sequence[str]) -> Iterator[Piece]:
     """The records of one rank in pieces: those of events that outlived their segment, then those of
     its segments. Raises what read_pieces() raises.

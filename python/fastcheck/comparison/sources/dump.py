@@ -16,9 +16,10 @@ from fastcheck.dump.api_calls import PARAMETER
 from fastcheck.dump.options import LEVELS
 from fastcheck.dump.storage.files import StoredValues, places_in, read_calls, read_index, value_of
 from fastcheck.errors import CompareError
+from fastcheck.log.history import joined
 from fastcheck.log.reader import log_parts, read_meta, read_sites_and_meta
-from fastcheck.log.record_file import read_all
-from fastcheck.record.format import RECORD_DTYPE, VALUE_BYTES
+from fastcheck.log.record_file import read_pieces
+from fastcheck.record.format import VALUE_BYTES
 from fastcheck.record.site import Site
 from fastcheck.utils.names.msprobe import plain_api
 from fastcheck.utils.reading import without_collector
@@ -87,9 +88,9 @@ class DumpSource(Source):
     ) -> Block:
         place = self._places[step, rank]
         owner = _owner(place, rank)
-        pieces = [read_all(path) for path in log_parts(place).get(owner, [])]
-        chunks = [piece.records for piece in pieces]
-        records = np.concatenate(chunks) if chunks else np.zeros(0, RECORD_DTYPE)
+        segments = log_parts(place).get(owner, [])
+        pieces = [piece for path in segments for piece in read_pieces(path)]
+        records = joined([piece.records for piece in pieces])
         damaged = sum(piece.damaged for piece in pieces)
         if damaged:
             self.notes.append(f"{place}: {damaged:,} damaged records are left out")

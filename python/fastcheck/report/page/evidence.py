@@ -8,8 +8,9 @@ from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
+from fastcheck.log.history import joined
 from fastcheck.log.view import LogView, RankLog, merge_ranks
-from fastcheck.record.format import RECORD_DTYPE, overflowed
+from fastcheck.record.format import overflowed
 from fastcheck.record.site import Site
 
 EventLines = list[dict[str, Any]]
@@ -69,7 +70,7 @@ class Evidence:
 
     def around(self) -> np.ndarray:
         """The records of the steps around the first event on its rank; ``site`` as written."""
-        return np.concatenate(self._around) if self._around else np.zeros(0, RECORD_DTYPE)
+        return joined(self._around)
 
     def view(
         self, directory: str, sites: Mapping[int, dict[int, Site]], meta: Mapping[int, Any]
@@ -82,13 +83,12 @@ class Evidence:
             held = list(self._kept[rank])
             if self.first is not None and self.first.rank == rank:
                 held += self._before
-            records = np.concatenate(held) if held else np.zeros(0, RECORD_DTYPE)
-            parts.append(RankLog(rank, _in_order(records), sites[rank], lines, meta[rank], 0))
+            parts.append(RankLog(rank, _in_order(joined(held)), sites[rank], lines, meta[rank], 0))
         return merge_ranks(directory, parts)
 
     def spread(self) -> np.ndarray:
         """The records of the first event's step on its rank that overflowed, in device order."""
-        records = np.concatenate(self._before) if self._before else np.zeros(0, RECORD_DTYPE)
+        records = joined(self._before)
         if self.first is not None:
             records = records[records["step"] == self.first.step]
         return _in_order(records[overflowed(records)])
