@@ -26,7 +26,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from fastcheck.calls.module_calls import ModuleNode
 from fastcheck.calls.stored import StoredTensor, parameter_ids, parameter_states
 from fastcheck.log.history import History, joined
-from fastcheck.record.format import DTYPES, Flag
+from fastcheck.record.format import DTYPES, RECORD_DTYPE, Flag
 from fastcheck.record.site import Site, SiteTable
 from fastcheck.statistics.functions import stats
 from fastcheck.utils.text.layout import listed
@@ -349,6 +349,18 @@ def checksums(parameters: Sequence[torch.Tensor]) -> list[int]:
         ]
 
 
+def _read(tensors: Sequence[Optional[torch.Tensor]], sites: Sequence[int]) -> np.ndarray:
+    """The records of those of these tensors that can be read, of these sites."""
+    records = []
+    with unobserved(), no_grad():
+        for tensor, site in zip(tensors, sites):
+            values = None if tensor is None else unwrapped(local(tensor))
+            if values is not None and can_read(values) and has_memory(values):
+                records.append(stats(values).record.copy())
+                records[-1]["site"] = site
+    return np.array(records, RECORD_DTYPE)
+
+
 def _form(parameter: torch.Tensor) -> tuple[int, ...]:
     return tuple(parameter.shape)
 
@@ -533,10 +545,7 @@ class StalledWeights:
                 return
             gradients = joined([early, gradients]) if len(gradients) else early
         if look.close is None:
-            counts, watch = gradients["zero_count"], look.watch
-            is_like = len(counts) == len(watch.all_zero)
-            if not is_like or (counts >= watch.all_zero).tobytes() != watch.zero:
-                watch.is_close = True
+            self._glance(look.watch, gradients)
         else:
             self._weigh_parameters(look, stored)
             look.watch.is_close = self._weigh_gradients(look, look.close, gradients)
@@ -545,6 +554,33 @@ class StalledWeights:
         if strays_at < len(records):
             strays = records[strays_at:]
             self._weigh_strays(dict(zip(strays["site"].tolist(), strays["checksum"].tolist())))
+
+    def settle_read(
+        self, look: UpdateInfo, parameters: Sequence[torch.Tensor], sites: Sequence[int]
+    ) -> None:
+        """The same where neither these, which are on the host, nor their gradients have records:
+        reads them in an update that is looked at closely, and the gradients in one of ten others.
+        ``sites``: those of the parameters. Called with the ledger's lock held. Never raises.
+        """
+        if not self.is_on or (look.close is None and not look.has_turn_for_strays):
+            return
+        try:
+            self._know_sites()
+            gradients = _read([parameter.grad for parameter in parameters], sites)
+            if look.close is None:
+                self._glance(look.watch, gradients)
+            else:
+                self._weigh_parameters(look, _read(parameters, sites))
+                look.watch.is_close = self._weigh_gradients(look, look.close, gradients)
+        except Exception as error:
+            self.is_on = False
+            self._trouble("whether weights move", error)
+
+    def _glance(self, watch: ObservedUpdates, gradients: np.ndarray) -> None:
+        counts = gradients["zero_count"]
+        is_like = len(counts) == len(watch.all_zero)
+        if not is_like or (counts >= watch.all_zero).tobytes() != watch.zero:
+            watch.is_close = True
 
     def _early_records(self, numbers: Sequence[int]) -> np.ndarray:
         records = self._history.between(min(numbers), max(numbers) + 1)
@@ -563,6 +599,7 @@ class StalledWeights:
             site = self._sites[number]
             if site.role == "param":
                 table["is_parameter"][number] = True
+                table["parameter"][number] = number
                 path = re.sub(r"\d+", "*", site.key)
                 table["first_alike"][number] = self._alike.setdefault(path, number)
                 self._parameter_of[site.module, site.label] = number

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import warnings
 from typing import Any, Callable
 
@@ -17,6 +18,12 @@ from support.programs.training import Net, batches
 from support.warned import warned
 
 pytestmark = pytest.mark.usefixtures("fresh_start")
+
+
+@pytest.fixture(params=["module", "op"], autouse=True)
+def each_level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "op":
+        monkeypatch.setattr(fastcheck, "install", functools.partial(fastcheck.install, level="op"))
 
 
 def optimizers() -> list[Callable[[nn.Module], torch.optim.Optimizer]]:
@@ -319,6 +326,7 @@ def test_a_loop_of_ones_own() -> None:
     assert texts == []
 
 
+@pytest.mark.parametrize("each_level", ["module"], indirect=True)
 def test_a_loop_of_ones_own_is_not_looked_at_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     found, model = looks(monkeypatch), Branches(torch.detach)
     with fastcheck.install(model, overflow_nums=-1) as monitor:
@@ -487,14 +495,13 @@ def test_an_optimizer_of_a_copy(kind: str) -> None:
     assert ("those of Adam have the same shapes" in " ".join(summary.split())) == is_told
 
 
-@pytest.mark.parametrize("level", ["module", "op"])
 @pytest.mark.parametrize("writes", [False, True])
-def test_a_layer_that_no_optimizer_holds(level: str, writes: bool) -> None:
+def test_a_layer_that_no_optimizer_holds(writes: bool) -> None:
     """``writes``: the loop updates it by itself."""
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     model.head = nn.Linear(8, 4)
-    with warned() as texts, fastcheck.install(model, level=level):
+    with warned() as texts, fastcheck.install(model):
         for x in batches(35):
             optimizer.zero_grad()
             model(x).square().mean().backward()

@@ -23,7 +23,7 @@ from fastcheck.monitor.hooks.step_watcher import StepWatcher
 from fastcheck.monitor.hooks.traced import Traced
 from fastcheck.monitor.session.session import Session
 from fastcheck.utils.torch.frames import call_frames
-from fastcheck.utils.torch.readable import can_hold_nonfinite
+from fastcheck.utils.torch.readable import are_on_host, can_hold_nonfinite
 from fastcheck.verdict.entries import Moment, OpStored
 
 from .level import OpLevel
@@ -190,19 +190,29 @@ class OpState(StateReader):
     ) -> None:
         session = self._session
         if optimizer is not None:
-            self._look_for_strays(optimizer)
+            self._look_at_update(optimizer, gradients)
         if not scaled and optimizer is not None and gradients:
             session.level.update_uses(optimizer)
         if not scaled:
             session.due(Moment.UPDATE_DUE)
         session.step.update.state_read = True
 
-    def _look_for_strays(self, optimizer: torch.optim.Optimizer) -> None:
-        """Looks for parameters with a gradient that no optimizer holds, in one update of ten."""
+    def _look_at_update(self, optimizer: torch.optim.Optimizer, gradients: bool) -> None:
+        """Looks at what an optimizer is about to use, if it is on the host and there are gradients
+        already; and for parameters with a gradient that no optimizer holds, in one update of ten.
+        """
         session, stalled_weights = self._session, self.stalled_weights
         look = self.updates.begin(optimizer, session.step)
         if look is None or stalled_weights is None or not session.backwards.owns_gradients:
             return
+        _, stored, _ = self._held_by(optimizer)
+        parameters = [parameter for _, _, parameter in stored]
+        if gradients and are_on_host(parameters):
+            sites = [node.site("param", name, 0) for node, name, _ in stored]
+            used = [site for site, p in zip(sites, parameters) if p.grad is not None]
+            self.updates.look_at_parameters(look, optimizer, stored, sites, used)
+            with session.event_store.lock:
+                stalled_weights.settle_read(look, parameters, sites)
         if look.has_turn_for_strays:
             strays = self.updates.unowned_parameters(self.parameters())
             sites = [node.site("param", name, 0) for node, name, _ in strays]
