@@ -95,6 +95,7 @@ bool OpObserver::find_bad(const at::Tensor& tensor, Thread& mine, std::vector<Fe
   if (!known.bad.empty()) {
     Record record{};
     const bool is_here = tensor.is_cpu() || copies_;
+    if (known.is_stale && !is_here) return false;
     if (is_here && !read_into(record, tensor, mine, {}, Depth::kHealth)) return false;
     for (const std::int64_t seq : known.bad) found.push_back({seq, false, false});
     return true;

@@ -36,10 +36,8 @@ Known Provenance::find(const at::Tensor& tensor, bool any_version) const {
   const Entry* const entry = entries_.find(tensor);
   if (entry == nullptr) return known;
   const auto& versions = entry->versions;
-  if (!any_version &&
-      std::find(versions.begin(), versions.end(), version(tensor)) == versions.end()) {
-    return known;
-  }
+  known.is_stale = !any_version &&
+                   std::find(versions.begin(), versions.end(), version(tensor)) == versions.end();
   const Span wanted = span_of(tensor);
   // The search goes from the youngest on, until the bytes are covered by a span without gaps.
   std::size_t met = 0;
@@ -68,6 +66,13 @@ Known Provenance::find(const at::Tensor& tensor, bool any_version) const {
     }
   }
   if (met != 1) known.is_exact = false;
+  if (known.is_stale) {
+    // Written unseen, or through an alias that counts by itself (x.data, x.data = y): what was bad
+    // in these bytes may still be there.
+    known.is_whole = known.is_exact = known.is_unread = known.is_collective = false;
+    known.seq = -1;
+    known.suspects = known.bad;
+  }
   return known;
 }
 

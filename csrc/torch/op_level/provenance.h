@@ -36,6 +36,8 @@ struct Known {
   // It has to be read before anything is known: uninitialised, or out of a collective.
   bool is_unread = false;
   bool is_collective = false;
+  // Its version is not one that we know: of what was bad in it a reading tells if it still is.
+  bool is_stale = false;
   // The youngest record that covers some of it; -1: none.
   std::int64_t seq = -1;
   // The records among the ones that cover it that are bad, and those that are bad or may be; the

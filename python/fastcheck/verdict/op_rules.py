@@ -216,7 +216,9 @@ class OpRules:
             reason = (
                 f"{op} made it: {new_count:,} of its infinities are not among those that it read"
             )
-            self._hold(finding, PossibleVerdict(Verdict.ORIGIN, reason), ())
+            # Beside a -Inf, which may be a mask, they count alone: what it read may be harmless.
+            carried = [f for f in inputs if not f.only_neginf]
+            self._hold(finding, PossibleVerdict(Verdict.ORIGIN, reason), carried)
         else:
             reason = f"{op} made it: everything that it read was finite"
             if intended:

@@ -54,6 +54,24 @@ class TestCompilations:
         ]
         assert numels == [12, 16, 20]
 
+    def test_a_stop_behind_a_graph_break_compiles_nothing(self) -> None:
+        limit = torch.tensor(-1.0)
+
+        def broken(x: torch.Tensor) -> torch.Tensor:
+            torch._dynamo.graph_break()
+            return (x * x - limit).log()
+
+        model = nn.Sequential(nn.Linear(8, 8), Apply(broken), nn.Linear(8, 8))
+        fastcheck.install(model)
+        runner = torch.compile(model, backend=counter())
+        train(runner, 2)
+        frames = dict(torch._dynamo.utils.counters["frames"])
+        limit.fill_(1e4)
+        stop = stopped(train, runner, 1)
+        assert stop.report.made_by is not None
+        assert stop.report.made_by.operator == "aten.log"
+        assert dict(torch._dynamo.utils.counters["frames"]) == frames
+
     def test_install_after_the_model_has_run(self) -> None:
         model = net(2)
         runner = compiled(model)

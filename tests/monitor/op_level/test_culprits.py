@@ -86,6 +86,46 @@ def test_the_infinities_that_are_named_are_those_that_did_harm(is_intended: bool
     assert "5 of its infinities are not among those that it read" in stop.culprit.reason
 
 
+def test_what_first_overflows_is_named_where_more_of_it_does_later() -> None:
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        x = (x * 0 + 3e38).cumsum(1)
+        return x * x
+
+    model = model_with(twice)
+    fastcheck.install(model, level="op")
+    stop = stopped(train, model, 1)
+    assert culprit(stop) == ("1", "aten.cumsum", "forward", "origin")
+
+
+@pytest.mark.parametrize("kind", ["in place", "another memory"])
+@pytest.mark.parametrize("is_late", [False, True])
+def test_the_operator_behind_a_write_through_data_is_named(kind: str, is_late: bool) -> None:
+    """``x.data`` counts its versions by itself, and ``x.data = y`` keeps the count of ``x``."""
+    model = Net(4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    fastcheck.install(model, level="op")
+
+    def write() -> None:
+        weight = next(model.parameters())
+        if kind == "in place":
+            weight.data.sub_(10).log_()
+        else:
+            weight.data = weight.data.sub(10).log()
+
+    with pytest.raises(fastcheck.OverflowDetected) as stop:
+        for step in range(3):
+            if step == 2 and not is_late:
+                write()
+            optimizer.zero_grad()
+            model(torch.rand(3, 4)).sum().backward()
+            if step == 2 and is_late:
+                write()
+            optimizer.step()
+    name = "aten.log_" if kind == "in place" else "aten.log"
+    assert culprit(stop.value) == ("", name, "forward", "origin")
+    assert "in write" in stop.value.culprit.line
+
+
 ORIGINS: list[tuple[str, Callable[[torch.Tensor], torch.Tensor], str]] = [
     ("0/0", lambda x: (x * 0) / (x * 0), "aten.div.Tensor"),
     ("log(0)", lambda x: x + torch.log(x * 0), "aten.log"),

@@ -12,6 +12,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from types import FunctionType
 from typing import Any, Callable, Optional
 
 import torch
@@ -127,6 +128,11 @@ def connect(
     with _lock:
         if not _prepare():
             return None
+        # Where a graph breaks, hooks run as other code does, and C++ calls methods of these.
+        session = observer.session
+        for part in (observer, session, session.level, session.event_store):
+            methods = (vars(kind).values() for kind in type(part).__mro__[:-1])
+            keep_out(*(f for group in methods for f in group if isinstance(f, FunctionType)))
         number, _next_number = _next_number, _next_number + 1
         connection = _connections[number] = Connection(number, observer, nodes, compiled)
         weakref.finalize(observer, disconnect, number)
