@@ -46,6 +46,25 @@ def train(model: nn.Module, spoiled: Spoiled, steps: int = 4) -> None:
         optimizer.step()
 
 
+def test_a_gradient_that_the_program_has_written() -> None:
+    """As evolution strategies do, or per-sample gradients of torch.func that are clipped."""
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def train() -> None:
+        for scale in (1.0, 0.0):
+            with torch.no_grad():
+                reward = model(torch.ones(3, 4)).mean() * scale
+            for p in model.parameters():
+                p.grad = torch.ones_like(p) * reward / reward.abs()
+            optimizer.step()
+
+    fastcheck.install(model)
+    stop = stopped(train)
+    assert stop.culprit.reason.endswith("seen in it: the program may have written this gradient")
+    assert "try 1. Look before the update, where the loop" in " ".join(str(stop).split())
+
+
 class TestParametrizations:
     def test_the_module_whose_backward_made_it(self) -> None:
         model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))

@@ -18,6 +18,8 @@ GIVEN_INSTEAD = "functional_call() was given it"
 CHANGED_BY_LOOP = "it was finite when backward() ended"
 #: A part of it for a gradient that was read after the training loop had changed gradients.
 MAYBE_CHANGED = "the training loop changed gradients between backward() and the update"
+#: The end for a gradient of a step in which no backward was seen.
+WRITTEN_BY_LOOP = "the program may have written this gradient"
 #: The end for a parameter that the program itself has written.
 NOT_UPDATED = "no optimizer that has stepped holds it"
 #: The same, of a step in which none has stepped.

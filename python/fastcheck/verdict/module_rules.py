@@ -28,6 +28,7 @@ from fastcheck.record.event import (
     GIVEN_INSTEAD,
     MAYBE_CHANGED,
     NOT_STEPPED,
+    WRITTEN_BY_LOOP,
 )
 from fastcheck.record.format import Verdict
 from fastcheck.utils.text.layout import listed
@@ -594,6 +595,8 @@ class ModuleRules:
             reason = f"{finite}: this gradient came with the reduction over the ranks, or {how}"
             return PossibleVerdict(Verdict.ARRIVED, reason)
         reason = f"{finite}: this gradient {how}"
+        if not (self._step.update.passes or self._step.gradients):
+            reason = f"{finite}, and no backward of a module was seen in it: {WRITTEN_BY_LOOP}"
         if self._step.update.has_changed_gradients:
             reason = (
                 f"{finite}; {MAYBE_CHANGED}, before they were read (its own clipping or "

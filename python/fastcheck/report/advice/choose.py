@@ -14,6 +14,7 @@ from fastcheck.record.event import (
     MAYBE_CHANGED,
     NOT_STEPPED,
     NOT_UPDATED,
+    WRITTEN_BY_LOOP,
 )
 from fastcheck.record.format import Verdict
 from fastcheck.record.statistics import RecordStatistics, statistics_of
@@ -227,11 +228,14 @@ def _how_made(case: Case) -> str:
 
 
 def gradient(case: Case) -> Iterator[Advice]:
-    if case.reason.startswith(CHANGED_BY_LOOP) or MAYBE_CHANGED in case.reason:
+    is_written = case.reason.endswith(WRITTEN_BY_LOOP)
+    is_changed = case.reason.startswith(CHANGED_BY_LOOP) or MAYBE_CHANGED in case.reason
+    if is_written or is_changed:
         yield Advice(
-            "Look between backward() and the update, where the loop writes to p.grad (clipping, "
-            "unscaling, a projection, an average): where it divides by a norm, a sum or a count "
-            "of 0, 0/0 is NaN, and x/0 is Inf. Add an eps to the divisor.",
+            f"Look {'before' if is_written else 'between backward() and'} the update, where the "
+            "loop writes to p.grad (clipping, unscaling, a projection, an average): where it "
+            "divides by a norm, a sum or a count of 0, 0/0 is NaN, and x/0 is Inf. Add an eps to "
+            "the divisor.",
             "p.grad.mul_(max_norm / (norm + 1e-6))",
         )
     if case.reason.startswith(CHANGED_BY_LOOP):
