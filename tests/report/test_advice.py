@@ -1171,3 +1171,64 @@ def test_code_between_modules_did_not_come_from_outside() -> None:
     told = advise(build.report(where, what, Verdict.ORIGIN))
     assert "Combine masks as bool" in told[0].text
     assert not any("from outside" in item.text for item in told)
+
+
+def said(stop: fastcheck.OverflowDetected) -> str:
+    return " ".join(str(stop).split())
+
+
+@pytest.mark.parametrize("level", ["module", "op"])
+def test_a_loss_that_overflows_in_float16_is_computed_in_float32(level: str) -> None:
+    model = torch.nn.Linear(8, 64).half()
+    with fastcheck.install(model, level=level), pytest.raises(fastcheck.OverflowDetected) as stop:
+        y = model(torch.ones(16, 8, dtype=torch.float16))
+        torch.nn.functional.mse_loss(y, torch.full_like(y, 60.0), reduction="sum").backward()
+    text = said(stop.value)
+    assert "in float16, which ends at 65,504: a term of it, or their sum" in text
+    assert "log(0)" not in text
+
+
+def test_a_product_between_the_model_and_the_loss_in_float16() -> None:
+    model = torch.nn.Linear(8, 64).half()
+    with fastcheck.install(model), pytest.raises(fastcheck.OverflowDetected) as stop:
+        y = model(torch.full((16, 8), 200.0, dtype=torch.float16))
+        scores = y @ y.T
+        scores.float().mean().backward()
+    assert "try 1. MmBackward0 left the range of float16, which ends at 65,504" in said(stop.value)
+
+
+@pytest.mark.parametrize("level", ["module", "op"])
+def test_lbfgs_without_a_line_search(level: str) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 1))
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=30.0)
+    x = torch.randn(32, 4)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = (model(x) - 100 * x[:, :1] ** 3).square().mean()
+        loss.backward()
+        return loss
+
+    with fastcheck.install(model, level=level), pytest.raises(fastcheck.OverflowDetected) as stop:
+        optimizer.step(closure)
+    assert "try 1. LBFGS has changed the weights within this step" in said(stop.value)
+
+
+@pytest.mark.parametrize("level", ["module", "op"])
+def test_an_average_of_weights_that_grows(level: str) -> None:
+    torch.manual_seed(0)  # it is read in the first step, and when it is infinite
+    model, average = torch.nn.Linear(4, 2), torch.nn.Linear(4, 2).requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    stops = pytest.raises(fastcheck.OverflowDetected)
+    with fastcheck.install(model, average, level=level, watch=False), stops as stop:
+        for _ in range(200):
+            x = torch.ones(8, 4)
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+            for old, new in zip(average.parameters(), model.parameters()):
+                old.mul_(3.0).sub_(2.0 * new.detach())
+            average(x)
+    assert "the sign and the decay of an average of weights" in said(stop.value)
+    assert "lower the learning rate" not in said(stop.value)

@@ -11,6 +11,7 @@ import pytest
 from fastcheck.record.format import RECORD_DTYPE
 from fastcheck.record.site import Site
 from fastcheck.watch.event import WatchEvent
+from fastcheck.watch.numbers import Standstill
 from support.watched import (
     DTYPE_CODES,
     FIRST_WEIGHT,
@@ -286,3 +287,21 @@ class TestForecasts:
     def test_a_large_value_that_does_not_grow_is_none(self) -> None:
         kind = DTYPE_CODES["float16"]
         assert "headroom" not in Run().steps(300, {SECOND: {"dtype": kind, "max": 60000.0}})
+
+
+@pytest.mark.parametrize(
+    ("factor", "grown", "is_told"), [(1.3, 5.0, 1), (-1.3, 5.0, 1), (1.3, 3.9, 0), (1.02, 5.0, 0)]
+)
+def test_a_loss_that_grows_with_the_weights(factor: float, grown: float, is_told: int) -> None:
+    standstill, found = Standstill(), []
+    for at in range(80):
+        standstill.add(math.copysign(abs(factor) ** at, factor))
+        found += standstill.look(at, grown)
+    assert [number.name for number in found[:1]] == ["divergence"] * is_told
+
+
+def test_a_loss_of_zero_does_not_grow() -> None:
+    standstill = Standstill()
+    for at in range(80):
+        standstill.add(0.0)
+        assert not standstill.look(at, 5.0)

@@ -118,8 +118,8 @@ class StopReport:
     ``silent_norms``: the norms beside the culprit's module, or beside what that lies in, that no
     call of was seen, though the module that holds them had a call that was over. ``not_updated``:
     the parameters among the inputs that no optimizer holds, though some of the model have stepped
-    (of an operator: those of its module that have as many elements as an operand that was written
-    in place).
+    (of an operator: those of its module, if it has one, that have as many elements as an operand
+    that was written in place).
     """
 
     culprit: Event

@@ -23,6 +23,8 @@ _FIRST, _RECENT = 16, 32
 _GROWTH_STEPS = 10
 # The growth of weights since the first step is looked at every 16 steps, over four looks, where the
 # loss had come down by a tenth of the first losses before, and is half of them or more.
+# The ratio of the loss to the first losses at which a run diverges, and the growth of its weights.
+_DIVERGED, _BLOWN_UP = 1000.0, 4.0
 _LOOK_STEPS, _LOOKS, _FIRST_LOSSES, _LEAST_FALL, _HIGH = 16, 4, 4, 0.1, 0.5
 # The steps of which a share of skipped steps is taken.
 _SCALE_PAST = 100
@@ -90,7 +92,7 @@ class LossScale:
 
 
 class Standstill:
-    """Weights that go on growing while the loss comes down no more."""
+    """Weights that go on growing while the loss comes down no more, or grows with them."""
 
     def __init__(self) -> None:
         self._first: list[float] = []
@@ -114,6 +116,9 @@ class Standstill:
         self._looks.append((step, grown, statistics.median(self._losses)))
         (begun, before, high), (_, _, low) = self._looks[0], self._looks[-1]
         first = statistics.median(self._first)
+        is_far = abs(low) >= max(_DIVERGED * abs(first), 2 * abs(high)) > 0
+        if is_far and grown >= _BLOWN_UP and len(self._looks) == _LOOKS:
+            return [Number("divergence", low, first, full_name=f"{grown:.3g}")]
         fall = first - high
         # A loss that is low stands still since there is little left to learn.
         if len(self._looks) < _LOOKS or not fall >= _LEAST_FALL * first > 0 or low < _HIGH * first:

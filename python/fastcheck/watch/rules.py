@@ -407,6 +407,13 @@ NUMBER_RULES: tuple[NumberRule, ...] = (
         advice=_SMALLER_UPDATES, source=_RECIPE,
     ),
     NumberRule(
+        kind="update", names=["divergence"], condition=lambda loss: True, is_over=never, steps=1,
+        cause="optimizer", text="the loss is {value}, was {usual} at first, and goes on growing: "
+        "weights are {name} times as large as at first, in parameters that hold half of all "
+        "elements", advice="lower the learning rate; look at the sign of the loss, and at targets "
+        "that the model itself makes", source="fastcheck",
+    ),
+    NumberRule(
         kind="loss_scale", names=["loss_scale"], condition=scale_falls, is_over=scale_is_well,
         steps=1, cause="precision",
         text="the loss scale is {value}; {share} of the last steps were skipped",

@@ -145,7 +145,9 @@ def build_report(
     written = {int(record["numel"]) for site, record in inputs if _IN_PLACE.search(site.label)}
     weights = {site.key for site, _ in inputs if site.role == "param"}
     never_updated = meta.never_updated() if weights or written else {}
-    own = (key for key in never_updated if key.rpartition(".")[0] == culprit.site.module)
+    # Code outside of modules writes those of any.
+    module = culprit.site.module
+    own = (key for key in never_updated if not module or key.rpartition(".")[0] == module)
     weights.update(key for key in own if never_updated[key] in written)
     return make_report(
         event_store.archive.history,

@@ -55,7 +55,8 @@ def out_of_range(case: Case) -> Iterator[Advice]:
             "factor is stale or too large), or keep this module in bfloat16."
         )
     else:
-        name = f"module {case.site.module}" if case.site.module else "the model"
+        whole = "this computation" if case.site.op else "the model"
+        name = f"module {case.site.module}" if case.site.module else whole
         name = f"the code before {name}" if case.site.role == "input" else name
         is_scaled = case.report.scale is not None and case.site.direction == "forward"
         no_help = " Loss scaling can't help: it scales gradients, and this is an activation."
@@ -116,8 +117,7 @@ def growth(case: Case) -> Iterator[Advice]:
                 f"{case.report.silent_norms[0]} was never seen running, though the module that "
                 "holds it was: is it left out of forward()?"
             )
-        is_searching = any(name == "LBFGS" for name, _ in case.report.learning_rates)
-        search = " Give LBFGS line_search_fn='strong_wolfe'." if is_searching else ""
+        search = " Give LBFGS line_search_fn='strong_wolfe'." if case.searches else ""
         yield Advice(
             f"Stop the growth ({format_factor(trend.growth)} over the steps shown): lower the "
             f"learning rate{case.rates} or warm up for longer, clip gradients, or put a LayerNorm "

@@ -135,6 +135,11 @@ class Case:
         return f" (it is now {named})" if named else ""
 
     @property
+    def searches(self) -> bool:
+        """True if an optimizer evaluates the loss several times for an update."""
+        return any(name == "LBFGS" for name, _ in self.report.learning_rates)
+
+    @property
     def divider(self) -> str:
         """The first optimizer that has an eps, Adam where none is known; empty: none has an eps."""
         names = [name for name, _ in self.report.learning_rates] or ["Adam"]

@@ -100,7 +100,14 @@ def stored(case: Case) -> Iterator[Advice]:
         )
         return
     is_near = case.trend.has_exploded or case.trend.near_limit
+    is_near = is_near or activations.fills_its_format(case)
     is_near = is_near or (case.trend.has_grown and case.reading.inf_count > 0)
+    if case.reason.endswith(NOT_UPDATED) and is_near:
+        yield Advice(
+            f"The program wrote {name}, and it has grown: look at what writes it, such as the sign "
+            "and the decay of an average of weights, and go back to the last checkpoint."
+        )
+        return
     if case.reason.endswith(NOT_UPDATED) or (NOT_STEPPED in case.reason and not is_near):
         yield Advice(
             f"The program wrote {name}, as it does an average of weights, a target network, a "
@@ -194,6 +201,17 @@ def loss(case: Case) -> Iterator[Advice]:
         )
         return
     # The advice that the records show comes before the common advice.
+    made = case.operation
+    result = None if made is None else made.result
+    form = None if result is None or case.has_domain else result.float_format
+    if made is not None and result is not None and form is not None and form.is_narrow:
+        peak = max((float(r.abs_max or 0) for _, r in made.inputs), default=0.0)
+        yield Advice(
+            f"{made.shown} left the range of {result.dtype}, which ends at "
+            f"{format_number(form.max)}, with numbers up to {format_number(peak)}: compute it in "
+            "float32 or bfloat16, outside of float16 autocast, or scale them before."
+        )
+        return
     yield from activations.growth(case) if case.trend.has_grown else ()
     if case.has_nan:
         yield Advice(
@@ -346,11 +364,20 @@ def advise(report: StopReport) -> list[Advice]:
     """Chooses at most four things to try, the most likely to help first. Never empty."""
     case = _case(report)
     items = list(_saturating(case))
+    known = [] if items or case.verdict is Verdict.PROPAGATED else by_operator(case)
     is_given = case.site.role == "input" and not case.site.module
     if report.fault and not is_given and case.verdict is not Verdict.PROPAGATED:
         items.append(Advice(f"{report.fault}."))
-    known = [] if items or case.verdict is Verdict.PROPAGATED else by_operator(case)
     items += _broken_weight(case)
+    is_large = case.reading.inf_count > 0 and not case.is_narrow and not case.has_domain
+    if case.searches and report.why_updated and is_large:
+        items.append(
+            Advice(
+                "LBFGS has changed the weights within this step, and without a line search no step "
+                "is too long for it. Give LBFGS line_search_fn='strong_wolfe', or a lower learning "
+                f"rate{case.rates}."
+            )
+        )
     # A few doublings have led to no overflow in a wide format.
     has_changed = case.trend.has_exploded or (
         case.is_narrow and (case.trend.has_grown or case.trend.has_jumped)

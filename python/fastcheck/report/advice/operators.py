@@ -556,6 +556,17 @@ def _sum(case: Case, made: Operation) -> Iterator[Advice]:
     )
 
 
+def _narrow_loss(case: Case, made: Operation) -> Iterator[Advice]:
+    form = None if made.result is None else made.result.float_format
+    is_finite = not any(reading.nonfinite_count for _, reading in made.inputs)
+    if made.result is not None and form is not None and form.is_narrow and is_finite:
+        yield Advice(
+            f"{made.shown} in {made.result.dtype}, which ends at {format_number(form.max)}: a term "
+            "of it, or their sum, is beyond that. Compute the loss in float32.",
+            "loss_fn(x.float(), target.float())",
+        )
+
+
 def _mask_by_addition(case: Case, made: Operation) -> Iterator[Advice]:
     """Two numbers at the lower end of a narrow format, added."""
     result = made.result
@@ -809,6 +820,7 @@ _FORWARD: tuple[tuple[str, _Rule], ...] = (
     (r"mul|addcmul|xlogy", _product),
     (r"(?:add|b|baddb)?mm|matmul|linear|convolution|(?:add)?mv|dot|mul|addcmul", _products),
     (r"sum|cumsum|nansum", _sum),
+    (r"(?:mse|(?:smooth_)?l1|huber|soft_margin|poisson_nll)_loss", _narrow_loss),
     (r"neg|mean|sum|mul|div|add|sub|rsub", _masked_classes),
     (r"add|sub|rsub", _mask_by_addition),
     (r"acos|asin|atanh|erfinv|acosh|logit", _domain),
