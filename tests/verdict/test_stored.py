@@ -203,6 +203,44 @@ def test_a_second_moment_that_overflows(install: Any, kind: Any) -> None:
     assert monitor.event_count == 1
 
 
+@LEVELS
+@pytest.mark.parametrize(
+    ("kind", "options", "key"),
+    [
+        (torch.optim.Adam, {}, "exp_avg"),
+        (torch.optim.AdamW, {"fused": True}, "exp_avg_sq"),
+        (torch.optim.SGD, {"momentum": 0.9}, "momentum_buffer"),
+    ],
+)
+def test_a_state_that_was_loaded_with_nan(
+    install: Any, kind: Any, options: dict[str, Any], key: str, level: str
+) -> None:
+    """At module level it is found before the update that would break the weights."""
+    model = chain(a=nn.Linear(4, 4), b=nn.Linear(4, 2))
+    optimizer = kind(model.parameters(), lr=1e-3, **options)
+    steps(model, optimizer, [torch.randn(8, 4)] * 2)
+    optimizer.state[model.b.weight][key][1, 2] = float("nan")
+    install(model, level=level)
+    stop = stopped(steps, model, optimizer, [torch.randn(8, 4)] * 2)
+    assert stop.step == 0 and stop.culprit.verdict.name == "ARRIVED"
+    text = " ".join(str(stop).split())
+    assert "try 1. No observed update of this run has made it: as a rule the optimizer's" in text
+    if level == "module":
+        assert where(stop.culprit) == ("b", "optimizer_state", f"weight.{key}", "arrived")
+        assert stop.report.weights_intact and bool(model.b.weight.isfinite().all())
+
+
+def test_a_healthy_state_leaves_no_record(install: Any) -> None:
+    """A resumed run has those of a run that was not interrupted."""
+    model = chain(a=nn.Linear(4, 4), b=nn.Linear(4, 2))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    steps(model, optimizer, [torch.randn(8, 4)])
+    monitor = install(model)
+    steps(model, optimizer, [torch.randn(8, 4)] * 3)
+    assert monitor.event_count == 0
+    assert not any(monitor.sites[r["site"]].role == "optimizer_state" for r in monitor.records())
+
+
 def test_a_large_gradient_that_is_not_squared(install: Any) -> None:
     model = chain(a=nn.Linear(4, 4), b=nn.Linear(4, 2))
     monitor = install(model)

@@ -158,13 +158,13 @@ class UnusedGradients(NamedTuple):
 
 
 class OptimizerState(NamedTuple):
-    """The optimizer's state of parameters, after its update. ``is_square_large``: the squares of
-    the gradients that it has used are beyond their dtype.
+    """The optimizer's state of parameters: ``is_after`` an update of gradients whose squares are
+    beyond their dtype, or before its first update.
     """
 
     first_seq: int
     roles: Sequence[str]
-    is_square_large: bool
+    is_after: bool
 
 
 # ---- At op level ---------------------------------------------------------------------------------

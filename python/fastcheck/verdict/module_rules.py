@@ -431,10 +431,14 @@ class ModuleRules:
         if earlier is not None:
             self.findings.propagate(finding, earlier)
             return
-        reason = "it is not finite after the update"
-        if entry.is_square_large:
-            reason += ", which used a finite gradient whose square is beyond the range of its dtype"
-        self.findings.decide(finding, Verdict.ORIGIN, reason)
+        if entry.is_after:
+            reason = "it is not finite after the update, which used a finite gradient whose square "
+            self.findings.decide(
+                finding, Verdict.ORIGIN, reason + "is beyond the range of its dtype"
+            )
+        else:
+            reason = "it was not finite before the first update that was observed"
+            self.findings.decide(finding, Verdict.ARRIVED, reason)
 
     # Gradients
 

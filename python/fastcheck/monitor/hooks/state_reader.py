@@ -438,22 +438,27 @@ class StateReader:
     def read_statistics(self, node: ModuleNode) -> None:
         """A norm has just run: its running statistics are read with the other buffers."""
 
-    def read_optimizer_state(self, optimizer: torch.optim.Optimizer) -> None:
+    def read_optimizer_state(
+        self, optimizer: torch.optim.Optimizer, *, is_after: bool = True
+    ) -> None:
         """Reads, after an update, what the optimizer keeps of parameters whose gradients it can't
-        square, and nothing else.
+        square, and nothing else; before its first, on the host, all that it has kept until then, if
+        any of it is not finite.
         """
-        sites = self._large_squares.take()
-        if not sites:
+        sites = self._large_squares.take() if is_after else set()
+        if not sites and (is_after or not optimizer.state):
             return
         batch = TensorBatch()
         for node, name, parameter in parameters_of(self._nodes, parameter_ids(optimizer)):
-            if _gradient_site(node, name, parameter) not in sites:
+            if is_after and _gradient_site(node, name, parameter) not in sites:
                 continue
             for key, value in optimizer.state.get(parameter, {}).items():
                 if isinstance(value, torch.Tensor) and value.is_floating_point():
                     site = node.site("optimizer_state", f"{name}.{key}", 0)
                     batch.add(value, site, "optimizer_state")
-        self._session.level.observe_list(batch, 0, OptimizerState, True)
+        is_on_host = are_on_host(batch.tensors)
+        if is_after or (is_on_host and self._has_nonfinite(batch.tensors)):
+            self._session.level.observe_list(batch, 0, OptimizerState, is_after)
 
     def owned_by(self, optimizer: torch.optim.Optimizer) -> bool:
         """True if the optimizer updates any parameter of the observed modules."""

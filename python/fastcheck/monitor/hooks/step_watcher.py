@@ -155,13 +155,15 @@ class StepWatcher:
         if self.session.is_closed:
             self.session.level.step_goes_on()
         self._evaluating = optimizer if has_closure else None
-        self._meta.at_step_boundary(optimizer, self.session.step.index)
+        is_first = self._meta.at_step_boundary(optimizer, self.session.step.index)
         self.session.step.update.is_elsewhere |= not holds_ours
         # A model that no optimizer holds may be frozen.
         if not has_closure and (holds_ours or has_copies):
             is_scaled = self._scaling.optimizer is optimizer
             self._notice(self._facts.before_update, optimizer, is_scaled)
         if self.session.is_active:
+            if is_first:
+                self._state.read_optimizer_state(optimizer, is_after=False)
             if self.session.tape is None:
                 self._apart("learning rates", self._state.numbers.learning_rates, optimizer)
             self._state.read_for_update(

@@ -252,5 +252,7 @@ class OpState(StateReader):
         own = [p.grad for _, _, p in self.parameters() if p.grad is not None]
         return bool(own) and all(id(gradient) in clipped for gradient in own)
 
-    def read_optimizer_state(self, optimizer: torch.optim.Optimizer) -> None:
+    def read_optimizer_state(
+        self, optimizer: torch.optim.Optimizer, *, is_after: bool = True
+    ) -> None:
         """The operators that make it are read."""

@@ -435,9 +435,9 @@ class RunMeta:
         left = [(place, p) for place, p in own.items() if id(p) not in held]
         return {".".join(filter(None, place)): p.numel() for place, p in left}
 
-    def at_step_boundary(self, optimizer: torch.optim.Optimizer, step: int) -> None:
-        """An optimizer is about to step: the first time, its groups are written down. Never raises:
-        a group that can't be described is worth no run.
+    def at_step_boundary(self, optimizer: torch.optim.Optimizer, step: int) -> bool:
+        """An optimizer is about to step: the first time, its groups are written down. Returns
+        whether it is the first. Never raises: a group that can't be described is worth no run.
         """
         compiled = len(self._compiled)
         if compiled != self._compiled_count:
@@ -446,7 +446,7 @@ class RunMeta:
         number = self._met.get(optimizer)
         if number is not None:
             self.schedule.follow(step, number, optimizer)
-            return
+            return False
         number = self._met[optimizer] = len(self._optimizers)
         self.schedule.follow(step, number, optimizer)
         try:
@@ -457,6 +457,7 @@ class RunMeta:
             self._optimizers.append({"type": type(optimizer).__name__, "error": str(error)})
         # Wrapped or sharded since install(), it may hold another part of the model.
         self._add(optimizers=self._optimizers, placement=_placement(self._nodes))
+        return True
 
     def _add(self, **fields: Any) -> None:
         with self._event_store.lock:

@@ -326,8 +326,8 @@ def unexplained(made: Operation) -> Advice:
 def arrived(case: Case) -> Iterator[Advice]:
     if case.site.direction == "optimizer":
         yield Advice(
-            "An optimizer read it, and no operator of this run has made it: as a rule its state "
-            "was loaded from the checkpoint of a run that had overflowed. Load an earlier one, or "
+            "No observed update of this run has made it: as a rule the optimizer's state was "
+            "loaded from the checkpoint of a run that had overflowed. Load an earlier one, or "
             "begin with a new state; an infinite second moment makes every update 0.",
             "optimizer.state.clear()",
         )

@@ -69,6 +69,9 @@ def stored(case: Case) -> Iterator[Advice]:
             "module.reset_running_stats()) once the cause is gone."
         )
         return
+    if case.site.role == "optimizer_state" and case.verdict is Verdict.ARRIVED:
+        yield from activations.arrived(case)
+        return
     if case.site.role == "optimizer_state":
         yield Advice(
             "The optimizer's state is bad, and every later update will be: go back to a "
@@ -364,7 +367,9 @@ def advise(report: StopReport) -> list[Advice]:
     """Chooses at most four things to try, the most likely to help first. Never empty."""
     case = _case(report)
     items = list(_saturating(case))
-    known = [] if items or case.verdict is Verdict.PROPAGATED else by_operator(case)
+    is_loaded = case.verdict is Verdict.ARRIVED and case.site.direction == "optimizer"
+    is_known = not (items or is_loaded or case.verdict is Verdict.PROPAGATED)
+    known = by_operator(case) if is_known else []
     is_given = case.site.role == "input" and not case.site.module
     if report.fault and not is_given and case.verdict is not Verdict.PROPAGATED:
         items.append(Advice(f"{report.fault}."))
@@ -373,9 +378,9 @@ def advise(report: StopReport) -> list[Advice]:
     if case.searches and report.why_updated and is_large:
         items.append(
             Advice(
-                "LBFGS has changed the weights within this step, and without a line search no step "
-                "is too long for it. Give LBFGS line_search_fn='strong_wolfe', or a lower learning "
-                f"rate{case.rates}."
+                f"Numbers left the range of {case.reading.dtype} within a step of LBFGS: without a "
+                "line search no step is too long for it. Give LBFGS "
+                f"line_search_fn='strong_wolfe', or a lower learning rate{case.rates}."
             )
         )
     # A few doublings have led to no overflow in a wide format.
