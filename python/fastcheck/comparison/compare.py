@@ -36,7 +36,7 @@ from fastcheck.statistics.thresholds import Threshold, make_thresholds
 from fastcheck.utils.names.msprobe import plain_api
 from fastcheck.utils.private import writing
 from fastcheck.utils.reading import read_json
-from fastcheck.utils.text.layout import csv_text
+from fastcheck.utils.text.layout import csv_text, plain_text
 from fastcheck.utils.text.numbers import format_shape, format_steps
 
 from .advice import advice_of
@@ -52,7 +52,7 @@ from .nested_diff import (
     without_implementations,
 )
 from .questions import ACCEPTABLE, Answer, Questions
-from .render import render_comparison
+from .render import sections
 from .result import Result
 from .row import COLUMNS, Row
 from .run import BlockComparison, differing_names
@@ -197,7 +197,7 @@ class Comparison(Result):
     """A Result whose ``str()`` is the report."""
 
     def __str__(self) -> str:
-        return render_comparison(self)
+        return plain_text(sections(self))
 
     def _repr_html_(self) -> str:
         """HTML for notebooks: the verdict, the answers, and the first rows that differ. Reads

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Optional
 
 from fastcheck.comparison.over_time import shown_losses
 from fastcheck.statistics.elements import Elements
-from fastcheck.utils.text.layout import Part, Section, Table, paint, plain_text, sparkline, wrap
+from fastcheck.utils.text.layout import Part, Section, Table, paint, sparkline, wrap
 from fastcheck.utils.text.numbers import and_more, format_number, format_shape, format_steps
 
 from .block import Kind
@@ -30,13 +30,10 @@ _SHOWN = {"no": "NO", "partly": "partly", "not asked": "-", "unknown": "?"}
 _STYLE = {"yes": "green", "no": "red", "partly": "yellow", "accepted": "yellow"}
 
 
-def render_comparison(comparison: Result, color: bool = False, ascii_only: bool = False) -> str:
-    """Plain text, at most 100 columns wide where names allow it."""
-    return plain_text(sections(comparison, color, ascii_only), color)
-
-
 def sections(comparison: Result, color: bool = False, ascii_only: bool = False) -> list[Section]:
-    """The parts of the report; ``color``: words that matter have a colour."""
+    """The parts of the report, at most 100 columns wide where names allow it; ``color``: words that
+    matter have a colour.
+    """
     blocks = [
         Section("compare", _sides_and_steps(comparison)),
         Section("asked", _asked(comparison, color)),

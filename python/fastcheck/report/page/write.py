@@ -147,18 +147,6 @@ def _number(value: Any) -> Any:
 
 
 _WIDTH = 96
-_TITLES = {
-    "what": "What",
-    "where": "Where",
-    "replay": "Run again",
-    "when": "When",
-    "numbers": "Numbers",
-    "inputs": "Inputs",
-    "spread": "Spread",
-    "trend": "Trend",
-    "dump": "Dump",
-    "log": "Log",
-}
 
 
 def verdict_html(report: StopReport, host: str = "") -> str:
@@ -171,7 +159,8 @@ def verdict_html(report: StopReport, host: str = "") -> str:
     parts.append("</ol>")
     for label, lines in report_sections(report, _WIDTH):
         is_open = label in ("what", "where")
-        parts.append(details_html(_TITLES[label], lines_html(lines), is_open))
+        title = "Run again" if label == "replay" else label.capitalize()
+        parts.append(details_html(title, lines_html(lines), is_open))
     return "\n".join(parts)
 
 

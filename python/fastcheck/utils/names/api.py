@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from typing import Any
 
@@ -38,18 +39,9 @@ def format_call(number: int) -> str:
 _TENSOR_METHODS = torch.Tensor.__mro__[:2]  # the second is C++, its name is not the same everywhere
 
 
-_known: dict[Any, str] = {}
-
-
+@functools.cache
 def api_of(func: Any) -> str:
     """The name ``Functional.softmax``; empty if it is no function of torch's Python API."""
-    name = _known.get(func)
-    if name is None:
-        name = _known[func] = _name(func)
-    return name
-
-
-def _name(func: Any) -> str:
     name = getattr(func, "__name__", "")
     if not name or func in CALLS_WITHIN or (name.startswith("__") and not name.endswith("__")):
         return ""

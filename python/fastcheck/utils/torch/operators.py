@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Callable
@@ -102,15 +103,10 @@ class OpInfo:
         return "it draws random numbers" if self.draws(args, kwargs) else ""
 
 
-_known: dict[Any, OpInfo] = {}
-
-
+@functools.cache
 def op_info(func: Any) -> OpInfo:
     """The OpInfo of an OpOverload."""
-    info = _known.get(func)
-    if info is None:
-        info = _known[func] = OpInfo(func)
-    return info
+    return OpInfo(func)
 
 
 _MAX_ITEMS = 64
