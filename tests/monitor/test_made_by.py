@@ -227,8 +227,26 @@ def test_what_the_line_of_a_composite_loss_has_read() -> None:
 
     made = maker_of(loss)
     assert "DivBackward0, the first operator in the graph of the loss" in made.how
-    assert "may have read it in goal, which has no graph" in made.how
+    assert "may have it from goal, which has no graph" in made.how
     assert made.variable.endswith("goal = torch.tensor([0.0, 1.0]).log().expand(len(y), 2)")
+
+
+@pytest.mark.parametrize("factor", [2.0, 0.5])
+def test_a_target_behind_a_difference_that_is_scaled(factor: float) -> None:
+    """A difference keeps nothing, and its product the factor alone."""
+
+    def loss(y: torch.Tensor) -> torch.Tensor:
+        target = torch.zeros_like(y)
+        target[1, 0] = float("nan")
+        result = ((y - target) * factor).square().mean()
+        result.backward()
+        return result
+
+    stop = stop_of(loss)
+    assert "or came in there (a target)" in stop.culprit.reason
+    made = stop.report.made_by
+    assert made is not None and made.operator == "" and "may have it from target" in made.how
+    assert made.variable.startswith("target, assigned at ")
 
 
 @pytest.mark.parametrize("count", [4096.0, 1e-3])
@@ -888,6 +906,21 @@ def test_what_the_loop_has_written_to_a_weight() -> None:
     assert stop.value.culprit.site.key == "weight" and made is not None
     assert "the weight may have been written from it" in made.how
     assert made.variable.startswith(f"ways[0]; ways is assigned at {__file__}:")
+
+
+def test_another_name_of_a_weight_is_not_what_it_was_written_from() -> None:
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    state = model.state_dict()
+    with fastcheck.install(model), pytest.raises(fastcheck.OverflowDetected) as stop:
+        for _ in range(3):
+            model.zero_grad()
+            model(torch.ones(2, 4)).square().mean().backward()
+            optimizer.step()
+            with torch.no_grad():
+                model.weight.mul_(float("nan"))
+    assert stop.value.culprit.site.key == "weight" and state["weight"].isnan().all()
+    assert stop.value.report.made_by is None
 
 
 def test_weights_that_the_loop_broke_before_op_level_stopped() -> None:

@@ -62,6 +62,7 @@ inline at::Tensor on_host(const at::Tensor& tensor) {
 // The range of the scalar arguments of an op.
 struct Scalars {
   double lowest = 0, highest = 0;
+  bool has_nan = false;
 
   void add(const c10::IValue& value) {
     if (value.isDouble()) add(value.toDouble());
@@ -71,11 +72,12 @@ struct Scalars {
     if (number.scalar_type() == at::kDouble) add(*number.const_data_ptr<double>());
   }
   void add(double value) {
+    has_nan = has_nan || std::isnan(value);
     lowest = std::min(lowest, value);
     highest = std::max(highest, value);
   }
   std::uint8_t infinite() const {
-    return static_cast<std::uint8_t>(std::isinf(highest) | std::isinf(lowest) << 1);
+    return static_cast<std::uint8_t>(std::isinf(highest) | std::isinf(lowest) << 1 | has_nan << 4);
   }
   // Bit 2: one is the largest number of this type, or above; bit 3: the lowest, or below.
   std::uint8_t largest(at::ScalarType type) const {

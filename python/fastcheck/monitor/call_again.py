@@ -28,7 +28,7 @@ from fastcheck.monitor.session.config import Config
 from fastcheck.monitor.session.options import Stop
 from fastcheck.monitor.session.passes import Pass
 from fastcheck.monitor.session.session import Session
-from fastcheck.record.event import Event
+from fastcheck.record.event import GIVEN_NUMBER, Event
 from fastcheck.record.format import Verdict, is_nonfinite
 from fastcheck.record.site import Site
 from fastcheck.record.statistics import statistics_of
@@ -148,7 +148,8 @@ def run_again(
     part = outcome.module
     within = f" in {part}" if part != running.call.node.path else ""
     read_bad = any(is_nonfinite(record) for _, record in outcome.inputs)
-    what = "NaN or Inf in addition to those that it read" if read_bad else "it, from finite values"
+    what = f"it, from finite values{outcome.given}"
+    what = "NaN or Inf in addition to those that it read" if read_bad else what
     how = outcome.left_neginf or f"{outcome.event.site.op}{within} made {what}"
     how += f": {name} was run again on its inputs, {_as_eager(running.call)}."
     return outcome.made_by(how)
@@ -201,12 +202,13 @@ def run_pass_again(
         left = outcome.left_neginf
         if not is_there or (not left and any(is_nonfinite(r) for _, r in outcome.inputs)):
             return None
-        how = f"{prefix}{left or f'{op} made NaN or Inf of finite values'}. {name} was run again"
+        made = f"{op} made NaN or Inf of finite values{outcome.given}"
+        how = f"{prefix}{left or made}. {name} was run again"
         since = "" if search.step is session.step else ", with the weights that it has now"
         return outcome.made_by(f"{how} on its inputs, {_as_eager(held.call)}{since}.")
     reason = outcome.event.reason.partition(";")[0]
     if outcome.event.verdict is Verdict.ABSORBED:
-        reason = "everything that it read was finite"
+        reason = f"everything that it read was finite{outcome.given}"
         if any(is_nonfinite(record) for _, record in outcome.inputs):
             return None
     if not reason.startswith("aten."):
@@ -375,6 +377,11 @@ class _Found(NamedTuple):
     event: Event
     module: str
     inputs: tuple[tuple[str, np.void], ...]
+
+    @property
+    def given(self) -> str:
+        """A clause on a number that the operator was given, where that is not finite."""
+        return GIVEN_NUMBER if GIVEN_NUMBER in self.event.reason else ""
 
     @property
     def left_neginf(self) -> str:

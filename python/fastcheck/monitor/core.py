@@ -204,13 +204,13 @@ def build(
     watching = None if watched is None else Watching(session, watched, run_meta.batches)
 
     write_dump = _dump_writer(config, nodes, rank, together, captures)
-    makers, broken_weights = Makers(session, install_alone), state.broken_weights
+    makers = Makers(session, install_alone, state.memory)
 
     def watch_events() -> Sequence[WatchEvent]:
         return () if watching is None else watching.events
 
     stops = StopHandler(
-        session, run_meta, agreement, write_dump, makers, broken_weights, watch_events
+        session, run_meta, agreement, write_dump, makers, state.broken_weights, watch_events
     )
     checks: Sequence[ReplicaCheck] = ()
     if agreement is not None and watching is not None:

@@ -13,7 +13,7 @@ import dis
 import heapq
 import linecache
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import FrameType
 from typing import Any, Callable, NamedTuple, Optional
@@ -306,15 +306,19 @@ class _GraphSearch:
         # An operand without an edge has no graph, is a number or is none at all.
         is_known = len(kept) >= len(edges) - len(states)
         is_sure = is_known and all(state is False for state in states)
-        source = None if is_known or result is None else _beside(result)
-        if source is None and not is_sure and _kind(_name(node)) in _CARRIERS:
-            source = None if _makes_nonfinite(node, self._saved[node]) else _read_for(node)
+        is_maker = is_sure or _makes_nonfinite(node, self._saved[node])
+        source = None
+        # Of numbers that stand alone many are alike.
+        if result is not None and not is_maker and (not is_known or result["numel"] > 1):
+            source = _beside(result)
+        if source is None and not is_maker and _kind(_name(node)) in _CARRIERS:
+            source = _read_for(node)
         if source is not None:
             # A sum keeps nothing of what it adds.
             return MadeBy(
                 "",
                 f"{_name(node)}, the first operator in {self._graph} whose result is known "
-                f"not to be finite, may have read it in {source.shown}, which has no graph: data, "
+                f"not to be finite, may have it from {source.shown}, which has no graph: data, "
                 "or computed under no_grad() or from detached tensors."
                 f"{source.first_bad()}",
                 inputs=((source.shown, stats(source.value.detach()).record),),
@@ -396,12 +400,12 @@ def _read_for(node: Any) -> Optional[_Variable]:
     return None if source is None or source.value.requires_grad else source
 
 
-def search_variables(record: np.void, how: str) -> Optional[MadeBy]:
+def search_variables(record: np.void, how: str, memory: Collection[int] = ()) -> Optional[MadeBy]:
     """The local variable that may be the tensor of this record, or what it was written from, as
-    ``how`` says.
+    ``how`` says. ``memory``: the addresses of what it can't be.
     """
     with unobserved(), no_grad():
-        source = _beside(record)
+        source = _beside(record, memory)
     if source is None:
         return None
     return MadeBy(
@@ -413,12 +417,16 @@ def search_variables(record: np.void, how: str) -> Optional[MadeBy]:
     )
 
 
-def _beside(result: np.void) -> Optional[_Variable]:
-    """A variable without a graph, of as many elements as the result and no more that are bad."""
+def _beside(result: np.void, memory: Collection[int] = ()) -> Optional[_Variable]:
+    """A variable without a graph, in other memory than this, of as many elements as the result and
+    no more that are bad.
+    """
 
     def is_it(tensor: torch.Tensor) -> bool:
         record = None if tensor.requires_grad else _record(tensor)
         if record is None or record["numel"] != result["numel"] or not is_nonfinite(record):
+            return False
+        if tensor.untyped_storage().data_ptr() in memory:
             return False
         counts = (sum(int(r[name]) for name in NONFINITE_COUNTS) for r in (record, result))
         return next(counts) <= next(counts)

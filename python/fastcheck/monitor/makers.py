@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from typing import Optional
+from typing import Callable, Optional
 
 import torch
 
@@ -33,9 +33,10 @@ class Makers:
     Called outside all locks, in the thread that is about to raise the stop.
     """
 
-    def __init__(self, session: Session, install: Install) -> None:
+    def __init__(self, session: Session, install: Install, memory: Callable[[], set[int]]) -> None:
         self._session = weakref.ref(session)
         self._install = install
+        self._memory = memory
 
     def __call__(self, culprit: Finding, step: Step) -> Optional[MadeBy]:
         """Returns the operator, or None where no graph and no call is left to look in."""
@@ -55,7 +56,8 @@ class Makers:
             return None if given is None or not is_now else search_graph(given, name)
         if culprit.role == "param" and culprit.verdict is Verdict.ARRIVED:
             written = "the weight may have been written from it"
-            return search_variables(culprit.record, written) if is_now else None
+            # Another name of a weight is none that it was written from.
+            return search_variables(culprit.record, written, self._memory()) if is_now else None
         if culprit.role not in _FORWARD:
             return self._of_gradient(culprit, step, session)
         if culprit.role == "input" and culprit.verdict is Verdict.ARRIVED:

@@ -14,6 +14,8 @@ from fastcheck.record.site import Site
 COMPUTED_OUTSIDE = "it was computed"
 #: The beginning for a tensor that functional_call() has put in the place of a parameter.
 GIVEN_INSTEAD = "functional_call() was given it"
+#: The end for what an operator has made of finite tensors and such a number.
+GIVEN_NUMBER = " but for a number that it was given, which is NaN or infinite"
 #: The beginning for a gradient that the training loop has changed.
 CHANGED_BY_LOOP = "it was finite when backward() ended"
 #: A part of it for a gradient that was read after the training loop had changed gradients.

@@ -65,7 +65,7 @@ class Incident:
         #: The sequence numbers of the outputs' records, and whether each is non-finite.
         self.made: list[tuple[int, bool]] = raw["made"]
         #: A scalar argument is itself infinite: bit 0 +Inf, bit 1 -Inf; or is at least the largest
-        #: number of something that was made: bits 2 and 3.
+        #: number of something that was made: bits 2 and 3. Bit 4: one is NaN.
         self.infinite_scalars: int = raw["infinite_scalars"]
         self.is_recompute: bool = raw["is_recompute"]
         self.is_optimizer: bool = raw["direction"] == _OPTIMIZER

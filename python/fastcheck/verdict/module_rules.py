@@ -54,7 +54,7 @@ def made_in_loss(findings: Findings) -> str:
     """The reason of a loss that is the first to be non-finite."""
     return (
         f"every tensor that was read in this step was finite{_except_for(findings)}: it was made "
-        "between these tensors and the loss, where nothing is read"
+        "between these tensors and the loss, where nothing is read, or came in there (a target)"
     )
 
 
@@ -477,7 +477,7 @@ class ModuleRules:
         if finding.site in before:
             reason = (
                 f"{CHANGED_BY_LOOP}: a later change, such as the training loop's own clipping or "
-                "unscaling, made it non-finite"
+                "unscaling, made it non-finite, or brought it from another gradient"
             )
             then = PossibleVerdict(Verdict.ORIGIN, reason)
         self._judge_gradient(finding, earlier, then, is_scaled)

@@ -22,6 +22,7 @@ from typing import Any, Callable, Optional
 
 import numpy as np
 
+from fastcheck.record.event import GIVEN_NUMBER
 from fastcheck.record.format import Verdict
 
 from . import entries
@@ -206,11 +207,11 @@ class OpRules:
             )
             self._decide_or_hold(finding, PossibleVerdict(Verdict.ORIGIN, reason), inputs)
         elif self._decides_at_once(finding):
-            self._judge_at_once(finding, waiting, intended, incident.is_optimizer)
+            self._judge_at_once(finding, waiting, intended, incident)
         elif finding.has_nan:
             # A NaN among them explains it; an infinity beside that may have done no harm.
             carried = [f for f in inputs if f.has_nan and (_is_open(f) or f.verdict in CONFIRMED)]
-            then = PossibleVerdict(Verdict.ORIGIN, self._why(finding, intended))
+            then = PossibleVerdict(Verdict.ORIGIN, self._why(finding, intended, incident))
             self._hold(finding, then, carried or inputs)
         elif new_count:
             reason = (
@@ -220,9 +221,9 @@ class OpRules:
             carried = [f for f in inputs if not f.only_neginf]
             self._hold(finding, PossibleVerdict(Verdict.ORIGIN, reason), carried)
         else:
-            reason = f"{op} made it: everything that it read was finite"
+            reason = f"{op} made it: {_read(incident)}"
             if intended:
-                reason = self._why(finding, intended)
+                reason = self._why(finding, intended, incident)
             self._hold(finding, PossibleVerdict(Verdict.ORIGIN, reason), inputs)
 
     def _judge_at_once(
@@ -230,7 +231,7 @@ class OpRules:
         finding: Finding,
         waiting: Optional[Finding],
         intended: Sequence[Finding],
-        is_optimizer: bool,
+        incident: Incident,
     ) -> None:
         """Judges a finding without its consequences: a NaN, or saturated values that are no mask.
         An infinity waits for its consumers.
@@ -241,13 +242,13 @@ class OpRules:
             self._blame(waiting, f"{op} {what}")
             self.findings.propagate(finding, waiting)
         elif _is_certain(finding):
-            self.findings.decide(finding, Verdict.ORIGIN, self._why(finding, intended))
-        elif finding.role != "grad_input" and is_optimizer:
+            self.findings.decide(finding, Verdict.ORIGIN, self._why(finding, intended, incident))
+        elif finding.role != "grad_input" and incident.is_optimizer:
             # It stays in the optimizer's state, which every later step reads.
             reason = f"{op} overflowed in the optimizer's state"
             self.findings.decide(finding, Verdict.ORIGIN, reason)
         else:
-            reason = f"{op} made it: everything that it read was finite"
+            reason = f"{op} made it: {_read(incident)}"
             self._wait(finding, PossibleVerdict(Verdict.ORIGIN, reason), waiting)
 
     def _blame(self, waiting: Finding, clause: str) -> None:
@@ -267,12 +268,12 @@ class OpRules:
         verdict, reason = then or (root.verdict, root.reason)
         self.findings.decide(root, verdict, f"{reason}; {clause}")
 
-    def _why(self, finding: Finding, intended: Sequence[Finding]) -> str:
+    def _why(self, finding: Finding, intended: Sequence[Finding], incident: Incident) -> str:
         """The reason why what an operator made is an event. ``intended``: the infinities that it
         read.
         """
         if not intended:
-            return "everything that it read was finite"
+            return _read(incident)
         root = intended[0].root
         what = "made a NaN" if finding.has_nan else "made an infinity"
         is_exp = any(name in finding.uses.op.lower() for name in ("softmax", "logsumexp"))
@@ -776,6 +777,12 @@ def _is_plain_number(finding: Finding) -> bool:
     return not is_event(finding.record, finding.role)
 
 
+def _read(incident: Incident) -> str:
+    """A clause on what an op has read that made non-finite numbers of finite tensors."""
+    has_given = incident.infinite_scalars & 0b10011
+    return f"everything that it read was finite{GIVEN_NUMBER if has_given else ''}"
+
+
 def _is_open(finding: Finding) -> bool:
     """True if it becomes an event where something that it led to counts."""
     return finding.uses.is_traced and finding.verdict in _OPEN
@@ -854,7 +861,7 @@ def _is_written(finding: Finding, incident: Incident) -> bool:
     """
     written = incident.infinite_scalars & 3
     if finding.is_saturated:
-        largest = incident.infinite_scalars >> 2
+        largest = incident.infinite_scalars >> 2 & 3
         is_writer = ".".join(incident.op.split(".")[:2]) in WRITERS
         written |= largest if is_writer else largest & 2
     return bool(written) and finding.signs & ~written == 0

@@ -126,6 +126,25 @@ def test_the_operator_behind_a_write_through_data_is_named(kind: str, is_late: b
     assert "in write" in stop.value.culprit.line
 
 
+NUMBERS: list[Callable[[torch.Tensor], torch.Tensor]] = [
+    lambda x: x * float("nan"),
+    lambda x: x.masked_fill(x > 0, float("nan")),
+    lambda x: x + torch.full_like(x, float("nan")),
+    lambda x: (x * 0) * INF,
+]
+
+
+@pytest.mark.parametrize("level", ["op", "module"])
+@pytest.mark.parametrize("function", NUMBERS)
+def test_a_number_that_is_not_finite_is_told(function: Any, level: str) -> None:
+    model = model_with(function)
+    fastcheck.install(model, level=level)
+    stop = stopped(train, model, 1)
+    made = stop.report.made_by
+    reason = stop.culprit.reason if made is None else made.how
+    assert "finite" in reason and "but for a number that it was given" in reason
+
+
 ORIGINS: list[tuple[str, Callable[[torch.Tensor], torch.Tensor], str]] = [
     ("0/0", lambda x: (x * 0) / (x * 0), "aten.div.Tensor"),
     ("log(0)", lambda x: x + torch.log(x * 0), "aten.log"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Optional
 
 import numpy as np
@@ -272,16 +272,24 @@ class StateReader:
         """The names of the parameters that hold NaN or Inf now; waits for their device."""
         names: dict[str, None] = {}
         with unobserved(), no_grad():
-            for node, name, parameter in self.parameters():
-                values = unwrapped(local(parameter))
-                # Not what functional_call() has put there.
-                is_own = isinstance(parameter, Parameter)
-                if is_own and can_read(values) and has_memory(values):
-                    # float8 has no isfinite().
-                    wide = values.float() if values.element_size() == 1 else values
-                    if not wide.isfinite().all():
-                        names[node.name_of(name)] = None
+            for name, values in self._own_values():
+                # float8 has no isfinite().
+                wide = values.float() if values.element_size() == 1 else values
+                if not wide.isfinite().all():
+                    names[name] = None
         return tuple(names)
+
+    def memory(self) -> set[int]:
+        """The addresses of the memory of the parameters."""
+        with unobserved():
+            return {values.untyped_storage().data_ptr() for _, values in self._own_values()}
+
+    def _own_values(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for node, name, parameter in self.parameters():
+            values = unwrapped(local(parameter))
+            # Not what functional_call() has put there.
+            if isinstance(parameter, Parameter) and can_read(values) and has_memory(values):
+                yield node.name_of(name), values
 
     def read_gradients(
         self, optimizer: torch.optim.Optimizer, *, scaled: bool, is_early: bool = False

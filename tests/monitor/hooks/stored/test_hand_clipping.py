@@ -149,6 +149,7 @@ class TestTheCulprit:
         assert stop.step == 3
         assert stop.culprit.verdict.name == "ORIGIN"
         assert "it was finite when backward() ended" in stop.culprit.reason
+        assert "or brought it from another gradient" in stop.culprit.reason
 
 
 def accumulated_training(model: nn.Module, parts: int, steps: int = 4) -> None:
