@@ -231,6 +231,20 @@ def test_what_the_line_of_a_composite_loss_has_read() -> None:
     assert made.variable.endswith("goal = torch.tensor([0.0, 1.0]).log().expand(len(y), 2)")
 
 
+def test_the_line_that_assigns_an_element() -> None:
+    def loss(y: torch.Tensor) -> torch.Tensor:
+        losses: dict[str, torch.Tensor] = {}
+        losses["box"] = (y * 0).log().sum()
+        losses["class"] = y.mean()
+        result = sum(losses.values(), torch.zeros(()))
+        result.backward()
+        return result
+
+    variable = maker_of(loss).variable
+    assert variable.startswith("the result is used in losses['box'], assigned at ")
+    assert variable.endswith(' in loss: losses["box"] = (y * 0).log().sum()')
+
+
 @pytest.mark.parametrize("factor", [2.0, 0.5])
 def test_a_target_behind_a_difference_that_is_scaled(factor: float) -> None:
     """A difference keeps nothing, and its product the factor alone."""

@@ -36,6 +36,7 @@ _MOST_ELEMENTS = 64
 _MOST_SOURCE = 160
 _PREFIX = "_saved_"
 _FAR_FROM_OVERFLOW = 1e30
+_CONSTANTS = ("LOAD_CONST", "LOAD_SMALL_INT")
 _JUMPS = frozenset((*dis.hasjrel, *dis.hasjabs))
 #: Names of what operators have made beside their result, as their nodes keep it.
 _MADE = re.compile(r"result|out|total_weight|log_?sum_?exp|save|reserve|philox|rng|log_alpha")
@@ -308,7 +309,7 @@ class _GraphSearch:
         is_sure = is_known and all(state is False for state in states)
         is_maker = is_sure or _makes_nonfinite(node, self._saved[node])
         source = None
-        # Of numbers that stand alone many are alike.
+        # A number that stands alone is like many others.
         if result is not None and not is_maker and (not is_known or result["numel"] > 1):
             source = _beside(result)
         if source is None and not is_maker and _kind(_name(node)) in _CARRIERS:
@@ -627,15 +628,23 @@ class _Variable(NamedTuple):
     def shown(self) -> str:
         return self.name + self.key
 
+    def assigned_in(self, assignments: Mapping[str, object]) -> str:
+        """The name under which its assignments are: of an element that of the whole, where none
+        to it by itself is known.
+        """
+        return self.shown if self.shown in assignments else self.name
+
     def __str__(self) -> str:
         if not self.line:
             return self._as_argument()
-        assigned = [a for a in _assignments(self.frame)[self.name] if a.line <= self.line]
+        known = _assignments(self.frame)
+        assigned = [a for a in known[self.assigned_in(known)] if a.line <= self.line]
         # The branch that has run is not known.
         first = max((n for n, a in enumerate(assigned) if not a.may_be_skipped), default=0)
         lines = list(dict.fromkeys(a.line for a in assigned[first:]))
         # The element may have been put there later.
-        what = f"{self.shown}; {self.name} is" if self.key else f"{self.name},"
+        is_whole = self.assigned_in(known) == self.shown
+        what = f"{self.shown}," if is_whole else f"{self.shown}; {self.name} is"
         return f"{what} assigned at {_place(self.frame, *lines)}"
 
     def _as_argument(self) -> str:
@@ -656,11 +665,14 @@ class _Variable(NamedTuple):
         """
         cause, assigned = self, _assignments(self.frame)
         while cause.line:
-            read = next(a.read for a in assigned[cause.name] if a.line == cause.line)
+            name = cause.assigned_in(assigned)
+            read = next(a.read for a in assigned[name] if a.line == cause.line)
             earlier = [
-                variable._replace(line=assigned[variable.name][-1].line)
+                variable._replace(line=lines[-1].line)
                 for variable in _held_by(self.frame)
-                if variable.name in read and assigned.get(variable.name) and _is_bad(variable.value)
+                if variable.name in read
+                and (lines := assigned.get(variable.assigned_in(assigned)))
+                and _is_bad(variable.value)
             ]
             # A variable that was assigned since may have been finite by then.
             earlier = [variable for variable in earlier if variable.line < cause.line]
@@ -689,7 +701,8 @@ def _variable(
     least = min((candidate[0] for candidate in candidates), default=0)
     variables = []
     for one in (variable for number, variable in candidates if number == least):
-        lines = _assignments(one.frame).get(one.name)
+        assignments = _assignments(one.frame)
+        lines = assignments.get(one.assigned_in(assignments))
         variables.append(one._replace(line=lines[-1].line) if lines else one)
     # An argument was not assigned there: by a caller perhaps, or else it is made in the call.
     assigned = [variable for variable in variables if variable.line]
@@ -745,7 +758,9 @@ class _Assignment(NamedTuple):
 
 
 def _assignments(frame: FrameType) -> dict[str, list[_Assignment]]:
-    """The assignments of a function to each variable that may have run until now."""
+    """The assignments of a function to each variable that may have run until now, and to its
+    elements with a constant key (``losses['box']``).
+    """
     assignments: dict[str, list[_Assignment]] = {}
     code, is_over = frame.f_code, False
     read: list[str] = []
@@ -756,15 +771,20 @@ def _assignments(frame: FrameType) -> dict[str, list[_Assignment]]:
         for i in instructions
         if i.opcode in _JUMPS and i.offset < i.argval <= frame.f_lasti
     ]
-    for instruction in instructions:
+    for number, instruction in enumerate(instructions):
         line = starts.get(instruction.offset) or line
         name = instruction.opname
-        known = re.fullmatch(r"(STORE|LOAD)_(?:FAST|NAME|GLOBAL|DEREF)(?:_\w+)?", name)
+        known = re.fullmatch(r"(STORE|LOAD)_(?:FAST|NAME|GLOBAL|DEREF|SUBSCR)(?:_\w+)?", name)
         if known is None:
             is_over = is_over or name.startswith(("POP_", "RETURN_"))
             continue
         # One instruction may store two, or load two, from Python 3.13 on.
         names = [str(value) for value in _each(instruction.argval)]
+        if name == "STORE_SUBSCR":
+            whole, key = instructions[number - 2 : number]
+            if read[-1:] != [whole.argval] or key.opname not in _CONSTANTS:
+                continue
+            names = [f"{read.pop()}[{key.argval!r:.80}]"]
         if known[1] == "LOAD":
             if is_over:
                 read, is_over = [], False

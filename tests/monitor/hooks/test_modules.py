@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import warnings
 from pathlib import Path
@@ -30,6 +31,24 @@ def test_the_ids_of_hooks_are_torchs_own_to_give() -> None:
     assert all(key < 0 for key in given) and len(set(given)) == 1
     monitor.remove()
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("level", ["module", "op"])
+def test_a_model_is_traced_as_without_hooks(level: str) -> None:
+    """torch.jit.trace() compares two traces: what is read once would be in one of them."""
+
+    def graph_of(traced: Any) -> str:
+        return re.sub(r"___torch_mangle_\d+\.", "", str(traced.graph))
+
+    model, x = Net().eval(), torch.ones(2, 8)
+    plain = graph_of(torch.jit.trace(model, x))
+    with fastcheck.install(model, level=level) as monitor:
+        traced = torch.jit.trace(model, x)
+        assert graph_of(traced) == plain
+        assert torch.equal(traced(x), model(x))
+        train(model, 2)
+        assert monitor.summary()
 
 
 class TestEveryTensorOnce:

@@ -118,8 +118,10 @@ class _ModuleHook:
     def _attend(self, method: Callable[..., Any], *values: Any) -> None:
         """Passes on to the observer what the recorder has not taken."""
         observer, node = self._observer, self._node
-        if observer is None or node is None or not node.enabled or is_compiling():
-            if self.came_from and not is_compiling():
+        # torch.jit.trace() compares what it has traced with a second trace.
+        is_traced = is_compiling() or torch.jit.is_tracing()
+        if observer is None or node is None or not node.enabled or is_traced:
+            if self.came_from and not is_traced:
                 warn_of_copy(self.came_from)
             return
         try:
