@@ -513,6 +513,7 @@ class StalledWeights:
         self._losses: set[int] = set()
         # Some gradient was not 0.
         self._has_learnt = False
+        self._losses_of_none = 0
         self._stray_checksums: dict[int, int] = {}
         self._buffers = ConstantBuffers()
         #: All warnings, for summary().
@@ -657,8 +658,11 @@ class StalledWeights:
         all_zero = gradients["zero_count"] >= look.watch.all_zero
         look.watch.zero = all_zero.tobytes()
         self._has_learnt |= not all_zero.all()
-        if self._has_learnt and all_zero.all() and self._loss_is_zero():
-            return True  # a margin that each example meets has no gradient
+        if all_zero.all() and self._loss_is_zero():
+            # A margin that each example meets has no gradient, nor has a reward before the first.
+            self._losses_of_none += 1
+            if self._has_learnt or self._losses_of_none <= _UPDATES_OF_NONE:
+                return True
         is_nonzero, is_read, is_felt = np.zeros((3, len(table["weight"])), np.bool_)
         is_nonzero[of[~all_zero]] = True
         is_read[of] = True

@@ -154,9 +154,14 @@ def test_a_dead_relu() -> None:
     assert text.startswith("gradients that are all 0: of side.weight, side.bias, in 10 updates")
 
 
-@pytest.mark.parametrize(("offset", "dies_at", "count"), [(0.0, 5, 0), (0.0, 0, 1), (1.0, 5, 1)])
-def test_a_loss_that_is_exactly_0(offset: float, dies_at: int, count: int) -> None:
-    """As where each example meets the margin: silent, unless it never was anything else."""
+@pytest.mark.parametrize(
+    ("offset", "dies_at", "steps", "count"),
+    [(0.0, 5, 30, 0), (0.0, 0, 100, 0), (0.0, 0, 115, 1), (1.0, 5, 30, 1)],
+)
+def test_a_loss_that_is_exactly_0(offset: float, dies_at: int, steps: int, count: int) -> None:
+    """As where each example meets the margin: silent, unless it has long been nothing else; a first
+    reward may come late.
+    """
     model = Offset(offset)
 
     def die(step: int) -> None:
@@ -167,7 +172,8 @@ def test_a_loss_that_is_exactly_0(offset: float, dies_at: int, count: int) -> No
                 parameter.grad.zero_()
 
     model.linear.bias.data.fill_(-1000.0 if dies_at == 0 else 1000.0)
-    texts = said(model, torch.optim.SGD(model.parameters(), lr=1e-6), before_update=die)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    texts = said(model, optimizer, before_update=die, steps=steps)
     assert [text.split(":")[0] for text in texts] == ["gradients that are all 0"] * count
 
 
