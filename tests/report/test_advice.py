@@ -1232,3 +1232,29 @@ def test_an_average_of_weights_that_grows(level: str) -> None:
             average(x)
     assert "the sign and the decay of an average of weights" in said(stop.value)
     assert "lower the learning rate" not in said(stop.value)
+
+
+def test_a_root_of_what_float16_does_not_hold() -> None:
+    """The root keeps its result alone."""
+    model = torch.nn.Linear(8, 512).half()
+    with fastcheck.install(model), pytest.raises(fastcheck.OverflowDetected) as stop:
+        y = model(torch.full((4, 8), 40.0, dtype=torch.float16))
+        norms = y.pow(2).sum(-1).sqrt()
+        norms.float().mean().backward()
+    assert "try 1. What was given to SqrtBackward0 left the range of float16" in said(stop.value)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_a_running_variance_that_grows(dtype: torch.dtype) -> None:
+    """In float32 that is a run that diverges; float16 ends at the square of 256."""
+    model = torch.nn.Sequential(torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 2)).to(dtype)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with fastcheck.install(model, watch=False), pytest.raises(fastcheck.OverflowDetected) as stop:
+        for step in range(60):
+            optimizer.zero_grad()
+            x = torch.randn(16, 8) * 1.5 ** (step if dtype is torch.float16 else 2 * step)
+            model(x.to(dtype)).float().square().mean().backward()
+            optimizer.step()
+    assert stop.value.culprit.site.label == "running_var"
+    first = "keep this norm and its input in float32" if dtype is torch.float16 else "Stop the grow"
+    assert first in said(stop.value).partition("try 1. ")[2].partition(" 2. ")[0]

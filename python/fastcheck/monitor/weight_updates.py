@@ -740,7 +740,7 @@ def _unmoved(names: str) -> str:
     return (
         f"weights that don't move: {names} kept every bit for at least {UPDATES} updates although "
         "gradient and learning rate were not 0. Either updates are smaller than the spacing of the "
-        "dtype (bfloat16 weights need a float32 master copy), or something writes old values back"
+        "dtype (16-bit weights need a float32 master copy), or something writes old values back"
     )
 
 

@@ -45,15 +45,17 @@ def stored(case: Case) -> Iterator[Advice]:
                 "the batch.",
                 "x.var(0, correction=0)  # or: if len(x) > 1",
             )
-        elif case.trend.has_grown:
-            yield from activations.growth(case)
         form = case.reading.float_format
-        if case.trend.healthy and name.endswith("running_var") and not case.has_nan and form:
+        is_variance = case.trend.healthy and name.endswith("running_var") and not case.has_nan
+        if case.trend.has_grown and not (is_variance and case.is_narrow):
+            yield from activations.growth(case)
+        if is_variance and form:
+            how = "keep this norm and its input in float32, " if case.is_narrow else ""
             yield Advice(
                 f"If its module read a number above {format_number(math.sqrt(form.max))}, whose "
                 f"square is beyond {case.reading.dtype}'s {case.limit}, the variance was infinite: "
-                "scale the input, or look for the outlier in this step's batch. If not, look at "
-                "what writes the buffer."
+                f"{how}scale the input, or look for the outlier in this step's batch. If not, look "
+                "at what writes the buffer."
             )
         if not case.trend.healthy:
             yield Advice(
@@ -206,15 +208,23 @@ def loss(case: Case) -> Iterator[Advice]:
     # The advice that the records show comes before the common advice.
     made = case.operation
     result = None if made is None else made.result
-    form = None if result is None or case.has_domain else result.float_format
+    form = None if made is None or result is None else result.float_format
     if made is not None and result is not None and form is not None and form.is_narrow:
         peak = max((float(r.abs_max or 0) for _, r in made.inputs), default=0.0)
-        yield Advice(
-            f"{made.shown} left the range of {result.dtype}, which ends at "
-            f"{format_number(form.max)}, with numbers up to {format_number(peak)}: compute it in "
-            "float32 or bfloat16, outside of float16 autocast, or scale them before."
-        )
-        return
+        is_finite = not any(r.nonfinite_count for _, r in made.inputs)
+        # The root of a finite number is none.
+        is_root = made.name == "sqrt" and not made.is_nan
+        has_left = (
+            result.inf_count and (is_root or not case.has_domain)
+        ) or case.is_sum_of_products
+        if is_finite and has_left:
+            seen = f", with numbers up to {format_number(peak)}" if peak else ""
+            yield Advice(
+                f"{'What was given to ' if is_root else ''}{made.shown} left the range of "
+                f"{result.dtype}, which ends at {format_number(form.max)}{seen}: compute it in "
+                "float32 or bfloat16, outside of float16 autocast, or scale it before."
+            )
+            return
     yield from activations.growth(case) if case.trend.has_grown else ()
     if case.has_nan:
         yield Advice(
