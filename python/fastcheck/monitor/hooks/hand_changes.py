@@ -141,9 +141,15 @@ class HandChanges:
         self._passes_before[self], self._passes = self._passes, 0
         self.seen()
 
-    def excuse(self) -> None:
-        """torch's clipping is about to change gradients."""
+    def before_clipping(self, parameters: Sequence[StoredTensor]) -> bool:
+        """torch's clipping is about to change the gradients of these parameters. Whether the loop
+        has changed some before, in a step whose gradients nothing has read when backward ended.
+        """
+        is_changed = bool(self._probes) and self._is_changed({id(s[2]) for s in parameters})
         self._probes.clear()
+        if is_changed:
+            self.seen()
+        return is_changed and not self.is_first
 
     def before_update(
         self,
@@ -163,9 +169,7 @@ class HandChanges:
             self._passes_before[owner] = passes
         if self.was_seen:
             return False
-        module = status.module
-        is_changed = None if module is None else module.take_changed(self._probes, owned)
-        if self._take_changed(owned) if is_changed is None else is_changed:
+        if self._is_changed(owned):
             self.seen()
             return not was_first
         if before is None:
@@ -173,10 +177,13 @@ class HandChanges:
             self._places = [place for places in self._parameters.values() for place in places]
         return False
 
-    def _take_changed(self, owned: Optional[set[int]]) -> bool:
+    def _is_changed(self, owned: Optional[set[int]]) -> bool:
         """Takes out the probes of these parameters (None: of all) until one has changed. Whether
         one has.
         """
+        is_changed = status.module and status.module.take_changed(self._probes, owned)
+        if is_changed is not None:
+            return bool(is_changed)
         for place in list(self._probes):
             parameter = parameter_at(*place)
             if parameter is None or (owned is not None and id(parameter) not in owned):

@@ -307,10 +307,12 @@ class StateReader:
         """Reads those of ``gradients`` that belong to parameters of the model (``owned``: only to
         these). False: none does. ``scaled``: loss scaling decides what becomes of them.
         """
-        if not self._session.backwards.owns_gradients:
-            return False
         ids = set(map(id, gradients))
         parameters = [s for s in parameters_of(self._nodes, owned) if id(s[2].grad) in ids]
+        is_changed = self.hand_changes.before_clipping(parameters)
+        if not self._session.backwards.owns_gradients:
+            return False
+        self._session.step.update.has_changed_gradients |= is_changed
         self._early.begin(self._session.step.index)
         self._read_gradients(parameters, scaled, is_early=True)
         return bool(parameters)

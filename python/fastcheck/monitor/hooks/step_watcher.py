@@ -383,7 +383,6 @@ class StepWatcher:
         session = self.session
         if not session.is_open:
             return False
-        self._state.hand_changes.excuse()
         given = self._of_model(gradients)
         is_ours = self._state.read_before_clipping(
             given, self._owned_by_given(), scaled=session.is_scaled

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_  # imported before install()
 
 import fastcheck
+from fastcheck.record.event import CHANGED_BY_LOOP, MAYBE_CHANGED
 from support.programs.training import Net, batches, stopped, where
 
 pytestmark = [pytest.mark.fake_hooks, pytest.mark.usefixtures("fresh_start")]
@@ -113,6 +114,26 @@ class TestTheCulprit:
         clipped_training(other, CLIPS["norm"])
         assert monitor.event_count == 0
         assert not len(monitor.records())
+
+
+    @pytest.mark.parametrize(("first", "reason"), [(0, CHANGED_BY_LOOP), (2, MAYBE_CHANGED)])
+    def test_is_what_the_loop_has_changed_before_clipping(
+        self, first: int, reason: str, device: str
+    ) -> None:
+        """It divides by a count that is 0, from step ``first`` on or always."""
+        model, steps = Net().to(device), iter(range(9))
+
+        def clip(model: nn.Module) -> None:
+            step = next(steps)
+            for p in model.parameters() if step >= first else ():
+                assert p.grad is not None
+                p.grad.mul_(NAN if step == 2 else 0.5)
+            clip_grad_norm_(model.parameters(), 1.0)
+
+        fastcheck.install(model, sync="step")
+        stop = stopped(clipped_training, model, clip, 4, device)
+        assert stop.step == 2 and reason in stop.culprit.reason
+        assert "try 1. Look between backward() and the update" in " ".join(str(stop).split())
 
 
 class TestOnceOnly:
