@@ -79,7 +79,7 @@ def test_the_operator_in_a_call() -> None:
     assert made.line.startswith(f"{__file__}:") and made.line.endswith("in negative_root")
     (name, record), *_ = made.inputs
     largest = float((-seen[0].abs() - 1).max())
-    assert name == "self" and statistics_of(record).max == largest
+    assert name == "self (aten.sub.Tensor)" and statistics_of(record).max == largest
     assert made.result is not None and statistics_of(made.result).nan_count == 32
     assert "Block was run again" in str(stop)
 
@@ -196,7 +196,9 @@ def test_code_between_submodules() -> None:
 
     made = stop_of_model(Mixed()).report.made_by
     assert made is not None and made.operator == "aten.div.Tensor"
-    assert {name: statistics_of(one).zero_count for name, one in made.inputs}["other"] == 32
+    assert {name: statistics_of(one).zero_count for name, one in made.inputs}[
+        "other (aten.mul.Tensor)"
+    ] == 32
 
 
 @dataclass(frozen=True)
@@ -353,8 +355,8 @@ def test_the_operator_of_a_backward_in_a_module(count: str) -> None:
     made = stop.report.made_by
     assert made is not None and made.operator == "aten.sqrt" and made.is_backward
     assert made.line.startswith(f"{__file__}:") and made.line.endswith("in where_root")
-    assert dict(made.inputs).keys() == {"self", "other"}
-    assert statistics_of(dict(made.inputs)["other"]).zero_count == 32
+    assert dict(made.inputs).keys() == {"self (aten.where.self)", "other (aten.sqrt)"}
+    assert statistics_of(dict(made.inputs)["other (aten.sqrt)"]).zero_count == 32
     text = " ".join(str(stop).split())
     assert "(in SqrtBackward0) made it" in text
     assert "Deep was run again on its inputs, forward and backward, with random gradients" in text
@@ -776,7 +778,7 @@ def test_a_mask_that_did_no_harm_is_not_blamed(is_whole: bool) -> None:
     assert (site.module, site.module_type, site.op) == ("attend", "_Attend", "aten.add.Tensor")
     assert str(stop.value).startswith("6 -Inf in output of aten.add.Tensor #1 in attend (_Attend)")
     assert "it made infinities beside those that it read" in report.culprit.reason
-    assert [one.label for one, _ in report.inputs] == ["self", "other"]
+    assert [one.label for one, _ in report.inputs] == ["self", "other (aten.add.Tensor)"]
     assert [e.site for e in report.events if e.counted] == [site]
     # The log, and what reads it, have the same verdict.
     assert report.log_path is not None

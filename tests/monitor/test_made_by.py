@@ -118,9 +118,33 @@ def test_the_first_operator_of_a_loss(name: str) -> None:
 def test_its_inputs() -> None:
     made = maker_of(lambda y: (y.sum(-1) / (y[:, 0] * 0)).mean())
     inputs = {name: statistics_of(record) for name, record in made.inputs}
-    assert set(inputs) == {"self", "other"}
-    assert (inputs["other"].zero_count, inputs["other"].numel) == (4, 4)
-    assert inputs["self"].zero_count == 0
+    assert set(inputs) == {"self (SumBackward1)", "other (MulBackward0)"}
+    other = inputs["other (MulBackward0)"]
+    assert (other.zero_count, other.numel) == (4, 4)
+    assert inputs["self (SumBackward1)"].zero_count == 0
+
+
+@pytest.mark.parametrize(
+    ("divisor", "told"),
+    [
+        (lambda y: (y * 0).norm(dim=-1)[:, None], "It is a norm: that of a row of zeros is 0."),
+        (lambda y: (y * 0).square().sum(-1).sqrt().unsqueeze(-1), "It is a root, of 0 there"),
+        (lambda y: (y * 0).std(-1, keepdim=True), "It is a standard deviation, which is 0"),
+        (lambda y: (y * 0).sum(-1, keepdim=True), "It is a sum: nothing was"),
+    ],
+)
+def test_the_operator_that_made_a_divisor(divisor: Loss, told: str) -> None:
+    """In the graph of the loss, and in a module that is run again."""
+    assert told in " ".join(str(stop_of(lambda y: (y / divisor(y)).mean())).split())
+
+    class Scaled(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x / divisor(super().forward(x))
+
+    model = Scaled(8, 8)
+    with fastcheck.install(model), pytest.raises(fastcheck.OverflowDetected) as stop:
+        model(torch.ones(4, 8))
+    assert told in " ".join(str(stop.value).split())
 
 
 def test_a_count_that_is_0() -> None:
@@ -777,7 +801,7 @@ def test_what_is_computed_between_two_models() -> None:
     assert stop.value.culprit.verdict is fastcheck.types.Verdict.ARRIVED
     assert made is not None and made.operator == "DivBackward0"
     assert "the first operator in the graph of input[0] whose result is not finite" in text
-    assert "try 1. The divisor other is 0 throughout" in text
+    assert "try 1. The divisor other (MulBackward0) is 0 throughout" in text
     assert "To find the line, run again" in text
 
 

@@ -404,6 +404,11 @@ class _Found(NamedTuple):
         )
 
 
+def _named(argument: str, source: Site) -> str:
+    """The name of an argument, with the operator that made it."""
+    return f"{argument} ({source.op})" if source.op and source.role != "input" else argument
+
+
 def _observed(
     running: RunningCall,
     session: Session,
@@ -458,10 +463,15 @@ def _observed(
             if event is None:
                 return None
             history = monitor._session.event_store.archive.history
-            inputs = [(argument, history.find(seq)) for argument, seq in event.inputs]
+            sites = monitor._session.sites
+            inputs = [
+                (_named(argument, sites[int(record["site"])]), record)
+                for argument, seq in event.inputs
+                if (record := history.find(seq)) is not None
+            ]
             part = event.site.module if has_parameters else event.site.module.partition(".")[2]
             part = ".".join(filter(None, (running.call.node.path, part)))
-            return _Found(event, part, tuple((a, r) for a, r in inputs if r is not None))
+            return _Found(event, part, tuple(inputs))
     finally:
         torch.set_autocast_cache_enabled(is_caching)
         generators.put_back()

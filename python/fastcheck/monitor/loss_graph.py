@@ -344,7 +344,7 @@ class _GraphSearch:
             _name(node),
             f"{_name(node)}: the first operator in {self._graph} {known}.",
             _line(node),
-            tuple(inputs),
+            tuple((_named(name, self._saved[node].get(name)), record) for name, record in inputs),
             result,
             variable,
         )
@@ -454,6 +454,14 @@ def _kind(name: str) -> str:
     return re.sub(r"Backward\d*$", "", name)
 
 
+def _named(name: str, tensor: Optional[torch.Tensor]) -> str:
+    """The name of an operand, with the node that made it."""
+    node: Any = None if tensor is None else tensor.grad_fn
+    while node is not None and _kind(_name(node)) in _VIEWS:
+        node = node.next_functions[0][0]
+    return name if node is None or hasattr(node, "variable") else f"{name} ({_name(node)})"
+
+
 def _line(node: Any) -> str:
     """The line of Python of a node, which anomaly mode has the graph keep."""
     kept = node.metadata.get("traceback_") or ()
@@ -535,6 +543,8 @@ _AGAIN: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 _CARRIERS = frozenset(("Add", "Div", "Mean", "Mul", "Neg", "Sub", "Sum"))
 #: Operators of one operand, and views; operators that add or choose, and keep no operand.
 _UNARY = frozenset(("Clone", "Mean", "Neg", "Select", "Squeeze", "Sum", "Unsqueeze", "View"))
+#: Operators that make no other numbers.
+_VIEWS = frozenset(("Clone", "Select", "Squeeze", "Unsqueeze", "View"))
 _CHOOSING = frozenset(("Add", "Cat", "Rsub", "Stack", "Sub", "Where"))
 
 

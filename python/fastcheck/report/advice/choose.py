@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Callable
 
 from fastcheck.record.event import (
@@ -378,6 +378,7 @@ def advise(report: StopReport) -> list[Advice]:
     case = _case(report)
     items = list(_saturating(case))
     is_loaded = case.verdict is Verdict.ARRIVED and case.site.direction == "optimizer"
+    is_loaded &= case.site.role != "param"  # functional_call() was given it
     is_known = not (items or is_loaded or case.verdict is Verdict.PROPAGATED)
     known = by_operator(case) if is_known else []
     is_given = case.site.role == "input" and not case.site.module
@@ -450,14 +451,14 @@ def _operation(
     site, made = report.culprit.site, report.made_by
     is_backward = _is_derivative(site)
     if site.op:
-        origins = {operand.label: operand.label.partition(" (")[2] for operand, _ in inputs}
         read = tuple((operand.label, record) for operand, record in inputs)
-        return Operation(_short(site.op), site.op, is_backward, read, origins, reading)
+        return Operation(_short(site.op), site.op, is_backward, read, _origins(read), reading)
     if made is not None and made.operator:
         read = tuple((name, statistics_of(record)) for name, record in made.inputs)
         result = None if made.result is None else statistics_of(made.result)
         is_backward = made.is_backward and (made.site is None or _is_derivative(made.site))
-        return Operation(_short(made.operator), made.operator, is_backward, read, result=result)
+        short, origins = _short(made.operator), _origins(read)
+        return Operation(short, made.operator, is_backward, read, origins, result)
     name = _OPERATOR_OF.get(site.module_type)
     if (
         name is None
@@ -467,6 +468,16 @@ def _operation(
     ):
         return None
     return Operation(name, site.module_type, False, result=reading)
+
+
+def _origins(inputs: Iterable[tuple[str, object]]) -> dict[str, str]:
+    """The operators that made the operands, by label."""
+    made = {label: label.partition(" (")[2].rstrip(")") for label, _ in inputs}
+    return {
+        label: _short(op)
+        for label, op in made.items()
+        if op.startswith("aten.") or re.search(r"Backward\d*$", op)
+    }
 
 
 def _is_derivative(site: Site) -> bool:

@@ -123,7 +123,7 @@ def _division(case: Case, made: Operation) -> Iterator[Advice]:
     )
     seen = f"The divisor {_zeros(label, divisor)}: {result}."
     origin = made.origins.get(label, "")
-    if "norm" in origin:
+    if re.fullmatch(r"(?:linalg_(?:vector|matrix)_)?norm", origin):
         yield Advice(
             f"{seen} It is a norm: that of a row of zeros is 0.",
             "torch.nn.functional.normalize(x, dim=-1, eps=1e-6)  # or x / (norm + eps)",
@@ -714,7 +714,7 @@ def _logarithm_backward(case: Case, made: Operation) -> Iterator[Advice]:
 def _product_backward(case: Case, made: Operation) -> Iterator[Advice]:
     # A result that is NaN, of a negative number: _root_at_zero.
     is_root = made.name in ("sqrt", "pow")
-    read = (one for one in made.inputs if one[1].inf_count or not is_root or one[0] == "self")
+    read = (one for one in made.inputs if one[1].inf_count or not is_root or one[0][:4] == "self")
     bad = next(((label, r) for label, r in read if r.nonfinite_count), None)
     if case.has_nan and bad is not None:
         value = "NaN" if bad[1].nan_count else "Inf"

@@ -115,7 +115,6 @@ class TestTheCulprit:
         assert monitor.event_count == 0
         assert not len(monitor.records())
 
-
     @pytest.mark.parametrize(("first", "reason"), [(0, CHANGED_BY_LOOP), (2, MAYBE_CHANGED)])
     def test_is_what_the_loop_has_changed_before_clipping(
         self, first: int, reason: str, device: str
