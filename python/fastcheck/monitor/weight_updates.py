@@ -9,6 +9,7 @@ are all 0 and were not before. docs/guide.md lists the cases without a warning.
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 import weakref
@@ -512,8 +513,8 @@ class StalledWeights:
         self._alike: dict[str, int] = {}
         self._losses: set[int] = set()
         # Some gradient was not 0.
-        self._has_learnt = False
-        self._losses_of_none = 0
+        # Updates without any gradient, at a loss of 0, that are let pass.
+        self._patience: float = _UPDATES_OF_NONE
         self._stray_checksums: dict[int, int] = {}
         self._buffers = ConstantBuffers()
         #: All warnings, for summary().
@@ -657,12 +658,12 @@ class StalledWeights:
         look.watch.all_zero = gradients["numel"] * _COMPONENTS[dtypes]
         all_zero = gradients["zero_count"] >= look.watch.all_zero
         look.watch.zero = all_zero.tobytes()
-        self._has_learnt |= not all_zero.all()
-        if all_zero.all() and self._loss_is_zero():
+        if not all_zero.all():
+            self._patience = math.inf
+        elif self._patience and self._loss_is_zero():
             # A margin that each example meets has no gradient, nor has a reward before the first.
-            self._losses_of_none += 1
-            if self._has_learnt or self._losses_of_none <= _UPDATES_OF_NONE:
-                return True
+            self._patience -= 1
+            return True
         is_nonzero, is_read, is_felt = np.zeros((3, len(table["weight"])), np.bool_)
         is_nonzero[of[~all_zero]] = True
         is_read[of] = True
