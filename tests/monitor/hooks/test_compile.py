@@ -344,6 +344,25 @@ def test_clipping_in_compiled_code_is_traced_as_before() -> None:
     assert norm.item() == pytest.approx(1e-3, rel=1e-2)
 
 
+def test_the_loss_of_a_backward_within_compiled_code() -> None:
+    model = net()
+
+    @torch.compile(backend="aot_eager")
+    def backward(x: torch.Tensor) -> torch.Tensor:
+        loss = model(x).square().mean()
+        loss.backward()
+        return loss.detach()
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    monitor = fastcheck.install(model)
+    losses = []
+    for x in batches(3):
+        losses.append(float(backward(x)))
+        optimizer.step()
+        optimizer.zero_grad()
+    assert [row.loss for row in monitor.step_table()] == losses
+
+
 def test_dynamo_breaks_graphs_at_hooks_of_optimizers_and_compiles_nothing_of_them() -> None:
     compiled: list[str] = []
 

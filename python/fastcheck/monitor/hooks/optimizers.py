@@ -330,7 +330,8 @@ def _backward(
         _tell("the loss", StepWatcher.backward_ended)
         return result
 
-    return run
+    # While Dynamo traces nothing is told of.
+    return break_graphs(run)  # type: ignore[no-any-return]
 
 
 # The argument of torch's functions that has the gradients of the roots.
