@@ -53,7 +53,6 @@ def all_reports() -> list[StopReport]:
         ("forward", "buffer"),
         ("optimizer", "optimizer_state"),
         ("forward", "loss"),
-        ("forward", "collective"),
     ]
     kinds = ["float16", "float32", "bfloat16", "float8_e4m3fn", "complex64"]
     inputs = (

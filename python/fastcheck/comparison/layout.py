@@ -22,14 +22,13 @@ from fastcheck.comparison.names import VOCABULARY, Name, NameTable, Renaming
 from fastcheck.comparison.relation import group_counts
 from fastcheck.comparison.split import merged
 from fastcheck.record.format import RECORD_DTYPE, Depth
-from fastcheck.record.site import NUMBER_ROLES
 from fastcheck.statistics.functions import stats
 
 #: Read by each of the modules that are fused on the other side: the same tensor.
 _READ = ("input", "grad_input")
 _WEIGHTS = ("param", "")
 #: Roles of tensors that each rank has of its own.
-_OF_RANKS = (*NUMBER_ROLES, "grad_norm")
+_OF_RANKS = ("skipped_update", "grad_norm")
 #: The change of a sum by another order of adding up, relative to the sum of magnitudes.
 _ROUNDING = 1e-4
 

@@ -21,7 +21,6 @@ from fastcheck.monitor.session.run_meta import STILL_STEPS, RunMeta
 from fastcheck.monitor.session.session import Session
 from fastcheck.monitor.session.stop_handler import report_of_step, save_held
 from fastcheck.notebook import MOST_ROWS, block_html, fields_html, lines_html, table_html
-from fastcheck.record.site import NUMBER_ROLES
 from fastcheck.record.statistics import RecordStatistics, statistics_of
 from fastcheck.report.live.trends import SiteTrends
 from fastcheck.report.page.write import write_page
@@ -42,7 +41,7 @@ from fastcheck.watch.event import WatchEvent
 from .core import Core
 
 # Columns of the table of steps.
-_NUMBERS = ("loss_scale", "learning_rate", "found_inf", "grad_norm", *NUMBER_ROLES)
+_NUMBERS = ("loss_scale", "learning_rate", "found_inf", "grad_norm", "skipped_update")
 _TOP_SITES = 10
 _NAMED_MODULES = 5
 _EVENTS = 5

@@ -25,19 +25,11 @@ from fastcheck.record.format import (
 
 #: Bounds the table of a run whose labels never repeat (a dict keyed by step).
 MAX_SITES = 65536
-#: The role of an optimizer's number: whether its update was skipped, 1.0 or 0.0. In logs of earlier
-#: versions, numbers of a parameter in one step: norm(update) / norm(weight), the share of its
-#: elements with a gradient that the update did not change, and the norm of this rank's gradient /
-#: that of its reduction over the ranks.
-NUMBER_ROLES = ("update_ratio", "lost_updates", "reduction", "skipped_update")
 
 _KINDS = {
     "param": "parameter ",
     "buffer": "buffer ",
     "optimizer_state": "optimizer state ",
-    "update_ratio": "update of ",
-    "lost_updates": "lost updates of ",
-    "reduction": "reduction of the gradient of ",
 }
 
 #: Labels of role ``loss`` beside ``loss``, on which backward() was called: what monitor.step(loss=)
@@ -55,9 +47,10 @@ class Site:
     ``module`` is the dotted path in the installed model, "" for the model itself. ``direction`` is
     ``forward``, ``backward`` or ``optimizer``. ``role`` is ``input``, ``output``, ``grad_input``,
     ``grad_output``, ``param``, ``param_grad``, ``grad_norm``, ``buffer``, ``optimizer_state``,
-    ``collective``, ``loss``, a number of the step (``loss_scale``, ``learning_rate``,
-    ``found_inf``), or one of NUMBER_ROLES. ``index`` counts the tensors of this role in one call; a
-    gradient of a parameter has 1 where it is a shard, of which each rank holds another part.
+    ``loss``, or a number of the step: ``loss_scale``, ``learning_rate``, ``found_inf``,
+    ``skipped_update`` (1.0 where an optimizer skips its update, else 0.0). ``index`` counts the
+    tensors of this role in one call; a gradient of a parameter has 1 where it is a shard, of which
+    each rank holds another part.
     ``label`` is how this tensor is written: ``output[0]``, ``output.logits``, ``weight``.
     """
 
@@ -78,14 +71,12 @@ class Site:
 
     @property
     def key(self) -> str:
-        """The ``state_dict`` key of a stored tensor, and of a parameter's numbers: ``3.weight``; of
-        other tensors the label.
+        """The ``state_dict`` key of a stored tensor: ``3.weight``; of other tensors the label.
 
         The key is that of the first installed model. In those of further models the name of the
         model's class stands in front: ``CrossEntropyLoss.weight``.
         """
-        is_named = self.is_stored or self.role in NUMBER_ROLES
-        return f"{self.module}.{self.label}" if is_named and self.module else self.label
+        return f"{self.module}.{self.label}" if self.is_stored and self.module else self.label
 
     @property
     def tensor_name(self) -> str:

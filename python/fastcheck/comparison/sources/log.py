@@ -21,7 +21,7 @@ from fastcheck.log.reader import find_logs, log_parts, read_schedule, read_sites
 from fastcheck.log.record_file import read_span, read_spans
 from fastcheck.log.view import lost_site
 from fastcheck.record.format import DTYPES
-from fastcheck.record.site import NUMBER_ROLES, Site, is_valid
+from fastcheck.record.site import Site, is_valid
 
 _STORED = ("param", "buffer", "optimizer_state")
 _GRADIENTS = ("grad_input", "grad_output", "param_grad", "grad_norm", "found_inf", "loss_scale")
@@ -276,7 +276,7 @@ def _phase(site: Site) -> Phase:
     is_op = site.role in ("input", "output") and site.direction != "forward"
     if site.role in _GRADIENTS or is_op:
         return Phase.GRADIENTS
-    if site.role in ("param", "optimizer_state", "learning_rate", *NUMBER_ROLES):
+    if site.role in ("param", "optimizer_state", "learning_rate", "skipped_update"):
         return Phase.UPDATE
     if site.role == "input" and is_root:
         return Phase.ARRIVED

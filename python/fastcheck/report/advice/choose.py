@@ -351,15 +351,6 @@ def gradient_norm(case: Case) -> Iterator[Advice]:
     )
 
 
-def collective(case: Case) -> Iterator[Advice]:
-    yield Advice("Another rank sent it: look at the reports of the other ranks for the same step.")
-    if case.is_narrow:
-        yield Advice(
-            f"A sum over ranks in {case.reading.dtype} ends at {case.limit}: divide before the "
-            "all-reduce, or reduce in float32."
-        )
-
-
 MOST = 4
 
 #: Modules of torch, and their only operator that can make NaN of finite numbers.
@@ -514,8 +505,6 @@ def _rules(case: Case) -> Callable[[Case], Iterator[Advice]]:
         return stored
     if role == "loss":
         return loss
-    if role == "collective":
-        return collective
     if role == "grad_norm":
         return gradient_norm
     if role in ("param_grad", "grad_input", "grad_output"):
@@ -586,7 +575,7 @@ def _closer(case: Case, report: StopReport) -> Iterator[Advice]:
     is_of_run = case.verdict is Verdict.ORIGIN or was_finite or is_between
     if case.site.op or not is_of_run or (is_batch and not is_between):
         return
-    if case.site.role in ("collective", "grad_norm") or (made is not None and made.line):
+    if case.site.role == "grad_norm" or (made is not None and made.line):
         return
     what = "the line" if made is not None and made.operator else "the operator and the line"
     # The step that made what is stored is over when it is read.

@@ -18,7 +18,7 @@ from fastcheck.log.step_table import StepRow, StepStream
 from fastcheck.log.view import RankLog, merge_ranks
 from fastcheck.record.event import Event
 from fastcheck.record.format import RECORD_DTYPE, overflowed
-from fastcheck.record.site import NUMBER_ROLES, Site
+from fastcheck.record.site import Site
 from fastcheck.report.render import headline
 from fastcheck.report.stop_report import StopReport
 from fastcheck.utils.names.style import row_name
@@ -134,7 +134,7 @@ def _kind(line: dict[str, Any]) -> str:
 #: The columns by which the sites can be sorted.
 SORTS = ("headroom", "abs max", "name")
 # Shown above the sites.
-_NUMBERS = ("loss_scale", "learning_rate", "found_inf", *NUMBER_ROLES)
+_NUMBERS = ("loss_scale", "learning_rate", "found_inf", "skipped_update")
 # Seconds over which a pace is measured, and without a record after which a run may be over.
 _PACE_SECONDS, _QUIET_SECONDS = 30.0, 10.0
 
