@@ -54,6 +54,17 @@ def test_the_text_of_a_stop_has_25_lines_with_what_to_try() -> None:
     assert labels == ["what", "where", "when", "inputs", "try", "log"]
 
 
+def test_the_trend_gives_way_where_a_reason_is_long() -> None:
+    grown = build.report(
+        before=build.grown("float16", 1204.0, 1.18, 20, 40),
+        reason="made here of what was read before it, and of nothing else that was seen. " * 13,
+        log_path="fastcheck_log/20250101-120000-77",
+    )
+    text = render(grown)
+    assert len(text.splitlines()) <= 25 and "try       1. " in text and "abs max grew" not in text
+    assert "abs max grew" in render(replace(grown, culprit=full_report().culprit))
+
+
 def test_a_cut_text_keeps_the_line_and_the_log() -> None:
     """However many tensors an operator has read."""
     long = [(build.site(f"layers.{n}.{'long' * 9}"), build.record()) for n in range(30)]

@@ -256,22 +256,22 @@ def _short_sections(report: StopReport, body: int, room: int) -> list[tuple[str,
     reading = statistics_of(report.culprit.record)
     trend = Trend.of(report.trend)
     what = _counts(reading, body) + wrap(_verdict_text(report.culprit), body)
-    if trend.has_grown or trend.has_jumped:
-        what += wrap(trend.sentence(), body)
+    is_told = trend.has_grown or trend.has_jumped
+    history = wrap(trend.sentence(), body) if is_told else []
     sections: list[tuple[str, list[str]]] = []
     tries: list[str] = []
-    for rows, has_page in ((4, True), (2, True), (2, False)):
+    for rows, has_page, has_history in ((4, 1, 1), (2, 1, 1), (2, 0, 1), (2, 0, 0)):
         is_known = report.made_by is not None or report.replay is not None
         inputs = input_lines(report, body, rows) if report.inputs and not is_known else []
         sections = [
-            ("what", what),
+            ("what", what + history * has_history),
             ("where", _where(report, reading, body)),
             ("why", made_by_lines(report, body)),
             ("replay", _replay_lines(report, body)),
             ("when", _when(report, reading, body)),
             ("inputs", inputs),
             ("dump", [] if report.dump is None else report.dump.lines(body)),
-            ("log", _log(report, body, has_page)),
+            ("log", _log(report, body, bool(has_page))),
         ]
         left = room - sum(len(lines) for _, lines in sections)
         tries = _advice_lines(report, body, left)

@@ -624,3 +624,21 @@ def test_a_stop_says_first_that_gradients_carry_the_scale() -> None:
     assert "try 1. SGD has stepped with gradients that are still multi" in " ".join(
         str(stop.value).split()
     )
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_a_teacher_in_evaluation_mode_is_as_it_should_be(trains: bool) -> None:
+    """Where the student is in evaluation mode, too, it is told."""
+    teacher = nn.Sequential(nn.Linear(8, 4), nn.Dropout(0.5)).eval().requires_grad_(False)
+    student = nn.Linear(8, 4).train(trains)
+    optimizer = torch.optim.SGD(student.parameters(), 0.01)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with fastcheck.install(teacher, student):
+            for _ in range(40):
+                x = torch.randn(8, 8)
+                optimizer.zero_grad()
+                (student(x) - teacher(x)).square().mean().backward()
+                optimizer.step()
+    told = [str(w.message) for w in caught if "trained in evaluation mode" in str(w.message)]
+    assert len(told) == (not trains)

@@ -340,7 +340,7 @@ class Facts:
         self._state = state
         self._schedule = schedule
         # The modules that are looked at.
-        self._nodes = [n for n in nodes if n.is_primary or isinstance(n.module(), _LOOKED_AT)]
+        self._nodes = [n for n in nodes if n.is_root or isinstance(n.module(), _LOOKED_AT)]
         self._chains: weakref.WeakKeyDictionary[torch.optim.Optimizer, _Chain] = (
             weakref.WeakKeyDictionary()
         )
@@ -634,7 +634,7 @@ class Facts:
 
     def _look_at_modes(self) -> None:
         modules = [module for node in self._nodes if (module := node.module()) is not None]
-        roots = [node.module() for node in self._nodes if node.is_primary]
+        roots = [node.module() for node in self._nodes if node.is_root]
         modal = [module for module in modules if _has_modes(module)]
         is_off = bool(modal) and not any(m is not None and m.training for m in (*modal, *roots))
         frozen = [module for module in modal if module.training and _is_frozen_norm(module)]

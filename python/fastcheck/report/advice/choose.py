@@ -380,8 +380,7 @@ def advise(report: StopReport) -> list[Advice]:
     if case.searches and report.why_updated and is_large:
         items.append(
             Advice(
-                f"Numbers left the range of {case.reading.dtype} within a step of LBFGS: without a "
-                "line search no step is too long for it. Give LBFGS "
+                f"Numbers left the range of {case.reading.dtype} within a step of LBFGS: give it "
                 f"line_search_fn='strong_wolfe', or a lower learning rate{case.rates}."
             )
         )
