@@ -961,6 +961,23 @@ def test_another_name_of_a_weight_is_not_what_it_was_written_from() -> None:
     assert stop.value.report.made_by is None
 
 
+def test_a_gradient_is_not_what_its_weight_was_written_from() -> None:
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
+    weights = list(model.parameters())
+    optimizer = torch.optim.SGD(weights, 0.1)
+    with fastcheck.install(model), pytest.raises(fastcheck.OverflowDetected) as stop:
+        for step in range(2):
+            loss = model(torch.ones(2, 4)).square().mean()
+            if step == 1:
+                weights[1].data.mul_(float("nan"))
+            grads = torch.autograd.grad(loss, weights)
+            for weight, grad in zip(weights, grads):
+                weight.grad = grad
+            optimizer.step()
+    assert stop.value.culprit.site.key == "1.weight" and grads[0].isnan().all()
+    assert stop.value.report.made_by is None
+
+
 def test_weights_that_the_loop_broke_before_op_level_stopped() -> None:
     """A consequence counts when the model returns it: the program has written a weight by then."""
     model = nn.Linear(4, 1)

@@ -407,15 +407,21 @@ def search_variables(record: np.void, how: str, memory: Collection[int] = ()) ->
     """
     with unobserved(), no_grad():
         source = _beside(record, memory)
-    if source is None:
+        cause = None if source is None else source.first_cause()
+    # A weight was not written from what was computed from it, as its gradient was.
+    if source is None or (cause is not None and _address(cause.value) in memory):
         return None
     return MadeBy(
         "",
         f"{source.shown} has as many elements, of which no more are NaN or Inf: {how}."
         f"{source.first_bad()}",
         inputs=((source.shown, stats(source.value.detach()).record),),
-        variable=str(source.first_cause() or source),
+        variable=str(cause or source),
     )
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def _beside(result: np.void, memory: Collection[int] = ()) -> Optional[_Variable]:
@@ -427,7 +433,7 @@ def _beside(result: np.void, memory: Collection[int] = ()) -> Optional[_Variable
         record = None if tensor.requires_grad else _record(tensor)
         if record is None or record["numel"] != result["numel"] or not is_nonfinite(record):
             return False
-        if tensor.untyped_storage().data_ptr() in memory:
+        if _address(tensor) in memory:
             return False
         counts = (sum(int(r[name]) for name in NONFINITE_COUNTS) for r in (record, result))
         return next(counts) <= next(counts)

@@ -36,6 +36,19 @@ def losses_read(monitor: fastcheck.Monitor) -> list[tuple[int, float]]:
 
 
 class TestTheLoss:
+    @pytest.mark.skipif(
+        not hasattr(torch.compiler, "_patch_engine_backward"), reason="this torch replaces nothing"
+    )
+    def test_after_a_trace_that_has_replaced_the_engine(self) -> None:
+        model, compiler = Net(), torch.compiler
+        with fastcheck.install(model) as monitor:
+            with compiler._non_strict_tracing_context(), compiler._patch_engine_backward():
+                (torch.ones(2, requires_grad=True) * 2).sum().backward()
+            losses = train(model)
+            assert losses_read(monitor) == list(enumerate(losses))
+        for module in (torch.autograd, torch.autograd.graph):
+            assert not hasattr(module._engine_run_backward, "_fastcheck")
+
     def test_is_read_by_itself(self, device: str) -> None:
         model = Net().to(device)
         monitor = fastcheck.install(model)

@@ -300,7 +300,9 @@ def _wrap_backward() -> None:
     """
     autograd: Any = torch.autograd
     if hasattr(autograd, "_engine_run_backward"):
-        _methods.wrap(autograd, "_engine_run_backward", partial(_backward, _asked_of_engine))
+        # After a trace torch.compiler puts in the place of both what it found in the second.
+        for module in (autograd, autograd.graph):
+            _methods.wrap(module, "_engine_run_backward", partial(_backward, _asked_of_engine))
         return
     for name in ("backward", "grad"):  # before torch 2.3
         _methods.wrap(autograd, name, _backward_by_name)
@@ -318,7 +320,8 @@ def _backward(
 
     @functools.wraps(original)
     def run(*args: Any, **kwargs: Any) -> Any:
-        if is_compiling() or torch._C._current_graph_task_id() != -1:
+        is_traced = is_compiling() or getattr(torch.compiler, _NON_STRICT, False)
+        if is_traced or torch._C._current_graph_task_id() != -1:
             return original(*args, **kwargs)
         _tell("the loss", StepWatcher.backward_began, *asked(args, kwargs))
         try:
@@ -334,6 +337,7 @@ def _backward(
     return break_graphs(run)  # type: ignore[no-any-return]
 
 
+_NON_STRICT = "_is_non_strict_tracing_flag"
 # The argument of torch's functions that has the gradients of the roots.
 _GRADIENTS = {"backward": "grad_tensors", "grad": "grad_outputs"}
 
