@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import random
 from collections.abc import MutableMapping
@@ -183,6 +184,26 @@ def test_hooks_of_the_call_itself_do_not_run_twice() -> None:
     made = stop_of_model(model).report.made_by
     assert made is not None and made.operator == "aten.sqrt"
     assert seen == [0, 1, 2]
+
+
+@pytest.mark.parametrize("tail", [nn.BatchNorm1d(4), nn.BatchNorm1d(4).eval(), nn.Identity()])
+def test_what_is_made_of_data_without_a_graph(tail: nn.Module) -> None:
+    """A norm in training mode has taken the infinity in by then."""
+
+    class Exp(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.exp()
+
+    torch.manual_seed(0)  # of finite weights by Inf none is NaN: the loss alone shows harm
+    model = nn.Sequential(Exp(), copy.deepcopy(tail), nn.Linear(4, 2))
+    with fastcheck.install(model), pytest.raises(fastcheck.OverflowDetected) as stop:
+        for high in (1.0, 95.0, 1.0):
+            x = torch.randn(8, 4)
+            x[0, 0] = high
+            model(x).square().mean().backward()
+    made = stop.value.report.made_by
+    assert made is not None and made.operator == "aten.exp" and "in forward" in made.line
+    assert "self reaches 95: exp of more than 88.7" in " ".join(str(stop.value).split())
 
 
 def test_code_between_submodules() -> None:

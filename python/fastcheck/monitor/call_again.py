@@ -20,6 +20,7 @@ from typing import Any, Callable, NamedTuple, Optional, TypeVar, Union
 
 import numpy as np
 import torch
+from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._pytree import tree_map
 
 from fastcheck.calls.module_calls import Call, outermost_of
@@ -445,8 +446,7 @@ def _observed(
                     owner = holder()
                     if owner is not None and owner in inside:
                         owner._buffers[name] = copied.clone()
-                if known is not None and known.kind == "buffer":
-                    _mend_buffers(module)
+                _mend_buffers(module, known is not None and known.kind == "buffer")
             with install(config, models) as monitor:
                 # The outermost call began with this state; that of another call is not known.
                 state = session.passes.generator if held is None else held.generator
@@ -487,10 +487,13 @@ def _beginning(events: Sequence[Event], known: Optional[_Known]) -> Optional[Eve
     return min(began, key=lambda e: int(e.record["seq"]), default=None)
 
 
-def _mend_buffers(module: torch.nn.Module) -> None:
-    """Makes copies finite, so that it shows what makes them non-finite again."""
+def _mend_buffers(module: torch.nn.Module, has_all: bool) -> None:
+    """Makes copies finite, so that it shows what makes them non-finite again. ``has_all``: not
+    the statistics of norms alone, which the interrupted call may have written.
+    """
+    parts = (part for part in module.modules() if has_all or isinstance(part, _NormBase))
     with torch.no_grad():
-        for buffer in module.buffers():
+        for buffer in (held for part in parts for held in part.buffers(recurse=False)):
             if can_hold_nonfinite(buffer) and is_materialised(buffer):
                 buffer.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
 

@@ -70,11 +70,12 @@ class Makers:
         again = self._again(culprit, step, session) if culprit.only_neginf else None
         if again is not None and again.operator:
             return again  # in the graph of the loss a -Inf may be a mask
-        for root in session.backwards.roots if is_now else ():
-            made = search_graph(root)
-            if made is not None:
-                return made
-        return again or self._again(culprit, step, session)
+        roots = session.backwards.roots if is_now else ()
+        made = next((m for root in roots if (m := search_graph(root)) is not None), None)
+        if made is not None and (made.operator or culprit.role == "loss"):
+            return made
+        again = again or self._again(culprit, step, session)
+        return again if made is None or (again is not None and again.operator) else made
 
     def _of_gradient(self, culprit: Finding, step: Step, session: Session) -> Optional[MadeBy]:
         """The operator behind a gradient, or behind a buffer that its module made non-finite."""

@@ -706,7 +706,8 @@ def _logarithm_backward(case: Case, made: Operation) -> Iterator[Advice]:
         yield Advice(
             f"The derivative of {made.name} is infinite at "
             f"{'-1' if made.name == 'log1p' else '0'}: clamp its input, or use log_softmax, "
-            "logsigmoid or binary_cross_entropy_with_logits on logits.",
+            "logsigmoid or binary_cross_entropy_with_logits on logits. torch.where after it does "
+            "not stop it.",
             "x.clamp_min(eps).log()",
         )
 
