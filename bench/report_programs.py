@@ -5434,3 +5434,113 @@ def one_of_several_losses(fixed: bool) -> Made:
         return total
 
     return [model], step
+
+
+@program(
+    "tflearn/tflearn#772",
+    "a weight decay of 300 at a learning rate of 0.01: each update takes weights farther from 0",
+    place=r"AdamW|optimizer state|\d\.weight",
+    operator=r"AdamW|addcmul|update",
+    kind=r"decay",
+    advice=r"weight decay of 300",
+    never=(NO_RATE,),
+    steps=80,
+)
+def weight_decay_that_grows(fixed: bool) -> Made:
+    model = mlp(6, 16, 3)
+    decay = 0.01 if fixed else 300.0
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2, weight_decay=decay)
+
+    def step(i: int) -> Tensor:
+        return update(optimizer, F.mse_loss(model(data(i, 16, 6)), data(i + 9, 16, 3)))
+
+    return [model], step
+
+
+@program(
+    "IAHispano/Applio#860",
+    "optimizer.step() beside scaler.step(): the second of two optimizers uses scaled gradients",
+    place=r"SGD|optimizer",
+    operator=r"SGD has stepped with|step\(\)",
+    kind=r"multiplied by the loss scale",
+    advice=r"call scaler\.step",
+    never=(NO_RATE,),
+    steps=20,
+)
+def step_of_scaled_gradients(fixed: bool) -> Made:
+    body, head = mlp(6, 16, 8), nn.Linear(8, 3)
+    first = torch.optim.SGD(body.parameters(), 1e-2)
+    second = torch.optim.SGD(head.parameters(), 1e-2)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
+
+    def step(i: int) -> Tensor:
+        first.zero_grad()
+        second.zero_grad()
+        loss = F.mse_loss(head(body(data(i, 16, 6))), data(i + 9, 16, 3))
+        scaler.scale(loss).backward()
+        scaler.step(first)
+        if fixed:
+            scaler.step(second)
+        else:
+            second.step()  # FAULT
+        scaler.update()
+        return loss
+
+    return [body, head], step
+
+
+@program(
+    "pytorch/pytorch#36601",
+    "gradient accumulation with unscale_() in each micro-batch: the next ones add scaled gradients",
+    place=r"Adam|optimizer",
+    operator=r"Adam has stepped with|backward\(\)",
+    kind=r"multiplied by the loss scale",
+    advice=r"Call that once for each update",
+    is_finite=True,
+    steps=20,
+)
+def unscaled_before_the_last_backward(fixed: bool) -> Made:
+    model = mlp(6, 16, 3)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+
+    def step(i: int) -> Tensor:
+        optimizer.zero_grad()
+        loss = torch.zeros(())
+        for part in range(2):
+            loss = F.mse_loss(model(data(2 * i + part, 16, 6)), data(i + 9, 16, 3)) / 2
+            scaler.scale(loss).backward()
+            if part == int(fixed):
+                scaler.unscale_(optimizer)  # FAULT
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        return loss
+
+    return [model], step
+
+
+@program(
+    "NVIDIA-NeMo/RL#3544",
+    "a second moment is NaN in the state of the optimizer that was loaded with a checkpoint",
+    place=r"2\.weight",
+    operator=r"exp_avg_sq",
+    kind=r"\bstate\b",
+    advice=r"state was loaded|earlier one",
+    never=(NO_RATE, r"No weight holds NaN"),
+    steps=4,
+)
+def loaded_state_with_nan(fixed: bool) -> Made:
+    model = mlp(6, 16, 3)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        return update(optimizer, F.mse_loss(model(data(i, 16, 6)), data(i + 9, 16, 3)))
+
+    step(100)
+    state = optimizer.state_dict()
+    if not fixed:
+        state["state"][2]["exp_avg_sq"][1, 3] = math.nan
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    optimizer.load_state_dict(state)
+    return [model], step

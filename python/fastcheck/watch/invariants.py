@@ -140,6 +140,13 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         advice="call optimizer.zero_grad() where an update is skipped, too", source="espnet#3283",
     ),
     _fact(
+        "stepped_again", cause="gradient",
+        text="the optimizer steps twice for one backward(), the second time with the gradients of "
+        "the first: seen {value} times (at {name})",
+        advice="call it once: scaler.step(optimizer) calls optimizer.step() itself",
+        source="IAHispano/Applio#860",
+    ),
+    _fact(
         "clipped_late", cause="gradient",
         text="gradients were clipped after the update that used them, in {value} updates in a "
         "row: the update used unclipped gradients",

@@ -642,3 +642,42 @@ def test_a_teacher_in_evaluation_mode_is_as_it_should_be(trains: bool) -> None:
                 optimizer.step()
     told = [str(w.message) for w in caught if "trained in evaluation mode" in str(w.message)]
     assert len(told) == (not trains)
+
+
+def test_an_optimizer_that_steps_twice_for_one_backward() -> None:
+    def step(model: nn.Module, optimizer: Any) -> None:
+        optimizer.zero_grad()
+        loss(model).backward()
+        optimizer.step()
+        optimizer.step()
+
+    (text,) = texts(step)
+    assert text.startswith("step 10: the optimizer steps twice for one backward()")
+    assert "0.weight" in text
+
+
+def test_steps_without_a_backward_of_their_own_that_are_meant() -> None:
+    """A gradient that the loop writes, one that nothing makes anew, and every other step."""
+    count = itertools.count()
+
+    def written(model: nn.Module, optimizer: Any) -> None:
+        optimizer.zero_grad()
+        loss(model).backward()
+        optimizer.step()
+        for parameter in model.parameters():
+            parameter.grad.mul_(0.5)
+        optimizer.step()
+
+    def replayed(model: nn.Module, optimizer: Any) -> None:
+        if not next(count):
+            loss(model).backward()
+        optimizer.step()
+
+    def now_and_then(model: nn.Module, optimizer: Any) -> None:
+        optimizer.zero_grad()
+        loss(model).backward()
+        optimizer.step()
+        if next(count) % 2:
+            optimizer.step()
+
+    assert not [text for step in (written, replayed, now_and_then) for text in texts(step, 40)]

@@ -151,6 +151,8 @@ class _Chain:
         self._left: Optional[tuple[MemoryRef, int, int]] = None
         self.since = _SinceUpdate()
         self.since.is_whole = False
+        # The last update came after a backward().
+        self.had_backward = False
         self.updates = 0
         # Calls of backward() that have added to the gradient since the last update; the most before
         # an update.
@@ -262,6 +264,7 @@ class _Chain:
         self.leave(self.gradient)
         self.updates += 1
         self.most_added, self.added = max(self.most_added, self.added), 0
+        self.had_backward = self.since.has_backward
         self.since = _SinceUpdate()
 
     def count_written(self, parameter: Optional[torch.Tensor]) -> bool:
@@ -479,6 +482,10 @@ class Facts:
                 self._tell_once("written", chain.written, parameter)
             if chain.has_state and not optimizer.state:
                 self._look_at_beginning(optimizer)
+            if chain.had_backward:
+                self._runs.pop(("stepped_again", id(optimizer)), None)
+        elif chain.had_backward and chain.is_left(chain.gradient):
+            self._count("stepped_again", True, chain.parameter, id(optimizer))
         if is_scaled:
             self._count("not_multiplied", self._losses.given_is_root, "")
         self._losses.update_comes()

@@ -255,4 +255,6 @@ class OpState(StateReader):
     def read_optimizer_state(
         self, optimizer: torch.optim.Optimizer, *, is_after: bool = True
     ) -> None:
-        """The operators that make it are read."""
+        """The operators that make it are read, from the first update on."""
+        if not is_after:
+            super().read_optimizer_state(optimizer, is_after=False)

@@ -595,7 +595,8 @@ def named_weights(broken: tuple[str, ...]) -> str:
 def _go_on(report: StopReport, case: Case) -> Advice:
     how = "To record and go on instead of stopping: install(..., overflow_nums=-1)"
     if report.broken_weights:
-        never_was_finite = case.site.role in _STORED and not case.trend.healthy
+        is_weight = case.site.role in ("param", "buffer")
+        never_was_finite = is_weight and not case.trend.healthy
         mend = (
             "repair that first" if never_was_finite else "first load a checkpoint from before that"
         )
