@@ -417,6 +417,24 @@ def test_a_schedule_of_optimizers_that_take_turns_does_not_warn() -> None:
     assert any("scheduler steps whose optimizer does not" in text for text in found)
 
 
+@pytest.mark.parametrize("is_wrapped", [False, True])
+def test_a_schedule_of_an_optimizer_that_never_steps(is_wrapped: bool) -> None:
+    made: list[Any] = []
+
+    def program(model: nn.Module, optimizer: Any) -> None:
+        if not made:
+            idle = torch.optim.SGD(model.parameters(), 0.01)
+            if is_wrapped:
+                idle.param_groups = optimizer.param_groups
+            made.append(torch.optim.lr_scheduler.ExponentialLR(idle, 0.99))
+        optimizer.zero_grad()
+        uncleared(model, optimizer)
+        made[0].step()
+
+    found = [text for text in texts(program, 40) if "whose optimizer does not" in text]
+    assert bool(found) is not is_wrapped
+
+
 def test_the_losses_of_a_scaler_are_bounded_where_nothing_is_updated() -> None:
     scaler = torch.amp.GradScaler("cpu")
     with fastcheck.install(nn.Linear(2, 2)) as monitor:

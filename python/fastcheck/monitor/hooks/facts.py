@@ -535,16 +535,18 @@ class Facts:
     def scheduler_stepped(self, scheduler: Any) -> None:
         """A learning rate scheduler has stepped, of whatever optimizer."""
         optimizer = getattr(scheduler, "optimizer", None)
-        # An optimizer that wraps another never steps itself.
-        chain = None if optimizer is None else self._chains.get(optimizer)
-        if optimizer is None or chain is None:
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            return
+        about = f"{type(scheduler).__name__} of {type(optimizer).__name__}"
+        chain = self._chains.get(optimizer)
+        if chain is None:
+            self._count("idle_schedule", self._is_replaced(optimizer), about, id(scheduler))
             return
         if chain.schedulers is None:
             chain.schedulers = weakref.WeakKeyDictionary()
         calls = chain.schedulers.setdefault(scheduler, [0, 0, -1])
         before, calls[2] = calls[2], chain.updates
         is_idle = chain.updates == before and self._is_replaced(optimizer)
-        about = f"{type(scheduler).__name__} of {type(optimizer).__name__}"
         self._count("idle_schedule", is_idle, about, id(scheduler))
         calls[0] += 1
         calls[1] += 1
@@ -554,11 +556,17 @@ class Facts:
                 self._tell_once("schedule_anew", updates, type(scheduler).__name__)
 
     def _is_replaced(self, optimizer: torch.optim.Optimizer) -> bool:
-        """True if another optimizer of the same parameters was met after this optimizer."""
-        own = parameter_ids(optimizer)
+        """True if another optimizer of the same parameters was met after this optimizer; not one that
+        this optimizer wraps, which has the same groups and learning rates.
+        """
+        own, groups = parameter_ids(optimizer), set(map(id, optimizer.param_groups))
         met = list(self._chains)
-        later = met[met.index(optimizer) + 1 :]
-        return any(not own.isdisjoint(parameter_ids(other)) for other in later)
+        later = met[met.index(optimizer) + 1 :] if optimizer in self._chains else met
+        return any(
+            not own.isdisjoint(parameter_ids(other))
+            and groups.isdisjoint(map(id, other.param_groups))
+            for other in later
+        )
 
     def _look_at_schedulers(self, schedulers: Mapping[Any, list[int]]) -> None:
         # Some wrappers step a scheduler once for each rank.
