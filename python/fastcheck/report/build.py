@@ -60,7 +60,7 @@ def argument_records(
 ) -> Evidence:
     """The records of what the culprit's operator read, under the names of its arguments."""
     evidence: Evidence = []
-    for name, seq in culprit.inputs:
+    for name, seq in _of_its_place(culprit):
         record = records.find(seq)
         if record is not None:
             source = sites[int(record["site"])]
@@ -68,6 +68,18 @@ def argument_records(
             label = f"{name} ({origin})" if source.role != "input" else name
             evidence.append((replace(culprit.site, role="input", label=label), record))
     return evidence
+
+
+def _of_its_place(culprit: Event) -> Iterable[tuple[str, int]]:
+    """The arguments of the culprit's operator; of its lists the elements that made this tensor."""
+    lists: dict[str, list[tuple[str, int]]] = {}
+    for argument in culprit.inputs:
+        lists.setdefault(argument[0], []).append(argument)
+    most = max(map(len, lists.values()), default=0)
+    is_foreach = "_foreach_" in (culprit.site.op or "")
+    if not is_foreach or any(len(elements) not in (1, most) for elements in lists.values()):
+        return culprit.inputs
+    return [elements[culprit.site.index % len(elements)] for elements in lists.values()]
 
 
 def stop_path(directory: str, rank: int) -> str:

@@ -390,3 +390,20 @@ def test_a_gradient_that_is_nan_in_each_step_does_not_overflow() -> None:
     with fastcheck.install(model, level="op"):
         stop = stopped(run)
     assert "loss scaling, and a gradient is still NaN" in " ".join(str(stop).split())
+
+
+@pytest.mark.parametrize("name", ["Adam", "Adagrad", "RMSprop"])
+def test_the_divisor_of_an_update_of_lists(name: str) -> None:
+    """Of the lists that one operator reads, the elements that made the culprit are shown."""
+    model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 2)).half()
+    with torch.no_grad():
+        model[1].weight[0] = 0
+        model[1].weight[1] = 1
+    optimizer = getattr(torch.optim, name)(model[1:].parameters(), foreach=True)
+    with fastcheck.install(model, level="op"), pytest.raises(fastcheck.OverflowDetected) as stop:
+        model(torch.ones(3, 4).half())[:, 0].sum().backward()
+        optimizer.step()
+    read = {site.label.partition(" ")[0]: int(r["numel"]) for site, r in stop.value.report.inputs}
+    numel = int(stop.value.culprit.record["numel"])
+    assert read == dict.fromkeys(("self", "tensor1", "tensor2"), numel)
+    assert "though the optimizer adds eps to it" in " ".join(str(stop.value).split())

@@ -556,8 +556,8 @@ class Facts:
                 self._tell_once("schedule_anew", updates, type(scheduler).__name__)
 
     def _is_replaced(self, optimizer: torch.optim.Optimizer) -> bool:
-        """True if another optimizer of the same parameters was met after this optimizer; not one that
-        this optimizer wraps, which has the same groups and learning rates.
+        """True if another optimizer of the same parameters was met after this optimizer, which does
+        not wrap it: it has other groups.
         """
         own, groups = parameter_ids(optimizer), set(map(id, optimizer.param_groups))
         met = list(self._chains)

@@ -488,7 +488,7 @@ def _short(operator: str) -> str:
     parts = operator.split(".")
     name = parts[1] if len(parts) > 1 else parts[0]
     name = name.strip("_")
-    for affix in ("native_", "true_"):
+    for affix in ("native_", "true_", "foreach_"):
         name = name.removeprefix(affix)
     name = re.sub(r"_forward$|_backward(?:_data)?$", "", name)
     return {"divide": "div", "multiply": "mul"}.get(name, name)

@@ -814,7 +814,7 @@ _FORWARD: tuple[tuple[str, _Rule], ...] = (
     (r"to_copy", _cast),
     (r"weight_norm(?:_interface)?", _weight_norm),
     (r"scalar_tensor|(?:masked_|index_)?fill|(?:new_)?full(?:_like)?", _constant),
-    (r"(?:foreach_|linalg_vector_)?norm|mse_loss|square|std|var", _square),
+    (r"(?:linalg_vector_)?norm|mse_loss|square|std|var", _square),
     (r"(?:log_)?softmax", _softmax),
     (r"ctc_loss", _ctc),
     (r"nll_loss(?:2d|_nd)?|cross_entropy(?:_loss)?", _likelihood),
