@@ -305,3 +305,11 @@ def test_a_loss_of_zero_does_not_grow() -> None:
     for at in range(80):
         standstill.add(0.0)
         assert not standstill.look(at, 5.0)
+
+
+def test_a_loss_that_comes_to_another_level_and_stays_is_no_short_run() -> None:
+    """What it was before, at the level that it has left, is no measure of it."""
+    run = Run()
+    kinds = [kind for step in range(150) for kind in run.steps(1, loss=2.0 * 0.99**step)]
+    assert kinds == [] and run.steps(1, loss=250.0) == ["loss_spike"]
+    assert "loss_spike" not in run.steps(200, loss=120.0)

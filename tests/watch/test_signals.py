@@ -9,7 +9,7 @@ import pytest
 
 from fastcheck.log.step_table import StepRow
 from fastcheck.record.format import RECORD_DTYPE, Flag
-from fastcheck.record.site import Site, SiteTable
+from fastcheck.record.site import OUTSIDE, Site, SiteTable
 from fastcheck.watch.signals import (
     ACTIVATION,
     BUFFER,
@@ -99,6 +99,17 @@ def test_without_statistics_there_is_none(fields: dict[str, int]) -> None:
 )
 def test_phases(module: str, role: str, phase: int) -> None:
     assert phase_of(Site(module, "Linear", "forward", role, 0, role)) == phase
+
+
+def test_what_a_loss_and_an_optimizer_compute_is_no_activation() -> None:
+    """At op level; a function of the model itself is one."""
+    for kind, direction, phase in (
+        (OUTSIDE, "forward", 0),
+        (OUTSIDE, "optimizer", 0),
+        ("Net", "forward", ACTIVATION),
+    ):
+        site = Site("", kind, direction, "output", 0, "output", op="aten.mul.Tensor")
+        assert phase_of(site) == phase
 
 
 def test_steps_may_have_other_tensors_or_another_order() -> None:

@@ -264,6 +264,8 @@ class Numbers:
         self._inside: deque[float] = deque(maxlen=window // 2)
         self._first: list[float] = []
         self._recent = min(_RECENT, window // 2)
+        # The loss has had a range.
+        self._has_range = False
         self._weights = Weights()
         self._was_skipped = False
         self._rate: Optional[float] = None
@@ -380,6 +382,7 @@ class Numbers:
             return Number(name, value, median, logarithm, threshold=self._threshold)
         if len(self._first) < _FIRST:
             self._first.append(value)
+        self._has_range |= median == median
         inside = list(self._inside)
         recent = inside[-self._recent :]
         return Number(
@@ -392,7 +395,9 @@ class Numbers:
             recent=max(recent) if len(recent) == self._recent else math.inf,
             first=statistics.median(self._first),
             threshold=self._threshold,
-            is_jump=_jumps_while_falling(inside, value),
+            # Losses that were inside are of the level before, where a new level is learned.
+            is_jump=(median == median or not self._has_range)
+            and _jumps_while_falling(inside, value),
         )
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from fastcheck.log.history import joined
 from fastcheck.log.step_table import StepRow
 from fastcheck.record.format import DTYPES, NONFINITE_COUNTS, RECORD_DTYPE, Depth, Flag
-from fastcheck.record.site import MAX_SITES, Site, SiteTable
+from fastcheck.record.site import MAX_SITES, OUTSIDE, Site, SiteTable
 from fastcheck.record.statistics import LARGEST_FINITE, component_counts, extreme_values
 
 #: A step that is over: its row in the table of steps, and its records.
@@ -239,6 +239,8 @@ def phase_of(site: Site) -> int:
     """One of the constants above; 0: a number of the step, such as the loss."""
     if site.role == "input":  # of inner modules: made by code between modules
         return ACTIVATION if site.module else INPUT
+    if site.role == "output" and site.module_type == OUTSIDE:  # of the loss, or of an optimizer
+        return 0
     return _PHASES.get(site.role, 0)
 
 
