@@ -8,7 +8,7 @@ from typing import Callable, Optional
 
 import torch
 
-from fastcheck.calls.module_calls import outermost_of
+from fastcheck.calls.module_calls import Call, outermost_of
 from fastcheck.monitor.session.passes import Pass
 from fastcheck.monitor.session.session import Session
 from fastcheck.record.format import Verdict
@@ -113,7 +113,7 @@ class Makers:
             return None
         is_forward = torch._C._current_graph_task_id() == -1 and step is session.step
         running = call_again.running_call(call) if is_forward else None
-        if running is None:
+        if running is None or _has_run_since(running.call, step):
             if call is None:
                 return None
             site = session.sites[culprit.site]
@@ -135,6 +135,11 @@ def _may_run_again(session: Session) -> bool:
     """
     is_off = session.config.runs_again or innermost_transform() is not None
     return not is_off and not (session.rings.is_deferred and sum(1 for _ in watchers) > 1)
+
+
+def _has_run_since(call: Call, step: Step) -> bool:
+    """True if its module was called after this call began: it is the later call that runs."""
+    return any(c.node is call.node and c.first_seq > call.first_seq for c in list(step.calls))
 
 
 def _passes_of(finding: Finding, site: Site, session: Session) -> Iterator[Pass]:

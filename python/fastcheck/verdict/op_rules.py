@@ -344,8 +344,10 @@ class OpRules:
             return not finding.root.is_allowed
         path, causes = _ancestors(finding)
         roots = [ancestor for ancestor in path if not ancestor.uses.parents]
+        # On a device torch makes a tensor of the number in x[0] = number.
         return not causes and all(
-            root.then is not None and root.then.verdict is Verdict.ARRIVED for root in roots
+            root.then is not None and (root.then.verdict is Verdict.ARRIVED or not root.uses.inputs)
+            for root in roots
         )
 
     def _argument_known(self, entry: entries.ArgumentKnown) -> None:

@@ -115,3 +115,31 @@ def test_the_row_of_a_bad_batch() -> None:
     assert "The first bad element of input[0] is [4, 1], in row 4" in " ".join(
         str(stop.value).split()
     )
+
+
+def test_in_an_earlier_call_of_a_step() -> None:
+    """The stop comes while the model runs on another batch, which was not written in place."""
+    torch.manual_seed(0)
+    model = Mixed().to(NAME)
+    with (
+        fastcheck.install(model),
+        torch.no_grad(),
+        pytest.raises(fastcheck.OverflowDetected) as stop,
+    ):
+        for sign in (1, -1, 1, 1, 1, 1, 1, 1):
+            model(torch.rand(2, 4).to(NAME) * sign)
+            torch.fake.synchronize()
+    assert "written in place" not in str(stop.value)
+
+
+def test_a_nan_that_is_written_into_the_batch() -> None:
+    model = nn.Linear(4, 4).to(NAME)
+    with (
+        fastcheck.install(model, level="op", sync="call"),
+        pytest.raises(fastcheck.OverflowDetected) as stop,
+    ):
+        x = torch.ones(2, 4).to(NAME)
+        x[0, 1] = float("nan")
+        model(x).sum().backward()
+    assert stop.value.culprit.site.label == "input[0]"
+    assert "it is part of the batch, into which" in stop.value.culprit.reason

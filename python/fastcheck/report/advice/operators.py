@@ -381,9 +381,9 @@ def _constant(case: Case, made: Operation) -> Iterator[Advice]:
         yield Advice(f"{made.shown} was given Inf as a number. Give it a finite number.")
     elif made.is_nan and made.name == "scalar_tensor":
         yield Advice(
-            "It was written there as a constant. torch.logdet does that for a matrix whose "
-            "determinant is negative: take the logarithm of torch.slogdet, or keep the "
-            "determinant positive.",
+            "It was written there as a constant, as by x[i] = nan. torch.logdet does that for a "
+            "matrix whose determinant is negative: take the logarithm of torch.slogdet, or keep "
+            "the determinant positive.",
             "torch.linalg.slogdet(a).logabsdet",
         )
 
