@@ -30,7 +30,7 @@ from fastcheck.record.event import (
     NOT_STEPPED,
     WRITTEN_BY_LOOP,
 )
-from fastcheck.record.format import Verdict
+from fastcheck.record.format import Verdict, is_nonfinite
 from fastcheck.utils.text.layout import listed
 
 from . import entries
@@ -48,6 +48,8 @@ from .step import Step
 _WAITS = "whether it counts depends on what is computed from it"
 _ABSORBED = "no stored tensor, and nothing that the model returned, is non-finite"
 _BETWEEN = ("grad_input", "grad_output")
+_PARAMETERS = ", including its parameters"
+_PARAMETERS_BEFORE = ", including its parameters when they were last read"
 
 
 def made_in_loss(findings: Findings) -> str:
@@ -89,6 +91,8 @@ class ModuleRules:
     _last_finite_step: Callable[[int], Optional[int]]
     is_strict: bool
     has_other_ranks: bool
+    # Parameters that were looked for last had been read before what may come of them.
+    _is_dated: bool = False
 
     def apply(self, entry: entries.Seen, bad: entries.Records) -> None:
         """Judges what the entry has read."""
@@ -182,7 +186,7 @@ class ModuleRules:
         call = entry.call
         related = self._related(call, finding)
         reason = f"everything that {call.node.name} read was finite"
-        reason += self._but_for(call.node) or ", including its parameters"
+        reason += self._but_for(call.node) or _PARAMETERS
         if call.node.has_excluded_parts or call.node.has_new_parts:
             reason = (
                 f"everything that {call.node.name} read was finite, as far as it was observed; it "
@@ -247,6 +251,8 @@ class ModuleRules:
             self._promote(cause, finding)
             return
         stored = self._first_stored(owner, finding)
+        if self._is_dated:
+            then = then._replace(reason=then.reason.replace(_PARAMETERS, _PARAMETERS_BEFORE))
         if stored is not None:
             self.findings.propagate(finding, stored)
         elif may_wait:
@@ -320,15 +326,22 @@ class ModuleRules:
         there is any, in the middle of a verdict.
         """
         first: Optional[Finding] = None
+        self._is_dated = False
         for record, role, given in self._step.read_stored(node):
+            if not is_nonfinite(record):
+                self._is_dated |= bool(record["seq"] < triggered_by.seq)
+                continue
             finding = Finding(record, role)
             finding.uses.given = given
-            if finding.seq not in self.findings.by_seq:
+            known = self.findings.by_seq.get(finding.seq)
+            if known is None:
                 finding.position = triggered_by.position
                 self.findings.add(finding)
                 self._judge_stored(finding, is_suspect=True)
                 if first is None and not finding.is_tentative:
                     first = finding
+            elif first is None and known.verdict in CONFIRMED:
+                first = known
         return first or (None if node is None else self._bad_buffer(node, triggered_by))
 
     def _but_for(self, node: ModuleNode) -> str:

@@ -72,6 +72,19 @@ class TestStops:
         assert where(stop.culprit) == ("layer1", "param", "weight", "arrived")
         assert "was finite just before the update of step 1" in stop.culprit.reason
 
+    def test_a_weight_that_broke_before_a_pass_without_gradients(self) -> None:
+        """The weight is read before the next update: what that pass has made is judged before."""
+        model = deep(3).to(NAME)
+        monitor = fastcheck.install(model)
+        loop(model, 2)
+        monitor.flush()
+        with torch.no_grad():
+            model.layer1.weight[0, 0] = float("nan")
+            model(torch.ones(2, 8, device=NAME))
+        stop = stopped(monitor.flush)
+        assert where(stop.culprit) == ("layer1", "output", "output", "origin")
+        assert "including its parameters when they were last read" in stop.culprit.reason
+
     def test_only_its_own_training_is_stopped(self) -> None:
         """What is due for one model is not raised where another one trains."""
         bad, good = deep(2).to(NAME), deep(2).to(NAME)

@@ -422,10 +422,11 @@ class ModuleLevel(Level):
 
     def read_stored(self, node: Optional[ModuleNode]) -> Iterator[ReadTensor]:
         """Reads them now on the CPU; on a device, where this is called later, takes the last
-        readings.
+        readings, with those that are finite.
         """
         batch = self.stored.within(node)
-        if self.session.rings.is_deferred:
+        is_deferred = self.session.rings.is_deferred
+        if is_deferred:
             records = self.session.event_store.archive.history.latest_of(set(batch.sites))
             given = {}
         else:
@@ -436,7 +437,7 @@ class ModuleLevel(Level):
             params = ((site, batch.given(at)) for at, (site, role) in stored if role == "param")
             given = {s: weakref.ref(t) for s, t in params if not isinstance(t, Parameter)}
         roles = dict(zip(batch.sites, batch.roles))
-        for record in records[nonfinite(records)] if len(records) else ():
+        for record in records if is_deferred or not len(records) else records[nonfinite(records)]:
             site = int(record["site"])
             yield record.copy(), roles[site], given.get(site)
 
