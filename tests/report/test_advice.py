@@ -699,6 +699,14 @@ OPERATORS = {
         ),
         "below 3e-8, as Adam's 1e-8, eps is 0 in float16",
     ),
+    "log1p": (
+        operator_report("aten.log1p", {"self": of(-1.0, zero_count=0)}, neginf_count=2),
+        "log1p(-1) is log(0), -Inf. Clamp it. x.clamp_min(-1 + eps).log1p()",
+    ),
+    "entr": (
+        operator_report("aten.special_entr", {"self": of(-0.2, negative_count=3)}, neginf_count=3),
+        "self holds 3 negative numbers (down to -0.2), of which -x * log(x) is -Inf here",
+    ),
     "squares in float16": (
         operator_report(
             "aten.pow.Tensor_Scalar",

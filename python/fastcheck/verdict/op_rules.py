@@ -852,7 +852,7 @@ def _harm(root: Finding, path: list[Finding]) -> str:
     """A clause that names the op that made a NaN of an infinity."""
     if root.has_nan:
         return ""
-    made = [finding for finding in path if finding.has_nan and finding is not root]
+    made = [f for f in path if f.has_nan and f is not root and f.uses.parents]
     first = min(made, key=_position, default=None)
     return "" if first is None or not first.uses.op else f"{first.uses.op} made a NaN of it; "
 

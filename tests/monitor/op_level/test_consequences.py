@@ -389,3 +389,14 @@ def test_a_long_run_holds_no_chain_of_findings() -> None:
     assert monitor.event_count == 0 and len(findings) >= 20
     assert max(len(finding.uses.made) for finding in findings) <= 2
     assert max(len(finding.uses.parents) for finding in findings) <= 1
+
+
+def test_a_nan_that_was_made_beside_an_infinity_is_not_made_of_it() -> None:
+    """torch.logdet takes one of the two, by the sign of the determinant."""
+    model = nn.Linear(4, 4)
+    watch(model)
+    with torch.no_grad():
+        model.weight.zero_()
+    stop = stopped(lambda: (model(torch.ones(1, 4)).mean() + torch.logdet(model.weight)).backward())
+    assert culprit(stop)[1] == "aten._linalg_slogdet"
+    assert "made a NaN of it" not in stop.culprit.reason

@@ -169,13 +169,14 @@ def _logarithm(case: Case, made: Operation) -> Iterator[Advice]:
         return
     end = -1 if made.name == "log1p" else 0
     name = f"{made.name}(-1) is log(0)" if end else f"{made.name.strip('xy')}(0)"
-    low = format_number(reading.min)
+    low, least = format_number(reading.min), "-1 + " if end else ""
+    code = f".{made.name.strip('xy')}()"
     if made.may_be_nan and reading.min < end:
         yield Advice(
             f"{label} goes down to {low}: {made.name} of a negative number"
             f"{' below -1' if end else ''} is NaN. Clamp it, or look for what should have kept it "
             "positive.",
-            "x.clamp_min(eps).log()",
+            f"x.clamp_min({least}eps){code}",
         )
         return
     if reading.min > end:
@@ -190,13 +191,24 @@ def _logarithm(case: Case, made: Operation) -> Iterator[Advice]:
             if narrow
             else "."
         ),
-        "x.float().clamp_min(1e-6).log()" if narrow else "x.clamp_min(eps).log()",
+        f"x.float().clamp_min({least}1e-6){code}" if narrow else f"x.clamp_min({least}eps){code}",
     )
     yield Advice(
         "If it is a probability: log_softmax, logsigmoid or binary_cross_entropy_with_logits "
         "take the logits and never form the zero, as logsumexp does for a sum of exponentials. If "
         "it is a target: mask what is missing."
     )
+
+
+def _entropy(case: Case, made: Operation) -> Iterator[Advice]:
+    label, reading = made.operand(0)
+    if reading is not None and reading.negative_count:
+        yield Advice(
+            f"{label} holds {counted(reading.negative_count, 'negative number')}"
+            f"{_down_to(reading)}, of which -x * log(x) is -Inf here: they are no probabilities. "
+            "Look for what should have kept them positive, or clamp.",
+            "torch.special.entr(x.clamp_min(0))",
+        )
 
 
 def _down_to(reading: RecordStatistics) -> str:
@@ -807,6 +819,7 @@ _FORWARD: tuple[tuple[str, _Rule], ...] = (
     ),
     (r"div|reciprocal|remainder|fmod", _division),
     (r"log(?:2|10|1p)?|xlogy", _logarithm),
+    (r"special_entr", _entropy),
     (r"r?sqrt|pow|float_power", _power),
     (r"exp2?|expm1|cosh|sinh", _exponential),
     (r"(?:\w+_)?(?:layer|group|batch|instance|rms)_norm(?:_legit\w*)?", _normalisation),
