@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import importlib
-import json
 import math
 import os
 from pathlib import Path
@@ -22,6 +21,7 @@ from fastcheck.log.reader import read_log
 from fastcheck.log.writer import RecordLog
 from fastcheck.record.format import Flag, Verdict
 from fastcheck.record.site import SiteTable
+from support.programs.command_line import strict
 from support.programs.compare_runs import log_run
 from support.records import record_builder as build
 
@@ -39,13 +39,6 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: Any) -> tuple[int, str, 
     code = main([os.fspath(argument) for argument in arguments])
     out, err = capsys.readouterr()
     return code, out, err
-
-
-def strict(text: str) -> Any:
-    def refuse(name: str) -> None:
-        raise AssertionError(f"{name} is not JSON")
-
-    return json.loads(text, parse_constant=refuse)
 
 
 # compare

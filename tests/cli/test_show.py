@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import pathlib
@@ -25,7 +24,7 @@ from fastcheck.report.live.state import LiveState
 from fastcheck.report.page.write import page_of_log
 from fastcheck.watch.event import KINDS, WatchEvent
 from support.page_data import PageData
-from support.programs.command_line import run, shown_json
+from support.programs.command_line import Terminal, run, shown_json
 from support.records import record_builder as build
 
 STEPS = 12
@@ -247,13 +246,6 @@ def test_a_negative_limit_is_refused(capsys: pytest.CaptureFixture[str], log: st
 
 
 # Output and terminals
-
-
-class Terminal(io.StringIO):
-    encoding = "utf-8"
-
-    def isatty(self) -> bool:
-        return True
 
 
 def test_colours_only_on_a_terminal(

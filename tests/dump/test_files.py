@@ -21,7 +21,8 @@ from fastcheck.dump.storage import record_writer, shards
 from fastcheck.dump.storage.files import StoredValues, read_calls, read_index, value_of
 from fastcheck.dump.storage.shards import ShardWriter
 from support.processes import run_python
-from support.programs.dumping import calls, dumped_run, index, log, place, strict
+from support.programs.command_line import strict
+from support.programs.dumping import calls, dumped_run, index, log, place
 
 safetensors = pytest.importorskip("safetensors")
 

@@ -16,7 +16,8 @@ from torch import nn
 import fastcheck
 from accuracy.compare_programs import PROGRAMS
 from fastcheck.dump import reference
-from support.programs.dumping import calls, dumped_run, index, place, strict
+from support.programs.command_line import strict
+from support.programs.dumping import calls, dumped_run, index, place
 from support.programs.training import Net
 
 

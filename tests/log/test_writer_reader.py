@@ -17,18 +17,10 @@ from fastcheck.record.format import RECORD_DTYPE, Flag, Verdict
 from fastcheck.record.site import Site, SiteTable
 from fastcheck.utils.text.numbers import parse_bytes
 from support.logs import as_bytes, site_table
+from support.programs.command_line import strict
 from support.records import record_builder as build
 
 SIZE = RECORD_DTYPE.itemsize
-
-
-def strict(text: str) -> Any:
-    """json.loads that refuses NaN and Infinity."""
-
-    def refuse(name: str) -> None:
-        raise AssertionError(f"{name} is not JSON")
-
-    return json.loads(text, parse_constant=refuse)
 
 
 # Round trip

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import io
 import os
 import pty
 import re
@@ -17,6 +16,7 @@ import pytest
 from fastcheck.cli import console
 from fastcheck.cli.console import progress, show_sections
 from fastcheck.utils.text.layout import Section, Table, plain_text
+from support.programs.command_line import Terminal
 
 REPORT = [
     Section(
@@ -35,13 +35,6 @@ REPORT = [
     ),
     Section("", []),
 ]
-
-
-class Terminal(io.StringIO):
-    encoding = "utf-8"
-
-    def isatty(self) -> bool:
-        return True
 
 
 def use_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, Callable, Optional
 
@@ -13,6 +12,7 @@ from torch import nn
 import fastcheck
 from fastcheck.log.reader import read_log
 from fastcheck.log.view import LogView
+from support.programs.command_line import strict
 from support.programs.training import Net
 
 LEVELS = ("op", "module")
@@ -66,13 +66,6 @@ def calls(directory: Path, step: int = 0) -> list[dict[str, Any]]:
 
 def index(directory: Path, step: int = 0) -> dict[str, Any]:
     return strict((place(directory, step) / "index.json").read_text())
-
-
-def strict(text: str) -> Any:
-    def refuse(name: str) -> None:
-        raise AssertionError(f"{name} is no JSON")
-
-    return json.loads(text, parse_constant=refuse)
 
 
 def log(directory: Path, step: int = 0) -> LogView:
