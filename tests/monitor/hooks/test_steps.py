@@ -263,3 +263,41 @@ def test_two_optimizers_with_closures_step_in_one_step() -> None:
             for optimizer in optimizers:
                 optimizer.step(lambda: 0.0)
         assert monitor.step_index == 2
+
+
+class Called(nn.Module):
+    """A model that is called by another name than its own, so that no hook of it runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4, 2))
+
+    def loss(self, x: torch.Tensor, divisor: float) -> torch.Tensor:
+        return (x @ self.weight / torch.tensor(divisor)).mean()
+
+
+@pytest.mark.parametrize("level", ["module", "op"])
+def test_a_model_that_is_never_called_has_steps_and_losses(level: str) -> None:
+    model = Called()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with fastcheck.install(model, level=level), pytest.raises(fastcheck.OverflowDetected) as stop:
+        for step in range(6):
+            optimizer.zero_grad()
+            for divisor in (1.0, 0.0 if step == 4 else 1.0):  # gradients are accumulated
+                model.loss(torch.ones(3, 4), divisor).backward()
+            optimizer.step()
+    report = stop.value.report
+    assert stop.value.step == 4 and report.weights_intact
+    if level == "module":
+        assert stop.value.culprit.site.role == "loss"
+        assert report.made_by is not None and report.made_by.operator == "DivBackward0"
+
+
+def test_gradients_that_are_written_without_a_backward_have_steps() -> None:
+    model = Called()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with fastcheck.install(model), pytest.raises(fastcheck.OverflowDetected) as stop:
+        for step in range(6):
+            model.weight.grad = torch.full((4, 2), float("nan") if step == 4 else 1.0)
+            optimizer.step()
+    assert stop.value.step == 4 and stop.value.report.weights_intact

@@ -149,8 +149,11 @@ class StepWatcher:
         if not (is_known or self._concerns_or_takes(optimizer, has_copies)):
             return False
         self._scaling.update_reached = True
-        if has_closure and self._evaluations.updated_in.get(optimizer) == self.session.step.index:
-            # The optimizer's closure will run the forward of the next step, which begins here.
+        step = self.session.step
+        is_again = self._evaluations.updated_in.get(optimizer) == step.index
+        if is_again and (has_closure or not step.calls):
+            # The optimizer's closure will run the forward of the next step, which begins here; or
+            # the model is called by another name than its own, which no hook sees.
             self.session.begin_step_if_closed()
         if self.session.is_closed:
             self.session.level.step_goes_on()
@@ -275,9 +278,14 @@ class StepWatcher:
         what autograd.grad() is asked for.
         """
         session = self.session
-        is_known = session.is_open and self._apart(
+        is_first = not session.step.calls and session.is_active
+        is_known = (session.is_open or is_first) and self._apart(
             "the loss", self._losses.lead_to_model, roots, inputs
         )
+        if is_first and is_known and inputs is None:
+            # The model is called by another name than its own, which no hook sees.
+            session.begin_step_if_closed()
+            self._losses.forward_step = session.step
         may_be_ours = session.backwards.began(is_known, roots)
         if inputs is None:
             if may_be_ours:
