@@ -11,6 +11,7 @@ from typing import Any, Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -50,6 +51,11 @@ def maker_of(loss: Loss, **options: Any) -> MadeBy:
     made = stop_of(loss, **options).report.made_by
     assert made is not None
     return made
+
+
+def of_nothing(y: torch.Tensor) -> torch.Tensor:
+    empty = y[y < 0]
+    return torch.stack([F.binary_cross_entropy_with_logits(empty, empty.detach()), y.mean()]).sum()
 
 
 def cross_entropy(y: torch.Tensor) -> torch.Tensor:
@@ -96,6 +102,7 @@ LOSSES: dict[str, tuple[Loss, str]] = {
     "every target ignored": (cross_entropy, "NllLossBackward0"),
     "a transcript longer than its frames": (too_long, "CtcLossBackward0"),
     "a mean over nothing": (lambda y: y[:0].mean() + y.sum(), "MeanBackward0"),
+    "a loss of nothing": (of_nothing, "BinaryCrossEntropyWithLogitsBackward0"),
     "a sum in half": (lambda y: (y.half() + 6e4).sum().float(), "SumBackward0"),
     "a product": (lambda y: ((y * 1e30) * (y * 1e30)).sum(), "MulBackward0"),
     "a Function of one's own": (lambda y: Halve.apply(y).sum() * 2, "HalveBackward"),
@@ -467,6 +474,20 @@ def test_what_a_sum_has_added_from_outside_of_the_graph(is_mean: bool) -> None:
     assert made is not None and made.operator == ""
     assert "AddBackward0 in the graph of the loss: its operand with a graph is finite" in made.how
     assert "try 1. The loss read a tensor that is not finite and has no graph" in text
+
+
+def test_what_a_sum_within_a_product_has_added_from_outside_of_the_graph() -> None:
+    """As a divergence does, of a target with zeros: p * (log(p) - log(q))."""
+    target = torch.eye(4, 8)
+
+    def divergence(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+        return (p * (p.log() - q.log())).sum(-1).mean()
+
+    made = maker_of(lambda y: divergence(target, y))
+    assert made.operator == ""
+    assert "SubBackward0 in the graph of the loss: its operand with a graph is finite" in made.how
+    bad = maker_of(lambda y: divergence(target + 1, y * 0))
+    assert bad.operator == "LogBackward0"
 
 
 def test_anomaly_mode_gives_the_line() -> None:

@@ -185,6 +185,11 @@ class _GraphSearch:
             saved = self._saved[node] = _saved_by(node)
             for tensor in saved.values():
                 self._note(tensor)
+            again = _AGAIN.get(_kind(_name(node)))
+            if again is not None and "self" in saved and (node, 0) not in self._known:
+                result = _record(again(saved["self"].detach()))
+                if result is not None and not is_nonfinite(result):
+                    self._known[node, 0] = result
             for edge in node.next_functions:
                 child = edge[0]
                 if child is None or child in met or self._state(edge) is False:
@@ -353,8 +358,12 @@ class _GraphSearch:
         """The operand without a graph of a sum, where all others are finite and this node has read
         nothing else.
         """
-        while len(node.next_functions) == 1 and _kind(_name(node)) in _UNARY:
-            node = node.next_functions[0][0]
+        while True:
+            children = [child for child, _ in node.next_functions if child is not None]
+            is_unary = len(node.next_functions) == 1 and _kind(_name(node)) in _UNARY
+            if not (is_unary or (len(children) == 1 and self._is_factor(node))):
+                break
+            node = children[0]
         edges = [edge for edge in node.next_functions if edge[0] is not None]
         records = [self._known[edge] for edge in edges if self._state(edge) is False]
         has_all = 0 < len(records) == len(edges) < len(node.next_functions)
@@ -372,6 +381,12 @@ class _GraphSearch:
             "no_grad() or from detached tensors.",
             inputs=tuple(("its operand with a graph", record) for record in records[:1]),
         )
+
+    def _is_factor(self, node: Any) -> bool:
+        """True for a product by a tensor without a graph that is finite."""
+        records = [self._note(tensor) for tensor in self._saved.get(node, {}).values()]
+        is_product = _kind(_name(node)) == "Mul" and len(records) == 1
+        return is_product and records[0] is not None and not is_nonfinite(records[0])
 
     def _masked(self, node: Any) -> list[tuple[str, np.void]]:
         """The result of a log_softmax, of those that were made before this node, that holds -Inf
@@ -599,6 +614,10 @@ _MAKERS: dict[str, _Maker] = {
     **{name: _again(function) for name, function in _AGAIN.items()},
     "Div": lambda saved, node: (saved["other"] == 0).any(),
     "Mean": lambda saved, node: node._saved_self_sym_numel == 0,
+    **dict.fromkeys(
+        ("BinaryCrossEntropy", "BinaryCrossEntropyWithLogits", "Huber", "MseLoss", "SmoothL1Loss"),
+        lambda saved, node: node._saved_reduction == 1 and not saved["self"].numel(),
+    ),
     "Mul": lambda saved, node: not (saved["self"] * saved["other"]).isfinite().all(),
     "NllLoss": _likelihood,
     "NllLoss2D": _likelihood,

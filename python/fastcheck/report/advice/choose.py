@@ -247,14 +247,17 @@ def loss(case: Case) -> Iterator[Advice]:
 
 
 def _how_made(case: Case) -> str:
-    """The cause of NaN or infinite data, by what it holds, or by the loss if that is unknown."""
+    """The causes of NaN or infinite data, by what it holds."""
     bad = case.outside_reading
     if bad is None or not bad.nonfinite_count:
-        bad = case.reading
-    elif bad.neginf_count == bad.nonfinite_count:
+        return "0/0 or x/0 (a count of 0: clamp it), log(0), a missing value, a cast out of range"
+    if bad.neginf_count == bad.nonfinite_count:
         return "log(0) is -Inf (clamp before the log, or leave such elements out)"
     if bad.nan_count:
-        return "0/0 (a mean over nothing, a count of 0: clamp it), a missing value, Inf - Inf"
+        return (
+            "0/0 (a mean over nothing, a std of one element, a count of 0: clamp it), a missing "
+            "value, Inf - Inf"
+        )
     return "x/0 (a count of 0: clamp it), log(0), a cast out of range"
 
 
