@@ -749,7 +749,7 @@ def _zero(names: str) -> str:
     return (
         f"gradients that are all 0: of {names}, in {UPDATES} updates in a row. Possible causes: a "
         "dead activation, a factor that is 0 throughout (both matrices of LoRA, a weight of the "
-        "loss), float16 gradients that underflow"
+        "loss), float16 gradients that underflow, NaN that was replaced by 0"
     )
 
 
