@@ -46,6 +46,28 @@ def train(model: nn.Module, spoiled: Spoiled, steps: int = 4) -> None:
         optimizer.step()
 
 
+@pytest.mark.parametrize("is_parametrized", [False, True])
+def test_a_gradient_that_is_written_behind_backward(is_parametrized: bool) -> None:
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)))
+    if is_parametrized:
+        parametrizations.weight_norm(model[0])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def train() -> None:
+        for step in range(4):
+            optimizer.zero_grad()
+            model(torch.ones(3, 4)).square().mean().backward()
+            if step == 3:
+                _, second, *_ = model.parameters()  # no one of those that are probed
+                assert second.grad is not None
+                second.grad.div_(0)
+            optimizer.step()
+
+    fastcheck.install(model)
+    stop = stopped(train)
+    assert stop.culprit.reason.endswith("or the program wrote it after backward()")
+
+
 def test_a_gradient_that_the_program_has_written() -> None:
     """As evolution strategies do, or per-sample gradients of torch.func that are clipped."""
     model = nn.Linear(4, 2)

@@ -48,6 +48,7 @@ from .step import Step
 _WAITS = "whether it counts depends on what is computed from it"
 _ABSORBED = "no stored tensor, and nothing that the model returned, is non-finite"
 _BETWEEN = ("grad_input", "grad_output")
+_OR_WRITTEN = "or the program wrote it after backward()"
 _PARAMETERS = ", including its parameters"
 _PARAMETERS_BEFORE = ", including its parameters when they were last read"
 
@@ -603,7 +604,7 @@ class ModuleRules:
         if tensor_seq is not None:
             reader, reason = self._blame(finding, tensor_seq)
             if reader is not None:
-                return PossibleVerdict(Verdict.ORIGIN, reason)
+                return PossibleVerdict(Verdict.ORIGIN, f"{reason}; {_OR_WRITTEN}")
         finite = "every activation and every gradient observed in this step was finite"
         finite += _except_for(self.findings)
         made = "became NaN" if finding.record["nan_count"] else "overflowed"
@@ -611,7 +612,7 @@ class ModuleRules:
         if self.has_other_ranks:
             reason = f"{finite}: this gradient came with the reduction over the ranks, or {how}"
             return PossibleVerdict(Verdict.ARRIVED, reason)
-        reason = f"{finite}: this gradient {how}"
+        reason = f"{finite}: this gradient {how}, {_OR_WRITTEN}"
         if not (self._step.update.passes or self._step.gradients):
             reason = f"{finite}, and no backward of a module was seen in it: {WRITTEN_BY_LOOP}"
         if self._step.update.has_changed_gradients:
