@@ -5544,3 +5544,132 @@ def loaded_state_with_nan(fixed: bool) -> Made:
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     optimizer.load_state_dict(state)
     return [model], step
+
+
+@program(
+    "tenstorrent/tt-metal#56397",
+    "a derivative that is written out with exp(-x): inf / inf for a large negative input",
+    place=r"\bact\b|Swish",
+    operator=r"\bexp\b",
+    kind=OVERFLOW,
+    advice=r"exp of more than|clamp|sigmoid",
+    never=(NO_RATE, r"derivative of|backward of sqrt"),
+)
+def swish_of_ones_own(fixed: bool) -> Made:
+    class SwishFunction(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.save_for_backward(x)
+            return x * x.sigmoid()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
+            (x,) = ctx.saved_tensors
+            if fixed:
+                s = x.sigmoid()
+                return gradient * (s + x * s * (1 - s))
+            e = torch.exp(-x)  # FAULT
+            return gradient * (1 / (1 + e) + x * e / (1 + e) ** 2)
+
+    class Swish(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return SwishFunction.apply(x)
+
+    model = chain(body=nn.Linear(6, 16), act=Swish(), head=nn.Linear(16, 3))
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        x = data(i, 16, 6) * (300 if i == BAD and not fixed else 1)
+        return update(optimizer, F.cross_entropy(model(x), whole(i, 0, 3, 16)))
+
+    return [model], step
+
+
+@program(
+    "Zhen-Dong/Magic-Me#14",
+    "a factorisation that is never called but by its loss: a user without ratings is divided by 0",
+    place=LOSS,
+    operator=r"\bdiv\b|DivBackward",
+    kind=ZERO_DIVISION,
+    advice=EPS,
+    never=(NO_RATE, r"at step 0"),
+)
+def factors_without_forward(fixed: bool) -> Made:
+    class Factors(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.users = nn.Parameter(torch.randn(8, 4) * 0.1)
+            self.items = nn.Parameter(torch.randn(9, 4) * 0.1)
+
+        def loss(self, ratings: Tensor, known: Tensor) -> Tensor:
+            error = (ratings - self.users @ self.items.T) * known
+            count = known.sum(1).clamp_min(1) if fixed else known.sum(1)
+            return (error.square().sum(1) / count).mean()  # FAULT
+
+    model = Factors()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+
+    def step(i: int) -> Tensor:
+        known = (data(i, 8, 9) > -0.5).float()
+        if i == BAD:
+            known[3] = 0
+        return update(optimizer, model.loss(data(i + 9, 8, 9), known))
+
+    return [model], step
+
+
+@program(
+    "huggingface/trl#6439",
+    "gradients are divided by the number of targets, which is 0, and clipped then",
+    place=r"gradient|p\.grad|update",
+    operator=r"\bmul\b|\bdiv\b|reciprocal|a later change|the training loop",
+    kind=ZERO_DIVISION + r"|0/0|divides by",
+    advice=r"where the loop writes to p\.grad|1/x divides by 0|divisor",
+    never=(r"backward of sqrt",),
+)
+def gradients_over_no_targets(fixed: bool) -> Made:
+    model = nn.Sequential(nn.Embedding(10, 8), nn.Linear(8, 10))
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+
+    def step(i: int) -> Tensor:
+        targets = whole(i, 2, 10, 8) if i != BAD else torch.ones(8, dtype=torch.long)
+        loss = F.cross_entropy(
+            model(whole(i + 9, 0, 10, 8)), targets, ignore_index=1, reduction="sum"
+        )
+        optimizer.zero_grad()
+        loss.backward()
+        count = (targets != 1).sum()
+        for p in model.parameters():
+            assert p.grad is not None
+            p.grad.mul_(1.0 / (count.clamp_min(1) if fixed else count))  # FAULT
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        return loss
+
+    return [model], step
+
+
+@program(
+    "pytorch/pytorch#90342",
+    "exp of a feature overflows before a batch norm, which takes the infinity into its mean",
+    place=r"\bfeature\b|Exp\b",
+    operator=r"\bexp\b",
+    kind=OVERFLOW,
+    advice=r"exp of more than|clamp",
+    never=(NO_RATE,),
+)
+def feature_before_batch_norm(fixed: bool) -> Made:
+    class Exp(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.exp(x.clamp(max=20) if fixed else x)  # FAULT
+
+    model = chain(feature=Exp(), norm=nn.BatchNorm1d(6), head=nn.Linear(6, 3))
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        x = data(i, 16, 6)
+        if i == BAD:
+            x[5, 2] = 95
+        return update(optimizer, F.cross_entropy(model(x), whole(i, 0, 3, 16)))
+
+    return [model], step
