@@ -8,7 +8,10 @@ from torch import nn
 
 import fastcheck
 
-pytestmark = pytest.mark.usefixtures("fresh_start")
+pytestmark = [
+    pytest.mark.usefixtures("fresh_start"),
+    pytest.mark.filterwarnings("ignore:.* has stepped with a learning rate of"),
+]
 APPLIED, INTACT = "weights have been updated in this step", "No optimizer has updated a weight"
 
 
@@ -95,6 +98,8 @@ def test_which_weights_hold_nan(level: str, device: str) -> None:
     text = " ".join(str(stop.value).split())
     assert stop.value.report.broken_weights == ("0.weight", "0.bias")
     assert "0.weight, 0.bias hold NaN or Inf now." in text
+    assert "try 1. SGD has stepped with a learning rate of inf, as a schedule" in text
+    assert "that divides by 0 where" in text and "leaves the range" not in text
     assert "load a checkpoint from before that" in text
 
 

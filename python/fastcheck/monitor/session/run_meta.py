@@ -250,8 +250,8 @@ def _fault(name: str, known: Mapping[str, float], is_of_torch: bool) -> str:
     momentum, eps = known.get("momentum", 0.0), known.get("eps", 0.0)
     if not math.isfinite(rate):
         return (
-            f"a learning rate of {format_number(rate)}, as a schedule gives that divides 0 by 0 "
-            "where its warm-up or decay has no steps"
+            f"a learning rate of {format_number(rate)}, as a schedule gives that divides "
+            f"{'0 ' * math.isnan(rate)}by 0 where its warm-up or decay has no steps"
         )
     if rate < 0:
         return (

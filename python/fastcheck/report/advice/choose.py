@@ -392,12 +392,15 @@ def advise(report: StopReport) -> list[Advice]:
         case.is_narrow and (case.trend.has_grown or case.trend.has_jumped)
     )
     developed = list(activations.growth(case)) if known and has_changed else []
+    # An update at such a setting makes Inf of numbers of any size.
+    is_update = case.site.direction == "optimizer" and bool(case.site.op)
+    has_cause = bool(known) or (is_update and bool(report.fault))
     for item in (
         *(developed if case.trend.has_exploded else ()),
         *known,
         *developed,
         # A buffer has to be repaired, whatever made its contents.
-        *(() if known and case.site.role != "buffer" else _rules(case)(case)),
+        *(() if has_cause and case.site.role != "buffer" else _rules(case)(case)),
     ):
         if item not in items:
             items.append(item)
