@@ -84,6 +84,14 @@ bool is_of_user(PyObject* globals) {
   return package != "torch" && package != "fastcheck" && package.substr(0, 7) != "_pytest";
 }
 
+// The code of a graph that torch.compile has made: no line of it is the program's.
+bool is_of_graph(PyObject* code) {
+  const char* const text = PyUnicode_AsUTF8(reinterpret_cast<PyCodeObject*>(code)->co_filename);
+  if (text == nullptr) PyErr_Clear();
+  const std::string_view file = text == nullptr ? "" : text;
+  return file.find("<eval_with_key") != file.npos || file.find("_aot_autograd") != file.npos;
+}
+
 // Called with the interpreter's lock. `globals` are looked at when the code is new, which is kept
 // then: another one never has its address.
 bool is_user_code(PyObject* code, PyObject* globals) {
@@ -92,7 +100,7 @@ bool is_user_code(PyObject* code, PyObject* globals) {
   if (found != known->end()) return found->second;
   if (known->size() >= kMaxCodes) return false;
   Py_INCREF(code);
-  return (*known)[code] = is_of_user(globals);
+  return (*known)[code] = is_of_user(globals) && !is_of_graph(code);
 }
 
 #if FASTCHECK_FRAMES

@@ -277,3 +277,20 @@ def test_ops_that_run_while_a_line_is_looked_up_are_not_observed() -> None:
         assert [one["line"] for one in observer.take()[1]] == [""]
     finally:
         observer.stop(observer.run())
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_the_line_is_none_of_a_compiled_graph(backend: str) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return self.layer(x).abs().neg().log()
+
+    model = Model()
+    with fastcheck.install(model, level="op"):
+        stop = stopped(torch.compile(model, backend=backend), torch.ones(2, 8))
+    assert stop.culprit.line.startswith(f"{__file__}:")
+    assert stop.culprit.line.endswith("in forward")

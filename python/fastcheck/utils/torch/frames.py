@@ -10,6 +10,8 @@ from typing import Optional
 import torch
 
 CALL = torch.nn.Module._call_impl.__code__
+#: Parts of the file names of the code that torch.compile makes, as in csrc/torch/python/line.cpp.
+_OF_GRAPHS = ("<eval_with_key", "_aot_autograd")
 #: The code of functions that run a call again which is over: the program is elsewhere by then.
 PAST: set[CodeType] = set()
 
@@ -23,14 +25,16 @@ def frames() -> Iterator[FrameType]:
 
 
 def program_frames() -> Iterator[FrameType]:
-    """The frames that are neither torch's, nor fastcheck's, nor pytest's; of a call that runs again
-    and is over its own alone.
+    """The frames that are neither torch's, nor fastcheck's, nor pytest's, nor those of a graph that
+    torch.compile has made; of a call that runs again and is over its own alone.
     """
     for frame in frames():
         if frame.f_code in PAST:
             return
         package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-        if package not in ("torch", "fastcheck") and not package.startswith("_pytest"):
+        is_of_graph = any(name in frame.f_code.co_filename for name in _OF_GRAPHS)
+        is_internal = package in ("torch", "fastcheck") or package.startswith("_pytest")
+        if not (is_internal or is_of_graph):
             yield frame
 
 
