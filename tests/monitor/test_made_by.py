@@ -486,8 +486,15 @@ def test_what_a_sum_within_a_product_has_added_from_outside_of_the_graph() -> No
     made = maker_of(lambda y: divergence(target, y))
     assert made.operator == ""
     assert "SubBackward0 in the graph of the loss: its operand with a graph is finite" in made.how
-    bad = maker_of(lambda y: divergence(target + 1, y * 0))
-    assert bad.operator == "LogBackward0"
+    assert maker_of(lambda y: divergence(target + 1, y * 0)).operator == "LogBackward0"
+
+    def of_known_products(y: torch.Tensor) -> torch.Tensor:
+        products = target * (target.log() - y.log())
+        result = products.sum()
+        result.backward()
+        return result
+
+    assert maker_of(of_known_products).operator == "MulBackward0"
 
 
 def test_anomaly_mode_gives_the_line() -> None:

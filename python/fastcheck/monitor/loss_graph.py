@@ -358,10 +358,13 @@ class _GraphSearch:
         """The operand without a graph of a sum, where all others are finite and this node has read
         nothing else.
         """
+        first = node
         while True:
             children = [child for child, _ in node.next_functions if child is not None]
             is_unary = len(node.next_functions) == 1 and _kind(_name(node)) in _UNARY
-            if not (is_unary or (len(children) == 1 and self._is_factor(node))):
+            # A product whose result is known is explained by its zeros.
+            is_within = node is not first and len(children) == 1 and self._is_factor(node)
+            if not (is_unary or is_within):
                 break
             node = children[0]
         edges = [edge for edge in node.next_functions if edge[0] is not None]

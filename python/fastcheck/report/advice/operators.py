@@ -125,7 +125,7 @@ def _division(case: Case, made: Operation) -> Iterator[Advice]:
     origin = made.origins.get(label, "")
     if re.fullmatch(r"(?:linalg_(?:vector|matrix)_)?norm", origin):
         yield Advice(
-            f"{seen} It is a norm: that of a row of zeros is 0.",
+            f"{seen} It is a norm: that of a row of zeros is 0. Add an eps.",
             "torch.nn.functional.normalize(x, dim=-1, eps=1e-6)  # or x / (norm + eps)",
         )
     elif "sqrt" in origin:
@@ -141,7 +141,8 @@ def _division(case: Case, made: Operation) -> Iterator[Advice]:
         )
     elif re.search(r"\b(?:sum|count_nonzero)\b", origin):
         yield Advice(
-            f"{seen} It is a sum: nothing was counted, or all weights are 0.",
+            f"{seen} It is a sum: nothing was counted, or all weights are 0: add an eps "
+            "or clamp it.",
             "x / count.clamp_min(1)  # or x / (total + eps)",
         )
     else:
