@@ -353,3 +353,15 @@ class TestGradients:
         step(None)
         step(None)
         assert where(stopped(step, nan_gradient).culprit)[0:3:2] == ("f0", "input[0]")
+
+
+@pytest.mark.parametrize("level", ["module", "op"])
+def test_what_a_criterion_returned_was_not_returned_by_the_model(level: str) -> None:
+    parts = {"root": Apply(lambda x: (-x.abs() - 1).sqrt()), "sum": Apply(torch.sum)}
+    model, criterion = nn.Linear(4, 2), chain(**parts)
+    with (
+        fastcheck.install(model, criterion, level=level),
+        pytest.raises(fastcheck.OverflowDetected) as stop,
+    ):
+        criterion(model(torch.ones(3, 4))).backward()
+    assert "the model returned it" not in stop.value.culprit.reason

@@ -108,6 +108,11 @@ class ModuleNode:
         self.next_call = self.counter.next_call
         self.recomputed_call = self.counter.recomputed_call
 
+    @property
+    def returned_it(self) -> str:
+        """A clause on what an outermost call has returned."""
+        return f"{'the model' if self.is_primary else self.name} returned it"
+
     def name_of(self, tensor: str) -> str:
         """The key in a state_dict of a tensor that the module holds under this name."""
         return f"{self.path}.{tensor}" if self.path else tensor

@@ -248,7 +248,7 @@ class ModuleRules:
         if cause is not None:
             for other in self._suspects(f for f in related if not f.uses.is_absorbed):
                 if other is not cause and other.state.by_consequence:
-                    self._reach([other], "the model returned it")
+                    self._reach([other], self._it_reached(finding))
             self._promote(cause, finding)
             return
         stored = self._first_stored(owner, finding)
@@ -291,7 +291,7 @@ class ModuleRules:
         left = [f for f in self._among(call.outputs) if f.state.is_pending]
         if left:
             suspects = [f for f in live if f.site not in self.findings.memory.harmless]
-            self._reach(self.findings.roots_of(suspects + left), "the model returned it")
+            self._reach(self.findings.roots_of(suspects + left), call.node.returned_it)
         if not is_complete:
             unread = self._suspects(f for f in live if f.state.is_pending and f.has_nan)
             self._reach(unread, "what the model returned was not read")
@@ -792,7 +792,9 @@ class ModuleRules:
     def _it_reached(self, finding: Finding) -> str:
         site = self.findings.sites[finding.site]
         if site.role == "output":
-            return "the model returned it"
+            return (
+                "the model returned it" if finding.call is None else finding.call.node.returned_it
+            )
         if site.role == "loss":
             return "it reached the loss"
         name = f"{site.module}.{site.label}" if site.module else site.label

@@ -127,7 +127,7 @@ class OpModuleObserver(ModuleObserver):
             call = self._read_compiled(node, outputs, "output", traced)
         if not stack and node.is_root and torch._C._current_graph_task_id() == -1:
             with session.lock:
-                self.level.returned(outputs)
+                self.level.returned(node, outputs)
         return call
 
     def _read_compiled(

@@ -492,9 +492,9 @@ class OpLevel(Level):
         if not self.session.is_scaled and self.session.backwards.owns_gradients:
             self.reach("gradient", _reached(_named_parameters(self._nodes)))
 
-    def returned(self, outputs: Named) -> None:
-        """A model has returned these."""
-        self.reach("output", (("the model returned it", tensor) for _, tensor in outputs))
+    def returned(self, node: ModuleNode, outputs: Named) -> None:
+        """The module of an outermost call has returned these."""
+        self.reach("output", ((node.returned_it, tensor) for _, tensor in outputs))
         buffers = buffers_of(self._nodes)
         kept = ((f"it is kept in buffer {node.name_of(name)}", b) for node, name, b in buffers)
         self.reach("buffer", kept)
