@@ -117,6 +117,12 @@ class TestNumbers:
             kinds += [(step, one.kind, one.is_warning) for one in run.read(rms)]
         assert kinds == [(19, "settings", True)] * is_event
 
+    def test_gradients_that_were_above_eps_shrink_with_the_loss(self) -> None:
+        run = Gradients()
+        run.watcher.setting("optimizers[0].groups[0].eps", None, 1e-8)
+        run.read(1.0)
+        assert [one for _ in range(40) for one in run.read(4e-9)] == []
+
     def test_the_rows_of_an_embedding_that_were_used_count(self) -> None:
         run = Gradients()
         run.watcher.setting("optimizers[0].groups[0].eps", None, 1e-8)

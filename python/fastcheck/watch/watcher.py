@@ -355,6 +355,8 @@ class Program:
         # Changes since the last step, and facts with the step in which each was noticed.
         self._changes: list[Number] = []
         self._noticed: list[tuple[int, Number]] = []
+        # The largest rms of all gradients.
+        self._largest = 0.0
 
     def setting(self, name: str, before: Optional[float], value: float) -> None:
         """Takes in a setting, as Watcher.setting() does."""
@@ -386,6 +388,13 @@ class Program:
         numbers = [number for noticed, number in self._noticed if noticed <= step]
         self._noticed = [notice for notice in self._noticed if notice[0] > step]
         return numbers
+
+    def beside_eps(self, sizes: list[float]) -> list[float]:
+        """These rms of gradients by step; of those that were larger than eps before, zeros: they
+        shrink with the loss.
+        """
+        self._largest = max(self._largest, *sizes)
+        return sizes if self._largest < self.eps else [0.0] * len(sizes)
 
     @property
     def eps(self) -> float:
@@ -581,7 +590,7 @@ class Watcher:
         growth = self._column("weight_growth", [(grown, math.nan) for grown in self._numbers.grown])
         ratios = self._column("clip_ratio", clipped)
         shares = self._column("rate_share", rates)
-        sizes = gradient_rms(now) if eps else [0.0] * count
+        sizes = self._program.beside_eps(gradient_rms(now)) if eps else [0.0] * count
         rms = self._column("gradient_rms", [(size or None, eps) for size in sizes])
         scales = [[] if scale is None else [scale] for _, scale in others]
         if not self._may_hold("loss_scale", [scale for each in scales for scale in each]):
