@@ -47,7 +47,9 @@ class Makers:
         if session.config.level == "op":  # what made it is known
             site = session.sites[culprit.site]
             if site.op:
-                is_given = is_now and culprit.verdict is Verdict.ARRIVED
+                # A number that stands alone is like many others.
+                is_given = culprit.verdict is Verdict.ARRIVED and culprit.record["numel"] > 1
+                is_given &= is_now
                 return search_variables(culprit.record, "it may be this one") if is_given else None
             return call_again.bad_argument(site) if culprit.is_data else None
         if culprit.uses.given is not None:

@@ -390,7 +390,7 @@ class Program:
         return numbers
 
     def beside_eps(self, sizes: list[float]) -> list[float]:
-        """These rms of gradients by step; of those that were larger than eps before, zeros: they
+        """The rms of gradients by step, or zeros if one of them was above eps: such gradients
         shrink with the loss.
         """
         self._largest = max(self._largest, *sizes)

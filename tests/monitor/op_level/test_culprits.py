@@ -145,6 +145,22 @@ def test_a_number_that_is_not_finite_is_told(function: Any, level: str) -> None:
     assert "finite" in reason and "but for a number that it was given" in reason
 
 
+def test_a_number_that_is_written_into_a_gradient() -> None:
+    """Another number that is NaN, such as one that follows from it, is not it."""
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with fastcheck.install(model, level="op"), pytest.raises(fastcheck.OverflowDetected) as stop:
+        model(torch.ones(2, 4)).sum().backward()
+        assert model.weight.grad is not None
+        model.weight.grad.data[0] = float("nan")
+        total = model.weight.grad.norm()
+        optimizer.step()
+    assert total.isnan() and stop.value.report.made_by is None
+    text = " ".join(str(stop.value).split())
+    assert "The line writes one number, which is not finite" in text
+    assert "look at the data" not in text
+
+
 ORIGINS: list[tuple[str, Callable[[torch.Tensor], torch.Tensor], str]] = [
     ("0/0", lambda x: (x * 0) / (x * 0), "aten.div.Tensor"),
     ("log(0)", lambda x: x + torch.log(x * 0), "aten.log"),

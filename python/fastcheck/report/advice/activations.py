@@ -340,6 +340,10 @@ def arrived(case: Case) -> Iterator[Advice]:
             "writes weights, in this line or outside of torch's operators (numpy(), an extension)."
         )
         return
+    is_write = (case.site.op or "").startswith(("aten.fill_.", "aten.copy_"))
+    if is_write and case.site.role == "input" and case.reading.numel == 1:
+        yield Advice("The line writes one number, which is not finite: look where it comes from.")
+        return
     if case.site.role == "input" and not case.site.module:
         # A cast makes no NaN.
         is_cast = case.is_narrow and not case.has_nan
