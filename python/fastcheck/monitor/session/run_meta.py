@@ -253,13 +253,13 @@ def _fault(name: str, known: Mapping[str, float], is_of_torch: bool) -> str:
             f"a learning rate of {format_number(rate)}, as a schedule gives that divides "
             f"{'0 ' * math.isnan(rate)}by 0 where its warm-up or decay has no steps"
         )
+    if not is_of_torch:
+        return ""
     if rate < 0:
         return (
             f"a learning rate of {format_number(rate)}, as a schedule gives that goes on past its "
-            "end: below 0 the loss is maximised"
+            "end: below 0 updates go the other way"
         )
-    if not is_of_torch:
-        return ""
     betas = [known.get(f"betas[{place}]", 0.0) for place in range(1 if name == "Adamax" else 2)]
     beta = next((beta for beta in betas if "Ada" in name and not 0 <= beta < 1), None)
     if beta is not None:
