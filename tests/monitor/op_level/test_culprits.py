@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import fastcheck
 from fastcheck.types import Verdict
@@ -143,6 +144,20 @@ def test_a_number_that_is_not_finite_is_told(function: Any, level: str) -> None:
     made = stop.report.made_by
     reason = stop.culprit.reason if made is None else made.how
     assert "finite" in reason and "but for a number that it was given" in reason
+
+
+def test_the_last_operator_of_a_recomputation_is_named_by_its_first_run() -> None:
+    """Its result is saved for its backward, and recomputed where no one sees it return."""
+
+    class Checkpointed(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            grown = checkpoint(lambda x: (x.abs() + 1e4).exp(), x, use_reentrant=False)
+            return torch.tanh(grown)
+
+    model = nn.Sequential(nn.Linear(8, 8), Checkpointed(), nn.Linear(8, 4))
+    fastcheck.install(model, level="op")
+    stop = stopped(train, model, 1)
+    assert culprit(stop) == ("1", "aten.exp", "forward", "origin")
 
 
 def test_a_number_that_is_written_into_a_gradient() -> None:
