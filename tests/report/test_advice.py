@@ -802,6 +802,10 @@ OPERATORS = {
         ),
         "Two operands that are both -inf: the logaddexp is -Inf",
     ),
+    "logsumexp of a row of -Inf": (
+        operator_report("aten.logsumexp", {"self": of(neginf_count=3)}, neginf_count=1),
+        "A row of nothing but -inf: the logsumexp is -Inf",
+    ),
     "qr backward": (
         operator_report("aten.linalg_qr", {"self": of()}, backward=True, nan_count=2),
         "The backward of qr divides by the diagonal of R",

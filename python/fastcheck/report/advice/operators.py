@@ -776,8 +776,9 @@ def _angle_backward(case: Case, made: Operation) -> Iterator[Advice]:
     )
 
 
-def _logsumexp_backward(case: Case, made: Operation) -> Iterator[Advice]:
-    if any(reading.neginf_count for _, reading in made.inputs):
+def _logsumexp(case: Case, made: Operation) -> Iterator[Advice]:
+    is_empty = made.is_backward or (made.result is not None and made.result.neginf_count > 0)
+    if is_empty and any(reading.neginf_count for _, reading in made.inputs):
         what = (
             "Two operands that are both -inf" if "add" in made.name else "A row of nothing but -inf"
         )
@@ -830,6 +831,7 @@ _FORWARD: tuple[tuple[str, _Rule], ...] = (
     (r"scalar_tensor|(?:masked_|index_)?fill|(?:new_)?full(?:_like)?", _constant),
     (r"(?:linalg_vector_)?norm|mse_loss|square|std|var", _square),
     (r"(?:log_)?softmax", _softmax),
+    (r"logsumexp|logaddexp|logcumsumexp", _logsumexp),
     (r"ctc_loss", _ctc),
     (r"nll_loss(?:2d|_nd)?|cross_entropy(?:_loss)?", _likelihood),
     (r"mul|addcmul|xlogy", _product),
@@ -849,7 +851,7 @@ _BACKWARD: tuple[tuple[str, _Rule], ...] = (
     (r"hypot", _hypot_backward),
     (r"(?:linalg_)?(?:svd|eigh|eig|symeig|qr)", _decomposition),
     (r"(?:log_)?softmax", _softmax),
-    (r"logsumexp|logaddexp|logcumsumexp", _logsumexp_backward),
+    (r"logsumexp|logaddexp|logcumsumexp", _logsumexp),
     (r"ctc_loss", _ctc),
     (
         r"mul|exp2?|expm1|pow|sqrt|sinh|cosh|(?:mse|smooth_l1|huber|soft_margin)_loss"
