@@ -119,7 +119,7 @@ class _ModuleHook:
         """Passes on to the observer what the recorder has not taken."""
         observer, node = self._observer, self._node
         # torch.jit.trace() compares what it has traced with a second trace.
-        is_traced = is_compiling() or torch.jit.is_tracing()
+        is_traced = is_compiling() or torch._C._is_tracing()
         if observer is None or node is None or not node.enabled or is_traced:
             if self.came_from and not is_traced:
                 warn_of_copy(self.came_from)

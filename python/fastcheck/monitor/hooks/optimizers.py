@@ -334,7 +334,8 @@ def _backward(
         return result
 
     # While Dynamo traces nothing is told of.
-    return break_graphs(run)  # type: ignore[no-any-return]
+    wrapped: Callable[..., Any] = break_graphs(run)
+    return wrapped
 
 
 _NON_STRICT = "_is_non_strict_tracing_flag"
