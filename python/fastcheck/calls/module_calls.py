@@ -81,6 +81,8 @@ class ModuleNode:
         self.module = weakref.ref(module)
         # The first model given to install(): what enters it without a history is the batch.
         self.is_primary = is_primary
+        #: A clause on what an outermost call has returned.
+        self.returned_it = f"{'the model' if is_primary else self.name} returned it"
         # One of those given to install().
         self.is_root = is_primary
         # Nearly all softmax modules of models in the wild carry the word in their class name.
@@ -107,11 +109,6 @@ class ModuleNode:
         self.counter = new_counter()
         self.next_call = self.counter.next_call
         self.recomputed_call = self.counter.recomputed_call
-
-    @property
-    def returned_it(self) -> str:
-        """A clause on what an outermost call has returned."""
-        return f"{'the model' if self.is_primary else self.name} returned it"
 
     def name_of(self, tensor: str) -> str:
         """The key in a state_dict of a tensor that the module holds under this name."""

@@ -267,7 +267,7 @@ class Numbers:
         # The loss has had a range.
         self._has_range = False
         self._weights = Weights()
-        self._was_skipped = False
+        # The learning rate of the update before; None: there was none.
         self._rate: Optional[float] = None
         self._loss_scale = LossScale()
         # Some step had a learning rate: a step without has made no update.
@@ -303,7 +303,8 @@ class Numbers:
             row = now.rows[k]
             assert row is not None
             self._values[k] = loss, *_ = self._of_row(row, k, have_scaled[k])
-            self._was_skipped = bool(now.is_skipped[k])
+            if now.is_skipped[k]:
+                self._rate = None
             if loss == loss:
                 self._weights.standstill.add(loss)
             scale = None
@@ -334,7 +335,7 @@ class Numbers:
                 norm = row.gradient_norm / (row.scale if row.scale and has_scaled else 1.0)
         (moved, squares), rate = self._weights.moved[k], self._rate
         self._rate = row.learning_rate
-        if not self._was_skipped and rate and moved > 0 and squares > 0:
+        if rate and moved > 0 and squares > 0:
             # A schedule changes nothing of what is divided by the learning rate.
             update = math.sqrt(moved / squares) / rate
         return loss, norm, update

@@ -10,6 +10,7 @@ DistributedDataParallel has averaged, and of a weight.
 
 from __future__ import annotations
 
+import functools
 import math
 import weakref
 from collections import Counter, deque
@@ -359,8 +360,6 @@ class Facts:
         # The number of optimizers that began without a state, by class and the parameters that they
         # hold.
         self._made: Counter[tuple[type, frozenset[int]]] = Counter()
-        # Over how many ranks DistributedDataParallel averages; None: not looked up yet.
-        self._averaged: Optional[int] = None
 
     def pass_without_gradients(self, node: ModuleNode) -> None:
         """Takes in that a forward pass of this module without gradients has ended."""
@@ -399,7 +398,7 @@ class Facts:
         """Backward has made gradients."""
         for chain in self._of_all:
             chain.backward_ended(self._losses.scaler)
-            if (self._averaged or self._averaged_over()) > 1 and chain.gradient is not None:
+            if self._averaged > 1 and chain.gradient is not None:
                 chain.since.elements = first_elements(chain.gradient)
             if chain.added and "nan_kept" not in self._told and chain.keeps_nan():
                 self._tell_once("nan_kept", chain.added, chain.parameter)
@@ -577,15 +576,15 @@ class Facts:
             self._count("scheduled_twice", calls[0] > 1, about, id(scheduler))
             calls[0] = 0
 
-    def _averaged_over(self) -> int:
-        if self._averaged is None:
-            modules = (node.module() for node in self._nodes)
-            wrappers = (m for m in modules if isinstance(m, DistributedDataParallel))
-            self._averaged = max((group_size(m.process_group) for m in wrappers), default=1)
-        return self._averaged
+    @functools.cached_property
+    def _averaged(self) -> int:
+        """The number of ranks over which DistributedDataParallel averages."""
+        modules = (node.module() for node in self._nodes)
+        wrappers = (m for m in modules if isinstance(m, DistributedDataParallel))
+        return max((group_size(m.process_group) for m in wrappers), default=1)
 
     def _look_at_reduction(self, optimizer: torch.optim.Optimizer, chain: _Chain) -> None:
-        ranks, where = self._averaged_over(), self._name_of(chain.parameter)
+        ranks, where = self._averaged, self._name_of(chain.parameter)
         for factor, text in ((float(ranks), str(ranks)), (1 / ranks, f"1/{ranks}")):
             about = f"{text} (seen at {where})"
             is_so = chain.is_multiplied_by(factor)

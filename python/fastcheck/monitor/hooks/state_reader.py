@@ -308,10 +308,11 @@ class StateReader:
         these). False: none does. ``scaled``: loss scaling decides what becomes of them.
         """
         ids = set(map(id, gradients))
+        if not self._session.backwards.owns_gradients:
+            self.hand_changes.before_clipping(())
+            return False
         parameters = [s for s in parameters_of(self._nodes, owned) if id(s[2].grad) in ids]
         is_changed = self.hand_changes.before_clipping(parameters)
-        if not self._session.backwards.owns_gradients:
-            return False
         self._session.step.update.has_changed_gradients |= is_changed
         self._early.begin(self._session.step.index)
         self._read_gradients(parameters, scaled, is_early=True)
