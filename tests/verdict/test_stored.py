@@ -308,3 +308,26 @@ def test_a_module_with_new_parts_claims_nothing_for_them(install: Any) -> None:
     stop = stopped(outer, torch.ones(2, 4))
     assert stop.culprit.site.module == "inner"
     assert "contains modules that are not observed" in stop.culprit.reason
+
+
+def test_a_buffer_that_something_else_than_its_module_wrote() -> None:
+    class Centred(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 2)
+            self.register_buffer("center", torch.zeros(4))
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return self.layer(x - self.center)
+
+    model = Centred()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with fastcheck.install(model), pytest.raises(fastcheck.OverflowDetected) as stop:
+        for count in (1.0, 0.0, 1.0):
+            optimizer.zero_grad()
+            model(torch.ones(3, 4)).sum().backward()
+            optimizer.step()
+            model.center.copy_(torch.ones(4) / torch.tensor(count))
+    culprit = stop.value.culprit
+    assert (culprit.site.key, culprit.verdict) == ("center", fastcheck.types.Verdict.ARRIVED)
+    assert "and no longer is" in culprit.reason and "has run" not in culprit.reason

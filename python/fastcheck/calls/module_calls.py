@@ -85,6 +85,8 @@ class ModuleNode:
         self.returned_it = f"{'the model' if is_primary else self.name} returned it"
         # One of those given to install().
         self.is_root = is_primary
+        # A clause on what an outermost call has returned.
+        self.returned_it = f"{'the model' if is_primary else self.name} returned it"
         # Nearly all softmax modules of models in the wild carry the word in their class name.
         self.is_softmax_like = "softmax" in self.type_name.lower()
         # The module's forward writes running statistics.

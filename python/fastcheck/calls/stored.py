@@ -203,6 +203,10 @@ class StoredTensors:
     def __init__(self, nodes: Sequence[ModuleNode]) -> None:
         self._node_of = {id(node.module()): node for node in nodes}
 
+    def node_of(self, module: Optional[torch.nn.Module]) -> Optional[ModuleNode]:
+        node = self._node_of.get(id(module))
+        return node if module is not None and node is not None and node.module() is module else None
+
     def within(self, node: Optional[ModuleNode]) -> TensorBatch:
         """The parameters and buffers of this module and of the observed modules in it; None: of all
         observed modules.
@@ -211,8 +215,8 @@ class StoredTensors:
         module = None if node is None else node.module()
         observed = [one.module() for one in self._node_of.values()] if node is None else ()
         for child in observed if module is None else module.modules():
-            child_node = self._node_of.get(id(child))
-            if child is None or child_node is None or child_node.module() is not child:
+            child_node = self.node_of(child)
+            if child is None or child_node is None:
                 continue
             for name, parameter in child._parameters.items():
                 if parameter is not None:

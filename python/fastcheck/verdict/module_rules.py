@@ -397,7 +397,7 @@ class ModuleRules:
                 "it was non-finite when it was first read: look at the checkpoint or at the "
                 "initialisation"
             )
-        elif self._has_run(finding):
+        elif not is_suspect and self._has_run(finding):
             verdict = Verdict.ORIGIN
             reason = f"{was_finite(finding.role, last_finite)}; its module has run since"
         elif last_finite == self._step.index and not is_updated:
@@ -416,7 +416,7 @@ class ModuleRules:
                 finding, FindingState.DOUBTFUL, what, PossibleVerdict(verdict, reason)
             )
             return
-        root = self._kept_from(finding)
+        root = None if is_suspect else self._kept_from(finding)
         if root is None:
             self.findings.decide(finding, verdict, reason)
         else:

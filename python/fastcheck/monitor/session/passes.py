@@ -89,15 +89,11 @@ class Passes:
     def __init__(self) -> None:
         #: torch's generator of the host, as the last pass has begun with it.
         self.generator: Optional[torch.Tensor] = None
-        self._held: list[Pass] = []
+        #: The passes in memory, oldest first.
+        self.held: list[Pass] = []
         self._buffers: dict[ModuleNode, list[_OwnBuffer]] = {}
         #: Passes that begin now are not read (``Session.pause()``).
         self.are_paused = False
-
-    @property
-    def held(self) -> Sequence[Pass]:
-        """The passes in memory, oldest first."""
-        return self._held
 
     def hold(
         self,
@@ -120,10 +116,10 @@ class Passes:
         kind = tensors[0][1].device.type if tensors else "cpu"
         autocast = kind, autocast_dtype(kind)
         buffers = self._own_buffers(call.node)
-        size = sum(entry.nbytes for entry in self._held) if self._held else 0
-        while self._held and (len(self._held) > _MOST or size > _MOST_BYTES):
-            size -= self._held.pop(0).nbytes
-        self._held.append(Pass(step, call, args, kwargs, self.generator, autocast, nbytes, buffers))
+        size = sum(entry.nbytes for entry in self.held) if self.held else 0
+        while self.held and (len(self.held) > _MOST or size > _MOST_BYTES):
+            size -= self.held.pop(0).nbytes
+        self.held.append(Pass(step, call, args, kwargs, self.generator, autocast, nbytes, buffers))
 
     def _own_buffers(self, node: ModuleNode) -> Sequence[BufferCopy]:
         """Copies of the smallest buffers that the module and its submodules hold now. Of all passes
@@ -149,8 +145,8 @@ class Passes:
 
     def drop_before(self, step: int) -> None:
         """Releases the passes of earlier steps."""
-        while self._held and self._held[0].step < step:
-            del self._held[0]
+        while self.held and self.held[0].step < step:
+            del self.held[0]
 
 
 def _is_simple(value: Any) -> bool:

@@ -43,8 +43,8 @@ from fastcheck.ring.host import (
     make_reader,
     new_cursor,
 )
-from fastcheck.utils.torch.own_operators import unobserved
-from fastcheck.utils.torch.readable import are_on_host
+from fastcheck.utils.torch.own_operators import no_grad, unobserved
+from fastcheck.utils.torch.readable import are_on_host, can_hold_nonfinite
 from fastcheck.utils.torch.seen_tensors import SeenTensors, make_seen
 from fastcheck.utils.torch.streams import streams_of
 from fastcheck.utils.torch.transforms import innermost_transform
@@ -432,6 +432,7 @@ class ModuleLevel(Level):
         else:
             with self.session.lock:
                 self.collect()  # what the step has read of them already
+                self._add_written(batch, node)
                 records = self._read_now(batch.tensors, batch.sites)
             stored = enumerate(zip(batch.sites, batch.roles))
             params = ((site, batch.given(at)) for at, (site, role) in stored if role == "param")
@@ -440,6 +441,22 @@ class ModuleLevel(Level):
         for record in records if is_deferred or not len(records) else records[nonfinite(records)]:
             site = int(record["site"])
             yield record.copy(), roles[site], given.get(site)
+
+    def _add_written(self, batch: TensorBatch, node: Optional[ModuleNode]) -> None:
+        """Adds the buffers of modules in training that are known to have been non-finite when the
+        outermost call began, and finite in an earlier step.
+        """
+        held, history = self.session.passes.held, self.session.event_store.archive.history
+        prefix = f"{node.path}." if node is not None and node.path else ""
+        for holder, name, copied in held[-1].buffers if held else ():
+            owner = self.stored.node_of(holder())
+            if owner is None or not f"{owner.path}.".startswith(prefix):
+                continue
+            site = owner.site("buffer", name, 0)
+            with unobserved(), no_grad():
+                is_bad = can_hold_nonfinite(copied) and not copied.isfinite().all()
+            if is_bad and site not in batch.sites and history.last_finite_step(site) is not None:
+                batch.add(copied, site, "buffer")
 
     def _read_now(self, tensors: Sequence[torch.Tensor], sites: Sequence[int]) -> np.ndarray:
         """Reads tensors of the host; the records that are non-finite."""
