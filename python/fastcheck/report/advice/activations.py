@@ -342,7 +342,10 @@ def arrived(case: Case) -> Iterator[Advice]:
         return
     is_write = (case.site.op or "").startswith(("aten.fill_.", "aten.copy_"))
     if is_write and case.site.role == "input" and case.reading.numel == 1:
-        yield Advice("The line writes one number, which is not finite: look where it comes from.")
+        yield Advice(
+            "The line writes one number, which is not finite: look where it comes from, the data "
+            "(a missing value, a target) or what computes it."
+        )
         return
     if case.site.role == "input" and not case.site.module:
         # A cast makes no NaN.
