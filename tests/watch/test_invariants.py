@@ -81,6 +81,15 @@ def test_each_move_begins_the_count_anew() -> None:
         run.update(2000 + round_number)
 
 
+@pytest.mark.parametrize(("last", "is_told"), [(0.9e-9, True), (1.1e-9, False)])
+def test_a_rate_far_below_the_largest_until_now(last: float, is_told: bool) -> None:
+    run, texts = Weights(), []
+    for step, rate in enumerate([1e-4, 1e-3, 1e-5, *[last] * 40]):
+        texts += [(step, text) for text in run.update(step + 1, learning_rate=rate)]
+    assert [step for step, _ in texts] == [22] * is_told
+    assert all("millionth of its largest value until now, 0.001" in text for _, text in texts)
+
+
 def given(run: Run, **fields: Any) -> list[str]:
     return [e.text for e in run.step({INPUT: fields}) if e.kind == "invariant"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any, Optional
 
 import numpy as np
@@ -122,6 +123,19 @@ class TestNumbers:
         run.watcher.setting("optimizers[0].groups[0].eps", None, 1e-8)
         run.read(1.0)
         assert [one for _ in range(40) for one in run.read(4e-9)] == []
+
+    @pytest.mark.parametrize("together", [1, 16, 64])
+    def test_gradients_that_rise_above_eps_later_were_below_it(self, together: int) -> None:
+        held: list[Any] = []
+        run = Gradients()
+        watcher = run.watcher
+        run.watcher = SimpleNamespace(add=lambda step: held.append(step) or [])  # type: ignore[assignment]
+        watcher.setting("optimizers[0].groups[0].eps", None, 1e-8)
+        for step in range(64):
+            run.read(4e-9 if step < 30 else 1.0)
+        for at in range(0, 64, together):
+            watcher.add(*held[at : at + together])
+        assert [(one.step, one.kind) for one in watcher.events] == [(19, "settings")]
 
     def test_the_rows_of_an_embedding_that_were_used_count(self) -> None:
         run = Gradients()

@@ -23,9 +23,9 @@ _FIRST, _RECENT = 16, 32
 _GROWTH_STEPS = 10
 # The growth of weights since the first step is looked at every 16 steps, over four looks, where the
 # loss had come down by a tenth of the first losses before, and is half of them or more.
+_LOOK_STEPS, _LOOKS, _FIRST_LOSSES, _LEAST_FALL, _HIGH = 16, 4, 4, 0.1, 0.5
 # The ratio of the loss to the first losses at which a run diverges, and the growth of its weights.
 _DIVERGED, _BLOWN_UP = 1000.0, 4.0
-_LOOK_STEPS, _LOOKS, _FIRST_LOSSES, _LEAST_FALL, _HIGH = 16, 4, 4, 0.1, 0.5
 # The steps of which a share of skipped steps is taken.
 _SCALE_PAST = 100
 # The rounding of a sum, as a share of the sum of magnitudes.

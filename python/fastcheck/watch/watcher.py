@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any, Callable, NamedTuple, Optional, Union
 
 import numpy as np
@@ -390,11 +391,12 @@ class Program:
         return numbers
 
     def beside_eps(self, sizes: list[float]) -> list[float]:
-        """The rms of gradients by step, or zeros if one of them was above eps: such gradients
-        shrink with the loss.
+        """The rms of gradients by step, or 0 from the step on in which it is not below eps: such
+        gradients shrink with the loss.
         """
-        self._largest = max(self._largest, *sizes)
-        return sizes if self._largest < self.eps else [0.0] * len(sizes)
+        _, *largest = accumulate(sizes, max, initial=self._largest)
+        eps, self._largest = self.eps, largest[-1]
+        return [size if most < eps else 0.0 for size, most in zip(sizes, largest)]
 
     @property
     def eps(self) -> float:
