@@ -320,6 +320,14 @@ def test_a_loss_that_grows_with_the_weights(factor: float, grown: float, is_told
     assert [number.name for number in found[:1]] == ["divergence"] * is_told
 
 
+def test_a_loss_that_was_near_zero_at_first_may_grow_slowly() -> None:
+    """As that of a policy before its first reward, or one whose weight is ramped up."""
+    standstill = Standstill()
+    for at in range(160):
+        standstill.add(1e-6 if at < 40 else 1.03**at)
+        assert not standstill.look(at, 5.0)
+
+
 def test_a_loss_of_zero_does_not_grow() -> None:
     standstill = Standstill()
     for at in range(80):

@@ -24,8 +24,9 @@ _GROWTH_STEPS = 10
 # The growth of weights since the first step is looked at every 16 steps, over four looks, where the
 # loss had come down by a tenth of the first losses before, and is half of them or more.
 _LOOK_STEPS, _LOOKS, _FIRST_LOSSES, _LEAST_FALL, _HIGH = 16, 4, 4, 0.1, 0.5
-# The ratio of the loss to the first losses at which a run diverges, and the growth of its weights.
-_DIVERGED, _BLOWN_UP = 1000.0, 4.0
+# A run diverges at this ratio of the loss to the first losses, which may have been near 0, at this
+# ratio of the losses at each look to those at the look before, and at this growth of its weights.
+_DIVERGED, _GOES_ON, _BLOWN_UP = 1000.0, 1.65, 4.0
 # The steps of which a share of skipped steps is taken.
 _SCALE_PAST = 100
 # The rounding of a sum, as a share of the sum of magnitudes.
@@ -116,8 +117,10 @@ class Standstill:
         self._looks.append((step, grown, statistics.median(self._losses)))
         (begun, before, high), (_, _, low) = self._looks[0], self._looks[-1]
         first = statistics.median(self._first)
-        is_far = abs(low) >= max(_DIVERGED * abs(first), 2 * abs(high)) > 0
-        if is_far and grown >= _BLOWN_UP and len(self._looks) == _LOOKS:
+        sizes = [abs(loss) for _, _, loss in self._looks]
+        goes_on = all(size > _GOES_ON * last for last, size in zip(sizes, sizes[1:]))
+        is_far = sizes[-1] >= _DIVERGED * abs(first) and grown >= _BLOWN_UP
+        if goes_on and is_far and len(sizes) == _LOOKS:
             return [Number("divergence", low, first, full_name=f"{grown:.3g}")]
         fall = first - high
         # A loss that is low stands still since there is little left to learn.
