@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 from typing import Any
@@ -440,11 +441,12 @@ def operator_report(
     *,
     backward: bool = False,
     ran: str = "",
+    direction: str = "forward",
     dtype: str = "float32",
     numel: int = 8,
-    **counts: int,
+    **counts: Any,
 ) -> StopReport:
-    direction, role = ("backward", "grad_input") if backward or ran else ("forward", "output")
+    direction, role = ("backward", "grad_input") if backward or ran else (direction, "output")
     label = f"grad_input[0] ({op})" if backward else role
     op = ran or op
     where = build.site("net", "Net", op=op, direction=direction, role=role, label=label)
@@ -694,6 +696,7 @@ OPERATORS = {
         operator_report(
             "aten.addcdiv_",
             {"self": of(), "tensor1": ZERO, "tensor2": of(0.0, zero_count=3, dtype="float16")},
+            direction="optimizer",
             dtype="float16",
             nan_count=3,
         ),
@@ -860,15 +863,15 @@ OPERATORS = {
     ),
     "acos of a cosine that is rounded": (
         operator_report("aten.acos", {"self": of(-1.0, 1.0000001)}, nan_count=1),
-        "self goes from -1 to 1 (1.00e-07 beyond, by rounding): acos is NaN outside of -1 to 1",
+        "self goes from -1 to 1 (1.00e-07 beyond, as by rounding): acos is NaN outside of -1 to 1",
     ),
     "acosh of what is rounded": (
         operator_report("aten.acosh", {"self": of(0.9999999, 2.0)}, nan_count=1),
-        "(1.00e-07 beyond, by rounding): acosh is NaN below 1",
+        "(1.00e-07 beyond, as by rounding): acosh is NaN below 1",
     ),
     "an operator that has no rule": (
         operator_report("aten.linalg_matrix_exp", {"self": of(high=2000.0)}, nan_count=8),
-        "aten.linalg_matrix_exp made NaN of numbers up to 2,000 in magnitude: in it a number left",
+        "aten.linalg_matrix_exp made NaN of numbers up to 2,000 in magnitude: a number left",
     ),
     "cosh of -95": (
         operator_report("aten.cosh", {"self": of(-95.0, 1.0)}, posinf_count=1),
@@ -879,16 +882,59 @@ OPERATORS = {
         "x.clamp(-20, 20).sinh()",
     ),
     "a mask that is cast": (
-        operator_report("aten._to_copy", {"self": of(-1e9, 0.0)}, dtype="float16", neginf_count=1),
+        operator_report(
+            "aten._to_copy", {"self": of(-1e9, 0.0)}, dtype="float16", neginf_count=1, low=0, high=0
+        ),
         "self holds -1.00e+09 and 0, as a mask does, and float16 ends at 65,504",
     ),
     "log of whole numbers": (
         operator_report("aten.log", {}, neginf_count=1),
         "aten.log read whole numbers, which hold zeros: log(0) is -Inf",
     ),
+    "numbers below 0 that are cast": (
+        operator_report(
+            "aten._to_copy",
+            {"self": of(-1e9, 0.0)},
+            dtype="float16",
+            neginf_count=1,
+            low=-9,
+            high=0,
+        ),
+        "self reaches 1.00e+09, and float16 ends at 65,504",
+    ),
+    "sinh of whole numbers": (
+        operator_report("aten.sinh", {}, neginf_count=1),
+        "Its input is above 89.4 in magnitude",
+    ),
+    "a division by an inverse root": (
+        operator_report(
+            "aten.div.Tensor", {"self": of(), "other (aten.rsqrt)": ZERO}, posinf_count=2
+        ),
+        "x/0 is Inf. Add an eps to it or clamp it.",
+    ),
+    "a division by a variance": (
+        operator_report(
+            "aten.div.Tensor", {"self": of(), "other (aten.var.correction)": ZERO}, posinf_count=2
+        ),
+        "It is a variance, which is 0 where all are equal: add an eps to it. x / (var + eps)",
+    ),
+    "a power of small numbers": (
+        operator_report("aten.pow.Tensor_Scalar", {"self": of(1e-3, 1.0)}, posinf_count=1),
+        "Look for what made it so large (for a negative power: so small)",
+    ),
+    "addcdiv of the program's own": (
+        operator_report(
+            "aten.addcdiv", {"self": of(), "tensor1": of(), "tensor2": ZERO}, posinf_count=2
+        ),
+        "The divisor tensor2 is 0 in 2 of 8 elements: 0/0 is NaN, and x/0 Inf. Add an eps to it.",
+    ),
+    "a median of nothing": (
+        operator_report("aten.median", {"self": build.record(numel=0)}, numel=1, nan_count=1),
+        "aten.median read no elements",
+    ),
     "log of negative whole numbers": (
         operator_report("aten.log2", {}, nan_count=1),
-        "aten.log2 read whole numbers, which hold negative numbers",
+        "hold negative numbers: their logarithm is NaN. Clamp them. x.clamp_min(1).log()",
     ),
     "a negative power of whole numbers": (
         operator_report("aten.pow.Tensor_Scalar", {}, posinf_count=1),
@@ -911,6 +957,55 @@ def test_the_first_item_is_what_the_operator_did_with_its_values(name: str) -> N
     first = advise(report)[0]
     assert wanted in f"{first.text} {first.code}"
     assert "lower the learning rate" not in advice_of(report)
+
+
+@pytest.mark.parametrize(
+    ("op", "counts"),
+    [
+        ("aten.pow.Scalar", {"posinf_count": 1}),  # 2 ** 200
+        ("aten.pow.Tensor_Scalar", {"posinf_count": 1, "high": 1e30}),
+        ("aten.mse_loss", {"nan_count": 1, "dtype": "float16"}),
+    ],
+)
+def test_what_another_cause_would_have_left_is_not_said(op: str, counts: dict[str, Any]) -> None:
+    told = advice_of(operator_report(op, {}, **counts))
+    assert "a negative power of 0" not in told and "a term of it" not in told
+
+
+@pytest.mark.parametrize("level", ["module", "op"])
+@pytest.mark.parametrize("name", ["full", "clamp", "lerp"])
+def test_a_number_that_an_operator_was_given(name: str, level: str) -> None:
+    class Model(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = super().forward(x)
+            if name == "full":
+                return y + torch.full((2,), math.nan)
+            return y.clamp(max=math.nan) if name == "clamp" else y.lerp(x[:, :2], math.nan)
+
+    model = Model(4, 2)
+    with fastcheck.install(model, level=level), pytest.raises(fastcheck.OverflowDetected) as stop:
+        model(torch.ones(3, 4)).sum().backward()
+    assert re.search(rf"try 1. aten.{name}[.\w]* was given a number that is NaN", said(stop.value))
+
+
+def test_a_mask_in_a_loss_in_float16_is_no_overflow() -> None:
+    model = torch.nn.Linear(4, 2)
+    with fastcheck.install(model), pytest.raises(fastcheck.OverflowDetected) as stop:
+        scores = model(torch.ones(3, 4)).half().sigmoid()
+        scores.masked_fill(scores > 0, -math.inf).amin().backward()
+    assert "MaskedFillBackward0" in said(stop.value)
+    assert "left the range" not in said(stop.value)
+
+
+def test_an_operator_without_a_rule_that_overflows_has_advice() -> None:
+    class Model(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (super().forward(x) * 1e30).cumprod(1) * 0
+
+    model = Model(4, 4)
+    with fastcheck.install(model), pytest.raises(fastcheck.OverflowDetected) as stop:
+        model(torch.ones(3, 4)).sum().backward()
+    assert "try 1. aten.cumprod made Inf of numbers up to" in said(stop.value)
 
 
 @pytest.mark.parametrize(
@@ -1138,6 +1233,7 @@ def test_an_update_makes_nan_of_a_moderate_weight_by_a_quotient_or_a_root(
     written = build.report(WEIGHT, infinite, Verdict.ARRIVED, before, learning_rates=(("SGD", 1),))
     # An infinity of a weight that grew is one of the growth.
     assert ("SGD divides by no number" in advice_of(written)) is (first == 1.0)
+    assert "SGD: 1.00e+38" in advice_of(replace(written, learning_rates=(("SGD", 1e38),)))
 
 
 @pytest.mark.parametrize(
@@ -1226,6 +1322,22 @@ def test_lbfgs_without_a_line_search(level: str) -> None:
     with fastcheck.install(model, level=level), pytest.raises(fastcheck.OverflowDetected) as stop:
         optimizer.step(closure)
     assert "try 1. Numbers left the range of float32 within a step of LBFGS" in said(stop.value)
+
+
+def test_an_infinite_batch_is_no_fault_of_lbfgs() -> None:
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1)
+    batches = iter([torch.randn(8, 4), torch.randn(8, 4), torch.full((8, 4), math.inf)])
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(next(batches)).square().mean()
+        loss.backward()
+        return loss
+
+    with fastcheck.install(model), pytest.raises(fastcheck.OverflowDetected) as stop:
+        optimizer.step(closure)
+    assert "try 1. The batch was non-finite" in said(stop.value)
 
 
 @pytest.mark.parametrize("level", ["module", "op"])

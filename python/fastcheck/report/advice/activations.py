@@ -290,12 +290,7 @@ def diverged(case: Case) -> Iterator[Advice]:
         yield _sum_of_products(case)
         yield from growth(case)
     elif case.operation is not None and not case.has_domain:
-        largest = max((float(r.abs_max or 0) for _, r in case.operation.inputs), default=0.0)
-        yield Advice(
-            f"{case.operation.shown} made Inf of numbers up to {format_number(largest)} in "
-            f"magnitude: look for those at which it leaves the range of {dtype}, and clamp them "
-            "before, or add an eps."
-        )
+        yield unexplained(case.operation)
     else:
         yield Advice(
             f"{dtype} holds up to {case.limit}, and this tensor was nowhere near it: look in the "
@@ -314,12 +309,15 @@ def diverged(case: Case) -> Iterator[Advice]:
 
 
 def unexplained(made: Operation) -> Advice:
-    """Advice on an operator without a rule that has made NaN."""
+    """Advice on an operator without a rule that has made NaN or Inf."""
     peak = format_number(max((float(r.abs_max or 0) for _, r in made.inputs), default=0.0))
+    read = f" of numbers up to {peak} in magnitude" if made.inputs else ""
+    if made.inputs and not any(r.numel for _, r in made.inputs):
+        return Advice(f"{made.shown} read no elements. Skip it where there are none.")
     return Advice(
-        f"{made.shown} made NaN of numbers up to {peak} in magnitude: in it a number left the "
-        "range of its dtype (Inf - Inf), or was divided by 0. Look for such numbers at that line, "
-        "and scale or clamp them before, or add an eps."
+        f"{made.shown} made {'NaN' if made.is_nan else 'Inf'}{read}: a number left the range "
+        "of its dtype, was divided by 0, or lies where the operator is not defined. Look for such "
+        "numbers at that line, and scale or clamp them before, or add an eps."
     )
 
 

@@ -125,6 +125,7 @@ def stored(case: Case) -> Iterator[Advice]:
     is_quotient = bool(case.divider) and case.has_nan and not (is_near or has_fault)
     steppers = {name for name, _ in case.report.learning_rates}
     is_far = not is_near and (case.has_nan or not case.is_narrow)
+    is_far &= all(rate < 1e6 for _, rate in case.report.learning_rates)
     is_written = bool(steppers) and steppers <= _ADDING and is_far and not has_fault
     if is_quotient:
         yield from _quotient_of_update(case)
@@ -212,15 +213,16 @@ def loss(case: Case) -> Iterator[Advice]:
     if made is not None and result is not None and form is not None and form.is_narrow:
         peak = max((float(r.abs_max or 0) for _, r in made.inputs), default=0.0)
         is_finite = not any(r.nonfinite_count for _, r in made.inputs)
-        # The root of a finite number is none.
+        # The root of a finite number is none, and a mask is written on purpose.
         is_root = made.name == "sqrt" and not made.is_nan
-        has_left = (
-            result.inf_count and (is_root or not case.has_domain)
-        ) or case.is_sum_of_products
+        is_safe = not (case.has_domain or re.search("where|fill", made.name))
+        has_left = (result.inf_count and (is_root or is_safe)) or case.is_sum_of_products
         if is_finite and has_left:
             seen = f", with numbers up to {format_number(peak)}" if peak else ""
+            # A tensor that it read may hold Inf as well where none is held.
+            left = "left" if made.inputs or is_root else "may have left"
             yield Advice(
-                f"{'What was given to ' if is_root else ''}{made.shown} left the range of "
+                f"{'What was given to ' if is_root else ''}{made.shown} {left} the range of "
                 f"{result.dtype}, which ends at {format_number(form.max)}{seen}: compute it in "
                 "float32 or bfloat16, outside of float16 autocast, or scale it before."
             )
@@ -380,7 +382,7 @@ def advise(report: StopReport) -> list[Advice]:
         items.append(Advice(f"{report.fault}."))
     items += _broken_weight(case)
     is_large = case.reading.inf_count > 0 and not case.is_narrow and not case.has_domain
-    if case.searches and report.why_updated and is_large:
+    if case.searches and report.why_updated and is_large and not is_given:
         items.append(
             Advice(
                 f"Numbers left the range of {case.reading.dtype} within a step of LBFGS: give it "
@@ -404,7 +406,7 @@ def advise(report: StopReport) -> list[Advice]:
     ):
         if item not in items:
             items.append(item)
-    if not items and case.operation is not None and case.operation.is_nan:
+    if not items and case.operation is not None and case.operation.result is not None:
         items.append(activations.unexplained(case.operation))
     closer = [] if report.replay is not None else list(_closer(case, report))
     return [*items[: MOST - 1 - len(closer)], *closer, _go_on(report, case)]

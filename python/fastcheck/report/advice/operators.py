@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 from typing import Callable
 
+from fastcheck.record.event import GIVEN_NUMBER
 from fastcheck.record.statistics import RecordStatistics
 from fastcheck.utils.text.numbers import counted, format_number
 
@@ -33,6 +34,12 @@ def by_operator(case: Case) -> list[Advice]:
     items = [
         item for names, rule in rules if re.fullmatch(names, made.name) for item in rule(case, made)
     ]
+    how = "" if case.report.made_by is None else case.report.made_by.how
+    if not items and GIVEN_NUMBER in case.reason + how:
+        given = (
+            f"{made.shown} was given a number that is NaN or infinite: look where it comes from."
+        )
+        return [Advice(given)]
     return items or ([] if made.is_backward else list(_infinite_operand(made)))
 
 
@@ -128,7 +135,7 @@ def _division(case: Case, made: Operation) -> Iterator[Advice]:
             f"{seen} It is a norm: that of a row of zeros is 0. Add an eps.",
             "torch.nn.functional.normalize(x, dim=-1, eps=1e-6)  # or x / (norm + eps)",
         )
-    elif "sqrt" in origin:
+    elif origin == "sqrt":
         yield Advice(
             f"{seen} It is a root, of 0 there: a norm of zeros, or a variance of equal numbers. "
             "Add an eps inside, which keeps its derivative finite, too.",
@@ -136,13 +143,14 @@ def _division(case: Case, made: Operation) -> Iterator[Advice]:
         )
     elif re.search(r"\b(?:std|var)\b", origin):
         yield Advice(
-            f"{seen} It is a standard deviation, which is 0 where all are equal: add an eps to it.",
-            "x / (std + eps)",
+            f"{seen} It is a {'variance' if origin == 'var' else 'standard deviation'}, which is 0 "
+            "where all are equal: add an eps to it.",
+            f"x / ({origin} + eps)",
         )
     elif re.search(r"\b(?:sum|count_nonzero)\b", origin):
         yield Advice(
-            f"{seen} It is a sum: nothing was counted, or all weights are 0: add an eps "
-            "or clamp it.",
+            f"{seen} It is a sum: nothing was counted, or its terms are 0 or cancel: add an eps or "
+            "clamp it.",
             "x / count.clamp_min(1)  # or x / (total + eps)",
         )
     else:
@@ -159,13 +167,10 @@ def _least_magnitude(reading: RecordStatistics) -> float:
 def _logarithm(case: Case, made: Operation) -> Iterator[Advice]:
     label, reading = made.operand(int(made.name == "xlogy"))
     if made.reads_integers and made.name != "log1p":
-        what = (
-            "negative numbers: their logarithm is NaN" if made.is_nan else "zeros: log(0) is -Inf"
-        )
-        yield Advice(
-            f"{made.shown} read whole numbers, which hold {what}. Clamp them, or take log1p.",
-            "x.clamp_min(1).log()  # or x.log1p()",
-        )
+        what = "zeros: log(0) is -Inf. Clamp them, or take log1p."
+        if made.is_nan:
+            what = "negative numbers: their logarithm is NaN. Clamp them."
+        yield Advice(f"{made.shown} read whole numbers, which hold {what}", "x.clamp_min(1).log()")
     if reading is None or reading.min is None:
         return
     end = -1 if made.name == "log1p" else 0
@@ -234,7 +239,7 @@ def _power(case: Case, made: Operation) -> Iterator[Advice]:
             yield Advice(
                 "sqrt of a negative number is NaN: clamp before.", "x.clamp_min(eps).sqrt()"
             )
-        elif made.reads_integers and made.may_be_inf:
+        elif made.reads_integers and made.may_be_inf and _is_inverse_of_integers(made):
             what = "1/sqrt(0)" if made.name == "rsqrt" else "a negative power of 0"
             yield Advice(
                 f"{made.shown} read whole numbers: {what} is Inf, as of a count of 0 (a node "
@@ -263,8 +268,8 @@ def _power(case: Case, made: Operation) -> Iterator[Advice]:
         low, high = format_number(reading.min), format_number(reading.max)
         yield Advice(
             f"{label} goes from {low} to {high}: a power of it is beyond the range of "
-            f"{(made.result or case.reading).dtype}. Look for what made it so large, and scale or "
-            "clamp it before.",
+            f"{(made.result or case.reading).dtype}. Look for what made it so large (for a "
+            "negative power: so small), and scale or clamp it before.",
             "x.clamp(-limit, limit) ** p",
         )
 
@@ -275,6 +280,13 @@ def _is_inverse(read: RecordStatistics, made: Operation) -> bool:
     return read.zero_count > 0 and (
         result is None or result.zero_count < read.zero_count <= result.inf_count
     )
+
+
+def _is_inverse_of_integers(made: Operation) -> bool:
+    """True if an Inf is that of 0: every other whole number has an inverse of at most 1."""
+    largest = None if made.result is None else made.result.abs_max
+    is_small = largest is not None and largest <= 1
+    return made.name == "rsqrt" or (is_small and made.shown.endswith("Tensor_Scalar"))
 
 
 def _exponential(case: Case, made: Operation) -> Iterator[Advice]:
@@ -288,12 +300,13 @@ def _exponential(case: Case, made: Operation) -> Iterator[Advice]:
     is_even = made.name in ("cosh", "sinh")
     if is_even:
         limit += math.log(2)
-    seen = f"Its input is above {limit:.1f}"
+    magnitude = " in magnitude" if is_even else ""
+    seen = f"Its input is above {limit:.1f}{magnitude}"
     if reading is not None:
         peak = reading.abs_max if is_even else reading.max
         if peak is None or peak <= limit:
             return
-        seen = f"{label} reaches {format_number(peak)}{' in magnitude' if is_even else ''}"
+        seen = f"{label} reaches {format_number(peak)}{magnitude}"
     if made.name == "cosh":
         yield Advice(
             f"{seen}: cosh of more than {limit:.1f} is beyond the range of "
@@ -329,7 +342,7 @@ def _cast(case: Case, made: Operation) -> Iterator[Advice]:
         return
     if reading.abs_max <= form.max or made.result is None:
         return
-    if made.result.neginf_count == made.result.inf_count and reading.max == 0:
+    if reading.max == 0 and not made.result.abs_max:
         yield Advice(
             f"{label} holds {format_number(reading.min)} and 0, as a mask does, and "
             f"{made.result.dtype} ends at {format_number(form.max)}: the cast makes -Inf of it, "
@@ -571,7 +584,7 @@ def _sum(case: Case, made: Operation) -> Iterator[Advice]:
 
 def _narrow_loss(case: Case, made: Operation) -> Iterator[Advice]:
     form = None if made.result is None else made.result.float_format
-    is_finite = not any(reading.nonfinite_count for _, reading in made.inputs)
+    is_finite = not made.is_nan and not any(r.nonfinite_count for _, r in made.inputs)
     if made.result is not None and form is not None and form.is_narrow and is_finite:
         yield Advice(
             f"{made.shown} in {made.result.dtype}, which ends at {format_number(form.max)}: a term "
@@ -623,7 +636,7 @@ def _domain(case: Case, made: Operation) -> Iterator[Advice]:
         return
     seen = f"{label} goes from {format_number(reading.min)} to {format_number(reading.max)}"
     excess = max(low - reading.min, 0 if is_above else reading.max - 1)
-    seen += f" ({format_number(excess)} beyond, by rounding)" if 0 < excess < 1e-3 else ""
+    seen += f" ({format_number(excess)} beyond, as by rounding)" if 0 < excess < 1e-3 else ""
     where = "below 1" if is_above else f"outside of {low:g} to 1"
     ends = ", and infinite at these" if made.name in ("atanh", "erfinv", "logit") else ""
     yield Advice(f"{seen}: {made.name} is NaN {where}{ends}. Clamp it inside.", code)
@@ -799,6 +812,10 @@ def _optimizer(case: Case, made: Operation) -> Iterator[Advice]:
         seen = f"The divisor {_zeros(label, reading)}, though" if reading else ""
     if reading is None:
         return
+    if not (case.site.direction == "optimizer" or made.name.startswith("fused_")):
+        seen = f"The divisor {_zeros(label, reading)}: 0/0 is NaN, and x/0 Inf. Add an eps to it."
+        yield Advice(seen, "x / (divisor + eps)")
+        return
     yield Advice(
         f"{seen} the optimizer adds eps to it: "
         + (
@@ -837,7 +854,7 @@ _FORWARD: tuple[tuple[str, _Rule], ...] = (
     (r"mul|addcmul|xlogy", _product),
     (r"(?:add|b|baddb)?mm|matmul|linear|convolution|(?:add)?mv|dot|mul|addcmul", _products),
     (r"sum|cumsum|nansum", _sum),
-    (r"(?:mse|(?:smooth_)?l1|huber|soft_margin|poisson_nll)_loss", _narrow_loss),
+    (r"(?:mse|smooth_l1|huber|soft_margin)_loss", _narrow_loss),
     (r"neg|mean|sum|mul|div|add|sub|rsub", _masked_classes),
     (r"add|sub|rsub", _mask_by_addition),
     (r"acos|asin|atanh|erfinv|acosh|logit", _domain),
