@@ -241,6 +241,20 @@ def test_a_healthy_state_leaves_no_record(install: Any) -> None:
     assert not any(monitor.sites[r["site"]].role == "optimizer_state" for r in monitor.records())
 
 
+@LEVELS
+@pytest.mark.parametrize("kept", [torch.zeros(4, 4), {"least": torch.tensor(INF)}])
+def test_a_state_as_other_optimizers_keep_it(
+    install: Any, kept: Any, level: str, recwarn: pytest.WarningsRecorder
+) -> None:
+    """A tensor without a dict, and the least loss that was seen until now."""
+    model = chain(a=nn.Linear(4, 4), b=nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    optimizer.state[model.a.weight] = kept
+    monitor = install(model, level=level)
+    steps(model, optimizer, [torch.randn(8, 4)] * 2)
+    assert monitor.event_count == 0 and not list(recwarn)
+
+
 def test_a_large_gradient_that_is_not_squared(install: Any) -> None:
     model = chain(a=nn.Linear(4, 4), b=nn.Linear(4, 2))
     monitor = install(model)

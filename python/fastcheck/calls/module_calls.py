@@ -81,8 +81,6 @@ class ModuleNode:
         self.module = weakref.ref(module)
         # The first model given to install(): what enters it without a history is the batch.
         self.is_primary = is_primary
-        #: A clause on what an outermost call has returned.
-        self.returned_it = f"{'the model' if is_primary else self.name} returned it"
         # One of those given to install().
         self.is_root = is_primary
         # A clause on what an outermost call has returned.

@@ -557,7 +557,8 @@ def test_a_healthy_program(name: str) -> None:
 
 def scaled_loop(order: str) -> Callable[[nn.Module, Any], None]:
     """A step that calls these in turn: "b"ackward of a scaled loss, "p"lain backward, "u"nscale,
-    "d"ivision by hand, "s"tep of the scaler and its update, "U"pdate of the scaler, "o"wn step.
+    "d"ivision by hand, "c"lipping, "g"rad(), "s"tep of the scaler and its update, "U"pdate of the
+    scaler, "o"wn step.
     """
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
 
@@ -568,6 +569,10 @@ def scaled_loop(order: str) -> Callable[[nn.Module, Any], None]:
                 (scaler.scale(loss(model)) if call == "b" else loss(model)).backward()
             elif call == "u":
                 scaler.unscale_(optimizer)
+            elif call == "c":
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            elif call == "g":
+                torch.autograd.grad(loss(model), list(model.parameters()))
             elif call == "d":
                 for parameter in model.parameters():
                     parameter.grad.div_(scaler.get_scale())
@@ -589,6 +594,7 @@ def scaled_loop(order: str) -> Callable[[nn.Module, Any], None]:
         ("bo", "gradients that are still multiplied by the loss scale: call scaler.step("),
         ("bubs", "gradients of which a part is still multiplied by the loss scale: backward() was"),
         *((order, "") for order in ("bs", "bbs", "bus", "bbus", "buoU", "buUo", "bdo", "po")),
+        *((order, "") for order in ("bdco", "bucoU", "budgs")),
     ],
 )
 def test_a_scale_that_gradients_still_carry_at_the_update(
@@ -606,6 +612,60 @@ def test_a_scale_of_one_multiplies_nothing() -> None:
         optimizer.zero_grad()
         scaler.scale(loss(model)).backward()
         optimizer.step()
+
+    assert not texts(step)
+
+
+class Wrapper(torch.optim.Optimizer):
+    """An optimizer that steps another, as Lookahead does."""
+
+    def __init__(self, base: torch.optim.Optimizer) -> None:
+        self.base, self.param_groups, self.state = base, base.param_groups, base.state
+
+    def step(self, closure: Any = None) -> None:
+        self.base.step()
+
+
+def test_a_wrapper_of_an_optimizer_may_be_unscaled() -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+
+    def step(model: nn.Module, optimizer: Any) -> None:
+        wrapper = Wrapper(optimizer)
+        optimizer.zero_grad()
+        scaler.scale(loss(model)).backward()
+        scaler.unscale_(wrapper)
+        scaler.step(wrapper)
+        scaler.update()
+
+    assert not texts(step)
+
+
+def test_a_scaled_backward_of_others_does_not_change_what_was_unscaled() -> None:
+    """Nor does a change by hand before it."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    other = nn.Linear(8, 4)
+    second = torch.optim.SGD(other.parameters(), 0.01)
+
+    def step(model: nn.Module, optimizer: Any) -> None:
+        optimizer.zero_grad()
+        second.zero_grad()
+        scaler.scale(loss(model)).backward()
+        scaler.unscale_(optimizer)
+        for parameter in model.parameters():
+            parameter.grad.mul_(0.5)
+        scaler.scale(loss(other)).backward()
+        scaler.step(optimizer)
+        scaler.step(second)
+        scaler.update()
+
+    assert not texts(step)
+
+
+def test_a_learning_rate_below_0_from_the_first_update_on_is_meant() -> None:
+    def step(model: nn.Module, optimizer: Any) -> None:
+        optimizer.param_groups[0]["lr"] = -0.01
+        optimizer.zero_grad()
+        uncleared(model, optimizer)
 
     assert not texts(step)
 

@@ -216,6 +216,7 @@ class _Chain:
         since.is_whole = since.is_whole and is_as_left
         since.has_scale = since.has_scale and is_as_left
         self.added = self.added if is_as_left else 0
+        self.leave(gradient)
 
     def keeps_nan(self) -> bool:
         """True if the gradient holds NaN, after four times as many calls of backward() without an
@@ -396,8 +397,10 @@ class Facts:
 
     def backward_ended(self) -> None:
         """Backward has made gradients."""
+        # The scaler of a loss, which autograd.grad() does not have.
+        scaler, self._losses.scaler = self._losses.scaler, None
         for chain in self._of_all:
-            chain.backward_ended(self._losses.scaler)
+            chain.backward_ended(scaler)
             if self._averaged > 1 and chain.gradient is not None:
                 chain.since.elements = first_elements(chain.gradient)
             if chain.added and "nan_kept" not in self._told and chain.keeps_nan():
@@ -408,10 +411,12 @@ class Facts:
         self._losses.scaled(scaler, outputs, results)
 
     def unscaled(self, optimizer: torch.optim.Optimizer) -> None:
-        """A GradScaler has divided the gradients of this optimizer by the scale."""
-        chain = self._chains.get(optimizer)
-        if chain is not None:
-            chain.since.has_scale = False
+        """A GradScaler has divided the gradients of this optimizer by the scale: of all that hold
+        the same parameters, of which it may be a wrapper.
+        """
+        for chain in self._of_all:
+            if chain.since.has_scale and id(chain.parameter) in parameter_ids(optimizer):
+                chain.since.has_scale = False
 
     def clipping(self, gradients: Sequence[torch.Tensor]) -> None:
         """Gradients are about to be clipped."""
@@ -420,6 +425,7 @@ class Facts:
             if gradient is None:
                 chain.since.is_clipped_early = not (chain.since.has_backward or gradients)
                 continue
+            chain.since.has_scale = chain.since.has_scale and chain.is_left(gradient)
             if any(gradient is other for other in gradients):
                 is_late = not chain.since.has_backward and chain.is_left(gradient)
                 self._count("clipped_late", is_late, "")

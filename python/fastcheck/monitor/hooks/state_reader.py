@@ -463,8 +463,11 @@ class StateReader:
         for node, name, parameter in parameters_of(self._nodes, parameter_ids(optimizer)):
             if is_after and _gradient_site(node, name, parameter) not in sites:
                 continue
-            for key, value in optimizer.state.get(parameter, {}).items():
-                if isinstance(value, torch.Tensor) and value.is_floating_point():
+            kept = optimizer.state.get(parameter)
+            for key, value in kept.items() if isinstance(kept, dict) else ():
+                # A number that stands alone may be Inf until there is a first one.
+                is_meant = not is_after and torch.is_tensor(value) and value.numel() < 2
+                if isinstance(value, torch.Tensor) and value.is_floating_point() and not is_meant:
                     site = node.site("optimizer_state", f"{name}.{key}", 0)
                     batch.add(value, site, "optimizer_state")
         is_on_host = are_on_host(batch.tensors)

@@ -185,7 +185,9 @@ class Schedule:
         is_adam = "adam" in kind and kind != "adamax"
         known = dict(_numbers(optimizer.param_groups[group]))
         if not self.fault:
-            self._look_for_fault(step, optimizer, known)
+            # A rate that was below 0 at first is meant.
+            before = self._last.get(f"optimizers[{number}].groups[{group}].lr", -1.0)
+            self._look_for_fault(step, optimizer, known, before < 0)
         for name, value in known.items():
             if name == "lr":
                 rates.append(value)
@@ -194,14 +196,14 @@ class Schedule:
         return rates
 
     def _look_for_fault(
-        self, step: int, optimizer: torch.optim.Optimizer, known: Mapping[str, float]
+        self, step: int, optimizer: torch.optim.Optimizer, known: Mapping[str, float], ascends: bool
     ) -> None:
-        name = type(optimizer).__name__
-        said = _fault(name, known, type(optimizer).__module__.startswith("torch.optim"))
+        kind = type(optimizer)
+        said = _fault(kind.__name__, known, kind.__module__.startswith("torch.optim"), ascends)
         if said:
             self.found_fault(step, optimizer, f"{said}. Look at what sets it")
-            if not 0 <= (rate := known.get("lr", 0.0)) < math.inf:
-                self.broken = name, rate
+            if said.startswith("a learning rate"):
+                self.broken = kind.__name__, known["lr"]
 
     def found_fault(self, step: int, optimizer: torch.optim.Optimizer, what: str) -> None:
         """``optimizer`` is about to step with this; the first is kept."""
@@ -244,7 +246,7 @@ class Schedule:
                 log.append_line("schedule", {"step": step, "name": name, "value": value})
 
 
-def _fault(name: str, known: Mapping[str, float], is_of_torch: bool) -> str:
+def _fault(name: str, known: Mapping[str, float], is_of_torch: bool, ascends: bool) -> str:
     """The setting of an optimizer's group at which training can't work, and why; empty: none."""
     rate, decay = known.get("lr", 0.0), known.get("weight_decay", 0.0)
     momentum, eps = known.get("momentum", 0.0), known.get("eps", 0.0)
@@ -255,13 +257,13 @@ def _fault(name: str, known: Mapping[str, float], is_of_torch: bool) -> str:
         )
     if not is_of_torch:
         return ""
-    if rate < 0:
+    if rate < 0 and not ascends:
         return (
             f"a learning rate of {format_number(rate)}, as a schedule gives that goes on past its "
             "end: below 0 updates go the other way"
         )
-    betas = [known.get(f"betas[{place}]", 0.0) for place in range(1 if name == "Adamax" else 2)]
-    beta = next((beta for beta in betas if "Ada" in name and not 0 <= beta < 1), None)
+    betas = (known.get("betas[0]", 0.0), 0.0 if name == "Adamax" else known.get("betas[1]", 0.0))
+    beta = next((beta for beta in betas if not 0 <= beta < 1), None) if "Ada" in name else None
     if beta is not None:
         return (
             f"a beta of {beta:.9g}: it has to be at least 0 and below 1, as {name} divides by "
