@@ -12,7 +12,13 @@ import pytest
 import torch
 
 import fastcheck
-from fastcheck.record.event import CHANGED_BY_LOOP, MAYBE_CHANGED, NOT_STEPPED, NOT_UPDATED
+from fastcheck.record.event import (
+    CHANGED_BY_LOOP,
+    GIVEN_NUMBER,
+    MAYBE_CHANGED,
+    NOT_STEPPED,
+    NOT_UPDATED,
+)
 from fastcheck.record.format import Verdict
 from fastcheck.report.advice.choose import advise
 from fastcheck.report.stop_report import MadeBy, StopReport
@@ -702,6 +708,10 @@ OPERATORS = {
         ),
         "below 3e-8, as Adam's 1e-8, eps is 0 in float16",
     ),
+    "log1p backward": (
+        operator_report("aten.log1p", {"self": ZERO}, backward=True, posinf_count=2),
+        "torch.where after it does not stop it. x.clamp_min(-1 + eps).log1p()",
+    ),
     "log1p": (
         operator_report("aten.log1p", {"self": of(-1.0, zero_count=0)}, neginf_count=2),
         "log1p(-1) is log(0), -Inf. Clamp it. x.clamp_min(-1 + eps).log1p()",
@@ -988,6 +998,14 @@ def test_a_number_that_an_operator_was_given(name: str, level: str) -> None:
     assert re.search(rf"try 1. aten.{name}[.\w]* was given a number that is NaN", said(stop.value))
 
 
+def test_the_setting_of_an_update_is_named_once() -> None:
+    report = operator_report("aten.lerp_", {"self": of()}, direction="optimizer", posinf_count=2)
+    culprit = replace(report.culprit, reason=f"everything was finite{GIVEN_NUMBER}")
+    assert "lerp_ was given a number" in advice_of(replace(report, culprit=culprit))
+    told = advice_of(replace(report, culprit=culprit, fault="SGD has stepped with a rate of inf"))
+    assert "SGD has stepped" in told and "was given a number" not in told
+
+
 def test_a_mask_in_a_loss_in_float16_is_no_overflow() -> None:
     model = torch.nn.Linear(4, 2)
     with fastcheck.install(model), pytest.raises(fastcheck.OverflowDetected) as stop:
@@ -1141,7 +1159,7 @@ def test_an_operator_from_the_graph_of_the_loss_is_as_good() -> None:
     [
         ({"nan_count": 1, "posinf_count": 1}, "0/0"),
         ({"posinf_count": 1}, "x/0"),
-        ({"neginf_count": 1}, "log(0) is -Inf"),
+        ({"neginf_count": 1}, "log(0) is -Inf, and so is -1/0"),
     ],
 )
 def test_what_the_loss_read_from_outside_is_explained_by_what_it_holds(

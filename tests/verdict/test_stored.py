@@ -345,3 +345,18 @@ def test_a_buffer_that_something_else_than_its_module_wrote() -> None:
     culprit = stop.value.culprit
     assert (culprit.site.key, culprit.verdict) == ("center", fastcheck.types.Verdict.ARRIVED)
     assert "and no longer is" in culprit.reason and "has run" not in culprit.reason
+
+
+def test_a_loss_that_is_not_computed_from_a_parameter_that_never_was_finite(install: Any) -> None:
+    model = chain(a=nn.Linear(4, 4))
+    model.register_parameter("spare", nn.Parameter(torch.full((3,), float("nan"))))
+    optimizer = sgd(model.a)
+    monitor = install(model, overflow_nums=-1)
+    for factor in (1.0, 1.0, 0.0):
+        optimizer.zero_grad()
+        (model(torch.randn(8, 4)).sigmoid() * factor).log().mean().backward()
+        optimizer.step()
+    monitor.flush()
+    events = [event for event in monitor.events if event.counted]
+    assert [event.site.key for event in events] == ["spare", "loss"]
+    assert events[1].verdict.name == "ORIGIN" and "did no harm in Sequential" in events[1].reason

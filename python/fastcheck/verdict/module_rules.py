@@ -62,8 +62,10 @@ def made_in_loss(findings: Findings) -> str:
 
 
 def _except_for(findings: Findings) -> str:
-    """A clause on the first tentative finding, such as a -Inf that may be a mask."""
-    for finding in findings.tentative:
+    """A clause on the first finding that is tentative, such as a -Inf that may be a mask, or that
+    did no harm.
+    """
+    for finding in findings.tentative or [f for f in findings.all if f.verdict is Verdict.BENIGN]:
         which = "-Inf" if finding.only_neginf else "values that did no harm"
         return f", except for {which} in {findings.sites[finding.blamed.site]}"
     return ""
@@ -328,6 +330,7 @@ class ModuleRules:
         """
         first: Optional[Finding] = None
         self._is_dated = False
+        was_finite_loss = node is None and self._last_finite_step(triggered_by.site) is not None
         for record, role, given in self._step.read_stored(node):
             if not is_nonfinite(record):
                 self._is_dated |= bool(record["seq"] < triggered_by.seq)
@@ -338,6 +341,10 @@ class ModuleRules:
             if known is None:
                 finding.position = triggered_by.position
                 self.findings.add(finding)
+                if was_finite_loss and self._last_finite_step(finding.site) is None:
+                    reason = "it was never finite, and did the loss of earlier steps no harm"
+                    self.findings.decide(finding, Verdict.BENIGN, reason)
+                    continue
                 self._judge_stored(finding, is_suspect=True)
                 if first is None and not finding.is_tentative:
                     first = finding

@@ -254,7 +254,7 @@ def _how_made(case: Case) -> str:
     if bad is None or not bad.nonfinite_count:
         return "0/0 or x/0 (a count of 0: clamp it), log(0), a missing value, a cast out of range"
     if bad.neginf_count == bad.nonfinite_count:
-        return "log(0) is -Inf (clamp before the log, or leave such elements out)"
+        return "log(0) is -Inf, and so is -1/0 (clamp before, or leave such elements out)"
     if bad.nan_count:
         return (
             "0/0 (a mean over nothing, a std of one element, a count of 0: clamp it), a missing "

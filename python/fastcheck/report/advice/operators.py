@@ -35,7 +35,7 @@ def by_operator(case: Case) -> list[Advice]:
         item for names, rule in rules if re.fullmatch(names, made.name) for item in rule(case, made)
     ]
     how = "" if case.report.made_by is None else case.report.made_by.how
-    if not items and GIVEN_NUMBER in case.reason + how:
+    if not items and GIVEN_NUMBER in case.reason + how and not case.report.fault:
         given = (
             f"{made.shown} was given a number that is NaN or infinite: look where it comes from."
         )
@@ -734,7 +734,7 @@ def _logarithm_backward(case: Case, made: Operation) -> Iterator[Advice]:
             f"{'-1' if made.name == 'log1p' else '0'}: clamp its input, or use log_softmax, "
             "logsigmoid or binary_cross_entropy_with_logits on logits. torch.where after it does "
             "not stop it.",
-            "x.clamp_min(eps).log()",
+            f"x.clamp_min({'-1 + ' if made.name == 'log1p' else ''}eps).{made.name.strip('xy')}()",
         )
 
 
