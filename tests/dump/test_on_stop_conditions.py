@@ -44,7 +44,6 @@ def test_what_does_not_come_again_is_said() -> None:
 def test_weights_that_are_gone_are_said() -> None:
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    monitor = fastcheck.install(model, stop=fastcheck.Stop(dump=FOLDER))
 
     def step(x: torch.Tensor) -> None:
         model(x).sum().backward()
@@ -52,9 +51,20 @@ def test_weights_that_are_gone_are_said() -> None:
         model.head.weight.data[0, 0] = NAN
         monitor.step(loss=torch.full((), NAN))
 
+    monitor = fastcheck.install(model, stop=fastcheck.Stop(dump=FOLDER))
+    stop = stopped(monitor.run, step, torch.ones(4, 8))
+    assert (
+        "the step was not run again: what was found is stored, and what was there before it is"
+        in said(stop)
+    )
+    monitor.remove()
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    monitor = fastcheck.install(model, stop=fastcheck.Stop(dump=FOLDER), exclude="head")
     stop = stopped(monitor.run, step, torch.ones(4, 8))
     assert "the weights of the step are gone" in said(stop)
     assert "run again, head.weight was non-finite before the step began" in said(stop)
+    assert "No observed weight holds NaN or Inf now" in said(stop)
 
 
 def test_a_step_that_is_there_is_left_alone() -> None:

@@ -153,7 +153,7 @@ class Replayer:
         if self._session.event_store.ranks.together > 1:
             return "several ranks train together: a rank that stops would leave the others waiting"
         if stop.culprit.site.role in ("param", "optimizer_state"):
-            return "what was found was stored already when it began, and the step before it is gone"
+            return "what was found is stored, and what was there before it is gone"
         return ""
 
     def _differences(self, capture: _Capture, stop: OverflowDetected) -> Iterator[str]:

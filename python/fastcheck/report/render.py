@@ -482,7 +482,8 @@ def _weights_text(report: StopReport) -> str:
     if broken:
         texts.append(f"{named_weights(broken)} now.")
     elif broken is not None:
-        texts.append("No weight holds NaN or Inf now.")
+        is_whole = not {"include", "exclude"} & set(report.left_out_by)
+        texts.append(f"No {'' if is_whole else 'observed '}weight holds NaN or Inf now.")
     return " ".join(texts)
 
 
