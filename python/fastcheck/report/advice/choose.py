@@ -380,6 +380,9 @@ def advise(report: StopReport) -> list[Advice]:
     is_given = case.site.role == "input" and not case.site.module
     if report.fault and not is_given and case.verdict is not Verdict.PROPAGATED:
         items.append(Advice(f"{report.fault}."))
+        if case.site.direction == "optimizer" and case.site.op:
+            # An update at such a setting makes Inf of numbers of any size.
+            known = items[-1:]
     items += _broken_weight(case)
     is_large = case.reading.inf_count > 0 and not case.is_narrow and not case.has_domain
     if case.searches and report.why_updated and is_large and not is_given:
@@ -394,15 +397,12 @@ def advise(report: StopReport) -> list[Advice]:
         case.is_narrow and (case.trend.has_grown or case.trend.has_jumped)
     )
     developed = list(activations.growth(case)) if known and has_changed else []
-    # An update at such a setting makes Inf of numbers of any size.
-    is_update = case.site.direction == "optimizer" and bool(case.site.op)
-    has_cause = bool(known) or (is_update and bool(report.fault))
     for item in (
         *(developed if case.trend.has_exploded else ()),
         *known,
         *developed,
         # A buffer has to be repaired, whatever made its contents.
-        *(() if has_cause and case.site.role != "buffer" else _rules(case)(case)),
+        *(() if known and case.site.role != "buffer" else _rules(case)(case)),
     ):
         if item not in items:
             items.append(item)
