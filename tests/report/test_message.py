@@ -120,6 +120,11 @@ def test_what_is_no_report_is_refused(message: bytes) -> None:
         unpacked(message)
 
 
+def test_a_report_of_an_earlier_version_lacks_fields() -> None:
+    known = unpacked(changed(lambda report: [report.pop(name) for name in ("fault", "batch")]))
+    assert same(known, full_report(fault="", batch=None))
+
+
 def test_replays_do_not_nest() -> None:
     def nest(report: Any) -> None:
         inner = json.loads(packed(full_report(replay=ReplayOutcome(build.report()))))

@@ -97,8 +97,9 @@ def _made(kind: Any, given: Any) -> Any:
     if kind is Verdict:
         return Verdict(_made(int, given))
     if is_dataclass(kind) and isinstance(given, dict):
-        make: Any = kind
-        return make(**{name: _made(of, given[name]) for name, of in _types_of(make).items()})
+        make: Any = kind  # a stop that an earlier version has written may lack fields
+        known = {name: of for name, of in _types_of(make).items() if name in given}
+        return make(**{name: _made(of, given[name]) for name, of in known.items()})
     if type(given) is not kind and not (kind is float and type(given) is int):
         raise TypeError(f"expected {kind}, got {given!r:.80}")
     return given
