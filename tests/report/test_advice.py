@@ -815,6 +815,21 @@ OPERATORS = {
         ),
         "Two operands that are both -inf: the logaddexp is -Inf",
     ),
+    "an operator that has no rule, backward": (
+        operator_report(
+            "aten.linalg_householder_product",
+            {"self": of(high=2e30), "other": of(high=2e30)},
+            backward=True,
+            posinf_count=6,
+        ),
+        "The backward of linalg_householder_product made Inf of numbers up to 2.00e+30",
+    ),
+    "logcumsumexp backward": (
+        operator_report(
+            "aten.logcumsumexp", {"self": of(neginf_count=1)}, backward=True, nan_count=1
+        ),
+        "A row that begins with -inf: the logcumsumexp is -Inf",
+    ),
     "logsumexp of a row of -Inf": (
         operator_report("aten.logsumexp", {"self": of(neginf_count=3)}, neginf_count=1),
         "A row of nothing but -inf: the logsumexp is -Inf",
@@ -1023,7 +1038,8 @@ def test_an_operator_without_a_rule_that_overflows_has_advice() -> None:
     model = Model(4, 4)
     with fastcheck.install(model), pytest.raises(fastcheck.OverflowDetected) as stop:
         model(torch.ones(3, 4)).sum().backward()
-    assert "try 1. aten.cumprod made Inf of numbers up to" in said(stop.value)
+    told = said(stop.value)
+    assert "try 1. aten.cumprod made Inf of numbers up to" in told and "divided by 0" not in told
 
 
 @pytest.mark.parametrize(
@@ -1172,6 +1188,14 @@ def test_what_the_loss_read_from_outside_is_explained_by_what_it_holds(
     assert f"Look where it is made: {how}" in first.text
     assert ("a std of one element" in first.text) is (how == "0/0")
     assert first.code == f"assert torch.isfinite({name}).all()"
+
+
+def test_an_operand_without_a_graph_that_is_not_held() -> None:
+    loss, nans = build.site("", "", role="loss", label="loss"), build.record(numel=1, nan_count=1)
+    used = "the result is used in total, assigned at a.py:3 in step: total = near - far.log()"
+    made = MadeBy("", "found", inputs=(("its operand with a graph", of()),), variable=used)
+    first = advise(build.report(loss, nans, made_by=made))[0]
+    assert first.text.startswith("The loss read a tensor, or a number, that is not finite")
 
 
 def test_a_product_in_float16_whose_infinity_became_nan() -> None:

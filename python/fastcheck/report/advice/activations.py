@@ -314,10 +314,13 @@ def unexplained(made: Operation) -> Advice:
     read = f" of numbers up to {peak} in magnitude" if made.inputs else ""
     if made.inputs and not any(r.numel for _, r in made.inputs):
         return Advice(f"{made.shown} read no elements. Skip it where there are none.")
+    why = "look for those at which it leaves the range of its dtype, and"
+    if made.is_nan:
+        why = "a number left the range of its dtype, was divided by 0, or lies where the operator "
+        why += "is not defined. Look for such numbers at that line, and scale or"
     return Advice(
-        f"{made.shown} made {'NaN' if made.is_nan else 'Inf'}{read}: a number left the range "
-        "of its dtype, was divided by 0, or lies where the operator is not defined. Look for such "
-        "numbers at that line, and scale or clamp them before, or add an eps."
+        f"{made.shown} made {'NaN' if made.is_nan else 'Inf'}{read}: {why} clamp them before, or "
+        "add an eps."
     )
 
 

@@ -201,8 +201,9 @@ def loss(case: Case) -> Iterator[Advice]:
         )
         return
     if case.outside_reading is not None:
+        what = "a tensor" if case.outside_reading.nonfinite_count else "a tensor, or a number,"
         yield Advice(
-            "The loss read a tensor that is not finite and has no graph: a target, or a weight, a "
+            f"The loss read {what} that is not finite and has no graph: a target, or a weight, a "
             f"mean or a mask that was made of data. Look where it is made: {_how_made(case)}."
         )
         return
@@ -419,6 +420,8 @@ def _case(report: StopReport) -> Case:
     event, made = seen.culprit, report.made_by
     reading = statistics_of(event.record)
     variable = "" if made is None or made.operator else made.variable
+    if variable.startswith("the result is used in "):  # What came from outside is not held.
+        variable = ""
     inputs = tuple((site, statistics_of(record)) for site, record in seen.inputs)
     return Case(
         report=report,

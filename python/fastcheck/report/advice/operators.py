@@ -40,7 +40,9 @@ def by_operator(case: Case) -> list[Advice]:
             f"{made.shown} was given a number that is NaN or infinite: look where it comes from."
         )
         return [Advice(given)]
-    return items or ([] if made.is_backward else list(_infinite_operand(made)))
+    return items or list(
+        _overflow_backward(case, made) if made.is_backward else _infinite_operand(made)
+    )
 
 
 def _infinite_operand(made: Operation) -> Iterator[Advice]:
@@ -792,9 +794,10 @@ def _angle_backward(case: Case, made: Operation) -> Iterator[Advice]:
 def _logsumexp(case: Case, made: Operation) -> Iterator[Advice]:
     is_empty = made.is_backward or (made.result is not None and made.result.neginf_count > 0)
     if is_empty and any(reading.neginf_count for _, reading in made.inputs):
-        what = (
-            "Two operands that are both -inf" if "add" in made.name else "A row of nothing but -inf"
-        )
+        what = {
+            "logaddexp": "Two operands that are both -inf",
+            "logcumsumexp": "A row that begins with -inf",
+        }.get(made.name, "A row of nothing but -inf")
         yield Advice(
             f"{what}: the {made.name} is -Inf, and the derivative, exp(-Inf + Inf), is NaN. Leave "
             "one entry open, or put a large finite number in place of -inf.",
