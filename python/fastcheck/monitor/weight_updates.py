@@ -512,7 +512,6 @@ class StalledWeights:
         self._weight_of: dict[str, int] = {}
         self._alike: dict[str, int] = {}
         self._losses: set[int] = set()
-        # Some gradient was not 0.
         # Updates without any gradient, at a loss of 0, that are let pass.
         self._patience: float = _UPDATES_OF_NONE
         self._stray_checksums: dict[int, int] = {}

@@ -670,6 +670,18 @@ def test_a_learning_rate_below_0_from_the_first_update_on_is_meant() -> None:
     assert not texts(step)
 
 
+def test_a_learning_rate_that_is_lowered_to_0_in_parts() -> None:
+    rates = [0.3, 0.3 - 0.1, 0.3 - 0.1 - 0.1, 0.3 - 0.1 - 0.1 - 0.1]
+    assert rates[-1] < 0
+
+    def step(model: nn.Module, optimizer: Any) -> None:
+        optimizer.param_groups[0]["lr"] = rates.pop(0) if len(rates) > 1 else rates[0]
+        optimizer.zero_grad()
+        uncleared(model, optimizer)
+
+    assert not texts(step)
+
+
 def test_another_optimizer_may_use_a_loss_that_is_not_scaled() -> None:
     """Its step comes between the scaled backward() and the scaler's step."""
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)

@@ -246,6 +246,10 @@ class Schedule:
                 log.append_line("schedule", {"step": step, "name": name, "value": value})
 
 
+#: The size of a rate that was lowered to 0 in many parts, each of them rounded.
+_ROUNDING = 1e-12
+
+
 def _fault(name: str, known: Mapping[str, float], is_of_torch: bool, ascends: bool) -> str:
     """The setting of an optimizer's group at which training can't work, and why; empty: none."""
     rate, decay = known.get("lr", 0.0), known.get("weight_decay", 0.0)
@@ -257,7 +261,7 @@ def _fault(name: str, known: Mapping[str, float], is_of_torch: bool, ascends: bo
         )
     if not is_of_torch:
         return ""
-    if rate < 0 and not ascends:
+    if rate < -_ROUNDING and not ascends:
         return (
             f"a learning rate of {format_number(rate)}, as a schedule gives that goes on past its "
             "end: below 0 updates go the other way"
