@@ -1013,6 +1013,15 @@ def test_a_number_that_an_operator_was_given(name: str, level: str) -> None:
     assert re.search(rf"try 1. aten.{name}[.\w]* was given a number that is NaN", said(stop.value))
 
 
+def test_an_operator_of_the_loss_without_a_rule_is_named() -> None:
+    model = torch.nn.Linear(4, 4)
+    with fastcheck.install(model), pytest.raises(fastcheck.OverflowDetected) as stop:
+        near = model(torch.ones(3, 4)) * 1e12
+        (near.cumprod(1) * 1e-20).mean().backward()
+    told = said(stop.value)
+    assert "try 1. CumprodBackward0 made Inf of numbers up to" in told and "0/0" not in told
+
+
 def test_the_setting_of_an_update_is_named_once() -> None:
     report = operator_report("aten.lerp_", {"self": of()}, direction="optimizer", posinf_count=2)
     culprit = replace(report.culprit, reason=f"everything was finite{GIVEN_NUMBER}")

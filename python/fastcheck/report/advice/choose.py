@@ -211,12 +211,12 @@ def loss(case: Case) -> Iterator[Advice]:
     made = case.operation
     result = None if made is None else made.result
     form = None if made is None or result is None else result.float_format
+    is_finite = made is not None and not any(r.nonfinite_count for _, r in made.inputs)
+    # A mask is written on purpose.
+    is_safe = not (case.has_domain or re.search("where|fill", case.op_name))
     if made is not None and result is not None and form is not None and form.is_narrow:
         peak = max((float(r.abs_max or 0) for _, r in made.inputs), default=0.0)
-        is_finite = not any(r.nonfinite_count for _, r in made.inputs)
-        # The root of a finite number is none, and a mask is written on purpose.
-        is_root = made.name == "sqrt" and not made.is_nan
-        is_safe = not (case.has_domain or re.search("where|fill", made.name))
+        is_root = made.name == "sqrt" and not made.is_nan  # That of a finite number is none.
         has_left = (result.inf_count and (is_root or is_safe)) or case.is_sum_of_products
         if is_finite and has_left:
             seen = f", with numbers up to {format_number(peak)}" if peak else ""
@@ -229,7 +229,9 @@ def loss(case: Case) -> Iterator[Advice]:
             )
             return
     yield from activations.growth(case) if case.trend.has_grown else ()
-    if case.has_nan:
+    if made is not None and result is not None and made.inputs and is_finite and is_safe:
+        yield activations.unexplained(made)
+    elif case.has_nan:
         yield Advice(
             "The loss's own code made it, or what that read beside the model (targets, weights): "
             "look for 0/0 (a mean over nothing: every target ignored, an empty mask; a std of one "
