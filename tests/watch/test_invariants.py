@@ -22,8 +22,11 @@ class Weights(Run):
             Site("first", "Linear", "optimizer", "param_grad", 0, "weight")
         )
 
-    def update(self, value: int, rms: float = 1.0, dtype: str = "float32", **row: Any) -> list[str]:
-        weight = {"checksum": value, "rms": 1.01, "dtype": DTYPE_CODES[dtype]}
+    def update(
+        self, value: int, rms: float = 1.0, dtype: str = "float32", largest: float = 1.7, **row: Any
+    ) -> list[str]:
+        weight = {"checksum": value, "rms": 1.01, "max": largest, "dtype": DTYPE_CODES[dtype]}
+        weight["min"] = -largest
         chunk = self.healthy({FIRST_WEIGHT: weight})
         gradient = chunk[FIRST_WEIGHT : FIRST_WEIGHT + 1].copy()
         gradient["site"], gradient["seq"] = self.gradient, self.count * 100 + len(TENSORS)
@@ -61,6 +64,11 @@ def test_updates_may_be_smaller_than_the_spacing(dtype: str) -> None:
 )
 def test_it_may_stand_still_where_no_update_was_due(update: dict[str, Any]) -> None:
     assert not stood_still(moved(), 100, **update)
+
+
+@pytest.mark.parametrize("largest", [1.01, 1.2])
+def test_a_weight_with_most_elements_at_a_bound_may_stand_still(largest: float) -> None:
+    assert not stood_still(moved(), 100, largest=largest)
 
 
 def test_a_weight_that_has_hardly_moved_may_stand_still() -> None:

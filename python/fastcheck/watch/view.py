@@ -109,6 +109,8 @@ def _slopes(values: np.ndarray) -> np.ndarray:
 # spacing of its numbers move it now and then. Of the gradients and the learning rates with which it
 # moved, it then has at least this much, in doublings.
 _MOVES, _AS_LARGE = 16, -1.0
+# The abs max of clamped elements relative to their rms, in doublings; of uniform ones it is 0.8.
+_BOUNDED = 0.3
 # The share by which an update moves the remembered sizes of these.
 _ADAPTS = 0.1
 
@@ -179,12 +181,12 @@ class Standing:
 
 
 def _is_bounded(now: Signals, k: int, at: np.ndarray) -> np.ndarray:
-    """A boolean array: tensors with few elements, or with elements that may all be clamped to a
-    bound.
+    """A boolean array: tensors with few elements, or most of whose elements may be clamped to a
+    bound, as those of a critic are: others may have no gradient.
     """
     levels = now.levels[:, k, at]
     is_few = now.is_equal[k, at] | (now.numel[k, at] < LEAST_ELEMENTS)
-    return is_few | now.is_whole[k, at] | (levels[ABS_MAX] - levels[RMS] < 0.01)
+    return is_few | now.is_whole[k, at] | (levels[ABS_MAX] - levels[RMS] < _BOUNDED)
 
 
 #: A tensor explodes by so many doublings: a thousand times.
