@@ -1030,13 +1030,17 @@ def test_the_setting_of_an_update_is_named_once() -> None:
     assert "SGD has stepped" in told and "was given a number" not in told
 
 
-def test_a_mask_in_a_loss_in_float16_is_no_overflow() -> None:
+@pytest.mark.parametrize("name", ["MaskedFill", "ConstantPadNd"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_an_infinity_that_a_loss_writes_is_no_overflow(dtype: torch.dtype, name: str) -> None:
     model = torch.nn.Linear(4, 2)
     with fastcheck.install(model), pytest.raises(fastcheck.OverflowDetected) as stop:
-        scores = model(torch.ones(3, 4)).half().sigmoid()
-        scores.masked_fill(scores > 0, -math.inf).amin().backward()
-    assert "MaskedFillBackward0" in said(stop.value)
-    assert "left the range" not in said(stop.value)
+        scores = model(torch.ones(3, 4)).to(dtype).sigmoid()
+        masked = scores.masked_fill(scores > 0, -math.inf)
+        padded = torch.nn.functional.pad(scores, (1, 1), value=-math.inf)
+        (masked if name == "MaskedFill" else padded).amin().backward()
+    assert f"{name}Backward0" in said(stop.value)
+    assert "left the range" not in said(stop.value) and "leaves the" not in said(stop.value)
 
 
 def test_an_operator_without_a_rule_that_overflows_has_advice() -> None:

@@ -212,8 +212,9 @@ def loss(case: Case) -> Iterator[Advice]:
     result = None if made is None else made.result
     form = None if made is None or result is None else result.float_format
     is_finite = made is not None and not any(r.nonfinite_count for _, r in made.inputs)
-    # A mask is written on purpose.
-    is_safe = not (case.has_domain or re.search("where|fill", case.op_name))
+    # A mask, or another number that is written, leaves no range.
+    is_written = re.search("where|fill|pad|scatter|put|copy", case.op_name)
+    is_safe = not (case.has_domain or is_written)
     if made is not None and result is not None and form is not None and form.is_narrow:
         peak = max((float(r.abs_max or 0) for _, r in made.inputs), default=0.0)
         is_root = made.name == "sqrt" and not made.is_nan  # That of a finite number is none.
