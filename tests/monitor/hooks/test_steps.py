@@ -293,6 +293,21 @@ def test_a_model_that_is_never_called_has_steps_and_losses(level: str) -> None:
         assert report.made_by is not None and report.made_by.operator == "DivBackward0"
 
 
+def test_a_backward_before_the_first_call_is_on_no_loss_of_the_model() -> None:
+    """It is on a penalty of the weights."""
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    losses = []
+    with fastcheck.install(model) as monitor:
+        for _ in range(3):
+            optimizer.zero_grad()
+            model.weight.square().sum().backward()
+            losses.append(model(torch.randn(3, 4)).square().mean())
+            losses[-1].backward()
+            optimizer.step()
+        assert [row.loss for row in monitor.step_table()] == [loss.item() for loss in losses]
+
+
 def test_gradients_that_are_written_without_a_backward_have_steps() -> None:
     model = Called()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

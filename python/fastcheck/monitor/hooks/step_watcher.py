@@ -278,7 +278,9 @@ class StepWatcher:
         what autograd.grad() is asked for.
         """
         session = self.session
-        is_first = not session.step.calls and session.is_active
+        # In the first step the model may be called only after this.
+        is_uncalled = self.ends.closed_steps > 0 and not session.step.calls
+        is_first = is_uncalled and session.is_active
         is_known = (session.is_open or is_first) and self._apart(
             "the loss", self._losses.lead_to_model, roots, inputs
         )
