@@ -336,21 +336,22 @@ def test_a_gradient_that_was_changed_by_hand(
     change: Callable[[torch.Tensor], torch.Tensor], is_seen: bool, dtype: torch.dtype
 ) -> None:
     """float32 is compared in C++."""
-    from fastcheck.monitor.hooks.hand_changes import _Probe, _probe
+    from fastcheck.monitor.hooks.hand_changes import Probe
+    from fastcheck.monitor.hooks.hand_changes import probe as make_probe
 
     gradient = torch.arange(100, dtype=dtype)
-    probe = _probe(gradient)
-    assert isinstance(probe, _Probe) == (dtype is torch.float64)
+    probe = make_probe(gradient)
+    assert isinstance(probe, Probe) == (dtype is torch.float64)
     assert not probe.is_changed(gradient)
     assert probe.is_changed(change(gradient)) == is_seen
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_nan_among_the_elements_that_are_compared_is_no_change(dtype: torch.dtype) -> None:
-    from fastcheck.monitor.hooks.hand_changes import _probe
+    from fastcheck.monitor.hooks.hand_changes import probe as make_probe
 
     gradient = torch.tensor([0.0, torch.nan], dtype=dtype)
-    probe = _probe(gradient)
+    probe = make_probe(gradient)
     assert not probe.is_changed(gradient)
     gradient.data.fill_(1.0)
     assert probe.is_changed(gradient)

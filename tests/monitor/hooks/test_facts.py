@@ -557,8 +557,8 @@ def test_a_healthy_program(name: str) -> None:
 
 def scaled_loop(order: str) -> Callable[[nn.Module, Any], None]:
     """A step that calls these in turn: "b"ackward of a scaled loss, "p"lain backward, "u"nscale,
-    "d"ivision by hand, "c"lipping, "g"rad(), "s"tep of the scaler and its update, "U"pdate of the
-    scaler, "o"wn step.
+    "d"ivision by hand, "D" through .data, "c"lipping, "g"rad(), "s"tep of the scaler and its
+    update, "U"pdate of the scaler, "o"wn step.
     """
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
 
@@ -573,9 +573,10 @@ def scaled_loop(order: str) -> Callable[[nn.Module, Any], None]:
                 nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             elif call == "g":
                 torch.autograd.grad(loss(model), list(model.parameters()))
-            elif call == "d":
+            elif call in "dD":
                 for parameter in model.parameters():
-                    parameter.grad.div_(scaler.get_scale())
+                    gradient = parameter.grad.data if call == "D" else parameter.grad
+                    gradient.div_(scaler.get_scale())
             elif call == "U":
                 scaler.update()
             elif call == "s":
@@ -592,9 +593,11 @@ def scaled_loop(order: str) -> Callable[[nn.Module, Any], None]:
     ("order", "said"),
     [
         ("bo", "gradients that are still multiplied by the loss scale: call scaler.step("),
+        ("bpo", "gradients that are still multiplied by the loss scale: call scaler.step("),
+        ("bco", "gradients that are still multiplied by the loss scale: call scaler.step("),
         ("bubs", "gradients of which a part is still multiplied by the loss scale: backward() was"),
         *((order, "") for order in ("bs", "bbs", "bus", "bbus", "buoU", "buUo", "bdo", "po")),
-        *((order, "") for order in ("bdco", "bucoU", "budgs")),
+        *((order, "") for order in ("bdco", "bDo", "bDco", "bucoU", "budgs")),
     ],
 )
 def test_a_scale_that_gradients_still_carry_at_the_update(

@@ -34,7 +34,7 @@ from fastcheck.utils.torch.own_operators import no_grad, unobserved
 from fastcheck.utils.torch.rank import group_size
 from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read, has_memory, is_materialised
 
-from .hand_changes import FirstElements, elements_of, first_elements
+from .hand_changes import FirstElements, Probe, elements_of, first_elements, probe
 from .losses import LossForms
 from .state_reader import StateReader
 
@@ -78,7 +78,7 @@ class _SinceUpdate:
     what was clipped between two. ``is_again``: the last backward() is on the loss of the call
     before, and ``is_doubled``: has added to what that left. ``has_scale``: a GradScaler has
     multiplied the loss of a backward() that changed it; ``is_mixed``: after unscale_() had divided
-    it. ``elements``: its first elements when
+    it. ``scaled``: a probe of what that left, on the CPU. ``elements``: its first elements when
     the last backward() ended, if they are looked at.
     """
 
@@ -95,6 +95,7 @@ class _SinceUpdate:
     is_doubled: bool = False
     has_scale: bool = False
     is_mixed: bool = False
+    scaled: Optional[Union[GradientProbe, Probe]] = None
     elements: Optional[torch.Tensor] = None
 
 
@@ -218,6 +219,12 @@ class _Chain:
         self.added = self.added if is_as_left else 0
         self.leave(gradient)
 
+    def keeps_scale(self, gradient: Optional[torch.Tensor]) -> bool:
+        """True if its gradient is multiplied by a scale, and nothing has changed it since."""
+        if gradient is None or not (self.since.has_scale and self.is_left(gradient)):
+            return False
+        return self.since.scaled is None or not self.since.scaled.is_changed(gradient)
+
     def keeps_nan(self) -> bool:
         """True if the gradient holds NaN, after four times as many calls of backward() without an
         update as the program makes for an update. Reads the gradients then, and waits for a device;
@@ -250,6 +257,9 @@ class _Chain:
         if scaler is not None and gradient is not None and not self.is_left(gradient):
             self.since.is_mixed |= _has_unscaled(scaler, optimizer)
             self.since.has_scale |= _scale(scaler) != 1
+            self.since.scaled = probe(gradient) if gradient.is_cpu else None
+        elif scaler is None:
+            self.since.scaled = None
         self.leave(gradient, is_new=True)
         self.since.had_gradient = self._left is not None
 
@@ -425,7 +435,7 @@ class Facts:
             if gradient is None:
                 chain.since.is_clipped_early = not (chain.since.has_backward or gradients)
                 continue
-            chain.since.has_scale = chain.since.has_scale and chain.is_left(gradient)
+            chain.since.has_scale = chain.keeps_scale(gradient)
             if any(gradient is other for other in gradients):
                 is_late = not chain.since.has_backward and chain.is_left(gradient)
                 self._count("clipped_late", is_late, "")
@@ -440,7 +450,7 @@ class Facts:
         """Gradients were clipped, to ``threshold``; ``norm``: None where each element was."""
         for chain in self._of_all:
             chain.leave(chain.gradient)
-            chain.since.elements = None
+            chain.since.elements = chain.since.scaled = None
         if norm is not None and isinstance(threshold, (int, float)):
             if threshold != self._threshold and 0 < threshold < math.inf:
                 self._tell("norm_threshold", threshold, "")
@@ -512,7 +522,7 @@ class Facts:
                 "called after scaler.unscale_(optimizer). Call that once for each update, after "
                 "the last backward()"
             )
-        elif not is_scaled and chain.is_left(chain.gradient):
+        elif not is_scaled and chain.keeps_scale(chain.gradient):
             what = (
                 "gradients that are still multiplied by the loss scale: call "
                 "scaler.step(optimizer), not optimizer.step(), and scaler.update() after it"

@@ -29,7 +29,7 @@ _MOST_PASSES = 64
 _ELEMENTS = 64
 
 
-class _Probe(NamedTuple):
+class Probe(NamedTuple):
     """A gradient when backward() ended."""
 
     memory: MemoryRef
@@ -46,13 +46,13 @@ class _Probe(NamedTuple):
             return now is None or not torch.allclose(now, self.elements, 0, 0, equal_nan=True)
 
 
-def _probe(gradient: torch.Tensor) -> Union[GradientProbe, _Probe]:
+def probe(gradient: torch.Tensor) -> Union[GradientProbe, Probe]:
     """A probe of a gradient: in C++ where it is an ordinary float32 gradient on the CPU."""
-    probe = None if status.module is None else status.module.gradient_probe(gradient, _ELEMENTS)
-    return probe or _Probe(MemoryRef(gradient), local(gradient)._version, first_elements(gradient))
+    made = None if status.module is None else status.module.gradient_probe(gradient, _ELEMENTS)
+    return made or Probe(MemoryRef(gradient), local(gradient)._version, first_elements(gradient))
 
 
-_Probes = dict[_Place, Union["GradientProbe", _Probe]]
+_Probes = dict[_Place, Union["GradientProbe", Probe]]
 
 
 def _probes_at(places: list[_Place]) -> _Probes:
@@ -62,7 +62,7 @@ def _probes_at(places: list[_Place]) -> _Probes:
         if probes is not None:
             return probes
     held = ((place, parameter_at(*place)) for place in places)
-    return {place: _probe(p.grad) for place, p in held if p is not None and p.grad is not None}
+    return {place: probe(p.grad) for place, p in held if p is not None and p.grad is not None}
 
 
 class FirstElements:
