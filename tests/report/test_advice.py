@@ -539,7 +539,7 @@ OPERATORS = {
     ),
     "fused Adam without eps": (
         operator_report("aten._fused_adam_", {"self": of()}, nan_count=2),
-        "It divides by sqrt(exp_avg_sq), 0 where a gradient always was, and the optimizer adds eps",
+        "It divides by sqrt(exp_avg_sq), 0 where a gradient always was, and the eps that",
     ),
     "a learned exponent": (
         operator_report(
@@ -707,6 +707,24 @@ OPERATORS = {
             nan_count=3,
         ),
         "below 3e-8, as Adam's 1e-8, eps is 0 in float16",
+    ),
+    "an optimizer without an eps": (
+        operator_report(
+            "aten.addcdiv_",
+            {"self": of(), "tensor1": ZERO, "tensor2": ZERO},
+            direction="optimizer",
+            nan_count=3,
+        ),
+        "is 0 in 2 of 8 elements, and the eps that the optimizer adds, if any, is lost",
+    ),
+    "norm of infinities": (
+        operator_report(
+            "aten.linalg_vector_norm",
+            {"self": of(high=1e30, posinf_count=2)},
+            numel=1,
+            posinf_count=1,
+        ),
+        "self holds 2 Inf, of which linalg_vector_norm makes infinities",
     ),
     "log1p backward": (
         operator_report("aten.log1p", {"self": ZERO}, backward=True, posinf_count=2),
@@ -1020,6 +1038,15 @@ def test_an_operator_of_the_loss_without_a_rule_is_named() -> None:
         (near.cumprod(1) * 1e-20).mean().backward()
     told = said(stop.value)
     assert "try 1. CumprodBackward0 made Inf of numbers up to" in told and "0/0" not in told
+
+
+def test_the_order_of_a_norm_is_no_infinity_that_was_given() -> None:
+    model = torch.nn.Linear(4, 4)
+    stops = pytest.raises(fastcheck.OverflowDetected)
+    with fastcheck.install(model, level="op"), stops as stop:
+        scaled = model(torch.ones(3, 4)) * 1e38 * 1e3
+        torch.linalg.vector_norm(scaled, ord=math.inf).backward()
+    assert "in output of aten.mul.Tensor" in said(stop.value)
 
 
 def test_the_setting_of_an_update_is_named_once() -> None:

@@ -874,7 +874,8 @@ def _is_written(finding: Finding, incident: Incident) -> bool:
     """True if the op was given as numbers what it has made. A product may overflow like any other
     where one factor is the largest number; a negative factor makes a mask.
     """
-    written = incident.infinite_scalars & 3
+    # The order of a norm is no element of it.
+    written = 0 if "norm" in incident.op else incident.infinite_scalars & 3
     if finding.is_saturated:
         largest = incident.infinite_scalars >> 2 & 3
         is_writer = ".".join(incident.op.split(".")[:2]) in WRITERS

@@ -390,7 +390,8 @@ def _square(case: Case, made: Operation) -> Iterator[Advice]:
     is_norm = "norm" in made.name
     for label, reading in made.inputs if made.may_be_inf or not is_norm else ():
         form = reading.float_format
-        if form is None or not _has_large_square(reading) or (form.is_narrow and not is_norm):
+        is_large = _has_large_square(reading) and not reading.nonfinite_count
+        if form is None or not is_large or (form.is_narrow and not is_norm):
             continue
         end = ". Look for what made it so large: weights that grew, or a division by almost 0."
         if is_norm:
@@ -812,7 +813,7 @@ def _optimizer(case: Case, made: Operation) -> Iterator[Advice]:
         reading = made.result if made.is_nan else None
     else:
         reading = reading if reading and reading.zero_count else None
-        seen = f"The divisor {_zeros(label, reading)}, though" if reading else ""
+        seen = f"The divisor {_zeros(label, reading)}, and" if reading else ""
     if reading is None:
         return
     if not (case.site.direction == "optimizer" or made.name.startswith("fused_")):
@@ -820,12 +821,12 @@ def _optimizer(case: Case, made: Operation) -> Iterator[Advice]:
         yield Advice(seen, "x / (divisor + eps)")
         return
     yield Advice(
-        f"{seen} the optimizer adds eps to it: "
+        f"{seen} the eps that the optimizer adds, if any, is lost: "
         + (
             "below 3e-8, as Adam's 1e-8, eps is 0 in float16. Keep float32 weights under "
             "autocast, or set eps=1e-4."
             if reading.dtype == "float16"
-            else "its eps is 0, or lost beside the dtype's spacing. Give it a larger eps."
+            else "it is 0, or below the dtype's spacing. Give it a larger eps."
         ),
         f"{case.divider or 'Adam'}(parameters, eps=1e-4)",
     )
