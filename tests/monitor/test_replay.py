@@ -320,7 +320,7 @@ def test_what_an_update_made_is_not_looked_for_in_the_step_after_it() -> None:
     assert caught.value.culprit.site.role == "param"
     replay = caught.value.report.replay
     assert replay is not None and replay.report is None
-    assert "the step was not run again: what was found was stored already" in str(caught.value)
+    assert "the step was not run again: what was found is stored" in str(caught.value)
     assert "first read" not in str(caught.value)
 
 
