@@ -260,18 +260,24 @@ def _short_sections(report: StopReport, body: int, room: int) -> list[tuple[str,
     history = wrap(trend.sentence(), body) if is_told else []
     sections: list[tuple[str, list[str]]] = []
     tries: list[str] = []
-    for rows, has_page, has_history in ((4, 1, 1), (2, 1, 1), (2, 0, 1), (2, 0, 0)):
+    # Rows of inputs, the page's line and the trend go, in this order, where there is no room.
+    for rows, has_page, has_history in (
+        (4, True, True),
+        (2, True, True),
+        (2, False, True),
+        (2, False, False),
+    ):
         is_known = report.made_by is not None or report.replay is not None
         inputs = input_lines(report, body, rows) if report.inputs and not is_known else []
         sections = [
-            ("what", what + history * has_history),
+            ("what", [*what, *history] if has_history else what),
             ("where", _where(report, reading, body)),
             ("why", made_by_lines(report, body)),
             ("replay", _replay_lines(report, body)),
             ("when", _when(report, reading, body)),
             ("inputs", inputs),
             ("dump", [] if report.dump is None else report.dump.lines(body)),
-            ("log", _log(report, body, bool(has_page))),
+            ("log", _log(report, body, has_page)),
         ]
         left = room - sum(len(lines) for _, lines in sections)
         tries = _advice_lines(report, body, left)

@@ -255,7 +255,7 @@ class _Chain:
             self.added += is_added
             self.since.is_doubled |= is_added and self.since.is_again
         if scaler is not None and gradient is not None and not self.is_left(gradient):
-            self.since.is_mixed |= _has_unscaled(scaler, optimizer)
+            self.since.is_mixed |= optimizer is not None and has_unscaled(scaler, optimizer)
             self.since.has_scale |= _scale(scaler) != 1
             self.since.scaled = probe(gradient) if gradient.is_cpu else None
         elif scaler is None:
@@ -302,11 +302,11 @@ class _Chain:
         return self.windows[0] if is_steady and self.windows[0] > 1 else 0
 
 
-def _has_unscaled(scaler: Any, optimizer: Optional[torch.optim.Optimizer]) -> bool:
-    """True if unscale_() was called for the optimizer, and nothing after it."""
+def has_unscaled(scaler: Any, optimizer: Optional[torch.optim.Optimizer] = None) -> bool:
+    """True if unscale_() was called for the optimizer (None: for any), and nothing after it."""
     states = getattr(scaler, "_per_optimizer_states", {})
-    state = states.get(id(optimizer), {})
-    return getattr(state.get("stage"), "name", "") == "UNSCALED"
+    chosen = states.values() if optimizer is None else [states.get(id(optimizer), {})]
+    return any(getattr(state.get("stage"), "name", "") == "UNSCALED" for state in chosen)
 
 
 def _scale(scaler: Any) -> float:

@@ -29,7 +29,7 @@ from fastcheck.utils.torch.streams import streams_of
 from fastcheck.utils.torch.versions import GradScaler
 from fastcheck.verdict.entries import Moment, ScaleDecided
 
-from .facts import Facts
+from .facts import Facts, has_unscaled
 from .found_inf import UpdateGuard
 from .hook_support import ModuleTree
 from .losses import LossReader
@@ -39,12 +39,6 @@ from .step_ends import StepEnds, other_optimizers
 
 # The part that the facts are.
 _LOOP = "what the training loop does"
-
-
-def _has_unscaled(scaler: GradScaler) -> bool:
-    """True if unscale_() was called in this step."""
-    states = getattr(scaler, "_per_optimizer_states", {}).values()
-    return any(getattr(state.get("stage"), "name", "") == "UNSCALED" for state in states)
 
 
 class Scaling:
@@ -384,7 +378,7 @@ class StepWatcher:
             self._meta.schedule.clipped(self.session.step.index, threshold)
             known = self.session.step.update.scaler
             scaler = None if known is None else known()
-            if scaler is not None and not _has_unscaled(scaler):
+            if scaler is not None and not has_unscaled(scaler):
                 self._scaling.clipped_to = threshold
         return is_ours
 

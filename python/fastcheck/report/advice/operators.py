@@ -35,7 +35,7 @@ def by_operator(case: Case) -> list[Advice]:
         item for names, rule in rules if re.fullmatch(names, made.name) for item in rule(case, made)
     ]
     how = "" if case.report.made_by is None else case.report.made_by.how
-    if not items and GIVEN_NUMBER in case.reason + how and not case.report.fault:
+    if not items and GIVEN_NUMBER in case.reason + how:
         given = (
             f"{made.shown} was given a number that is NaN or infinite: look where it comes from."
         )
