@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.autograd import grad  # imported before install()
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import fastcheck
 from fastcheck.monitor.hooks import losses, optimizers
@@ -42,9 +43,11 @@ class TestTheLoss:
     def test_after_a_trace_that_has_replaced_the_engine(self) -> None:
         model, compiler = Net(), torch.compiler
         with fastcheck.install(model) as monitor:
-            with compiler._non_strict_tracing_context(), compiler._patch_engine_backward():
-                (torch.ones(2, requires_grad=True) * 2).sum().backward()
             losses = train(model)
+            with compiler._non_strict_tracing_context(), compiler._patch_engine_backward():
+                make_fx(lambda x: model(x).sum().backward())(torch.randn(2, 8))
+            model.zero_grad()
+            losses += train(model)
             assert losses_read(monitor) == list(enumerate(losses))
         for module in (torch.autograd, torch.autograd.graph):
             assert not hasattr(module._engine_run_backward, "_fastcheck")
