@@ -2,7 +2,7 @@
 
     python bench/reports.py [NAME ...] [--show] [--level default|op]
 
-writes bench/results/reports.json. ``report_programs.py`` holds the programs. Each runs with default
+writes bench/results/reports.json. ``report_programs/`` holds the programs. Each runs with default
 options (``overflow_nums=1``) and at op level, in one process. An answer names the place, the
 operator or the line, and the kind of fault, in the exception or in a warning of fastcheck, and says
 nothing that is false there; "no weight has been updated" is held to the weights. Whether one of the
@@ -127,8 +127,7 @@ def parts(text: str) -> tuple[str, list[str]]:
 
 def judge(program: Program, ran: Ran) -> dict[str, bool]:
     text, items = parts(ran.text)
-    file = re.escape("report_programs.py")
-    at_line = any(re.search(rf"{file}:{line}\b", text) for line in program.lines)
+    at_line = any(re.search(rf"report_programs/{line}\b", text) for line in program.lines)
     found = {
         "place": at_line or re.search(program.place, text) is not None,
         "operator": at_line or re.search(program.operator, text) is not None,

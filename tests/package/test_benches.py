@@ -39,7 +39,7 @@ def exists(module: str) -> bool:
 
 @pytest.mark.parametrize("folder", [BENCH, TESTS / "accuracy"], ids=lambda folder: folder.name)
 def test_every_import_exists(folder: Path) -> None:
-    wanted = {(path.name, name) for path in folder.glob("*.py") for name in imports(path)}
+    wanted = {(path.name, name) for path in folder.rglob("*.py") for name in imports(path)}
     outside = {(path, name) for path, name in wanted if name.partition(".")[0] not in TOOLS}
     assert outside
     assert {(path, name) for path, name in outside if not exists(name)} == set()
