@@ -204,6 +204,15 @@ def test_rows_of_bytes_reach_pinned_memory_without_a_wait() -> None:
     assert mirror[:2].eq(77).all() and mirror[5:].eq(77).all()
 
 
+def test_lists_that_are_written_have_another_version() -> None:
+    for device in (NAME, "cpu"):
+        x, y = torch.ones(3, device=device), torch.ones(3, device=device)
+        torch._foreach_mul_([x], [y])
+        assert (x._version, y._version) == (1, 0)
+        torch._foreach_mul([x], [y])
+        assert x._version == 1
+
+
 @pytest.mark.parametrize("order", [1.0, 2.0, float("inf")])
 def test_foreach_norm(order: float) -> None:
     tensors = [torch.randn(5, 3), torch.tensor([1.0, float("inf")]), torch.randn(7).half()]

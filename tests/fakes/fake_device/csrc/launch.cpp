@@ -227,6 +227,17 @@ void launch_as(const c10::OperatorHandle& op, const c10::OperatorHandle& kernel_
 
 void launch(const c10::OperatorHandle& op, Stack* stack) { launch_as(op, op, stack); }
 
+// Raises the versions of what is written, as torch's kernels do (increment_version in
+// ATen/native/ForeachUtils.h): autograd's code does not for lists.
+void launch_list(const c10::OperatorHandle& op, Stack* stack) {
+  const c10::Argument& list = op.schema().arguments()[0];
+  std::vector<Tensor> written;
+  if (list.alias_info() != nullptr && list.alias_info()->isWrite())
+    written = torch::jit::peek(*stack, 0, op.schema().arguments().size()).toTensorVector();
+  launch(op, stack);
+  for (const Tensor& tensor : written) tensor.unsafeGetTensorImpl()->bump_version();
+}
+
 void launch_renamed(const c10::OperatorHandle& op, Stack* stack) {
   for (const auto& pair : kRenamedOps) {
     if (qualified(pair[0]) != op.operator_name().name) continue;

@@ -62,6 +62,7 @@ void enqueue(c10::Device device, const std::string& name, Work work) {
 
 // The boxed kernels of supported_ops.h.
 void launch(const c10::OperatorHandle& op, Stack* stack);
+void launch_list(const c10::OperatorHandle& op, Stack* stack);
 void launch_renamed(const c10::OperatorHandle& op, Stack* stack);
 void run_and_wait(const c10::OperatorHandle& op, Stack* stack);
 void not_implemented(const c10::OperatorHandle& op, Stack* stack);

@@ -310,7 +310,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   for (const char* name : kRandomOps) implement<&fill_random>(m, qualified(name));
   for (const auto& name : c10::Dispatcher::singleton().getAllOpNames())
     if (name.name.rfind(kAsynchronousPrefix, 0) == 0)
-      implement<&launch>(
+      implement<&launch_list>(
           m, name.overload_name.empty() ? name.name : name.name + "." + name.overload_name);
 
   m.impl("empty.memory_format", &empty);
