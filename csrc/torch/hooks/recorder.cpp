@@ -47,6 +47,7 @@ bool HookRecorder::read_elsewhere(PyObject* object, std::int64_t found, std::int
                     static_cast<std::int32_t>(site), flags};
   const at::Tensor& tensor = unpack(object);
   const bool may_wait = (found & code::kNewStream) == 0;
+  if (!may_wait) waiting.leave_stream();
   const Waiting::Turn turn = may_wait ? waiting.turn_of(tensor, site, step) : Waiting::Turn::kNow;
   if (turn != Waiting::Turn::kLater && !read_now(object, found, identity)) return false;
   if (turn == Waiting::Turn::kNow) return true;

@@ -146,7 +146,10 @@ void OpObserver::wait(Thread& mine) {
   for (const Launch& launch : later) {
     const c10::Device device = launch.tensor.device();
     const c10::Stream stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
-    if (!waiting_.is_empty() && !waiting_.is_on(stream)) take_waiting(mine);
+    if (!waiting_.is_empty() && !waiting_.is_on(stream)) {
+      waiting_.leave_stream();
+      take_waiting(mine);
+    }
     waiting_.add(launch.tensor, launch.identity, 0, 0, stream);
     waiting_lines_.emplace_back(launch.identity.seq, line);
     has_waiting_ = true;
@@ -194,11 +197,14 @@ void OpObserver::read_waiting_before(const at::RecordFunction& fn, const Op& op,
   const auto inputs = fn.inputs();
   const std::lock_guard<std::mutex> lock(mutex_);
   bool reaches = !op.is_plain;
+  if (reaches) waiting_.leave_stream();
   for (const auto* const places : {&op.written, &op.written_in_training}) {
     for (const std::uint8_t at : *places) {
       if (at >= inputs.size()) break;
       for_each_tensor(inputs[at], [&](const at::Tensor& tensor) {
-        reaches = reaches || (tensor.defined() && waiting_.reaches(tensor));
+        if (!tensor.defined() || !waiting_.reaches(tensor)) return;
+        waiting_.leave_stream(&tensor);
+        reaches = true;
       });
     }
   }

@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
@@ -32,6 +33,10 @@ bool is_changed(const Waiting::Item& item) {
          storage.nbytes() == 0;
 }
 
+bool are_in_one_memory(const at::Tensor& one, const at::Tensor& other) {
+  return one.storage().unsafeGetStorageImpl() == other.storage().unsafeGetStorageImpl();
+}
+
 }  // namespace
 
 Waiting::Site& Waiting::site_of(std::int64_t number) {
@@ -42,7 +47,7 @@ Waiting::Site& Waiting::site_of(std::int64_t number) {
 
 bool Waiting::can_wait(const at::Tensor& tensor, std::int64_t number) const {
   return type_ == tensor.device().type() && number >= 0 && is_simple(tensor) && is_training() &&
-         tensor.numel() * static_cast<std::int64_t>(tensor.element_size()) <= kMostBytes;
+         tensor.storage().nbytes() <= kMostBytes;
 }
 
 bool Waiting::has_passed(const at::Tensor& tensor, std::int64_t number) {
@@ -84,7 +89,7 @@ Waiting::Due Waiting::take() {
       due.items.push_back(std::move(item));
       continue;
     }
-    site_of(item.identity.site).is_at_once = true;
+    read_at_once(item);
     due.changed.push_back(std::move(item));
   }
   items_.clear();
@@ -97,12 +102,20 @@ void Waiting::added_to(const at::Tensor& tensor) {
   if (found != watched_.end()) site_of(found->second).is_at_once = true;
 }
 
+void Waiting::leave_stream(const at::Tensor* written) {
+  if (items_.empty()) return;
+  const c10::impl::VirtualGuardImpl device(stream_->device_type());
+  if (device.getStream(stream_->device()) == *stream_) return;
+  for (Item& item : items_) {
+    read_at_once(item);
+    if (written != nullptr && are_in_one_memory(item.tensor, *written)) item.memory = nullptr;
+  }
+}
+
 bool Waiting::reaches(const at::Tensor& tensor) const {
   if (!tensor.has_storage()) return false;
-  const c10::StorageImpl* const memory = tensor.storage().unsafeGetStorageImpl();
-  return std::any_of(items_.begin(), items_.end(), [&](const Item& item) {
-    return item.tensor.storage().unsafeGetStorageImpl() == memory;
-  });
+  return std::any_of(items_.begin(), items_.end(),
+                     [&](const Item& item) { return are_in_one_memory(item.tensor, tensor); });
 }
 
 std::vector<Waiting::Item> Waiting::clear() {

@@ -27,8 +27,9 @@ namespace fastcheck {
 // For one thread at a time.
 class Waiting {
  public:
-  static constexpr std::int64_t kMostBytes = 256 * 1024;  // of a tensor
-  static constexpr std::size_t kMost = 32;                // as many as a launch takes
+  // Of the memory that a tensor keeps: a view keeps all of its storage.
+  static constexpr std::size_t kMostBytes = 256 * 1024;
+  static constexpr std::size_t kMost = 32;  // as many as a launch takes
   // A bit in the flags of an identity: the tensor has a record, and this one is compared with it
   // (python/fastcheck/monitor/session/drain.py).
   static constexpr std::uint32_t kAgain = std::uint32_t{1} << 31;
@@ -68,6 +69,10 @@ class Waiting {
            std::int64_t order, const c10::Stream& stream);
   bool is_empty() const { return items_.empty(); }
   bool is_on(const c10::Stream& stream) const { return stream_ == stream; }
+  // Call it before take() where another stream may be current. That one may have waited for what
+  // waits and not for its reading, and write to it: these sites are read at once from then on.
+  // `written`: what it is about to write, which is not read.
+  void leave_stream(const at::Tensor* written = nullptr);
   // True if anything that waits is in this tensor's memory.
   bool reaches(const at::Tensor& tensor) const;
   bool is_full() const { return items_.size() >= kMost; }
@@ -86,6 +91,7 @@ class Waiting {
     bool is_at_once = false;
   };
   Site& site_of(std::int64_t number);
+  void read_at_once(const Item& item) { site_of(item.identity.site).is_at_once = true; }
   bool can_wait(const at::Tensor& tensor, std::int64_t site) const;
 
   std::optional<c10::DeviceType> type_;

@@ -293,6 +293,61 @@ def test_large_tensors_and_those_without_gradients_are_read_at_once() -> None:
     assert sum("fastcheck records" in name for name in names) > 40
 
 
+class Part(nn.Module):
+    """Returns a small part of large memory."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            return torch.ones(LIMIT + 1, device=NAME)[: x.numel()].view_as(x)
+
+
+class Parts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(Part() for _ in range(5))
+        self.bytes: list[int] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for part in self.parts:
+            x = x + part(x)
+        self.bytes.append(fake.memory_allocated())
+        return x
+
+
+def test_a_part_of_large_memory_is_read_at_once() -> None:
+    """While it waits, all of that would stay."""
+    parts = Parts()
+    Run(chain(parts, length=2)).steps(3).end()
+    assert max(parts.bytes) - parts.bytes[0] < 4 * LIMIT
+
+
+def write_aside(x: torch.Tensor) -> torch.Tensor:
+    """Writes on a stream that waits for the tensor, not for its reading, which comes after it."""
+    home, other = fake.current_stream(), fake.Stream()
+    other.wait_stream(home)
+    other.synchronize()
+    with fake.held(home):
+        with torch.no_grad(), fake.stream(other):
+            x.mul_(3)
+        other.synchronize()
+    return x * 1
+
+
+def test_writes_on_another_stream() -> None:
+    def run(waits: bool) -> Run:
+        place = Then(lambda x: x * 1)
+        run = Run(chain(place), waits, level="op").steps(4)
+        place.function = write_aside
+        return run.steps(2).end()
+
+    waiting, at_once = run(True), run(False)
+    wanted = {int(record["seq"]): bytes(record.tobytes()) for record in at_once.records()}
+    for record in waiting.records():
+        assert wanted.pop(int(record["seq"])) == record.tobytes()
+    assert len(wanted) == waiting.monitor._session.faults.unread_count > 0
+    assert waiting.records(6).tobytes() == at_once.records(6).tobytes()
+
+
 def test_another_stream_in_the_middle() -> None:
     kept = []
 
