@@ -172,7 +172,7 @@ def check(x: torch.Tensor, entry: table.Backend, slots: torch.Tensor) -> None:
         raise RuntimeError(f"the record of {x.dtype} is not the CPU's")
 
 
-def large(entry: table.Backend, rounds: int) -> list[dict[str, Any]]:
+def large(entry: table.Backend, rounds: int, size: int) -> list[dict[str, Any]]:
     slots = torch.zeros(4, 192, dtype=torch.uint8, device=cuda)
     rows: list[dict[str, Any]] = []
 
@@ -188,36 +188,35 @@ def large(entry: table.Backend, rounds: int) -> list[dict[str, Any]]:
             }
         )
 
-    for size in SIZES_BYTES:
-        buffers = max(2, CACHE_BYTES // size)
-        launches = max(4, 1024 * MIB // size)
-        for name, dtype in DTYPES.items():
-            for data in DATA.get(name, ("normal",)):
-                xs = [tensor(dtype, data, size) for _ in range(buffers)]
-                check(xs[0], entry, slots)
-                target = torch.empty_like(xs[0])
+    buffers = max(2, CACHE_BYTES // size)
+    launches = max(4, 1024 * MIB // size)
+    for name, dtype in DTYPES.items():
+        for data in DATA.get(name, ("normal",)):
+            xs = [tensor(dtype, data, size) for _ in range(buffers)]
+            check(xs[0], entry, slots)
+            target = torch.empty_like(xs[0])
 
-                def timed(
-                    call: Callable[[torch.Tensor], object], xs: Any = xs, launches: int = launches
-                ) -> np.ndarray:
-                    return device_seconds(lambda i: call(xs[i % len(xs)]), launches, rounds)
+            def timed(
+                call: Callable[[torch.Tensor], object], xs: Any = xs, launches: int = launches
+            ) -> np.ndarray:
+                return device_seconds(lambda i: call(xs[i % len(xs)]), launches, rounds)
 
-                add("copy", name, data, size, timed(lambda x, to=target: to.copy_(x)), 2 * size)
-                for depth, level in DEPTHS.items():
-                    seconds = timed(lambda x, level=level: entry.observe(x, slots, 1, level))
-                    add(depth, name, data, size, seconds, size)
-                seconds = timed(lambda x: entry.found_nonfinite([x]))
-                add("found_nonfinite", name, data, size, seconds, size)
-                if dtype.is_floating_point and data == "normal":
-                    assert entry.exponents is not None and entry.observe_and_count is not None
-                    seconds = timed(lambda x: entry.exponents(x, False))
-                    add("exponents", name, data, size, seconds, size)
-                    seconds = timed(lambda x: entry.observe_and_count(x, slots, 1))
-                    add("record and exponents", name, data, size, seconds, size)
-                if data == "normal":
-                    for case, call in others(dtype).items():
-                        add(case, name, data, size, timed(call), size)
-                del xs, target
+            add("copy", name, data, size, timed(lambda x, to=target: to.copy_(x)), 2 * size)
+            for depth, level in DEPTHS.items():
+                seconds = timed(lambda x, level=level: entry.observe(x, slots, 1, level))
+                add(depth, name, data, size, seconds, size)
+            seconds = timed(lambda x: entry.found_nonfinite([x]))
+            add("found_nonfinite", name, data, size, seconds, size)
+            if dtype.is_floating_point and data == "normal":
+                assert entry.exponents is not None and entry.observe_and_count is not None
+                seconds = timed(lambda x: entry.exponents(x, False))
+                add("exponents", name, data, size, seconds, size)
+                seconds = timed(lambda x: entry.observe_and_count(x, slots, 1))
+                add("record and exponents", name, data, size, seconds, size)
+            if data == "normal":
+                for case, call in others(dtype).items():
+                    add(case, name, data, size, timed(call), size)
+            del xs, target
     copies = {(r["dtype"], r["data"], r["bytes"]): r for r in rows if r["case"] == "copy"}
     for row in rows:
         copy = copies[row["dtype"], row["data"], row["bytes"]]["gb_per_second"]
@@ -374,14 +373,26 @@ def main() -> None:
     }
     print("# CUDA", gpu["name"], "", sep="\n")
     table.prepare(cuda)
-    first = first_launches(entry)
-    little = small(entry, rounds)
+    parts: dict[str, Any] = {"first": first_launches(entry), "small": [], "triton": []}
+    rows: list[dict[str, Any]] = []
+
+    def write() -> list[dict[str, Any]]:
+        """What is there so far: the run may be out of time later."""
+        bars = bars_of(rows, parts["small"], parts["first"])
+        harness.write_results("gpu", rows, gpu=gpu, bars=bars, **parts)
+        return bars
+
+    write()
+    little = parts["small"] = small(entry, rounds)
+    write()
     cells = [
         [r["case"], r["of"], harness.with_spread(r["microseconds"]), str(r["bar"] or "")]
         for r in little
     ]
     print(harness.table(("case", "time of the", "us (10%-90%)", "bar"), cells), "", sep="\n")
-    rows = large(entry, rounds)
+    for size in SIZES_BYTES:
+        rows += large(entry, rounds, size)
+        write()
     cells = [
         [
             f"{r['bytes'] >> 20} MiB {r['dtype']}, {r['data']}",
@@ -393,14 +404,12 @@ def main() -> None:
         for r in rows
     ]
     print(harness.table(("data", "case", "GB/s", "of a copy", "bar"), cells))
-    beside = triton_beside(entry, rounds)
+    beside = parts["triton"] = triton_beside(entry, rounds)
     cells = [[r["backend"], r["dtype"], r["depth"], f"{r['gb_per_second']:.0f}"] for r in beside]
     if cells:
         print("", harness.table(("kernels", "dtype", "depth", "GB/s"), cells), sep="\n")
-    bars = bars_of(rows, little, first)
     print()
-    harness.print_bars(bars)
-    harness.write_results("gpu", rows, gpu=gpu, small=little, first=first, triton=beside, bars=bars)
+    harness.print_bars(write())
 
 
 if __name__ == "__main__":

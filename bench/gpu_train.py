@@ -230,6 +230,22 @@ def measure(shape: Shape, device: torch.device, rounds: int) -> list[dict[str, A
     return rows
 
 
+def bars_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    bars = [
+        harness.bar(
+            f"{row['model']}, {row['case']}: times a step without",
+            row["times_nothing"]["median"],
+            at_most=row["bar"],
+        )
+        for row in rows
+        if row["bar"] is not None
+    ]
+    for row in rows:
+        what = f"{row['model']}, {row['case']}: losses that differ"
+        bars.append(harness.bar(what, float(not row["identical_losses"]), at_most=0.0))
+    return bars
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
@@ -242,9 +258,10 @@ def main() -> None:
         if problem is not None:
             raise SystemExit(f"no kernels to measure: {problem}")
         device = torch.device("cuda", torch.cuda.current_device())
-    rows = []
+    rows: list[dict[str, Any]] = []
     for shape in (TINY, TINY_BLOCKS) if arguments.tiny else (GPT2, WIDE):
         rows += measure(shape, device, arguments.rounds)
+        harness.write_results("gpu_train", rows, bars=bars_of(rows))
         if device.type == "cuda":
             torch.cuda.empty_cache()
     cells = [
@@ -262,20 +279,7 @@ def main() -> None:
     ]
     header = ["model", "watched by", "ms a step", "times nothing", "MFU", "same losses to the bit"]
     print(harness.table(header, cells), "", sep="\n")
-    bars = [
-        harness.bar(
-            f"{row['model']}, {row['case']}: times a step without",
-            row["times_nothing"]["median"],
-            at_most=row["bar"],
-        )
-        for row in rows
-        if row["bar"] is not None
-    ]
-    for row in rows:
-        what = f"{row['model']}, {row['case']}: losses that differ"
-        bars.append(harness.bar(what, float(not row["identical_losses"]), at_most=0.0))
-    harness.print_bars(bars)
-    harness.write_results("gpu_train", rows, bars=bars)
+    harness.print_bars(bars_of(rows))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@
 # and nvcc are in PATH, ninja if it is there. scikit-build-core is not needed.
 # FASTCHECK_CUDA_ARCHS (default: the GPU's own), SECONDS_IN_ALL (default 470), BUILD_SECONDS (of them, default 200).
 # PHASES: a regular expression of names, to run some alone. compute-sanitizer's four need a call of their own:
-#   PHASES='tests|lost|captured|bench|training' bench/on_gpu.sh; PHASES='check$' OUT=... bench/on_gpu.sh
+#   PHASES='tests|lost|captured|bench|training' bench/on_gpu.sh; PHASES='check$|values' OUT=... bench/on_gpu.sh
 set -uo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
@@ -24,6 +24,7 @@ mkdir -p "$scratch"
 failed=0
 
 # phase NAME SECONDS LOG COMMAND...: runs the command within its share of the remaining time, and records the result.
+# It is interrupted at the end: pytest then prints the failures so far.
 phase() {
   local name=$1 share=$2 log=$3 left start code state
   shift 3
@@ -37,7 +38,7 @@ phase() {
     start=$SECONDS
     {
       echo "== $name"
-      timeout --kill-after=5 "$share" "$@"
+      timeout --signal=INT --kill-after=10 "$share" "$@"
     } >>"$out/$log" 2>&1
     code=$?
   fi
@@ -55,7 +56,7 @@ phase() {
 }
 
 tests() { # arguments of pytest
-  FASTCHECK_REQUIRE_GPU=1 "$python" -m pytest -q -p no:cacheprovider "$@"
+  FASTCHECK_REQUIRE_GPU=1 "$python" -m pytest -q "$@"
 }
 
 # Only our kernels are instrumented: torch's are many and slow. The option was called --filter once.
@@ -64,7 +65,7 @@ sanitized() { # tool
   option=$(compute-sanitizer --help | grep -oE -m 1 -e '--(kernel-regex|filter)' || echo --kernel-regex)
   PYTORCH_NO_CUDA_MEMORY_CACHING=1 FASTCHECK_REQUIRE_GPU=1 \
     compute-sanitizer --tool "$1" "$option" kns=fastcheck --error-exitcode 9 --target-processes all --print-limit 20 \
-    "$python" -m pytest -q -x -p no:cacheprovider tests/backends/cuda/test_gpu.py -k "TestKernels and (float32 or bfloat16 or int8 or list)"
+    "$python" -m pytest -q -x tests/backends/cuda/test_gpu.py -k "TestKernels and (float32 or bfloat16 or int8 or list)"
 }
 
 values() {
@@ -104,14 +105,17 @@ fi
 # timeout runs programs, not functions.
 export -f build tests sanitized values
 export python scratch
-export PYTHONPATH="$scratch/site${PYTHONPATH:+:$PYTHONPATH}"
+export PYTHONPATH="$scratch/site${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
+# Not with pyproject.toml's options: other releases of pytest don't know them all, and with another torch a warning would
+# be a failure.
+export PYTEST_ADDOPTS="-c /dev/null --rootdir='$PWD' -o 'pythonpath=$PWD/tests $PWD/bench' --import-mode=importlib -p no:cacheprovider"
 phase build "${BUILD_SECONDS:-200}" build.log bash -c "build $with_cuda '$archs'"
 if [ "$has_gpu" != 1 ]; then
   echo "There is no GPU here: torch finds no CUDA device. Nothing was measured."
   exit 1
 fi
 phase "tests on the GPU" 120 gpu.log bash -c 'tests tests/backends/cuda/test_gpu.py --durations=10'
-phase "lost devices, launches by Python" 60 processes.log bash -c 'tests tests/backends/cuda/test_gpu_processes.py'
+phase "lost devices, launches by Python" 60 gpu.log bash -c 'tests tests/backends/cuda/test_gpu_processes.py'
 phase "captured graphs" 60 gpu.log bash -c 'tests tests/monitor/hooks/graphs/test_gpu_graphs.py --durations=5'
 phase bench 100 bench.log env FASTCHECK_BENCH_RESULTS="$out" "$python" bench/gpu.py
 phase "training steps" 90 bench.log env FASTCHECK_BENCH_RESULTS="$out" "$python" -W ignore bench/gpu_train.py --rounds 3

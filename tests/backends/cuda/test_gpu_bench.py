@@ -60,12 +60,18 @@ def test_all_of_it_runs(
     for name in ("device_seconds", "host_seconds"):
         timed = getattr(gpu, name)
         monkeypatch.setattr(gpu, name, lambda call, _, rounds, timed=timed: timed(call, 2, rounds))
-    written: dict[str, Any] = {}
+    writings: list[dict[str, Any]] = []
     monkeypatch.setattr(
-        gpu.harness, "write_results", lambda name, rows, **more: written.update(rows=rows, **more)
+        gpu.harness,
+        "write_results",
+        lambda name, rows, **more: writings.append({"rows": list(rows), **more}),
     )
     monkeypatch.setattr(sys, "argv", ["gpu.py", "--rounds", "1"])
     gpu.main()
+    # A run that is out of time has left what was there.
+    assert [bool(each["rows"]) for each in writings] == [False, False, True, True]
+    assert writings[0]["first"] and writings[0]["bars"] and not writings[0]["small"]
+    written = writings[-1]
     cases = {row["case"] for row in written["rows"]}
     assert cases >= {"copy", "full", "found_nonfinite", "exponents", "record and exponents"}
     assert {row["depth"] for row in written["first"]} >= {"full", "record and exponents"}
