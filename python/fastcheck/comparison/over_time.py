@@ -16,6 +16,7 @@ import numpy as np
 from fastcheck.comparison.block import Block, Kind, Phase, Source
 from fastcheck.comparison.names import NameTable, Renaming
 from fastcheck.comparison.nested_diff import NOT_THERE, Setting
+from fastcheck.comparison.split import has_role
 from fastcheck.errors import CompareError, ConfigError
 from fastcheck.record.format import NONFINITE_COUNTS, Depth
 from fastcheck.utils.text.numbers import format_steps
@@ -398,9 +399,7 @@ class _Side:
     def read(self, step: int) -> tuple[frozenset[int], frozenset[int]]:
         """The checksums of the weights, and of the batch."""
         block = self._source.block(step, self.rank, self._names, self._renaming, step == 0)
-        numbers = np.unique(block.names).tolist()
-        parameters = [n for n in numbers if self._names[n].role == "param"]
-        weights = np.isin(block.names, parameters) & (block.records["numel"] > 1)
+        weights = has_role(block, "param", self._names) & (block.records["numel"] > 1)
         return _checksums(block, weights), _checksums(block, block.phases == Phase.BATCHES)
 
 

@@ -156,12 +156,7 @@ def with_losses_of_steps(
     """
     if len({int((block.phases == Phase.LOSS).sum()) for block in sides}) == 1 or None in losses:
         return sides
-    is_loss = [
-        np.isin(
-            block.names, [n for n in np.unique(block.names).tolist() if names[n].role == "loss"]
-        )
-        for block in sides
-    ]
+    is_loss = [has_role(block, "loss", names) for block in sides]
     if 0 in (counts := [int(mask.sum()) for mask in is_loss]) or counts[0] == counts[1]:
         return sides
     blocks = []
@@ -233,8 +228,14 @@ def _in_one(parts: Sequence[Extra], whole: tuple[int, ...]) -> Extra:
 
 def without_role(block: Block, role: str, names: NameTable) -> Block:
     """The block without the tensors of a role."""
+    left_out = has_role(block, role, names)
+    return only(block, np.flatnonzero(~left_out)) if left_out.any() else block
+
+
+def has_role(block: Block, role: str, names: NameTable) -> np.ndarray:
+    """A boolean array of what stands in the block: which tensors are of a role."""
     numbers = [n for n in np.unique(block.names).tolist() if names[n].role == role]
-    return only(block, np.flatnonzero(~np.isin(block.names, numbers))) if numbers else block
+    return np.isin(block.names, numbers)
 
 
 def only(block: Block, kept: np.ndarray) -> Block:
