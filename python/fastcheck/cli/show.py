@@ -23,7 +23,7 @@ from fastcheck.record.precision import advice_from_lines
 from fastcheck.record.statistics import statistics_of
 from fastcheck.report.build import report_from_log
 from fastcheck.report.render import parts
-from fastcheck.report.summary import count_warnings, step_table, unread_lines
+from fastcheck.report.summary import step_table, unread_lines
 from fastcheck.utils.names.msprobe import is_name, parse
 from fastcheck.utils.names.style import STYLES, row_name, tensor_place
 from fastcheck.utils.text.layout import (
@@ -150,7 +150,7 @@ def _log_lines(others: list[str], view: LogView) -> list[str]:
         )
     if others:
         lines.append(
-            f"{len(others)} older log{'s' if len(others) > 1 else ''} beside it: "
+            f"{counted(len(others), 'older log')} beside it: "
             f"{os.path.basename(others[-1])}" + (", ..." if len(others) > 1 else "")
         )
     return lines
@@ -167,7 +167,8 @@ def _event_lines(
 ) -> list[str]:
     if not events:
         warnings = sum(line.get("is_warning") is True for line in read_watch(path))
-        more = f" of an overflow, and {count_warnings(warnings)}" if warnings else ""
+        count = counted(warnings, "warning")
+        more = f" of an overflow, and {count} of the watch" if warnings else ""
         return [f"none{more}."]
     lines: list[str] = []
     several = len(view.meta) > 1

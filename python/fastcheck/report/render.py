@@ -30,6 +30,7 @@ from fastcheck.utils.text.layout import (
 )
 from fastcheck.utils.text.numbers import (
     and_more,
+    counted,
     format_fields,
     format_nonfinite,
     format_number,
@@ -389,7 +390,7 @@ def _where(report: StopReport, reading: RecordStatistics, width: int) -> list[st
         lines += wrap(f"{site.op} #{reading.call}", width, "op        ", " " * 10)
     if report.culprit.api:
         lines.append(f"API       {report.culprit.api}.{site.direction}")
-    size = f"{reading.numel:,} element{'s' if reading.numel != 1 else ''}"
+    size = counted(reading.numel, "element")
     lines += wrap(f"{site.tensor_name}, {reading.dtype}, {size}", width, "tensor    ", " " * 10)
     if report.culprit.line:
         lines += wrap(report.culprit.line, width, "line      ", " " * 10)

@@ -9,7 +9,7 @@ from fastcheck.record.format import Verdict
 from fastcheck.record.statistics import statistics_of
 from fastcheck.utils.names.style import tensor_place
 from fastcheck.utils.text.layout import wrap
-from fastcheck.utils.text.numbers import and_more, format_nonfinite
+from fastcheck.utils.text.numbers import and_more, counted, format_nonfinite
 
 if TYPE_CHECKING:
     from fastcheck.record.event import Event
@@ -59,7 +59,7 @@ def _one_line(events: list[Event], style: str, width: int) -> list[str]:
         return []
     first = events[0]
     name = Verdict(first.verdict).name.lower()
-    count = f"{len(events):,} tensor{'' if len(events) == 1 else 's'}"
+    count = counted(len(events), "tensor")
     where = tensor_place(first.site, int(first.record["call"]), style)
     begins = "" if len(events) == 1 else "first "
     text = f"{name}: {count}, {begins}{where}: {first.reason}"

@@ -17,7 +17,7 @@ from fastcheck.record.statistics import statistics_of
 from fastcheck.utils.names.msprobe import name_of
 from fastcheck.utils.names.style import row_name
 from fastcheck.utils.text.layout import section, stderr_is_ascii, table, to_ascii, wrap
-from fastcheck.utils.text.numbers import and_more, format_fields, format_number
+from fastcheck.utils.text.numbers import and_more, counted, format_fields, format_number
 
 if TYPE_CHECKING:
     from fastcheck.record.site import Site
@@ -37,9 +37,9 @@ def found_lines(
 ) -> list[str]:
     """The number of counted events, of ``warnings`` of the watch, and of each verdict."""
     total = "never stops" if overflow_nums < 0 else f"stops at {overflow_nums:,}"
-    lines = wrap(f"{count:,} counted overflow event{'s' if count != 1 else ''} ({total})", width)
+    lines = wrap(f"{counted(count, 'counted overflow event')} ({total})", width)
     if warnings:
-        lines += wrap(count_warnings(warnings), width)
+        lines += wrap(f"{counted(warnings, 'warning')} of the watch", width)
     rows = [
         [verdict.name.lower(), f"{n:,}"]
         for verdict, n in sorted(verdicts.items())
@@ -52,11 +52,6 @@ def where_lines(top_sites: Sequence[tuple[Site, int]], width: int, style: str) -
     """The sites with the most events, each with their number."""
     named = [[_where(s, style), s.direction, f"{n:,}"] for s, n in top_sites]
     return table(["tensor", "pass", "events"], named, left=2, width=width) if named else []
-
-
-def count_warnings(count: int) -> str:
-    """The number of warnings in words."""
-    return f"{count:,} warning{'' if count == 1 else 's'} of the watch"
 
 
 def _where(site: Site, style: str) -> str:
@@ -99,8 +94,7 @@ def unread_lines(rows: Sequence[UnreadOp], width: int) -> list[str]:
     """The rows as lines for a person; none for no rows."""
     lines = []
     for row in rows[:_SHOWN]:
-        times = "1 call" if row.calls == 1 else f"{row.calls:,} calls"
-        lines += wrap(f"{row.op}, {times}: {row.reason}", width, rest="  ")
+        lines += wrap(f"{row.op}, {counted(row.calls, 'call')}: {row.reason}", width, rest="  ")
     return lines + and_more(len(rows) - _SHOWN)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fastcheck.record.statistics import RecordStatistics, statistics_of
-from fastcheck.utils.text.numbers import format_fields, format_number, format_share
+from fastcheck.utils.text.numbers import counted, format_fields, format_number, format_share
 
 GROWN = 4.0
 EXPLODED = 1000.0
@@ -91,7 +91,7 @@ class Trend:
         if used is not None and form is not None and used >= 0.01:
             share = f", {format_share(used, 1)} of what {healthy[-1].dtype} holds"
         start, end = healthy[0].step, healthy[-1].step
-        during = f"in {end - start:,} step{'s' if end > start + 1 else ''}"
+        during = f"in {counted(end - start, 'step')}"
         during = during if end > start else f"in {len(healthy):,} readings"
         span = f"from {format_number(first)} (step {start:,}) to {format_number(last)} "
         span += f"(step {end:,}){share}"

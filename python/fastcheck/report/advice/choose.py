@@ -19,7 +19,7 @@ from fastcheck.record.event import (
 from fastcheck.record.format import Verdict
 from fastcheck.record.statistics import RecordStatistics, statistics_of
 from fastcheck.report.trend import Trend
-from fastcheck.utils.text.numbers import format_number
+from fastcheck.utils.text.numbers import counted, format_number
 
 from . import activations
 from .case import Advice, Case, Operation
@@ -602,7 +602,7 @@ def _closer(case: Case, report: StopReport) -> Iterator[Advice]:
 def named_weights(broken: tuple[str, ...]) -> str:
     """The parameters that hold NaN or Inf, as the beginning of a sentence."""
     hidden = len(broken) - 3
-    more = f" and {hidden:,} more weight{'s' if hidden > 1 else ''}" if hidden > 0 else ""
+    more = f" and {counted(hidden, 'more weight')}" if hidden > 0 else ""
     return f"{', '.join(broken[:3])}{more} hold{'s' if len(broken) == 1 else ''} NaN or Inf"
 
 

@@ -22,7 +22,6 @@ from fastcheck.report.build import report_from_log, stop_path
 from fastcheck.report.message import packed
 from fastcheck.report.render import headline, report_sections
 from fastcheck.report.stop_report import StopReport
-from fastcheck.report.summary import count_warnings
 from fastcheck.utils.names.style import STYLES
 from fastcheck.utils.private import write_private, writing
 from fastcheck.utils.text.numbers import counted, format_steps, to_json
@@ -168,7 +167,7 @@ def watched_html(contents: Collected, warnings: Sequence[Mapping[str, Any]]) -> 
     """The verdict on a log whose watch warns: the gravest warning, what to try, and how many others
     there are.
     """
-    line, count = gravest(warnings), count_warnings(len(warnings))
+    line, count = gravest(warnings), f"{counted(len(warnings), 'warning')} of the watch"
     first, end, more = _told(contents, line).partition(". ")
     head = headline_html(first + end.strip(), "bad", advice_of(line), more)
     return f"{head}\n<p>{count}, listed under What was unusual. {_extent(contents)}</p>"
