@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 import fastcheck
-from fastcheck.log.history import History
 from support.programs.training import Apply, Net, batches, poison, stopped, train
 
 pytestmark = pytest.mark.usefixtures("fresh_start")
@@ -182,24 +181,6 @@ class TestMonitor:
         del model
         gc.collect()
         assert open_files() == 0
-
-
-def test_history_is_bounded_within_a_step_that_never_ends() -> None:
-    history = History(steps=2, max_step_records=100)
-    for number in range(20):
-        records = np.zeros(30, fastcheck.types.RECORD_DTYPE)
-        records["seq"] = np.arange(30) + 30 * number
-        if number == 1:
-            records["flags"][7] = int(fastcheck.types.Verdict.ORIGIN) << 8
-        history.add(records)
-        if history.is_full:
-            history.drop_oldest()
-    held = history.all()
-    assert len(held) <= 101
-    assert history.find(37) is not None  # the event stays
-    assert history.find(36) is None
-    assert history.dropped_records == 600 - len(held)
-    assert history.take_unlogged()["seq"].tolist() == list(range(600))
 
 
 def test_more_records_in_a_step_than_the_ring_holds() -> None:

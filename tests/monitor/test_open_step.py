@@ -7,13 +7,11 @@ import os
 import sys
 from typing import Any, Callable
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import fastcheck
-from fastcheck.log.history import History
 from support.sampling import IS_WHOLE, sample
 
 ON_FAKE = os.environ.get("FASTCHECK_FAKE_DEVICE") == "1"
@@ -204,18 +202,3 @@ def test_a_pass_takes_no_more_work(
     monitor._session.collect()
     if level == "op":  # at module level the ring of the host is taken in once it is full
         assert sum(map(len, history.open_chunks)) < 600
-
-
-def test_records_with_a_verdict_are_bounded_too() -> None:
-    history = History(steps=2, max_step_records=100)
-    for number in range(20):
-        records = np.zeros(30, fastcheck.types.RECORD_DTYPE)
-        records["seq"] = np.arange(30) + 30 * number
-        records["flags"] = int(fastcheck.types.Verdict.ORIGIN) << 8
-        history.add(records)
-        if history.is_full:
-            history.drop_oldest()
-    held = history.all()
-    assert 50 <= len(held) <= 100 and history.dropped_records == 600 - len(held)
-    assert history.find(599) is not None and history.find(int(held["seq"][0])) is not None
-    assert history.find(0) is None

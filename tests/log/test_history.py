@@ -1,0 +1,38 @@
+"""The records that are held in memory: how many."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fastcheck.log.history import History
+from fastcheck.types import RECORD_DTYPE, Verdict
+
+
+def step_without_end(verdict_at: slice) -> History:
+    """600 records of one step, where 100 are held. ``verdict_at``: which of them have a verdict."""
+    history = History(steps=2, max_step_records=100)
+    every = np.zeros(600, RECORD_DTYPE)
+    every["seq"] = np.arange(600)
+    every["flags"][verdict_at] = int(Verdict.ORIGIN) << 8
+    for records in np.split(every, 20):
+        history.add(records)
+        if history.is_full:
+            history.drop_oldest()
+    assert history.dropped_records == 600 - len(history.all())
+    return history
+
+
+def test_a_step_that_never_ends_is_bounded() -> None:
+    history = step_without_end(slice(37, 38))
+    assert len(history.all()) <= 101
+    assert history.find(37) is not None  # the event stays
+    assert history.find(36) is None
+    assert history.take_unlogged()["seq"].tolist() == list(range(600))
+
+
+def test_records_with_a_verdict_are_bounded_too() -> None:
+    history = step_without_end(slice(None))
+    held = history.all()
+    assert 50 <= len(held) <= 100
+    assert history.find(599) is not None and history.find(int(held["seq"][0])) is not None
+    assert history.find(0) is None
