@@ -316,7 +316,6 @@ def _field(is_healthy: bool, field: str, kind: str, said: str = "", against: str
     return Pair(f"{field}, {kind}{text}", is_healthy, *options, accept, said, train_field)
 
 
-_RESIZED = "have another number of elements"
 FIELDS = [
     _field(True, "images", "pad", "missing"),
     _field(True, "diffusion", "a power", "rounding: step"),

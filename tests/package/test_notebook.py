@@ -19,7 +19,6 @@ from fastcheck.watch.event import Mover
 from support.records import record_builder as build
 
 NASTY = "<script>alert(1)</script>\x1b[2J\"'&"
-VOID = {"br"}
 
 
 class Parts(HTMLParser):

@@ -26,7 +26,6 @@ from support.records.reference import (
     DEPTHS,
     DTYPES,
     LAYOUT,
-    VALUE_BYTES,
     fields,
     pattern,
     record_of_bytes,
@@ -161,10 +160,6 @@ def assert_same(
         raise AssertionError(f"{note}\n" + "\n".join(differing))
     reserved = LAYOUT["device_mode"][0] + 1
     assert actual[reserved:] == wanted[reserved:], f"{note}\nreserved bytes differ"
-
-
-def values_equal(left: bytes, right: bytes) -> bool:
-    return left[:VALUE_BYTES] == right[:VALUE_BYTES]
 
 
 def every_isa(names: Sequence[str] = ISAS) -> Iterator[str]:

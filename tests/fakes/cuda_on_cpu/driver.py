@@ -23,7 +23,7 @@ from typing import Optional
 import torch
 
 from fastcheck.record.exponents import EXPONENT_WORDS
-from support.records.reference import DEPTHS, DTYPES, RECORD_BYTES, dtype_of, is_dense
+from support.records.reference import DEPTHS, RECORD_BYTES, dtype_of, is_dense
 
 ROOT = Path(__file__).resolve().parents[3]
 BUILD = ROOT / "build" / "cuda_on_cpu"
@@ -384,6 +384,3 @@ def record_and_exponents(
 def record(x: torch.Tensor, depth: str = "full", order: str = "storage", cut: Cut = Cut()) -> bytes:
     """The Record that the CUDA kernels make of one tensor."""
     return Call([x], order, cut).records(depth)[0]
-
-
-ALL_DTYPES = tuple(sorted(DTYPES))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import threading
 import warnings
@@ -133,11 +134,14 @@ class TestGradients:
 
     def test_a_gradient_of_a_gradient(self) -> None:
         model = Net()
-        fastcheck.install(model)
-        x = torch.ones(2, 8, requires_grad=True)
-        (gradient,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
-        gradient.square().sum().backward()
-        assert model.head.weight.grad is not None
+        bare = copy.deepcopy(model)
+        monitor = fastcheck.install(model)
+        for each in (bare, model):
+            x = torch.ones(2, 8, requires_grad=True)
+            (gradient,) = torch.autograd.grad(each(x).sum(), x, create_graph=True)
+            gradient.square().sum().backward()
+        assert torch.equal(model.head.weight.grad, bare.head.weight.grad)
+        assert "head (Linear) · backward · gradient of output" in names(monitor)
 
 
 class TestModes:
