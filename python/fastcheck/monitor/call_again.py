@@ -38,12 +38,7 @@ from fastcheck.statistics.functions import stats
 from fastcheck.utils.torch.flatten import flatten, flatten_arguments, map_tensors
 from fastcheck.utils.torch.frames import PAST, call_frames
 from fastcheck.utils.torch.own_operators import unobserved
-from fastcheck.utils.torch.readable import (
-    can_hold_nonfinite,
-    can_read,
-    first_bad,
-    is_materialised,
-)
+from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read, first_bad, is_materialised
 from fastcheck.utils.torch.training_state import Generators
 from fastcheck.verdict.step import Step
 

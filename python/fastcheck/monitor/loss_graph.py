@@ -729,8 +729,7 @@ def _place(frame: FrameType, *lines: int) -> str:
 
 
 def _variable(
-    is_it: Callable[[torch.Tensor], bool],
-    rank: Callable[[torch.Tensor], int] = lambda tensor: 0,
+    is_it: Callable[[torch.Tensor], bool], rank: Callable[[torch.Tensor], int] = lambda tensor: 0
 ) -> Optional[_Variable]:
     """The local variable of the program's running functions that holds such a tensor, of several
     the variable of the least rank.

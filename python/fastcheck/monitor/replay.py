@@ -49,10 +49,7 @@ class Replayer:
     """
 
     def __init__(
-        self,
-        session: Session,
-        models: Sequence[torch.nn.Module],
-        install: Callable[..., Any],
+        self, session: Session, models: Sequence[torch.nn.Module], install: Callable[..., Any]
     ) -> None:
         self._session = session
         self._models = [weakref.ref(model) for model in models]

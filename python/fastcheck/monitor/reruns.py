@@ -222,9 +222,7 @@ def differences_between(first: Trace, other: Trace, run: int) -> list[Difference
 
 
 def stored_tensors(
-    models: Sequence[torch.nn.Module],
-    optimizers: Sequence[torch.optim.Optimizer],
-    returned: object,
+    models: Sequence[torch.nn.Module], optimizers: Sequence[torch.optim.Optimizer], returned: object
 ) -> list[tuple[Site, torch.Tensor]]:
     """The tensors that a step leaves: what it returned, gradients, the state of the optimizers,
     weights and buffers.
@@ -372,11 +370,7 @@ class StepRunner:
         )
 
     def _trace(
-        self,
-        step: Callable[..., Any],
-        args: tuple[Any, ...],
-        state: TrainingState,
-        is_first: bool,
+        self, step: Callable[..., Any], args: tuple[Any, ...], state: TrainingState, is_first: bool
     ) -> Trace:
         trace, returned = Trace(), None
         config = Config(

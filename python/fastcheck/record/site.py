@@ -26,11 +26,7 @@ from fastcheck.record.format import (
 #: Bounds the table of a run whose labels never repeat (a dict keyed by step).
 MAX_SITES = 65536
 
-_KINDS = {
-    "param": "parameter ",
-    "buffer": "buffer ",
-    "optimizer_state": "optimizer state ",
-}
+_KINDS = {"param": "parameter ", "buffer": "buffer ", "optimizer_state": "optimizer state "}
 
 #: Labels of role ``loss`` beside ``loss``, on which backward() was called: what monitor.step(loss=)
 #: was given; a loss that carries a scale of the user's own; a loss that only autograd.grad() began

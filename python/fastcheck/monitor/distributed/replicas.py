@@ -357,11 +357,7 @@ class ReplicaCheck:
 
 
 def replica_check(
-    model: torch.nn.Module,
-    group: Optional[dist.ProcessGroup],
-    *,
-    every: int,
-    gradients: bool,
+    model: torch.nn.Module, group: Optional[dist.ProcessGroup], *, every: int, gradients: bool
 ) -> ReplicaCheck:
     """A ReplicaCheck, or ConfigError where there is nothing to compare with."""
     if not isinstance(every, int) or isinstance(every, bool) or every < 1:
@@ -375,9 +371,7 @@ def replica_check(
 
 
 def automatic_checks(
-    model: torch.nn.Module,
-    calls_of: Callable[[torch.nn.Module], int],
-    batches: OwnBatches,
+    model: torch.nn.Module, calls_of: Callable[[torch.nn.Module], int], batches: OwnBatches
 ) -> list[ReplicaCheck]:
     """A check of each group of ranks that is known to hold parameters of the model alike, or to
     divide its batches. ``calls_of``: how often a module was called.

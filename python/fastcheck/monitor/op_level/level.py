@@ -158,9 +158,7 @@ def _state_of(
             yield f"{kind} keeps it in its state{label} of {name}", tensor
 
 
-def _reached(
-    named: Iterable[tuple[str, torch.Tensor]],
-) -> Iterator[tuple[str, torch.Tensor]]:
+def _reached(named: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
     """The gradients of these parameters."""
     for name, p in named:
         if p.grad is not None:
