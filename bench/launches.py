@@ -152,8 +152,12 @@ def loss_of(model: nn.Module, x: torch.Tensor) -> Any:
     return F.cross_entropy(out, torch.zeros_like(out[:, 0]).long())
 
 
-def launches_of(fake: Any, model: nn.Module, x: torch.Tensor) -> Counter[str]:
-    """The launches of a training step, by name: the median of some steps."""
+def launches_of(
+    fake: Any, model: nn.Module, x: torch.Tensor, settle: Callable[[], object] = lambda: None
+) -> Counter[str]:
+    """The launches of a training step, by name: the median of some steps. ``settle`` is called
+    before these: a site waits when the records of its trial have arrived, sooner or later.
+    """
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 
     def step() -> None:
@@ -166,6 +170,8 @@ def launches_of(fake: Any, model: nn.Module, x: torch.Tensor) -> Counter[str]:
         with fake.recorded_launches() as names:
             step()
         fake.synchronize()
+        if index == WARM_UP - 1:
+            settle()
         if index >= WARM_UP:
             counts.append(Counter(name.partition(" ")[2] for name in names))
     return sorted(counts, key=lambda count: sum(count.values()))[COUNTED // 2]
@@ -176,7 +182,7 @@ def count(fake: Any, name: str, level: str) -> dict[str, Any]:
     plain = launches_of(fake, *MODELS[name](size, fake.name()))
     model, x = MODELS[name](size, fake.name())
     monitor = fastcheck.install(model, level=level, log=fastcheck.Log(None, history=2))
-    added = launches_of(fake, model, x)
+    added = launches_of(fake, model, x, monitor.flush)
     monitor.flush()
     records = monitor.records()
     monitor.remove()
