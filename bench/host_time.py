@@ -19,6 +19,9 @@ output and its gradient.
 And a whole step of small models, hooks included: forward, backward, an update, all in the nearest
 caches. What a monitor with default options adds to it is fitted by a line over the number of
 modules: what a module with its two parameters and gradients costs, and what a step costs besides.
+On the fake accelerator that is the time of the thread that trains, and of the thread that judges
+what the device has recorded; only the one that trains can hold a device up, unless both want
+Python's lock.
 
 Last, what install(on_request=) adds to an optimizer's step while nothing is asked for: it looks for
 a file, and at a flag that a signal sets."""
@@ -29,7 +32,7 @@ import argparse
 import dataclasses
 import time
 from collections.abc import Sequence
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 import numpy as np
 import torch
@@ -107,6 +110,18 @@ def with_empty_hooks(model: nn.Module, *, gradients: bool) -> nn.Module:
 nothing = "".format
 
 
+def launch_nothing(session: Session, lists: bool = False) -> None:
+    """Replaces the backends of a session's devices by stubs. ``lists``: as those that read a list
+    in one launch, so that small tensors wait for each other.
+    """
+    for device, ring in session.rings.of.items():
+        ring.backend = dataclasses.replace(ring.backend, observe=nothing, observe_list=nothing)
+        for segment in ring._free:
+            segment.slots.zero_()  # not written by a kernel: empty records, all finite
+        if lists:
+            session.level.let_wait(device.type)
+
+
 class Observed:
     """A monitor on a model, with its device's backend replaced by one that launches nothing."""
 
@@ -117,10 +132,7 @@ class Observed:
         self.session: Session = self.monitor._session
         run()
         self.settle()
-        for ring in self.session.rings.of.values():
-            ring.backend = dataclasses.replace(ring.backend, observe=nothing, observe_list=nothing)
-            for segment in ring._free:
-                segment.slots.zero_()  # not written by a kernel: empty records, all finite
+        launch_nothing(self.session)
 
     def settle(self) -> None:
         """Between two rounds: the drain has taken in the step, and the next one is open."""
@@ -234,30 +246,52 @@ MODULES = harness.few((2, 10, 40, 100))
 STEPS = harness.size(128, 2)
 
 
-def whole_steps(rounds: int) -> dict[int, dict[str, np.ndarray]]:
+def whole_steps(device: str, rounds: int) -> dict[int, dict[str, np.ndarray]]:
     """Microseconds of a step, by the number of modules and by case."""
-    return {modules: whole_step(modules, rounds) for modules in MODULES}
+    return {modules: whole_step(device, modules, rounds) for modules in MODULES}
 
 
-def whole_step(modules: int, rounds: int) -> dict[str, np.ndarray]:
+def whole_step(device: str, modules: int, rounds: int) -> dict[str, np.ndarray]:
+    judging: list[float] = []
+
     def trained(observed: bool) -> Callable[[int], object]:
         torch.manual_seed(0)
-        model = nn.Sequential(*(Residual(8, 8) for _ in range(modules)))
+        model = nn.Sequential(*(Residual(8, 8) for _ in range(modules))).to(device)
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
-        if observed:
-            fastcheck.install(model)
+        x, y = torch.randn(2, 4, 8).to(device)
+
+        def step() -> None:
+            (model(x) - y).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        monitor = fastcheck.install(model) if observed else None
+        step()
+        if monitor is not None and device != "cpu":
+            monitor.flush()
+            launch_nothing(monitor._session, lists=True)
 
         def steps(index: int) -> None:
+            before = drain_time(monitor)
             for _ in range(STEPS):
-                (model(torch.randn(4, 8)) - torch.randn(4, 8)).square().mean().backward()
-                optimizer.step()
-                optimizer.zero_grad()
+                step()
+            if monitor is not None:
+                judging.append(drain_time(monitor) - before)
 
         return steps
 
     cases = {"plain": trained(False), "plain again": trained(False), "monitor": trained(True)}
     seconds = harness.time_rounds(cases, rounds, warmup=2, clock=time.thread_time)
+    seconds["judging thread"] = np.array(judging[-len(seconds["monitor"]) :])
     return {case: 1e6 * each / STEPS for case, each in seconds.items()}
+
+
+def drain_time(monitor: Optional[fastcheck.Monitor]) -> float:
+    """Seconds of processor time of the thread that takes in what a device has recorded."""
+    thread = None if monitor is None else monitor._session.drain._thread
+    if thread is None or thread.ident is None:
+        return 0.0
+    return time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
 
 
 def fitted(microseconds: dict[int, dict[str, np.ndarray]]) -> dict[str, float]:
@@ -297,7 +331,7 @@ def main() -> None:
     fake = fake_device.load()
     torch.set_num_threads(1)
     # First: an optimizer's step tells every monitor.
-    measured = whole_steps(rounds // 3 + 1)
+    measured = {device: whole_steps(device, rounds // 3 + 1) for device in ("cpu", fake.name())}
     rows = [row for device in (fake.name(), "cpu") for row in measure(device, rounds, fake)]
     lines = [
         [
@@ -310,17 +344,21 @@ def main() -> None:
     ]
     print(harness.table(["device", "case", "us for each observed tensor", "bar"], lines))
     steps = {
-        modules: {case: harness.spread(values) for case, values in each.items()}
-        for modules, each in measured.items()
+        device: {
+            modules: {case: harness.spread(values) for case, values in each.items()}
+            for modules, each in of_device.items()
+        }
+        for device, of_device in measured.items()
     }
-    table = [
-        [str(modules), *(harness.with_spread(each, 0) for each in of_cases.values())]
-        for modules, of_cases in steps.items()
-    ]
-    print(harness.table(["modules, us a step", *steps[MODULES[0]]], table))
-    added = fitted(measured)
-    module, step = added["module"], added["step"]
-    print(f"a monitor adds {module:.1f} us a module (bar 8) and {step:.0f} us a step (bar 150)")
+    added = {device: fitted(of_device) for device, of_device in measured.items()}
+    for device, of_modules in steps.items():
+        table = [
+            [str(modules), *(harness.with_spread(each, 0) for each in of_cases.values())]
+            for modules, of_cases in of_modules.items()
+        ]
+        print(harness.table([f"modules, us a step on {device}", *of_modules[MODULES[0]]], table))
+        module, step = added[device]["module"], added[device]["step"]
+        print(f"a monitor adds {module:.1f} us a module (bar 8) and {step:.0f} us a step (bar 150)")
     requests = harness.spread(requests_cost(50 * rounds))
     print(f"on_request= adds {harness.with_spread(requests)} us to a step")
     harness.write_results(
