@@ -43,6 +43,7 @@ import harness
 from fastcheck import _C
 from fastcheck.calls.stored import TensorBatch
 from fastcheck.monitor.session.session import Session
+from fastcheck.record.format import RECORD_BYTES, Depth
 from fastcheck.verdict.entries import Loss
 
 TENSORS = harness.size(500, 20)
@@ -110,14 +111,22 @@ def with_empty_hooks(model: nn.Module, *, gradients: bool) -> nn.Module:
 nothing = "".format
 
 
+def some_records(count: int) -> torch.Tensor:
+    """The records of so many tensors of finite numbers, a row of bytes for each."""
+    slots = torch.zeros(count * RECORD_BYTES, dtype=torch.uint8)
+    for at in range(count):
+        _C.observe(torch.randn(NUMEL), slots, at, int(Depth.FULL), 0, 0, 0, at, 0)
+    return slots.view(count, RECORD_BYTES)
+
+
 def launch_nothing(session: Session, lists: bool = False) -> None:
     """Replaces the backends of a session's devices by stubs. ``lists``: as those that read a list
     in one launch, so that small tensors wait for each other.
     """
     for device, ring in session.rings.of.items():
         ring.backend = dataclasses.replace(ring.backend, observe=nothing, observe_list=nothing)
-        for segment in ring._free:
-            segment.slots.zero_()  # not written by a kernel: empty records, all finite
+        for segment in ring._free:  # what no kernel writes
+            segment.slots.copy_(some_records(len(segment.slots)))
         if lists:
             session.level.let_wait(device.type)
 
@@ -185,7 +194,7 @@ def cases_on(device: str) -> tuple[dict[str, Run], Callable[[], None]]:
     batch.stored_count = TENSORS
     cases |= {"session": one_by_one, "list": lambda: session.level.observe_list(batch)}
     if device == "cpu":
-        slots = torch.zeros(TENSORS * 192, dtype=torch.uint8)
+        slots = torch.zeros(TENSORS * RECORD_BYTES, dtype=torch.uint8)
         cases["extension"] = lambda: [
             _C.observe(t, slots, k, 1, 0, 0, 0, k, 0) for k, t in enumerate(tensors)
         ]

@@ -1,20 +1,21 @@
-"""DeviceRing: the rows of a recorder after their segment was taken back."""
+"""DeviceRing: the rows of a recorder after their segment was taken back, and who rows are of."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from fastcheck.backends.table import backend_for
-from fastcheck.ring.device import DeviceRing
+from fastcheck.extension import status
+from fastcheck.ring.device import DeviceRing, _identities, _identities_in_python
 from fastcheck.utils.torch.streams import streams_of
 
-pytestmark = pytest.mark.fake_accelerator
 
-
+@pytest.mark.fake_accelerator
 def test_rows_stay_full_when_their_segment_is_used_again(fake_accelerator: Any) -> None:
     """A recorder that was given no later rows must not write to a segment that is free, or in use
     for other records.
@@ -48,3 +49,33 @@ def test_rows_stay_full_when_their_segment_is_used_again(fake_accelerator: Any) 
     for seq in range(4, 7):
         read(seq)
     assert cut() == [4, 5, 6]
+
+
+FORMS = {
+    "float32": lambda: torch.ones(3, 4),
+    "bfloat16": lambda: torch.ones(2, dtype=torch.bfloat16),
+    "bool": lambda: torch.ones(5, dtype=torch.bool),
+    "empty": lambda: torch.ones(0, 3),
+    "rows of a matrix": lambda: torch.ones(4, 4)[::2],
+    "transposed": lambda: torch.ones(3, 4).t(),
+    "conjugated": lambda: torch.ones(3, 4, dtype=torch.complex64)[::2].conj(),
+    "negated": lambda: torch.ones(4, 4, dtype=torch.complex64)[::2].conj().imag,
+}
+
+
+@pytest.mark.skipif(status.module is None, reason="needs the extension")
+@pytest.mark.parametrize("is_list", [True, False])
+def test_identities_in_both_languages(is_list: bool) -> None:
+    tensors = [make() for make in FORMS.values()]
+    sites = list(range(7, 7 + len(tensors)))
+    given: Any = tensors
+    if not is_list:
+        given = status.module.TensorList()
+        for tensor in tensors:
+            given.append(tensor)
+    rows = _identities(given, sites, 3, 2**40, 5)
+    assert rows.dtype == np.int64
+    assert rows.tolist() == _identities_in_python(tensors, sites, 3, 2**40, 5).tolist()
+    assert rows[:, 0].tolist() == list(range(2**40, 2**40 + len(tensors)))
+    with pytest.raises(ValueError, match="a site for each"):
+        _identities(given, sites[1:], 3, 0, 0)

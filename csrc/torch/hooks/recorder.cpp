@@ -2,6 +2,7 @@
 
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <pybind11/numpy.h>
 
 #include <algorithm>
 #include <array>
@@ -60,12 +61,13 @@ bool HookRecorder::read_elsewhere(PyObject* object, std::int64_t found, std::int
 void HookRecorder::read_waiting() {
   if (waiting.is_empty()) return;
   Waiting::Due due = waiting.take();
-  py::list tensors, identities;
+  TensorList tensors;
+  py::array_t<long long> identities(
+      {static_cast<py::ssize_t>(due.items.size()), static_cast<py::ssize_t>(kIdentityNumbers)});
   for (const Waiting::Item& item : due.items) {
-    const Identity& of = item.identity;
-    tensors.append(wrap(item.tensor));
-    identities.append(
-        py::make_tuple(of.seq, of.step, of.call, of.site, of.flags, item.dtype, item.order));
+    const auto row = static_cast<py::ssize_t>(tensors.all->size());
+    write_identity(item.identity, item.dtype, item.order, identities.mutable_data(row, 0));
+    tensors.add(item.tensor);
   }
   py::list changed;
   for (const Waiting::Item& item : due.changed) {

@@ -2,6 +2,8 @@
 
 #include <ATen/core/Tensor.h>
 #include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/Device.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <algorithm>
@@ -10,9 +12,11 @@
 #include <cstddef>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <unordered_set>
 #include <vector>
 
+#include "torch/python/rows.h"
 #include "torch/python/tensors.h"
 #include "torch/python/types.h"
 #include "torch/read/tensor_view.h"
@@ -386,6 +390,41 @@ bool are_on_host(const py::object& tensors) {
                      [](py::handle tensor) { return unpack(tensor).is_cpu(); });
 }
 
+// `list` is a list of tensors, or a TensorList.
+std::vector<at::Tensor> tensors_in(const py::object& list) {
+  if (py::isinstance<TensorList>(list)) return list.cast<const TensorList&>().tensors().vec();
+  std::vector<at::Tensor> tensors;
+  for (const py::handle tensor : list) tensors.push_back(unpack(tensor));
+  return tensors;
+}
+
+py::object common_device(const py::object& list) {
+  const std::vector<at::Tensor> tensors = tensors_in(list);
+  const bool are_together = std::all_of(tensors.begin(), tensors.end(), [&](const at::Tensor& one) {
+    return one.device() == tensors.front().device();
+  });
+  if (tensors.empty() || !are_together) return py::none();
+  return owned(THPDevice_New(tensors.front().device()));
+}
+
+py::array_t<long long> identities(const py::object& list, const std::vector<std::int32_t>& sites,
+                                  std::int64_t step, std::int64_t first_seq, std::uint32_t flags) {
+  const std::vector<at::Tensor> tensors = tensors_in(list);
+  if (sites.size() != tensors.size()) throw py::value_error("expected a site for each tensor");
+  py::array_t<long long> rows(
+      {static_cast<py::ssize_t>(tensors.size()), static_cast<py::ssize_t>(kIdentityNumbers)});
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const at::Tensor& tensor = tensors[i];
+    const std::optional<DType> dtype = dtype_of(tensor.scalar_type());
+    if (!dtype.has_value()) throw py::type_error(unreadable_reason(tensor, tensor.device().type()));
+    const Identity identity{first_seq + static_cast<std::int64_t>(i), step, 0, sites[i], flags};
+    write_identity(identity, static_cast<std::int64_t>(*dtype),
+                   static_cast<std::int64_t>(order_of(tensor)),
+                   rows.mutable_data(static_cast<py::ssize_t>(i), 0));
+  }
+  return rows;
+}
+
 void append(TensorList& list, py::handle tensor) { list.add(unpack(tensor)); }
 
 py::object tensor_at(const TensorList& list, std::size_t at) {
@@ -513,8 +552,9 @@ struct GradientProbe {
 using ProbeObject = Object<GradientProbe>;
 
 // The bits of the first elements of a float32 gradient that can be read at once: a NaN is not equal
-// to itself.
+// to itself. None on a device, for which nothing is to wait.
 std::vector<std::int32_t> first_elements(const at::Tensor& gradient, std::int64_t most) {
+  if (!gradient.is_cpu()) return {};
   const auto* const first = static_cast<const std::int32_t*>(gradient.const_data_ptr());
   return {first, first + std::min(gradient.numel(), most)};
 }
@@ -526,8 +566,8 @@ std::vector<std::int32_t> now_of(const GradientProbe& probe, const at::Tensor& g
 bool can_be_probed(PyObject* object) {
   if (!is_ordinary(object)) return false;
   const at::Tensor& tensor = unpack(object);
-  return tensor.is_cpu() && can_be_read(tensor, false) && tensor.is_contiguous() &&
-         tensor.scalar_type() == at::kFloat;
+  if (!can_be_read(tensor, false)) return false;
+  return !tensor.is_cpu() || (tensor.is_contiguous() && tensor.scalar_type() == at::kFloat);
 }
 
 bool has_changed(const GradientProbe& probe, PyObject* object) {
@@ -543,7 +583,8 @@ PyObject* is_changed(PyObject* self, PyObject* object) {
 PyObject* has_same_elements(PyObject* self, PyObject* object) {
   return translated([&]() -> PyObject* {
     const GradientProbe& then = ProbeObject::of(self);
-    if (!can_be_probed(object) || unpack(object).numel() != then.numel) Py_RETURN_NONE;
+    const bool can_compare = can_be_probed(object) && unpack(object).is_cpu();
+    if (!can_compare || unpack(object).numel() != then.numel) Py_RETURN_NONE;
     return PyBool_FromLong(now_of(then, unpack(object)) == then.elements);
   });
 }
@@ -643,6 +684,9 @@ void define_stored(py::module_& m) {
   m.def("is_readable", is_readable, py::arg("tensor"));
   m.def("largest_magnitude", largest_magnitude, py::arg("records"));
   m.def("are_on_host", are_on_host, py::arg("tensors"));
+  m.def("common_device", common_device, py::arg("tensors"));
+  m.def("identities", identities, py::arg("tensors"), py::arg("sites"), py::arg("step"),
+        py::arg("first_seq"), py::arg("flags"));
   m.attr("MemoryRef") = py::handle(reinterpret_cast<PyObject*>(memory_ref_type()));
   m.def("memory_ref", memory_ref, py::arg("tensor"));
   m.attr("GradientProbe") = py::handle(reinterpret_cast<PyObject*>(probe_type()));

@@ -30,17 +30,22 @@ namespace fastcheck {
 // largest_magnitude(records) -> float
 //                              of floating-point tensors
 // are_on_host(tensors) -> bool
+// common_device(tensors) -> device | None
+//                              None: there are several, or no tensors
+// identities(tensors, sites, step, first_seq, flags) -> array of int64 (tensors, 7)
+//                              of each an Identity (python/fastcheck/record/format.py)
 // memory_ref(tensor) -> MemoryRef | None
 //                              None: it is not ordinary
 //   .is_of(tensor) -> bool | None
 //                              None: the tensor is not ordinary
 //   .place -> (address, offset)
 // gradient_probe(gradient, elements) -> GradientProbe | None
-//                              its memory, version and first elements; None: it is not ordinary
+//                              its memory, version and, on the CPU, first elements; None: it is
+//                              not ordinary
 //   .is_changed(gradient) -> bool
 //   .has_same_elements(tensor) -> bool | None
-//                              only the first elements count; None: it is not ordinary, or has
-//                              more or fewer
+//                              only the first elements count; None: it is not ordinary, on a
+//                              device, or has more or fewer
 // gradient_probes(places, elements) -> dict of GradientProbe | None
 //                              of the gradients that parameters have now, by place: the node of a
 //                              module and a name; None: one is not ordinary

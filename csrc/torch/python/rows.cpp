@@ -8,11 +8,13 @@
 namespace py = pybind11;
 
 namespace fastcheck {
-namespace {
 
-constexpr long long kIdentityNumbers = 7;  // seq, step, call, site, flags, dtype, order
-
-}  // namespace
+void write_identity(const Identity& identity, std::int64_t dtype, std::int64_t order,
+                    long long* row) {
+  const std::array<long long, kIdentityNumbers> numbers{
+      identity.seq, identity.step, identity.call, identity.site, identity.flags, dtype, order};
+  std::copy(numbers.begin(), numbers.end(), row);
+}
 
 void RingRows::set(py::object slots, py::object identities, py::object cursor) {
   cursor_ = &cursor_of(cursor);
@@ -32,9 +34,7 @@ void RingRows::clear() {
 }
 
 void RingRows::put(const Identity& identity, std::int64_t dtype, std::int64_t order) {
-  const std::array<long long, kIdentityNumbers> numbers{
-      identity.seq, identity.step, identity.call, identity.site, identity.flags, dtype, order};
-  std::copy(numbers.begin(), numbers.end(), numbers_ + cursor_->slot * kIdentityNumbers);
+  write_identity(identity, dtype, order, numbers_ + cursor_->slot * kIdentityNumbers);
   ++cursor_->slot;
 }
 

@@ -11,6 +11,11 @@
 
 namespace fastcheck {
 
+constexpr long long kIdentityNumbers = 7;  // seq, step, call, site, flags, dtype, order
+
+void write_identity(const Identity& identity, std::int64_t dtype, std::int64_t order,
+                    long long* row);
+
 // A kernel writes a record to row cursor.slot of `slots`; its identity goes to that row of
 // `identities`, a NumPy array of int64 (rows, 7) that python/fastcheck/ring/device.py reads. All
 // with the interpreter's lock and, as Python moves the cursor too, the session's.

@@ -14,7 +14,6 @@ with the same copy.
 
 from __future__ import annotations
 
-import itertools
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ import torch
 
 from fastcheck.backends.backend import Backend, Observe
 from fastcheck.backends.portable.traversal import dtype_and_order
+from fastcheck.extension import status
 from fastcheck.record.format import (
     BOX_DTYPE,
     RECORD_BYTES,
@@ -353,16 +353,14 @@ class DeviceRing:
         flags: int,
     ) -> None:
         """Reads many tensors in one call, or in several when they don't fit a segment."""
-        self.observe_each(tensors, self._identities(tensors, sites, step, first_seq, flags))
+        self.observe_each(tensors, _identities(tensors, sites, step, first_seq, flags))
 
-    def observe_each(
-        self, tensors: Sequence[torch.Tensor], identities: Sequence[tuple[int, ...]]
-    ) -> None:
-        """observe_list() of tensors with any identities."""
+    def observe_each(self, tensors: Sequence[torch.Tensor], identities: np.ndarray) -> None:
+        """observe_list() of tensors with any identities: an array of int64, a row for each."""
         if self.captured is not None:
             slots = self.captured(self)
             if slots is not None:
-                slots.observe_list(tensors, identities)
+                slots.observe_list(tensors, [*map(tuple, identities.tolist())])
             return
         done = 0
         while done < len(tensors):
@@ -374,31 +372,16 @@ class DeviceRing:
                 part = tensors[done : done + self._segment_slots - first]
             numbers = identities[done : done + len(part)]
             if segment is None:
-                for tensor, identity in zip(part, numbers):
+                for tensor, identity in zip(part, numbers.tolist()):
                     self.observe(tensor, identity)
                 return
             segment.use_on(self._streams.current())
             with no_grad():
                 self.backend.observe_list(part, segment.slots, first, self._depth)
             stop = first + len(part)
-            segment.identities[first:stop] = np.fromiter(
-                itertools.chain.from_iterable(numbers), np.int64
-            ).reshape(len(part), -1)
+            segment.identities[first:stop] = numbers
             segment.cursor.slot = stop
             done += len(part)
-
-    def _identities(
-        self,
-        tensors: Sequence[torch.Tensor],
-        sites: Sequence[int],
-        step: int,
-        first_seq: int,
-        flags: int,
-    ) -> list[tuple[int, ...]]:
-        return [
-            (seq, step, 0, site, flags, *dtype_and_order(tensor))
-            for seq, site, tensor in zip(itertools.count(first_seq), sites, tensors)
-        ]
 
     def new_graph_slots(self, stream: Any, may_wait: MayWait) -> GraphSlots:
         """Slots for a graph whose capture has begun on ``stream``."""
@@ -508,6 +491,21 @@ class DeviceRing:
             segment.start_copy(self._copier)
             self._last_used = None
             self._in_flight.append(segment)
+
+
+def _identities_in_python(
+    tensors: Sequence[torch.Tensor], sites: Sequence[int], step: int, first_seq: int, flags: int
+) -> np.ndarray:
+    rows = [
+        (first_seq + at, step, 0, site, flags, *dtype_and_order(tensor))
+        for at, (site, tensor) in enumerate(zip(sites, tensors))
+    ]
+    return np.array(rows, np.int64).reshape(len(rows), len(Identity._fields))
+
+
+# A row for each tensor, as an Identity.
+_identities: Callable[[Sequence[torch.Tensor], Sequence[int], int, int, int], np.ndarray]
+_identities = _identities_in_python if status.module is None else status.module.identities
 
 
 # Slots of a captured graph

@@ -10,6 +10,7 @@ import textwrap
 import threading
 import time
 import weakref
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -59,6 +60,28 @@ def test_a_model_on_another_device_than_the_first(
         monitor.flush()
         assert set(monitor.records()["step"].tolist()) == set(range(4))
         assert "internal" not in monitor.summary() and not monitor._session.faults.notes
+
+
+def test_when_the_judging_thread_is_woken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once in a healthy step, as that takes the lock of Python from the training thread."""
+    model = deep().to(NAME)
+    with fastcheck.install(model, sync="never") as monitor:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        loop(model, 2, optimizer=optimizer)
+        drain, woken = monitor._session.drain, []
+        put = drain._wake.put
+        counting = SimpleNamespace(put=lambda goes_on: (woken.append(goes_on), put(goes_on)))
+        monkeypatch.setattr(drain, "_wake", counting)
+        loop(model, 5, optimizer=optimizer)
+        assert len(woken) == 5
+        monitor.flush()
+        assert monitor.table()["step"].max() == 6
+        for passes in range(1, 4):  # without gradients: what they have recorded waits for nothing
+            while drain.process():
+                pass
+            with torch.no_grad():
+                model(torch.ones(4, 8).to(NAME))
+            assert len(woken) == 5 + passes
 
 
 class TestNothingWaits:

@@ -10,6 +10,7 @@ The kernels compare with exactly 1, and step counts go back by ``found_inf``. So
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
 import weakref
@@ -262,6 +263,12 @@ def _let_go(key: int) -> None:
                 _put_back(optimizer, update)
 
 
+@functools.lru_cache(maxsize=64)
+def _is_fused(step: Callable[..., Any]) -> bool:
+    """True if it is a step() of torch's that hands found_inf to fused kernels."""
+    return inspect.unwrap(step).__module__ in _FUSED_MODULES
+
+
 def _why_not(optimizer: Optimizer) -> Optional[str]:
     """The reason that keeps the optimizer, or this step of it, from being guarded, whatever its
     devices.
@@ -269,7 +276,7 @@ def _why_not(optimizer: Optimizer) -> Optional[str]:
     if is_compiling():
         return 'its step is being compiled; use sync="step"'
     name = type(optimizer).__name__
-    if inspect.unwrap(type(optimizer).step).__module__ not in _FUSED_MODULES:
+    if not _is_fused(type(optimizer).step):
         return _contract_problem(optimizer, name)
     for index, group in enumerate(optimizer.param_groups):
         if group.get("foreach"):
@@ -314,7 +321,7 @@ def _contract_problem(optimizer: Optimizer, name: str) -> Optional[str]:
 
 def _torch_class(optimizer: Optimizer) -> type[Optimizer]:
     """The class of torch whose fused kernels the optimizer runs; Optimizer where none is known."""
-    if inspect.unwrap(type(optimizer).step).__module__ not in _FUSED_MODULES:
+    if not _is_fused(type(optimizer).step):
         return Optimizer
     return next((base for base in _FUSED_CLASSES if isinstance(optimizer, base)), Optimizer)
 

@@ -47,7 +47,7 @@ class Probe(NamedTuple):
 
 
 def probe(gradient: torch.Tensor) -> Union[GradientProbe, Probe]:
-    """A probe of a gradient: in C++ where it is an ordinary float32 gradient on the CPU."""
+    """A probe of a gradient: in C++ where it is an ordinary gradient, float32 on the CPU."""
     made = None if status.module is None else status.module.gradient_probe(gradient, _ELEMENTS)
     return made or Probe(MemoryRef(gradient), local(gradient)._version, first_elements(gradient))
 

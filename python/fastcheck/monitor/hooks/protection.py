@@ -50,8 +50,11 @@ class HostGuard:
         all in host memory, or the gradients can't be read.
         """
         self.after_update(optimizer)  # of a step that raised
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        if not parameters or is_compiling() or not all(p.is_cpu for p in parameters):
+        groups = optimizer.param_groups
+        if is_compiling() or not all(p.is_cpu for group in groups for p in group["params"]):
+            return None
+        parameters = [p for group in groups for p in group["params"]]
+        if not parameters:
             return None
         gradients = [grad for many in gradients_by_device(optimizer).values() for grad in many]
         if not all(gradient.is_cpu for gradient in gradients):

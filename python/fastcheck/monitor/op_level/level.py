@@ -384,7 +384,7 @@ class OpLevel(Level):
         if session.rings.is_deferred:
             if begins_again:
                 session.due(entries.Moment.ALL_READ)
-            if not len(session.drain):
+            if session.drain.is_idle:
                 session.submit()
             return
         with store.lock:

@@ -165,6 +165,13 @@ class StepPart:
         self._lost: set[int] = set()  # segments, by id()
 
     @property
+    def can_wait(self) -> bool:
+        """True if it may be judged with the next part: no record comes with it, and nothing that
+        was found in its step is open. Each waking takes Python's lock from the training thread.
+        """
+        return not (self._records or self._segments or self.step.findings.all)
+
+    @property
     def is_ready(self) -> bool:
         return all(self._has_come(segment, lambda s: s.is_ready) for _, segment in self._segments)
 
@@ -192,6 +199,8 @@ class StepPart:
             is_lost = id(segment) in self._lost
             parts.append(ring.rescue(segment) if is_lost else ring.take(segment))
         parts = [part for part in parts if len(part)]
+        if not parts:
+            return joined(parts)
         records = parts[0] if len(parts) == 1 else joined(parts)
         return self._each_once(records) if (records["flags"] & AGAIN).any() else in_order(records)
 
@@ -240,8 +249,10 @@ class Drain:
         self._thread: Optional[threading.Thread] = None
         weakref.finalize(self, self._wake.put, False)
 
-    def __len__(self) -> int:
-        return len(self._parts)
+    @property
+    def is_idle(self) -> bool:
+        """True if no part is here but such as wait for the next."""
+        return all(part.can_wait for part in list(self._parts))
 
     def submit(self, part: StepPart) -> None:
         """Takes over a part; it is judged when all before it are, and its records are here."""
@@ -252,7 +263,8 @@ class Drain:
                 target=_run, args=arguments, name="fastcheck-drain", daemon=True
             )
             self._thread.start()
-        self._wake.put(True)
+        if not part.can_wait:
+            self._wake.put(True)
 
     def process(self) -> int:
         """Judges what has arrived, without waiting for the rest. How many parts are left."""

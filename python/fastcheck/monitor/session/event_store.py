@@ -351,7 +351,8 @@ class EventStore:
         self.archive.history.add(records)
         self.make_room(step)
         step.findings.unread_count += len(journal.unread)
-        bad = {int(record["seq"]): record.copy() for record in records[overflowed(records)]}
+        bad_records = records[overflowed(records)] if len(records) else records
+        bad = {int(record["seq"]): record.copy() for record in bad_records}
         # A healthy part is judged by its due entries alone: its other readings do not matter.
         is_healthy = not bad and not step.findings.all
         for written in journal.due if is_healthy else journal.entries:

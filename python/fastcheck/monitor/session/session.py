@@ -44,7 +44,7 @@ from fastcheck.ring.host import (
     new_cursor,
 )
 from fastcheck.utils.torch.own_operators import no_grad, unobserved
-from fastcheck.utils.torch.readable import are_on_host, can_hold_nonfinite
+from fastcheck.utils.torch.readable import are_on_host, can_hold_nonfinite, common_device
 from fastcheck.utils.torch.seen_tensors import SeenTensors, make_seen
 from fastcheck.utils.torch.streams import streams_of
 from fastcheck.utils.torch.transforms import innermost_transform
@@ -316,10 +316,11 @@ class ModuleLevel(Level):
     def read_waiting(
         self,
         tensors: Sequence[torch.Tensor],
-        identities: Sequence[tuple[int, ...]],
+        identities: np.ndarray,
         changed: Sequence[int],
     ) -> None:
-        """Reads what has waited, all of one device, on the current stream. ``changed``: the numbers
+        """Reads what has waited, all of one device, on the current stream. ``identities``: a row
+        for each. ``changed``: the numbers
         of those that were overwritten meanwhile, which have no record.
         """
         session = self.session
@@ -329,7 +330,7 @@ class ModuleLevel(Level):
         try:
             session.rings.ring_of(tensors[0].device).observe_each(tensors, identities)
         except BaseException as error:
-            session.leave_unread([identity[0] for identity in identities])
+            session.leave_unread(identities[:, 0].tolist())
             if not isinstance(error, Exception):
                 raise  # an interrupt is the user's
             self.recorder.let_wait(None)
@@ -378,10 +379,11 @@ class ModuleLevel(Level):
         *fields: Any,
     ) -> None:
         session, store = self.session, self.session.event_store
-        if not are_on_host(batch.tensors):
+        device = _HOST if are_on_host(batch.tensors) else common_device(batch.tensors)
+        if device is None:
             parts = _by_device(batch)
         else:
-            all_of_it = (_HOST, batch.tensors, batch.sites, batch.roles, batch.stored_count)
+            all_of_it = (device, batch.tensors, batch.sites, batch.roles, batch.stored_count)
             parts = [all_of_it] if batch.tensors else []
         for device, part, numbers, part_roles, stored in parts:
             first = self.cursor.seq
@@ -519,7 +521,7 @@ class ModuleLevel(Level):
             return
         self.recorder.redirect(step.journal.entries)
         self.recorder.clear_target()
-        records = [self.host.take()]
+        records = [self.host.take()] if self.cursor.slot else []
         early, segments = session.rings.cut()
         compared = self.recorder.compared
         session.drain.submit(
@@ -789,7 +791,7 @@ class Session:
 
     def end_pass(self) -> None:
         """A forward that no backward will follow has left the observed modules."""
-        if self.rings.is_deferred and not len(self.drain):
+        if self.rings.is_deferred and self.drain.is_idle:
             self.submit()
 
     def begin_step_if_closed(self) -> None:

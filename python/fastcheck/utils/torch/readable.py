@@ -54,6 +54,16 @@ are_on_host: Callable[[Sequence[torch.Tensor]], bool]
 are_on_host = _are_on_host if status.module is None else status.module.are_on_host
 
 
+def _common_device(tensors: Sequence[torch.Tensor]) -> Optional[torch.device]:
+    devices = {tensor.device for tensor in tensors}
+    return devices.pop() if len(devices) == 1 else None
+
+
+#: The device of all of them; None: there are several, or no tensors.
+common_device: Callable[[Sequence[torch.Tensor]], Optional[torch.device]]
+common_device = _common_device if status.module is None else status.module.common_device
+
+
 def may_be_in_flight(tensor: torch.Tensor) -> bool:
     """True if a copy from a device may still be under way to it: with ``non_blocking=True`` such a
     copy is waited for by nothing, and its memory is pinned. Nothing of a tensor tells when it has
