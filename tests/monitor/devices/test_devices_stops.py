@@ -112,6 +112,23 @@ class TestStops:
         monitor.remove()
         loop(model, 1, fault=0)
 
+    @pytest.mark.parametrize("level", ["module", "op"])
+    def test_what_ran_ahead_of_a_stop_is_no_stop_of_its_own(self, level: Any) -> None:
+        model = deep(2).to(NAME)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        monitor = fastcheck.install(model, level=level, overflow_nums=1)
+        x = next(iter(batches(1))).to(NAME)
+        loop(model, 2, optimizer=optimizer)
+        fake.synchronize()
+        with fake.held():
+            loop(model, 2, fault=0, damage=nan_gradient, optimizer=optimizer)
+            model(x).square().mean().backward()  # with the weights that were updated
+        fake.synchronize()
+        while not monitor.events:
+            pass
+        assert stopped(optimizer.step).step == 2
+        monitor.remove()
+
     def test_a_block_that_ends_by_an_exception_keeps_it(self) -> None:
         model = deep(2).to(NAME)
         with pytest.raises(KeyError), fastcheck.install(model):

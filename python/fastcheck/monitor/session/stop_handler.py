@@ -349,6 +349,9 @@ class StopHandler:
         self._held_maker: Optional[MadeBy] = None
         self._proposed: Optional[StopReport] = None
         self._has_dumped = False
+        # The first sequence number after the last stop: what a device was given before follows from
+        # that.
+        self._first_told = 0
         self._start = working_directory()
         _live.add(self)
 
@@ -358,7 +361,7 @@ class StopHandler:
         """
         event_store = self._session.event_store
         with event_store.lock:
-            due = list(event_store.due)
+            due = [item for item in event_store.due if item[0].seq >= self._first_told]
             event_store.due.clear()
         for item in due:
             if item[1] is not Decision.STOP:
@@ -466,6 +469,8 @@ class StopHandler:
             # Whoever catches the stop and goes on starts a new step.
             session.recorder.close()
             session.is_closed = True
+            if session.rings.is_deferred and session.config.stop.action == "raise":
+                self._first_told = session.next_seq
             if self.agreement is not None:
                 # All into one directory, whose name came with the report: what of it is on one
                 # file system `fastcheck show` reads as one.
