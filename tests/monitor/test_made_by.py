@@ -718,8 +718,8 @@ def test_derivatives_are_those_of_torch() -> None:
             xs = [torch.tensor(value).half().requires_grad_() for value in values]
             y = function(*xs)
             derivatives = Derivatives()
-            derivatives.note([y])
-            found = search_derivatives(derivatives.graphs)
+            derivatives.note(0, [y])
+            found = search_derivatives(derivatives.of(0))
             gradients = [
                 gradient
                 for given in (0.0, 1.0)
@@ -748,7 +748,7 @@ def test_what_is_kept_for_derivatives_is_small_and_gone_after_the_step() -> None
     with fastcheck.install(model) as monitor:
         derivatives = monitor._session.backwards.derivatives
         step()
-        (graph,) = derivatives.graphs
+        (graph,) = derivatives.of(0)
         # 36 MB are too much.
         assert [(one.name, one.values["result"].shape) for one in graph] == [
             ("SqrtBackward0", (4, 8))
@@ -756,17 +756,17 @@ def test_what_is_kept_for_derivatives_is_small_and_gone_after_the_step() -> None
         assert roots[0]() is None  # nor is the graph held
         assert graph[0].values["result"].grad_fn is None
         step()
-        assert len(derivatives.graphs) == 2
+        assert len(derivatives.of(0)) == 2
         optimizer.step()
         step()
-        assert len(derivatives.graphs) == 1
+        assert not derivatives.of(0) and len(derivatives.of(1)) == 1
 
 
 def test_bounds_of_what_is_kept_for_derivatives() -> None:
     def kept(loss: torch.Tensor) -> list[str]:
         derivatives = Derivatives()
-        derivatives.note([loss])
-        return [saved.name for graph in derivatives.graphs for saved in graph]
+        derivatives.note(0, [loss])
+        return [saved.name for graph in derivatives.of(0) for saved in graph]
 
     near = torch.zeros(()).requires_grad_().sqrt()
     for _ in range(35):
@@ -786,8 +786,8 @@ def test_leaves_do_not_hide_what_is_kept_for_derivatives() -> None:
     leaves = [torch.zeros(()).requires_grad_() for _ in range(100)]
     loss = torch.stack(leaves).sum() + leaves[0].sqrt().neg().mean()
     derivatives = Derivatives()
-    derivatives.note([loss])
-    found = search_derivatives(derivatives.graphs)
+    derivatives.note(0, [loss])
+    found = search_derivatives(derivatives.of(0))
     assert found is not None and found.operator == "SqrtBackward0"
 
 
@@ -802,8 +802,8 @@ def test_what_hooks_have_packed_is_not_unpacked_for_derivatives() -> None:
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, unpack):
         loss = y.sqrt().sum()
     derivatives = Derivatives()
-    derivatives.note([loss])
-    assert derivatives.graphs == [] and unpacked == []
+    derivatives.note(0, [loss])
+    assert derivatives.of(0) == [] and unpacked == []
 
 
 @pytest.mark.parametrize("makes", [nn.MSELoss(), lambda y, goal: (y - goal).square().mean()])

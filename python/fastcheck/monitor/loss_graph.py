@@ -77,6 +77,63 @@ def search_derivatives(graphs: Sequence[Sequence[SavedByNode]]) -> Optional[Made
     return None
 
 
+def search_operators(graphs: Sequence[Sequence[SavedByNode]]) -> Optional[MadeBy]:
+    """The first operator, in the order of forward, whose result is known not to be finite, or the
+    operand without a graph that is not. None, too, where an operator has read such numbers before:
+    what made them is not kept. Makes the host wait for a device.
+    """
+    known = sorted((node for graph in graphs for node in graph), key=lambda node: node.order)
+    with unobserved(), no_grad():
+        # A -Inf alone is often on purpose, as a mask or a log-probability of 0.
+        for is_bad in (_is_loud, is_nonfinite):
+            for saved in known:
+                records = [(n, r) for n, v in _tensors(saved) if (r := _record(v)) is not None]
+                read = [(n, r) for n, r in records if not _MADE.match(n)]
+                bad = [(n, r) for n, r in read if is_bad(r)]
+                if bad:
+                    return _without_graph(saved, *bad[0])
+                made, result = _made_by_node(saved), _result_of(saved)
+                if made is not None and made.any() and (result is None or is_bad(result)):
+                    is_finite = not any(is_nonfinite(record) for _, record in read)
+                    what = "finite numbers" if is_finite else "numbers without NaN"
+                    return _kept(saved, f"made of {what} what is not finite", read, result)
+                if result is not None and is_bad(result):
+                    return _kept(saved, "had a result that is not finite", read, result)
+    return None
+
+
+def _without_graph(saved: SavedByNode, name: str, record: np.void) -> Optional[MadeBy]:
+    operands = dict(zip(("self", "target" if "target" in saved.values else "other"), (0, 1)))
+    number = operands.get(name, len(saved.needs_gradient))
+    if number >= len(saved.needs_gradient) or saved.needs_gradient[number]:
+        return None
+    how = f"{saved.name} in the graph of the loss read it in a tensor that has no graph ({name}): "
+    how += "data, or computed under no_grad() or from detached tensors."
+    return MadeBy("", how, inputs=((name, record),))
+
+
+def _kept(
+    saved: SavedByNode, what: str, read: list[tuple[str, np.void]], result: Optional[np.void]
+) -> MadeBy:
+    how = f"{saved.name}, in the graph of the loss: in the forward pass its operator {what}. It is "
+    how += "the first such operator among those whose values are still in memory."
+    return MadeBy(saved.name, how, inputs=tuple(read), result=result)
+
+
+def _result_of(saved: SavedByNode) -> Optional[np.void]:
+    """The record of the result, as far as it can be computed from what the node has saved."""
+    values, name = saved.values, _kind(saved.name)
+    read, other, exponent = map(values.get, ("self", "other", "exponent"))
+    result = values.get("result")
+    if result is None and name in _AGAIN:
+        result = _AGAIN[name](values["self"])
+    elif result is None and name in _PAIRS and torch.is_tensor(read) and torch.is_tensor(other):
+        result = _PAIRS[name](read, other)
+    elif result is None and name == "Pow" and torch.is_tensor(read) and exponent is not None:
+        result = read.pow(exponent)
+    return None if result is None else _record(result)
+
+
 def _source(steep: SavedByNode, known: Sequence[SavedByNode]) -> Optional[MadeBy]:
     """The operator that made in forward what this node has read, where that was not finite."""
     read = [v for name, v in _tensors(steep) if not _MADE.match(name)]
@@ -108,10 +165,18 @@ def _made_by_node(saved: SavedByNode) -> Optional[torch.Tensor]:
     read, other, exponent = map(values.get, ("self", "other", "exponent"))
     if name in ("Reciprocal", "Rsqrt"):  # an infinity comes of a number near 0 alone
         return values["result"].isinf()
-    if name == "Div" and isinstance(other, torch.Tensor):
-        mask = other == 0
-        return mask if read is None else mask & read.isfinite()
-    if read is None or not (name in _AGAIN or (name == "Pow" and exponent is not None)):
+    if name.startswith("NllLoss"):
+        return (values["total_weight"] == 0) & (values["reduction"] == 1)
+    if read is None:
+        return other == 0 if name == "Div" and isinstance(other, torch.Tensor) else None
+    if name in _PAIRS and isinstance(other, torch.Tensor):
+        # 0 * Inf is NaN.
+        is_good = read.isfinite() & other.isfinite()
+        result = _PAIRS[name](read, other)
+        return (~result.isfinite() & is_good) | (result.isnan() & ~read.isnan() & ~other.isnan())
+    if name == "Std":
+        return values["result"].isnan() & read.isfinite().all()
+    if not (name in _AGAIN or (name == "Pow" and exponent is not None)):
         return None
     result = _AGAIN[name](read) if name in _AGAIN else read.pow(exponent)
     return ~result.isfinite() & read.isfinite()
@@ -119,6 +184,15 @@ def _made_by_node(saved: SavedByNode) -> Optional[torch.Tensor]:
 
 def _tensors(saved: SavedByNode) -> list[tuple[str, torch.Tensor]]:
     return [(name, v) for name, v in saved.values.items() if torch.is_tensor(v)]
+
+
+def _operands(saved: SavedByNode) -> list[tuple[str, torch.Tensor]]:
+    """The tensors, and the exponent of a power where that is a number."""
+    exponent = saved.values.get("exponent")
+    tensors = _tensors(saved)
+    if isinstance(exponent, (int, float)):
+        tensors.append(("exponent", torch.tensor(float(exponent), device="cpu")))
+    return tensors
 
 
 def _steep(saved: SavedByNode, bad: int, numel: int) -> MadeBy:
@@ -129,7 +203,7 @@ def _steep(saved: SavedByNode, bad: int, numel: int) -> MadeBy:
         f"{saved.name}, in the graph of the loss: the derivative of its operator{which} is not "
         f"finite at the values that it read or returned, in {where}. It is the first such operator "
         "in backward among those whose values are still in memory.",
-        inputs=tuple((n, r) for n, v in _tensors(saved) if (r := _record(v)) is not None),
+        inputs=tuple((n, r) for n, v in _operands(saved) if (r := _record(v)) is not None),
         variable=_later_variable(saved.is_node, lambda tensor: _leads_to(tensor.grad_fn, saved)),
         is_backward=True,
     )
@@ -563,6 +637,12 @@ _AGAIN: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
+#: Operators of two operands.
+_PAIRS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "Div": torch.div,
+    "Mul": torch.mul,
+    "Xlogy": torch.xlogy,
+}
 #: Operators that make a NaN or an infinity of one, and rarely of other numbers.
 _CARRIERS = frozenset(("Add", "Div", "Mean", "Mul", "Neg", "Sub", "Sum"))
 #: Operators of one operand, and views; operators that add or choose, and keep no operand.

@@ -21,7 +21,7 @@ from fastcheck.verdict.step import Step
 
 from . import call_again
 from .hooks.optimizers import watchers
-from .loss_graph import search_derivatives, search_graph, search_variables
+from .loss_graph import search_derivatives, search_graph, search_operators, search_variables
 from .reruns import Install
 
 _FORWARD = frozenset(("input", "output", "loss"))
@@ -77,15 +77,22 @@ class Makers:
         if made is not None and (made.operator or culprit.role == "loss"):
             return made
         again = again or self._again(culprit, step, session)
-        return again if made is None or (again is not None and again.operator) else made
+        if again is not None and again.operator:
+            return again
+        # A model may return its loss.
+        is_model = culprit.call is not None and culprit.call.parent is None
+        is_one = is_model and culprit.role == "output" and culprit.record["numel"] == 1
+        if culprit.verdict is Verdict.ORIGIN and (culprit.role == "loss" or is_one):
+            made = made or search_operators(session.backwards.derivatives.of(step.index))
+        return made or again
 
     def _of_gradient(self, culprit: Finding, step: Step, session: Session) -> Optional[MadeBy]:
         """The operator behind a gradient, or behind a buffer that its module made non-finite."""
         is_gradient = culprit.role in _GRADIENTS
         if culprit.verdict is not Verdict.ORIGIN or not (is_gradient or culprit.role == "buffer"):
             return None
-        is_kept = is_gradient and step is session.step
-        known = search_derivatives(session.backwards.derivatives.graphs) if is_kept else None
+        graphs = session.backwards.derivatives.of(step.index) if is_gradient else ()
+        known = search_derivatives(graphs)
         # A gradient between two modules is that of an output, and is blamed on the module that read
         # the output.
         site = session.sites[culprit.blamed.site]

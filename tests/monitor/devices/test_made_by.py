@@ -4,6 +4,8 @@ the stop comes steps later.
 
 from __future__ import annotations
 
+from typing import Callable, Optional
+
 import pytest
 import torch
 from torch import nn
@@ -29,6 +31,102 @@ def test_in_the_graph_of_the_loss() -> None:
     made = stop.value.report.made_by
     assert made is not None and made.operator == "LogBackward0"
     assert statistics_of(made.inputs[0][1]).zero_count == 8
+
+
+def stop_of(
+    loss: Callable[[torch.Tensor], torch.Tensor], step: int = 3, model: Optional[nn.Module] = None
+) -> fastcheck.OverflowDetected:
+    """The stop of a training whose loss is this one in one step; it comes steps later."""
+    torch.manual_seed(0)
+    model = (model or nn.Linear(4, 4)).to(NAME)
+    # A list operator of the fake device counts no versions.
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, foreach=False)
+    monitor = fastcheck.install(model)
+    with pytest.raises(fastcheck.OverflowDetected) as stop, monitor:
+        for i in range(8):
+            optimizer.zero_grad()
+            y = model(torch.rand(2, 4).to(NAME))
+            (loss if i == step else torch.mean)(y).backward()
+            optimizer.step()
+    assert stop.value.step == step and monitor.step_index > step
+    assert stop.value.report.weights_intact is False
+    return stop.value
+
+
+@pytest.mark.parametrize(
+    ("loss", "operator", "advice"),
+    [
+        (lambda y: (y * 0).log().mean(), "LogBackward0", "self is 0 throughout: log(0) is -Inf"),
+        (lambda y: (y / (y * 0)).sum(), "DivBackward0", "other is 0 throughout"),
+        (lambda y: (y[0, :1].std() + y).sum(), "StdBackward0", "std of one element is 0/0"),
+        (lambda y: ((y + 200).exp() * 0).sum(), "ExpBackward0", "exp of more than 88.7"),
+        (lambda y: ((y * 0).log() * (y * 0)).sum(), "MulBackward0", "0 * Inf is NaN"),
+        (
+            lambda y: nn.functional.nll_loss(y, torch.full((2,), -100).to(NAME)),
+            "NllLossBackward0",
+            "A mean over no targets is 0/0",
+        ),
+    ],
+)
+def test_in_the_graph_of_an_earlier_loss(
+    loss: Callable[[torch.Tensor], torch.Tensor], operator: str, advice: str
+) -> None:
+    stop = stop_of(loss)
+    made = stop.report.made_by
+    assert made is not None and made.operator == operator and not made.is_backward
+    assert advice in " ".join(str(stop).split())
+
+
+def test_an_operand_without_a_graph_of_an_earlier_loss() -> None:
+    made = stop_of(lambda y: (y * (y.detach() * 0).log()).mean()).report.made_by
+    assert made is not None and not made.operator
+    assert "MulBackward0 in the graph of the loss read it in a tensor that has no graph" in made.how
+
+
+def test_what_an_earlier_loss_has_read_from_an_unknown_operator() -> None:
+    assert stop_of(lambda y: ((y + torch.inf - torch.inf) * y).mean()).report.made_by is None
+
+
+def test_what_was_written_since_is_not_read() -> None:
+    """The update has made this weight NaN, which the operator has read when it was finite."""
+
+    class Gain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gain = nn.Parameter(torch.ones(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.gain
+
+    model = nn.Sequential(nn.Linear(4, 4), Gain())
+    stop = stop_of(lambda y: (y * y.detach().sub(torch.nan)).sum(), model=model)
+    assert "1.gain" in (stop.report.broken_weights or ())
+    made = stop.report.made_by
+    assert made is not None and "no graph (other)" in made.how
+
+
+def test_the_derivative_in_the_graph_of_an_earlier_loss() -> None:
+    made = stop_of(lambda y: (y * 0).sqrt().mean()).report.made_by
+    assert made is not None and made.operator == "SqrtBackward0" and made.is_backward
+
+
+def test_the_derivative_of_a_whole_power_of_an_earlier_loss() -> None:
+    stop = stop_of(lambda y: y.sub(1e20).pow(3).tanh().sum())
+    made = stop.report.made_by
+    assert made is not None and made.operator == "PowBackward0"
+    assert dict(made.inputs)["exponent"]["max"] == 3
+    assert "fractional" not in str(stop)
+
+
+def test_what_is_kept_of_graphs_is_gone_three_steps_later() -> None:
+    model = nn.Linear(4, 4).to(NAME)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with fastcheck.install(model) as monitor:
+        derivatives = monitor._session.backwards.derivatives
+        for _ in range(6):
+            model(torch.rand(2, 4).to(NAME)).exp().mean().backward()
+            optimizer.step()
+        assert [len(derivatives.of(step)) for step in range(6)] == [0, 0, 1, 1, 1, 1]
 
 
 def test_in_the_call() -> None:

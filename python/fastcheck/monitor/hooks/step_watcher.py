@@ -295,7 +295,8 @@ class StepWatcher:
                 self._losses.forward_step = session.step
         is_ours = self._apart("the loss", self._losses.began, roots, gradients, inputs, is_known)
         if is_ours and session.config.finds_operators and session.tape is None:
-            self._apart("derivatives", session.backwards.derivatives.note, roots)
+            note = session.backwards.derivatives.note
+            self._apart("derivatives", note, session.step.index, roots)
         return is_ours or self._sees_all
 
     def pass_without_gradients(self, node: ModuleNode) -> None:

@@ -1,8 +1,10 @@
-"""Keeps what a few operators near the loss have saved for backward, whose derivative may be
-infinite: backward frees it, and a stop at a gradient comes after that.
+"""Keeps what a few operators near the loss have saved for backward, whose derivative or result may
+be infinite: backward frees it, and a stop at a gradient, or on a device at the loss, comes after
+that.
 
 A healthy step walks the last nodes of each graph, and holds some small tensors of them until it is
-over. One table says what is read of an operator, and by what its backward multiplies a gradient.
+over, on a device for three steps more. One table says what is read of an operator, and by what its
+backward multiplies a gradient.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ _Saved = tuple[str, int, tuple[bool, ...], dict[str, Any]]
 def _attributes(kind: type) -> _Attributes:
     """The attributes to read of a kind of node; empty: nothing is read of it."""
     factors = DERIVATIVES.get(kind.__name__)
-    raw = {} if factors is None else {name: f"_raw_saved_{name}" for name in factors.names}
+    names = OPERANDS.get(kind.__name__, ()) if factors is None else factors.names
+    raw = {name: f"_raw_saved_{name}" for name in names}
     return tuple(
         (name, f"_saved_{name}", packed if hasattr(kind, packed) else None)
         for name, packed in raw.items()
@@ -57,7 +60,8 @@ class SavedByNode(NamedTuple):
 
     def factors(self) -> list[Any]:
         """Tensors by which the node multiplies a gradient, as far as they are known."""
-        return DERIVATIVES[self.name].of(self)
+        known = DERIVATIVES.get(self.name)
+        return [] if known is None else known.of(self)
 
 
 class Factors(NamedTuple):
@@ -210,6 +214,12 @@ DERIVATIVES: Mapping[str, Factors] = {
     "SqrtBackward0": _of("result", lambda y: 1 / y),
     "XlogyBackward0": Factors(("self", "other"), _xlogy),
 }
+#: Values that tell whether an operator has made NaN of finite numbers, of nodes not in the table.
+OPERANDS: Mapping[str, tuple[str, ...]] = {
+    "NllLossBackward0": ("total_weight", "reduction"),
+    "NllLoss2DBackward0": ("total_weight", "reduction"),
+    "StdBackward0": ("self", "result"),
+}
 
 
 def _saved_near(
@@ -267,32 +277,52 @@ _near: Callable[..., tuple[list[_Saved], int]]
 _near = _saved_near if status.module is None else status.module.saved_near
 
 
+class _Graph(NamedTuple):
+    """``versions``: of the tensors of each node."""
+
+    step: int
+    nodes: list[_Saved]
+    nbytes: int
+    versions: list[list[int]]
+
+
+def _versions(node: _Saved) -> list[int]:
+    tensors = (value for value in node[3].values() if isinstance(value, torch.Tensor))
+    return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
+
+
 class Derivatives:
-    """The graphs of the backward passes of a step. Every method expects the session's lock to be
-    held.
+    """The graphs of the backward passes of the last steps. Every method expects the session's lock
+    to be held.
     """
 
     def __init__(self) -> None:
-        self._graphs: list[list[_Saved]] = []
-        self._size = 0
+        self._graphs: list[_Graph] = []
 
-    @property
-    def graphs(self) -> Sequence[Sequence[SavedByNode]]:
-        """The graphs in the order of the calls of backward(); the nodes in that in which backward
-        runs.
+    def of(self, step: int) -> Sequence[Sequence[SavedByNode]]:
+        """The graphs of a step in the order of the calls of backward(); the nodes in that in which
+        backward runs, without those of which a tensor was written since.
         """
-        return [[SavedByNode(*saved) for saved in graph] for graph in self._graphs]
+        return [
+            [
+                SavedByNode(*node)
+                for node, versions in zip(graph.nodes, graph.versions)
+                if _versions(node) == versions
+            ]
+            for graph in self._graphs
+            if graph.step == step
+        ]
 
-    def clear(self) -> None:
-        """The step is over."""
-        if self._graphs:
-            self._graphs, self._size = [], 0
+    def drop_before(self, step: int) -> None:
+        """Releases the graphs of earlier steps."""
+        while self._graphs and self._graphs[0].step < step:
+            del self._graphs[0]
 
-    def note(self, roots: Sequence[torch.Tensor]) -> None:
+    def note(self, step: int, roots: Sequence[torch.Tensor]) -> None:
         """backward() begins at these."""
-        if self._size < _MOST_BYTES:
+        room = _MOST_BYTES - sum(graph.nbytes for graph in self._graphs if graph.step == step)
+        if room > 0:
             with unobserved():
-                graph, size = _near(roots, _attributes, _MOST_NODES, _MOST_BYTES - self._size)
-            if graph:
-                self._graphs.append(graph)
-                self._size += size
+                nodes, nbytes = _near(roots, _attributes, _MOST_NODES, room)
+            if nodes:
+                self._graphs.append(_Graph(step, nodes, nbytes, list(map(_versions, nodes))))

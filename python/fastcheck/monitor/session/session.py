@@ -805,7 +805,6 @@ class Session:
         for handle in step.leaf_handles:
             handle.remove()
         self.level.seen.clear()
-        self.backwards.derivatives.clear()
         is_applied = step.update.count > step.update.guarded_count or step.update.is_partial
         if is_applied and not step.update.is_elsewhere:
             self.event_store.archive.updated_steps.append(step.index)
@@ -813,7 +812,9 @@ class Session:
         self.step = store.new_step(step.index + 1, level.next_seq, level.read_stored)
         self.is_closed = False
         # Tensors on a device that a step held come out in one of the next three steps.
-        self.passes.drop_before(self.step.index - 3 * self.rings.is_deferred)
+        first = self.step.index - 3 * self.rings.is_deferred
+        self.passes.drop_before(first)
+        self.backwards.derivatives.drop_before(first)
         self.is_active = self.step.is_observed
         level.step_began()
 
@@ -835,7 +836,7 @@ class Session:
     def let_go(self) -> None:
         """Lets go of calls and graphs, for which no stop will ask any more."""
         self.passes.drop_before(self.step.index + 1)
-        self.backwards.derivatives.clear()
+        self.backwards.derivatives.drop_before(self.step.index + 1)
 
     def begin_at(self, step: int) -> None:
         """The first step has this number. ConfigError: it is no step's number, or something was

@@ -672,7 +672,10 @@ def _root_at_zero(case: Case, made: Operation) -> Iterator[Advice]:
     label, base = made.operand(0)
     if base is not None and base.nan_count:
         return  # _product_backward
-    if made.name == "pow" and base is not None and base.negative_count and case.has_nan:
+    exponent = dict(made.inputs).get("exponent")
+    is_whole = exponent is not None and exponent.numel == 1 and (exponent.min or 0.5) % 1 == 0
+    is_power = made.name == "pow" and not is_whole
+    if is_power and base is not None and base.negative_count and case.has_nan:
         yield Advice(
             f"{label} holds {counted(base.negative_count, 'negative number')}{_down_to(base)}: "
             "a fractional power of them is NaN, and so is the derivative of x ** p by p, x ** p * "
