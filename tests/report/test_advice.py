@@ -596,6 +596,10 @@ OPERATORS = {
         operator_report("aten.scalar_tensor", {}, numel=1, nan_count=1),
         "torch.logdet does that for a matrix whose determinant is negative",
     ),
+    "number written on a device": (
+        operator_report("aten.scalar_tensor", {}, numel=1, nan_count=1),
+        "look where it comes from, the data (a missing value, a target)",
+    ),
     "std of one": (
         operator_report("aten.std.correction", {"self": of(numel=1)}, numel=1, nan_count=1),
         "std of one element is 0/0",

@@ -410,10 +410,10 @@ def _constant(case: Case, made: Operation) -> Iterator[Advice]:
         yield Advice(f"{made.shown} was given Inf as a number. Give it a finite number.")
     elif made.is_nan and made.name == "scalar_tensor":
         yield Advice(
-            "It was written there as a constant, as by x[i] = nan. torch.logdet does that for a "
-            "matrix whose determinant is negative: take the logarithm of torch.slogdet, or keep "
-            "the determinant positive.",
-            "torch.linalg.slogdet(a).logabsdet",
+            "It was written there as a number, as x[i] = nan does on a device: look where it comes "
+            "from, the data (a missing value, a target) or what computes it. torch.logdet does "
+            "that for a matrix whose determinant is negative: take the logarithm of "
+            "torch.linalg.slogdet, or keep the determinant positive."
         )
 
 
