@@ -266,11 +266,14 @@ def test_two_optimizers_with_closures_step_in_one_step() -> None:
 
 
 class Called(nn.Module):
-    """A model that is called by another name than its own, so that no hook of it runs."""
+    """A model that is called by another name than its own too, by which no hook of it runs."""
 
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(4, 2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.weight
 
     def loss(self, x: torch.Tensor, divisor: float) -> torch.Tensor:
         return (x @ self.weight / torch.tensor(divisor)).mean()
@@ -293,19 +296,38 @@ def test_a_model_that_is_never_called_has_steps_and_losses(level: str) -> None:
         assert report.made_by is not None and report.made_by.operator == "DivBackward0"
 
 
-def test_a_backward_before_the_first_call_is_on_no_loss_of_the_model() -> None:
-    """It is on a penalty of the weights."""
+@pytest.mark.parametrize("level", ["module", "op"])
+@pytest.mark.parametrize("calls", ["mmm", "momom", "oomm"])
+def test_a_model_that_is_not_always_called_by_its_own_name(level: str, calls: str) -> None:
+    model = Called()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    losses = []
+    with fastcheck.install(model, level=level) as monitor:
+        for call in calls:
+            optimizer.zero_grad()
+            x = torch.randn(3, 4)
+            loss = model.loss(x, 1.0) if call == "m" else model(x).square().mean()
+            losses.append(loss.item())
+            loss.backward()
+            optimizer.step()
+        assert [(row.step, row.loss) for row in monitor.step_table()] == list(enumerate(losses))
+
+
+@pytest.mark.parametrize("level", ["module", "op"])
+def test_a_penalty_of_the_weights_before_the_first_call_is_a_part_of_the_loss(level: str) -> None:
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     losses = []
-    with fastcheck.install(model) as monitor:
+    with fastcheck.install(model, level=level) as monitor:
         for _ in range(3):
             optimizer.zero_grad()
-            model.weight.square().sum().backward()
-            losses.append(model(torch.randn(3, 4)).square().mean())
-            losses[-1].backward()
+            penalty = model.weight.square().sum()
+            penalty.backward()
+            loss = model(torch.randn(3, 4)).square().mean()
+            loss.backward()
+            losses.append(penalty.item() + loss.item())
             optimizer.step()
-        assert [row.loss for row in monitor.step_table()] == [loss.item() for loss in losses]
+        assert [row.loss for row in monitor.step_table()] == pytest.approx(losses)
 
 
 def test_gradients_that_are_written_without_a_backward_have_steps() -> None:

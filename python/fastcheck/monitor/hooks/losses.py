@@ -135,7 +135,9 @@ class LossReader:
             return False
         scaled, self._scaled = self._scaled, {}
         is_new = session.next_seq == session.step.first_seq
-        if not session.is_open or (is_new and session.step is not self.forward_step):
+        if not session.is_open or (
+            is_new and not leads_to_model and session.step is not self.forward_step
+        ):
             return False
         if inputs is not None and not leads_to_model:
             return False

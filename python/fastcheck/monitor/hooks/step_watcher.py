@@ -272,16 +272,12 @@ class StepWatcher:
         what autograd.grad() is asked for.
         """
         session = self.session
-        # In the first step the model may be called only after this.
-        is_uncalled = self.ends.closed_steps > 0 and not session.step.calls
-        is_first = is_uncalled and session.is_active
-        is_known = (session.is_open or is_first) and self._apart(
+        is_known = (session.is_open or session.is_closed) and self._apart(
             "the loss", self._losses.lead_to_model, roots, inputs
         )
-        if is_first and is_known and inputs is None:
-            # The model is called by another name than its own, which no hook sees.
+        if is_known:
+            # The model may be called by another name than its own, which no hook sees.
             session.begin_step_if_closed()
-            self._losses.forward_step = session.step
         may_be_ours = session.backwards.began(is_known, roots)
         if inputs is None:
             if may_be_ours:
