@@ -46,13 +46,16 @@ class Probe(NamedTuple):
             return now is None or not torch.allclose(now, self.elements, 0, 0, equal_nan=True)
 
 
-def probe(gradient: torch.Tensor) -> Union[GradientProbe, Probe]:
+AnyProbe = Union["GradientProbe", Probe]
+
+
+def probe(gradient: torch.Tensor) -> AnyProbe:
     """A probe of a gradient: in C++ where it is an ordinary gradient, float32 on the CPU."""
     made = None if status.module is None else status.module.gradient_probe(gradient, _ELEMENTS)
     return made or Probe(MemoryRef(gradient), local(gradient)._version, first_elements(gradient))
 
 
-_Probes = dict[_Place, Union["GradientProbe", Probe]]
+_Probes = dict[_Place, AnyProbe]
 
 
 def _probes_at(places: list[_Place]) -> _Probes:

@@ -353,6 +353,7 @@ class ModuleObserver:
         if self._watcher.ended_before():
             self.session.close_step()
         self.session.begin_pass()
+        self._watcher.read_updated()
 
     def enter(
         self, node: ModuleNode, inputs: list[tuple[str, torch.Tensor]], traced: Optional[Traced]

@@ -240,11 +240,19 @@ class StateReader:
         if look is not None and self.stalled_weights is not None:
             self.stalled_weights.settle(look)
 
+    def updated_by_loop(self) -> None:
+        """The loop has updated the weights itself, and cleared the gradients."""
+        self.hand_changes.skipped()
+        self._were_taken()
+        self._session.step.update.count += 1
+
     def _were_taken(self) -> None:
         """The loop has cleared the gradients ahead of an update of copies, which uses them."""
         self.hand_changes.seen()
         used = self._early.take_waiting(list(self._early.waiting))
-        self._session.due(GradientsUsed([seq for seq in used.values() if seq != FINITE]))
+        bad = [seq for seq in used.values() if seq != FINITE]
+        if bad:
+            self._session.due(GradientsUsed(bad))
 
     def _read_strays(self) -> None:
         batch = TensorBatch()

@@ -1,7 +1,7 @@
 """Finds where unusual loops end their steps: optimizers that take turns, and that hold none of the
-model's parameters; iterations without an update, as in a loop that scales its loss itself, skips
-the optimizer when gradients have overflowed, and continues with the next batch; and steps that
-nothing ends.
+model's parameters; loops that update the weights themselves; iterations without an update, as in a
+loop that scales its loss itself, skips the optimizer when gradients have overflowed, and continues
+with the next batch; and steps that nothing ends.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fastcheck.utils.torch.readable import can_read, has_memory
 from fastcheck.utils.torch.sharding import local
 from fastcheck.verdict.entries import Moment
 
-from .hand_changes import spread
+from .hand_changes import probe, spread
 
 
 class Turns:
@@ -139,6 +139,11 @@ class OtherHolders:
         self._known: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._searches: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
 
+    @property
+    def may_be_none(self) -> bool:
+        """True if no optimizer has ended a step."""
+        return self.is_on and not self._known
+
     def has(self, optimizer: Optimizer) -> bool:
         """True if the optimizer is in this set."""
         return self.is_on and optimizer in self._known
@@ -183,6 +188,110 @@ class OtherHolders:
 # Above what gradients are accumulated over. What a step has read is kept, and searched, until it
 # ends.
 _MOST_PASSES = 1000
+
+
+class _Weight:
+    """A parameter and its gradient, as a backward pass has left them."""
+
+    def __init__(self, node: ModuleNode, name: str, parameter: torch.Tensor) -> None:
+        gradient = parameter.grad
+        self._node, self._name, self._id = node, name, id(parameter)
+        self._probe = probe(parameter)
+        self._gradient_probe = None if gradient is None else probe(gradient)
+
+    def is_changed(self) -> bool:
+        """True if it was written since. Within functional_call() another is in its place."""
+        parameter = parameter_at(self._node, self._name)
+        if parameter is None or id(parameter) != self._id:
+            return False
+        return self._probe.is_changed(parameter)
+
+    def is_cleared(self) -> bool:
+        """True if its gradient is gone, or was written since."""
+        parameter = parameter_at(self._node, self._name)
+        gradient = None if parameter is None else parameter.grad
+        if gradient is None or self._gradient_probe is None:
+            return True
+        return self._gradient_probe.is_changed(gradient)
+
+
+class LoopUpdates:
+    """Finds the steps of a session whose loop updates the weights itself, where no optimizer is
+    found that holds any: a forward or backward pass begins after a backward pass, and since that a
+    weight has changed and its gradient has been cleared. Gradients that are accumulated are not
+    cleared, and weights that are clipped or averaged beside an optimizer are those of an optimizer.
+    """
+
+    def __init__(
+        self, session: Session, parameters: Callable[[], list[StoredTensor]], others: OtherHolders
+    ) -> None:
+        self._session = session
+        self._parameters = parameters
+        self._others = others
+        #: Parameters as the last backward pass has left them, in the step of this number.
+        self.probes: list[_Weight] = []
+        self._step = -1
+        # The loop clears gradients right before backward(), after the forward pass.
+        self._clears_late = False
+        self._is_known = False
+        self._searches = 0
+        #: The step that was closed last has ended so: the weights are not read yet.
+        self.has_updated = False
+
+    def switch_off(self) -> None:
+        """An optimizer calls a closure, which may write copies that it holds back to the model."""
+        self.probes.clear()
+        self._searches = _SEARCHES
+
+    def after_backward(self) -> None:
+        """Gradients were made in the open step."""
+        self.probes.clear()
+        is_off = self._session.is_explicit or self._searches >= _SEARCHES
+        if is_off or not self._others.may_be_none:
+            return
+        self._step = self._session.step.index
+        parameters = self._parameters()
+        # torch.autograd.grad() leaves no gradient in any.
+        self.probes = [_Weight(*stored) for stored in spread(parameters) or parameters[:3]]
+
+    def is_over(self, is_backward: bool) -> bool:
+        """Called where a forward or backward pass begins: whether the open step has ended. Then
+        the weights have been updated.
+        """
+        session = self._session
+        if session.is_closed or session.step.index != self._step:
+            self.probes.clear()  # something else has ended it
+            return False
+        if session.is_explicit or not session.is_active or session.tape is not None:
+            return False
+        if not torch.is_grad_enabled() or not session.backwards.owns_gradients:
+            return False
+        if not any(weight.is_changed() for weight in self.probes):
+            return False
+        is_cleared = all(weight.is_cleared() for weight in self.probes)
+        if not is_cleared and (is_backward or not self._clears_late):
+            return False
+        self._clears_late |= is_backward
+        if is_backward and session.config.level == "op":
+            return False  # the operators of the forward pass are those of the open step
+        if not self._is_known and self._are_held():
+            return False
+        self.probes.clear()
+        self.has_updated = True
+        return True
+
+    def _are_held(self) -> bool:
+        """True if an optimizer holds parameters of the model."""
+        self._searches += 1
+        ours = {id(parameter) for _, _, parameter in self._parameters()}
+        if any(parameter_ids(candidate) & ours for candidate in _living()):
+            return True
+        self._is_known, self._searches = True, 0
+        self._session.faults.notes[
+            "a step ends where the next pass begins after the training loop has changed a weight "
+            "and cleared its gradient: no optimizer was found that holds it"
+        ] = None
+        return False
 
 
 class EndlessSteps:
@@ -322,6 +431,7 @@ class StepEnds:
         self.turns = Turns(given)
         self.others = OtherHolders(session, parameters, is_on=given is None)
         self.unfinished = UnfinishedSteps(session, parameters)
+        self.by_loop = LoopUpdates(session, parameters, self.others)
         self.endless = EndlessSteps(session)
         #: The ranks are to meet, outside of the lock.
         self.meets = False

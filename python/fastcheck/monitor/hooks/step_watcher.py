@@ -139,6 +139,8 @@ class StepWatcher:
             self.ends.others.is_on = False
         else:
             has_copies = self._look_at_copies(optimizer)
+            if has_closure:
+                self.ends.by_loop.switch_off()
         is_known = holds_ours and self._given is None
         if not (is_known or self._concerns_or_takes(optimizer, has_copies)):
             return False
@@ -284,11 +286,12 @@ class StepWatcher:
                 self._notice(self._facts.backward_began, roots)
             if session.config.level == "op":
                 self._apart("consequences", session.level.backward_began, roots)
-            if may_be_ours and self.ends.unfinished.probes and self.ended_before():
-                # The loss is that of the next step, whose forward is read already.
-                session.close_step()
-                session.begin_step_if_closed()
-                self._losses.forward_step = session.step
+        if (is_known or (may_be_ours and inputs is None)) and self.ended_before(is_backward=True):
+            # The loss is that of the next step, whose forward is read already.
+            session.close_step()
+            session.begin_step_if_closed()
+            self._losses.forward_step = session.step
+            self.read_updated()
         is_ours = self._apart("the loss", self._losses.began, roots, gradients, inputs, is_known)
         if is_ours and session.config.finds_operators and session.tape is None:
             note = session.backwards.derivatives.note
@@ -304,8 +307,15 @@ class StepWatcher:
         self._notice(self._facts.scheduler_stepped, scheduler)
         return False
 
-    def ended_before(self) -> bool:
-        """A forward or backward pass begins: whether the open step ended without an update."""
+    def ended_before(self, *, is_backward: bool = False) -> bool:
+        """A forward or backward pass begins: whether the open step ended without an optimizer's
+        update.
+        """
+        by_loop = self.ends.by_loop
+        if by_loop.probes and self._apart("updates by the loop", by_loop.is_over, is_backward):
+            self._apart("updates by the loop", self._state.updated_by_loop)
+            self.ends.closed_steps += 1
+            return True
         if self.session.config.level == "op" or not self.ends.unfinished.probes:
             return False
         is_within = self._evaluating is not None
@@ -314,6 +324,12 @@ class StepWatcher:
             self._state.hand_changes.skipped()
             self.ends.turns.reset()
         return is_over
+
+    def read_updated(self) -> None:
+        """A step begins: reads the weights that the loop has updated."""
+        if self.ends.by_loop.has_updated:
+            self.ends.by_loop.has_updated = False
+            self._apart("updates by the loop", self._state.read_stored)
 
     def backward_ended(self) -> bool:
         session, ends = self.session, self.ends
@@ -324,6 +340,8 @@ class StepWatcher:
         is_ours = self._apart("the loss", self._losses.ended, bool(was_alone))
         if is_ours and owns:
             self._apart("gradients after backward", self._read_after_backward)
+            if ends.others.may_be_none:
+                self._apart("updates by the loop", ends.by_loop.after_backward)
             is_judged = not session.rings.is_deferred and not session.step.findings.all
             if is_judged and not session.config.training.has_own_scaling:
                 # The signs that an update is left out are known by now.

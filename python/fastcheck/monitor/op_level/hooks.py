@@ -85,7 +85,7 @@ class OpModuleObserver(ModuleObserver):
                     return None
                 last_pass.observer = self.own_ref
                 self.level.enters(node.path)
-                session.begin_pass()
+                self.begin_pass()
                 if session.is_active:
                     self._begin_pass(node, inputs)
         call = None
