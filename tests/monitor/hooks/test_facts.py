@@ -592,10 +592,22 @@ def scaled_loop(order: str) -> Callable[[nn.Module, Any], None]:
 @pytest.mark.parametrize(
     ("order", "said"),
     [
-        ("bo", "gradients that are still multiplied by the loss scale: call scaler.step("),
-        ("bpo", "gradients that are still multiplied by the loss scale: call scaler.step("),
-        ("bco", "gradients that are still multiplied by the loss scale: call scaler.step("),
-        ("bubs", "gradients of which a part is still multiplied by the loss scale: backward() was"),
+        (
+            "bo",
+            "gradients of a loss that was multiplied by the loss scale, and",
+        ),
+        (
+            "bpo",
+            "gradients of a loss that was multiplied by the loss scale, and",
+        ),
+        (
+            "bco",
+            "gradients of a loss that was multiplied by the loss scale, and",
+        ),
+        (
+            "bubs",
+            "gradients to which backward() of a loss that was multiplied by the loss",
+        ),
         *((order, "") for order in ("bs", "bbs", "bus", "bbus", "buoU", "buUo", "bdo", "po")),
         *((order, "") for order in ("bdco", "bDo", "bDco", "bucoU", "budgs")),
     ],
@@ -606,6 +618,42 @@ def test_a_scale_that_gradients_still_carry_at_the_update(
     found = texts(scaled_loop(order), level=level)
     assert len(found) == bool(said)
     assert not said or found[0].startswith(f"step 1: SGD has stepped with {said}")
+
+
+@pytest.mark.parametrize("is_after", [False, True])
+def test_a_hook_may_divide_gradients_by_the_scale(is_after: bool) -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+
+    def divide(parameter: torch.Tensor) -> None:
+        if parameter.grad is not None:
+            parameter.grad /= 1024.0
+
+    def step(model: nn.Module, optimizer: Any) -> None:
+        for parameter in model.parameters():
+            if is_after and not parameter._post_accumulate_grad_hooks:
+                parameter.register_post_accumulate_grad_hook(divide)
+            elif not is_after and not parameter._backward_hooks:
+                parameter.register_hook(lambda gradient: gradient / 1024.0)
+        optimizer.zero_grad()
+        scaler.scale(loss(model)).backward()
+        optimizer.step()
+
+    assert not texts(step)
+
+
+def test_a_step_of_what_is_no_optimizer_is_torchs_error() -> None:
+    """What comes after it is still observed."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+
+    def step(model: nn.Module, optimizer: Any) -> None:
+        optimizer.zero_grad()
+        scaler.scale(loss(model)).backward()
+        with pytest.raises(AttributeError):
+            scaler.step(None)  # type: ignore[arg-type]
+        optimizer.step()
+
+    (found,) = texts(step)
+    assert "that nothing is known to have divided" in found
 
 
 def test_a_scale_of_one_multiplies_nothing() -> None:
@@ -707,14 +755,14 @@ def test_a_stop_says_first_that_gradients_carry_the_scale() -> None:
     model = nn.Linear(8, 4)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
-    warns = pytest.warns(fastcheck.WatchWarning, match="still multiplied by the loss scale")
+    warns = pytest.warns(fastcheck.WatchWarning, match="that nothing is known to have divided")
     stops = pytest.raises(fastcheck.OverflowDetected)
     with warns, fastcheck.install(model), stops as stop:
         for _ in range(30):
             optimizer.zero_grad()
             scaler.scale(loss(model)).backward()
             optimizer.step()
-    assert "try 1. SGD has stepped with gradients that are still multi" in " ".join(
+    assert "try 1. SGD has stepped with gradients of a loss that was multi" in " ".join(
         str(stop.value).split()
     )
 

@@ -255,8 +255,11 @@ class _Chain:
             self.added += is_added
             self.since.is_doubled |= is_added and self.since.is_again
         if scaler is not None and gradient is not None and not self.is_left(gradient):
-            self.since.is_mixed |= optimizer is not None and has_unscaled(scaler, optimizer)
-            self.since.has_scale |= _scale(scaler) != 1
+            # A hook of the parameter may have divided it.
+            is_scaled = _scale(scaler) != 1 and not _has_hooks(self.parameter)
+            is_late = optimizer is not None and has_unscaled(scaler, optimizer)
+            self.since.is_mixed |= is_scaled and is_late
+            self.since.has_scale |= is_scaled
             self.since.scaled = probe(gradient) if gradient.is_cpu else None
         elif scaler is None:
             self.since.scaled = None
@@ -315,6 +318,11 @@ def _scale(scaler: Any) -> float:
     if isinstance(scale, torch.Tensor) and scale.is_cpu:
         return float(scale)
     return float(getattr(scaler, "_init_scale", 0.0))
+
+
+def _has_hooks(parameter: Any) -> bool:
+    """True if hooks run with the gradient of this parameter, or after it."""
+    return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
 
 
 def _gradients_of(
@@ -518,14 +526,15 @@ class Facts:
         what = ""
         if chain.since.is_mixed:
             what = (
-                "gradients of which a part is still multiplied by the loss scale: backward() was "
-                "called after scaler.unscale_(optimizer). Call that once for each update, after "
-                "the last backward()"
+                "gradients to which backward() of a loss that was multiplied by the loss scale has "
+                "added after scaler.unscale_(optimizer). Call that once for each update, after the "
+                "last backward()"
             )
         elif not is_scaled and chain.keeps_scale(chain.gradient):
             what = (
-                "gradients that are still multiplied by the loss scale: call "
-                "scaler.step(optimizer), not optimizer.step(), and scaler.update() after it"
+                "gradients of a loss that was multiplied by the loss scale, and that nothing is "
+                "known to have divided: call scaler.step(optimizer), not optimizer.step(), and "
+                "scaler.update() after it"
             )
         if what:
             self._schedule.found_fault(self._session.step.index, optimizer, what)

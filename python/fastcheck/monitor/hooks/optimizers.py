@@ -197,7 +197,8 @@ def _step(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def step(self: Any, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
         with _told(self, "step") as is_told:
-            if not is_told:
+            # torch raises where it is given anything else than an optimizer.
+            if not is_told or not hasattr(optimizer, "param_groups"):
                 return original(self, optimizer, *args, **kwargs)
             _tell("loss scaling", StepWatcher.scaler_step_began, self, optimizer)
             try:
