@@ -352,8 +352,10 @@ class ModuleObserver:
         """A forward enters the observed modules from outside."""
         if self._watcher.ended_before():
             self.session.close_step()
-        self.session.begin_pass()
-        self._watcher.read_updated()
+            self.session.begin_pass()
+            self._watcher.read_updated()
+        else:
+            self.session.begin_pass()
 
     def enter(
         self, node: ModuleNode, inputs: list[tuple[str, torch.Tensor]], traced: Optional[Traced]

@@ -286,7 +286,9 @@ class StepWatcher:
                 self._notice(self._facts.backward_began, roots)
             if session.config.level == "op":
                 self._apart("consequences", session.level.backward_began, roots)
-        if (is_known or (may_be_ours and inputs is None)) and self.ended_before(is_backward=True):
+        may_be_over = self.ends.by_loop.probes or self.ends.unfinished.probes
+        is_next = may_be_over and (is_known or (may_be_ours and inputs is None))
+        if is_next and self.ended_before(is_backward=True):
             # The loss is that of the next step, whose forward is read already.
             session.close_step()
             session.begin_step_if_closed()
@@ -340,7 +342,7 @@ class StepWatcher:
         is_ours = self._apart("the loss", self._losses.ended, bool(was_alone))
         if is_ours and owns:
             self._apart("gradients after backward", self._read_after_backward)
-            if ends.others.may_be_none:
+            if ends.others.is_on:
                 self._apart("updates by the loop", ends.by_loop.after_backward)
             is_judged = not session.rings.is_deferred and not session.step.findings.all
             if is_judged and not session.config.training.has_own_scaling:
