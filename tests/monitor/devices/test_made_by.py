@@ -64,7 +64,7 @@ def stop_of(
         (
             lambda y: nn.functional.nll_loss(y, torch.full((2,), -100).to(NAME)),
             "NllLossBackward0",
-            "A mean over no targets is 0/0",
+            "A mean over no targets is 0/0: there are no rows, or every target",
         ),
     ],
 )

@@ -469,9 +469,12 @@ def _likelihood(case: Case, made: Operation) -> Iterator[Advice]:
             "1 / count.clamp_min(1)",
         )
     elif made.may_be_nan:
+        ignored = "every target is ignore_index, or has the weight 0"
+        if reading is None:
+            ignored = "there are no rows, or every target is ignore_index or has the weight 0"
         yield Advice(
-            "A mean over no targets is 0/0: every target is ignore_index, or has the weight 0. "
-            "Sum and divide by the count, or leave such a batch out.",
+            f"A mean over no targets is 0/0: {ignored}. Sum and divide by the count, or leave such "
+            "a batch out.",
             'loss_fn(logits, target, reduction="sum") / (target != -100).sum().clamp_min(1)',
         )
 
