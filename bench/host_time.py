@@ -21,7 +21,8 @@ caches. What a monitor with default options adds to it is fitted by a line over 
 modules: what a module with its two parameters and gradients costs, and what a step costs besides.
 On the fake accelerator that is the time of the thread that trains, and of the thread that judges
 what the device has recorded; only the one that trains can hold a device up, unless both want
-Python's lock.
+Python's lock. Beside it, which no other program of the machine changes: how many functions of
+Python, and of C that Python calls, the thread that trains goes through in a step.
 
 Last, what install(on_request=) adds to an optimizer's step while nothing is asked for: it looks for
 a file, and at a flag that a signal sets."""
@@ -30,8 +31,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import sys
 import time
 from collections.abc import Sequence
+from types import FrameType
 from typing import Any, Callable, Optional
 
 import numpy as np
@@ -260,25 +263,51 @@ def whole_steps(device: str, rounds: int) -> dict[int, dict[str, np.ndarray]]:
     return {modules: whole_step(device, modules, rounds) for modules in MODULES}
 
 
+def training(device: str, modules: int, observed: bool) -> tuple[Run, Optional[fastcheck.Monitor]]:
+    """A step of a small model, after its first, and the monitor that it has if it is observed."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(Residual(8, 8) for _ in range(modules))).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    x, y = torch.randn(2, 4, 8).to(device)
+
+    def step() -> None:
+        (model(x) - y).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    monitor = fastcheck.install(model) if observed else None
+    step()
+    if monitor is not None and device != "cpu":
+        monitor.flush()
+        launch_nothing(monitor._session, lists=True)
+    return step, monitor
+
+
+def calls_of_step(device: str, observed: bool) -> int:
+    """The calls of a step of two modules, of this thread: the fewest of some steps, for others
+    judge what has waited.
+    """
+    step, _ = training(device, 2, observed)
+    counts: list[int] = []
+
+    def count(frame: FrameType, event: str, argument: object) -> None:
+        counts[-1] += event in ("call", "c_call")
+
+    for _ in range(harness.size(40, 3)):
+        counts.append(0)
+        sys.setprofile(count)
+        try:
+            step()
+        finally:
+            sys.setprofile(None)
+    return min(counts[2:])
+
+
 def whole_step(device: str, modules: int, rounds: int) -> dict[str, np.ndarray]:
     judging: list[float] = []
 
     def trained(observed: bool) -> Callable[[int], object]:
-        torch.manual_seed(0)
-        model = nn.Sequential(*(Residual(8, 8) for _ in range(modules))).to(device)
-        optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
-        x, y = torch.randn(2, 4, 8).to(device)
-
-        def step() -> None:
-            (model(x) - y).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-        monitor = fastcheck.install(model) if observed else None
-        step()
-        if monitor is not None and device != "cpu":
-            monitor.flush()
-            launch_nothing(monitor._session, lists=True)
+        step, monitor = training(device, modules, observed)
 
         def steps(index: int) -> None:
             before = drain_time(monitor)
@@ -340,7 +369,12 @@ def main() -> None:
     fake = fake_device.load()
     torch.set_num_threads(1)
     # First: an optimizer's step tells every monitor.
-    measured = {device: whole_steps(device, rounds // 3 + 1) for device in ("cpu", fake.name())}
+    devices = ("cpu", fake.name())
+    measured = {device: whole_steps(device, rounds // 3 + 1) for device in devices}
+    calls = {
+        device: {name: calls_of_step(device, name == "monitor") for name in ("plain", "monitor")}
+        for device in devices
+    }
     rows = [row for device in (fake.name(), "cpu") for row in measure(device, rounds, fake)]
     lines = [
         [
@@ -368,6 +402,8 @@ def main() -> None:
         print(harness.table([f"modules, us a step on {device}", *of_modules[MODULES[0]]], table))
         module, step = added[device]["module"], added[device]["step"]
         print(f"a monitor adds {module:.1f} us a module (bar 8) and {step:.0f} us a step (bar 150)")
+        counts = calls[device]
+        print(f"a step of two modules: {counts['plain']} calls, {counts['monitor']} with a monitor")
     requests = harness.spread(requests_cost(50 * rounds))
     print(f"on_request= adds {harness.with_spread(requests)} us to a step")
     harness.write_results(
@@ -379,6 +415,7 @@ def main() -> None:
         threads=1,
         on_request_microseconds=requests,
         whole_steps=steps,
+        calls_of_step=calls,
         added_microseconds=added,
     )
 
