@@ -53,32 +53,39 @@ const Kind& kind_of(const NodePtr& node, const py::object& attributes_of) {
   return known->emplace(type, std::move(kind)).first->second;
 }
 
-// What a node has saved, by name, and its size in bytes. Empty where hooks have packed it, whose
-// unpacking may run a program's code, or it was written in place.
-std::pair<py::dict, std::size_t> saved_by(const NodePtr& node, const Kind& kind) {
+// What a node has saved, by name, the versions of the tensors among it, and its size in bytes.
+struct Saved {
+  py::dict values;
+  py::list versions;
+  std::size_t size = 0;
+};
+
+// Empty where hooks have packed it, whose unpacking may run a program's code, or it was written in
+// place.
+Saved saved_by(const NodePtr& node, const Kind& kind) {
   static PyObject* const hook = interned("unpack_hook");
   const py::object object = owned(torch::autograd::functionToPyObject(node));
-  py::dict values;
-  std::size_t size = 0;
+  Saved found;
   for (const auto& [name, saved, packed] : kind.attributes) {
     if (!packed.is_none() &&
         !py::getattr(py::getattr(object, packed), hook, py::bool_(true)).is_none()) {
-      return {};
+      return Saved();
     }
     auto value = py::reinterpret_steal<py::object>(PyObject_GetAttr(object.ptr(), saved.ptr()));
     if (!value && PyErr_ExceptionMatches(PyExc_RuntimeError) != 0) {
       PyErr_Clear();
-      return {};
+      return Saved();
     }
     if (!value) throw py::error_already_set();
     if (THPVariable_Check(value.ptr())) {
       const at::Tensor& tensor = unpack(value);
-      size += tensor.nbytes();
+      found.size += tensor.nbytes();
+      found.versions.append(tensor.is_inference() ? 0 : static_cast<long>(tensor._version()));
       value = wrap(tensor.detach());  // without the graph, which would live as long
     }
-    if (!value.is_none()) values[name] = value;
+    if (!value.is_none()) found.values[name] = value;
   }
-  return {values, size};
+  return found;
 }
 
 py::tuple saved_near(const py::sequence& roots, const py::object& attributes_of, std::size_t most,
@@ -95,15 +102,15 @@ py::tuple saved_near(const py::sequence& roots, const py::object& attributes_of,
     const NodePtr node = waiting[i];
     const Kind& kind = kind_of(node, attributes_of);
     if (!kind.attributes.empty()) {
-      const auto [values, size] = saved_by(node, kind);
-      if (values.size() > 0 && total + size <= room) {
+      const Saved saved = saved_by(node, kind);
+      if (saved.values.size() > 0 && total + saved.size <= room) {
         py::tuple needs(node->num_outputs());
         for (std::size_t k = 0; k < needs.size(); ++k) {
           needs[k] = py::bool_(node->next_edge(k).function != nullptr);
         }
-        near.emplace_back(node->sequence_nr(),
-                          py::make_tuple(node->name(), node->sequence_nr(), needs, values));
-        total += size;
+        near.emplace_back(node->sequence_nr(), py::make_tuple(node->name(), node->sequence_nr(),
+                                                              needs, saved.values, saved.versions));
+        total += saved.size;
       }
     }
     if (waiting.size() >= most) continue;

@@ -7,7 +7,8 @@ namespace fastcheck {
 
 // Defines
 //
-// saved_near(roots, attributes_of, most, room) -> (list of (name, order, needs, values), bytes)
+// saved_near(roots, attributes_of, most, room) -> (list of (name, order, needs, values, versions),
+//     bytes)
 //                              what the last nodes of the graphs of these tensors have saved, by
 //                              the attributes of their types: from so many nodes on no further ones
 //                              are looked for, leaves not counted. Of at most ``room`` bytes

@@ -341,8 +341,8 @@ def test_an_output_that_nothing_uses_has_no_gradient(device: str) -> None:
 def saved_near(near: Any, roots: tuple[torch.Tensor, ...], room: int) -> tuple[Any, int]:
     found, size = near(roots, _attributes, 36, room)
     return [
-        (*fields, {k: v.tolist() if torch.is_tensor(v) else v for k, v in values.items()})
-        for *fields, values in found
+        (*fields, {k: v.tolist() if torch.is_tensor(v) else v for k, v in values.items()}, versions)
+        for *fields, values, versions in found
     ], size
 
 

@@ -29,7 +29,7 @@ _MOST_BYTES = 16 << 20
 #: attribute that tells whether hooks have packed it (None: it is a number).
 _Attributes = tuple[tuple[str, str, Optional[str]], ...]
 # The fields of a SavedByNode.
-_Saved = tuple[str, int, tuple[bool, ...], dict[str, Any]]
+_Saved = tuple[str, int, tuple[bool, ...], dict[str, Any], list[int]]
 
 
 @functools.lru_cache(maxsize=512)  # torch has a few types of nodes; a program may define more
@@ -46,13 +46,19 @@ def _attributes(kind: type) -> _Attributes:
 
 class SavedByNode(NamedTuple):
     """The tensors and numbers that a node has saved, by name. ``order``: its sequence number;
-    ``needs_gradient``: by operand.
+    ``needs_gradient``: by operand. ``versions``: of the tensors, when backward began.
     """
 
     name: str
     order: int
     needs_gradient: tuple[bool, ...]
     values: dict[str, Any]
+    versions: Sequence[int] = ()
+
+    @property
+    def is_unchanged(self) -> bool:
+        """True if no tensor of it was written since."""
+        return _versions(self.values) == self.versions
 
     def is_node(self, node: Any) -> bool:
         """True if this is of ``node``, on the thread that has made it."""
@@ -239,7 +245,8 @@ def _saved_near(
         values, nbytes = _saved_by(node, attributes_of(type(node)))
         if values and size + nbytes <= room:
             needs = tuple([child is not None for child, _ in node.next_functions])
-            near.append((node.name(), node._sequence_nr(), needs, values))
+            versions = _versions(values)
+            near.append((node.name(), node._sequence_nr(), needs, values, versions))
             size += nbytes
         if len(waiting) < most:
             for following, _ in node.next_functions:
@@ -278,16 +285,13 @@ _near = _saved_near if status.module is None else status.module.saved_near
 
 
 class _Graph(NamedTuple):
-    """``versions``: of the tensors of each node."""
-
     step: int
     nodes: list[_Saved]
     nbytes: int
-    versions: list[list[int]]
 
 
-def _versions(node: _Saved) -> list[int]:
-    tensors = (value for value in node[3].values() if isinstance(value, torch.Tensor))
+def _versions(values: Mapping[str, Any]) -> list[int]:
+    tensors = (value for value in values.values() if isinstance(value, torch.Tensor))
     return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
 
 
@@ -304,11 +308,7 @@ class Derivatives:
         backward runs, without those of which a tensor was written since.
         """
         return [
-            [
-                SavedByNode(*node)
-                for node, versions in zip(graph.nodes, graph.versions)
-                if _versions(node) == versions
-            ]
+            [saved for node in graph.nodes if (saved := SavedByNode(*node)).is_unchanged]
             for graph in self._graphs
             if graph.step == step
         ]
@@ -325,4 +325,4 @@ class Derivatives:
             with unobserved():
                 nodes, nbytes = _near(roots, _attributes, _MOST_NODES, room)
             if nodes:
-                self._graphs.append(_Graph(step, nodes, nbytes, list(map(_versions, nodes))))
+                self._graphs.append(_Graph(step, nodes, nbytes))
