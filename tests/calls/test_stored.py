@@ -414,21 +414,3 @@ def test_memory_that_was_freed_is_nobody_elses() -> None:
         memory = MemoryRef(tensor)
         del tensor
         assert not memory.is_of(torch.ones(1000))
-
-
-@pytest.mark.fake_accelerator
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_gradient_on_a_device_is_known_by_memory_and_version(
-    dtype: torch.dtype, fake_accelerator: Any
-) -> None:
-    """Its elements are not looked at, for which something would have to wait."""
-    from fastcheck.monitor.hooks.hand_changes import probe as make_probe
-
-    gradient = torch.ones(100, dtype=dtype).to("fake")
-    probe = make_probe(gradient)
-    assert type(probe) is status.module.GradientProbe
-    assert probe.has_same_elements(gradient) is None
-    assert not probe.is_changed(gradient) and not probe.is_changed(gradient.detach())
-    assert probe.is_changed(gradient.clone()) and probe.is_changed(gradient.cpu())
-    gradient.mul_(1)
-    assert probe.is_changed(gradient)

@@ -11,11 +11,13 @@ import torch
 
 from fastcheck.backends.table import backend_for
 from fastcheck.extension import status
+from fastcheck.monitor.hooks.hand_changes import probe as probe_of
 from fastcheck.ring.device import DeviceRing, _identities, _identities_in_python
 from fastcheck.utils.torch.streams import streams_of
 
+pytestmark = pytest.mark.fake_accelerator
 
-@pytest.mark.fake_accelerator
+
 def test_rows_stay_full_when_their_segment_is_used_again(fake_accelerator: Any) -> None:
     """A recorder that was given no later rows must not write to a segment that is free, or in use
     for other records.
@@ -79,3 +81,18 @@ def test_identities_in_both_languages(is_list: bool) -> None:
     assert rows[:, 0].tolist() == list(range(2**40, 2**40 + len(tensors)))
     with pytest.raises(ValueError, match="a site for each"):
         _identities(given, sites[1:], 3, 0, 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_gradient_on_a_device_is_known_by_memory_and_version(
+    dtype: torch.dtype, fake_accelerator: Any
+) -> None:
+    """Its elements are not looked at, for which something would have to wait."""
+    gradient = torch.ones(100, dtype=dtype).to("fake")
+    probe = probe_of(gradient)
+    assert type(probe) is status.module.GradientProbe
+    assert probe.has_same_elements(gradient) is None
+    assert not probe.is_changed(gradient) and not probe.is_changed(gradient.detach())
+    assert probe.is_changed(gradient.clone()) and probe.is_changed(gradient.cpu())
+    gradient.mul_(1)
+    assert probe.is_changed(gradient)

@@ -136,6 +136,13 @@ class HandChanges:
         self.was_seen = True
         self._probes.clear()
 
+    def updated_by_loop(self) -> None:
+        """Takes in that the loop has updated weights itself, by gradients that are read when
+        backward() ends, as before a first update.
+        """
+        self._probes.clear()
+        self._passes = 0
+
     def skipped(self) -> None:
         """Takes in that an iteration ended without an update, so the loop examines gradients
         itself.

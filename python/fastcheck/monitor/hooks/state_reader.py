@@ -212,6 +212,7 @@ class StateReader:
         else:
             session.level.observe_list(batch)
         if gradients and session.step.update.is_elsewhere and not gradients_read:
+            self.hand_changes.seen()
             self._were_taken()
         stop = session.level.next_seq
         if look is not None:
@@ -242,13 +243,14 @@ class StateReader:
 
     def updated_by_loop(self) -> None:
         """The loop has updated the weights itself, and cleared the gradients."""
-        self.hand_changes.skipped()
+        self.hand_changes.updated_by_loop()
         self._were_taken()
         self._session.step.update.count += 1
 
     def _were_taken(self) -> None:
-        """The loop has cleared the gradients ahead of an update of copies, which uses them."""
-        self.hand_changes.seen()
+        """The loop has used the gradients and cleared them, or cleared them ahead of an update of
+        copies, which uses them.
+        """
         used = self._early.take_waiting(list(self._early.waiting))
         bad = [seq for seq in used.values() if seq != FINITE]
         if bad:
