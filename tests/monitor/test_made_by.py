@@ -169,6 +169,18 @@ def test_a_power_that_overflows_is_explained() -> None:
     assert "fractional power" not in text.partition("log ")[0]
 
 
+def test_the_derivative_by_a_learned_exponent_of_negative_numbers() -> None:
+    """Its power is finite: the exponent is 2."""
+    model = nn.Sequential(nn.Linear(4, 4))
+    model.exponent = nn.Parameter(torch.tensor(2.0))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with fastcheck.install(model), pytest.raises(fastcheck.OverflowDetected) as stop:
+        model(torch.ones(2, 4)).sub(9).pow(model.exponent).mean().backward()
+        optimizer.step()
+    text = " ".join(str(stop.value).split())
+    assert "8 negative numbers" in text and "the derivative of x ** p by p" in text
+
+
 def test_a_power_with_exponents_of_a_tensor() -> None:
     assert maker_of(lambda y: (y**y + (y * 0).log()).mean()).operator == "LogBackward0"
 

@@ -676,7 +676,9 @@ def _root_at_zero(case: Case, made: Operation) -> Iterator[Advice]:
     if base is not None and base.nan_count:
         return  # _product_backward
     exponent = dict(made.inputs).get("exponent")
-    is_whole = exponent is not None and exponent.numel == 1 and (exponent.min or 0.5) % 1 == 0
+    # An exponent that is a tensor has a gradient, too, with the logarithm of the base.
+    number = exponent if made.shown == "PowBackward0" else None
+    is_whole = number is not None and (number.min or 0.5) % 1 == 0
     is_power = made.name == "pow" and not is_whole
     if is_power and base is not None and base.negative_count and case.has_nan:
         yield Advice(
