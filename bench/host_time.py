@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import gc
 import sys
 import time
 from collections.abc import Sequence
@@ -287,6 +288,7 @@ def calls_of_step(device: str, observed: bool) -> int:
     """The calls of a step of two modules, of this thread: the fewest of some steps, for others
     judge what has waited.
     """
+    gc.collect()
     step, _ = training(device, 2, observed)
     counts: list[int] = []
 
@@ -368,13 +370,14 @@ def main() -> None:
 
     fake = fake_device.load()
     torch.set_num_threads(1)
-    # First: an optimizer's step tells every monitor.
     devices = ("cpu", fake.name())
-    measured = {device: whole_steps(device, rounds // 3 + 1) for device in devices}
+    # First: an optimizer's step tells every monitor.
     calls = {
         device: {name: calls_of_step(device, name == "monitor") for name in ("plain", "monitor")}
         for device in devices
     }
+    gc.collect()
+    measured = {device: whole_steps(device, rounds // 3 + 1) for device in devices}
     rows = [row for device in (fake.name(), "cpu") for row in measure(device, rounds, fake)]
     lines = [
         [
