@@ -12,7 +12,7 @@ from torch import nn
 
 import fastcheck
 from fastcheck.record.statistics import statistics_of
-from support.devices.training_on_fake import NAME
+from support.devices.training_on_fake import NAME, fake
 from support.programs.training import Apply
 
 pytestmark = [
@@ -44,10 +44,13 @@ def stop_of(
     monitor = fastcheck.install(model)
     with pytest.raises(fastcheck.OverflowDetected) as stop, monitor:
         for i in range(8):
+            # The host is ahead of the device, on a machine under load too.
+            fake.set_delay(2000 if i == step else 0)
             optimizer.zero_grad()
             y = model(torch.rand(2, 4).to(NAME))
             (loss if i == step else torch.mean)(y).backward()
             optimizer.step()
+    fake.set_delay(0)
     assert stop.value.step == step and monitor.step_index > step
     assert stop.value.report.weights_intact is False
     return stop.value
