@@ -320,8 +320,8 @@ class ModuleLevel(Level):
         changed: Sequence[int],
     ) -> None:
         """Reads what has waited, all of one device, on the current stream. ``identities``: a row
-        for each. ``changed``: the numbers
-        of those that were overwritten meanwhile, which have no record.
+        for each. ``changed``: the numbers of those that were overwritten meanwhile, which have no
+        record.
         """
         session = self.session
         session.leave_unread(changed)
