@@ -951,7 +951,7 @@ def test_a_loss_that_is_an_argument_is_named_with_the_call() -> None:
 
 def test_a_quotient_of_an_infinity_was_not_made_by_the_division() -> None:
     values = {"self": torch.tensor([math.inf, 1.0, 1.0]), "other": torch.tensor([0.0, 0.0, 1.0])}
-    found = loss_graph._made_by_node(SavedByNode("DivBackward0", 0, (True, True), values))
+    found = loss_graph._made_by_node(SavedByNode("DivBackward0", 0, (True, True), values, []))
     assert found is not None and found.tolist() == [False, True, False]
 
 

@@ -53,7 +53,7 @@ class SavedByNode(NamedTuple):
     order: int
     needs_gradient: tuple[bool, ...]
     values: dict[str, Any]
-    versions: Sequence[int] = ()
+    versions: list[int]
 
     @property
     def is_unchanged(self) -> bool:
