@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fastcheck.log.history import History
-from fastcheck.types import RECORD_DTYPE, Verdict
+from fastcheck.types import RECORD_DTYPE, DeviceMode, Verdict
 
 
 def step_without_end(verdict_at: slice) -> History:
@@ -36,3 +36,18 @@ def test_records_with_a_verdict_are_bounded_too() -> None:
     assert 50 <= len(held) <= 100
     assert history.find(599) is not None and history.find(int(held["seq"][0])) is not None
     assert history.find(0) is None
+
+
+def test_what_a_device_has_saturated_is_no_last_finite_record() -> None:
+    history = History(steps=5)
+    records = np.zeros(3, RECORD_DTYPE)
+    records["seq"] = records["step"] = range(3)
+    records["saturated_count"][1] = 1
+    records["device_mode"][1] = int(DeviceMode.SATURATING)
+    history.add(records)
+    last = history.last_finite(records[2])
+    assert last is not None and last["step"] == 0
+    assert history.last_finite_step(0) == 2
+    records["device_mode"][1] = int(DeviceMode.IEEE)
+    last = history.last_finite(records[2])
+    assert last is not None and last["step"] == 1

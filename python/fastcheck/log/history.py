@@ -9,7 +9,7 @@ from typing import Callable, Optional
 
 import numpy as np
 
-from fastcheck.record.format import BYTES_DTYPE, RECORD_DTYPE, Flag
+from fastcheck.record.format import BYTES_DTYPE, RECORD_DTYPE, DeviceMode, Flag
 
 # 48 MiB: a hundred steps of some thousand records, fewer of larger steps.
 MAX_RECORDS = 262144
@@ -151,7 +151,9 @@ class History:
         return np.array(records[::-1], RECORD_DTYPE)
 
     def last_finite_step(self, site: int) -> Optional[int]:
-        """The step of the latest record in memory of this site that was finite."""
+        """The step of the latest record in memory of this site that was finite. A weight may hold
+        the largest number on purpose.
+        """
         record = self._youngest(lambda chunk: (chunk["site"] == site) & _is_finite(chunk))
         return None if record is None else int(record["step"])
 
@@ -162,7 +164,7 @@ class History:
                 (chunk["site"] == record["site"])
                 & (chunk["call"] == record["call"])
                 & (chunk["step"] < record["step"])
-                & _is_finite(chunk)
+                & has_not_overflowed(chunk)
             )
         )
 
@@ -194,6 +196,12 @@ def joined(parts: Sequence[np.ndarray]) -> np.ndarray:
         return np.zeros(0, RECORD_DTYPE)
     whole: np.ndarray = np.concatenate([part.view(BYTES_DTYPE) for part in parts])
     return whole.view(RECORD_DTYPE)
+
+
+def has_not_overflowed(records: np.ndarray) -> np.ndarray:
+    """A boolean array of the records that are finite, and show no saturation of their device."""
+    saturating = records["device_mode"] == int(DeviceMode.SATURATING)
+    return _is_finite(records) & ~(saturating & (records["saturated_count"] != 0))
 
 
 def _is_finite(records: np.ndarray) -> np.ndarray:

@@ -11,10 +11,10 @@ from typing import Any, Optional, Protocol, Union
 
 import numpy as np
 
+from fastcheck.log.history import has_not_overflowed
 from fastcheck.log.reader import read_batches
 from fastcheck.log.view import LogView
 from fastcheck.record.event import Event
-from fastcheck.record.format import overflowed
 from fastcheck.record.site import Site, SiteTable
 
 from .message import MOST_BYTES, unpacked
@@ -134,7 +134,7 @@ class _LogRecords:
 
     def last_finite(self, record: np.void) -> Optional[np.void]:
         mine = self.of_site(int(record["site"]), int(record["call"]))
-        earlier = mine[(mine["step"] < record["step"]) & ~overflowed(mine)]
+        earlier = mine[(mine["step"] < record["step"]) & has_not_overflowed(mine)]
         return earlier[-1].copy() if len(earlier) else None
 
     def find(self, seq: int) -> Optional[np.void]:
