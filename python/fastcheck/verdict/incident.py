@@ -15,8 +15,8 @@ _OPTIMIZER = 2
 
 
 class Destination(NamedTuple):
-    """``kind``: output, buffer, loss, gradient, update, state, host, ranks or integers. ``clause``
-    ends a reason: "it reached the loss".
+    """``kind``: output, buffer, weight, loss, gradient, update, state, host, ranks or
+    integers. ``clause`` ends a reason: "it reached the loss".
     """
 
     kind: str

@@ -562,6 +562,8 @@ class OpRules:
 
     def _intend(self, finding: Finding, reason: str, cause: Optional[Finding] = None) -> None:
         self.findings.decide(finding, Verdict.INTENDED, reason, cause)
+        # Only a mask is meant in a weight that is trained.
+        self._memory.has_open |= not finding.only_neginf
 
     def _decides_at_once(self, finding: Finding) -> bool:
         return self.is_strict or finding.is_saturated
@@ -620,6 +622,11 @@ class OpRules:
         root = finding.root
         is_lasting = place.kind in _LASTING and root.is_allowed
         is_intended = finding.verdict is root.verdict is Verdict.INTENDED
+        if place.kind == "weight":
+            if is_intended and finding.uses.op and not (finding.only_neginf or root.is_allowed):
+                reason = f"{finding.reason}; {place.clause}"
+                self._hold(finding, PossibleVerdict(Verdict.ORIGIN, reason), [])
+            return
         if is_intended and (place.kind == "loss" or is_lasting):
             # No loss is infinite on purpose, and no gradient where infinities are only allowed.
             verdict = Verdict.ARRIVED if root.role in ("input", "buffer") else Verdict.ORIGIN

@@ -374,3 +374,18 @@ def test_a_region_in_which_values_may_be_nonfinite() -> None:
     for device in ("cpu", NAME):
         assert run(device, is_inside=True) == 0
         assert run(device, is_inside=False) > 0
+
+
+def test_an_infinity_written_into_a_weight_began_there() -> None:
+    model = model_with(lambda x: x).to(NAME)
+    with fastcheck.install(model, level="op", overflow_nums=-1) as monitor:
+        for step, x in enumerate(batches(4)):
+            if step == 2:
+                with torch.no_grad():
+                    model[0].weight.fill_(INF)
+            model(x.to(NAME)).square().mean().backward()
+            monitor.step()
+        monitor.flush()
+        first = next(event for event in monitor.events if event.counted)
+    assert (first.step, first.site.op) == (2, "aten.fill_.Scalar")
+    assert "it was written into 0.weight" in first.reason

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import fastcheck
+from fastcheck.types import Verdict
 from support.programs.op_level import culprit
 
 pytestmark = pytest.mark.usefixtures("op_observer")
@@ -73,6 +74,52 @@ def test_an_infinity_that_is_written_into_the_batch_is_the_batch(write: str) -> 
     assert stop.value.step == 2 and event.record["numel"] == 48
     if write not in ("numpy", "data"):  # whose writes no other tensor shows
         assert "test_written.py" in event.reason
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_an_infinity_that_is_written_into_a_weight_began_there(write: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 6), nn.BatchNorm1d(6), nn.Linear(6, 2))
+    monitor = fastcheck.install(model, level="op")
+    with pytest.raises(fastcheck.OverflowDetected) as stop:
+        for step in range(3):
+            if step == 2:
+                with torch.no_grad():
+                    WRITES[write](model[0].weight)
+            model(torch.randn(6, 8)).square().mean().backward()
+            monitor.step()
+    event = stop.value.culprit
+    assert stop.value.step == 2
+    if write == "numpy":
+        assert event.verdict is Verdict.ARRIVED
+    elif write == "copy_":  # of a tensor that no operator has made
+        assert (event.site.role, event.site.op) == ("input", "aten.copy_")
+    else:
+        assert event.verdict is Verdict.ORIGIN and event.site.module == ""
+        assert "it was written into 0.weight" in event.reason
+    if write != "numpy":
+        assert "test_written.py" in event.line
+
+
+class Bounded(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(8, 2)
+        self.bound = nn.Parameter(torch.zeros(8), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return super().forward(x.clamp(max=self.bound.abs())), self.bound
+
+
+@pytest.mark.parametrize("value", [INF, -INF])
+def test_an_infinity_in_a_parameter_that_is_not_trained_is_a_bound(value: float) -> None:
+    model = Bounded()
+    monitor = fastcheck.install(model, level="op", overflow_nums=-1)
+    for _ in range(3):
+        model.bound.fill_(value)
+        model(torch.randn(6, 8))[0].square().mean().backward()
+        monitor.step()
+    monitor.remove()
+    assert monitor.event_count == 0
 
 
 @pytest.mark.parametrize("made", ["mul", "view"])

@@ -386,15 +386,18 @@ class OpLevel(Level):
                 session.due(entries.Moment.ALL_READ)
             if session.drain.is_idle:
                 session.submit()
-            return
-        with store.lock:
-            self.collect()
-            store.make_room(session.step)
-            store.renew(session.step)
-        if begins_again and any(finding.is_tentative for finding in session.step.findings.all):
-            # Tensors that wait since an earlier pass of this step have met all their consumers, as
-            # a rule.
-            session.due(entries.Moment.ALL_READ)
+        else:
+            with store.lock:
+                self.collect()
+                store.make_room(session.step)
+                store.renew(session.step)
+            if begins_again and any(f.is_tentative for f in session.step.findings.all):
+                # Tensors that wait since an earlier pass of this step have met all their consumers,
+                # as a rule.
+                session.due(entries.Moment.ALL_READ)
+        if not goes_on:
+            trained = ((n, p) for n, p in _named_parameters(self._nodes) if p.requires_grad)
+            self.reach("weight", ((f"it was written into {name}", p) for name, p in trained))
 
     def step_began(self) -> None:
         self._entered.clear()
