@@ -7,7 +7,7 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <typeindex>
+#include <typeinfo>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -36,11 +36,12 @@ struct Kind {
   std::vector<Attribute> attributes;
 };
 
-// Asked for each class of nodes once. Names are made anew each time.
+// Asked for each class of nodes once: by the address of its type_info, of which a library may have
+// another, and then the class is asked for again. The hash of a type_index reads a whole name.
 const Kind& kind_of(const NodePtr& node, const py::object& attributes_of) {
-  static auto* const known = new std::unordered_map<std::type_index, Kind>;
+  static auto* const known = new std::unordered_map<const std::type_info*, Kind>;
   const Node& met = *node;
-  const std::type_index type(typeid(met));
+  const std::type_info* const type = &typeid(met);
   const auto found = known->find(type);
   if (found != known->end()) return found->second;
   Kind kind{met.name() == "torch::autograd::AccumulateGrad", {}};

@@ -237,7 +237,7 @@ _Waiting = tuple[Sequence[StepRow], list[np.ndarray]]
 def _judged(waiting: list[_Waiting], watcher: Watcher) -> Sequence[WatchEvent]:
     """The events of the steps that wait, which wait no longer."""
     over, waiting[:] = list(waiting), []
-    return watcher.add(*((rows[-1] if rows else None, chunks) for rows, chunks in over))
+    return watcher.add(*(((None, *rows[-1:])[-1], chunks) for rows, chunks in over))
 
 
 def _write(events: Iterable[WatchEvent], log: Optional[RecordLog]) -> None:

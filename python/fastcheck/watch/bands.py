@@ -95,16 +95,17 @@ class Bands:
         before = counts[numbers]
         most = int(before.max(initial=0))
         begin, end = most % self._window, most % self._window + steps
-        added = kept.sum(axis=0)
-        after = counts[numbers] = before + added
         # Most signals have had a value in each step, and their places follow each other.
-        is_usual = (before == most) & (added == steps) & (end <= self._window)
-        if is_usual.all():
+        if kept.all() and end <= self._window and (before == most).all():
+            after = counts[numbers] = before + steps
             self._values[numbers, begin:end] = values.T
             if steps == _TURNS and most >= self._warm_up:
                 self._renew(numbers)  # it is the turn of each of them
                 return
         else:
+            added = kept.sum(axis=0)
+            after = counts[numbers] = before + added
+            is_usual = (before == most) & (added == steps) & (end <= self._window)
             (others,) = np.nonzero(~is_usual)
             if len(others) < len(numbers):
                 # All are written, and the few others as they were: it takes half the time.

@@ -522,9 +522,9 @@ class Invariants:
         self._steps = 0
         self._most_rate = 0.0
 
-    def of_step(self, now: Signals, k: int, checksums: Sequence[int]) -> list[Number]:
-        """Takes in step ``k``, with the checksums of its batch."""
-        numbers = self.batches.of_step(int(now.steps[k]), checksums)
+    def of_step(self, now: Signals, k: int, step: int, checksums: Sequence[int]) -> list[Number]:
+        """Takes in step ``k``, of this number, with the checksums of its batch."""
+        numbers = self.batches.of_step(step, checksums)
         self._steps += 1
         if self._steps == _SETTLED:
             numbers += _odd_siblings(self._sites, now, k)

@@ -27,8 +27,8 @@ class Movers:
 
     def __init__(self, sites: SiteTable) -> None:
         self._sites = sites
-        # The number of observed steps, in which ages are compared.
-        self._now = 0
+        #: The number of observed steps, in which ages are compared.
+        self.now = 0
         never, nothing = np.full((len(NAMES), 1), NEVER), np.zeros((len(NAMES), 1), np.int64)
         self._of = Columns(
             # The step of the training at which each signal left, and by how many spreads.
@@ -48,10 +48,6 @@ class Movers:
         of["place"][sites] = np.arange(len(sites))
         of["phase"][sites] = signals.phases
 
-    def step_began(self) -> None:
-        """The next of these steps is judged."""
-        self._now += 1
-
     def add(self, signals: Signals, k: int, scores: np.ndarray, outside: np.ndarray) -> None:
         """Notes what is outside in step ``k`` of the signals, which has begun. ``scores`` and
         ``outside``: of their levels.
@@ -59,19 +55,19 @@ class Movers:
         of, sites = self._of, signals.sites
         for row in np.flatnonzero(outside[:, k].any(axis=1)).tolist():
             out = sites[outside[row, k]]
-            has_come_back = of["last"][row, out] < self._now - GAP
+            has_come_back = of["last"][row, out] < self.now - GAP
             began = out[has_come_back]
-            of["since"][row, began] = self._now
+            of["since"][row, began] = self.now
             of["left_at"][row, began] = signals.steps[k]
             of["score"][row, began] = scores[row, k, outside[row, k]][has_come_back]
-            of["last"][row, out] = self._now
+            of["last"][row, out] = self.now
 
     def first(self, loss: Optional[Mover]) -> tuple[Mover, ...]:
         """The movers that are outside of their range, or were a moment ago, and left it last within
         PAST steps: the first mover first, each module once. ``loss``: since when the loss is
         outside.
         """
-        of, now = self._of, self._now
+        of, now = self._of, self.now
         rows, sites = np.nonzero((of["last"] >= now - GAP) & (of["since"] >= now - PAST))
         since = of["left_at"][rows, sites]
         phases = of["phase"][sites]

@@ -314,8 +314,9 @@ class Numbers:
             if row.scale is not None:
                 scale = self._loss_scale.of_step(row.scale, row.overflow)
             others[k] = self._weights.look(row.step, k), scale
-        logs = [[math.log2(x) if x > 0 else math.nan for x in values] for values in self._values]
-        self._signals = np.stack([self._values, logs], axis=2).reshape(len(logs), -1)
+        values = [value for of_step in self._values for value in of_step]
+        logs = [math.log2(value) if value > 0 else math.nan for value in values]
+        self._signals = np.array([values, logs]).T.reshape(-1, len(_NUMBERS))
         self._are_outside = np.zeros(self._signals.shape, bool)
         return others
 

@@ -6,6 +6,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from itertools import accumulate
+from operator import itemgetter
 from typing import Any, Callable, NamedTuple, Optional, Union
 
 import numpy as np
@@ -124,8 +125,6 @@ class Causes:
         self._size, self._steady = 0.0, 0
         # The step in which the ranks had other weights than each other last.
         self._fault: Optional[int] = None
-        # The number of steps that were observed.
-        self._now = 0
         # The time at which each tensor was near the end of its range last, when it came there, in
         # which step.
         self._of = Columns(
@@ -152,27 +151,25 @@ class Causes:
             self._of["has_had_room"][now.sites] |= has_room.any(axis=0)
 
     def note_step(
-        self, now: Signals, k: int, row: Optional[StepRow], sizes: Sequence[float]
+        self, now: Signals, k: int, step: int, row: Optional[StepRow], sizes: Sequence[float]
     ) -> Optional[_Change]:
-        """Step ``k`` begins. The change of its learning rate, if there is any. ``sizes``: the
-        numbers of elements of what it was given.
+        """Step ``k``, of this number, begins. The change of its learning rate, if there is any.
+        ``sizes``: the numbers of elements of what it was given.
         """
-        self._now += 1
-        step, rate = int(now.steps[k]), None if row is None else row.learning_rate
+        self.movers.now += 1
+        rate = None if row is None else row.learning_rate
         before, self._rate = self._rate, rate or self._rate
         change = None
         if rate and before and rate != before:
             change = _Change(step, "the learning rate", before, rate)
             self.note_change(change)
-        if sizes:
-            size = sizes[0]
-            if size == self._size:
-                self._steady += 1
-            elif self._steady >= _STEADY:
+        if sizes and sizes[0] == self._size:
+            self._steady += 1
+        elif sizes:
+            if self._steady >= _STEADY:
                 name = "the number of elements of the input"
-                self.note_change(_Change(step, name, self._size, size))
-            self._steady = self._steady if size == self._size else 1
-            self._size = size
+                self.note_change(_Change(step, name, self._size, sizes[0]))
+            self._size, self._steady = sizes[0], 1
         if self._room is not None:
             self._note_near(now, k, *(of_steps[k] for of_steps in self._room))
         return change
@@ -182,7 +179,7 @@ class Causes:
         are left out.
         """
         if change.size >= _FACTOR:
-            self._changes.append((self._now, change))
+            self._changes.append((self.movers.now, change))
 
     def setting_changed(self, step: int, name: str, before: float, after: float) -> None:
         """Takes in a setting of the optimizer or of clipping that changed at this step."""
@@ -194,7 +191,7 @@ class Causes:
 
     def note_lost(self, step: int, sites: Sequence[int], since: int) -> None:
         """Notes that these tensors have lost precision since a step."""
-        self._lost.extend((self._now, since, site) for site in sites)
+        self._lost.extend((self.movers.now, since, site) for site in sites)
 
     def origin(self, step: int, kind: str) -> FirstMovers:
         """The first movers and the cause of an event of this kind."""
@@ -219,7 +216,7 @@ class Causes:
         """The last changes up to this step, of each number the largest: a schedule makes many."""
         changes: dict[str, _Change] = {}
         for now, change in self._changes:
-            if now >= self._now - PAST and change.step <= step:
+            if now >= self.movers.now - PAST and change.step <= step:
                 known = changes.get(change.name)
                 if known is None or change.size >= known.size:
                     changes[change.name] = change
@@ -269,10 +266,10 @@ class Causes:
         if is_near.any():
             near = sites[is_near]
             # A tensor that was always near the end, such as a mask, shows nothing.
-            is_new = of["has_had_room"][near] & (of["near"][near] < self._now - PAST)
-            of["came"][near[is_new]] = self._now
+            is_new = of["has_had_room"][near] & (of["near"][near] < self.movers.now - PAST)
+            of["came"][near[is_new]] = self.movers.now
             of["step"][near[is_new]] = now.steps[k]
-            of["near"][near] = self._now
+            of["near"][near] = self.movers.now
         of["has_had_room"][sites] |= has_room
 
     def _lost_before(self, first: Mover) -> Optional[str]:
@@ -280,10 +277,10 @@ class Causes:
         notes = [
             (since, site, f"has lost precision since step {since:,}")
             for now, since, site in self._lost
-            if now >= self._now - PAST
+            if now >= self.movers.now - PAST
         ]
         of = self._of
-        near = (of["near"] >= self._now - GAP) & (of["came"] >= self._now - PAST)
+        near = (of["near"] >= self.movers.now - GAP) & (of["came"] >= self.movers.now - PAST)
         for site in np.flatnonzero(near).tolist():
             since = int(of["step"][site])
             notes.append((since, site, f"came near the end of its dtype's range at step {since:,}"))
@@ -313,9 +310,10 @@ _RULES_OF: dict[str, list[tuple[int, NumberRule]]] = {}
 for _at, _rule in enumerate(NUMBER_RULES):
     for _name in _rule.names:
         _RULES_OF.setdefault(_name, []).append((_at, _rule))
-_OF_RANGES = [at for name in RANGES for at, _ in _RULES_OF[name]]
-# The state of a rule that doesn't hold.
+# The states of the rules of RANGES, of those of NUMBER_RULES; and where none of them holds.
+_of_ranges = itemgetter(*(at for name in RANGES for at, _ in _RULES_OF[name]))
 _IDLE = (0, False)
+_ALL_IDLE = _of_ranges([_IDLE] * len(NUMBER_RULES))
 
 
 class _Fired(NamedTuple):
@@ -610,8 +608,9 @@ class Watcher:
         """The number of this name with what is usual, by step; none where no rule holds of the
         least and the most, and so of none between them.
         """
-        usual = max(usual for _, usual in values)
-        known = [value for value, _ in values if value is not None and value > 0]
+        of_steps, usuals = zip(*values)
+        usual = max(usuals)
+        known = [value for value in of_steps if value is not None and value > 0]
         extremes = (
             [Number(name, value, usual) for value in (min(known), max(known))] if known else []
         )
@@ -639,22 +638,20 @@ class Watcher:
                 changes.append(Number("scaled_threshold", change.value, row.scale))
         changes += self._program.take_noticed(step)
         sizes, checksums = block.inputs[k]
-        rate = self.causes.note_step(now, k, row, sizes)
-        of_groups = [change for change in changes if change.name == "lr"]
+        rate = self.causes.note_step(now, k, step, row, sizes)
+        of_groups = [change for change in changes if change.name == "lr"] if changes else []
         if rate is None:  # the largest of all groups is as before
             for change in of_groups:
                 self.causes.setting_changed(step, change.full_name, change.usual, change.value)
         elif not of_groups and is_jump(rate.before, rate.after):
             changes.append(Number("lr", rate.after, rate.before, full_name=rate.name))
-        self.causes.movers.step_began()
         if block.have_left[k]:
             self.causes.movers.add(now, k, view.scores, view.outside)
-        of_batch = self._invariants.of_step(now, k, checksums)
+        of_batch = self._invariants.of_step(now, k, step, checksums)
         first, last = block.numbers[k]
         events: list[WatchEvent] = []
         is_unusual = changes or of_batch or first or last or fired or self.causes.loss
-        held = self._numbers_held
-        is_open = is_unusual or any(held[at] != _IDLE for at in _OF_RANGES)
+        is_open = is_unusual or _of_ranges(self._numbers_held) != _ALL_IDLE
         if is_open or not self._numbers.are_usual(k):
             numbers = [*changes, *self._numbers.of_step(k), *first, *of_batch, *last]
             events = self._events(view, k, numbers, fired)
