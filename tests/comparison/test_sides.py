@@ -333,6 +333,30 @@ def test_gradients_that_are_small_beside_others_are_not_said_to_cancel(tmp_path:
     assert not any("terms cancel" in note for note in found.notes)
 
 
+@pytest.mark.parametrize("fault", ["", "wrong way", "twice"])
+def test_an_update_is_judged_by_its_own_size(tmp_path: Path, fault: str) -> None:
+    """SGD moves each element of a weight by a bit or two: 3e-8 of its norm."""
+    for kind, parts in (("actual", 2), ("reference", 1)):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(256, 256)
+        optimizer = torch.optim.SGD(model.parameters(), 1e-5)
+        batches = torch.randn(3, 16, 256)
+        with fastcheck.install(model, log_dir=tmp_path / kind):
+            for x in batches:
+                optimizer.zero_grad()
+                loss = sum(y.square().sum() for y in model(x).chunk(parts)) / 16384
+                torch.as_tensor(loss).backward()
+                before = model.weight.detach().clone()
+                optimizer.step()
+                if kind == "actual" and fault:
+                    with torch.no_grad():
+                        by = model.weight - before
+                        model.weight.copy_(before - by if fault == "wrong way" else before + 2 * by)
+    found = fastcheck.compare(tmp_path / "actual", tmp_path / "reference")
+    assert found.agrees == (not fault), str(found)
+    assert not fault or "the updates differ" in str(found)
+
+
 def test_groups_divided_otherwise_leave_shapes_compared(tmp_path: Path) -> None:
     for kind, shape in (("actual", (16, 4)), ("reference", (4, 16))):
         torch.manual_seed(0)

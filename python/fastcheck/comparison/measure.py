@@ -205,6 +205,8 @@ def _ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
 _APART = 0.25
 #: And by this part of the weight's norm: less are the last bits of a float32 and of its sums.
 _FLOOR = 1.2e-7
+#: These are rounded one by one: over more elements than this they come to less.
+_FEW = 64
 #: A weight of a coarser dtype may stay as it is because an update is rounded off: it has to move by
 #: this part of its norm on the other side.
 _VISIBLE = 1e-4
@@ -261,9 +263,12 @@ def judge_updates(before: Parameters, after: Parameters, float32: int) -> Update
         fine = COARSENESS[after.formats] <= COARSENESS[float32]
         fine &= COARSENESS[after.right["dtype"]] > 0
         still = (moved[0] != moved[1]) & (fine | (size > _VISIBLE * norm))
-        beyond = moved[0] & moved[1] & fine & (apart > _FLOOR * norm) & np.isfinite(apart)
+        both = moved[0] & moved[1] & fine & np.isfinite(apart)
+        beyond = both & (apart > _FLOOR * norm)
+        floor = _FLOOR * norm * np.sqrt(np.minimum(1.0, _FEW / after.right["numel"]))
+        both &= (apart > floor) & (apart > _APART * size)
         ratios = np.where(still, 1.0, np.nan_to_num(apart / np.maximum(size, 1e-300)))
-    return Updates(still, beyond & (apart > _APART * size), beyond, ratios)
+    return Updates(still, both, beyond, ratios)
 
 
 def _projections(records: np.ndarray) -> np.ndarray:
