@@ -86,6 +86,18 @@ class Halve(torch.autograd.Function):
         return gradient
 
 
+class Root(torch.autograd.Function):
+    """Keeps nothing of what it has made."""
+
+    @staticmethod
+    def forward(context: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.abs().sub(1e3).sqrt()
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient
+
+
 LOSSES: dict[str, tuple[Loss, str]] = {
     "std of one element": (lambda y: (y[0, 0] / y[0, :1].std()).mean(), "StdBackward0"),
     "var of one element": (lambda y: y[0, :1].var() + y.mean(), "VarBackward0"),
@@ -106,6 +118,9 @@ LOSSES: dict[str, tuple[Loss, str]] = {
     "a sum in half": (lambda y: (y.half() + 6e4).sum().float(), "SumBackward0"),
     "a product": (lambda y: ((y * 1e30) * (y * 1e30)).sum(), "MulBackward0"),
     "a Function of one's own": (lambda y: Halve.apply(y).sum() * 2, "HalveBackward"),
+    "one that keeps nothing": (lambda y: Root.apply(y).mean(), "RootBackward"),
+    "its sum over a count": (lambda y: -Root.apply(y).sum() / torch.tensor(8.0), "RootBackward"),
+    "its mean over nothing": (lambda y: Root.apply(y[:0]).mean(), "MeanBackward0"),
 }
 
 

@@ -319,11 +319,11 @@ class _GraphSearch:
                     # -Inf alone, which does harm here.
                     return self._from_outside(node, bad[0][0], inputs[bad[0][0]], bad[0][1])
                 converted = None if result is None else self._before_conversion(node, result)
-                made = self._made(*(converted or (node, records, result)))
+                made = self._made(*(converted or self._carried_from(node, records, result)))
                 is_one = result is not None and result["numel"] == 1
                 if not (is_one and made.operator and self._is_carried(node, saved)):
                     return made
-                before = self._made(node.next_functions[0][0], [], result)
+                before = self._made(*self._carried_from(node.next_functions[0][0], [], result))
                 variable = before.variable or _used_in(made.variable)
                 return replace(before, variable=variable)
         return None
@@ -338,6 +338,22 @@ class _GraphSearch:
             return False
         is_same = child._input_metadata[0].dtype == node._input_metadata[0].dtype
         return is_same and bool((divisor.abs() >= 1) & divisor.isfinite())
+
+    def _carried_from(
+        self, node: Any, inputs: list[tuple[str, np.void]], result: Optional[np.void]
+    ) -> tuple[Any, list[tuple[str, np.void]], Optional[np.void]]:
+        """The autograd.Function whose NaN this node has added up, or chosen, which alone makes
+        none; the node itself with what it has read, where it has done neither.
+        """
+        child = node
+        while _kind(_name(child)) in _UNARY and len(child.next_functions) == 1:
+            child = child.next_functions[0][0]
+            if child not in self._saved or 0 in child._input_metadata[0].shape:
+                return node, inputs, result
+        is_custom = isinstance(child, torch.autograd.function.BackwardCFunction)
+        if not is_custom or result is None or not result["nan_count"]:
+            return node, inputs, result
+        return child, [], result if child is node else None
 
     def _before_conversion(
         self, node: Any, result: np.void
