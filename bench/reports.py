@@ -1,14 +1,17 @@
 """Programs in the manner of public bug reports: does the text that a user reads hold the answer?
 
-    python bench/reports.py [NAME ...] [--show] [--level default|op]
+    python bench/reports.py [NAME ...] [--show] [--level default|op] [--device cpu|fake|cuda]
 
-writes bench/results/reports.json. ``report_programs/`` holds the programs. Each runs with default
-options (``overflow_nums=1``) and at op level, in one process. An answer names the place, the
-operator or the line, and the kind of fault, in the exception or in a warning of fastcheck, and says
-nothing that is false there; "no weight has been updated" is held to the weights. Whether one of the
-first two items to try is the remedy is counted too. The fixed version of each has to run without a
-word at both levels, watched. That the faulty version is faulty and the fixed one is not is checked
-first, without fastcheck. Exit status 1 below the bars.
+writes bench/results/reports.json, or reports_<device>.json. ``report_programs/`` holds the
+programs. Each runs with default options (``overflow_nums=1``) and at op level, in one process, with
+its models and tensors on the device. ``fake`` is the fake accelerator of the tests, whose tensors
+fastcheck's CUDA kernels read, and where a stop comes steps later as on a GPU; a program that can't
+run there is counted apart. An answer names the place, the operator or the line, and the kind of
+fault, in the exception or in a warning of fastcheck, and says nothing that is false there; "no
+weight has been updated" is held to the weights. Whether one of the first two items to try is the
+remedy is counted too. The fixed version of each has to run without a word at both levels, watched.
+That the faulty version is faulty and the fixed one is not is checked first, without fastcheck. Exit
+status 1 below the bars.
 """
 
 from __future__ import annotations
@@ -21,14 +24,17 @@ import sys
 import tempfile
 import time
 import warnings
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import fastcheck
 import harness
+from fastcheck.utils.torch.own_operators import unobserved
 from report_programs import PROGRAMS, Program
 
 BARS = {"default": 0.85, "op": 0.95}
@@ -71,11 +77,7 @@ def run_bare(program: Program, fixed: bool) -> bool:
 
 def run(program: Program, fixed: bool, options: dict[str, Any]) -> Ran:
     modules, step = make(program, fixed)
-    # Views, made before the operators are observed.
-    views = [
-        p.detach().view(torch.uint8).numpy() for m in modules for p in m.parameters() if p.dim()
-    ]
-    weights: list[list[np.ndarray]] = []
+    weights: list[list[Tensor]] = []
     updates: list[int] = []
     counting = register_optimizer_step_post_hook(lambda *_: updates.append(len(weights)))
     stop: Optional[fastcheck.OverflowDetected] = None
@@ -84,7 +86,7 @@ def run(program: Program, fixed: bool, options: dict[str, Any]) -> Ran:
         monitor = fastcheck.install(*modules, overflow_nums=1, **options)
         try:
             for i in range(FIXED_STEPS if fixed else program.steps):
-                weights.append([view.copy() for view in views])
+                weights.append(copies(modules))
                 step(i)
             monitor.flush()
         except fastcheck.OverflowDetected as error:
@@ -94,21 +96,27 @@ def run(program: Program, fixed: bool, options: dict[str, Any]) -> Ran:
         finally:
             monitor.remove()
             counting.remove()
-    weights.append([view.copy() for view in views])
+    weights.append(copies(modules))
     said = [str(one.message) for one in caught if "fastcheck" in one.category.__module__]
     text = "\n\n".join([*([str(stop)] if stop is not None else []), *said])
     has_updated = stop is not None and stop.step + 1 in updates
     return Ran(text, stop is None, stop is not None and has_updated and is_false(stop, weights))
 
 
-def is_false(stop: fastcheck.OverflowDetected, weights: list[list[np.ndarray]]) -> bool:
+def copies(modules: Sequence[nn.Module]) -> list[Tensor]:
+    """The weights, copied where they are: the host waits for no device."""
+    with unobserved():
+        return [p.detach().reshape(-1).clone() for m in modules for p in m.parameters()]
+
+
+def is_false(stop: fastcheck.OverflowDetected, weights: list[list[Tensor]]) -> bool:
     """Whether the stop says that its step has updated no weight, and an optimizer has."""
     if "No optimizer has updated a weight in this step" not in flat(str(stop)):
         return False
     if stop.step + 1 >= len(weights):
         return False
-    before, after = weights[stop.step], weights[stop.step + 1]
-    return not all(np.array_equal(a, b) for a, b in zip(before, after))
+    pairs = zip(weights[stop.step], weights[stop.step + 1])
+    return not all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in pairs)
 
 
 def flat(text: str) -> str:
@@ -148,6 +156,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--show", action="store_true", help="print the texts")
     parser.add_argument("--level", choices=list(LEVELS), help="this one only")
+    parser.add_argument("--device", default="cpu", help="of models and tensors")
     options = parser.parse_args()
     unknown = set(options.names) - {program.name for program in PROGRAMS}
     if unknown:
@@ -155,14 +164,23 @@ def main() -> int:
     chosen = [p for p in PROGRAMS if not options.names or p.name in options.names]
     levels = {n: o for n, o in LEVELS.items() if options.level in (None, n)}
     torch.set_num_threads(1)
+    if options.device == "fake":
+        from fakes import cuda_on_fake, fake_device
+
+        fake_device.load()
+        if not harness.IS_SMOKE:  # its kernels are compiled for a minute
+            cuda_on_fake.use()
+    if options.device != "cpu":
+        torch.set_default_device(options.device)
     begun, here = time.monotonic(), os.getcwd()
     with tempfile.TemporaryDirectory() as scratch:  # logs of the stops
         os.chdir(scratch)
         try:
-            rows = [row(program, levels, options.show) for program in harness.few(chosen)]
+            all_rows = [row(program, levels, options.show) for program in harness.few(chosen)]
         finally:
             os.chdir(here)
     seconds = time.monotonic() - begun
+    rows = [one for one in all_rows if "not_run" not in one]
     print(harness.table(["program", *levels, "fixed"], [cells(one, levels) for one in rows]))
     bars = []
     for level in levels:
@@ -175,18 +193,28 @@ def main() -> int:
     bars.append(harness.bar("fixed versions that were not silent", loud, at_most=0))
     wrong = sum(not one["is_faulty"] or not one["is_mended"] for one in rows)
     bars.append(harness.bar("programs that are not what they say", wrong, at_most=0))
+    for one in all_rows:
+        if "not_run" in one:
+            print(f"{one['program']} can't run on {options.device}: {one['not_run']}")
     print(f"{len(rows)} programs, {seconds:.0f} s")
     harness.print_bars(bars)
     if not options.names and options.level is None:
-        harness.write_results("reports", rows, bars=bars, seconds=round(seconds, 1))
+        name = "reports" if options.device == "cpu" else f"reports_{options.device}"
+        harness.write_results(name, all_rows, bars=bars, seconds=round(seconds, 1))
     return 0 if harness.IS_SMOKE or all(bar["is_met"] for bar in bars) else 1
 
 
 def row(program: Program, levels: dict[str, dict[str, Any]], show: bool) -> dict[str, Any]:
     found: dict[str, Any] = {"program": program.name, "source": program.source}
     found["cause"], begun = program.cause, time.monotonic()
-    found["is_faulty"] = run_bare(program, fixed=False) == program.is_finite
-    found["is_mended"] = run_bare(program, fixed=True)
+    try:
+        found["is_faulty"] = run_bare(program, fixed=False) == program.is_finite
+        found["is_mended"] = run_bare(program, fixed=True)
+    except Exception as error:
+        if torch.get_default_device().type == "cpu":
+            raise
+        found["not_run"] = f"{type(error).__name__}: {error}".partition("\n")[0]
+        return found
     found["loud"] = []
     for level, options in levels.items():
         ran = run(program, False, options)

@@ -92,6 +92,13 @@ BENCHES = (
     Bench("launches.py", "Launches of a step", needs=(COMPILER,), has_fake_device=True),
     Bench("drain.py", "The drain", needs=(COMPILER,), has_fake_device=True),
     Bench(
+        "reports.py",
+        "Programs of public reports, on an accelerator",
+        ("--device", "fake"),
+        needs=(COMPILER,),
+        has_fake_device=True,
+    ),
+    Bench(
         "gpu.py", "CUDA kernels", needs=(GPU,), smoke_test="tests/backends/cuda/test_gpu_bench.py"
     ),
     Bench(

@@ -21,6 +21,7 @@ from report_programs.program import (
     data,
     mlp,
     program,
+    uniform,
     update,
     whole,
 )
@@ -433,7 +434,7 @@ def ratio_without_positives(fixed: bool) -> Made:
         return -(logs + light * (1 - positive) * (1 - score + 1e-6).log()).mean()
 
     def step(i: int) -> Tensor:
-        overlap = torch.rand(2, 1, 16, generator=torch.Generator().manual_seed(i))
+        overlap = uniform(i, 2, 1, 16)
         overlap = overlap * 0.5 if i == BAD else overlap
         return update(optimizer, balanced(model(data(i, 2, 4, 16)).sigmoid(), overlap))
 

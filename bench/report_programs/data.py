@@ -19,6 +19,7 @@ from report_programs.program import (
     Made,
     chain,
     data,
+    here,
     mlp,
     program,
     update,
@@ -248,7 +249,7 @@ def one_noise_level_stretched(fixed: bool) -> Made:
 
     def step(i: int) -> Tensor:
         x, noise = data(i, 8, 6), data(i + 50, 8, 6)
-        level = torch.from_numpy(levels).float()[i % len(levels)].expand(8, 1)
+        level = here(torch.from_numpy(levels)).float()[i % len(levels)].expand(8, 1)
         out = model(torch.cat([(1 - level) * x + level * noise, level], 1))
         return update(optimizer, F.mse_loss(out, noise - x))
 
@@ -272,7 +273,7 @@ def missing_target_from_numpy(fixed: bool) -> Made:
         table = np.random.default_rng(i).normal(size=(8, 3)).astype(np.float32)
         if i == BAD:
             table[2, 1] = np.nan  # FAULT
-        known = torch.from_numpy(np.nan_to_num(table) if fixed else table)
+        known = here(torch.from_numpy(np.nan_to_num(table) if fixed else table))
         return update(optimizer, F.mse_loss(model(data(i, 8, 6)), known))
 
     return [model], step

@@ -19,6 +19,7 @@ from report_programs.program import (
     data,
     mlp,
     program,
+    uniform,
     update,
     whole,
 )
@@ -317,7 +318,7 @@ def beta_of_zero(fixed: bool) -> Made:
 
     def step(i: int) -> Tensor:
         alpha, beta = (F.softplus(model(data(i, 8, 6))) + 0.1).unbind(-1)
-        action = torch.rand(8, generator=torch.Generator().manual_seed(i)) * 0.8 + 0.1
+        action = uniform(i, 8) * 0.8 + 0.1
         if i == BAD:
             action[3] = 0.0
         if fixed:

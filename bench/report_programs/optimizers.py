@@ -19,6 +19,8 @@ from report_programs.program import (
     Made,
     chain,
     data,
+    device_kind,
+    here,
     mlp,
     program,
     update,
@@ -39,12 +41,12 @@ from report_programs.program import (
 def clipping_before_unscale(fixed: bool) -> Made:
     model = mlp(8, 32, 1)
     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
-    scaler = torch.amp.GradScaler("cpu", init_scale=4096.0)
+    scaler = torch.amp.GradScaler(device_kind(), init_scale=4096.0)
 
     def step(i: int) -> Tensor:
         x = data(i, 32, 8)
         optimizer.zero_grad()
-        with torch.autocast("cpu", torch.float16):
+        with torch.autocast(device_kind(), torch.float16):
             y = model(x)
         loss = F.mse_loss(y.float(), x.sum(1, keepdim=True))
         scaler.scale(loss).backward()
@@ -333,7 +335,7 @@ def lbfgs_without_line_search(fixed: bool) -> Made:
         model.parameters(), 1.0 if fixed else 40.0, max_iter=4, line_search_fn=search
     )
     x = data(0, 32, 4)
-    count = torch.poisson(x.sum(1).exp(), generator=torch.Generator().manual_seed(0))
+    count = here(torch.poisson(x.cpu().sum(1).exp(), torch.Generator("cpu").manual_seed(0)))
 
     def closure() -> Tensor:
         optimizer.zero_grad()
@@ -494,7 +496,7 @@ def step_of_scaled_gradients(fixed: bool) -> Made:
     body, head = mlp(6, 16, 8), nn.Linear(8, 3)
     first = torch.optim.SGD(body.parameters(), 1e-2)
     second = torch.optim.SGD(head.parameters(), 1e-2)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
+    scaler = torch.amp.GradScaler(device_kind(), init_scale=2.0**16)
 
     def step(i: int) -> Tensor:
         first.zero_grad()
@@ -525,7 +527,7 @@ def step_of_scaled_gradients(fixed: bool) -> Made:
 def unscaled_before_the_last_backward(fixed: bool) -> Made:
     model = mlp(6, 16, 3)
     optimizer = torch.optim.Adam(model.parameters(), 1e-3)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    scaler = torch.amp.GradScaler(device_kind(), init_scale=2.0**10)
 
     def step(i: int) -> Tensor:
         optimizer.zero_grad()

@@ -19,8 +19,10 @@ from report_programs.program import (
     Made,
     chain,
     data,
+    device_kind,
     mlp,
     program,
+    uniform,
     update,
     whole,
 )
@@ -102,12 +104,12 @@ def feed_forward_in_float16(fixed: bool) -> Made:
 def box_ratio_in_float16(fixed: bool) -> Made:
     model = nn.Sequential(nn.Linear(6, 32), nn.SiLU(), nn.Linear(32, 4))
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    scaler = torch.amp.GradScaler(device_kind(), init_scale=256.0)
 
     def step(i: int) -> Tensor:
-        goal = torch.rand(16, 4, generator=torch.Generator().manual_seed(i)) + 0.2
+        goal = uniform(i, 16, 4) + 0.2
         optimizer.zero_grad()
-        with torch.autocast("cpu", torch.float16):
+        with torch.autocast(device_kind(), torch.float16):
             boxes = model(data(i, 16, 6))
         wide, high = ((boxes[:, 2:].half().sigmoid() * 2) ** 2).unbind(-1)
         if fixed:
@@ -142,7 +144,7 @@ def dice_sum_in_float16(fixed: bool) -> Made:
     def step(i: int) -> Tensor:
         x = data(i, 2, 1, 64, 64)
         goal = (x > 0).float() if i != BAD else torch.ones_like(x)
-        with torch.autocast("cpu", torch.float16):
+        with torch.autocast(device_kind(), torch.float16):
             probability = (model(x) * 0.1 + (20.0 if i == BAD else 0.0)).sigmoid()
         probability = probability.float() if fixed else probability.half()
         goal = goal.to(probability.dtype) * 16  # classes are weighted by 16
@@ -407,7 +409,7 @@ def black_picture(fixed: bool) -> Made:
         latent = data(i, 1, 4, 4, 4).half() * (160 if i == BAD else 1)
         with torch.no_grad():
             picture = (model(latent).float() / 2 + 0.5).clamp(0, 1)
-        (picture * 255).round().to(torch.uint8).permute(0, 2, 3, 1).numpy()
+        (picture * 255).round().to(torch.uint8).permute(0, 2, 3, 1).cpu().numpy()
 
     return [model], step
 
@@ -535,7 +537,7 @@ def gumbel_in_float16(fixed: bool) -> Made:
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
 
     def step(i: int) -> Tensor:
-        u = torch.rand(8, 5, generator=torch.Generator().manual_seed(i))
+        u = uniform(i, 8, 5)
         if i == BAD:
             u[2, 3] = 0.9999
         out = model["head"](model["gate"](data(i, 8, 6).half(), u))

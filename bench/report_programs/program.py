@@ -100,12 +100,28 @@ def program(
     return complete
 
 
+def here(made: Tensor) -> Tensor:
+    """The tensor on torch's default device, which is that of the run (reports.py --device)."""
+    return made.to(torch.get_default_device())
+
+
+def device_kind() -> str:
+    return torch.get_default_device().type
+
+
 def data(step: int, *shape: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(step))
+    generator = torch.Generator("cpu").manual_seed(step)
+    return here(torch.randn(*shape, generator=generator, device="cpu"))
+
+
+def uniform(step: int, *shape: int) -> Tensor:
+    generator = torch.Generator("cpu").manual_seed(step)
+    return here(torch.rand(*shape, generator=generator, device="cpu"))
 
 
 def whole(step: int, low: int, high: int, *shape: int) -> Tensor:
-    return torch.randint(low, high, shape, generator=torch.Generator().manual_seed(step))
+    generator = torch.Generator("cpu").manual_seed(step)
+    return here(torch.randint(low, high, shape, generator=generator, device="cpu"))
 
 
 def update(optimizer: torch.optim.Optimizer, loss: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from report_programs.program import (
     data,
     mlp,
     program,
+    uniform,
     update,
     whole,
 )
@@ -296,7 +297,7 @@ def contrast_term_is_negative(fixed: bool) -> Made:
         return ((2 * both + 9e-4) / (var_a + var_b + 9e-4)).mean()
 
     def step(i: int) -> Tensor:
-        target = torch.rand(2, 1, 16, 16, generator=torch.Generator().manual_seed(i))
+        target = uniform(i, 2, 1, 16, 16)
         given = 1 - target if i == BAD else target
         made, result = model(given) * 0.1 + given, torch.ones(())
         for weight in weights:
