@@ -30,7 +30,7 @@ from fastcheck.monitor.session.options import Stop
 from fastcheck.monitor.session.passes import Pass
 from fastcheck.monitor.session.session import Session
 from fastcheck.record.event import GIVEN_NUMBER, Event
-from fastcheck.record.format import Verdict, is_nonfinite
+from fastcheck.record.format import NONFINITE_COUNTS, Verdict, is_nonfinite
 from fastcheck.record.site import Site
 from fastcheck.record.statistics import statistics_of
 from fastcheck.report.stop_report import MadeBy
@@ -43,6 +43,7 @@ from fastcheck.utils.torch.training_state import Generators
 from fastcheck.verdict.step import Step
 
 from .reruns import Install, set_aside
+from .stand_ins import replace_lost
 
 # The hooks of the module itself, which have run, or are running.
 _HOOKS = (
@@ -176,9 +177,30 @@ def run_pass_again(
     if is_within and not _is_on_cpu(running):
         return None  # the device's thread of autograd is waiting for this
 
+    stand_ins: list[int] = []
+
     def find() -> Optional[_Found]:
         known = _Known(held, session, search)
-        return _observed(running, session, install, held, search.only_neginf, known)
+        found = _observed(running, session, install, held, search.only_neginf, known)
+        stand_ins.append(known.stand_ins)
+        if found is None or not known.is_over:
+            return found
+        # Other numbers must do the same, and none of it to what was healthy.
+        other: Optional[_Found] = found
+        if known.stand_ins:
+            again = _Known(held, session, search, seed=1)
+            other = _observed(running, session, install, held, search.only_neginf, again)
+        before = [run for run in session.passes.held if run.step < held.step]
+        before = [run for run in before if run.call.node is held.call.node][-1:]
+        is_known = all(map(is_healthy, before)) if before else known.is_exact
+        return found if other is not None and other.place == found.place and is_known else None
+
+    def is_healthy(before: Pass) -> bool:
+        known = _Known(before, session, search._replace(kind="forward"))
+        call = RunningCall(before.call, module, before.args, before.kwargs)
+        is_changed = bool(_changed_input(call, session))
+        found = None if is_changed else _observed(call, session, install, before, False, known)
+        return known.was_finite and known.is_same and found is None
 
     PAST.add(find.__code__)
     # A module that is called within a backward would seem to be recomputed.
@@ -191,16 +213,19 @@ def run_pass_again(
     op = outcome.event.site.op
     if not op:
         return None  # a statistic that a norm has written, and no operator that wrote it
+    since = ", with the weights that it has now" if _is_over(held, session) else ""
+    since = _WITH_STAND_INS if any(stand_ins) else since
     prefix = f"In {part}: " if part != held.call.node.path else ""
     if not is_backward:
         is_inside = not search.path or part.startswith(f"{search.path}.")
         is_there = part == search.path or (is_inside and search.kind == "forward")
-        left = outcome.left_neginf
-        if not is_there or (not left and any(is_nonfinite(r) for _, r in outcome.inputs)):
+        left, is_origin = outcome.left_neginf, outcome.event.verdict is Verdict.ORIGIN
+        read_bad = any(is_nonfinite(record) for _, record in outcome.inputs)
+        if not is_there or (read_bad and not left and not is_origin):
             return None
-        made = f"{op} made NaN or Inf of finite values{outcome.given}"
+        what = "in addition to those that it read" if read_bad else "of finite values"
+        made = f"{op} made NaN or Inf {what}{outcome.given}"
         how = f"{prefix}{left or made}. {name} was run again"
-        since = "" if search.step is session.step else ", with the weights that it has now"
         return outcome.made_by(f"{how} on its inputs, {_as_eager(held.call)}{since}.")
     reason = outcome.event.reason.partition(";")[0]
     if outcome.event.verdict is Verdict.ABSORBED:
@@ -212,8 +237,19 @@ def run_pass_again(
         reason = f"{op}{backward} made it: {reason}"
     return outcome.made_by(
         f"{prefix}{reason}. {name} was run again on its inputs, forward and backward, with random "
-        "gradients of the size that they had."
+        f"gradients of the size that they had{since}."
     )
+
+
+_WITH_STAND_INS = (
+    ", with random numbers of the size that they had in place of those of its weights and buffers "
+    "that are NaN or Inf now: the numbers shown are of that run"
+)
+
+
+def _is_over(held: Pass, session: Session) -> bool:
+    """True if weights may have been updated since."""
+    return held.step < session.step.index or session.step.update.count > 0
 
 
 def _as_eager(call: Call) -> str:
@@ -291,10 +327,22 @@ def _elsewhere(function: Callable[[], _T]) -> _T:
 
 
 class _Known:
-    """A finished call, as described by its records."""
+    """A finished call, as described by its records. ``seed``: of the numbers in place of weights
+    that are lost.
+    """
 
-    def __init__(self, held: Pass, session: Session, search: Search) -> None:
+    def __init__(self, held: Pass, session: Session, search: Search, seed: int = 0) -> None:
         self.kind = search.kind
+        self.seed = seed
+        #: The number of tensors that were replaced.
+        self.stand_ins = 0
+        #: Set by run_backward().
+        self.is_same = False
+        #: The same, and each output has as many NaN and infinities.
+        self.is_exact = False
+        #: Weights may have been updated since.
+        self.is_over = _is_over(held, session)
+        self._step = held.step
         kind, dtype = held.autocast
         self._autocast = kind, getattr(torch, dtype.rpartition(".")[2]) if dtype else None
         history = session.event_store.archive.history
@@ -302,6 +350,19 @@ class _Known:
             self._outputs = [history.find(tensor_seq) for tensor_seq in held.call.outputs]
             seqs = map(search.step.gradients.get, held.call.outputs)
             self._gradients = [None if seq is None else history.find(seq) for seq in seqs]
+
+    @property
+    def was_finite(self) -> bool:
+        return all(r is not None and not is_nonfinite(r) for r in self._outputs)
+
+    def replace_lost(self, running: RunningCall, session: Session) -> bool:
+        """Replaces weights of the copy that are lost since; False if that is not possible."""
+        if not self.is_over:
+            return True
+        path = running.call.node.path
+        count = replace_lost(running.module, path, self._step, session, self.seed)
+        self.stand_ins = count or 0
+        return count is not None
 
     @contextlib.contextmanager
     def modes(self) -> Iterator[None]:
@@ -319,17 +380,20 @@ class _Known:
             return False
         with unobserved(), torch.no_grad():
             records = [stats(tensor.detach()).record for tensor in tensors]
-        pairs = zip(self._outputs, records)
-        if not all(known is not None and _is_like(known, now) for known, now in pairs):
+        is_like = _is_like_later if self.is_over else _is_like
+        pairs = [(r, now) for r, now in zip(self._outputs, records) if r is not None]
+        self.is_same = len(pairs) == len(records) and all(is_like(*pair) for pair in pairs)
+        if not self.is_same:
             return False
+        self.is_exact = all(r[n] == now[n] for r, now in pairs for n in NONFINITE_COUNTS)
         if self.kind == "backward":
-            generator = torch.Generator().manual_seed(0)
+            generator = torch.Generator("cpu").manual_seed(0)
             roots, given = [], []
             for tensor, record in zip(tensors, self._gradients):
                 if tensor.requires_grad and record is not None:
                     size = statistics_of(record).rms
                     with unobserved(), torch.no_grad():
-                        noise = torch.randn(tensor.shape, generator=generator)
+                        noise = torch.randn(tensor.shape, generator=generator, device="cpu")
                         gradient = noise.to(tensor) * (1.0 if size is None else size)
                     roots.append(tensor)
                     given.append(gradient)
@@ -346,6 +410,13 @@ def _is_like(known: np.void, now: np.void) -> bool:
         np.isclose(known[name], now[name], rtol=1e-3, atol=1e-6, equal_nan=True)
         for name in ("min", "max")
     )
+
+
+def _is_like_later(known: np.void, now: np.void) -> bool:
+    """The same, of weights that are not those of the first run: how many elements are not finite
+    may depend on them.
+    """
+    return known["numel"] == now["numel"] and is_nonfinite(known) == is_nonfinite(now)
 
 
 def _changed_input(running: RunningCall, session: Session) -> str:
@@ -373,6 +444,10 @@ class _Found(NamedTuple):
     event: Event
     module: str
     inputs: tuple[tuple[str, np.void], ...]
+
+    @property
+    def place(self) -> tuple[str, Optional[str], str]:
+        return self.module, self.event.site.op, self.event.line
 
     @property
     def given(self) -> str:
@@ -441,6 +516,8 @@ def _observed(
                     owner = holder()
                     if owner is not None and owner in inside:
                         owner._buffers[name] = copied.clone()
+                if known is not None and not known.replace_lost(running, session):
+                    return None
                 _mend_buffers(module, known is not None and known.kind == "buffer")
             with install(config, models) as monitor:
                 # The outermost call began with this state; that of another call is not known.

@@ -77,10 +77,13 @@ def search_derivatives(graphs: Sequence[Sequence[SavedByNode]]) -> Optional[Made
     return None
 
 
-def search_operators(graphs: Sequence[Sequence[SavedByNode]]) -> Optional[MadeBy]:
+def search_operators(
+    graphs: Sequence[Sequence[SavedByNode]], is_sure: bool = False
+) -> Optional[MadeBy]:
     """The first operator, in the order of forward, whose result is known not to be finite, or the
     operand without a graph that is not. None, too, where an operator has read such numbers before:
-    what made them is not kept. Makes the host wait for a device.
+    what made them is not kept. ``is_sure``: only one that has made them of finite numbers, and is
+    the first that met any. Makes the host wait for a device.
     """
     known = sorted((node for graph in graphs for node in graph), key=lambda node: node.order)
     with unobserved(), no_grad():
@@ -91,13 +94,17 @@ def search_operators(graphs: Sequence[Sequence[SavedByNode]]) -> Optional[MadeBy
                 read = [(n, r) for n, r in records if not _MADE.match(n)]
                 bad = [(n, r) for n, r in read if is_bad(r)]
                 if bad:
-                    return _without_graph(saved, *bad[0])
+                    return None if is_sure else _without_graph(saved, *bad[0])
                 made, result = _made_by_node(saved), _result_of(saved)
                 if made is not None and made.any() and (result is None or is_bad(result)):
                     is_finite = not any(is_nonfinite(record) for _, record in read)
+                    if is_sure and not is_finite:
+                        return None
                     what = "finite numbers" if is_finite else "numbers without NaN"
                     return _kept(saved, f"made of {what} what is not finite", read, result)
                 if result is not None and is_bad(result):
+                    if is_sure:
+                        return None
                     return _kept(saved, "had a result that is not finite", read, result)
     return None
 

@@ -82,8 +82,10 @@ class Makers:
         # A model may return its loss.
         is_model = culprit.call is not None and culprit.call.parent is None
         is_one = is_model and culprit.role == "output" and culprit.record["numel"] == 1
-        if culprit.verdict is Verdict.ORIGIN and (culprit.role == "loss" or is_one):
-            made = made or search_operators(session.backwards.derivatives.of(step.index))
+        if culprit.verdict is Verdict.ORIGIN and made is None:
+            is_loss = culprit.role == "loss" or is_one
+            graphs = session.backwards.derivatives.of(step.index)
+            made = search_operators(graphs, is_sure=not is_loss)
         return made or again
 
     def _of_gradient(self, culprit: Finding, step: Step, session: Session) -> Optional[MadeBy]:

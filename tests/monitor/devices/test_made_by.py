@@ -183,7 +183,108 @@ def test_in_a_call_that_is_over(is_skipped: bool) -> None:
             optimizer.step()
     made = stop.value.report.made_by
     assert stop.value.step == 3 and stop.value.report.weights_intact is is_skipped
-    assert (made is not None and made.operator == "aten.sqrt") is is_skipped
+    assert made is not None and made.operator == "aten.sqrt"
+    # The weights are NaN by now, unless the update was skipped.
+    assert ("random numbers of the size that they had in place of" in made.how) is not is_skipped
+
+
+class Signed(nn.Module):
+    """Of numbers like its weight, which is known by its record alone, the root is NaN."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor([2.0, 2.0, -1.0, -1.0]))
+        self.register_buffer("sign", self.weight.detach().sign())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = x * (self.weight * self.sign).sqrt() * x[:, :1].sqrt()
+        return result
+
+
+def test_numbers_in_place_of_weights_make_no_operator_guilty() -> None:
+    """They make a NaN of the healthy batch before, too."""
+    model = Signed().to(NAME)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, foreach=False)
+    with pytest.raises(fastcheck.OverflowDetected) as stop, fastcheck.install(model):
+        for step in range(8):
+            optimizer.zero_grad()
+            x = torch.rand(2, 4)
+            x[0] -= 2 if step == 3 else 0
+            model(x.to(NAME)).mean().backward()
+            optimizer.step()
+    made = stop.value.report.made_by
+    assert stop.value.step == 3 and (made is None or not made.operator)
+
+
+class Balanced(nn.Module):
+    """Its divisor is 0 with its own weight, and with no other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor([3.0, -1.0, -1.0, -1.0]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = x / (x * self.weight).sum(1, keepdim=True)
+        return result
+
+
+def test_in_a_module_by_what_the_graph_has_kept() -> None:
+    torch.manual_seed(0)
+    model = Balanced().to(NAME)
+    optimizer = torch.optim.SGD(model.parameters(), 0.0, foreach=False)
+    with pytest.raises(fastcheck.OverflowDetected) as stop, fastcheck.install(model):
+        for step in range(8):
+            optimizer.zero_grad()
+            x = torch.ones(2, 4) if step == 3 else torch.rand(2, 4)
+            model(x.to(NAME)).mean().backward()
+            optimizer.step()
+    made = stop.value.report.made_by
+    assert stop.value.step == 3 and stop.value.culprit.site.role == "output"
+    assert made is not None and made.operator == "DivBackward0"
+    assert statistics_of(dict(made.inputs)["other"]).zero_count == 2
+
+
+def test_what_an_operator_has_carried_is_not_said_to_be_its_own() -> None:
+    """What made it in the module is not known: it does so once."""
+    numbers = [0.0] * 3 + [torch.inf] + [0.0] * 8
+    function = Apply(lambda x: x + (number := numbers.pop(0)) - number)
+    model = nn.Sequential(nn.Linear(4, 4), function)
+    stop = stop_of(lambda y: -y.log_softmax(1).mean(), model=model)
+    assert stop.culprit.site.module == "1" and stop.report.made_by is None
+
+
+def test_no_stop_within_a_backward() -> None:
+    """It waits for the end of that: nothing can run again within it."""
+    torch.manual_seed(0)
+    model = Mixed().to(NAME)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    monitor = fastcheck.install(model)
+    session, stops = monitor._session, monitor._boundary._stop_handler
+
+    def deliver(gradient: torch.Tensor) -> None:
+        fake.release()
+        fake.synchronize()
+        with session.lock:
+            session.collect()
+        assert session.event_store.due
+        stops()
+        delivered.append(True)
+
+    delivered: list[bool] = []
+    batches = [torch.rand(2, 4).sub(2 * (step == 3)).to(NAME) for step in range(5)]
+    with pytest.raises(fastcheck.OverflowDetected) as stop, monitor:
+        for step, x in enumerate(batches):
+            if step == 3:
+                fake.hold()  # the host is ahead of the device
+            optimizer.zero_grad()
+            y = model(x)
+            if step == 4:
+                y.register_hook(deliver)
+            y.mean().backward()
+            assert step < 4
+            optimizer.step()
+    made = stop.value.report.made_by
+    assert delivered and made is not None and made.operator == "aten.sqrt"
 
 
 @pytest.mark.parametrize("has_parameters", [False, True])

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Callable, NoReturn, Optional, Union
 
 import numpy as np
+import torch
 
 from fastcheck.calls.module_calls import Call
 from fastcheck.errors import FastcheckError, FastcheckWarning, warn
@@ -359,7 +360,10 @@ class StopHandler:
         """Carries out everything that is due, except stops that several ranks have to agree on
         first.
         """
-        event_store = self._session.event_store
+        session, event_store = self._session, self._session.event_store
+        is_late = session.rings.is_deferred and session.config.sync != "call"
+        if is_late and torch._C._current_graph_task_id() != -1:
+            return  # a device's thread of autograd can't run a call again; backward() ends soon
         with event_store.lock:
             due = [item for item in event_store.due if item[0].seq >= self._first_told]
             event_store.due.clear()
