@@ -133,12 +133,17 @@ def parts(text: str) -> tuple[str, list[str]]:
     return flat(before + rest), [flat(item) for item in items if item.strip()]
 
 
+def with_operators(text: str) -> str:
+    """The text with the operator beside each node: ``SqrtBackward0 (sqrt)``."""
+    return re.sub(r"\b([A-Z][a-z0-9]+)Backward\d\b", lambda m: f"{m[0]} ({m[1].lower()})", text)
+
+
 def judge(program: Program, ran: Ran) -> dict[str, bool]:
     text, items = parts(ran.text)
     at_line = any(re.search(rf"report_programs/{line}\b", text) for line in program.lines)
     found = {
         "place": at_line or re.search(program.place, text) is not None,
-        "operator": at_line or re.search(program.operator, text) is not None,
+        "operator": at_line or re.search(program.operator, with_operators(text)) is not None,
         # A list of all that may go wrong names no kind: what is said, and the first thing to try.
         "kind": re.search(program.kind, " ".join([text, *items[:1]])) is not None,
         "true": not ran.is_false

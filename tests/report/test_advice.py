@@ -18,6 +18,7 @@ from fastcheck.record.event import (
     MAYBE_CHANGED,
     NOT_STEPPED,
     NOT_UPDATED,
+    WHEN_LAST_READ,
 )
 from fastcheck.record.format import Verdict
 from fastcheck.report.advice.choose import advise
@@ -1250,6 +1251,35 @@ def test_a_product_in_float16_whose_infinity_became_nan() -> None:
     what = build.record("float16", nan_count=3)
     report = build.report(build.site("time", "Fourier"), what, made_by=made)
     assert "left the range of float16: self reaches 50,000" in advise(report)[0].text
+
+
+@pytest.mark.parametrize("high", [140.0, 250.0])
+def test_the_derivative_of_a_power_that_is_out_of_range(high: float) -> None:
+    """3 * 250 ** 2 is 187,500, and 3 * 140 ** 2 is 58,800."""
+    read = (("self", of(-9.0, high, dtype="float16")), ("exponent", of(3.0, 3.0, numel=1)))
+    made = MadeBy("PowBackward0", "found", inputs=read, is_backward=True)
+    where = build.site("act", "Gelu", role="grad_input", label="input[0]", direction="backward")
+    told = advice_of(build.report(where, build.record("float16", nan_count=8), made_by=made))
+    expected = "The derivative of x ** 3 is 3 * x ** 2: self reaches 250, where that is beyond"
+    assert (expected in told) is (high == 250.0)
+
+
+def test_weights_that_may_have_been_written_since_they_were_read() -> None:
+    where = build.site("0", "Linear")
+    what = build.record("float32", nan_count=8)
+    for reason, is_old in ((f"all was finite {WHEN_LAST_READ}", True), ("all was finite", False)):
+        told = advice_of(build.report(where, what, reason=reason))
+        assert ("the program may have written them since" in told) is is_old
+        assert ("or their sum, left the range" in told) is not is_old
+
+
+def test_a_target_is_data() -> None:
+    where = build.site("", "", role="loss", label="loss")
+    for label in ("target", "self"):
+        read = ((label, build.record("float32", nan_count=1)),)
+        made = MadeBy("", "found", inputs=read)
+        told = advice_of(build.report(where, build.record("float32", nan_count=1), made_by=made))
+        assert ("The target was not finite before the loss read it" in told) is (label == "target")
 
 
 def test_what_is_new_against_the_last_healthy_step_comes_first() -> None:

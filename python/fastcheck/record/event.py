@@ -16,6 +16,8 @@ COMPUTED_OUTSIDE = "it was computed"
 GIVEN_INSTEAD = "functional_call() was given it"
 #: The end for what an operator has made of finite tensors and such a number.
 GIVEN_NUMBER = " but for a number that it was given, which is NaN or infinite"
+#: The end of a clause on parameters that may have been written before what read them.
+WHEN_LAST_READ = "when they were last read"
 #: The beginning for a gradient that the training loop has changed.
 CHANGED_BY_LOOP = "it was finite when backward() ended"
 #: A part of it for a gradient that was read after the training loop had changed gradients.

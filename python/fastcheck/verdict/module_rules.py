@@ -28,6 +28,7 @@ from fastcheck.record.event import (
     GIVEN_INSTEAD,
     MAYBE_CHANGED,
     NOT_STEPPED,
+    WHEN_LAST_READ,
     WRITTEN_BY_LOOP,
 )
 from fastcheck.record.format import Verdict, is_nonfinite
@@ -50,7 +51,7 @@ _ABSORBED = "no stored tensor, and nothing that the model returned, is non-finit
 _BETWEEN = ("grad_input", "grad_output")
 _OR_WRITTEN = "or the program wrote it after backward()"
 _PARAMETERS = ", including its parameters"
-_PARAMETERS_BEFORE = ", including its parameters when they were last read"
+_PARAMETERS_BEFORE = f"{_PARAMETERS} {WHEN_LAST_READ}"
 
 
 def made_in_loss(findings: Findings) -> str:

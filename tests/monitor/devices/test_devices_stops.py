@@ -84,6 +84,7 @@ class TestStops:
         stop = stopped(monitor.flush)
         assert where(stop.culprit) == ("layer1", "output", "output", "origin")
         assert "including its parameters when they were last read" in stop.culprit.reason
+        assert stop.report.broken_weights == ("layer1.weight",)
 
     def test_only_its_own_training_is_stopped(self) -> None:
         """What is due for one model is not raised where another one trains."""

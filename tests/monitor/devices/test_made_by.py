@@ -108,6 +108,24 @@ def test_what_was_written_since_is_not_read() -> None:
     assert made is not None and "no graph (other)" in made.how
 
 
+def test_a_small_parameter_is_read_as_it_was_before_the_update() -> None:
+    class Sigma(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.sigma = nn.Linear(4, 4), nn.Parameter(torch.ones(1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = self.linear(x)
+            return result
+
+    model = Sigma().to(NAME)
+    with torch.no_grad():
+        model.sigma.zero_()  # by an update, as it were
+    made = stop_of(lambda y: y.mean() + model.sigma.log().sum(), model=model).report.made_by
+    assert not model.sigma.isfinite().all()
+    assert made is not None and made.operator == "LogBackward0"
+
+
 def test_the_derivative_in_the_graph_of_an_earlier_loss() -> None:
     made = stop_of(lambda y: (y * 0).sqrt().mean()).report.made_by
     assert made is not None and made.operator == "SqrtBackward0" and made.is_backward

@@ -24,6 +24,8 @@ from fastcheck.utils.torch.own_operators import unobserved
 _MOST_NODES = 36
 # The most bytes of a step.
 _MOST_BYTES = 16 << 20
+# The most elements of a tensor that is copied.
+_MOST_COPIED = 64
 
 #: Values that are read of the nodes of a type: the name of each value, its attribute, and the
 #: attribute that tells whether hooks have packed it (None: it is a number).
@@ -295,6 +297,17 @@ def _versions(values: Mapping[str, Any]) -> list[int]:
     return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
 
 
+def _copy_written(values: dict[str, Any], versions: list[int]) -> None:
+    """Copies the small tensors of a device that something writes in place, as an update does a
+    parameter: a stop comes after the next time.
+    """
+    names = [name for name, value in values.items() if isinstance(value, torch.Tensor)]
+    for number, name in enumerate(names):
+        tensor = values[name]
+        if versions[number] and not tensor.is_cpu and tensor.numel() <= _MOST_COPIED:
+            values[name], versions[number] = tensor.clone(), 0
+
+
 class Derivatives:
     """The graphs of the backward passes of the last steps. Every method expects the session's lock
     to be held.
@@ -324,5 +337,8 @@ class Derivatives:
         if room > 0:
             with unobserved():
                 nodes, nbytes = _near(roots, _attributes, _MOST_NODES, room)
+                for _, _, _, values, versions in nodes:
+                    if any(versions):
+                        _copy_written(values, versions)
             if nodes:
                 self._graphs.append(_Graph(step, nodes, nbytes))

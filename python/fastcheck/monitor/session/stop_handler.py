@@ -31,7 +31,7 @@ from fastcheck.log.writer import (
 from fastcheck.monitor.distributed.agreement import RankAgreement
 from fastcheck.monitor.distributed.channel import Agreed
 from fastcheck.monitor.distributed.replicas import ReplicaCheck, ReplicaMismatch
-from fastcheck.record.event import NOT_UPDATED, Event
+from fastcheck.record.event import NOT_UPDATED, WHEN_LAST_READ, Event
 from fastcheck.record.format import RECORD_DTYPE, Verdict, is_nonfinite
 from fastcheck.record.site import Site
 from fastcheck.report.build import Evidence, argument_records, make_report
@@ -582,6 +582,7 @@ class StopHandler:
         is_over = self._session.config.stop.action == "raise" and report.world_size == 1
         site, is_intact = report.culprit.site, report.weights_intact is not False
         may_be = bool(report.updated_since) or not is_intact or site.role == "param"
+        may_be |= WHEN_LAST_READ in report.culprit.reason
         # A consequence of what an operator made counts later: the program may have written it.
         if not is_over or not (may_be or site.op):
             return None

@@ -246,6 +246,15 @@ def _sum_of_products(case: Case) -> Advice:
         f"{label} reaches {format_number(r.abs_max)}"
         for label, r in sorted(read, key=lambda pair: -float(pair[1].abs_max or 0))
     ]
+    if case.has_old_weights:
+        seen = f" ({', '.join(reached)})" if reached else ""
+        return Advice(
+            f"{name} multiplies and adds, and divides by nothing{seen}: its weights are not "
+            f"finite, or products left the range of {case.reading.dtype}. They were last read "
+            "before this call: the program may have written them since, as it does an average of "
+            "weights, a target network or an update of its own. Look there for x/0, 0/0 and log(0) "
+            "(1 - decay ** step is 0 at step 0)."
+        )
     seen = f": {', '.join(reached)}" if reached else ""
     return Advice(
         f"{name} multiplies and adds, and divides by nothing: its products, or their sum, left "

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from fastcheck.record.event import WHEN_LAST_READ
 from fastcheck.record.format import Verdict
 from fastcheck.record.statistics import RecordStatistics
 from fastcheck.report.trend import Trend
@@ -153,6 +154,11 @@ class Case:
     @property
     def is_sum_of_products(self) -> bool:
         return bool(_SUMS.fullmatch(self.op_name or self.site.module_type))
+
+    @property
+    def has_old_weights(self) -> bool:
+        """True if the module's weights may have been written since they were read."""
+        return self.operation is None and WHEN_LAST_READ in self.reason
 
     @property
     def has_domain(self) -> bool:

@@ -201,7 +201,16 @@ def loss(case: Case) -> Iterator[Advice]:
         )
         return
     if case.outside_reading is not None:
-        what = "a tensor" if case.outside_reading.nonfinite_count else "a tensor, or a number,"
+        is_known = case.outside_reading.nonfinite_count > 0
+        what = "a tensor" if is_known else "a tensor, or a number,"
+        inputs = case.report.made_by.inputs if case.report.made_by is not None else ()
+        if is_known and any(label == "target" for label, _ in inputs):
+            yield Advice(
+                "The target was not finite before the loss read it: look at the data, not at the "
+                f"model. Look where it is made: {_how_made(case)}.",
+                "assert torch.isfinite(target).all()",
+            )
+            return
         yield Advice(
             f"The loss read {what} that is not finite and has no graph: a target, or a weight, a "
             f"mean or a mask that was made of data. Look where it is made: {_how_made(case)}."

@@ -671,6 +671,26 @@ def _has_zero(made: Operation) -> bool:
     return any(reading.zero_count for _, reading in made.inputs)
 
 
+def _power_beyond(case: Case, made: Operation) -> Iterator[Advice]:
+    label, base = made.operand(0)
+    exponent = dict(made.inputs).get("exponent")
+    form = None if base is None else base.float_format
+    if made.shown != "PowBackward0" or base is None or form is None or not base.abs_max:
+        return
+    power = None if exponent is None or exponent.min is None else float(exponent.min)
+    if power is None or power <= 1:
+        return
+    if math.log(power) + (power - 1) * math.log(base.abs_max) <= math.log(form.max):
+        return
+    shown, less = format_number(power), format_number(power - 1)
+    yield Advice(
+        f"The derivative of x ** {shown} is {shown} * x ** {less}: {label} reaches "
+        f"{format_number(base.abs_max)}, where that is beyond {base.dtype}'s "
+        f"{format_number(form.max)}. Bound what goes into it"
+        f"{', or compute it in float32 or bfloat16: f(x.float())' if form.is_narrow else ''}."
+    )
+
+
 def _root_at_zero(case: Case, made: Operation) -> Iterator[Advice]:
     label, base = made.operand(0)
     if base is not None and base.nan_count:
@@ -872,6 +892,7 @@ _FORWARD: tuple[tuple[str, _Rule], ...] = (
     (r"acos|asin|atanh|erfinv|acosh|logit", _domain),
 )
 _BACKWARD: tuple[tuple[str, _Rule], ...] = (
+    (r"pow", _power_beyond),
     (r"r?sqrt|pow", _root_at_zero),
     (r"div|reciprocal", _quotient_backward),
     (r"log(?:2|10|1p)?|xlogy", _logarithm_backward),
