@@ -23,6 +23,7 @@ import harness
 from fastcheck import _C
 from fastcheck.backends import table
 from fastcheck.backends.portable.traversal import dtype_and_order
+from fastcheck.ring.depths import Depths
 from fastcheck.ring.device import DeviceRing
 from fastcheck.utils.torch.streams import streams_of
 
@@ -315,7 +316,7 @@ def small(entry: table.Backend, rounds: int) -> list[dict[str, Any]]:
     add("x.sum()", "host", host_seconds(lambda i: x.sum(), 400, rounds))
     streams = streams_of(torch.device("cuda", torch.cuda.current_device()))
     assert streams is not None
-    ring, kind = DeviceRing(streams, entry, 3), dtype_and_order(x)
+    ring, kind = DeviceRing(streams, entry, Depths(3)), dtype_and_order(x)
     add(
         "DeviceRing.observe",
         "host",

@@ -23,6 +23,7 @@ from torch import nn
 import fastcheck
 import harness
 from fastcheck.backends import table as backends
+from fastcheck.ring.depths import Depths
 from fastcheck.ring.device import DeviceRing
 from fastcheck.utils.torch.streams import streams_of
 
@@ -138,7 +139,9 @@ def lists(model: nn.Module, optimizer: Any, device: torch.device) -> Any:
     """A list call for the parameters and one for the gradients, before each update."""
     streams, backend = streams_of(device), backends.backend_for(device)
     slots = torch.zeros(2 * len(list(model.parameters())), 192, dtype=torch.uint8, device=device)
-    ring = None if streams is None or device.type == "cpu" else DeviceRing(streams, backend, 3)
+    ring = (
+        None if streams is None or device.type == "cpu" else DeviceRing(streams, backend, Depths(3))
+    )
 
     def before(optimizer: Any, args: Any, kwargs: Any) -> None:
         parameters = [p for p in model.parameters() if p.grad is not None]

@@ -61,6 +61,7 @@ if os.environ.get("FASTCHECK_FAKE_DEVICE") != "1":
         "monitor/devices/test_host_copies.py",
         "monitor/devices/test_lost_device.py",
         "monitor/devices/test_made_by.py",
+        "monitor/devices/test_stats_every.py",
         "monitor/devices/test_waiting.py",
         "monitor/devices/test_watching.py",
         "dump/test_device.py",

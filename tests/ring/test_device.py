@@ -12,6 +12,7 @@ import torch
 from fastcheck.backends.table import backend_for
 from fastcheck.extension import status
 from fastcheck.monitor.hooks.hand_changes import probe as probe_of
+from fastcheck.ring.depths import Depths
 from fastcheck.ring.device import DeviceRing, _identities, _identities_in_python
 from fastcheck.utils.torch.streams import streams_of
 
@@ -25,7 +26,7 @@ def test_rows_stay_full_when_their_segment_is_used_again(fake_accelerator: Any) 
     device = torch.device("fake")
     streams = streams_of(device)
     assert streams is not None
-    ring = DeviceRing(streams, backend_for(device), 64, segment_slots=3, max_segments=1)
+    ring = DeviceRing(streams, backend_for(device), Depths(3), segment_slots=3, max_segments=1)
     tensor = torch.ones(8, device=device)
 
     def read(seq: int) -> None:
@@ -75,12 +76,12 @@ def test_identities_in_both_languages(is_list: bool) -> None:
         given = status.module.TensorList()
         for tensor in tensors:
             given.append(tensor)
-    rows = _identities(given, sites, 3, 2**40, 5)
+    rows = _identities(given, sites, 3, 2**40, 5, 1)
     assert rows.dtype == np.int64
-    assert rows.tolist() == _identities_in_python(tensors, sites, 3, 2**40, 5).tolist()
+    assert rows.tolist() == _identities_in_python(tensors, sites, 3, 2**40, 5, 1).tolist()
     assert rows[:, 0].tolist() == list(range(2**40, 2**40 + len(tensors)))
     with pytest.raises(ValueError, match="a site for each"):
-        _identities(given, sites[1:], 3, 0, 0)
+        _identities(given, sites[1:], 3, 0, 0, 3)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -14,6 +14,7 @@ from torch import nn
 from fastcheck.calls import module_calls, recorder
 from fastcheck.record.format import Depth
 from fastcheck.ring import host as cursor_module
+from fastcheck.ring.depths import Depths
 from fastcheck.ring.host import HostRing, make_reader
 from fastcheck.utils.torch.seen_tensors import make_seen
 from fastcheck.verdict.entries import Gradient, InnerInput, Output, Returned, expanded
@@ -70,7 +71,7 @@ def test_what_a_call_had_handed_through_is_no_reading_of_it() -> None:
 def test_a_recorder_makes_entries_of_classes_of_tuples_alone() -> None:
     """It writes into what it has allocated as it writes into a tuple."""
     seen, cursor = make_seen(), cursor_module.new_cursor()
-    ring = HostRing(Depth.STATS, when_full=lambda: None, cursor=cursor)
+    ring = HostRing(Depths(Depth.STATS), when_full=lambda: None, cursor=cursor)
     made = recorder.make_recorder(make_reader(seen, ring), cursor, recorder.make_lock())
     if isinstance(made, recorder.HookRecorder):
         pytest.skip("the extension is not built against this torch")

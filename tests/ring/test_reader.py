@@ -10,6 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fastcheck.backends.portable.traversal import dtype_and_order
+from fastcheck.ring.depths import Depths
 from fastcheck.ring.host import (
     CAPACITY,
     ELSEWHERE,
@@ -41,7 +42,7 @@ class Reading:
     """A reader, what it remembers, and the ring that its records go to."""
 
     def __init__(self, kind: str) -> None:
-        self.ring = HostRing(depth=3, when_full=lambda: None)
+        self.ring = HostRing(Depths(3), when_full=lambda: None)
         self.seen: SeenTensors = make_seen()
         self.reader: HookReader = (
             make_reader(self.seen, self.ring)

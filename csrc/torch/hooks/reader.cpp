@@ -26,7 +26,7 @@ HookReader::HookReader(py::object seen, const at::Tensor& slots, Depth depth)
     : seen_object_(std::move(seen)),
       seen_(seen_object_.cast<SeenTensors&>()),
       slots_(slots),
-      depth_(depth),
+      depths_(depth),
       capacity_(slots.numel() / static_cast<std::int64_t>(sizeof(Record))) {
   known_[static_cast<std::size_t>(c10::DeviceType::CPU)] = true;
 }
@@ -47,7 +47,7 @@ std::int64_t HookReader::read(py::handle object, std::int64_t index, const Ident
   if (tensor.requires_grad()) found |= code::kNeedsGradient;
   if (!tensor.is_cpu()) return found | elsewhere(tensor, *dtype);
   Record* const record = slot(slots_, index);
-  observe_from_python(readable(object), depth_, false, identity, *record);
+  observe_from_python(readable(object), depths_.of(tensor), false, identity, *record);
   return (record->flags & kFlagNonfinite) != 0 ? found | code::kBad : found;
 }
 
@@ -94,10 +94,18 @@ PyObject* add_device(PyObject* self, PyObject* tensor) {
   });
 }
 
+PyObject* set_depth(PyObject* self, PyObject* depth) {
+  return translated([&] {
+    ReaderObject::of(self).depths().set(checked_depth(py::handle(depth).cast<std::int64_t>()));
+    Py_RETURN_NONE;
+  });
+}
+
 PyMethodDef kMethods[] = {
     {"read", as_method(&read), METH_FASTCALL,
      "read(self, tensor, index, site, call, step, seq, flags, any_dtype) -> int"},
     {"add_device", &add_device, METH_O, "add_device(self, tensor) -> None"},
+    {"set_depth", &set_depth, METH_O, "set_depth(self, depth) -> None"},
     {nullptr, nullptr, 0, nullptr},
 };
 

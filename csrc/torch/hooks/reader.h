@@ -12,6 +12,7 @@
 
 #include "core/dtypes.h"
 #include "core/record.h"
+#include "torch/read/depths.h"
 #include "torch/read/observe.h"
 #include "torch/read/seen_tensors.h"
 
@@ -47,7 +48,7 @@ class HookReader {
   std::int64_t read(pybind11::handle object, std::int64_t index, const Identity& identity,
                     bool any_dtype);
 
-  Depth depth() const { return depth_; }
+  Depths& depths() { return depths_; }
   std::int64_t capacity() const { return capacity_; }
   // The stream of the last tensor kElsewhere.
   const c10::Stream& stream() const { return *last_stream_; }
@@ -61,7 +62,7 @@ class HookReader {
   pybind11::object seen_object_;
   SeenTensors& seen_;
   at::Tensor slots_;
-  Depth depth_;
+  Depths depths_;
   std::int64_t capacity_;
   std::array<bool, c10::COMPILE_TIME_MAX_DEVICE_TYPES> known_{};
   std::optional<c10::Stream> last_stream_;
@@ -75,6 +76,7 @@ HookReader& hook_reader_of(pybind11::handle object);
 // hook_reader(seen, slots, depth) -> HookReader
 //   .read(tensor, index, site, call, step, seq, flags, any_dtype) -> int
 //   .add_device(tensor)
+//   .set_depth(depth)
 void define_hook_reader(pybind11::module_& m);
 
 }  // namespace fastcheck

@@ -29,8 +29,9 @@ bool HookRecorder::read_now(PyObject* tensor, std::int64_t found, const Identity
         .cast<bool>();
   }
   const py::object at_row = owned(PyLong_FromLongLong(rows.next()));
-  const py::object depth = owned(PyLong_FromLong(static_cast<long>(reader->depth())));
-  std::array<PyObject*, 4> arguments{tensor, rows.slots().ptr(), at_row.ptr(), depth.ptr()};
+  const Depth depth = reader->depths().of(unpack(tensor));
+  const py::object number = owned(PyLong_FromLong(static_cast<long>(depth)));
+  std::array<PyObject*, 4> arguments{tensor, rows.slots().ptr(), at_row.ptr(), number.ptr()};
   PyObject* const done =
       PyObject_Vectorcall(observe.ptr(), arguments.data(), arguments.size(), nullptr);
   if (done == nullptr) {
@@ -38,7 +39,7 @@ bool HookRecorder::read_now(PyObject* tensor, std::int64_t found, const Identity
     return false;
   }
   Py_DECREF(done);
-  rows.put(identity, code::dtype_of(found), code::order_of(found));
+  rows.put(identity, code::dtype_of(found), code::order_of(found), depth);
   return true;
 }
 
@@ -66,7 +67,8 @@ void HookRecorder::read_waiting() {
       {static_cast<py::ssize_t>(due.items.size()), static_cast<py::ssize_t>(kIdentityNumbers)});
   for (const Waiting::Item& item : due.items) {
     const auto row = static_cast<py::ssize_t>(tensors.all->size());
-    write_identity(item.identity, item.dtype, item.order, identities.mutable_data(row, 0));
+    write_identity(item.identity, item.dtype, item.order, reader->depths().of(item.tensor),
+                   identities.mutable_data(row, 0));
     tensors.add(item.tensor);
   }
   py::list changed;

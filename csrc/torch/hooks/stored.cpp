@@ -19,6 +19,7 @@
 #include "torch/python/rows.h"
 #include "torch/python/tensors.h"
 #include "torch/python/types.h"
+#include "torch/read/slots.h"
 #include "torch/read/tensor_view.h"
 
 namespace py = pybind11;
@@ -408,8 +409,10 @@ py::object common_device(const py::object& list) {
 }
 
 py::array_t<long long> identities(const py::object& list, const std::vector<std::int32_t>& sites,
-                                  std::int64_t step, std::int64_t first_seq, std::uint32_t flags) {
+                                  std::int64_t step, std::int64_t first_seq, std::uint32_t flags,
+                                  std::int64_t depth) {
   const std::vector<at::Tensor> tensors = tensors_in(list);
+  const Depth checked = checked_depth(depth);
   if (sites.size() != tensors.size()) throw py::value_error("expected a site for each tensor");
   py::array_t<long long> rows(
       {static_cast<py::ssize_t>(tensors.size()), static_cast<py::ssize_t>(kIdentityNumbers)});
@@ -419,7 +422,7 @@ py::array_t<long long> identities(const py::object& list, const std::vector<std:
     if (!dtype.has_value()) throw py::type_error(unreadable_reason(tensor, tensor.device().type()));
     const Identity identity{first_seq + static_cast<std::int64_t>(i), step, 0, sites[i], flags};
     write_identity(identity, static_cast<std::int64_t>(*dtype),
-                   static_cast<std::int64_t>(order_of(tensor)),
+                   static_cast<std::int64_t>(order_of(tensor)), checked,
                    rows.mutable_data(static_cast<py::ssize_t>(i), 0));
   }
   return rows;
@@ -686,7 +689,7 @@ void define_stored(py::module_& m) {
   m.def("are_on_host", are_on_host, py::arg("tensors"));
   m.def("common_device", common_device, py::arg("tensors"));
   m.def("identities", identities, py::arg("tensors"), py::arg("sites"), py::arg("step"),
-        py::arg("first_seq"), py::arg("flags"));
+        py::arg("first_seq"), py::arg("flags"), py::arg("depth"));
   m.attr("MemoryRef") = py::handle(reinterpret_cast<PyObject*>(memory_ref_type()));
   m.def("memory_ref", memory_ref, py::arg("tensor"));
   m.attr("GradientProbe") = py::handle(reinterpret_cast<PyObject*>(probe_type()));

@@ -49,7 +49,7 @@ DeviceLaunches::DeviceLaunches(py::object lock, py::object otherwise, std::int64
     : lock_object_(std::move(lock)),
       lock_(&session_lock_of(lock_object_)),
       otherwise_(std::move(otherwise)),
-      depth_(checked_depth(depth)) {}
+      depths_(checked_depth(depth)) {}
 
 void DeviceLaunches::set_rows(py::capsule observe, py::object slots, py::object identities,
                               py::object cursor) {
@@ -85,11 +85,12 @@ std::size_t DeviceLaunches::read(const std::vector<Launch>& launches, std::size_
   const c10::Device device = launches[first].tensor.device();
   const std::shared_ptr<Target> target = target_of(device);
   if (target == nullptr || !target->knows(current_stream_of(device))) return 0;
+  const Depth depth = depths_.of(launches[first].tensor);
   std::vector<at::Tensor> tensors;
   for (std::size_t i = first; i < launches.size(); ++i) {
     const Launch& launch = launches[i];
     if (launch.is_status || launch.tensor.device() != device ||
-        !dtype_of(launch.tensor.scalar_type()).has_value() ||
+        !dtype_of(launch.tensor.scalar_type()).has_value() || depths_.of(launch.tensor) != depth ||
         static_cast<long long>(tensors.size()) == target->rows.room()) {
       break;
     }
@@ -97,14 +98,14 @@ std::size_t DeviceLaunches::read(const std::vector<Launch>& launches, std::size_
   }
   if (tensors.empty()) return 0;
   try {
-    target->direct->observe(tensors, target->slots, target->rows.next(), depth_);
+    target->direct->observe(tensors, target->slots, target->rows.next(), depth);
   } catch (const std::exception&) {
     return 0;  // Python tries the first one again, and reports what it meets
   }
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     target->rows.put(launches[first + i].identity,
                      static_cast<std::int64_t>(*dtype_of(tensors[i].scalar_type())),
-                     static_cast<std::int64_t>(order_of(tensors[i])));
+                     static_cast<std::int64_t>(order_of(tensors[i])), depth);
   }
   return tensors.size();
 }
@@ -141,6 +142,7 @@ void bind_device_launches(py::module_& m) {
            py::arg("depth"))
       .def("set_rows", &DeviceLaunches::set_rows, py::arg("observe"), py::arg("slots"),
            py::arg("identities"), py::arg("cursor"))
+      .def("set_depth", &DeviceLaunches::set_depth, py::arg("depth"))
       .def("clear_rows", &DeviceLaunches::clear_rows)
       .def("begin_step", &DeviceLaunches::begin_step)
       .def("lines", &DeviceLaunches::lines);

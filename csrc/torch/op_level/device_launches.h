@@ -18,7 +18,9 @@
 #include "torch/op_level/op_observer.h"
 #include "torch/python/lock.h"
 #include "torch/python/rows.h"
+#include "torch/read/depths.h"
 #include "torch/read/direct.h"
+#include "torch/read/slots.h"
 
 namespace fastcheck::op_level {
 
@@ -35,6 +37,7 @@ class DeviceLaunches {
   // `observe`, a DirectObserve in a capsule. Further streams may fill the same rows.
   void set_rows(pybind11::capsule observe, pybind11::object slots, pybind11::object identities,
                 pybind11::object cursor);
+  void set_depth(std::int64_t depth) { depths_.set(checked_depth(depth)); }
   void clear_rows() { targets_.clear(); }
 
   // The lines of the open step; a judge of the step keeps them.
@@ -49,7 +52,7 @@ class DeviceLaunches {
   pybind11::object lock_object_;
   SessionLock* lock_;
   pybind11::object otherwise_;
-  Depth depth_;
+  Depths depths_;
   std::shared_ptr<LineNumbers> lines_ = std::make_shared<LineNumbers>();
   // One for each device. Shared: a launch may let other threads run, which may drop it.
   std::vector<std::shared_ptr<Target>> targets_;

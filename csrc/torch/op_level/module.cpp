@@ -218,6 +218,12 @@ void bind(py::module_& m) {
       .def("stop", stop, py::arg("run"))
       .def("run", &OpObserver::run)
       .def("begin_step", &OpObserver::begin_step, py::arg("step"), without_lock)
+      .def(
+          "set_depth",
+          [](OpObserver& observer, std::int64_t depth) {
+            observer.set_depth(checked_depth(depth));
+          },
+          py::arg("depth"), without_lock)
       .def("set_backward_flags", &OpObserver::set_backward_flags, py::arg("flags"))
       .def("set_active", &OpObserver::set_active, py::arg("active"), without_lock)
       .def(

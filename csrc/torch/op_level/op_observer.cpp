@@ -66,7 +66,7 @@ std::uint64_t OpObserver::start(Options options) {
     waiting_.allow(std::nullopt);
     waiting_lines_.clear();
     has_waiting_ = false;
-    depth_ = options.depth;
+    depths_ = Depths(options.depth);
     filter_ = std::make_shared<const Filter>(options.filter);
     copies_ = options.copies;
     // Without a callback that reads devices everything but the CPU is left out.
@@ -126,6 +126,11 @@ void OpObserver::begin_step(std::int64_t step) {
   for (auto& calls : calls_) calls.assign(calls.size(), 0);
   forward_ops_.begin_step();
   lines_left_ = kLinesPerStep;
+}
+
+void OpObserver::set_depth(Depth depth) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  depths_.set(depth);
 }
 
 void OpObserver::set_active(bool active) {

@@ -35,6 +35,7 @@
 #include "torch/operators/filter.h"
 #include "torch/operators/op_table.h"
 #include "torch/python/line.h"
+#include "torch/read/depths.h"
 #include "torch/read/observe.h"
 #include "torch/read/waiting.h"
 
@@ -89,8 +90,10 @@ class OpObserver {
   void stop(std::uint64_t run);
   std::uint64_t run() const { return running_ ? run_.load() : 0; }
 
-  // The step that records belong to; `flags` of records in backward. Calls count from 0 again.
+  // The step that records belong to, and their depth; `flags` of records in backward. Calls count
+  // from 0 again with a step.
   void begin_step(std::int64_t step);
+  void set_depth(Depth depth);
   void set_backward_flags(std::uint32_t flags) { backward_flags_ = flags; }
   // While it is not active no op costs anything, and nothing is known of what was written.
   void set_active(bool active);
@@ -236,7 +239,7 @@ class OpObserver {
 
   // The options of the run that goes on; the functions are shared with those who call them without
   // the lock.
-  Depth depth_ = Depth::kStats;
+  Depths depths_{Depth::kStats};
   // Never changed, only replaced: each thread holds the one that its ops began with.
   std::shared_ptr<const Filter> filter_ = std::make_shared<const Filter>();
   bool copies_ = false;

@@ -44,7 +44,8 @@ RecordRef OpObserver::record(const at::Tensor& tensor, Thread& mine, std::int32_
 
 RecordRef OpObserver::record_here(const at::Tensor& tensor, Thread& mine,
                                   const Identity& identity) {
-  const bool is_bad = read_into(batch_.records.emplace_back(), tensor, mine, identity, depth_);
+  const bool is_bad =
+      read_into(batch_.records.emplace_back(), tensor, mine, identity, depths_.of(tensor));
   if (is_bad) has_bad_ = true;
   return {identity.seq, is_bad};
 }

@@ -9,10 +9,11 @@ namespace py = pybind11;
 
 namespace fastcheck {
 
-void write_identity(const Identity& identity, std::int64_t dtype, std::int64_t order,
+void write_identity(const Identity& identity, std::int64_t dtype, std::int64_t order, Depth depth,
                     long long* row) {
   const std::array<long long, kIdentityNumbers> numbers{
-      identity.seq, identity.step, identity.call, identity.site, identity.flags, dtype, order};
+      identity.seq,   identity.step, identity.call, identity.site,
+      identity.flags, dtype,         order,         static_cast<long long>(depth)};
   std::copy(numbers.begin(), numbers.end(), row);
 }
 
@@ -33,8 +34,8 @@ void RingRows::clear() {
   count_ = 0;
 }
 
-void RingRows::put(const Identity& identity, std::int64_t dtype, std::int64_t order) {
-  write_identity(identity, dtype, order, numbers_ + cursor_->slot * kIdentityNumbers);
+void RingRows::put(const Identity& identity, std::int64_t dtype, std::int64_t order, Depth depth) {
+  write_identity(identity, dtype, order, depth, numbers_ + cursor_->slot * kIdentityNumbers);
   ++cursor_->slot;
 }
 

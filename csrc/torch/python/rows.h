@@ -11,13 +11,13 @@
 
 namespace fastcheck {
 
-constexpr long long kIdentityNumbers = 7;  // seq, step, call, site, flags, dtype, order
+constexpr long long kIdentityNumbers = 8;  // seq, step, call, site, flags, dtype, order, depth
 
-void write_identity(const Identity& identity, std::int64_t dtype, std::int64_t order,
+void write_identity(const Identity& identity, std::int64_t dtype, std::int64_t order, Depth depth,
                     long long* row);
 
 // A kernel writes a record to row cursor.slot of `slots`; its identity goes to that row of
-// `identities`, a NumPy array of int64 (rows, 7) that python/fastcheck/ring/device.py reads. All
+// `identities`, a NumPy array of int64 (rows, 8) that python/fastcheck/ring/device.py reads. All
 // with the interpreter's lock and, as Python moves the cursor too, the session's.
 class RingRows {
  public:
@@ -30,7 +30,7 @@ class RingRows {
   const pybind11::object& slots() const { return slots_; }
   long long next() const { return cursor_->slot; }
   // The next row was written to: who it is of.
-  void put(const Identity& identity, std::int64_t dtype, std::int64_t order);
+  void put(const Identity& identity, std::int64_t dtype, std::int64_t order, Depth depth);
   // True if both fill the same rows.
   bool has_cursor(pybind11::handle cursor) const { return cursor_object_.is(cursor); }
 

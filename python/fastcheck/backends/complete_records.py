@@ -100,8 +100,8 @@ def observe_on_host(
     backend = backend_for(_CPU)
     (observe or backend.observe)(tensor, slots.view(-1, RECORD_BYTES), index, depth)
     records = _host_records(slots, index, 1)
-    identity = Identity(seq, step, call, site, flags, *dtype_and_order(tensor))
-    identify(records, [identity], depth, backend.device_mode)
+    identity = Identity(seq, step, call, site, flags, *dtype_and_order(tensor), depth)
+    identify(records, [identity], backend.device_mode)
     return bool(nonfinite(records)[0])
 
 
@@ -119,10 +119,10 @@ def _observe_list_on_host(
     backend.observe_list(tensors, slots.view(-1, RECORD_BYTES), first, depth)
     records = _host_records(slots, first, len(tensors))
     identities = [
-        Identity(first_seq + i, step, 0, site, flags, *dtype_and_order(tensor))
+        Identity(first_seq + i, step, 0, site, flags, *dtype_and_order(tensor), depth)
         for i, (tensor, site) in enumerate(zip(tensors, sites))
     ]
-    identify(records, identities, depth, backend.device_mode)
+    identify(records, identities, backend.device_mode)
     return int(nonfinite(records).sum())
 
 

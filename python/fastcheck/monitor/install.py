@@ -49,6 +49,7 @@ def install(
     include: Patterns = None,
     exclude: Patterns = None,
     every: int = 1,
+    stats_every: int = 1,
     stop: Optional[Stop] = None,
     log: Optional[Log] = None,
     filter: Optional[Filter] = None,
@@ -87,6 +88,10 @@ def install(
             module covers its submodules. With include= at op level, operators outside of modules
             are not observed.
         every: observe one step in ``every``, the first one included.
+        stats_every: read all that ``record`` names in one step of so many, and in as many steps
+            once an event or a warning of the watch is known; in the others only the counts of
+            ``record="health"``, and tensors of one element, as the loss, whole. Captured graphs too
+            go by it. The watch judges the steps that are read whole.
         stop: a fastcheck.Stop: which events count, what a stop does and what it leaves behind.
         log: a fastcheck.Log: where records are written, how many are kept on disk and in memory.
         filter: a fastcheck.Filter: which operators, tensors and steps are observed.
@@ -129,6 +134,7 @@ def install(
         include=include,
         exclude=exclude,
         every=every,
+        stats_every=stats_every,
         stop=Stop() if stop is None else stop,
         log=Log(None) if log is None else log,
         filter=Filter() if filter is None else filter,

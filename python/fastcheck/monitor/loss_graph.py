@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from fastcheck.monitor.session.derivatives import DECOMPOSITIONS, SavedByNode
-from fastcheck.record.format import DTYPES, NONFINITE_COUNTS, is_nonfinite
+from fastcheck.record.format import DTYPES, NONFINITE_COUNTS, Depth, is_nonfinite
 from fastcheck.report.stop_report import MadeBy
 from fastcheck.statistics.functions import stats
 from fastcheck.utils.torch.frames import program_frames
@@ -469,7 +469,10 @@ class _GraphSearch:
         has_all = 0 < len(records) == len(edges) < len(node.next_functions)
         # A sum of finite numbers may overflow, and a mean of nothing is NaN.
         is_small = all(
-            r["numel"] and max(-r["min"], r["max"]) < _FAR_FROM_OVERFLOW for r in records
+            r["numel"]
+            and r["depth"] >= Depth.STATS
+            and max(-r["min"], r["max"]) < _FAR_FROM_OVERFLOW
+            for r in records
         )
         is_wide = node._input_metadata[0].dtype in (torch.float32, torch.float64, torch.bfloat16)
         if not (has_all and is_small and is_wide) or _kind(_name(node)) not in _CHOOSING:

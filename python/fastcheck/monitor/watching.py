@@ -17,6 +17,7 @@ from fastcheck.log.writer import RecordLog
 from fastcheck.monitor.session.event_store import SessionListener
 from fastcheck.monitor.session.run_meta import BatchIds
 from fastcheck.monitor.session.session import Session
+from fastcheck.record.format import Depth
 from fastcheck.verdict.step import Step
 from fastcheck.watch.event import WatchEvent, check_callback, check_kind
 from fastcheck.watch.options import Watch
@@ -77,6 +78,8 @@ class Watching(SessionListener):
         self._watcher = Watcher(
             options, session.sites, session.event_store.ranks.own, is_whole, batches.of
         )
+        # True if some steps have counts alone.
+        self._has_counts = session.config.stats_every > 1
         # Steps that are over and not judged yet, and when the last steps were.
         self._waiting: list[_Waiting] = []
         self._waiting_records = 0
@@ -149,8 +152,11 @@ class Watching(SessionListener):
         """Takes in a step that is over, and judges the waiting steps if it is time."""
         if self._is_off:
             return
-        self._waiting.append((rows, list(chunks)))
-        self._waiting_records += sum(map(len, chunks))
+        # A step that is not read whole has nothing to compare, as one that is left out.
+        is_whole = not self._has_counts or all((c["depth"] >= Depth.STATS).all() for c in chunks)
+        whole = list(chunks) if is_whole else []
+        self._waiting.append((rows, whole))
+        self._waiting_records += sum(map(len, whole))
         is_late = time.monotonic() - self._judged_at >= _SECONDS
         factor = 2 if self._waiting_records < _FEW_RECORDS else 1
         are_many = len(self._waiting) >= factor * _TOGETHER or self._waiting_records > _MOST_RECORDS

@@ -27,7 +27,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from fastcheck.calls.module_calls import ModuleNode
 from fastcheck.calls.stored import StoredTensor, parameter_ids, parameter_states
 from fastcheck.log.history import History, joined
-from fastcheck.record.format import DTYPES, RECORD_DTYPE, Flag
+from fastcheck.record.format import DTYPES, RECORD_DTYPE, Depth, Flag
 from fastcheck.record.site import Site, SiteTable
 from fastcheck.statistics.functions import stats
 from fastcheck.utils.text.layout import listed
@@ -536,6 +536,8 @@ class StalledWeights:
         records = self._history.between(look.first, look.stop)
         if len(records) < look.stop - look.first:  # of a step too large to be held
             look.watch.is_close = True
+            return
+        if len(records) and records["depth"][0] < Depth.FULL:  # in this step all are counts alone
             return
         gradients_at, strays_at = look.first_gradient - look.first, look.first_stray - look.first
         stored, gradients = records[:gradients_at], records[gradients_at:strays_at]

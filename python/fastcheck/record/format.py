@@ -216,9 +216,10 @@ class Identity(NamedTuple):
     flags: int
     dtype: int
     order: int
+    depth: int
 
 
-def identify(records: np.ndarray, identities: ArrayLike, depth: int, mode: DeviceMode) -> None:
+def identify(records: np.ndarray, identities: ArrayLike, mode: DeviceMode) -> None:
     """Completes records of which a device wrote only the value fields, in place.
 
     ``identities``: for each record a row of numbers in the order of Identity's fields.
@@ -229,5 +230,4 @@ def identify(records: np.ndarray, identities: ArrayLike, depth: int, mode: Devic
         records[field] = column
     records["flags"] |= nonfinite(records).astype(np.uint32) * np.uint32(Flag.NONFINITE)
     records["version"] = RECORD_VERSION
-    records["depth"] = depth
     records["device_mode"] = int(mode)

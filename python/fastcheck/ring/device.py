@@ -14,6 +14,7 @@ with the same copy.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from fastcheck.record.format import (
     RECORD_BYTES,
     RECORD_DTYPE,
     VALUE_BYTES,
+    Depth,
     DeviceMode,
     Flag,
     Identity,
@@ -41,6 +43,7 @@ from fastcheck.utils.torch.lost_device import is_lost
 from fastcheck.utils.torch.own_operators import no_grad
 from fastcheck.utils.torch.streams import DeviceStreams
 
+from .depths import Depths
 from .host import Cursor, new_cursor
 
 
@@ -125,24 +128,24 @@ class Segment:
             raise self._failure
         self._streams.wait_for(self._copied)
 
-    def take(self, depth: int, backend: Backend) -> np.ndarray:
+    def take(self, backend: Backend) -> np.ndarray:
         """The complete records; the segment may be filled again afterwards."""
         used = self.cursor.slot
         records = np.zeros(used, RECORD_DTYPE)
         rows = records.view(np.uint8).reshape(used, RECORD_BYTES)
         rows[:, :VALUE_BYTES] = self.rows[:used, :VALUE_BYTES]
-        identify(records, self.identities[:used], depth, backend.device_mode)
+        identify(records, self.identities[:used], backend.device_mode)
         self.cursor = new_cursor()
         return records
 
-    def rescue(self, box: np.ndarray, depth: int, backend: Backend) -> np.ndarray:
+    def rescue(self, box: np.ndarray, backend: Backend) -> np.ndarray:
         """The complete records of this segment that ``box`` holds, rows of BOX_DTYPE."""
         places = box["slot"].astype(np.int64) - self._address
         mine = (box["stretch"] >= max(self.stretch, 1)) & (places >= 0)
         mine &= places < self.cursor.slot * RECORD_BYTES
         rows = places[mine] // RECORD_BYTES
         records: np.ndarray = box["record"][mine][np.argsort(rows)]
-        identify(records, self.identities[np.sort(rows)], depth, backend.device_mode)
+        identify(records, self.identities[np.sort(rows)], backend.device_mode)
         return records
 
 
@@ -161,10 +164,9 @@ class Reserve(Segment):
     there is room: a dozen small kernels, for a ring that is full.
     """
 
-    def __init__(self, streams: DeviceStreams, backend: Backend, depth: int) -> None:
+    def __init__(self, streams: DeviceStreams, backend: Backend) -> None:
         super().__init__(streams, 1 + RESERVED_SLOTS)
         self._backend = backend
-        self._depth = depth
         self._scratch = streams.empty(1, RECORD_BYTES)
         self.slots.zero_()
         self._ready.record(self._home)
@@ -177,7 +179,7 @@ class Reserve(Segment):
     def observe(self, tensor: torch.Tensor, identity: Identity) -> None:
         """Reads ``tensor``, and keeps its record if that is non-finite."""
         stream = self._begin()
-        self._backend.observe(tensor, self._scratch, 0, self._depth)
+        self._backend.observe(tensor, self._scratch, 0, identity.depth)
         self._keep(self._scratch, [identity])
         self._last_on(stream)
 
@@ -241,12 +243,12 @@ class Reserve(Segment):
     def used(self) -> int:
         return len(self.slots)
 
-    def take(self, depth: int, backend: Backend) -> np.ndarray:
+    def take(self, backend: Backend) -> np.ndarray:
         rows = self.rows.reshape(-1).view(RECORD_DTYPE)
         records: np.ndarray = rows[1 : 1 + int(rows["numel"][0])].copy()
         identities = [self._copying[int(number)] for number in records["seq"]]
         self._copying = {}
-        identify(records, identities, depth, backend.device_mode)
+        identify(records, identities, backend.device_mode)
         records["reserved"] = np.void(bytes(records["reserved"].dtype.itemsize))
         return records
 
@@ -276,7 +278,7 @@ class DeviceRing:
         self,
         streams: DeviceStreams,
         backend: Backend,
-        depth: int,
+        depths: Depths,
         segment_slots: int = SEGMENT_SLOTS,
         max_segments: int = MAX_SEGMENTS,
     ) -> None:
@@ -286,7 +288,7 @@ class DeviceRing:
         self._streams = streams
         streams.exchange_capture_mode = backend.exchange_capture_mode
         self._index = streams.device.index or 0
-        self._depth = int(depth)
+        self._depths = depths
         self._segment_slots = segment_slots
         self._max_segments = max_segments
         self._copier = streams.new_stream()
@@ -313,9 +315,12 @@ class DeviceRing:
     ) -> None:
         """Reads ``tensor`` into the next slot, on the current stream. No synchronisation.
 
-        ``identity``: as of an Identity. ``is_known_stream``: the stream is that of the last call.
+        ``identity``: as of an Identity, but for the depth. ``is_known_stream``: the stream is that
+        of the last call.
         ``observe`` takes the place of the backend's, where there is a free slot.
         """
+        depth = self._depths.of(tensor)
+        identity = (*identity, depth)
         if self.captured is not None:
             slots = self.captured(self)
             if slots is not None:
@@ -323,15 +328,13 @@ class DeviceRing:
             return
         segment = self._segment()
         if segment is None:
-            self.lost_count += 1
-            with no_grad():
-                self._reserve.observe(tensor, Identity(*identity))
+            self._observe_in_reserve(tensor, identity)
             return
         if not is_known_stream or segment is not self._last_used:
             segment.use_on(self._streams.current())
             self._last_used = segment
         row = segment.cursor.slot
-        (observe or self.backend.observe)(tensor, segment.slots, row, self._depth)
+        (observe or self.backend.observe)(tensor, segment.slots, row, depth)
         segment.identities[row] = identity
         segment.cursor.slot = row + 1
 
@@ -353,10 +356,24 @@ class DeviceRing:
         flags: int,
     ) -> None:
         """Reads many tensors in one call, or in several when they don't fit a segment."""
-        self.observe_each(tensors, _identities(tensors, sites, step, first_seq, flags))
+        depth = self._depths.now
+        rows = _identities(tensors, sites, step, first_seq, flags, depth)
+        self._observe_each(tensors, rows, depth)
 
     def observe_each(self, tensors: Sequence[torch.Tensor], identities: np.ndarray) -> None:
         """observe_list() of tensors with any identities: an array of int64, a row for each."""
+        if self._depths.are_whole:
+            self._observe_each(tensors, identities, self._depths.whole)
+            return
+        depths = identities[:, Identity._fields.index("depth")]
+        for depth in np.unique(depths).tolist():
+            chosen = np.flatnonzero(depths == depth)
+            part = [tensors[at] for at in chosen.tolist()]
+            self._observe_each(part, identities[chosen], depth)
+
+    def _observe_each(
+        self, tensors: Sequence[torch.Tensor], identities: np.ndarray, depth: int
+    ) -> None:
         if self.captured is not None:
             slots = self.captured(self)
             if slots is not None:
@@ -373,11 +390,11 @@ class DeviceRing:
             numbers = identities[done : done + len(part)]
             if segment is None:
                 for tensor, identity in zip(part, numbers.tolist()):
-                    self.observe(tensor, identity)
+                    self._observe_in_reserve(tensor, identity)
                 return
             segment.use_on(self._streams.current())
             with no_grad():
-                self.backend.observe_list(part, segment.slots, first, self._depth)
+                self.backend.observe_list(part, segment.slots, first, depth)
             stop = first + len(part)
             segment.identities[first:stop] = numbers
             segment.cursor.slot = stop
@@ -385,7 +402,7 @@ class DeviceRing:
 
     def new_graph_slots(self, stream: Any, may_wait: MayWait) -> GraphSlots:
         """Slots for a graph whose capture has begun on ``stream``."""
-        return GraphSlots(self._streams, self.backend, self._depth, stream, may_wait)
+        return GraphSlots(self._streams, self.backend, self._depths.whole, stream, may_wait)
 
     @property
     def is_capturing(self) -> bool:
@@ -406,12 +423,12 @@ class DeviceRing:
             self._in_flight.append(snapshot)
             return
         self.lost_count += len(slots.identities)
-        identities = [Identity(*each) for each in slots.identities]
+        identities = [
+            each._replace(seq=each.seq + shift, step=step, depth=max(each.depth, slots.depth))
+            for each in itertools.starmap(Identity, slots.identities)
+        ]
         with no_grad():
-            rows = torch.cat(slots.pieces())[1:]
-            self._reserve.keep(
-                rows, [each._replace(seq=each.seq + shift, step=step) for each in identities]
-            )
+            self._reserve.keep(torch.cat(slots.pieces())[1:], identities)
 
     def cut(self) -> tuple[list[np.ndarray], list[Segment]]:
         """Starts the copy of what was written since the last cut. Returns the records of it that
@@ -427,7 +444,7 @@ class DeviceRing:
 
     def take(self, segment: Segment) -> np.ndarray:
         """The records of a segment whose copy is done. May be called by any one thread."""
-        records = segment.take(self._depth, self.backend)
+        records = segment.take(self.backend)
         if segment.pool is not None:
             segment.pool.append(segment)
         return records
@@ -438,11 +455,16 @@ class DeviceRing:
         """
         box = self.backend.black_box
         rows = b"" if box is None else box.contents(self._index)
-        return segment.rescue(np.frombuffer(rows, BOX_DTYPE), self._depth, self.backend)
+        return segment.rescue(np.frombuffer(rows, BOX_DTYPE), self.backend)
 
     def check(self) -> None:
         """Raises what the device reports if it is lost. Does not wait."""
         self._streams.is_done(self._streams.current())
+
+    def _observe_in_reserve(self, tensor: torch.Tensor, identity: Sequence[int]) -> None:
+        self.lost_count += 1
+        with no_grad():
+            self._reserve.observe(tensor, Identity(*identity))
 
     def _new_reserve(self) -> Reserve:
         if self._spare:
@@ -450,7 +472,7 @@ class DeviceRing:
             assert isinstance(spare, Reserve)
             return spare
         with torch.inference_mode(False):
-            reserve = Reserve(self._streams, self.backend, self._depth)
+            reserve = Reserve(self._streams, self.backend)
         reserve.pool = self._spare
         return reserve
 
@@ -494,17 +516,22 @@ class DeviceRing:
 
 
 def _identities_in_python(
-    tensors: Sequence[torch.Tensor], sites: Sequence[int], step: int, first_seq: int, flags: int
+    tensors: Sequence[torch.Tensor],
+    sites: Sequence[int],
+    step: int,
+    first_seq: int,
+    flags: int,
+    depth: int,
 ) -> np.ndarray:
     rows = [
-        (first_seq + at, step, 0, site, flags, *dtype_and_order(tensor))
+        (first_seq + at, step, 0, site, flags, *dtype_and_order(tensor), depth)
         for at, (site, tensor) in enumerate(zip(sites, tensors))
     ]
     return np.array(rows, np.int64).reshape(len(rows), len(Identity._fields))
 
 
 # A row for each tensor, as an Identity.
-_identities: Callable[[Sequence[torch.Tensor], Sequence[int], int, int, int], np.ndarray]
+_identities: Callable[[Sequence[torch.Tensor], Sequence[int], int, int, int, int], np.ndarray]
 _identities = _identities_in_python if status.module is None else status.module.identities
 
 
@@ -521,6 +548,15 @@ _FIRST_SNAPSHOTS = 4
 MayWait = Callable[[torch.Tensor, int], bool]
 # The most small tensors that wait, as in csrc/torch/read/waiting.h.
 _MOST_WAITING = 32
+
+
+# Gates of a graph's launches, words in the device's memory: a launch reads nothing while its gate
+# is 0. This one is open where a replay reads at all; the others, by depth, where it reads so deep.
+_ANY = 0
+
+
+def _is_open(gate: int, depth: int) -> bool:
+    return gate == depth if gate != _ANY else depth > 0
 
 
 class _Waiting(NamedTuple):
@@ -548,7 +584,7 @@ class GraphSlots:
 
     streams: DeviceStreams
     backend: Backend
-    _depth: int
+    _whole: int
     _stream: Any
     _may_wait: MayWait
 
@@ -561,8 +597,9 @@ class GraphSlots:
         self._blocks: list[torch.Tensor] = []
         #: Replays that the host counted, and those that only the device did.
         self.replays = self.unseen_replays = 0
-        #: The value of the gate in the device's memory, now or soon.
-        self.reads = True
+        #: The depth of what the next replay reads; 0: nothing.
+        self.depth = 0
+        self._used_gates: set[int] = set()
         self._template: Optional[np.ndarray] = None
         self._free: deque[Segment] = deque()
         self._snapshot_count = 0
@@ -589,20 +626,28 @@ class GraphSlots:
         whole = [each for each in waiting if each.is_unchanged]
         self.unread += [Identity(*each.identity).seq for each in waiting if not each.is_unchanged]
         with self.streams.on(self._stream):
-            self.observe_list([each.alias for each in whole], [each.identity for each in whole])
+            for depth in dict.fromkeys(each.identity[-1] for each in whole):
+                part = [each for each in whole if each.identity[-1] == depth]
+                self.observe_list([each.alias for each in part], [each.identity for each in part])
 
     def observe_list(
         self, tensors: Sequence[torch.Tensor], identities: Sequence[tuple[int, ...]]
     ) -> None:
-        """Captures the reading of tensors into slots."""
+        """Captures the reading of tensors into slots, all of them to the same depth. What isn't
+        read whole in each step is captured twice: at each replay one of the two launches reads.
+        """
         capture_list = self.backend.capture_list
         assert capture_list is not None
+        depth = identities[0][-1] if identities else self._whole
+        launches = {_ANY: depth} if depth == self._whole else {d: d for d in (depth, self._whole)}
+        self._used_gates.update(launches)
         done = 0
         while done < len(tensors):
             block, row = self._next()
             part = tensors[done : done + len(block) - row]
-            with no_grad():
-                capture_list(part, block, row, self._depth, gate=self._gate)
+            for gate, depth in launches.items():
+                with no_grad():
+                    capture_list(part, block, row, depth, gate=self._gates[gate : gate + 1])
             self.identities += identities[done : done + len(part)]
             done += len(part)
 
@@ -619,10 +664,11 @@ class GraphSlots:
             return
         with no_grad():
             self._counter.zero_()
-            self._gate.fill_(1)
+            self._gates.zero_()
+        self.let_read(self._whole)
         self._template = np.zeros(len(self.identities), RECORD_DTYPE)
         mode = self.backend.device_mode
-        identify(self._template, self.identities, self._depth, mode)
+        identify(self._template, self.identities, mode)
         # Allocated here: allocating pinned memory may wait for the device.
         self._free.extend(self._new_snapshot() for _ in range(_FIRST_SNAPSHOTS))
 
@@ -631,12 +677,12 @@ class GraphSlots:
         return self._blocks[0].view(torch.int64)[0, :1]
 
     @property
-    def _gate(self) -> torch.Tensor:
-        return self._blocks[0].view(torch.int32)[0, 2:3]  # behind the counter
+    def _gates(self) -> torch.Tensor:
+        return self._blocks[0].view(torch.int32)[0, 2 : 3 + max(Depth)]  # behind the counter
 
     def _next(self) -> tuple[torch.Tensor, int]:
         """A block that has a free row, and which row that is."""
-        row = 1 + len(self.identities)  # behind the row of the counter and the gate
+        row = 1 + len(self.identities)  # behind the row of the counter and the gates
         if row >= BLOCK_SLOTS * len(self._blocks):
             with torch.inference_mode(False):
                 self._blocks.append(self.streams.empty(BLOCK_SLOTS, RECORD_BYTES))
@@ -644,13 +690,17 @@ class GraphSlots:
 
     # Before and after a replay, on the stream that it runs on
 
-    def let_read(self, reads: bool) -> None:
-        """The kernels of later replays read, or return at once and leave the slots as they are."""
-        if reads == self.reads or not self._blocks:
+    def let_read(self, depth: int) -> None:
+        """The kernels of later replays read to this depth; 0: they return at once and leave the
+        slots as they are.
+        """
+        if depth == self.depth or not self._blocks:
             return
-        self.reads = reads
+        before, self.depth = self.depth, depth
         with no_grad():
-            self._gate.fill_(int(reads))
+            for gate in self._used_gates:
+                if _is_open(gate, depth) != _is_open(gate, before):
+                    self._gates[gate].fill_(int(_is_open(gate, depth)))
 
     def snapshot(self) -> Optional[GraphCopy]:
         """A free copy; None when too many are in flight."""
@@ -675,14 +725,19 @@ class GraphSlots:
             block[: rows - first] for first, block in zip(range(0, rows, BLOCK_SLOTS), self._blocks)
         ]
 
-    def records(self, rows: np.ndarray, shift: int, step: int, number: int) -> np.ndarray:
-        """The records in the rows of a snapshot that was taken after replay ``number``."""
+    def records(
+        self, rows: np.ndarray, shift: int, step: int, number: int, depth: int
+    ) -> np.ndarray:
+        """The records in the rows of a snapshot that was taken after replay ``number``, which has
+        read to this depth.
+        """
         assert self._template is not None
         records: np.ndarray = self._template.copy()
         cells = records.view(np.uint8).reshape(len(records), RECORD_BYTES)
         cells[:, :VALUE_BYTES] = rows[1:, :VALUE_BYTES]
         records["seq"] += shift
         records["step"] = step
+        np.maximum(records["depth"], depth, out=records["depth"], casting="unsafe")
         records["flags"] |= nonfinite(records).astype(np.uint32) * np.uint32(Flag.NONFINITE)
         counted = int(rows[0, :8].view(np.int64)[0])
         self.unseen_replays = max(self.unseen_replays, counted - number)
@@ -696,7 +751,7 @@ class GraphCopy(Segment):
         super().__init__(slots.streams, 1 + len(slots.identities))
         self.pool = pool
         self._of = slots
-        self._shift = self._step = self._number = 0
+        self._shift = self._step = self._number = self._depth = 0
 
     def copy(self, shift: int, step: int, copier: object) -> None:
         """Puts the copy on the current stream, and the copy to the host behind it. No waiting.
@@ -704,6 +759,7 @@ class GraphCopy(Segment):
         ``shift``: what the sequence numbers of the capture become larger by.
         """
         self._shift, self._step, self._number = shift, step, self._of.replays
+        self._depth = self._of.depth
         self.use_on(self._streams.current())
         with no_grad():
             done = 0
@@ -716,6 +772,6 @@ class GraphCopy(Segment):
     def used(self) -> int:
         return len(self.slots)
 
-    def take(self, depth: int, backend: Backend) -> np.ndarray:
+    def take(self, backend: Backend) -> np.ndarray:
         rows = self.mirror.numpy()
-        return self._of.records(rows, self._shift, self._step, self._number)
+        return self._of.records(rows, self._shift, self._step, self._number, self._depth)

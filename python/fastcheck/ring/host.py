@@ -24,6 +24,8 @@ from fastcheck.record.format import RECORD_DTYPE, nonfinite
 from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read
 from fastcheck.utils.torch.seen_tensors import SeenTensors
 
+from .depths import Depths
+
 
 class Cursor:
     """``seq``: the number of the next record. ``slot``: the slot of the host ring that a record of
@@ -54,7 +56,7 @@ class HostRing:
 
     def __init__(
         self,
-        depth: int,
+        depths: Depths,
         when_full: Callable[[], None],
         cursor: Optional[Cursor] = None,
     ) -> None:
@@ -64,7 +66,7 @@ class HostRing:
         self._records: np.ndarray = slots.numpy().view(RECORD_DTYPE)
         self._bytes: np.ndarray = slots.numpy()
         self._cursor = cursor or new_cursor()
-        self.depth = int(depth)
+        self.depths = depths
         self._when_full = when_full
         self._observe, self._observe_list = host_observers()
 
@@ -92,7 +94,8 @@ class HostRing:
             self._when_full()
         identity = site, call, step, seq, flags
         if observe is None:
-            is_bad = self._observe(tensor, self.slots, cursor.slot, self.depth, *identity)
+            depth = self.depths.of(tensor)
+            is_bad = self._observe(tensor, self.slots, cursor.slot, depth, *identity)
         else:
             is_bad = self.write(tensor, cursor.slot, *identity, observe)
         # After the write: a tensor that the kernel refuses takes no slot.
@@ -120,10 +123,10 @@ class HostRing:
         """Reads ``tensor`` into this slot. True when it holds anything non-finite. ``observe``
         takes the place of the backend's.
         """
-        identity = site, call, step, seq, flags
+        identity, depth = (site, call, step, seq, flags), self.depths.of(tensor)
         if observe is not None:
-            return observe_on_host(tensor, self.slots, index, self.depth, *identity, observe)
-        return self._observe(tensor, self.slots, index, self.depth, *identity)
+            return observe_on_host(tensor, self.slots, index, depth, *identity, observe)
+        return self._observe(tensor, self.slots, index, depth, *identity)
 
     def observe_list(
         self,
@@ -147,7 +150,7 @@ class HostRing:
                 tensors[start:stop],
                 self.slots,
                 first,
-                self.depth,
+                self.depths.now,
                 sites[start:stop],
                 step,
                 first_seq + start,
@@ -216,13 +219,16 @@ class HookReader(Protocol):
         CPU.
         """
 
+    def set_depth(self, depth: int, /) -> None:
+        """Sets Depths.now of what is read from now on."""
+
 
 def make_reader(seen: SeenTensors, ring: HostRing) -> HookReader:
     """A reader that remembers tensors in ``seen`` and writes records to slots of ``ring``."""
     module = compiled()
     if module is None:
         return PythonReader(seen, ring.write)
-    return module.hook_reader(seen, ring.slots, ring.depth)
+    return module.hook_reader(seen, ring.slots, ring.depths.whole)
 
 
 class PythonReader:
@@ -268,3 +274,6 @@ class PythonReader:
 
     def add_device(self, tensor: torch.Tensor, /) -> None:
         self._known.add(tensor.device.type)
+
+    def set_depth(self, depth: int, /) -> None:
+        """Leaves that to the ring, which has the depths."""

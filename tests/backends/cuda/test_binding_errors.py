@@ -18,6 +18,7 @@ from fakes.cuda_on_fake.checks import slots_for, spent
 from fastcheck.monitor.distributed.replicas import _ChecksumCopies
 from fastcheck.monitor.precision import ExponentReadings
 from fastcheck.record.site import SiteTable
+from fastcheck.ring.depths import Depths
 from fastcheck.ring.device import DeviceRing
 from fastcheck.utils.torch.lost_device import is_lost
 from fastcheck.utils.torch.streams import DeviceStreams, streams_of
@@ -109,7 +110,7 @@ def captured_while(work: Any) -> None:
 @pytest.mark.skipif(not hasattr(torch.accelerator, "Graph"), reason="torch has no such graphs")
 def test_a_query_of_the_ring_ends_no_capture() -> None:
     streams = DeviceStreams(torch.device(NAME, 0))
-    DeviceRing(streams, CUDA, 3, 4, 4)
+    DeviceRing(streams, CUDA, Depths(3), 4, 4)
     event = streams.new_event()
     event.record(streams.current())
     captured_while(lambda: streams.is_done(event))

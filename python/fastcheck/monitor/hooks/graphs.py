@@ -161,6 +161,7 @@ class CapturedJournal:
             known.append(stretch.step)
         session.step, session.is_closed, session.is_active, session.next_seq = self._before
         session.level.forget()  # what was read on the CPU, once
+        session.rings.set_depth(session.rings.depth_at(session.step.index))
 
     def start(self) -> None:
         """The graph is there, and was not replayed yet."""
@@ -400,13 +401,15 @@ class GraphFollower:
         followed, session = self._graphs[graph], self._session
         followed.wait()
         step, is_closed, is_read = session.step.index, session.is_closed, session.is_active
+        depth = session.rings.depths.now
         for stretch in followed.tape.stretches:
             if stretch.begins:
                 step += is_closed
                 is_closed, is_read = False, session.config.observes(step) and session.reads_passes
+                depth = session.rings.depth_at(step)
             stretch.is_read = is_read
             for slots in stretch.slots.values():
-                slots.let_read(is_read)
+                slots.let_read(depth if is_read else 0)
             is_closed = is_closed or self._closes_step(stretch)
         return False
 

@@ -399,6 +399,10 @@ class OpLevel(Level):
             trained = ((n, p) for n, p in _named_parameters(self._nodes) if p.requires_grad)
             self.reach("weight", ((f"it was written into {name}", p) for name, p in trained))
 
+    def set_depth(self, depth: int) -> None:
+        self._ops.set_depth(depth)
+        self.launches.set_depth(depth)
+
     def step_began(self) -> None:
         self._entered.clear()
         self.launches.begin_step()
@@ -420,7 +424,7 @@ class OpLevel(Level):
         following = self.session.step.index + 1
         if self.is_running and self.session.config.observes(following):
             # A batch that is made after an update is that of the next step.
-            self._ops.begin_step(following)
+            self._read_as_of(following)
         before, rows = self._unread_ops, self.unread_ops()
         # Once for each operator and reason: the file is written anew each time.
         if len(rows) != len(before):
@@ -434,7 +438,12 @@ class OpLevel(Level):
 
     def step_goes_on(self) -> None:
         if self.is_running:
-            self._ops.begin_step(self.session.step.index)
+            self._read_as_of(self.session.step.index)
+
+    def _read_as_of(self, step: int) -> None:
+        """Lets what is read from now on be of this step, though the session may be in another."""
+        self._ops.begin_step(step)
+        self.session.rings.set_depth(self.session.rings.depth_at(step))
 
     def update_began(self) -> None:
         self._ops.set_optimizer(self.is_running)

@@ -35,6 +35,7 @@ class Config:
     include: Patterns = None
     exclude: Patterns = None
     every: int = 1
+    stats_every: int = 1
     stop: Stop = field(default_factory=Stop)
     log: Log = field(default_factory=lambda: Log(None))
     filter: Filter = field(default_factory=Filter)
@@ -54,6 +55,7 @@ class Config:
                 beside="-1",
             )
         at_least_one("every", self.every, "observe every so many steps", "every=1 observes each")
+        self._check_stats_every()
         for name in ("include", "exclude"):
             self._check_patterns(name)
         for name, kind in _GROUPS.items():
@@ -72,6 +74,32 @@ class Config:
         elif value is not None:
             value = pattern_tuple(name, value, 'module paths or patterns such as "layers.*.attn"')
         object.__setattr__(self, name, value)
+
+    def _check_stats_every(self) -> None:
+        every, wanted = self.every, self.stats_every
+        at_least_one(
+            "stats_every",
+            wanted,
+            "read every so many steps whole",
+            "stats_every=1 reads each whole",
+        )
+        if wanted == 1:
+            return
+        if self.record in ("health", "range"):
+            raise ConfigError(
+                f'stats_every= is not for record="{self.record}"',
+                expected='record="stats" or record="full" with stats_every=',
+                got=f"stats_every={wanted}, record={self.record!r}",
+                hint='record="health" counts in each step anyway'
+                if self.record == "health"
+                else 'record="range" reads each step whole',
+            )
+        if wanted % every:
+            raise ConfigError(
+                "stats_every= has to be a multiple of every=",
+                expected=f"a multiple of {every}, such as stats_every={10 * every}",
+                got=f"stats_every={wanted}, every={every}",
+            )
 
     def _check_request(self) -> None:
         if self.on_request is None:
@@ -191,6 +219,7 @@ class Config:
             "include": self.include,
             "exclude": self.exclude,
             "every": self.every,
+            **({"stats_every": self.stats_every} if self.stats_every > 1 else {}),
             **({"steps": str(wanted.steps)} if wanted.steps is not None else {}),
             **({"ops": wanted.ops} if wanted.ops else {}),
             **({"roles": wanted.roles} if wanted.roles else {}),

@@ -44,9 +44,11 @@ class Observing(Protocol):
 
     lock: AbstractContextManager[Any]
     event_store: EventStore
-    rings: DeviceRings
     step: Step
     is_active: bool
+
+    @property
+    def rings(self) -> DeviceRings: ...
 
     @property
     def recorder(self) -> HookRecorder: ...

@@ -35,9 +35,11 @@ class StatusOwner(Protocol):
     """The part of the session that the reader of status words needs."""
 
     config: Config
-    rings: DeviceRings
     event_store: EventStore
     step: Step
+
+    @property
+    def rings(self) -> DeviceRings: ...
 
     @property
     def sites(self) -> SiteTable: ...

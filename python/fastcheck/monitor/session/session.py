@@ -28,8 +28,10 @@ from fastcheck.calls.recorder import HookRecorder, make_lock, make_recorder
 from fastcheck.calls.stored import StoredTensors, TensorBatch
 from fastcheck.errors import ConfigError
 from fastcheck.log.unobserved import UnreadOp
-from fastcheck.record.format import RECORD_DTYPE, Flag, nonfinite
+from fastcheck.record.event import Event
+from fastcheck.record.format import RECORD_DTYPE, Depth, Flag, nonfinite
 from fastcheck.record.site import SiteTable
+from fastcheck.ring.depths import Depths
 from fastcheck.ring.device import DeviceRing, Segment
 from fastcheck.ring.host import (
     ELSEWHERE,
@@ -55,7 +57,7 @@ from fastcheck.verdict.step import ReadTensor, Tape
 
 from .config import Config
 from .drain import Drain, Faults, StepPart
-from .event_store import EventStore
+from .event_store import EventStore, SessionListener
 from .overflow_status import StatusReader
 from .passes import Backwards, Passes, is_dry_run
 
@@ -188,6 +190,9 @@ class Level:
     def begin_at(self, step: int) -> None:
         """The first step has this number."""
 
+    def set_depth(self, depth: int) -> None:
+        """``rings.depths.now`` is another than before."""
+
     def set_active(self, is_active: bool) -> None:
         """The pass that begins is read, or not."""
 
@@ -244,7 +249,7 @@ class ModuleLevel(Level):
         self.stored = StoredTensors(nodes)
         self.has_excluded = has_excluded
         self.cursor = new_cursor()
-        self.host = HostRing(session.config.depth, when_full=self._make_room, cursor=self.cursor)
+        self.host = HostRing(session.rings.depths, when_full=self._make_room, cursor=self.cursor)
         self.seen: SeenTensors = make_seen()
         self.reader = make_reader(self.seen, self.host)
         self.recorder: HookRecorder = make_recorder(self.reader, self.cursor, session.lock)
@@ -312,6 +317,9 @@ class ModuleLevel(Level):
 
     def let_wait(self, device_type: str) -> None:
         self.recorder.let_wait(device_type)
+
+    def set_depth(self, depth: int) -> None:
+        self.reader.set_depth(depth)
 
     def read_waiting(
         self,
@@ -560,13 +568,17 @@ class ModuleLevel(Level):
         self.recorder.close()
 
 
-class Rings:
-    """The rings of a session's devices."""
+class Rings(SessionListener):
+    """The rings of a session's devices, and how deep a step's records are."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self.of: dict[torch.device, DeviceRing] = {}
         self.overflow = StatusReader(session)
+        self.depths: Depths = Depths(session.config.depth)
+        # After an event, steps up to this one are read whole whatever their number.
+        self._whole_until = -1
+        session.event_store.listeners.append(self)
         # True from the first tensor that is not on the CPU on: what is read is judged when the
         # drain brings it.
         self.is_deferred = False
@@ -580,7 +592,7 @@ class Rings:
             if streams is None:
                 raise RuntimeError(f"torch.{device.type} has no streams and events")
             with torch.inference_mode(False):
-                ring = DeviceRing(streams, backend_for(device), session.config.depth)
+                ring = DeviceRing(streams, backend_for(device), self.depths)
             self.of[device] = ring
             self.overflow.add(device, ring.backend)
             if not self.is_deferred:
@@ -594,6 +606,23 @@ class Rings:
             if ring.backend.reads_lists_in_one_launch and not self.settles_calls:
                 session.level.let_wait(device.type)
         return ring
+
+    def depth_at(self, step: int) -> int:
+        """The depth to which this step is read."""
+        is_whole = step % self._session.config.stats_every == 0 or step <= self._whole_until
+        return self.depths.whole if is_whole else int(Depth.HEALTH)
+
+    def counted(self, event: Event) -> None:
+        self._whole_until = self._session.step.index + self._session.config.stats_every
+
+    def warned(self, step: int, kind: str, text: str) -> None:
+        self._whole_until = self._session.step.index + self._session.config.stats_every
+
+    def set_depth(self, depth: int) -> None:
+        """Sets the depth of what is read from now on."""
+        if depth != self.depths.now:
+            self.depths.now = depth
+            self._session.level.set_depth(depth)
 
     def cut(self) -> tuple[list[np.ndarray], list[tuple[DeviceRing, Segment]]]:
         """Cuts off what was read until now: the records that are here, and those in flight."""
@@ -638,7 +667,7 @@ class Session:
         self.event_store = event_store
         self.faults = Faults(self)
         self.drain = Drain(self.event_store, config.stop.max_lag, self.faults)
-        self.rings = Rings(self)
+        self.rings: Rings = Rings(self)
         self.level = make_level(self)
         self.step = event_store.new_step(0, 0, self.level.read_stored)
         self.removed = Removal.NO
@@ -816,6 +845,11 @@ class Session:
         self.passes.drop_before(first)
         self.backwards.derivatives.drop_before(first)
         self.is_active = self.step.is_observed
+        if self.config.stats_every > 1:
+            # Each replay of a captured graph decides for itself.
+            self.rings.set_depth(
+                self.rings.depth_at(self.step.index) if self.tape is None else Depth.HEALTH
+            )
         level.step_began()
 
     @contextlib.contextmanager
@@ -851,6 +885,7 @@ class Session:
         self.recorder.close()
         self.step = self.event_store.new_step(step, 0, self.level.read_stored)
         self.is_active = self.step.is_observed
+        self.rings.set_depth(self.rings.depth_at(step))
         self.level.begin_at(step)
 
     def pause(self, is_paused: bool) -> None:

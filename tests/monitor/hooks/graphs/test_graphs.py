@@ -17,6 +17,7 @@ from torch import nn
 import fastcheck
 from fastcheck.monitor.session import drain as drain_module
 from fastcheck.monitor.showing import notes_of
+from fastcheck.record.format import Depth
 from fastcheck.ring import device
 from support.devices import graphs_on_fake
 from support.devices.graphs_on_fake import NAME, data, fake
@@ -29,6 +30,7 @@ from support.programs.graphs import (
     said,
 )
 from support.programs.stalled import STEPS, Frozen
+from support.programs.stats_every import whole_steps
 from support.programs.training import Apply, Net, change_gradient, deep, stopped, where
 
 pytestmark = [pytest.mark.fake_hooks, *graphs_on_fake.marks]
@@ -313,6 +315,48 @@ def test_the_kernels_of_a_replay_that_is_left_out_read_nothing(
         assert not torch.equal(written[first], written[first + 3])
 
 
+@pytest.mark.parametrize("record", ["stats", "full"])
+def test_replays_between_have_the_counts_alone(record: str) -> None:
+    """With stats_every=, of one capture: the records of the same steps without a graph, and none of
+    the sums that the replay before has left.
+    """
+    options: dict[str, Any] = {"stats_every": 3, "record": record}
+    here, expected = trained(data(30), False, **options)
+    there, losses = trained(data(30), True, **options)
+    assert losses == expected
+    assert said(there) == said(here)
+    assert whole_steps(there) == set(range(0, 30 + WARM_UP, 3))
+    counted = there.records()["depth"] == Depth.HEALTH
+    assert not there.records()["sum"][counted].any()
+
+
+def test_a_replay_that_is_only_counted_is_stopped() -> None:
+    training = Training(deep(3), NAME)
+    monitor = fastcheck.install(training.model, stats_every=10, sync="step")
+    training.warm_up()
+    training.capture()
+    stop = stopped(lambda: training.run(data(20, 9)))
+    assert (stop.step, where(stop.culprit)) == (9 + WARM_UP, ("", "input", "input[0]", "arrived"))
+    assert stop.culprit.record["depth"] == Depth.HEALTH
+    assert whole_steps(monitor) == {0, 10}
+
+
+@pytest.mark.parametrize("stats_every", [1, 3])
+def test_a_graph_that_begins_in_a_step_that_is_counted(stats_every: int) -> None:
+    """Of what the capture was told: the depth of each replay is that of its own step."""
+    training = Training(deep(2), NAME)
+    monitor = fastcheck.install(
+        training.model, stats_every=stats_every, log=fastcheck.Log(None, history=100)
+    )
+    training.warm_up()
+    training.run(data(2), training.step)
+    training.capture()
+    training.run(data(6))
+    monitor.flush()
+    steps = range(2 + WARM_UP + 6)
+    assert whole_steps(monitor) == set(steps[::stats_every])
+
+
 class Rescaled(nn.Module):
     """Writes to what a layer has returned, if it is told to."""
 
@@ -401,7 +445,7 @@ def test_what_another_stream_of_a_capture_holds_is_read_at_once() -> None:
     ring = next(iter(monitor._session.rings.of.values()))
     first, other = fake.Stream(), fake.Stream()
     slots = ring.new_graph_slots(first, lambda tensor, site: True)
-    identity = (0, 0, 0, 0, 0, 0, 0)
+    identity = (0, 0, 0, 0, 0, 0, 0, 3)
     with fake.stream(other):
         slots.observe(training.x, identity)
         assert len(slots.identities) == 1

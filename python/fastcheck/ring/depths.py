@@ -1,0 +1,25 @@
+"""Depths: how deep the records of a step are."""
+
+from __future__ import annotations
+
+import torch
+
+
+class Depths:
+    """``whole``: the depth of records, as of a Depth. ``now``: that of the open step, which may be
+    less.
+    """
+
+    __slots__ = ("now", "whole")
+
+    def __init__(self, whole: int) -> None:
+        self.now = self.whole = int(whole)
+
+    def of(self, tensor: torch.Tensor) -> int:
+        """The depth of a tensor that is read now: of one element, as the loss, it is ``whole``."""
+        return self.now if self.are_whole or tensor.numel() != 1 else self.whole
+
+    @property
+    def are_whole(self) -> bool:
+        """The open step is read whole."""
+        return self.now == self.whole
