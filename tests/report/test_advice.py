@@ -1264,6 +1264,14 @@ def test_the_derivative_of_a_power_that_is_out_of_range(high: float) -> None:
     assert (expected in told) is (high == 250.0)
 
 
+def test_an_infinite_inverse_root_is_that_of_zero() -> None:
+    for fields, is_zero in (({"posinf_count": 1}, True), ({"nan_count": 1}, False)):
+        made = MadeBy("RsqrtBackward0", "found", result=build.record("float16", **fields))
+        what = build.record("float16", nan_count=8)
+        told = advice_of(build.report(build.site("norm", "Norm"), what, made_by=made))
+        assert ("1/sqrt(0) is Inf" in told) is is_zero
+
+
 def test_weights_that_may_have_been_written_since_they_were_read() -> None:
     where = build.site("0", "Linear")
     what = build.record("float32", nan_count=8)

@@ -98,10 +98,16 @@ def search_operators(
                 made, result = _made_by_node(saved), _result_of(saved)
                 if made is not None and made.any() and (result is None or is_bad(result)):
                     is_finite = not any(is_nonfinite(record) for _, record in read)
-                    if is_sure and not is_finite:
+                    # A quotient keeps no dividend where the divisor has no graph.
+                    is_whole = _kind(saved.name) != "Div" or "self" in saved.values
+                    if is_sure and not (is_finite and is_whole):
                         return None
                     what = "finite numbers" if is_finite else "numbers without NaN"
-                    return _kept(saved, f"made of {what} what is not finite", read, result)
+                    what = f"made of {what} what is not finite" if is_whole else "divided by 0"
+                    counts = saved.values.get("other")
+                    if torch.is_tensor(counts) and _is_whole(counts):
+                        read.append(("other", stats(counts).record))
+                    return _kept(saved, what, read, result)
                 if result is not None and is_bad(result):
                     if is_sure:
                         return None

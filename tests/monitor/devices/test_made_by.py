@@ -80,6 +80,21 @@ def test_in_the_graph_of_an_earlier_loss(
     assert advice in " ".join(str(stop).split())
 
 
+def test_a_quotient_by_a_count_keeps_no_dividend() -> None:
+    """It may have been anything: it is not said to be finite, and a module's NaN is not its own."""
+    stop = stop_of(lambda y: y.sum() / (y.detach() > 1e9).sum())
+    made = stop.report.made_by
+    assert made is not None and "its operator divided by 0" in made.how
+    assert statistics_of(dict(made.inputs)["other"]).dtype == "int64"
+    assert "The divisor other is 0" in str(stop)
+
+    numbers = [0.0] * 3 + [torch.inf] + [0.0] * 8
+    function = Apply(lambda x: x + (number := numbers.pop(0)) - number)
+    model = nn.Sequential(nn.Linear(4, 4), function)
+    stop = stop_of(lambda y: y.sum() / (y.detach() > 1e9).sum(), model=model)
+    assert stop.culprit.site.module == "1" and stop.report.made_by is None
+
+
 def test_an_operand_without_a_graph_of_an_earlier_loss() -> None:
     made = stop_of(lambda y: (y * (y.detach() * 0).log()).mean()).report.made_by
     assert made is not None and not made.operator

@@ -248,6 +248,12 @@ def _power(case: Case, made: Operation) -> Iterator[Advice]:
                 "without neighbours). Clamp it before.",
                 f"count.clamp_min(1){'.rsqrt()' if made.name == 'rsqrt' else ' ** p'}",
             )
+        elif made.name == "rsqrt" and made.result is not None and made.result.posinf_count:
+            yield Advice(
+                "1/sqrt(0) is Inf, and so is that of a number that was rounded to 0, as an eps "
+                "may be in float16: add a larger eps before.",
+                "(x + eps).rsqrt()",
+            )
         return
     if made.may_be_nan and reading.negative_count:
         held = f"{label} holds {counted(reading.negative_count, 'negative number')}"
