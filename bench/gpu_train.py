@@ -165,6 +165,7 @@ CASES: dict[str, Callable[..., Any]] = {
     "gradients and parameters": lists,
     "modules, full": modules(),
     "modules, full, every=10": modules(every=10),
+    "modules, full, stats_every=10": modules(stats_every=10),
 }
 
 
@@ -197,7 +198,7 @@ def batch_of(shape: Shape, device: torch.device, index: int) -> torch.Tensor:
 def measure(shape: Shape, device: torch.device, rounds: int) -> list[dict[str, Any]]:
     wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     runs = {name: Run(shape, device, watch) for name, watch in CASES.items()}
-    # Ten steps each time, so that every=10 reads one of them.
+    # Ten steps each time, so that every=10 reads one of them, and stats_every=10 one whole.
     steps = 10
     seconds = {name: np.empty(rounds) for name in runs}
     for index in range(-1, rounds):

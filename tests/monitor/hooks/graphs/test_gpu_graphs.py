@@ -16,7 +16,9 @@ import torch
 import fastcheck
 from fastcheck import _C
 from fastcheck.backends import table
+from fastcheck.record.format import Depth
 from support.programs.graphs import WARM_UP, Training, assert_records_what_is_there, said
+from support.programs.stats_every import whole_steps
 from support.programs.training import Net, batches, deep, stopped
 
 pytestmark = pytest.mark.gpu
@@ -87,6 +89,16 @@ def test_replays_that_every_leaves_out_leave_no_record() -> None:
     training.run([x.to(NAME) for x in batches(10, 16, 64)])
     monitor.flush()
     assert set(monitor.records()["step"]) == {0, 3, 6, 9}
+
+
+def test_replays_between_have_the_counts_alone() -> None:
+    training, monitor = installed(Net(64), stats_every=3)
+    training.capture()
+    training.run([x.to(NAME) for x in batches(10, 16, 64)])
+    monitor.flush()
+    assert whole_steps(monitor) == {0, 3, 6, 9}
+    records = monitor.records()
+    assert not records["sum"][records["depth"] == Depth.HEALTH].any()
 
 
 def test_training_stays_bit_identical() -> None:
