@@ -38,6 +38,8 @@ from fastcheck.utils.torch.own_operators import unobserved
 from report_programs import PROGRAMS, Program
 
 BARS = {"default": 0.85, "op": 0.95}
+#: On a device, where some of what a stop would name is gone.
+BARS_ON_DEVICE = {"default": 0.8, "op": 0.95}
 LEVELS: dict[str, dict[str, Any]] = {"default": {}, "op": {"level": "op"}}
 #: Iterations of a fixed version on the CPU: as many as the watch needs for a past. On a device,
 #: where each takes longer, it runs as many as the faulty one.
@@ -195,7 +197,8 @@ def main() -> int:
     bars = []
     for level in levels:
         answered = sum(one[level]["answered"] for one in rows) / len(rows)
-        bars.append(harness.bar(f"answered, {level}", answered, at_least=BARS[level]))
+        least = (BARS if is_on_cpu() else BARS_ON_DEVICE)[level]
+        bars.append(harness.bar(f"answered, {level}", answered, at_least=least))
         remedies = sum(one[level]["remedy"] for one in rows)
         lines = sum(one[level]["line"] for one in rows)
         print(f"{level}: remedy in the first two items {remedies}, line {lines} of {len(rows)}")

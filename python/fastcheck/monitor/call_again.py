@@ -40,6 +40,7 @@ from fastcheck.utils.torch.frames import PAST, call_frames
 from fastcheck.utils.torch.own_operators import unobserved
 from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read, first_bad, is_materialised
 from fastcheck.utils.torch.training_state import Generators
+from fastcheck.utils.torch.versions import default_device
 from fastcheck.verdict.step import Step
 
 from .reruns import Install, set_aside
@@ -524,7 +525,7 @@ def _observed(
                 state = session.passes.generator if held is None else held.generator
                 if state is not None and running.call.parent is None:
                     torch.default_generator.set_state(state)
-                with contextlib.nullcontext() if known is None else known.modes():
+                with default_device(), contextlib.nullcontext() if known is None else known.modes():
                     outputs = module(*args, **kwargs)
                     if known is not None and not known.run_backward(outputs):
                         return None

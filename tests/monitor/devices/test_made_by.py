@@ -4,6 +4,7 @@ the stop comes steps later.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Callable, Optional
 
 import pytest
@@ -286,10 +287,20 @@ def test_what_an_operator_has_carried_is_not_said_to_be_its_own() -> None:
     assert stop.culprit.site.module == "1" and stop.report.made_by is None
 
 
+@pytest.fixture
+def default_device() -> Iterator[None]:
+    torch.set_default_device(NAME)
+    yield
+    torch.set_default_device(None)
+
+
+@pytest.mark.usefixtures("default_device")
 def test_no_stop_within_a_backward() -> None:
-    """It waits for the end of that: nothing can run again within it."""
+    """It waits for the end of that: nothing can run again within it. torch's default device, which
+    is suspended there, is that of what runs again.
+    """
     torch.manual_seed(0)
-    model = Mixed().to(NAME)
+    model = nn.Sequential(Apply(lambda x: x + torch.zeros(1)), Mixed())
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     monitor = fastcheck.install(model)
     session, stops = monitor._session, monitor._boundary._stop_handler

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +13,7 @@ import torch
 __all__ = [
     "GradScaler",
     "autocast_dtype",
+    "default_device",
     "eager_stance",
     "is_compiling",
     "is_dynamo_compiling",
@@ -28,6 +29,15 @@ else:
     # Since 2.3; before that torch.compile is not served, and nothing needs to be known of it.
     is_compiling: Any = getattr(torch.compiler, "is_compiling", lambda: False)
     is_dynamo_compiling: Any = getattr(torch.compiler, "is_dynamo_compiling", lambda: False)
+
+
+def default_device() -> AbstractContextManager[Any]:
+    """Sets torch's default device within a ``with`` statement: it is suspended within torch's own
+    functions, such as backward(), in which a hook may run.
+    """
+    held: Any = getattr(torch, "_GLOBAL_DEVICE_CONTEXT", None)  # of set_default_device()
+    context: Any = getattr(held, "device_context", None)
+    return nullcontext() if context is None else torch.device(context.device)
 
 
 def autocast_dtype(kind: str) -> str:
