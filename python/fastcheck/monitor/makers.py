@@ -15,7 +15,7 @@ from fastcheck.record.format import Verdict
 from fastcheck.record.site import Site
 from fastcheck.report.stop_report import MadeBy
 from fastcheck.utils.torch.rank import group_size
-from fastcheck.utils.torch.transforms import innermost_transform
+from fastcheck.utils.torch.transforms import is_transformed
 from fastcheck.verdict.findings import Finding
 from fastcheck.verdict.step import Step
 
@@ -144,7 +144,7 @@ def _may_run_again(session: Session) -> bool:
     torch.func. Nor where other monitors may wait, with Python's lock, for the lock under which the
     operators of a second run are read, while that run waits for the device.
     """
-    is_off = session.config.runs_again or innermost_transform() is not None
+    is_off = session.config.runs_again or is_transformed()
     return not is_off and not (session.rings.is_deferred and sum(1 for _ in watchers) > 1)
 
 

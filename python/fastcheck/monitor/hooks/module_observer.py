@@ -34,7 +34,7 @@ from fastcheck.utils.torch.frames import CALL, call_frames
 from fastcheck.utils.torch.memory_ref import values_of
 from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read, hook_gradient, is_plain
 from fastcheck.utils.torch.streams import streams_of
-from fastcheck.utils.torch.transforms import innermost_transform, untransformed, unwrapped
+from fastcheck.utils.torch.transforms import is_transformed, untransformed, unwrapped
 from fastcheck.utils.torch.versions import is_compiling, is_dynamo_compiling
 from fastcheck.verdict.entries import Batch, Gradient, InnerInput, Output, Recomputed, Seen
 
@@ -213,7 +213,7 @@ def _leave(observer: ModuleObserver, node: ModuleNode, output: Any) -> None:
 def _pass(
     method: Callable[..., Any], node: ModuleNode, tensors: list[tuple[str, torch.Tensor]]
 ) -> None:
-    if innermost_transform() is not None:
+    if is_transformed():
         with untransformed():
             plain = [(label, unwrapped(tensor)) for label, tensor in tensors]
             method(node, plain, None)
@@ -423,7 +423,7 @@ class ModuleObserver:
         session, stack = self.session, self._local.stack
         is_entry = len(stack) == 1 and stack[0].node is node
         is_wanted = is_grad_enabled and session.config.finds_operators and session.tape is None
-        if is_entry and is_wanted and innermost_transform() is None:
+        if is_entry and is_wanted and not is_transformed():
             with session.lock:
                 session.passes.hold(session.step.index, stack[0], args, kwargs, tensors)
 

@@ -49,7 +49,7 @@ from fastcheck.utils.torch.own_operators import no_grad, unobserved
 from fastcheck.utils.torch.readable import are_on_host, can_hold_nonfinite, common_device
 from fastcheck.utils.torch.seen_tensors import SeenTensors, make_seen
 from fastcheck.utils.torch.streams import streams_of
-from fastcheck.utils.torch.transforms import innermost_transform
+from fastcheck.utils.torch.transforms import is_transformed
 from fastcheck.utils.torch.versions import GradScaler
 from fastcheck.verdict import entries
 from fastcheck.verdict.allowed import Allowance, tell_allowances
@@ -482,8 +482,8 @@ class ModuleLevel(Level):
         if session.is_closed or not session.is_active or session.removed:
             return
         # It would leave wrapped tensors unread.
-        is_transformed = session.tape is not None or innermost_transform() is not None
-        if session.faults.off_sites or is_transformed:
+        is_elsewhere = session.tape is not None or is_transformed()
+        if session.faults.off_sites or is_elsewhere:
             return
         self.recorder.open(
             step.index,

@@ -34,8 +34,9 @@ def take_off(mode: TorchDispatchMode) -> None:
 _functorch: Any = torch._C._functorch
 
 
-#: Returns the innermost transform that this thread runs within; None: it runs within none.
-innermost_transform: Callable[[], Any] = _functorch.peek_interpreter_stack
+#: True if this thread runs within a transform. Whoever asks for the innermost one makes a state of
+#: functorch, which autograd copies for each node from then on.
+is_transformed: Callable[[], bool] = torch._C._are_functorch_transforms_active
 
 
 def untransformed() -> contextlib.AbstractContextManager[None]:
