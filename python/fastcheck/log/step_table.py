@@ -113,9 +113,9 @@ class StepTable:
             )
         return rows
 
-    def add(self, chunks: Iterable[np.ndarray]) -> Sequence[StepRow]:
-        """The steps of these records are over. Their rows."""
-        rows = _LateRows(self, list(chunks))
+    def add(self, chunks: Sequence[np.ndarray]) -> Sequence[StepRow]:
+        """The steps of these records, which are kept, are over. Their rows."""
+        rows = _LateRows(self, chunks)
         self._late.append(rows)
         self._held += sum(map(len, rows.chunks))
         if self._held > _MOST_HELD or len(self._late) >= _MOST_LATE:

@@ -154,7 +154,7 @@ class Watching(SessionListener):
             return
         # A step that is not read whole has nothing to compare, as one that is left out.
         is_whole = not self._has_counts or all((c["depth"] >= Depth.STATS).all() for c in chunks)
-        whole = list(chunks) if is_whole else []
+        whole = chunks if is_whole else ()
         self._waiting.append((rows, whole))
         self._waiting_records += sum(map(len, whole))
         is_late = time.monotonic() - self._judged_at >= _SECONDS
@@ -237,7 +237,7 @@ class Watching(SessionListener):
 
 
 #: The rows and the records of a step that is over.
-_Waiting = tuple[Sequence[StepRow], list[np.ndarray]]
+_Waiting = tuple[Sequence[StepRow], Sequence[np.ndarray]]
 
 
 def _judged(waiting: list[_Waiting], watcher: Watcher) -> Sequence[WatchEvent]:

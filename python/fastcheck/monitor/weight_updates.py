@@ -520,20 +520,19 @@ class StalledWeights:
         self.notes: list[str] = []
         self.is_on = True
 
-    def settle(self, look: UpdateInfo) -> None:
-        """The records of the look are here. Never raises."""
+    def settle(self, look: UpdateInfo, records: np.ndarray) -> None:
+        """The records of the look are here, or those that are left of them. Never raises."""
         if not self.is_on:
             return
         try:
-            self._settle(look)
+            self._settle(look, records)
         except Exception as error:
             self.is_on = False
             self._trouble("whether weights move", error)
 
-    def _settle(self, look: UpdateInfo) -> None:
+    def _settle(self, look: UpdateInfo, records: np.ndarray) -> None:
         if look.close is not None or look.buffers or look.stop > look.first_stray:
             self._know_sites()
-        records = self._history.between(look.first, look.stop)
         if len(records) < look.stop - look.first:  # of a step too large to be held
             look.watch.is_close = True
             return

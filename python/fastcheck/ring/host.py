@@ -64,7 +64,7 @@ class HostRing:
         slots = torch.zeros(CAPACITY * RECORD_DTYPE.itemsize, dtype=torch.uint8, device="cpu")
         self.slots = slots
         self._records: np.ndarray = slots.numpy().view(RECORD_DTYPE)
-        self._bytes: np.ndarray = slots.numpy()
+        self._bytes = slots.numpy().data
         self._cursor = cursor or new_cursor()
         self.depths = depths
         self._when_full = when_full
@@ -146,21 +146,17 @@ class HostRing:
                 self._when_full()
             first = cursor.slot
             stop = min(len(tensors), start + CAPACITY - first)
+            part, numbers = tensors, sites
+            if stop - start < len(tensors):
+                part, numbers = tensors[start:stop], sites[start:stop]
             bad_count = self._observe_list(
-                tensors[start:stop],
-                self.slots,
-                first,
-                self.depths.now,
-                sites[start:stop],
-                step,
-                first_seq + start,
-                flags,
+                part, self.slots, first, self.depths.now, numbers, step, first_seq + start, flags
             )
             cursor.slot = first + stop - start
             start = stop
             if bad_count:
-                part = self._records[first : cursor.slot]
-                bad.append(part[nonfinite(part)].copy())
+                records = self._records[first : cursor.slot]
+                bad.append(records[nonfinite(records)].copy())
         return bad
 
     def last(self) -> np.void:
@@ -171,7 +167,7 @@ class HostRing:
         """A copy of every record in the ring, oldest first; the ring is empty afterwards."""
         used, self._cursor.slot = self._cursor.slot, 0
         # Copied as bytes: records are copied field by field.
-        copy = self._bytes[: used * RECORD_DTYPE.itemsize].copy()
+        copy = bytearray(self._bytes[: used * RECORD_DTYPE.itemsize])
         return np.ndarray(used, RECORD_DTYPE, copy)
 
 

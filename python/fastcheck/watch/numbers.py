@@ -330,18 +330,19 @@ class Numbers:
         parameters, divided by the norm of these, follows how far an update moves the weights,
         without reading anything a second time.
         """
-        self._has_rates |= row.learning_rate is not None
+        rate, before, given = row.learning_rate, self._rate, row.gradient_norm
+        self._has_rates |= rate is not None
         loss = norm = update = math.nan
-        if row.overflow or row.learning_rate is not None or not self._has_rates:
+        if row.overflow or rate is not None or not self._has_rates:
             if row.loss is not None and math.isfinite(row.loss):
                 loss = row.loss
-            if row.gradient_norm is not None and 0 < row.gradient_norm < math.inf:
-                norm = row.gradient_norm / (row.scale if row.scale and has_scaled else 1.0)
-        (moved, squares), rate = self._weights.moved[k], self._rate
-        self._rate = row.learning_rate
-        if rate and moved > 0 and squares > 0:
+            if given is not None and 0 < given < math.inf:
+                norm = given / ((has_scaled and row.scale) or 1.0)
+        moved, squares = self._weights.moved[k]
+        self._rate = rate
+        if before and moved > 0 and squares > 0:
             # A schedule changes nothing of what is divided by the learning rate.
-            update = math.sqrt(moved / squares) / rate
+            update = math.sqrt(moved / squares) / before
         return loss, norm, update
 
     def part_began(self, steps: Sequence[int]) -> None:

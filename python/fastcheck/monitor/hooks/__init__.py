@@ -8,6 +8,6 @@ no record. ``state_reader`` reads parameters, gradients and buffers before they 
 ``found_inf`` of fused optimizers, in host memory by removing the gradients for the time of the
 step. ``graphs`` follows captured graphs, whose replays get records of their own.
 
-Imports ``backends``, ``calls``, ``log``, ``monitor``, ``monitor.session``, ``record``, ``ring``,
-``utils`` and ``verdict``.
+Imports ``backends``, ``calls``, ``monitor``, ``monitor.session``, ``record``, ``ring``, ``utils``
+and ``verdict``.
 """

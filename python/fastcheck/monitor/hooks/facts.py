@@ -125,7 +125,7 @@ class _Losses:
         if self._given:
             self.given_is_root |= any(ref.is_of(root) for ref in self._given for root in roots)
         made = (ref() for tensor, ref in self._made for root in roots if tensor.is_of(root))
-        self.scaler = next(made, None)
+        self.scaler = next(made, None) if self._made else None
         before, self._root = self._root, None
         root = roots[0] if len(roots) == 1 else None
         if root is None or root.grad_fn is None or root.numel() != 1:
@@ -176,12 +176,14 @@ class _Chain:
 
     @property
     def parameter(self) -> Optional[torch.Tensor]:
-        optimizer = self._optimizer()
-        if optimizer is None or self._place is None:
+        optimizer, place = self._optimizer(), self._place
+        if optimizer is None or place is None:
             return None
-        groups, (group, place) = optimizer.param_groups, self._place
-        parameters = groups[group]["params"] if group < len(groups) else []
-        return parameters[place] if place < len(parameters) else None
+        try:
+            found: torch.Tensor = optimizer.param_groups[place[0]]["params"][place[1]]
+        except IndexError:  # the optimizer has fewer by now
+            return None
+        return found
 
     @property
     def gradient(self) -> Optional[torch.Tensor]:
@@ -200,9 +202,10 @@ class _Chain:
             self._left = None
             return
         # backward() may have made another object with the same id.
-        is_known = left is not None and left[2] == id(gradient) and not is_new
+        number = id(gradient)
+        is_known = left is not None and left[2] == number and not is_new
         memory = left[0] if left is not None and is_known else MemoryRef(gradient)
-        self._left = memory, gradient._version, id(gradient)
+        self._left = memory, gradient._version, number
 
     def backward_began(self, is_again: bool) -> None:
         """``is_again``: on the same loss as the call before."""
@@ -301,8 +304,9 @@ class _Chain:
             return 0
         self.windows.append(self.kept + 1)
         self.kept = 0
-        is_steady = len(self.windows) == _WINDOWS and len(set(self.windows)) == 1
-        return self.windows[0] if is_steady and self.windows[0] > 1 else 0
+        first = self.windows[0]
+        is_steady = len(self.windows) == _WINDOWS and first > 1 and len(set(self.windows)) == 1
+        return first if is_steady else 0
 
 
 def has_unscaled(scaler: Any, optimizer: Optional[torch.optim.Optimizer] = None) -> bool:

@@ -23,7 +23,6 @@ from fastcheck.calls.stored import (
     parameters_of,
 )
 from fastcheck.extension import status
-from fastcheck.log.history import History
 from fastcheck.monitor.session.session import Session
 from fastcheck.monitor.weight_updates import StalledWeights, UpdateInfo, UpdateWatcher
 from fastcheck.record.format import DTYPES, VALUE_BYTES, Depth, Flag
@@ -113,13 +112,11 @@ class LargeSquares:
     read only after an update that may have broken it.
     """
 
-    def __init__(self, history: History) -> None:
-        self._history = history
+    def __init__(self) -> None:
         self._sites: set[int] = set()
 
-    def weigh(self, first: int, stop: int) -> None:
-        """The records of an update's gradients have these sequence numbers, and are on the host."""
-        records = self._history.between(first, stop)
+    def weigh(self, records: np.ndarray) -> None:
+        """The records of an update's gradients are on the host."""
         if not len(records) or records["depth"][0] < _STATS:
             return
         module = status.module
@@ -160,7 +157,7 @@ class StateReader:
                 session.report_internal_error,
                 store.warn_later,
             )
-        self._large_squares = LargeSquares(session.event_store.archive.history)
+        self._large_squares = LargeSquares()
         self.updates = UpdateWatcher(nodes, session.config.training.optimizers)
         self._early = EarlyGradients()
         self.hand_changes = HandChanges()
@@ -236,10 +233,16 @@ class StateReader:
         session.step.update.state_read = True
 
     def _judge_update(self, first: int, stop: int, look: Optional[UpdateInfo]) -> None:
-        """The records of these gradients and of the look are here."""
-        self._large_squares.weigh(first, stop)
-        if look is not None and self.stalled_weights is not None:
-            self.stalled_weights.settle(look)
+        """The records of these gradients and of the look, which begins before them, are here."""
+        history = self._session.event_store.archive.history
+        if look is None or self.stalled_weights is None:
+            self._large_squares.weigh(history.between(first, stop))
+            return
+        records = history.between(look.first, look.stop)
+        is_whole = len(records) == look.stop - look.first
+        part = slice(first - look.first, stop - look.first)
+        self._large_squares.weigh(records[part] if is_whole else history.between(first, stop))
+        self.stalled_weights.settle(look, records)
 
     def updated_by_loop(self) -> None:
         """The loop has updated the weights itself, and cleared the gradients."""

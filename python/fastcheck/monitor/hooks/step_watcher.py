@@ -145,25 +145,25 @@ class StepWatcher:
         if not (is_known or self._concerns_or_takes(optimizer, has_copies)):
             return False
         self._scaling.update_reached = True
-        step = self.session.step
+        session, step = self.session, self.session.step
         is_again = self._evaluations.updated_in.get(optimizer) == step.index
         if is_again and (has_closure or not step.calls):
             # The optimizer's closure will run the forward of the next step, which begins here; or
             # the model is called by another name than its own, which no hook sees.
-            self.session.begin_step_if_closed()
-        if self.session.is_closed:
-            self.session.level.step_goes_on()
+            session.begin_step_if_closed()
+        if session.is_closed:
+            session.level.step_goes_on()
         self._evaluating = optimizer if has_closure else None
-        is_first = self._meta.at_step_boundary(optimizer, self.session.step.index)
-        self.session.step.update.is_elsewhere |= not holds_ours
+        is_first = self._meta.at_step_boundary(optimizer, session.step.index)
+        session.step.update.is_elsewhere |= not holds_ours
         # A model that no optimizer holds may be frozen.
         if not has_closure and (holds_ours or has_copies):
             is_scaled = self._scaling.optimizer is optimizer
             self._notice(self._facts.before_update, optimizer, is_scaled)
-        if self.session.is_active:
+        if session.is_active:
             if is_first:
                 self._state.read_optimizer_state(optimizer, is_after=False)
-            if self.session.tape is None:
+            if session.tape is None:
                 self._apart("learning rates", self._state.numbers.learning_rates, optimizer)
             self._state.read_for_update(
                 optimizer if holds_ours else None,
@@ -172,15 +172,15 @@ class StepWatcher:
                 # The flag that another monitor's guard has set is no loss scaling.
                 scaled=UpdateGuard.scaler_found_inf(optimizer) is not None,
             )
-            self.session.settle_update()
+            session.settle_update()
         if has_closure:
             self._evaluations.step_began(optimizer)
         else:
-            if self.session.config.sync != "never":
+            if session.config.sync != "never":
                 # Every rank has judged its records: if one stops, none applies its update.
                 self.ends.reach_boundary()
             self.protection.before_update(optimizer)
-        self.session.level.update_began()
+        session.level.update_began()
         return True
 
     def _look_at_copies(self, optimizer: torch.optim.Optimizer) -> bool:
