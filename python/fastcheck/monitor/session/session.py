@@ -578,7 +578,8 @@ class Rings(SessionListener):
         self.depths: Depths = Depths(session.config.depth)
         # After an event, steps up to this one are read whole whatever their number.
         self._whole_until = -1
-        session.event_store.listeners.append(self)
+        if session.config.stats_every > 1:
+            session.event_store.listeners.append(self)
         # True from the first tensor that is not on the CPU on: what is read is judged when the
         # drain brings it.
         self.is_deferred = False
