@@ -9,13 +9,12 @@ import torch
 from torch import nn
 
 import fastcheck
+from fastcheck.record.format import Depth
 from fastcheck.watch.watcher import Watcher
-from support.programs.stats_every import assert_counts_between, run, whole_steps
+from support.programs.stats_every import LEVELS, assert_counts_between, run, whole_steps
 from support.programs.training import stopped, train, where
 
 pytestmark = pytest.mark.usefixtures("fresh_start")
-
-LEVELS: list[dict[str, Any]] = [{}, {"level": "op"}, {"record": "stats"}]
 
 
 @pytest.mark.parametrize("options", LEVELS)
@@ -60,6 +59,16 @@ def test_begin_at_chooses_by_the_steps_number() -> None:
     train(model, 9)
     assert set(monitor.records()["step"].tolist()) == {10, 12, 14, 16, 18}
     assert whole_steps(monitor) == {12, 16}
+
+
+def test_a_parameter_of_one_element_is_counted_as_any_other() -> None:
+    model = nn.Linear(8, 1)
+    monitor = fastcheck.install(model, stats_every=2, log=fastcheck.Log(None, history=20))
+    train(model, 3)
+    of_step = [r for r in monitor.records() if r["step"] == 1 and r["numel"] == 1]
+    depth_of = {monitor.sites[r["site"]].role: r["depth"] for r in of_step}
+    assert depth_of["param"] == depth_of["param_grad"] == Depth.HEALTH
+    assert depth_of["loss"] == Depth.FULL
 
 
 def test_weights_that_stand_still_are_found_in_whole_steps() -> None:

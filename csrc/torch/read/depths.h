@@ -13,7 +13,7 @@ class Depths {
 
   // What is read from now on is of this depth.
   void set(Depth now) { now_ = now; }
-  // Of a tensor that is read now: of one element, as the loss, it is whole.
+  // Of a tensor that is read by itself now: of one element, as the loss, it is whole.
   Depth of(const at::Tensor& tensor) const {
     return now_ == whole_ || tensor.numel() != 1 ? now_ : whole_;
   }

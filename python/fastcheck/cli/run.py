@@ -31,8 +31,8 @@ on standard error."""
 
 
 _OPTIONS = (
-    *("overflow_nums", "level", "sync", "record", "every", "include", "exclude", "log_dir"),
-    "sinks",
+    *("overflow_nums", "level", "sync", "record", "every", "stats_every", "include", "exclude"),
+    *("log_dir", "sinks"),
 )
 
 
@@ -42,6 +42,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sync", help='"never" (default), "step" or "call"')
     parser.add_argument("--record", help='"health", "stats", "full" (default) or "range"')
     parser.add_argument("--every", type=int, metavar="N", help="observe every N-th step (1)")
+    parser.add_argument("--stats-every", type=int, metavar="N", help="read every N-th whole (1)")
     parser.add_argument("--include", action="append", metavar="PATTERN", help="modules to observe")
     parser.add_argument(
         "--exclude", action="append", metavar="PATTERN", help="modules not to observe"

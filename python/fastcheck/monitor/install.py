@@ -90,8 +90,9 @@ def install(
         every: observe one step in ``every``, the first one included.
         stats_every: read all that ``record`` names in one step of so many, and in as many steps
             once an event or a warning of the watch is known; in the others only the counts of
-            ``record="health"``, and tensors of one element, as the loss, whole. Captured graphs too
-            go by it. The watch judges the steps that are read whole.
+            ``record="health"``, and the loss and other tensors of one element that are not read in
+            lists, as parameters are, whole. Captured graphs too go by it. The watch judges the
+            steps that are read whole.
         stop: a fastcheck.Stop: which events count, what a stop does and what it leaves behind.
         log: a fastcheck.Log: where records are written, how many are kept on disk and in memory.
         filter: a fastcheck.Filter: which operators, tensors and steps are observed.

@@ -463,7 +463,7 @@ class ConstantBuffers:
 _UPDATES_OF_NONE = 100
 
 _NAMED = 5
-_FULL = int(Depth.FULL)  # NumPy compares with an enum in 30 times the time
+_FULL = int(Depth.FULL)  # NumPy is slow to compare with an enum
 _COMPONENTS = np.array([info.components for info in DTYPES], np.int64)
 # A gradient smaller than this many roundings of the largest gradient of the update is what
 # cancellation has left of a sum that is 0 in truth (of a bias before a normalisation, of the keys'

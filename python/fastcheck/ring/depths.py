@@ -16,7 +16,7 @@ class Depths:
         self.now = self.whole = int(whole)
 
     def of(self, tensor: torch.Tensor) -> int:
-        """The depth of a tensor that is read now: of one element, as the loss, it is ``whole``."""
+        """The depth of a tensor that is read by itself: of one element, as the loss, ``whole``."""
         return self.now if self.are_whole or tensor.numel() != 1 else self.whole
 
     @property

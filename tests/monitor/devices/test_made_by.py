@@ -201,6 +201,16 @@ class Mixed(nn.Module):
         return result
 
 
+def loop_with_negatives(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Eight steps, the first row of the fourth batch below 0."""
+    for step in range(8):
+        optimizer.zero_grad()
+        x = torch.rand(2, 4)
+        x[0] -= 2 if step == 3 else 0
+        model(x.to(NAME)).mean().backward()
+        optimizer.step()
+
+
 @pytest.mark.parametrize("is_skipped", [False, True])
 def test_in_a_call_that_is_over(is_skipped: bool) -> None:
     """The stop comes before the update, or steps later, when the weights are others."""
@@ -209,12 +219,7 @@ def test_in_a_call_that_is_over(is_skipped: bool) -> None:
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     monitor = fastcheck.install(model, sync="step" if is_skipped else "never")
     with pytest.raises(fastcheck.OverflowDetected) as stop, monitor:
-        for step in range(8):
-            optimizer.zero_grad()
-            x = torch.rand(2, 4)
-            x[0] -= 2 if step == 3 else 0
-            model(x.to(NAME)).mean().backward()
-            optimizer.step()
+        loop_with_negatives(model, optimizer)
     made = stop.value.report.made_by
     assert stop.value.step == 3 and stop.value.report.weights_intact is is_skipped
     assert made is not None and made.operator == "aten.sqrt"
@@ -240,12 +245,7 @@ def test_numbers_in_place_of_weights_make_no_operator_guilty() -> None:
     model = Signed().to(NAME)
     optimizer = torch.optim.SGD(model.parameters(), 0.1, foreach=False)
     with pytest.raises(fastcheck.OverflowDetected) as stop, fastcheck.install(model):
-        for step in range(8):
-            optimizer.zero_grad()
-            x = torch.rand(2, 4)
-            x[0] -= 2 if step == 3 else 0
-            model(x.to(NAME)).mean().backward()
-            optimizer.step()
+        loop_with_negatives(model, optimizer)
     made = stop.value.report.made_by
     assert stop.value.step == 3 and (made is None or not made.operator)
 

@@ -14,12 +14,10 @@ from fastcheck.ring.depths import Depths
 from fastcheck.ring.device import DeviceRing
 from fastcheck.utils.torch.streams import streams_of
 from support.devices.training_on_fake import NAME
-from support.programs.stats_every import assert_counts_between, run, whole_steps
+from support.programs.stats_every import LEVELS, assert_counts_between, run, whole_steps
 from support.programs.training import stopped, where
 
 pytestmark = [pytest.mark.fake_accelerator, pytest.mark.usefixtures("fake_accelerator")]
-
-LEVELS: list[dict[str, Any]] = [{}, {"level": "op"}, {"record": "stats"}]
 
 
 @pytest.mark.parametrize("kernels", ["fake_accelerator", "cuda_on_fake_device"])

@@ -12,6 +12,8 @@ import fastcheck
 from fastcheck.record.format import COUNTS, Depth
 from support.programs.training import Apply, batches, deep, poison
 
+#: Options that decide how tensors are read.
+LEVELS: list[dict[str, Any]] = [{}, {"level": "op"}, {"record": "stats"}]
 #: Fields that a reading at any depth has.
 _ALWAYS = (*COUNTS, "seq", "step", "call", "site", "flags", "dtype", "order")
 

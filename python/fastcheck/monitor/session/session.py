@@ -614,9 +614,12 @@ class Rings(SessionListener):
         return self.depths.whole if is_whole else int(Depth.HEALTH)
 
     def counted(self, event: Event) -> None:
-        self._whole_until = self._session.step.index + self._session.config.stats_every
+        self._read_whole()
 
     def warned(self, step: int, kind: str, text: str) -> None:
+        self._read_whole()
+
+    def _read_whole(self) -> None:
         self._whole_until = self._session.step.index + self._session.config.stats_every
 
     def set_depth(self, depth: int) -> None:
