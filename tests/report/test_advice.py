@@ -1283,8 +1283,8 @@ def test_weights_that_may_have_been_written_since_they_were_read() -> None:
 
 def test_a_target_is_data() -> None:
     where = build.site("", "", role="loss", label="loss")
-    for label in ("target", "self"):
-        read = ((label, build.record("float32", nan_count=1)),)
+    for label, other in (("target", "self"), ("self", "target")):
+        read = ((label, build.record("float32", nan_count=1)), (other, of()))
         made = MadeBy("", "found", inputs=read)
         told = advice_of(build.report(where, build.record("float32", nan_count=1), made_by=made))
         assert ("The target was not finite before the loss read it" in told) is (label == "target")

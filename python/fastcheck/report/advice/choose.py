@@ -16,7 +16,7 @@ from fastcheck.record.event import (
     NOT_UPDATED,
     WRITTEN_BY_LOOP,
 )
-from fastcheck.record.format import Verdict
+from fastcheck.record.format import Verdict, is_nonfinite
 from fastcheck.record.statistics import RecordStatistics, statistics_of
 from fastcheck.report.trend import Trend
 from fastcheck.utils.text.numbers import counted, format_number
@@ -201,10 +201,9 @@ def loss(case: Case) -> Iterator[Advice]:
         )
         return
     if case.outside_reading is not None:
-        is_known = case.outside_reading.nonfinite_count > 0
-        what = "a tensor" if is_known else "a tensor, or a number,"
+        what = "a tensor" if case.outside_reading.nonfinite_count else "a tensor, or a number,"
         inputs = case.report.made_by.inputs if case.report.made_by is not None else ()
-        if is_known and any(label == "target" for label, _ in inputs):
+        if any(label == "target" and is_nonfinite(record) for label, record in inputs):
             yield Advice(
                 "The target was not finite before the loss read it: look at the data, not at the "
                 f"model. Look where it is made: {_how_made(case)}.",
