@@ -749,16 +749,19 @@ def _unmoved(names: str) -> str:
 def _zero(names: str) -> str:
     return (
         f"gradients that are all 0: of {names}, in {UPDATES} updates in a row. Possible causes: a "
-        "dead activation, a factor that is 0 throughout (both matrices of LoRA, a weight of the "
-        "loss), float16 gradients that underflow, NaN that was replaced by 0"
+        "dead activation, an operator whose derivative is 0 (round, sign, clamp beyond its limits, "
+        "nearest sampling, ReLU in a second derivative), a factor that is 0 throughout (both "
+        "matrices of LoRA, a weight of the loss), float16 gradients that underflow, NaN that was "
+        "replaced by 0"
     )
 
 
 def _none(names: str) -> str:
     return (
         f"no gradient: {names} had grad=None in {UPDATES} updates of an optimizer in a row. Check "
-        "whether the branch is detached, runs under no_grad(), or is never called; where that is "
-        "intended, set requires_grad=False"
+        "whether the branch is detached, runs under no_grad(), is within a reentrant checkpoint "
+        "none of whose inputs requires a gradient (use_reentrant=False), or is never called; where "
+        "that is intended, set requires_grad=False"
     )
 
 

@@ -115,6 +115,13 @@ def test_a_detached_branch() -> None:
     model = Branches(torch.detach)
     (text,) = said(model)
     assert text.startswith("no gradient: side.weight, side.bias had grad=None in 10 updates")
+    assert "is detached" in text and "reentrant checkpoint" in text
+
+
+def test_a_clamp_beyond_its_limits() -> None:
+    (text,) = said(Branches(lambda y: (y - 100).clamp(0, 1)))
+    assert text.startswith("gradients that are all 0: of side.weight, side.bias")
+    assert "clamp beyond its limits" in text
 
 
 class Turns(nn.Module):
