@@ -204,7 +204,7 @@ def build(
     watching = None if watched is None else Watching(session, watched, run_meta.batches)
 
     write_dump = _dump_writer(config, nodes, rank, together, captures)
-    makers = Makers(session, install_alone, state.memory)
+    makers = Makers(session, install_alone, state.memory, run_meta)
 
     def watch_events() -> Sequence[WatchEvent]:
         return () if watching is None else watching.events

@@ -10,6 +10,7 @@ import torch
 
 from fastcheck.calls.module_calls import Call, outermost_of
 from fastcheck.monitor.session.passes import Pass
+from fastcheck.monitor.session.run_meta import RunMeta
 from fastcheck.monitor.session.session import Session
 from fastcheck.record.format import Verdict
 from fastcheck.record.site import Site
@@ -23,6 +24,7 @@ from . import call_again
 from .hooks.optimizers import watchers
 from .loss_graph import search_derivatives, search_graph, search_operators, search_variables
 from .reruns import Install
+from .update_state import search_state
 
 _FORWARD = frozenset(("input", "output", "loss"))
 _GRADIENTS = frozenset(("grad_input", "grad_output", "param_grad"))
@@ -33,10 +35,13 @@ class Makers:
     Called outside all locks, in the thread that is about to raise the stop.
     """
 
-    def __init__(self, session: Session, install: Install, memory: Callable[[], set[int]]) -> None:
+    def __init__(
+        self, session: Session, install: Install, memory: Callable[[], set[int]], meta: RunMeta
+    ) -> None:
         self._session = weakref.ref(session)
         self._install = install
         self._memory = memory
+        self._meta = meta
 
     def __call__(self, culprit: Finding, step: Step) -> Optional[MadeBy]:
         """Returns the operator, or None where no graph and no call is left to look in."""
@@ -59,7 +64,10 @@ class Makers:
         if culprit.role == "param" and culprit.verdict is Verdict.ARRIVED:
             written = "the weight may have been written from it"
             # Another name of a weight is none that it was written from.
-            return search_variables(culprit.record, written, self._memory()) if is_now else None
+            if not is_now:
+                return None
+            made = search_variables(culprit.record, written, self._memory())
+            return made or self._of_update(session.sites[culprit.site].key)
         if culprit.role not in _FORWARD:
             return self._of_gradient(culprit, step, session)
         if culprit.role == "input" and culprit.verdict is Verdict.ARRIVED:
@@ -87,6 +95,11 @@ class Makers:
             graphs = session.backwards.derivatives.of(step.index)
             made = search_operators(graphs, is_sure=not is_loss)
         return made or again
+
+    def _of_update(self, key: str) -> Optional[MadeBy]:
+        """The optimizer's state of the parameter that its update has broken."""
+        held = self._meta.held_by_optimizer(key)
+        return None if held is None else search_state(*held, key)
 
     def _of_gradient(self, culprit: Finding, step: Step, session: Session) -> Optional[MadeBy]:
         """The operator behind a gradient, or behind a buffer that its module made non-finite."""

@@ -441,6 +441,14 @@ class RunMeta:
         left = [(place, p) for place, p in own.items() if id(p) not in held]
         return {".".join(filter(None, place)): p.numel() for place, p in left}
 
+    def held_by_optimizer(self, key: str) -> Optional[tuple[torch.optim.Optimizer, torch.Tensor]]:
+        """The parameter of this key, with the optimizer that holds it and has stepped."""
+        for node, name, parameter in parameters_of(self._nodes, None):
+            if ".".join(filter(None, (node.path, name))) == key:
+                held = (o for o in self._met if parameter in o.state)
+                return next(((optimizer, parameter) for optimizer in held), None)
+        return None
+
     def at_step_boundary(self, optimizer: torch.optim.Optimizer, step: int) -> bool:
         """An optimizer is about to step: the first time, its groups are written down. Returns
         whether it is the first. Never raises: a group that can't be described is worth no run.

@@ -19,6 +19,7 @@ from fastcheck.record.event import (
 from fastcheck.record.format import Verdict, is_nonfinite
 from fastcheck.record.statistics import RecordStatistics, statistics_of
 from fastcheck.report.trend import Trend
+from fastcheck.utils.text.layout import listed
 from fastcheck.utils.text.numbers import counted, format_number
 
 from . import activations
@@ -163,6 +164,29 @@ def _quotient_of_update(case: Case) -> Iterator[Advice]:
             "float16, and an element without a gradient becomes 0/0. Keep float32 weights under "
             "autocast, or set eps=1e-4.",
             f"{tiny}(parameters, eps=1e-4)",
+        )
+        return
+    made = case.report.made_by
+    state = () if made is None or made.operator else made.inputs
+    if state and all(r["zero_count"] == case.reading.nonfinite_count for _, r in state):
+        which = listed([label for label, _ in state], 5)
+        verb = "is" if len(state) == 1 else "are"
+        yield Advice(
+            f"The weight was far from overflowing, and {which} of the optimizer {verb} 0 in the "
+            "elements that broke: divided by such a number, its root or a sum of them, 0 is NaN "
+            "and another number Inf, and 0 * rsqrt(0) is NaN. Add the eps to what is divided by, "
+            "before the division or the rsqrt.",
+            "update = m / (v.sqrt() + eps)",
+        )
+        return
+    if state:
+        yield Advice(
+            "The weight was far from overflowing, every element of it broke, and what the "
+            "optimizer keeps of each is finite: look at the numbers that multiply or divide a "
+            "whole weight: a bias correction (1 - beta ** t is 0 at t = 0: count from 1), a "
+            "learning rate, a norm or a sum of 0. Or at a root of what may be below 0 (v - m * m, "
+            "as of RMSprop(centered=True)): clamp before it. If the program wrote the weight after "
+            "the update, look there."
         )
         return
     yield Advice(

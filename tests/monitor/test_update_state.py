@@ -1,0 +1,86 @@
+"""The state of an optimizer of one's own, whose update has broken a weight."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import fastcheck
+
+
+class Adam(torch.optim.Optimizer):
+    """As in a paper, with two places for a mistake."""
+
+    def __init__(self, parameters: Any, first: int, is_rsqrt: bool, keeps: bool = True) -> None:
+        super().__init__(parameters, {"lr": 1e-3})
+        self.count, self.is_rsqrt, self.keeps = first, is_rsqrt, keeps
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for p in self.param_groups[0]["params"]:
+            state = self.state[p] if self.keeps else {}
+            if not state:
+                state.update(m=torch.zeros_like(p), v=torch.zeros_like(p))
+            state["m"].lerp_(p.grad, 0.1)
+            state["v"].lerp_(p.grad.square(), 0.001)
+            m, v = (state[k] / (1 - torch.tensor(b) ** self.count) for k, b in self.betas)
+            if self.is_rsqrt:
+                p.sub_(1e-3 * m * (v.rsqrt() + 1e-8))
+            else:
+                p.sub_(1e-3 * m / (v.sqrt() + 1e-8))
+        self.count += 1
+
+    betas = (("m", 0.9), ("v", 0.999))
+
+
+def stop_of(**options: Any) -> fastcheck.OverflowDetected:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(12, 8), nn.Linear(8, 3))
+    optimizer = Adam(model.parameters(), **options)
+    ids = torch.arange(16) % 9
+    with fastcheck.install(model), pytest.raises(fastcheck.OverflowDetected) as stop:
+        for _ in range(3):
+            optimizer.zero_grad()
+            F.cross_entropy(model(ids), ids % 3).backward()
+            optimizer.step()
+    return stop.value
+
+
+def test_a_moment_of_0_where_the_weight_broke() -> None:
+    stop = stop_of(first=1, is_rsqrt=True)
+    made = stop.report.made_by
+    assert made is not None
+    assert made.how == (
+        "m, v in the state that Adam has of 0.weight are 0 in those 24 of 96 elements that are not "
+        "finite in the weight, and in no others."
+    )
+    assert [(name, int(record["zero_count"])) for name, record in made.inputs] == [
+        ("state m", 24),
+        ("state v", 24),
+    ]
+    assert "state m, state v of the optimizer are 0 in the elements that broke" in _tried(stop)
+    assert "bias correction" not in _tried(stop)
+
+
+def test_a_number_by_which_whole_weights_are_divided() -> None:
+    stop = stop_of(first=0, is_rsqrt=False)
+    made = stop.report.made_by
+    assert made is not None
+    assert made.how == (
+        "the state that Adam has of 0.weight is finite, and every element of the weight is not."
+    )
+    assert "1 - beta ** t is 0 at t = 0" in _tried(stop)
+
+
+def test_without_a_state_nothing_is_said_of_it() -> None:
+    stop = stop_of(first=1, is_rsqrt=True, keeps=False)
+    assert stop.report.made_by is None
+    assert "state" not in _tried(stop)
+
+
+def _tried(stop: fastcheck.OverflowDetected) -> str:
+    return " ".join(str(stop).partition("\ntry ")[2].split())
