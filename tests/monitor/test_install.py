@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import warnings
 from pathlib import Path
 
 import pytest
@@ -263,3 +264,13 @@ class TestCopies:
         train(model, 1, optimizer=optimizer)
         copy.deepcopy(optimizer)
         torch.save(optimizer, tmp_path / "optimizer.pt")
+
+
+def test_a_target_network_that_is_no_copy() -> None:
+    """datawhalechina/easy-rl#140: two names for one module."""
+    model = Net()
+    with pytest.warns(fastcheck.FastcheckWarning, match="the same module twice"):
+        fastcheck.install(model, model).remove()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fastcheck.install(model, copy.deepcopy(model)).remove()

@@ -1099,3 +1099,18 @@ def test_the_row_of_a_target_at_op_level() -> None:
         nn.functional.l1_loss(model(torch.ones(6, 4)), y).backward()
     text = " ".join(str(stop.value).split())
     assert "it may be this one. The first bad element of y is [4, 1], in row 4: 1 of 6" in text
+
+
+def test_a_target_of_a_function_that_is_finite_everywhere() -> None:
+    """tensorflow/addons#914: the ratio of a padded box is 0/0, that of a prediction is not."""
+    box = torch.zeros(8)
+
+    def loss(y: torch.Tensor) -> torch.Tensor:
+        return (torch.atan(y[0]) - torch.atan(box / box)).square().mean()
+
+    made = maker_of(loss)
+    assert (made.operator, made.how.partition(":")[0]) == (
+        "",
+        "SubBackward0 in the graph of the loss",
+    )
+    assert "its operand with a graph is finite" in made.how

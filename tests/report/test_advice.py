@@ -593,6 +593,22 @@ OPERATORS = {
         ),
         "where one of them is the target the loss is Inf",
     ),
+    "difference of 0": (
+        operator_report(
+            "aten.div.Tensor", {"self": of(), "other (aten.rsub.Scalar)": ZERO}, posinf_count=2
+        ),
+        "1 - beta ** t at t = 0 (count from 1)",
+    ),
+    "quotient of densities": (
+        operator_report("aten.div.Tensor", {"self": ZERO, "other (aten.exp)": ZERO}, nan_count=2),
+        "take the difference first",
+    ),
+    "target that has grown": (
+        operator_report(
+            "aten.mse_loss", {"self": of(-1.0, 1.0), "target": of(-1e19, 4e18)}, posinf_count=1
+        ),
+        "target reaches 1.00e+19, and self 1: the target is too large",
+    ),
     "logdet": (
         operator_report("aten.scalar_tensor", {}, numel=1, nan_count=1),
         "torch.logdet does that for a matrix whose determinant is negative",
@@ -1288,6 +1304,27 @@ def test_a_target_is_data() -> None:
         made = MadeBy("", "found", inputs=read)
         told = advice_of(build.report(where, build.record("float32", nan_count=1), made_by=made))
         assert ("The target was not finite before the loss read it" in told) is (label == "target")
+
+
+def test_a_target_that_has_grown_is_no_growth_of_the_model() -> None:
+    read = {"self": of(-1.0, 1.0), "target": of(-1e19, 4e18)}
+    told = advice_of(operator_report("aten.mse_loss", read, posinf_count=1))
+    assert "the target is too large" in told and "Stop the growth" not in told
+    equal = advice_of(
+        operator_report("aten.mse_loss", {**read, "self": of(-1e19, 1.0)}, posinf_count=1)
+    )
+    assert "the target is too large" not in equal
+
+
+@pytest.mark.parametrize("is_mask", [False, True])
+def test_an_infinity_that_a_buffer_has_held(is_mask: bool) -> None:
+    """As of an observer of ranges that has seen nothing; a mask holds -Inf on purpose."""
+    read = {"self": of(0.0, 0.0), "other": of(neginf_count=1)}
+    op = "aten._softmax" if is_mask else "aten.mul.Tensor"
+    reason = "it read only finite values and infinities that were stored in buffer q.high"
+    report = operator_report(op, read, nan_count=8)
+    report = replace(report, culprit=replace(report.culprit, reason=reason))
+    assert ("buffer q.high held NaN or Inf before it was read" in advice_of(report)) is not is_mask
 
 
 def test_what_is_new_against_the_last_healthy_step_comes_first() -> None:

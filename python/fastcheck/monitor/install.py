@@ -161,6 +161,12 @@ def _install(
     observed = {path: module for path, module in selected.items() if takes_hooks(module)}
     if not is_alone:
         _warn_of_the_same(model, config)
+        if len(set(map(id, models))) < len(models):
+            warn(
+                "install() was given the same module twice: a target network, a teacher or an "
+                "average of weights has to be a copy (copy.deepcopy), and this is one under two "
+                "names"
+            )
     is_op_level = config.level == "op"
     if is_op_level:
         check_ops(config.filter.ops or ())

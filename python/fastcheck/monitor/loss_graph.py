@@ -652,12 +652,16 @@ def _record(tensor: torch.Tensor) -> Optional[np.void]:
 
 #: Operators of one operand.
 _AGAIN: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "Abs": torch.abs,
     "Acos": torch.acos,
     "Acosh": torch.acosh,
     "Asin": torch.asin,
+    "Atan": torch.atan,
     "Atanh": torch.atanh,
+    "Cos": torch.cos,
     "Cosh": torch.cosh,
     "Digamma": torch.digamma,
+    "Erf": torch.erf,
     "Erfinv": torch.erfinv,
     "Lgamma": torch.lgamma,
     "Log": torch.log,
@@ -665,6 +669,7 @@ _AGAIN: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "Log10": torch.log10,
     "Log1P": torch.log1p,
     "Logit": torch.logit,
+    "Sin": torch.sin,
     "Sinh": torch.sinh,
 }
 

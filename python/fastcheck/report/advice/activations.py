@@ -118,6 +118,8 @@ def growth(case: Case) -> Iterator[Advice]:
                 "holds it was: is it left out of forward()?"
             )
         search = " Give LBFGS line_search_fn='strong_wolfe'." if case.searches else ""
+        if not case.report.learning_rates:
+            search = " Where the loop updates weights itself, look at the sign: p -= lr * p.grad."
         yield Advice(
             f"Stop the growth ({format_factor(trend.growth)} over the steps shown): lower the "
             f"learning rate{case.rates} or warm up for longer, clip gradients, or put a LayerNorm "

@@ -24,7 +24,7 @@ from fastcheck.utils.text.numbers import counted, format_number
 
 from . import activations
 from .case import Advice, Case, Operation
-from .operators import by_operator
+from .operators import by_operator, target_outgrows
 
 if TYPE_CHECKING:
     from fastcheck.record.site import Site
@@ -420,6 +420,7 @@ def advise(report: StopReport) -> list[Advice]:
             # An update at such a setting makes Inf of numbers of any size.
             known = items[-1:]
     items += _broken_weight(case)
+    items += _stored_infinity(case)
     is_large = case.reading.inf_count > 0 and not case.is_narrow and not case.has_domain
     if case.searches and report.why_updated and is_large and not is_given:
         items.append(
@@ -432,6 +433,8 @@ def advise(report: StopReport) -> list[Advice]:
     has_changed = case.trend.has_exploded or (
         case.is_narrow and (case.trend.has_grown or case.trend.has_jumped)
     )
+    is_of_target = case.operation is not None and target_outgrows(case.operation)
+    has_changed = has_changed and not is_of_target
     developed = list(activations.growth(case)) if known and has_changed else []
     for item in (
         *(developed if case.trend.has_exploded else ()),
@@ -599,6 +602,19 @@ def _broken_weight(case: Case) -> Iterator[Advice]:
         "healthy learning rate. Clip it.",
         "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
     )
+
+
+def _stored_infinity(case: Case) -> Iterator[Advice]:
+    """Advice on a buffer that has held NaN or Inf before, where what has read it makes a NaN."""
+    stored = re.search(r"(?:but for|stored in) (buffer [^\s,;]+)", case.reason)
+    # A mask of -Inf is a buffer on purpose.
+    is_mask = re.search(r"softmax|logsumexp|attention|add|sub", case.op_name or "add")
+    if stored is not None and not is_mask:
+        yield Advice(
+            f"{stored[1]} held NaN or Inf before it was read: set it first. An observer of ranges "
+            "that has seen nothing keeps Inf and -Inf, and a weight that is divided by a count of "
+            "0 is Inf."
+        )
 
 
 def _saturating(case: Case) -> Iterator[Advice]:

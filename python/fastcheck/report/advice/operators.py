@@ -21,6 +21,8 @@ _Rule = Callable[[Case, Operation], Iterator[Advice]]
 
 #: The most that a number in a derivative, such as the 3 of x ** 3, is taken to multiply by.
 _BESIDE = 16
+#: A target that is so many times as large as the prediction has grown by itself.
+_OUTGROWN = 1e6
 #: The largest number whose exp is finite.
 _EXP_LIMITS = {"float16": 11.09, "float32": 88.72, "bfloat16": 88.72, "float64": 709.78}
 
@@ -154,6 +156,18 @@ def _division(case: Case, made: Operation) -> Iterator[Advice]:
             f"{seen} It is a sum: nothing was counted, or its terms are 0 or cancel: add an eps or "
             "clamp it.",
             "x / count.clamp_min(1)  # or x / (total + eps)",
+        )
+    elif origin == "exp":
+        yield Advice(
+            f"{seen} It is an exponential, which is 0 far below 0. Where both are exponentials, as "
+            "of log probabilities, take the difference first; else add an eps to it.",
+            "(log_p - log_q).exp()  # not log_p.exp() / log_q.exp()",
+        )
+    elif origin in ("sub", "rsub"):
+        yield Advice(
+            f"{seen} It is a difference, as that of the largest and the least number where all are "
+            "equal, or 1 - beta ** t at t = 0 (count from 1). Add an eps to it or clamp it.",
+            "x / divisor.clamp_min(eps)",
         )
     else:
         yield Advice(f"{seen} Add an eps to it or clamp it.", "x / divisor.clamp_min(eps)")
@@ -391,9 +405,29 @@ def _has_large_square(reading: RecordStatistics) -> bool:
     return form is not None and peak is not None and peak > math.sqrt(form.max)
 
 
+def target_outgrows(made: Operation) -> bool:
+    """True for a loss whose target is far larger than what the model has made."""
+    target = next((r for label, r in made.inputs if label.partition(" ")[0] == "target"), None)
+    reading = made.operand(0)[1]
+    if target is None or reading is None or not (target.abs_max and reading.abs_max):
+        return False
+    return float(target.abs_max) > _OUTGROWN * float(reading.abs_max)
+
+
 def _square(case: Case, made: Operation) -> Iterator[Advice]:
     """Norms and squares of a number whose square is out of range."""
     is_norm = "norm" in made.name
+    if made.may_be_inf and target_outgrows(made):
+        label, target = next(pair for pair in made.inputs if pair[0].startswith("target"))
+        name, reading = made.operand(0)
+        peak = None if reading is None else format_number(reading.abs_max)
+        yield Advice(
+            f"{label} reaches {format_number(target.abs_max)}, and {name} {peak}: the target is "
+            "too large, not what the model has made. Look at what makes it: a temperature or "
+            "another coefficient that is learned by itself, a value that is made of a prediction "
+            "of its own, the scale of the data."
+        )
+        return
     for label, reading in made.inputs if made.may_be_inf or not is_norm else ():
         form = reading.float_format
         is_large = _has_large_square(reading) and not reading.nonfinite_count
