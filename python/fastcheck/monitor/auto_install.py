@@ -17,6 +17,7 @@ from fastcheck.errors import ConfigError, warn
 from fastcheck.utils.torch.patching import WrappedMethods
 from fastcheck.utils.torch.versions import is_compiling
 
+from . import ended
 from .install import install
 from .monitor import Monitor
 
@@ -53,12 +54,16 @@ class AutoInstall:
             self._methods.wrap(torch.nn.Module, "__call__", self._wrap_call)
         return self
 
-    def __exit__(self, kind: Optional[type[BaseException]], *_: object) -> None:
+    def __exit__(
+        self, kind: Optional[type[BaseException]], error: Optional[BaseException], *_: object
+    ) -> None:
         """Removes the monitors. Without an exception under way, an exception that remove() raises
         is raised: a stop that the last step made due.
         """
         self._methods.restore()
         first: Optional[Exception] = None
+        for monitor in self.monitors[:1]:
+            ended.tell(error, monitor._session)
         for monitor in self.monitors:
             try:
                 monitor.remove()

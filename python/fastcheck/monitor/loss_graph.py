@@ -544,6 +544,29 @@ def search_variables(record: np.void, how: str, memory: Collection[int] = ()) ->
     )
 
 
+def search_held(
+    frames: Sequence[FrameType], with_data: bool
+) -> Optional[tuple[str, torch.Tensor, Optional[MadeBy]]]:
+    """The tensor that is NaN or +Inf and was made first, of those that these frames hold, with its
+    name and the operator that made it. ``with_data``: one without a graph, where none has one.
+    """
+    with unobserved(), no_grad():
+        held = [one for frame in frames for one in _held_by(frame)]
+        bad = [one for one in held if (r := _record(one.value)) is not None and _is_loud(r)]
+        with_graph = [one for one in bad if one.value.grad_fn is not None]
+        if with_graph:
+            first = min(with_graph, key=lambda one: _order(one.value.grad_fn))
+            return first.shown, first.value, search_graph(first.value, first.shown)
+        is_bad = {id(one.value) for one in bad if with_data}
+        variable = _variable(lambda tensor: id(tensor) in is_bad)
+        if variable is None:
+            return None
+        first = variable.first_cause() or variable
+        how = f"{first.shown} has no graph: data, or computed under no_grad() or from detached "
+        how += f"tensors.{first.first_bad()}"
+        return first.shown, first.value, MadeBy("", how, variable=str(first))
+
+
 def _address(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 

@@ -26,6 +26,7 @@ from fastcheck.record.site import SiteTable
 from fastcheck.report.error import OverflowDetected
 from fastcheck.utils.names.style import check_style
 
+from . import ended
 from .core import Core
 from .showing import held_records, html_of, summary_of, write_report
 from .watching import Watching, connected
@@ -45,6 +46,7 @@ class Monitor:
         self._boundary = core.boundary
         self._watcher = core.watcher
         self._has_warned = False
+        ended.follow(core.session)
         # Closed after all was written to it, and so still good to be read.
         self._log_is_whole = False
 
@@ -308,7 +310,13 @@ class Monitor:
     def __enter__(self) -> Monitor:
         return self
 
-    def __exit__(self, kind: Optional[type[BaseException]], *_: object) -> None:
+    def __exit__(
+        self,
+        kind: Optional[type[BaseException]],
+        error: Optional[BaseException] = None,
+        *_: object,
+    ) -> None:
+        ended.tell(error, self._session)
         try:
             # Whoever leaves by an exception won't be at the others' next boundary.
             self._remove(waits_for_ranks=kind is None)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from types import CodeType, FrameType
 from typing import Optional
 
@@ -16,8 +18,30 @@ _OF_GRAPHS = ("<eval_with_key", "_aot_autograd")
 PAST: set[CodeType] = set()
 
 
+class _Left(threading.local):
+    """The frames that an exception has left, innermost first, where this thread looks at them."""
+
+    frames: Sequence[FrameType] = ()
+
+
+_left = _Left()
+
+
+@contextlib.contextmanager
+def past_frames(left: Sequence[FrameType]) -> Iterator[None]:
+    """Puts frames that an exception has left before those of the stack, for this ``with``
+    statement.
+    """
+    _left.frames = left
+    try:
+        yield
+    finally:
+        _left.frames = ()
+
+
 def frames() -> Iterator[FrameType]:
     """All of them."""
+    yield from _left.frames
     frame: Optional[FrameType] = sys._getframe(1)
     while frame is not None:
         yield frame
