@@ -19,6 +19,7 @@ pybind11_add_module(_C MODULE NO_EXTRAS
   ${CMAKE_CURRENT_LIST_DIR}/dump/read_cache.cpp
   ${CMAKE_CURRENT_LIST_DIR}/hooks/call.cpp
   ${CMAKE_CURRENT_LIST_DIR}/hooks/flatten.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/hooks/held_locals.cpp
   ${CMAKE_CURRENT_LIST_DIR}/hooks/last_nodes.cpp
   ${CMAKE_CURRENT_LIST_DIR}/hooks/module_recorder.cpp
   ${CMAKE_CURRENT_LIST_DIR}/hooks/reader.cpp

@@ -6,7 +6,8 @@ RuntimeError: what CUDA said of a launch.
 """
 
 from collections.abc import Sequence
-from typing import Any, Callable, Optional
+from types import CodeType
+from typing import Any, Callable, Optional, Union
 
 from torch import Tensor, device
 
@@ -14,6 +15,22 @@ def record(tensor: Tensor, depth: int = 3, logical: bool = False) -> Tensor: ...
 def record_list(tensors: Sequence[Tensor], depth: int = 3, logical: bool = False) -> Tensor: ...
 def found_nonfinite(tensors: Sequence[Tensor]) -> Tensor: ...
 def may_be_in_flight(tensor: Tensor) -> bool: ...
+
+# csrc/torch/hooks/held_locals.h
+
+class HeldLocals:
+    nbytes: int
+    def __init__(self, most: int, room: int) -> None: ...
+    def frames(
+        self,
+    ) -> list[
+        tuple[
+            CodeType,
+            dict[str, Any],
+            int,
+            list[tuple[str, Union[str, int, None], Tensor, int, int, str]],
+        ]
+    ]: ...
 
 # csrc/torch/hooks/last_nodes.cpp
 

@@ -16,6 +16,7 @@
 #include "torch/binding/cuda_module.h"
 #include "torch/dump/module.h"
 #include "torch/hooks/call.h"
+#include "torch/hooks/held_locals.h"
 #include "torch/hooks/last_nodes.h"
 #include "torch/hooks/module_recorder.h"
 #include "torch/hooks/reader.h"
@@ -155,6 +156,7 @@ PYBIND11_MODULE(_C, m) {
   define_hook_recorder(m);
   define_module_recorder(m);
   define_stored(m);
+  define_held_locals(m);
   define_last_nodes(m);
   dump::define_op_recorder(m);
   cuda::define_functions(m);

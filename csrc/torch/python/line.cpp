@@ -45,6 +45,7 @@ PyObject* code_of(Frame* frame) { return reinterpret_cast<PyObject*>(frame->f_co
 PyObject* globals_of(Frame* frame) { return frame->f_globals; }
 // f_lasti counts words from 3.10 on.
 int instruction_of(Frame* frame) { return frame->f_lasti * (PY_VERSION_HEX >= 0x030A0000 ? 2 : 1); }
+PyObject** variables_of(Frame* frame) { return frame->f_localsplus; }
 
 #elif FASTCHECK_FRAMES == 2
 
@@ -66,6 +67,7 @@ int instruction_of(Frame* frame) {
   return static_cast<int>(last_of(frame) - _PyCode_CODE(code)) *
          static_cast<int>(sizeof(_Py_CODEUNIT));
 }
+PyObject** variables_of(Frame* frame) { return frame->localsplus; }
 
 #endif
 
@@ -120,6 +122,29 @@ bool is_user_frame(Frame* frame, PyObject* code) {
   return slot.is_user;
 }
 
+// f_locals would be a dictionary that Python keeps, with all that is in it, until the call is over.
+void add_variables(Frame* frame, ProgramFrame& found) {
+  auto* const code = reinterpret_cast<PyCodeObject*>(found.code);
+  const auto add = [&](PyObject* name, PyObject* value) {
+    if (value != nullptr && PyCell_Check(value)) value = PyCell_GET(value);
+    if (value != nullptr) found.variables.emplace_back(name, value);
+  };
+  if ((code->co_flags & CO_OPTIMIZED) == 0) {  // of a script
+    PyObject *name = nullptr, *value = nullptr;
+    for (Py_ssize_t at = 0; PyDict_Next(found.globals, &at, &name, &value) != 0;) add(name, value);
+    return;
+  }
+  PyObject** next = variables_of(frame);
+#if FASTCHECK_FRAMES == 1
+  for (PyObject* const names : {code->co_varnames, code->co_cellvars, code->co_freevars}) {
+#else
+  for (PyObject* const names : {code->co_localsplusnames}) {
+#endif
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(names); ++i)
+      add(PyTuple_GET_ITEM(names, i), *next++);
+  }
+}
+
 #endif
 
 }  // namespace
@@ -141,6 +166,18 @@ PythonLine python_line(const void* within) {
     if (is_user_frame(frame, code)) return {code, instruction_of(frame)};
   }
   return {};
+}
+
+std::vector<ProgramFrame> program_frames(std::size_t most) {
+  std::vector<ProgramFrame> found;
+  Frame* frame = innermost(PyThreadState_Get());
+  for (; frame != nullptr && found.size() < most; frame = outer(frame)) {
+    PyObject* const code = code_of(frame);
+    if (code == nullptr || !PyCode_Check(code) || !is_user_frame(frame, code)) continue;
+    found.push_back({code, globals_of(frame), instruction_of(frame), {}});
+    add_variables(frame, found.back());
+  }
+  return found;
 }
 
 #else
@@ -173,6 +210,8 @@ PythonLine python_line(const void* within) {
   Py_XDECREF(frame);
   return line;
 }
+
+std::vector<ProgramFrame> program_frames(std::size_t) { return {}; }
 
 #endif
 

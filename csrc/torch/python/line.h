@@ -2,7 +2,12 @@
 // demand.
 #pragma once
 
+#include <Python.h>
+
+#include <cstddef>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace fastcheck {
 
@@ -21,6 +26,18 @@ const void* python_frame();
 // `within`, only of those that this frame has led to, as long as its call lasts. The interpreter's
 // lock need not be held; it is taken for a function that is met for the first time.
 PythonLine python_line(const void* within = nullptr);
+
+// A call of a program, with its local variables: names and values. All are borrowed, and good until
+// Python runs again.
+struct ProgramFrame {
+  PyObject *code, *globals;
+  int instruction;
+  std::vector<std::pair<PyObject*, PyObject*>> variables;
+};
+
+// The innermost calls of this thread that are neither torch's, fastcheck's nor pytest's, at most so
+// many; none where CPython's frames are not known. Called with the interpreter's lock.
+std::vector<ProgramFrame> program_frames(std::size_t most);
 
 // "train.py:12 in forward"; empty for a line that is none. Takes the interpreter's lock.
 std::string spelt(const PythonLine& line);

@@ -16,7 +16,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import FrameType
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Any, Callable, NamedTuple, Optional, Union
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from fastcheck.record.format import DTYPES, NONFINITE_COUNTS, Depth, is_nonfinit
 from fastcheck.report.stop_report import MadeBy
 from fastcheck.statistics.functions import stats
 from fastcheck.utils.torch.frames import program_frames
+from fastcheck.utils.torch.held_frames import HeldFrame, HeldTensor
 from fastcheck.utils.torch.own_operators import no_grad, unobserved
 from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read, first_bad
 
@@ -43,6 +44,8 @@ _MADE = re.compile(r"result|out|total_weight|log_?sum_?exp|save|reserve|philox|r
 
 #: An edge: a node, and the number of a result of it.
 _Edge = tuple[Any, int]
+#: A frame that runs, or as it was when backward() was called.
+_Frame = Union[FrameType, HeldFrame]
 #: A function that tells if what an operator has read makes its result non-finite.
 _Maker = Callable[[Mapping[str, torch.Tensor], Any], Any]
 
@@ -78,14 +81,21 @@ def search_derivatives(graphs: Sequence[Sequence[SavedByNode]]) -> Optional[Made
 
 
 def search_operators(
-    graphs: Sequence[Sequence[SavedByNode]], is_sure: bool = False
+    graphs: Sequence[Sequence[SavedByNode]],
+    frames: Sequence[HeldFrame] = (),
+    is_sure: bool = False,
 ) -> Optional[MadeBy]:
     """The first operator, in the order of forward, whose result is known not to be finite, or the
     operand without a graph that is not. None, too, where an operator has read such numbers before:
-    what made them is not kept. ``is_sure``: only one that has made them of finite numbers, and is
-    the first that met any. Makes the host wait for a device.
+    what made them is not kept. ``frames``: of the program, with its variables. ``is_sure``: only
+    one that has made them of finite numbers, and is the first that met any. Makes the host wait
+    for a device.
     """
-    known = sorted((node for graph in graphs for node in graph), key=lambda node: node.order)
+    nodes = {(node.order, node.name): node for graph in graphs for node in graph}
+    results = _results(frames)
+    for place in results:  # an operator that keeps nothing
+        nodes.setdefault(place, SavedByNode(place[1], place[0], (), {}, []))
+    known = [nodes[place] for place in sorted(nodes)]
     with unobserved(), no_grad():
         # A -Inf alone is often on purpose, as a mask or a log-probability of 0.
         for is_bad in (_is_loud, is_nonfinite):
@@ -94,8 +104,11 @@ def search_operators(
                 read = [(n, r) for n, r in records if not _MADE.match(n)]
                 bad = [(n, r) for n, r in read if is_bad(r)]
                 if bad:
-                    return None if is_sure else _without_graph(saved, *bad[0])
+                    return None if is_sure else _without_graph(saved, *bad[0], frames)
+                own = results.get((saved.order, saved.name))
                 made, result = _made_by_node(saved), _result_of(saved)
+                if result is None and own is not None:
+                    result = _record(own.tensor)
                 if made is not None and made.any() and (result is None or is_bad(result)):
                     is_finite = not any(is_nonfinite(record) for _, record in read)
                     # A quotient keeps no dividend where the divisor has no graph.
@@ -107,30 +120,125 @@ def search_operators(
                     counts = saved.values.get("other")
                     if torch.is_tensor(counts) and _is_whole(counts):
                         read.append(("other", stats(counts).record))
-                    return _kept(saved, what, read, result)
+                    return _kept(saved, what, read, result, _named_by(own, frames))
                 if result is not None and is_bad(result):
                     if is_sure:
                         return None
-                    return _kept(saved, "had a result that is not finite", read, result)
+                    variable = _named_by(own, frames)
+                    source = None if variable is None else _given(saved, variable, frames)
+                    if source is not None:
+                        return _from_variable(saved.name, source)
+                    read += _masked_before(saved, known)
+                    # That a loss is not finite is known.
+                    if read or saved is not known[-1]:
+                        what = "had a result that is not finite"
+                        return _kept(saved, what, read, result, variable)
     return None
 
 
-def _without_graph(saved: SavedByNode, name: str, record: np.void) -> Optional[MadeBy]:
+def _results(frames: Sequence[HeldFrame]) -> dict[tuple[int, str], HeldTensor]:
+    """The variables that operators of a graph have made, and nothing has written since, by node."""
+    made = (held for held in _all(frames) if held.node and held.is_unchanged)
+    return {(held.order, held.node): held for held in made}
+
+
+def _named_by(held: Optional[HeldTensor], frames: Sequence[HeldFrame]) -> Optional[_Variable]:
+    """The variable that holds it, of several one that was assigned."""
+    if held is None:
+        return None
+    place = held.order, held.node
+    same = [other.tensor for other in _all(frames) if (other.order, other.node) == place]
+    return _variable(lambda tensor: any(tensor is other for other in same), frames=frames)
+
+
+def _all(frames: Sequence[HeldFrame]) -> Iterator[HeldTensor]:
+    return (held for frame in frames for held in frame.tensors)
+
+
+def _given(
+    saved: SavedByNode, variable: _Variable, frames: Sequence[HeldFrame]
+) -> Optional[_Variable]:
+    """The variable without a graph that the line which assigns the result has read, where the
+    operator makes no NaN or infinity of most numbers.
+    """
+    is_open = not saved.values or _kind(saved.name) in _CARRIERS
+    source = variable.first_cause() if is_open else None
+    has_graph = source is not None and any(
+        held.node and held.tensor is source.value for held in _all(frames)
+    )
+    return None if has_graph else source
+
+
+def _masked_before(saved: SavedByNode, known: Sequence[SavedByNode]) -> list[tuple[str, np.void]]:
+    """The result of the last log_softmax before this node, where it holds -Inf."""
+    for node in reversed(known):
+        result = node.values.get("result")
+        if node.order < saved.order and _kind(node.name) == "LogSoftmax" and result is not None:
+            record = _record(result)
+            return [] if record is None or not is_nonfinite(record) else [("log_softmax", record)]
+    return []
+
+
+def _without_graph(
+    saved: SavedByNode, name: str, record: np.void, frames: Sequence[HeldFrame]
+) -> Optional[MadeBy]:
     operands = dict(zip(("self", "target" if "target" in saved.values else "other"), (0, 1)))
     number = operands.get(name, len(saved.needs_gradient))
     if number >= len(saved.needs_gradient) or saved.needs_gradient[number]:
         return None
     how = f"{saved.name} in the graph of the loss read it in a tensor that has no graph ({name}): "
     how += "data, or computed under no_grad() or from detached tensors."
-    return MadeBy("", how, inputs=((name, record),))
+    tensor, address = saved.values[name], saved.address(name)
+    variable = _variable(lambda value: _is_at(value, tensor, address), frames=frames)
+    return _outside(how, name, tensor, record, variable)
+
+
+def _outside(
+    how: str,
+    name: str,
+    tensor: torch.Tensor,
+    record: np.void,
+    variable: Optional[_Variable],
+) -> MadeBy:
+    """``how``, and what is known of this operand; ``variable``: that holds it."""
+    how += first_bad(name, tensor) if variable is None else variable.first_bad()
+    how += "" if _is_loud(record) else " It holds -Inf alone, as the log of 0 is."
+    # The line that assigns a list may have read what is in another element.
+    cause = None if variable is None or variable.key else variable.first_cause()
+    if variable is not None and cause is not None:
+        read = f"{cause.name} ({cause.shown})" if cause.key else cause.name
+        how += f" {variable.name} was assigned from {read}, which is not finite either."
+        variable = cause
+    return MadeBy("", how, inputs=((name, record),), variable=_shown(variable))
+
+
+def _from_variable(name: str, source: _Variable, graph: str = "the graph of the loss") -> MadeBy:
+    # A sum keeps nothing of what it adds.
+    return MadeBy(
+        "",
+        f"{name}, the first operator in {graph} whose result is known "
+        f"not to be finite, may have it from {source.shown}, which has no graph: data, "
+        "or computed under no_grad() or from detached tensors."
+        f"{source.first_bad()}",
+        inputs=((source.shown, stats(source.value.detach()).record),),
+        variable=str(source.first_cause() or source),
+    )
+
+
+def _shown(variable: Optional[_Variable]) -> str:
+    return "" if variable is None else str(variable)
 
 
 def _kept(
-    saved: SavedByNode, what: str, read: list[tuple[str, np.void]], result: Optional[np.void]
+    saved: SavedByNode,
+    what: str,
+    read: list[tuple[str, np.void]],
+    result: Optional[np.void],
+    variable: Optional[_Variable],
 ) -> MadeBy:
     how = f"{saved.name}, in the graph of the loss: in the forward pass its operator {what}. It is "
     how += "the first such operator among those whose values are still in memory."
-    return MadeBy(saved.name, how, inputs=tuple(read), result=result)
+    return MadeBy(saved.name, how, inputs=tuple(read), result=result, variable=_shown(variable))
 
 
 def _result_of(saved: SavedByNode) -> Optional[np.void]:
@@ -394,16 +502,7 @@ class _GraphSearch:
             f"({name}): data, or computed under no_grad() or from detached tensors."
         )
         variable = _variable(lambda value: _is_same(value, tensor))
-        how += first_bad(name, tensor) if variable is None else variable.first_bad()
-        how += "" if _is_loud(record) else " It holds -Inf alone, as the log of 0 is."
-        # The line that assigns a list may have read what is in another element.
-        cause = None if variable is None or variable.key else variable.first_cause()
-        if variable is not None and cause is not None:
-            read = f"{cause.name} ({cause.shown})" if cause.key else cause.name
-            how += f" {variable.name} was assigned from {read}, which is not finite either."
-            variable = cause
-        shown = "" if variable is None else str(variable)
-        return MadeBy("", how, inputs=((name, record),), variable=shown)
+        return _outside(how, name, tensor, record, variable)
 
     def _made(
         self, node: Any, inputs: list[tuple[str, np.void]], result: Optional[np.void]
@@ -423,16 +522,7 @@ class _GraphSearch:
         if source is None and not is_maker and _kind(_name(node)) in _CARRIERS:
             source = _read_for(node)
         if source is not None:
-            # A sum keeps nothing of what it adds.
-            return MadeBy(
-                "",
-                f"{_name(node)}, the first operator in {self._graph} whose result is known "
-                f"not to be finite, may have it from {source.shown}, which has no graph: data, "
-                "or computed under no_grad() or from detached tensors."
-                f"{source.first_bad()}",
-                inputs=((source.shown, stats(source.value.detach()).record),),
-                variable=str(source.first_cause() or source),
-            )
+            return _from_variable(_name(node), source, self._graph)
         other = None if is_sure or result is None else self._added_to(node)
         if other is not None:
             return other
@@ -786,9 +876,14 @@ def _is_same(tensor: torch.Tensor, other: torch.Tensor) -> bool:
         return True
     if tensor.layout is not torch.strided or other.layout is not torch.strided:
         return False
+    return _is_at(tensor, other, other.data_ptr())
+
+
+def _is_at(tensor: torch.Tensor, other: torch.Tensor, address: int) -> bool:
+    """True if it is like ``other``, which was at this address."""
     # A view of the whole may have another shape.
     is_alike = (tensor.numel(), tensor.dtype) == (other.numel(), other.dtype)
-    return is_alike and tensor.numel() > 0 and tensor.data_ptr() == other.data_ptr()
+    return is_alike and tensor.numel() > 0 and tensor.data_ptr() == address
 
 
 class _Variable(NamedTuple):
@@ -799,7 +894,7 @@ class _Variable(NamedTuple):
     name: str
     key: str
     value: torch.Tensor
-    frame: FrameType
+    frame: _Frame
     line: int = 0
 
     @property
@@ -830,7 +925,7 @@ class _Variable(NamedTuple):
         if self.name not in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
             return f"{self.shown} in {code.co_name}"
         what = f"{self.shown}, {'in ' * bool(self.key)}an argument of {code.co_name}"
-        if caller is None or caller not in program_frames():
+        if caller is None or not (isinstance(caller, HeldFrame) or caller in program_frames()):
             return what
         return f"{what}, which runs from {_place(caller, caller.f_lineno)}"
 
@@ -860,7 +955,7 @@ class _Variable(NamedTuple):
         return None if cause is self else cause
 
 
-def _place(frame: FrameType, *lines: int) -> str:
+def _place(frame: _Frame, *lines: int) -> str:
     code = frame.f_code
     sources = (linecache.getline(code.co_filename, n, frame.f_globals).strip() for n in lines)
     source = "; ".join(filter(None, sources))[:_MOST_SOURCE]
@@ -869,12 +964,14 @@ def _place(frame: FrameType, *lines: int) -> str:
 
 
 def _variable(
-    is_it: Callable[[torch.Tensor], bool], rank: Callable[[torch.Tensor], int] = lambda tensor: 0
+    is_it: Callable[[torch.Tensor], bool],
+    rank: Callable[[torch.Tensor], int] = lambda tensor: 0,
+    frames: Optional[Sequence[HeldFrame]] = None,
 ) -> Optional[_Variable]:
-    """The local variable of the program's running functions that holds such a tensor, of several
-    the variable of the least rank.
+    """The local variable of the program's running functions, or of these frames, that holds such a
+    tensor, of several the variable of the least rank.
     """
-    candidates = [(rank(one.value), one) for one in _locals() if is_it(one.value)]
+    candidates = [(rank(one.value), one) for one in _locals(frames) if is_it(one.value)]
     least = min((candidate[0] for candidate in candidates), default=0)
     variables = []
     for one in (variable for number, variable in candidates if number == least):
@@ -904,15 +1001,15 @@ def _used_in(variable: str) -> str:
     return variable and f"the result is used in {variable.removeprefix('the result is used in ')}"
 
 
-def _locals() -> Iterator[_Variable]:
+def _locals(frames: Optional[Sequence[HeldFrame]] = None) -> Iterator[_Variable]:
     """The local variables that hold a tensor; after those of a function the elements of its lists,
     tuples and dictionaries.
     """
-    for frame in program_frames():
+    for frame in program_frames() if frames is None else frames:
         yield from _held_by(frame)
 
 
-def _held_by(frame: FrameType) -> Iterator[_Variable]:
+def _held_by(frame: _Frame) -> Iterator[_Variable]:
     held = [(name, "", value) for name, value in list(frame.f_locals.items())[:_MOST_LOCALS]]
     for name, _, value in tuple(held):
         # Neither a method of a subclass is called nor the repr() of a key: a parameter may be one.
@@ -934,7 +1031,7 @@ class _Assignment(NamedTuple):
     may_be_skipped: bool
 
 
-def _assignments(frame: FrameType) -> dict[str, list[_Assignment]]:
+def _assignments(frame: _Frame) -> dict[str, list[_Assignment]]:
     """The assignments of a function to each variable that may have run until now, and to its
     elements with a constant key (``losses['box']``).
     """

@@ -92,8 +92,9 @@ class Makers:
         is_one = is_model and culprit.role == "output" and culprit.record["numel"] == 1
         if culprit.verdict is Verdict.ORIGIN and made is None:
             is_loss = culprit.role == "loss" or is_one
-            graphs = session.backwards.derivatives.of(step.index)
-            made = search_operators(graphs, is_sure=not is_loss)
+            kept = session.backwards.derivatives
+            frames = tuple(kept.frames(step.index))
+            made = search_operators(kept.of(step.index), frames, is_sure=not is_loss)
         return made or again
 
     def _of_update(self, key: str) -> Optional[MadeBy]:

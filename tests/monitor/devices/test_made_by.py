@@ -102,6 +102,90 @@ def test_an_operand_without_a_graph_of_an_earlier_loss() -> None:
     assert "MulBackward0 in the graph of the loss read it in a tensor that has no graph" in made.how
 
 
+def test_the_variable_without_a_graph_of_an_earlier_loss() -> None:
+    """It is told as it was when backward() was called, though the program has gone on since."""
+
+    def weighted(y: torch.Tensor) -> torch.Tensor:
+        counts = y.detach().clamp(0, 0).sum(0)
+        return weighted_by({"counts": counts, "weight": counts / counts}, y)
+
+    def weighted_by(batch: dict[str, torch.Tensor], y: torch.Tensor) -> torch.Tensor:
+        step_loss = (y * batch["weight"]).mean()
+        step_loss.backward()
+        return step_loss.detach().requires_grad_()
+
+    made = stop_of(weighted).report.made_by
+    assert made is not None and not made.operator
+    assert "The first bad element of batch['weight'] is [0]" in made.how
+    assert made.variable.startswith("batch['weight'], in an argument of weighted_by, which runs")
+    assert made.variable.endswith(
+        'return weighted_by({"counts": counts, "weight": counts / counts}, y)'
+    )
+
+
+def test_a_variable_is_named_though_it_was_written_before_and_is_small() -> None:
+    def weighted(y: torch.Tensor) -> torch.Tensor:
+        share = y.detach() * 0
+        share /= share
+        (y * share).mean().backward()
+        return y.detach().mean().requires_grad_()
+
+    made = stop_of(weighted).report.made_by
+    assert made is not None and made.variable.startswith("share, assigned at")
+
+
+def test_a_result_of_an_earlier_loss_that_its_operator_does_not_keep() -> None:
+    def scaled(y: torch.Tensor) -> torch.Tensor:
+        total = y.detach().half().requires_grad_().mul(6e4).abs().add(6e4).sum()
+        (y.sum() + total.float() * 0).backward()
+        return y.detach().mean().requires_grad_()
+
+    stop = stop_of(scaled)
+    made = stop.report.made_by
+    assert made is not None and made.operator == "SumBackward0"
+    assert made.variable.startswith("total, assigned at")
+    assert "A sum in float16, which ends at 65,504" in str(stop)
+
+
+def test_what_a_sum_of_an_earlier_loss_may_have_from_a_variable() -> None:
+    def noisy(y: torch.Tensor) -> torch.Tensor:
+        unrelated = torch.full((2, 4), torch.inf).to(NAME)
+        noise = (y.detach() * 0 - 1).sqrt()
+        moved = y + noise
+        moved.square().mean().backward()
+        return y.detach().mean().requires_grad_() + 0 * unrelated.isnan().sum()
+
+    made = stop_of(noisy).report.made_by
+    assert made is not None and "AddBackward0" in made.how
+    assert "may have it from noise, which has no graph" in made.how
+    assert made.variable.startswith("noise, assigned at")
+
+
+def test_a_variable_that_was_written_since_is_not_named() -> None:
+    def weighted(y: torch.Tensor) -> torch.Tensor:
+        weight = y.detach().clone()
+        moved = y + weight.fill_(torch.nan)
+        loss = moved.square().mean()
+        loss.backward()
+        weight.zero_()
+        return y.detach().mean().requires_grad_()
+
+    made = stop_of(weighted).report.made_by
+    assert made is not None and made.operator == "AddBackward0"
+    assert made.variable.startswith("moved, assigned at")
+
+
+def test_a_log_softmax_before_a_sum_of_an_earlier_loss() -> None:
+    def smoothed(y: torch.Tensor) -> torch.Tensor:
+        logits = y.masked_fill((torch.arange(4) == 3).to(NAME), -torch.inf)
+        target = torch.zeros(2, dtype=torch.long).to(NAME)
+        loss = nn.functional.cross_entropy(logits, target, label_smoothing=0.1)
+        loss.backward()
+        return y.detach().mean().requires_grad_()
+
+    assert "log_softmax holds 2 -Inf" in " ".join(str(stop_of(smoothed)).split())
+
+
 def test_what_an_earlier_loss_has_read_from_an_unknown_operator() -> None:
     assert stop_of(lambda y: ((y + torch.inf - torch.inf) * y).mean()).report.made_by is None
 
@@ -124,20 +208,23 @@ def test_what_was_written_since_is_not_read() -> None:
     assert made is not None and "no graph (other)" in made.how
 
 
-def test_a_small_parameter_is_read_as_it_was_before_the_update() -> None:
+@pytest.mark.parametrize("step", [0, 3])
+def test_a_small_parameter_is_read_as_it_was_before_the_update(step: int) -> None:
     class Sigma(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.linear, self.sigma = nn.Linear(4, 4), nn.Parameter(torch.ones(1))
+            self.linear, self.sigma = nn.Linear(4, 4), nn.Parameter(torch.zeros(1))
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             result: torch.Tensor = self.linear(x)
             return result
 
     model = Sigma().to(NAME)
-    with torch.no_grad():
-        model.sigma.zero_()  # by an update, as it were
-    made = stop_of(lambda y: y.mean() + model.sigma.log().sum(), model=model).report.made_by
+    if step:
+        with torch.no_grad():
+            model.sigma.zero_()  # by an update, as it were
+    stop = stop_of(lambda y: y.mean() + model.sigma.log().sum(), step, model)
+    made = stop.report.made_by
     assert not model.sigma.isfinite().all()
     assert made is not None and made.operator == "LogBackward0"
 
@@ -164,6 +251,8 @@ def test_what_is_kept_of_graphs_is_gone_three_steps_later() -> None:
             model(torch.rand(2, 4).to(NAME)).exp().mean().backward()
             optimizer.step()
         assert [len(derivatives.of(step)) for step in range(6)] == [0, 0, 1, 1, 1, 1]
+        frames = [len(list(derivatives.frames(step))) > 0 for step in range(6)]
+        assert frames == [False, False, True, True, True, True]
 
 
 def test_in_the_call() -> None:

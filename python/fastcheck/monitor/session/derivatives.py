@@ -3,20 +3,21 @@ be infinite: backward frees it, and a stop at a gradient, or on a device at the 
 that.
 
 A healthy step walks the last nodes of each graph, and holds some small tensors of them until it is
-over, on a device for three steps more. One table says what is read of an operator, and by what its
-backward multiplies a gradient.
+over, on a device for three steps more, with those of the local variables that the program had then.
+One table says what is read of an operator, and by what its backward multiplies a gradient.
 """
 
 from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Callable, NamedTuple, Optional
 
 import torch
 
 from fastcheck.extension import status
+from fastcheck.utils.torch.held_frames import HeldFrame, held_frames
 from fastcheck.utils.torch.own_operators import unobserved
 
 # The most nodes of a graph, leaves left out. A node farther from the loss lies in a module, whose
@@ -24,6 +25,9 @@ from fastcheck.utils.torch.own_operators import unobserved
 _MOST_NODES = 36
 # The most bytes of a step.
 _MOST_BYTES = 16 << 20
+# The most frames whose local variables are held, and the most bytes of these in a step.
+_MOST_FRAMES = 6
+_MOST_LOCAL_BYTES = 4 << 20
 # The most elements of a tensor that is copied.
 _MOST_COPIED = 64
 
@@ -46,6 +50,10 @@ def _attributes(kind: type) -> _Attributes:
     )
 
 
+# The address of the tensor that a copy was made of.
+_AT = " at"
+
+
 class SavedByNode(NamedTuple):
     """The tensors and numbers that a node has saved, by name. ``order``: its sequence number;
     ``needs_gradient``: by operand. ``versions``: of the tensors, when backward began.
@@ -61,6 +69,11 @@ class SavedByNode(NamedTuple):
     def is_unchanged(self) -> bool:
         """True if no tensor of it was written since."""
         return _versions(self.values) == self.versions
+
+    def address(self, name: str) -> int:
+        """The address of the tensor of this name, as the operator has read it."""
+        address = self.values.get(name + _AT)
+        return int(self.values[name].data_ptr() if address is None else address)
 
     def is_node(self, node: Any) -> bool:
         """True if this is of ``node``, on the thread that has made it."""
@@ -282,6 +295,11 @@ def _saved_by(node: Any, attributes: _Attributes) -> tuple[dict[str, Any], int]:
     return values, size
 
 
+def _hold(room: int) -> Any:
+    module = status.module
+    return None if module is None else module.HeldLocals(_MOST_FRAMES, min(room, _MOST_LOCAL_BYTES))
+
+
 _near: Callable[..., tuple[list[_Saved], int]]
 _near = _saved_near if status.module is None else status.module.saved_near
 
@@ -290,6 +308,7 @@ class _Graph(NamedTuple):
     step: int
     nodes: list[_Saved]
     nbytes: int
+    frames: Any  # HeldLocals, or None
 
 
 def _versions(values: Mapping[str, Any]) -> list[int]:
@@ -297,15 +316,16 @@ def _versions(values: Mapping[str, Any]) -> list[int]:
     return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
 
 
-def _copy_written(values: dict[str, Any], versions: list[int]) -> None:
+def _copy_written(values: dict[str, Any], versions: list[int], is_first: bool) -> None:
     """Copies the small tensors of a device that something writes in place, as an update does a
-    parameter: a stop comes after the next time.
+    parameter: a stop comes after the next time. ``is_first``: nothing may have been written yet.
     """
     names = [name for name, value in values.items() if isinstance(value, torch.Tensor)]
     for number, name in enumerate(names):
         tensor = values[name]
-        if versions[number] and not tensor.is_cpu and tensor.numel() <= _MOST_COPIED:
-            values[name], versions[number] = tensor.clone(), 0
+        if (versions[number] or is_first) and not tensor.is_cpu and tensor.numel() <= _MOST_COPIED:
+            values[name + _AT], values[name] = tensor.data_ptr(), tensor.clone()
+            versions[number] = 0
 
 
 class Derivatives:
@@ -315,6 +335,7 @@ class Derivatives:
 
     def __init__(self) -> None:
         self._graphs: list[_Graph] = []
+        self._first: Optional[int] = None
 
     def of(self, step: int) -> Sequence[Sequence[SavedByNode]]:
         """The graphs of a step in the order of the calls of backward(); the nodes in that in which
@@ -326,6 +347,14 @@ class Derivatives:
             if graph.step == step
         ]
 
+    def frames(self, step: int) -> Iterator[HeldFrame]:
+        """The frames of the program, as it called backward() in a step whose loss was on a device:
+        innermost first.
+        """
+        for graph in self._graphs:
+            if graph.step == step and graph.frames is not None:
+                yield from held_frames(graph.frames.frames())
+
     def drop_before(self, step: int) -> None:
         """Releases the graphs of earlier steps."""
         while self._graphs and self._graphs[0].step < step:
@@ -333,12 +362,17 @@ class Derivatives:
 
     def note(self, step: int, roots: Sequence[torch.Tensor]) -> None:
         """backward() begins at these."""
+        self._first = step if self._first is None else self._first
+        is_first = step == self._first
         room = _MOST_BYTES - sum(graph.nbytes for graph in self._graphs if graph.step == step)
         if room > 0:
             with unobserved():
                 nodes, nbytes = _near(roots, _attributes, _MOST_NODES, room)
                 for _, _, _, values, versions in nodes:
-                    if any(versions):
-                        _copy_written(values, versions)
-            if nodes:
-                self._graphs.append(_Graph(step, nodes, nbytes))
+                    if is_first or any(versions):
+                        _copy_written(values, versions, is_first)
+                # On the host a stop comes while the program stands here.
+                frames = None if roots[0].is_cpu else _hold(room - nbytes)
+            if nodes or frames is not None:
+                nbytes += 0 if frames is None else frames.nbytes
+                self._graphs.append(_Graph(step, nodes, nbytes, frames))
