@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 import warnings
 import weakref
 from typing import Any, Callable
@@ -1099,6 +1100,21 @@ def test_the_row_of_a_target_at_op_level() -> None:
         nn.functional.l1_loss(model(torch.ones(6, 4)), y).backward()
     text = " ".join(str(stop.value).split())
     assert "it may be this one. The first bad element of y is [4, 1], in row 4: 1 of 6" in text
+
+
+def test_a_variable_that_is_assigned_from_itself() -> None:
+    """Curt-Park/rainbow-is-all-you-need#17: the line before has made it."""
+
+    model = nn.Linear(8, 8)
+    with fastcheck.install(model), pytest.raises(fastcheck.OverflowDetected) as stop:
+        weight = torch.zeros(8) ** -0.4
+        weight = weight / weight.max()
+        (weight * model(torch.rand(4, 8))).mean().backward()
+    made = stop.value.report.made_by
+    assert made is not None
+    assert re.search(r"test_made_by.py:(\d+) or \d+ in test_a_variable", made.variable)
+    assert "** -0.4; weight = weight / weight.max()" in made.variable
+    assert "a negative power of 0 Inf" in " ".join(str(stop.value).split())
 
 
 def test_a_target_of_a_function_that_is_finite_everywhere() -> None:

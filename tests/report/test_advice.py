@@ -1306,6 +1306,16 @@ def test_a_target_is_data() -> None:
         assert ("The target was not finite before the loss read it" in told) is (label == "target")
 
 
+def test_a_quotient_of_what_has_overflowed() -> None:
+    """A softmax by hand; a mask that is divided by a temperature is -Inf."""
+    above = {"self": of(posinf_count=2), "other": of(posinf_count=1)}
+    told = advice_of(operator_report("DivBackward0", above, backward=True, nan_count=2))
+    assert "self and other hold +Inf: Inf / Inf is NaN" in told and "mask after" not in told
+    masked = {"self": of(neginf_count=2), "other": of()}
+    told = advice_of(operator_report("DivBackward0", masked, backward=True, nan_count=2))
+    assert "mask after" in told and "hold +Inf" not in told
+
+
 def test_a_target_that_has_grown_is_no_growth_of_the_model() -> None:
     read = {"self": of(-1.0, 1.0), "target": of(-1e19, 4e18)}
     told = advice_of(operator_report("aten.mse_loss", read, posinf_count=1))

@@ -914,6 +914,9 @@ class _Variable(NamedTuple):
         assigned = [a for a in known[self.assigned_in(known)] if a.line <= self.line]
         # The branch that has run is not known.
         first = max((n for n, a in enumerate(assigned) if not a.may_be_skipped), default=0)
+        # One that reads its own name goes on with what the one before has made.
+        while first and self.name in assigned[first].read:
+            first -= 1
         lines = list(dict.fromkeys(a.line for a in assigned[first:]))
         # The element may have been put there later.
         is_whole = self.assigned_in(known) == self.shown

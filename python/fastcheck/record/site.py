@@ -87,6 +87,12 @@ class Site:
             return f"gradient of {self.key}"
         return _KINDS.get(self.role, "") + self.key
 
+    @property
+    def in_text(self) -> str:
+        """The tensor with its module; of a stored tensor, and of the loss, its name alone."""
+        is_alone = self.role in ("loss", "buffer", "param")
+        return self.tensor_name if is_alone else str(self)
+
     def __str__(self) -> str:
         if self.role == "loss":
             return f"{self.direction} · {self.label}"

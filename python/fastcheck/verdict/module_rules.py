@@ -68,7 +68,7 @@ def _except_for(findings: Findings) -> str:
     """
     for finding in findings.tentative or [f for f in findings.all if f.verdict is Verdict.BENIGN]:
         which = "-Inf" if finding.only_neginf else "values that did no harm"
-        return f", except for {which} in {findings.sites[finding.blamed.site]}"
+        return f", except for {which} in {findings.sites[finding.blamed.site].in_text}"
     return ""
 
 
@@ -80,10 +80,8 @@ def was_finite(role: str, step: int) -> str:
 
 def harm(findings: Findings, root: Finding, harmed: Finding) -> str:
     """A clause on how ``harmed`` shows that an undecided finding did harm."""
-    site = findings.sites[harmed.site]
-    where = site.tensor_name if site.role == "loss" else str(site)
     what = "its -Inf" if root.only_neginf else "it"
-    return f"{what} did harm: {where} is non-finite too"
+    return f"{what} did harm: {findings.sites[harmed.site].in_text} is non-finite too"
 
 
 @dataclass(eq=False)

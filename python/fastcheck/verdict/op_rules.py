@@ -293,9 +293,7 @@ class OpRules:
     def _writer(self, finding: Finding) -> str:
         """The place where a finding was made: the site, and the line where that is known."""
         line = f", {finding.uses.line}" if finding.uses.line else ""
-        site = self.findings.sites[finding.site]
-        # A stored tensor was not made where it was read.
-        return f"{site.tensor_name if finding.role in ('buffer', 'param') else site}{line}"
+        return f"{self.findings.sites[finding.site].in_text}{line}"
 
     def _is_copied(self, finding: Finding, incident: Incident) -> bool:
         """True if one of the op's inputs held the largest number of the same dtype."""

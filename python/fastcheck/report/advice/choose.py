@@ -202,20 +202,34 @@ def _quotient_of_update(case: Case) -> Iterator[Advice]:
 _IN_SOURCE = (
     (r"\.(?:std|var)\(", "a std or var of one element is 0/0"),
     (r"\.log\w*\(|log\(", "log(0) is -Inf, and log of a negative number is NaN: clamp before"),
-    (r"sqrt\(|\*\* ?-?\d*\.", "a root or power of a negative number is NaN: clamp before"),
+    (
+        r"sqrt\(|\*\* ?-?\d*\.",
+        "a root or power of a negative number is NaN, and a negative power of 0 Inf: clamp before",
+    ),
     (r"exp\(", "exp of a large number is Inf: clamp before"),
     (
         r"\.half\(|float16",
         "a cast to float16 makes Inf of what is above 65,504: keep it in float32",
     ),
-    (r"[^/]/[^/]", "it divides, and 0/0 is NaN, x/0 Inf: add an eps to the divisor, or clamp it"),
+    (
+        r"[^/]/[^/]",
+        "it divides, and 0/0 is NaN (Inf/Inf, too), x/0 Inf: add an eps to the divisor or clamp it",
+    ),
 )
 
 
+def advice_on_line(source: str) -> Advice | None:
+    """Advice on a line of Python that has assigned NaN or Inf."""
+    hints = [hint for pattern, hint in _IN_SOURCE if re.search(pattern, source)]
+    if not hints:
+        return None
+    return Advice(f"Look at the line that assigns it: {'; '.join(hints[:2])}.")
+
+
 def loss(case: Case) -> Iterator[Advice]:
-    hints = [hint for pattern, hint in _IN_SOURCE if re.search(pattern, case.source)]
-    if hints:
-        yield Advice(f"Look at the line that assigns it: {'; '.join(hints[:2])}.")
+    of_line = advice_on_line(case.source)
+    if of_line is not None:
+        yield of_line
         return
     if case.outside:
         yield Advice(

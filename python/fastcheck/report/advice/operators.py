@@ -772,7 +772,14 @@ def _root_at_zero(case: Case, made: Operation) -> Iterator[Advice]:
 
 def _quotient_backward(case: Case, made: Operation) -> Iterator[Advice]:
     infinite = [label for label, reading in made.inputs if reading.inf_count]
-    if infinite:
+    if len(infinite) > 1 and all(reading.posinf_count for _, reading in made.inputs):
+        yield Advice(
+            f"{' and '.join(infinite)} hold +Inf: Inf / Inf is NaN, and so is the derivative. Look "
+            "for what overflowed before the division, such as exp: subtract the maximum, as "
+            "softmax does.",
+            "torch.softmax(x, dim)  # not x.exp() / x.exp().sum()",
+        )
+    elif infinite:
         yield Advice(
             f"The dividend holds Inf ({infinite[0]}), and the derivative by the divisor multiplies "
             "it by 0: Inf * 0 is NaN. Divide first, and mask after.",
