@@ -57,6 +57,8 @@ _HOOKS = (
 # Nobody asked for this backward.
 _BACKWARD_HOOKS = ("_backward_hooks", "_backward_pre_hooks")
 _COUNTS = ("numel", "nan_count", "posinf_count", "neginf_count", "zero_count")
+# The most runs with other numbers in place of weights that are lost.
+_MOST_SEEDS = 4
 # The most bytes of the parameters and buffers that are copied.
 _MOST_BYTES = 2 << 30
 
@@ -181,27 +183,37 @@ def run_pass_again(
     stand_ins: list[int] = []
 
     def find() -> Optional[_Found]:
-        known = _Known(held, session, search)
-        found = _observed(running, session, install, held, search.only_neginf, known)
-        stand_ins.append(known.stand_ins)
-        if found is None or not known.is_over:
-            return found
-        # Other numbers must do the same, and none of it to what was healthy.
-        other: Optional[_Found] = found
-        if known.stand_ins:
-            again = _Known(held, session, search, seed=1)
-            other = _observed(running, session, install, held, search.only_neginf, again)
+        runs: list[tuple[Optional[_Found], bool]] = []
+        for seed in range(_MOST_SEEDS):
+            known = _Known(held, session, search, seed)
+            found = _observed(running, session, install, held, search.only_neginf, known)
+            stand_ins.append(known.stand_ins)
+            if not known.is_over:
+                return found
+            # Other numbers may be too small, or too large, to do what these did.
+            if known.is_same:
+                runs.append((found, known.is_exact))
+            if len(runs) > 1 or not known.stand_ins:
+                break
+        # Two runs must do the same, and none of it to what was healthy.
+        if len(runs) <= any(stand_ins):
+            return None
+        found, other = runs[0][0], runs[-1][0]
+        if found is None or other is None or other.place != found.place:
+            return None
         before = [run for run in session.passes.held if run.step < held.step]
         before = [run for run in before if run.call.node is held.call.node][-1:]
-        is_known = all(map(is_healthy, before)) if before else known.is_exact
-        return found if other is not None and other.place == found.place and is_known else None
+        healthy = [known for known in map(is_healthy, before) if known is not None]
+        is_known = bool(healthy) or all(is_exact for _, is_exact in runs)
+        return found if is_known and all(healthy) else None
 
-    def is_healthy(before: Pass) -> bool:
+    def is_healthy(before: Pass) -> Optional[bool]:
         known = _Known(before, session, search._replace(kind="forward"))
         call = RunningCall(before.call, module, before.args, before.kwargs)
         is_changed = bool(_changed_input(call, session))
         found = None if is_changed else _observed(call, session, install, before, False, known)
-        return known.was_finite and known.is_same and found is None
+        is_healthy = known.was_finite and known.is_same and found is None
+        return None if known.is_lost else is_healthy
 
     PAST.add(find.__code__)
     # A module that is called within a backward would seem to be recomputed.
@@ -243,8 +255,8 @@ def run_pass_again(
 
 
 _WITH_STAND_INS = (
-    ", with random numbers of the size that they had in place of those of its weights and buffers "
-    "that are NaN or Inf now: the numbers shown are of that run"
+    ", with random numbers of the size that they had, and as many zeros, in place of those of its "
+    "weights and buffers that are NaN or Inf now: the numbers shown are of that run"
 )
 
 
@@ -337,6 +349,8 @@ class _Known:
         self.seed = seed
         #: The number of tensors that were replaced.
         self.stand_ins = 0
+        #: No record of a weight that is lost is in memory.
+        self.is_lost = False
         #: Set by run_backward().
         self.is_same = False
         #: The same, and each output has as many NaN and infinities.
@@ -362,8 +376,8 @@ class _Known:
             return True
         path = running.call.node.path
         count = replace_lost(running.module, path, self._step, session, self.seed)
-        self.stand_ins = count or 0
-        return count is not None
+        self.stand_ins, self.is_lost = count or 0, count is None
+        return not self.is_lost
 
     @contextlib.contextmanager
     def modes(self) -> Iterator[None]:

@@ -1,6 +1,8 @@
 """Numbers in place of lost ones: of weights that hold NaN or Inf since an update, for a call that
 is run again. A weight is known by its record alone, and gets as many numbers of the same mean and
-deviation, within the same range. That of one element, or of equal elements, is what it was.
+deviation, within the same range, and as many zeros, the last ones: a row that is 0 whole, as of
+what was pruned or added, is often what a quotient can't do with. That of one element, or of equal
+elements, is what it was.
 """
 
 from __future__ import annotations
@@ -53,4 +55,6 @@ def _numbers(known: RecordStatistics, generator: torch.Generator) -> torch.Tenso
     assert known.mean is not None and known.rms is not None
     deviation = max(0.0, known.rms**2 - known.mean**2) ** 0.5
     drawn = torch.randn(known.components, generator=generator, dtype=torch.float64, device="cpu")
-    return (known.mean + deviation * drawn).clamp(known.min, known.max)
+    drawn = (known.mean + deviation * drawn).clamp(known.min, known.max)
+    drawn[known.components - known.zero_count :] = 0
+    return drawn

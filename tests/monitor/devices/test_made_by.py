@@ -5,7 +5,7 @@ the stop comes steps later.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Callable, Optional
+from typing import Any, Callable, Optional
 
 import pytest
 import torch
@@ -255,6 +255,29 @@ def test_what_is_kept_of_graphs_is_gone_three_steps_later() -> None:
         assert frames == [False, False, True, True, True, True]
 
 
+@pytest.mark.parametrize("level", ["module", "op"])
+def test_a_state_that_was_loaded_with_nan(level: Any) -> None:
+    """It is told in its own step, and the host has not waited."""
+    model = nn.Linear(4, 4).to(NAME)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.rand(2, 4).to(NAME)).mean().backward()
+    optimizer.step()
+    state = optimizer.state_dict()
+    state["state"][1]["exp_avg_sq"][2] = torch.nan
+    optimizer = torch.optim.AdamW(model.parameters())
+    optimizer.load_state_dict(state)
+    monitor = fastcheck.install(model, level=level)
+    with pytest.raises(fastcheck.OverflowDetected) as stop, monitor:
+        fake.set_delay(2000)
+        for _ in range(6):
+            optimizer.zero_grad()
+            model(torch.rand(2, 4).to(NAME)).mean().backward()
+            optimizer.step()
+            fake.set_delay(0)
+    assert stop.value.step == 0 and stop.value.culprit.site.key == "bias.exp_avg_sq"
+    assert monitor.step_index > 0
+
+
 def test_in_the_call() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(), Apply(lambda x: (-x.abs() - 1).sqrt()))
     model.to(NAME)
@@ -313,7 +336,7 @@ def test_in_a_call_that_is_over(is_skipped: bool) -> None:
     assert stop.value.step == 3 and stop.value.report.weights_intact is is_skipped
     assert made is not None and made.operator == "aten.sqrt"
     # The weights are NaN by now, unless the update was skipped.
-    assert ("random numbers of the size that they had in place of" in made.how) is not is_skipped
+    assert ("with random numbers of the size that they had" in made.how) is not is_skipped
 
 
 class Signed(nn.Module):
@@ -337,6 +360,71 @@ def test_numbers_in_place_of_weights_make_no_operator_guilty() -> None:
         loop_with_negatives(model, optimizer)
     made = stop.value.report.made_by
     assert stop.value.step == 3 and (made is None or not made.operator)
+
+
+class Directions(nn.Module):
+    """Its rows, of which the last are added later, over their norms."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Parameter(torch.rand(6, 4) + 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = x @ (self.rows / self.rows.norm(dim=1, keepdim=True)).T
+        return result
+
+
+@pytest.mark.parametrize("is_grown", [False, True])
+def test_numbers_in_place_of_weights_are_0_as_often(is_grown: bool) -> None:
+    model = Directions().to(NAME)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, foreach=False)
+    with pytest.raises(fastcheck.OverflowDetected) as stop, fastcheck.install(model):
+        for i in range(8):
+            fake.set_delay(2000 if i == 3 else 0)
+            if i == 3 and is_grown:
+                grown = torch.cat([model.rows.detach(), torch.zeros(2, 4).to(NAME)])
+                model.rows = nn.Parameter(grown)
+                optimizer.param_groups[0]["params"][0] = model.rows
+            optimizer.zero_grad()
+            model(torch.rand(2, 4).to(NAME)).square().mean().backward()
+            optimizer.step()
+            if i == 2 and not is_grown:
+                with torch.no_grad():
+                    model.rows[2].zero_()
+    fake.set_delay(0)
+    made = stop.value.report.made_by
+    assert stop.value.step == 3 and stop.value.report.weights_intact is False
+    assert made is not None and made.operator == "aten.div.Tensor"
+    assert dict(made.inputs)["other (aten.linalg_vector_norm)"]["zero_count"] == 1 + is_grown
+    assert "and as many zeros, in place of those of its weights" in made.how
+
+
+class Widening(nn.Module):
+    """The exponential of its sum, which is beyond float32 for some weights of that size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor([1.0, -2.0, 1.0, -1.0]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = (x * self.weight).sum(1).exp()
+        return result
+
+
+def test_numbers_in_place_of_weights_that_do_no_harm_are_drawn_again() -> None:
+    """Of the second ones the sum is below 0."""
+    model = Widening().to(NAME)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, foreach=False)
+    with pytest.raises(fastcheck.OverflowDetected) as stop, fastcheck.install(model):
+        for i in range(8):
+            fake.set_delay(2000 if i == 3 else 0)
+            x = torch.tensor([[0.0, -1e3, 0.0, 0.0]]) if i == 3 else torch.zeros(1, 4)
+            optimizer.zero_grad()
+            (model(x.to(NAME)) * 0.0).mean().backward()
+            optimizer.step()
+    fake.set_delay(0)
+    made = stop.value.report.made_by
+    assert made is not None and made.operator == "aten.exp"
 
 
 class Balanced(nn.Module):

@@ -466,8 +466,8 @@ class StateReader:
         self, optimizer: torch.optim.Optimizer, *, is_after: bool = True
     ) -> None:
         """Reads, after an update, what the optimizer keeps of parameters whose gradients it can't
-        square, and nothing else; before its first, on the host, all that it has kept until then, if
-        any of it is not finite.
+        square, and nothing else; before its first all that it has kept until then, which on the
+        host is told only if any of it is not finite.
         """
         sites = self._large_squares.take() if is_after else set()
         if not sites and (is_after or not optimizer.state):
@@ -483,8 +483,7 @@ class StateReader:
                 if isinstance(value, torch.Tensor) and value.is_floating_point() and not is_meant:
                     site = node.site("optimizer_state", f"{name}.{key}", 0)
                     batch.add(value, site, "optimizer_state")
-        is_on_host = are_on_host(batch.tensors)
-        if is_after or (is_on_host and self._has_nonfinite(batch.tensors)):
+        if is_after or not are_on_host(batch.tensors) or self._has_nonfinite(batch.tensors):
             self._session.level.observe_list(batch, 0, OptimizerState, is_after)
 
     def owned_by(self, optimizer: torch.optim.Optimizer) -> bool:
