@@ -324,6 +324,12 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         "given",
     ),
     _fact(
+        "applied_twice", cause="layer",
+        text="in the graph of the loss {name}, in {value} checks in a row, ten updates apart: it "
+        "flattens what the first has made, whose input may be meant",
+        source="transformers#45120",
+    ),
+    _fact(
         "one_number", cause="layer",
         text="every element of {name} was {value} in the first observed step: the units of such a "
         "layer may compute the same, and get equal gradients",

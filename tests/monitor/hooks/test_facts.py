@@ -822,3 +822,21 @@ def test_steps_without_a_backward_of_their_own_that_are_meant() -> None:
             optimizer.step()
 
     assert not [text for step in (written, replayed, now_and_then) for text in texts(step, 40)]
+
+
+@pytest.mark.parametrize("is_twice", [False, True])
+def test_a_softmax_of_a_softmax(is_twice: bool) -> None:
+    """transformers#45120: the balancing loss of a router that returns its probabilities."""
+
+    def program(model: nn.Module, optimizer: Any) -> None:
+        logits = model(torch.randn(8, 8))
+        routed = logits.softmax(-1)
+        chosen = torch.nn.functional.one_hot(routed.argmax(-1), 4).float().mean(0)
+        balance = (routed if is_twice else logits).view(2, 4, 4).softmax(-1).mean((0, 1))
+        optimizer.zero_grad()
+        (routed.square().mean() + (chosen * balance).sum()).backward()
+        optimizer.step()
+
+    found = texts(program, 40, may_warn=False)
+    assert len(found) == is_twice
+    assert all("a softmax is given the result of softmax" in text for text in found)

@@ -358,6 +358,8 @@ _NOT_GIVEN = {
     "LogSoftmax": ("given_twice", "log_softmax, of which cross entropy is made,", "Softmax"),
     "BinaryCrossEntropyWithLogits": ("given_twice", "binary cross entropy with logits", "Sigmoid"),
     "NllLoss": ("given_probabilities", "the negative log likelihood", "Softmax"),
+    "Sigmoid": ("applied_twice", "a sigmoid", "Sigmoid"),
+    "Softmax": ("applied_twice", "a softmax", "Softmax"),
 }
 
 
