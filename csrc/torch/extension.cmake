@@ -53,6 +53,9 @@ pybind11_add_module(_C MODULE NO_EXTRAS
 target_include_directories(_C PRIVATE ${CMAKE_CURRENT_LIST_DIR}/..)
 target_link_libraries(_C PRIVATE ${CMAKE_DL_LIBS})
 target_compile_options(_C PRIVATE ${FASTCHECK_OPTIONS} -O2)
+if(FASTCHECK_TORCH_VERSION VERSION_GREATER_EQUAL 2.14)  # its headers need C++20
+  set_target_properties(_C PROPERTIES CXX_STANDARD 20)
+endif()
 # at::parallel_for is a template: without OpenMP where it is compiled it is a plain loop. Nothing is linked
 # for it, so that the threads are those of torch's own runtime.
 target_compile_options(_C PRIVATE -fopenmp)

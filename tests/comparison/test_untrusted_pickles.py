@@ -248,7 +248,6 @@ def archived(path: Path) -> None:
 
 
 @pytest.mark.parametrize("write", [scripted, archived])
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_forms_that_an_old_torch_reads_without_its_restriction(
     write: Callable[[Path], None],
 ) -> None:

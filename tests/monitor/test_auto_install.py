@@ -44,7 +44,6 @@ def test_every_monitor_is_removed_though_one_raises(monkeypatch: pytest.MonkeyPa
     assert "removed" in repr(auto.monitors[1])
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_what_cannot_be_observed_is_called_all_the_same() -> None:
     class Unhashable(nn.Linear):
         def __eq__(self, other: object) -> bool:

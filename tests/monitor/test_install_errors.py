@@ -236,7 +236,6 @@ def test_replicas_of_a_single_rank_are_an_error() -> None:
     assert monitor.replica_mismatches == ()
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
 def test_torch_jit_script_of_a_model_that_is_observed() -> None:
     model = nn.Sequential(nn.Linear(2, 2))
     with (

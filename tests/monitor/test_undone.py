@@ -14,10 +14,7 @@ import fastcheck
 from fastcheck.monitor.hooks import graphs, optimizers
 from fastcheck.monitor.monitor import Monitor
 
-pytestmark = [
-    pytest.mark.usefixtures("fresh_start"),
-    pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning"),
-]
+pytestmark = pytest.mark.usefixtures("fresh_start")
 LEVELS = ("module", "op")
 
 

@@ -641,7 +641,7 @@ py::object gradient_probes(const py::list& places, std::int64_t elements) {
     if (probe.is_none()) return py::none();
     probes[place] = probe;
   }
-  return std::move(probes);
+  return probes;
 }
 
 py::object take_changed(const py::dict& probes, const py::object& owned_ids) {

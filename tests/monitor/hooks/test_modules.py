@@ -34,7 +34,6 @@ def test_the_ids_of_hooks_are_torchs_own_to_give() -> None:
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("level", ["module", "op"])
 def test_a_model_is_traced_as_without_hooks(level: str) -> None:
     """torch.jit.trace() compares two traces: what is read once would be in one of them."""

@@ -91,7 +91,6 @@ def test_a_conjugate_view_is_read_as_it_shows() -> None:
     monitor.remove()
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_zeros_without_memory_are_no_blind_spot() -> None:
     monitor = fastcheck.install(Net(), level="op", overflow_nums=-1, stop=EVERYTHING)
     with forward_ad.dual_level():

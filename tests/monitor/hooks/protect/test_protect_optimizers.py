@@ -164,7 +164,6 @@ def test_a_step_that_is_being_compiled_is_left_alone(monkeypatch: pytest.MonkeyP
     assert "compiled" in (guard.why_unguarded or "")
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's own, in Dynamo
 def test_a_compiled_step_runs_as_ever() -> None:
     """Dynamo traces through the hooks, or runs them between its graphs: either is harmless."""
     params = parameters()
