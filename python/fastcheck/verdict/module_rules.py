@@ -596,8 +596,8 @@ class ModuleRules:
             user = user.parent
         if user is None:
             return None, (
-                "the backward of the code after the model (the loss) made it: no gradient was read "
-                "before this one"
+                "the code after the model (the loss, or its backward) made it: no gradient was "
+                "read before this one"
             )
         return user, (
             f"the backward of the code in {user.node.name}.forward that used the tensor, outside "
