@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dis
 import heapq
+import itertools
 import linecache
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -97,18 +98,24 @@ def search_operators(
         nodes.setdefault(place, SavedByNode(place[1], place[0], (), {}, []))
     known = [nodes[place] for place in sorted(nodes)]
     with unobserved(), no_grad():
-        # A -Inf alone is often on purpose, as a mask or a log-probability of 0.
-        for is_bad in (_is_loud, is_nonfinite):
+        # A -Inf alone is often on purpose, as a mask or a log-probability of 0. A variable may hold
+        # what was made of it.
+        for has_variables, is_bad in itertools.product((False, True), (_is_loud, is_nonfinite)):
             for saved in known:
                 records = [(n, r) for n, v in _tensors(saved) if (r := _record(v)) is not None]
                 read = [(n, r) for n, r in records if not _MADE.match(n)]
                 bad = [(n, r) for n, r in read if is_bad(r)]
                 if bad:
-                    return None if is_sure else _without_graph(saved, *bad[0], frames)
+                    given = None if is_sure else _without_graph(saved, *bad[0], frames)
+                    if given is not None or has_variables:
+                        return given
+                    break
                 own = results.get((saved.order, saved.name))
                 made, result = _made_by_node(saved), _result_of(saved)
-                if result is None and own is not None:
+                if has_variables and result is None and own is not None:
                     result = _record(own.tensor)
+                elif not has_variables and _kind(saved.name) == "LogSoftmax":
+                    continue
                 if made is not None and made.any() and (result is None or is_bad(result)):
                     is_finite = not any(is_nonfinite(record) for _, record in read)
                     # A quotient keeps no dividend where the divisor has no graph.

@@ -186,6 +186,16 @@ def test_a_log_softmax_before_a_sum_of_an_earlier_loss() -> None:
     assert "log_softmax holds 2 -Inf" in " ".join(str(stop_of(smoothed)).split())
 
 
+def test_an_operator_comes_before_a_variable_that_was_made_of_its_result() -> None:
+    def certain(y: torch.Tensor) -> torch.Tensor:
+        wrong = (y.detach() * 0) * (y * 0).log()
+        wrong.mean().backward()
+        return y.detach().mean().requires_grad_()
+
+    made = stop_of(certain).report.made_by
+    assert made is not None and made.operator == "LogBackward0"
+
+
 def test_what_an_earlier_loss_has_read_from_an_unknown_operator() -> None:
     assert stop_of(lambda y: ((y + torch.inf - torch.inf) * y).mean()).report.made_by is None
 
