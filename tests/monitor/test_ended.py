@@ -87,10 +87,10 @@ def test_other_errors(use: Use) -> None:
     assert said(use) == ""
 
 
-@pytest.mark.parametrize("command", [[], ["-m", "fastcheck", "run"]])
+@pytest.mark.parametrize("command", [[], ["-m", "fastcheck", "run"], ["-i"]])
 def test_a_process_that_an_exception_ends(command: list[str], tmp_path: Path) -> None:
     script = tmp_path / "script.py"
-    install = "" if command else "import fastcheck; monitor = fastcheck.install(model)"
+    install = "" if "run" in command else "import fastcheck; monitor = fastcheck.install(model)"
     script.write_text(
         textwrap.dedent(
             f"""
@@ -107,9 +107,13 @@ def test_a_process_that_an_exception_ends(command: list[str], tmp_path: Path) ->
     )
     done = subprocess.run(
         [sys.executable, *command, str(script)],
-        capture_output=True, text=True, cwd=tmp_path, check=False,
+        capture_output=True, text=True, cwd=tmp_path, check=False, input="",
     )  # fmt: skip
     text = " ".join(done.stderr.split())
+    if "-i" in command:  # at its prompt the program may go on
+        assert "ValueError" in text
+        assert "ended the run" not in text
+        return
     assert done.returncode == 1
     assert text.count("ended the run in step") == 1
     assert "ValueError ended the run in step 0, where logits held" in text

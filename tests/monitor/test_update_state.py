@@ -71,7 +71,7 @@ def test_a_number_by_which_whole_weights_are_divided() -> None:
     made = stop.report.made_by
     assert made is not None
     assert made.how == (
-        "the state that Adam has of 0.weight is finite, and every element of the weight is not."
+        "the state that Adam has of 0.weight is finite, and no element of the weight is."
     )
     assert "1 - beta ** t is 0 at t = 0" in _tried(stop)
 

@@ -78,7 +78,8 @@ def _text(error: BaseException, step: int) -> str:
 
 @atexit.register
 def _tell_at_exit() -> None:
-    error = getattr(sys, "last_value", None)
+    # At a prompt the program went on after its last exception.
+    error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
     session = next((s for s in list(_live) if not s.removed), None)
     if error is not None and session is not None:
         tell(error, session)

@@ -52,4 +52,4 @@ def search_state(
         return MadeBy("", how, inputs=records)
     if not records:
         return None
-    return MadeBy("", f"{of} is finite, and every element of the weight is not.", inputs=records)
+    return MadeBy("", f"{of} is finite, and no element of the weight is.", inputs=records)
