@@ -20,7 +20,7 @@ Use = Callable[[torch.Tensor], Any]
 
 def masked(logits: torch.Tensor) -> None:
     probs = logits.masked_fill(torch.ones_like(logits, dtype=torch.bool), -torch.inf).softmax(-1)
-    torch.distributions.Categorical(probs=probs)
+    torch.distributions.Categorical(probs=probs, validate_args=True)
 
 
 def checked(logits: torch.Tensor) -> None:
