@@ -50,10 +50,14 @@ def stop_of(**options: Any) -> fastcheck.OverflowDetected:
     return stop.value
 
 
+def made_by(**options: Any) -> tuple[fastcheck.OverflowDetected, Any]:
+    stop = stop_of(**options)
+    assert stop.report.made_by is not None
+    return stop, stop.report.made_by
+
+
 def test_a_moment_of_0_where_the_weight_broke() -> None:
-    stop = stop_of(first=1, is_rsqrt=True)
-    made = stop.report.made_by
-    assert made is not None
+    stop, made = made_by(first=1, is_rsqrt=True)
     assert made.how == (
         "m, v in the state that Adam has of 0.weight are 0 in those 24 of 96 elements that are not "
         "finite in the weight, and in no others."
@@ -67,12 +71,9 @@ def test_a_moment_of_0_where_the_weight_broke() -> None:
 
 
 def test_a_number_by_which_whole_weights_are_divided() -> None:
-    stop = stop_of(first=0, is_rsqrt=False)
-    made = stop.report.made_by
-    assert made is not None
-    assert made.how == (
-        "the state that Adam has of 0.weight is finite, and no element of the weight is."
-    )
+    stop, made = made_by(first=0, is_rsqrt=False)
+    text = "the state that Adam has of 0.weight is finite, and no element of the weight is."
+    assert made.how == text
     assert "1 - beta ** t is 0 at t = 0" in _tried(stop)
 
 

@@ -163,9 +163,8 @@ def _install(
         _warn_of_the_same(model, config)
         if len(set(map(id, models))) < len(models):
             warn(
-                "install() was given the same module twice: a target network, a teacher or an "
-                "average of weights has to be a copy (copy.deepcopy), and this is one under two "
-                "names"
+                "install() was given the same module twice. If one of the two is meant as a target "
+                "network, a teacher or an average of weights, it has to be a copy (copy.deepcopy)"
             )
     is_op_level = config.level == "op"
     if is_op_level:

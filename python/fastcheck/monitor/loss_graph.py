@@ -9,15 +9,13 @@ may run a program's code.
 
 from __future__ import annotations
 
-import dis
 import heapq
 import itertools
-import linecache
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import FrameType
-from typing import Any, Callable, NamedTuple, Optional, Union
+from typing import Any, Callable, Optional
 
 import numpy as np
 import torch
@@ -26,27 +24,31 @@ from fastcheck.monitor.session.derivatives import DECOMPOSITIONS, SavedByNode
 from fastcheck.record.format import DTYPES, NONFINITE_COUNTS, Depth, is_nonfinite
 from fastcheck.report.stop_report import MadeBy
 from fastcheck.statistics.functions import stats
-from fastcheck.utils.torch.frames import program_frames
 from fastcheck.utils.torch.held_frames import HeldFrame, HeldTensor
 from fastcheck.utils.torch.own_operators import no_grad, unobserved
-from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read, first_bad
+from fastcheck.utils.torch.readable import can_read, first_bad
+
+from .local_variables import (
+    Variable,
+    each,
+    find_variable,
+    held_by,
+    holds_nonfinite,
+    is_at,
+    is_same,
+    local_variables,
+    record_of,
+)
 
 # A non-finite number that is found in a part of a larger graph may not be the first.
 _MOST_NODES = 20_000
-_MOST_LOCALS = 4096
-_MOST_ELEMENTS = 64
-_MOST_SOURCE = 160
 _PREFIX = "_saved_"
 _FAR_FROM_OVERFLOW = 1e30
-_CONSTANTS = ("LOAD_CONST", "LOAD_SMALL_INT")
-_JUMPS = frozenset((*dis.hasjrel, *dis.hasjabs))
 #: Names of what operators have made beside their result, as their nodes keep it.
 _MADE = re.compile(r"result|out|total_weight|log_?sum_?exp|save|reserve|philox|rng|log_alpha")
 
 #: An edge: a node, and the number of a result of it.
 _Edge = tuple[Any, int]
-#: A frame that runs, or as it was when backward() was called.
-_Frame = Union[FrameType, HeldFrame]
 #: A function that tells if what an operator has read makes its result non-finite.
 _Maker = Callable[[Mapping[str, torch.Tensor], Any], Any]
 
@@ -102,7 +104,7 @@ def search_operators(
         # what was made of it.
         for has_variables, is_bad in itertools.product((False, True), (_is_loud, is_nonfinite)):
             for saved in known:
-                records = [(n, r) for n, v in _tensors(saved) if (r := _record(v)) is not None]
+                records = [(n, r) for n, v in _tensors(saved) if (r := record_of(v)) is not None]
                 read = [(n, r) for n, r in records if not _MADE.match(n)]
                 bad = [(n, r) for n, r in read if is_bad(r)]
                 if bad:
@@ -113,7 +115,7 @@ def search_operators(
                 own = results.get((saved.order, saved.name))
                 made, result = _made_by_node(saved), _result_of(saved)
                 if has_variables and result is None and own is not None:
-                    result = _record(own.tensor)
+                    result = record_of(own.tensor)
                 elif not has_variables and _kind(saved.name) == "LogSoftmax":
                     continue
                 if made is not None and made.any() and (result is None or is_bad(result)):
@@ -149,13 +151,13 @@ def _results(frames: Sequence[HeldFrame]) -> dict[tuple[int, str], HeldTensor]:
     return {(held.order, held.node): held for held in made}
 
 
-def _named_by(held: Optional[HeldTensor], frames: Sequence[HeldFrame]) -> Optional[_Variable]:
+def _named_by(held: Optional[HeldTensor], frames: Sequence[HeldFrame]) -> Optional[Variable]:
     """The variable that holds it, of several one that was assigned."""
     if held is None:
         return None
     place = held.order, held.node
     same = [other.tensor for other in _all(frames) if (other.order, other.node) == place]
-    return _variable(lambda tensor: any(tensor is other for other in same), frames=frames)
+    return find_variable(lambda tensor: any(tensor is other for other in same), frames=frames)
 
 
 def _all(frames: Sequence[HeldFrame]) -> Iterator[HeldTensor]:
@@ -163,8 +165,8 @@ def _all(frames: Sequence[HeldFrame]) -> Iterator[HeldTensor]:
 
 
 def _given(
-    saved: SavedByNode, variable: _Variable, frames: Sequence[HeldFrame]
-) -> Optional[_Variable]:
+    saved: SavedByNode, variable: Variable, frames: Sequence[HeldFrame]
+) -> Optional[Variable]:
     """The variable without a graph that the line which assigns the result has read, where the
     operator makes no NaN or infinity of most numbers.
     """
@@ -181,7 +183,7 @@ def _masked_before(saved: SavedByNode, known: Sequence[SavedByNode]) -> list[tup
     for node in reversed(known):
         result = node.values.get("result")
         if node.order < saved.order and _kind(node.name) == "LogSoftmax" and result is not None:
-            record = _record(result)
+            record = record_of(result)
             return [] if record is None or not is_nonfinite(record) else [("log_softmax", record)]
     return []
 
@@ -196,7 +198,7 @@ def _without_graph(
     how = f"{saved.name} in the graph of the loss read it in a tensor that has no graph ({name}): "
     how += "data, or computed under no_grad() or from detached tensors."
     tensor, address = saved.values[name], saved.address(name)
-    variable = _variable(lambda value: _is_at(value, tensor, address), frames=frames)
+    variable = find_variable(lambda value: is_at(value, tensor, address), frames=frames)
     return _outside(how, name, tensor, record, variable)
 
 
@@ -205,7 +207,7 @@ def _outside(
     name: str,
     tensor: torch.Tensor,
     record: np.void,
-    variable: Optional[_Variable],
+    variable: Optional[Variable],
 ) -> MadeBy:
     """``how``, and what is known of this operand; ``variable``: that holds it."""
     how += first_bad(name, tensor) if variable is None else variable.first_bad()
@@ -219,7 +221,7 @@ def _outside(
     return MadeBy("", how, inputs=((name, record),), variable=_shown(variable))
 
 
-def _from_variable(name: str, source: _Variable, graph: str = "the graph of the loss") -> MadeBy:
+def _from_variable(name: str, source: Variable, graph: str = "the graph of the loss") -> MadeBy:
     # A sum keeps nothing of what it adds.
     return MadeBy(
         "",
@@ -232,7 +234,7 @@ def _from_variable(name: str, source: _Variable, graph: str = "the graph of the 
     )
 
 
-def _shown(variable: Optional[_Variable]) -> str:
+def _shown(variable: Optional[Variable]) -> str:
     return "" if variable is None else str(variable)
 
 
@@ -241,7 +243,7 @@ def _kept(
     what: str,
     read: list[tuple[str, np.void]],
     result: Optional[np.void],
-    variable: Optional[_Variable],
+    variable: Optional[Variable],
 ) -> MadeBy:
     how = f"{saved.name}, in the graph of the loss: in the forward pass its operator {what}. It is "
     how += "the first such operator among those whose values are still in memory."
@@ -259,7 +261,7 @@ def _result_of(saved: SavedByNode) -> Optional[np.void]:
         result = _PAIRS[name](read, other)
     elif result is None and name == "Pow" and torch.is_tensor(read) and exponent is not None:
         result = read.pow(exponent)
-    return None if result is None else _record(result)
+    return None if result is None else record_of(result)
 
 
 def _source(steep: SavedByNode, known: Sequence[SavedByNode]) -> Optional[MadeBy]:
@@ -280,7 +282,7 @@ def _made_in_forward(saved: SavedByNode, steep: SavedByNode, bad: torch.Tensor) 
         f"{saved.name}, in the graph of the loss: in the forward pass its operator made of finite "
         f"numbers what is not finite, in {int(bad.sum()):,} of {bad.numel():,} elements, as many "
         f"as {steep.name} has read, the first node of backward whose derivative is not finite.",
-        inputs=tuple((n, r) for n, v in _tensors(saved) if (r := _record(v)) is not None),
+        inputs=tuple((n, r) for n, v in _tensors(saved) if (r := record_of(v)) is not None),
         variable=_later_variable(saved.is_node, lambda tensor: _leads_to(tensor.grad_fn, saved)),
     )
 
@@ -331,7 +333,7 @@ def _steep(saved: SavedByNode, bad: int, numel: int) -> MadeBy:
         f"{saved.name}, in the graph of the loss: the derivative of its operator{which} is not "
         f"finite at the values that it read or returned, in {where}. It is the first such operator "
         "in backward among those whose values are still in memory.",
-        inputs=tuple((n, r) for n, v in _operands(saved) if (r := _record(v)) is not None),
+        inputs=tuple((n, r) for n, v in _operands(saved) if (r := record_of(v)) is not None),
         variable=_later_variable(saved.is_node, lambda tensor: _leads_to(tensor.grad_fn, saved)),
         is_backward=True,
     )
@@ -369,7 +371,7 @@ class _GraphSearch:
         self._saved: dict[Any, dict[str, torch.Tensor]] = {}
         self._is_whole = True
         # Results that their nodes do not keep.
-        for variable in _locals():
+        for variable in local_variables():
             if variable.value.grad_fn is not None:
                 self._note(variable.value)
         self._spread(root)
@@ -389,7 +391,7 @@ class _GraphSearch:
                 self._note(tensor)
             again = _AGAIN.get(_kind(_name(node)))
             if again is not None and "self" in saved and (node, 0) not in self._known:
-                result = _record(again(saved["self"].detach()))
+                result = record_of(again(saved["self"].detach()))
                 if result is not None and not is_nonfinite(result):
                     self._known[node, 0] = result
             for edge in node.next_functions:
@@ -404,7 +406,7 @@ class _GraphSearch:
         edge = tensor.grad_fn, tensor.output_nr
         record = self._known.get(edge)
         if record is None:
-            record = _record(tensor)
+            record = record_of(tensor)
             if record is not None and edge[0] is not None:
                 self._known[edge] = record
         return record
@@ -508,7 +510,7 @@ class _GraphSearch:
             f"{_name(node)} in {self._graph} read it in a tensor that has no graph "
             f"({name}): data, or computed under no_grad() or from detached tensors."
         )
-        variable = _variable(lambda value: _is_same(value, tensor))
+        variable = find_variable(lambda value: is_same(value, tensor))
         return _outside(how, name, tensor, record, variable)
 
     def _made(
@@ -543,7 +545,8 @@ class _GraphSearch:
             inputs = [("self", only)]
         later = self._users(node)
         variable = _later_variable(
-            lambda fn: fn is node, lambda tensor: tensor.grad_fn in later and _is_bad(tensor)
+            lambda fn: fn is node,
+            lambda tensor: tensor.grad_fn in later and holds_nonfinite(tensor),
         )
         return MadeBy(
             _name(node),
@@ -613,11 +616,11 @@ class _GraphSearch:
         return users
 
 
-def _read_for(node: Any) -> Optional[_Variable]:
+def _read_for(node: Any) -> Optional[Variable]:
     """A variable without a graph that is not finite, and that the line has read which assigned the
     result of this node.
     """
-    own = _variable(lambda tensor: tensor.grad_fn is node)
+    own = find_variable(lambda tensor: tensor.grad_fn is node)
     source = None if own is None else own.first_cause()
     return None if source is None or source.value.requires_grad else source
 
@@ -648,14 +651,14 @@ def search_held(
     name and the operator that made it. ``with_data``: one without a graph, where none has one.
     """
     with unobserved(), no_grad():
-        held = [one for frame in frames for one in _held_by(frame)]
-        bad = [one for one in held if (r := _record(one.value)) is not None and _is_loud(r)]
+        held = [one for frame in frames for one in held_by(frame)]
+        bad = [one for one in held if (r := record_of(one.value)) is not None and _is_loud(r)]
         with_graph = [one for one in bad if one.value.grad_fn is not None]
         if with_graph:
             first = min(with_graph, key=lambda one: _order(one.value.grad_fn))
             return first.shown, first.value, search_graph(first.value, first.shown)
         is_bad = {id(one.value) for one in bad if with_data}
-        variable = _variable(lambda tensor: id(tensor) in is_bad)
+        variable = find_variable(lambda tensor: id(tensor) in is_bad)
         if variable is None:
             return None
         first = variable.first_cause() or variable
@@ -668,13 +671,13 @@ def _address(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def _beside(result: np.void, memory: Collection[int] = ()) -> Optional[_Variable]:
+def _beside(result: np.void, memory: Collection[int] = ()) -> Optional[Variable]:
     """A variable without a graph, in other memory than this, of as many elements as the result and
     no more that are bad.
     """
 
     def is_it(tensor: torch.Tensor) -> bool:
-        record = None if tensor.requires_grad else _record(tensor)
+        record = None if tensor.requires_grad else record_of(tensor)
         if record is None or record["numel"] != result["numel"] or not is_nonfinite(record):
             return False
         if _address(tensor) in memory:
@@ -682,12 +685,7 @@ def _beside(result: np.void, memory: Collection[int] = ()) -> Optional[_Variable
         counts = (sum(int(r[name]) for name in NONFINITE_COUNTS) for r in (record, result))
         return next(counts) <= next(counts)
 
-    return _variable(is_it)
-
-
-def _is_bad(tensor: torch.Tensor) -> bool:
-    record = _record(tensor)
-    return record is not None and is_nonfinite(record)
+    return find_variable(is_it)
 
 
 def _order(node: Any) -> int:
@@ -733,14 +731,14 @@ def _saved_by(node: Any) -> dict[str, torch.Tensor]:
         names = [name[len("_raw") :] for name in dir(node) if name.startswith("_raw_saved_")]
         for name in names:
             raw = getattr(node, f"_raw{name}")
-            if any(getattr(saved, "unpack_hook", True) is not None for saved in _each(raw)):
+            if any(getattr(saved, "unpack_hook", True) is not None for saved in each(raw)):
                 return {}
         for name in names:
             attribute = name if name.startswith(_PREFIX) and hasattr(node, name) else name[1:]
             value = getattr(node, attribute)
             label = name[len(_PREFIX) :]
             many = isinstance(value, (tuple, list))
-            for index, tensor in enumerate(_each(value)):
+            for index, tensor in enumerate(each(value)):
                 if isinstance(tensor, torch.Tensor):
                     tensors[f"{label}[{index}]" if many else label] = tensor
     except RuntimeError:
@@ -752,19 +750,6 @@ def _is_whole(tensor: torch.Tensor) -> bool:
     """True if it holds integers that can be read, such as a count that a sum is divided by."""
     kind = tensor.dtype
     return not (kind.is_floating_point or kind.is_complex) and can_read(tensor)
-
-
-def _each(value: Any) -> tuple[Any, ...]:
-    return tuple(value) if isinstance(value, (tuple, list)) else (value,)
-
-
-def _record(tensor: torch.Tensor) -> Optional[np.void]:
-    """The record of a tensor; None for what is not read: integers hold nothing that is not
-    finite.
-    """
-    if not can_hold_nonfinite(tensor) or not can_read(tensor):
-        return None
-    return stats(tensor.detach()).record
 
 
 # Operators whose result nobody may have kept: whether what they read makes it non-finite.
@@ -835,8 +820,8 @@ def _bad_power(read: torch.Tensor, node: Any) -> Optional[np.void]:
     """The record of its power, which nobody may have kept, where it is not finite: which of the
     causes it has (an overflow, 1/0, the root of a negative number) shows in the result alone.
     """
-    made = _record(read.detach().pow(node._saved_exponent))
-    known = _record(read)
+    made = record_of(read.detach().pow(node._saved_exponent))
+    known = record_of(read)
     is_made = made is not None and is_nonfinite(made)
     return made if is_made and known is not None and not is_nonfinite(known) else None
 
@@ -875,132 +860,17 @@ def _makes_nonfinite(node: Any, saved: Mapping[str, torch.Tensor]) -> bool:
         return False
 
 
-# Local variables
-
-
-def _is_same(tensor: torch.Tensor, other: torch.Tensor) -> bool:
-    if tensor is other:
-        return True
-    if tensor.layout is not torch.strided or other.layout is not torch.strided:
-        return False
-    return _is_at(tensor, other, other.data_ptr())
-
-
-def _is_at(tensor: torch.Tensor, other: torch.Tensor, address: int) -> bool:
-    """True if it is like ``other``, which was at this address."""
-    # A view of the whole may have another shape.
-    is_alike = (tensor.numel(), tensor.dtype) == (other.numel(), other.dtype)
-    return is_alike and tensor.numel() > 0 and tensor.data_ptr() == address
-
-
-class _Variable(NamedTuple):
-    """A local variable of a running function, or the element of one that has this ``key``.
-    ``line``: of its last assignment; 0: it has none.
-    """
-
-    name: str
-    key: str
-    value: torch.Tensor
-    frame: _Frame
-    line: int = 0
-
-    @property
-    def shown(self) -> str:
-        return self.name + self.key
-
-    def assigned_in(self, assignments: Mapping[str, object]) -> str:
-        """The name under which its assignments are: of an element that of the whole, where none
-        to it by itself is known.
-        """
-        return self.shown if self.shown in assignments else self.name
-
-    def __str__(self) -> str:
-        if not self.line:
-            return self._as_argument()
-        known = _assignments(self.frame)
-        assigned = [a for a in known[self.assigned_in(known)] if a.line <= self.line]
-        # The branch that has run is not known.
-        first = max((n for n, a in enumerate(assigned) if not a.may_be_skipped), default=0)
-        # One that reads its own name goes on with what the one before has made.
-        while first and self.name in assigned[first].read:
-            first -= 1
-        lines = list(dict.fromkeys(a.line for a in assigned[first:]))
-        # The element may have been put there later.
-        is_whole = self.assigned_in(known) == self.shown
-        what = f"{self.shown}," if is_whole else f"{self.shown}; {self.name} is"
-        return f"{what} assigned at {_place(self.frame, *lines)}"
-
-    def _as_argument(self) -> str:
-        code, caller = self.frame.f_code, self.frame.f_back
-        if self.name not in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
-            return f"{self.shown} in {code.co_name}"
-        what = f"{self.shown}, {'in ' * bool(self.key)}an argument of {code.co_name}"
-        if caller is None or not (isinstance(caller, HeldFrame) or caller in program_frames()):
-            return what
-        return f"{what}, which runs from {_place(caller, caller.f_lineno)}"
-
-    def first_bad(self) -> str:
-        return first_bad(self.shown, self.value)
-
-    def first_cause(self) -> Optional[_Variable]:
-        """The variable it was assigned from that is not finite itself, or what that was assigned
-        from, and so on.
-        """
-        cause, assigned = self, _assignments(self.frame)
-        while cause.line:
-            name = cause.assigned_in(assigned)
-            read = next(a.read for a in assigned[name] if a.line == cause.line)
-            earlier = [
-                variable._replace(line=lines[-1].line)
-                for variable in _held_by(self.frame)
-                if variable.name in read
-                and (lines := assigned.get(variable.assigned_in(assigned)))
-                and _is_bad(variable.value)
-            ]
-            # A variable that was assigned since may have been finite by then.
-            earlier = [variable for variable in earlier if variable.line < cause.line]
-            if not earlier:
-                break
-            cause = min(earlier, key=lambda variable: variable.line)
-        return None if cause is self else cause
-
-
-def _place(frame: _Frame, *lines: int) -> str:
-    code = frame.f_code
-    sources = (linecache.getline(code.co_filename, n, frame.f_globals).strip() for n in lines)
-    source = "; ".join(filter(None, sources))[:_MOST_SOURCE]
-    where = f"{code.co_filename}:{' or '.join(map(str, lines))} in {code.co_name}"
-    return f"{where}: {source}" if source else where
-
-
-def _variable(
-    is_it: Callable[[torch.Tensor], bool],
-    rank: Callable[[torch.Tensor], int] = lambda tensor: 0,
-    frames: Optional[Sequence[HeldFrame]] = None,
-) -> Optional[_Variable]:
-    """The local variable of the program's running functions, or of these frames, that holds such a
-    tensor, of several the variable of the least rank.
-    """
-    candidates = [(rank(one.value), one) for one in _locals(frames) if is_it(one.value)]
-    least = min((candidate[0] for candidate in candidates), default=0)
-    variables = []
-    for one in (variable for number, variable in candidates if number == least):
-        assignments = _assignments(one.frame)
-        lines = assignments.get(one.assigned_in(assignments))
-        variables.append(one._replace(line=lines[-1].line) if lines else one)
-    # An argument was not assigned there: by a caller perhaps, or else it is made in the call.
-    assigned = [variable for variable in variables if variable.line]
-    return next(iter([*assigned, *variables[::-1]]), None)
+# The program's variables
 
 
 def _later_variable(is_of: Callable[[Any], bool], is_later: Callable[[torch.Tensor], bool]) -> str:
     """The variable that holds the result of the node for which ``is_of`` holds, or the first result
     that this has led to.
     """
-    own = _variable(lambda tensor: tensor.grad_fn is not None and is_of(tensor.grad_fn))
+    own = find_variable(lambda tensor: tensor.grad_fn is not None and is_of(tensor.grad_fn))
     if own is not None:
         return str(own)
-    later = _variable(
+    later = find_variable(
         lambda tensor: tensor.grad_fn is not None and is_later(tensor),
         lambda tensor: _order(tensor.grad_fn),
     )
@@ -1009,74 +879,3 @@ def _later_variable(is_of: Callable[[Any], bool], is_later: Callable[[torch.Tens
 
 def _used_in(variable: str) -> str:
     return variable and f"the result is used in {variable.removeprefix('the result is used in ')}"
-
-
-def _locals(frames: Optional[Sequence[HeldFrame]] = None) -> Iterator[_Variable]:
-    """The local variables that hold a tensor; after those of a function the elements of its lists,
-    tuples and dictionaries.
-    """
-    for frame in program_frames() if frames is None else frames:
-        yield from _held_by(frame)
-
-
-def _held_by(frame: _Frame) -> Iterator[_Variable]:
-    held = [(name, "", value) for name, value in list(frame.f_locals.items())[:_MOST_LOCALS]]
-    for name, _, value in tuple(held):
-        # Neither a method of a subclass is called nor the repr() of a key: a parameter may be one.
-        kind: Any = next((k for k in (list, tuple, dict) if issubclass(type(value), k)), None)
-        if kind is not None and kind.__len__(value) <= _MOST_ELEMENTS:
-            pairs = tuple(dict.items(value)) if kind is dict else enumerate(kind.__iter__(value))
-            named = [(key, element) for key, element in pairs if type(key) in (int, str)]
-            held += [(name, f"[{key!r:.80}]", element) for key, element in named]
-    for name, key, value in held:
-        if issubclass(type(value), torch.Tensor):  # a proxy's class may be the program's code
-            yield _Variable(name, key, value, frame)
-
-
-class _Assignment(NamedTuple):
-    """``read``: the variables that it has read. ``may_be_skipped``: it stands in a branch."""
-
-    line: int
-    read: tuple[str, ...]
-    may_be_skipped: bool
-
-
-def _assignments(frame: _Frame) -> dict[str, list[_Assignment]]:
-    """The assignments of a function to each variable that may have run until now, and to its
-    elements with a constant key (``losses['box']``).
-    """
-    assignments: dict[str, list[_Assignment]] = {}
-    code, is_over = frame.f_code, False
-    read: list[str] = []
-    starts, line = dict(dis.findlinestarts(code)), code.co_firstlineno
-    instructions = list(dis.get_instructions(code))
-    jumps = [
-        (i.offset, i.argval)
-        for i in instructions
-        if i.opcode in _JUMPS and i.offset < i.argval <= frame.f_lasti
-    ]
-    for number, instruction in enumerate(instructions):
-        line = starts.get(instruction.offset) or line
-        name = instruction.opname
-        known = re.fullmatch(r"(STORE|LOAD)_(?:FAST|NAME|GLOBAL|DEREF|SUBSCR)(?:_\w+)?", name)
-        if known is None:
-            is_over = is_over or name.startswith(("POP_", "RETURN_"))
-            continue
-        # One instruction may store two, or load two, from Python 3.13 on.
-        names = [str(value) for value in _each(instruction.argval)]
-        if name == "STORE_SUBSCR":
-            whole, key = instructions[number - 2 : number]
-            if read[-1:] != [whole.argval] or key.opname not in _CONSTANTS:
-                continue
-            names = [f"{read.pop()}[{key.argval!r:.80}]"]
-        if known[1] == "LOAD":
-            if is_over:
-                read, is_over = [], False
-            read += names
-            continue
-        is_over = True
-        if line <= frame.f_lineno:
-            skipped = any(start < instruction.offset < end for start, end in jumps)
-            for variable in names:
-                assignments.setdefault(variable, []).append(_Assignment(line, tuple(read), skipped))
-    return {name: sorted(found) for name, found in assignments.items()}
