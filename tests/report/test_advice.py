@@ -52,8 +52,11 @@ def test_a_class_of_attention_that_overflows_scales_before_the_product() -> None
 
 def test_growth_advice_says_how_much_and_how_to_clip() -> None:
     where = build.site("mlp", "MLP")
-    told = advice_of(build.report(where, before=build.grown("float16", 900.0, 1.2, 20, 40)))
+    report = build.report(where, before=build.grown("float16", 900.0, 1.2, 20, 40))
+    told = advice_of(report)
     assert re.search(r"Stop the growth \(\d+ times", told) and "clip_grad_norm_" in told
+    assert "p -= lr * p.grad" in told  # no optimizer is known
+    assert "p.grad" not in advice_of(replace(report, learning_rates=(("SGD", 0.1),)))
 
 
 def test_a_jump_after_steady_steps_points_at_the_batch() -> None:
