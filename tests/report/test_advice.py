@@ -1134,6 +1134,26 @@ def test_growth_from_near_0_or_of_a_few_doublings_has_led_to_no_overflow() -> No
         assert wanted in told and "Stop the growth" not in told
 
 
+def test_growth_makes_no_zero() -> None:
+    report, wanted = OPERATORS["0/0"]
+    for bad, is_first in ((2, True), (3, False)):
+        what = build.record(nan_count=bad, step=41)
+        trend = np.stack([*build.grown("float32", 1.0, 50.0, 4, 4), what])
+        culprit = replace(report.culprit, record=what)
+        first = advise(replace(report, trend=trend, culprit=culprit))[0].text
+        assert (wanted in first) is is_first and ("Stop the growth" in first) is not is_first
+
+
+def test_an_operator_that_only_multiplies_and_adds_left_the_range_of_16_bits() -> None:
+    """The module casts its result to float32."""
+    result, what = build.record("float16", posinf_count=8), build.record(posinf_count=8)
+    for name, is_left in (("aten.mul.Tensor", True), ("aten.fill.Scalar", False)):
+        read = (("self", of(-1.0, 300.0, dtype="float16")),)
+        made = MadeBy(name, "found", "a.py:1", inputs=read, result=result)
+        told = advice_of(build.report(build.site("layer", "Layer"), what, made_by=made))
+        assert (f"{name} left the range of float16, which ends at 65,504" in told) is is_left
+
+
 def test_an_operator_that_has_no_rule_is_given_no_cause() -> None:
     report = operator_report("aten.linalg_matrix_exp", {"self": of(high=120.0)}, posinf_count=8)
     first = advise(report)[0].text
@@ -1251,6 +1271,7 @@ def test_what_the_loss_read_from_outside_is_explained_by_what_it_holds(
     assert f"{name} was not finite before the loss read it: look at the data" in first.text
     assert f"Look where it is made: {how}" in first.text
     assert ("a std of one element" in first.text) is (how == "0/0")
+    assert ("power of a negative number" in first.text) is (how == "0/0")
     assert first.code == f"assert torch.isfinite({name}).all()"
 
 

@@ -86,12 +86,24 @@ bool is_of_user(PyObject* globals) {
   return package != "torch" && package != "fastcheck" && package.substr(0, 7) != "_pytest";
 }
 
-// The code of a graph that torch.compile has made: no line of it is the program's.
-bool is_of_graph(PyObject* code) {
-  const char* const text = PyUnicode_AsUTF8(reinterpret_cast<PyCodeObject*>(code)->co_filename);
+std::string_view text_of(PyObject* string) {
+  const char* const text = PyUnicode_AsUTF8(string);
   if (text == nullptr) PyErr_Clear();
-  const std::string_view file = text == nullptr ? "" : text;
-  return file.find("<eval_with_key") != file.npos || file.find("_aot_autograd") != file.npos;
+  return text == nullptr ? "" : text;
+}
+
+// The code of a graph that torch.compile has made, and that which it has put in the place of a
+// function, with its file and name: no line of these is the program's. The latter calls graphs.
+bool is_of_graph(PyObject* object) {
+  auto* const code = reinterpret_cast<PyCodeObject*>(object);
+  const std::string_view file = text_of(code->co_filename);
+  if (file.find("<eval_with_key") != file.npos || file.find("_aot_autograd") != file.npos)
+    return true;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(code->co_names); ++i) {
+    const std::string_view name = text_of(PyTuple_GET_ITEM(code->co_names, i));
+    if (name.substr(0, 13) == "__compiled_fn" || name.substr(0, 11) == "__resume_at") return true;
+  }
+  return false;
 }
 
 // Called with the interpreter's lock. `globals` are looked at when the code is new, which is kept

@@ -321,6 +321,12 @@ def diverged(case: Case) -> Iterator[Advice]:
 
 def unexplained(made: Operation) -> Advice:
     """Advice on an operator without a rule that has made NaN or Inf."""
+    result = made.result
+    is_finite = not any(reading.nonfinite_count for _, reading in made.inputs)
+    if result is not None and not made.is_nan and is_finite and made.is_arithmetic:
+        form = result.float_format
+        if form is not None and form.is_narrow:
+            return narrow(made, result.dtype, form.max)
     peak = format_number(max((float(r.abs_max or 0) for _, r in made.inputs), default=0.0))
     read = f" of numbers up to {peak} in magnitude" if made.inputs else ""
     if made.inputs and not any(r.numel for _, r in made.inputs):
@@ -332,6 +338,20 @@ def unexplained(made: Operation) -> Advice:
     return Advice(
         f"{made.shown} made {'NaN' if made.is_nan else 'Inf'}{read}: {why} clamp them before, or "
         "add an eps."
+    )
+
+
+def narrow(made: Operation, dtype: str, most: float) -> Advice:
+    """Advice on an operator whose result has left the range of 16 bits, which end at ``most``."""
+    is_root = made.name == "sqrt"
+    peak = max((float(r.abs_max or 0) for _, r in made.inputs), default=0.0)
+    seen = f", with numbers up to {format_number(peak)}" if peak else ""
+    # A tensor that it read may hold Inf as well where none is held.
+    left = "left" if made.inputs or is_root else "may have left"
+    return Advice(
+        f"{'What was given to ' if is_root else ''}{made.shown} {left} the range of {dtype}, which "
+        f"ends at {format_number(most)}{seen}: compute it in float32 or bfloat16, outside of "
+        "float16 autocast, or scale it before."
     )
 
 

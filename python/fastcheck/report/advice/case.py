@@ -89,6 +89,25 @@ class Operation:
     def may_be_inf(self) -> bool:
         return self.result is None or self.result.inf_count > 0
 
+    @property
+    def has_domain(self) -> bool:
+        """True if it divides, or takes logarithms or roots."""
+        return bool(_DOMAINS.fullmatch(self.name))
+
+    @property
+    def is_arithmetic(self) -> bool:
+        """True if an infinity that it has made has left a range: a mask, or another number that is
+        written, leaves none.
+        """
+        is_written = re.search("where|fill|pad|scatter|put|copy", self.name)
+        return not (self.has_domain or is_written)
+
+    @property
+    def is_of_zeros(self) -> bool:
+        """True if one operand has as many zeros as there are bad results, which growth made not."""
+        bad = 0 if self.result is None else self.result.nonfinite_count
+        return bad > 0 and any(reading.zero_count == bad for _, reading in self.inputs)
+
     def operand(self, place: int) -> tuple[str, RecordStatistics | None]:
         """The argument at this place, by the names that torch's operators give them."""
         named = (("self", "input", "log_probs"), ("other",), ("tensor2",))[place]
@@ -163,8 +182,8 @@ class Case:
     @property
     def has_domain(self) -> bool:
         """True if what made it may divide, or take logarithms or roots, as far as is known."""
-        if self.op_name:
-            return bool(_DOMAINS.fullmatch(self.op_name))
+        if self.operation is not None:
+            return self.operation.has_domain
         return not self.is_sum_of_products and not _SAFE.fullmatch(self.site.module_type)
 
     @property

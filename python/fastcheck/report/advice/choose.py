@@ -258,22 +258,12 @@ def loss(case: Case) -> Iterator[Advice]:
     result = None if made is None else made.result
     form = None if made is None or result is None else result.float_format
     is_finite = made is not None and not any(r.nonfinite_count for _, r in made.inputs)
-    # A mask, or another number that is written, leaves no range.
-    is_written = re.search("where|fill|pad|scatter|put|copy", case.op_name)
-    is_safe = not (case.has_domain or is_written)
+    is_safe = made is not None and made.is_arithmetic
     if made is not None and result is not None and form is not None and form.is_narrow:
-        peak = max((float(r.abs_max or 0) for _, r in made.inputs), default=0.0)
         is_root = made.name == "sqrt" and not made.is_nan  # That of a finite number is none.
         has_left = (result.inf_count and (is_root or is_safe)) or case.is_sum_of_products
         if is_finite and has_left:
-            seen = f", with numbers up to {format_number(peak)}" if peak else ""
-            # A tensor that it read may hold Inf as well where none is held.
-            left = "left" if made.inputs or is_root else "may have left"
-            yield Advice(
-                f"{'What was given to ' if is_root else ''}{made.shown} {left} the range of "
-                f"{result.dtype}, which ends at {format_number(form.max)}{seen}: compute it in "
-                "float32 or bfloat16, outside of float16 autocast, or scale it before."
-            )
+            yield activations.narrow(made, result.dtype, form.max)
             return
     yield from activations.growth(case) if case.trend.has_grown else ()
     if made is not None and result is not None and made.inputs and is_finite and is_safe:
@@ -307,8 +297,8 @@ def _how_made(case: Case) -> str:
         return "log(0) is -Inf, and so is -1/0 (clamp before, or leave such elements out)"
     if bad.nan_count:
         return (
-            "0/0 (a mean over nothing, a std of one element, a count of 0: clamp it), a missing "
-            "value, Inf - Inf"
+            "0/0 (a mean over nothing, a std of one element, a count of 0: clamp it), a root, a "
+            "log or a power of a negative number, a missing value, Inf - Inf"
         )
     return "x/0 (a count of 0: clamp it), log(0), a cast out of range"
 
@@ -450,8 +440,9 @@ def advise(report: StopReport) -> list[Advice]:
     is_of_target = case.operation is not None and target_outgrows(case.operation)
     has_changed = has_changed and not is_of_target
     developed = list(activations.growth(case)) if known and has_changed else []
+    is_grown = case.trend.has_exploded and not (case.operation and case.operation.is_of_zeros)
     for item in (
-        *(developed if case.trend.has_exploded else ()),
+        *(developed if is_grown else ()),
         *known,
         *developed,
         # A buffer has to be repaired, whatever made its contents.

@@ -14,6 +14,9 @@ import torch
 CALL = torch.nn.Module._call_impl.__code__
 #: Parts of the file names of the code that torch.compile makes, as in csrc/torch/python/line.cpp.
 _OF_GRAPHS = ("<eval_with_key", "_aot_autograd")
+#: The beginnings of names that such code has which stands in the place of a function, with its file
+#: and name.
+_CALLS_OF_GRAPHS = ("__compiled_fn", "__resume_at")
 #: The code of functions that run a call again which is over: the program is elsewhere by then.
 PAST: set[CodeType] = set()
 
@@ -57,6 +60,7 @@ def program_frames() -> Iterator[FrameType]:
             return
         package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
         is_of_graph = any(name in frame.f_code.co_filename for name in _OF_GRAPHS)
+        is_of_graph |= any(name.startswith(_CALLS_OF_GRAPHS) for name in frame.f_code.co_names)
         is_internal = package in ("torch", "fastcheck") or package.startswith("_pytest")
         if not (is_internal or is_of_graph):
             yield frame
