@@ -38,6 +38,8 @@ from fastcheck.utils.torch.transforms import unwrapped
 from fastcheck.verdict.step import Step
 from fastcheck.watch.columns import Columns
 
+from .zero_gradients import where_zero
+
 #: Updates in a row that have to agree before a warning; also the interval at which parameters that
 #: no optimizer holds are looked for.
 UPDATES = 10
@@ -690,10 +692,18 @@ class StalledWeights:
         is_left_out = has_none & table["is_chosen"][first]
         updates = np.where(is_left_out, 0, table["no_gradient"][held])
         if look.is_certain:
-            self._warn_about(held[(updates >= UPDATES) & has_gradient], _zero)
-            self._warn_about(held[(updates >= UPDATES) & ~has_gradient], _none)
+            zero = held[(updates >= UPDATES) & has_gradient]
+            self._warn_about(zero, lambda names: _zero(names) + self._where_zero(zero))
+            is_all = not (has_gradient & is_live).any()
+            self._warn_about(
+                held[(updates >= UPDATES) & ~has_gradient], _none_at_all if is_all else _none
+            )
         is_open = (is_pending & ~table["has_moved"][held]) | ((updates > 0) & (updates < UPDATES))
         return bool((is_open & ~table["is_said"][held]).any())
+
+    def _where_zero(self, parameters: np.ndarray) -> str:
+        modules = {self._sites[int(site)].module for site in parameters}
+        return where_zero(self._history.last_step(), self._sites, modules)
 
     def _loss_is_zero(self) -> bool:
         losses = self._history.latest_of(self._losses)
@@ -750,9 +760,9 @@ def _zero(names: str) -> str:
     return (
         f"gradients that are all 0: of {names}, in {UPDATES} updates in a row. Possible causes: a "
         "dead activation, an operator whose derivative is 0 (round, sign, clamp beyond its limits, "
-        "nearest sampling, ReLU in a second derivative), a factor that is 0 throughout (both "
-        "matrices of LoRA, a weight of the loss), float16 gradients that underflow, NaN that was "
-        "replaced by 0"
+        "nearest sampling, ReLU in a second derivative, softmax over one element, a backward of "
+        "your own), a factor that is 0 throughout (both matrices of LoRA, a weight of the loss), "
+        "float16 gradients that underflow, NaN that was replaced by 0."
     )
 
 
@@ -762,6 +772,16 @@ def _none(names: str) -> str:
         "whether the branch is detached, runs under no_grad(), is within a reentrant checkpoint "
         "none of whose inputs requires a gradient (use_reentrant=False), or is never called; where "
         "that is intended, set requires_grad=False"
+    )
+
+
+def _none_at_all(names: str) -> str:
+    return (
+        f"no gradient: {names} had grad=None in {UPDATES} updates of an optimizer in a row, and so "
+        "had every weight that it trains. backward() may have been called on a tensor that has "
+        "none of them in its graph: one that was made anew (torch.tensor(), .item(), NumPy), or of "
+        "what has no derivative (argmax, a comparison), and given requires_grad; or the loss is "
+        "that of another model, or of a copy"
     )
 
 

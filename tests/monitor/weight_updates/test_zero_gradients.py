@@ -1,0 +1,83 @@
+"""Warnings of gradients that are 0 or None name where they became it, as far as was read."""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+import pytest
+import torch
+from torch import nn
+
+import fastcheck
+
+pytestmark = pytest.mark.usefixtures("fresh_start")
+
+
+class Times(nn.Module):
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.factor
+
+
+def warning_of(
+    model: nn.Module, loss: Callable[[torch.Tensor], torch.Tensor], **options: Any
+) -> str:
+    """The only warning of a training on ``loss``, a function of a batch."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.manual_seed(0)
+    with pytest.warns(fastcheck.FastcheckWarning) as caught, fastcheck.install(model, **options):
+        for _ in range(12):
+            optimizer.zero_grad()
+            loss(torch.randn(4, 8)).backward()
+            optimizer.step()
+    (text,) = [str(warning.message) for warning in caught]
+    return text
+
+
+@pytest.mark.parametrize("level", ["module", "op"])
+def test_a_module_that_returns_0(level: str) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), Times(0.0), nn.Linear(8, 4))
+    text = warning_of(model, lambda x: model(x).square().mean(), level=level)
+    assert text.startswith("gradients that are all 0: of 0.weight, 0.bias, 2.weight, in 10 updates")
+    what = "output of" if level == "module" else "result of aten.mul.Tensor in"
+    assert f"In the last of these steps the {what} 1 (Times) was 0 throughout" in text
+    between = "the gradient of output of 0 (Linear) was 0 throughout, and the gradient of output of"
+    named = f"{between} 1 (Times), which was read before it, was not."
+    assert (named in text) is (level == "module")
+
+
+@pytest.mark.parametrize("level", ["module", "op"])
+def test_an_operator_whose_derivative_is_0(level: str) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4))
+    text = warning_of(model, lambda x: model[1](model[0](x).sign()).square().mean(), level=level)
+    assert "of 0.weight, 0.bias, in 10 updates" in text
+    where = "output of 0 (Linear) was 0 throughout, and the gradient of input[0] of 1 (Linear),"
+    if level == "op":
+        where = "aten.sign in outside the model was 0 throughout, and what was read before it was"
+    assert f"the gradient of {where}" in text
+
+
+def test_a_weight_of_a_loss_that_is_0() -> None:
+    """The gradients of the two come from one loss, and nothing was read between."""
+    model = nn.ModuleDict({"one": nn.Linear(8, 4), "other": nn.Linear(8, 4)})
+    text = warning_of(model, lambda x: model["one"](x).sum() * 0 + model["other"](x).mean() * 0 + 1)
+    assert "of other (Linear) was 0 already where it came from the loss." in text
+
+
+@pytest.mark.parametrize(
+    "made", [lambda y: y.argmax(1).float(), lambda y: torch.tensor(y.tolist())]
+)
+def test_a_loss_without_a_graph(made: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    model = nn.Linear(8, 4)
+    text = warning_of(model, lambda x: made(model(x)).requires_grad_().mean())
+    assert text.startswith("no gradient: weight, bias had grad=None in 10 updates of an optimizer")
+    assert "argmax" in text and "made anew" in text
+
+
+def test_a_branch_without_a_graph_is_no_loss_without_one() -> None:
+    model = nn.ModuleDict({"one": nn.Linear(8, 4), "other": nn.Linear(8, 4)})
+    text = warning_of(model, lambda x: (model["one"](x) + model["other"](x).detach()).mean())
+    assert "no gradient: other.weight, other.bias" in text and "argmax" not in text
