@@ -330,6 +330,21 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         source="transformers#45120",
     ),
     _fact(
+        "one_element", cause="layer",
+        text="in the graph of the loss {name}, in {value} checks in a row, ten updates apart",
+        advice="check the number of outputs and the shape: binary_cross_entropy_with_logits is for "
+        "one output, and a normalisation needs several elements",
+        source="forums: CrossEntropyLoss of one output, LayerNorm(1)",
+    ),
+    _fact(
+        "broadcast", cause="loss",
+        text="in the graph of the loss {name}, and the square of that is averaged or added up, in "
+        "{value} checks in a row, ten updates apart",
+        advice="if each result has one target, give both the same shape, as "
+        "target.view_as(prediction) has",
+        source="pytorch#16045",
+    ),
+    _fact(
         "one_number", cause="layer",
         text="every element of {name} was {value} in the first observed step: the units of such a "
         "layer may compute the same, and get equal gradients",

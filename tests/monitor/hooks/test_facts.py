@@ -840,3 +840,52 @@ def test_a_softmax_of_a_softmax(is_twice: bool) -> None:
     found = texts(program, 40, may_warn=False)
     assert len(found) == is_twice
     assert all("a softmax is given the result of softmax" in text for text in found)
+
+
+@pytest.mark.parametrize(
+    ("make", "found"),
+    [
+        (lambda y: torch.nn.functional.cross_entropy(y[:, :1], torch.zeros(8).long()), "one class"),
+        (lambda y: torch.nn.functional.cross_entropy(y, torch.zeros(8).long()), ""),
+        (lambda y: torch.nn.functional.layer_norm(y[:, :1], (1,)).square().mean(), "layer_norm"),
+        (lambda y: torch.nn.functional.layer_norm(y, (4,)).square().mean(), ""),
+        (lambda y: torch.nn.functional.group_norm(y, 4).square().mean(), "group_norm"),
+        (lambda y: torch.nn.functional.group_norm(y, 2).square().mean(), ""),
+    ],
+)
+def test_a_function_of_one_element(make: Any, found: str) -> None:
+    def program(model: nn.Module, optimizer: Any) -> None:
+        optimizer.zero_grad()
+        y = model(torch.randn(8, 8))
+        (make(y) + y.square().mean()).backward()
+        optimizer.step()
+
+    said = texts(program, 40)
+    assert len(said) == bool(found) and all(found in text for text in said)
+
+
+@pytest.mark.parametrize(
+    ("difference", "is_broadcast"),
+    [
+        (lambda y, t: y.sum(1, True) - t, True),
+        (lambda y, t: t - y.sum(1, True), True),
+        (lambda y, t: y.sum(1, True).squeeze(1) - t[:, None], True),
+        (lambda y, t: y.sum(1) - t, False),
+        # Each with each, as it is written.
+        (lambda y, t: y.sum(1)[:, None] - t, False),
+        # Several targets, and several results for one.
+        (lambda y, t: y.sum(1, True) - torch.zeros(8, 3), False),
+        (lambda y, t: y - t[:, None], False),
+        # Results that are compared among themselves.
+        (lambda y, t: y.sum(1, True) - y.sum(1), False),
+    ],
+)
+def test_a_result_that_is_broadcast_against_its_target(difference: Any, is_broadcast: bool) -> None:
+    def program(model: nn.Module, optimizer: Any) -> None:
+        optimizer.zero_grad()
+        difference(model(torch.randn(8, 8)), torch.randn(8)).pow(2).mean().backward()
+        optimizer.step()
+
+    said = texts(program, 40)
+    assert len(said) == is_broadcast
+    assert all("was broadcast to [8, 8]" in text and "same shape" in text for text in said)

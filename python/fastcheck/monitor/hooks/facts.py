@@ -59,7 +59,7 @@ _WRITTEN, _SELDOM = 3, 10
 # The number of windows that are kept, each the updates between two at which gradients were cleared.
 _WINDOWS = 8
 # The forms that are looked for in the graphs of losses.
-_FORMS = ("given_twice", "given_probabilities", "applied_twice")
+_FORMS = ("given_twice", "given_probabilities", "applied_twice", "one_element", "broadcast")
 # A momentum of batch norm from which on its statistics are nearly those of the last batch.
 _LARGE_MOMENTUM = 0.9
 _MOST_TRAINED = 0.02

@@ -342,9 +342,9 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 
 # ---- Forms of a loss -----------------------------------------------------------------------------
 #
-# Only the types of nodes and their edges are looked at: what a node has saved may be unpacked by a
-# function of the program or computed again, and a node of an autograd.Function has attributes that
-# the program chose.
+# Only the types of torch's nodes, their edges, their numbers and the shapes of what they have made
+# are looked at: a tensor that a node has saved may be unpacked by a function of the program or
+# computed again, and a node of an autograd.Function has attributes that the program chose.
 
 _MOST_FORM_NODES = 20_000
 _LOOKS = 5
@@ -363,9 +363,13 @@ _NOT_GIVEN = {
 }
 
 
+_ONE = "normalises one element at a time: it returns its bias, or 0, whatever it is given"
+
+
 class LossForms:
-    """Looks now and then in the graph of a loss for a softmax of a softmax, and for a cross entropy
-    of logits that is given probabilities.
+    """Looks now and then in the graph of a loss for a softmax of a softmax, for a cross entropy
+    of logits that is given probabilities or one class, for a normalisation of one element, and for
+    the square of what was broadcast.
     """
 
     def __init__(self) -> None:
@@ -386,6 +390,12 @@ class LossForms:
             form, what, given = _NOT_GIVEN.get(_kind(node), ("", "", ""))
             if form and _kind(_behind(node)) == given:
                 forms[form] = f"{what} is given the result of {given.lower()}"
+            constant = _constant(node)
+            if constant:
+                forms["one_element"] = constant
+            shapes = _broadcast(node)
+            if shapes:
+                forms["broadcast"] = shapes
             for child, _ in node.next_functions:
                 if child is not None and child not in met:
                     met.add(child)
@@ -404,3 +414,57 @@ def _behind(node: Any) -> Any:
     while node is not None and _VIEWS.fullmatch(_kind(node)):
         node = node.next_functions[0][0]
     return node
+
+
+def _constant(node: Any) -> str:
+    """Names a function of one element, whose result is always the same; empty: it is none."""
+    kind = _kind(node)
+    if kind == "NllLoss":
+        child = node.next_functions[0][0]
+        if _kind(child) == "LogSoftmax" and _shape(child)[child._saved_dim :][:1] == (1,):
+            return "cross entropy is given one class: it is 0 whatever the logit is"
+    elif kind == "NativeLayerNorm":
+        if math.prod(node._saved_normalized_shape) == 1:
+            return f"layer_norm {_ONE}"
+    elif kind == "NativeGroupNorm" and node._saved_HxW * node._saved_C == node._saved_group:
+        return f"group_norm {_ONE}"
+    return ""
+
+
+def _broadcast(node: Any) -> str:
+    """The shapes, where the square of a difference is averaged or added up that is N x N, of N x 1
+    results and a tensor without a graph.
+    """
+    if _kind(node) not in ("Mean", "Sum"):
+        return ""
+    square = node.next_functions[0][0]
+    if _kind(square) != "Pow" or square._saved_exponent != 2:
+        return ""
+    difference = square.next_functions[0][0]
+    if _kind(difference) not in ("Sub", "Rsub"):
+        return ""
+    made, shape = (
+        [one for one, _ in difference.next_functions if one is not None],
+        _shape(difference),
+    )
+    if len(made) != 1 or len(shape) != 2 or shape[0] != shape[1] or shape[0] < 2:
+        return ""
+    # A view may be there for that: x[:, None] - y.
+    of = _shape(made[0])
+    is_column = of == (shape[0], 1) and not _VIEWS.fullmatch(_kind(made[0]))
+    before = (
+        made[0].next_functions[0][0] if _kind(made[0]) in ("Squeeze", "Select", "View") else None
+    )
+    is_row = of == (shape[0],) and before is not None and _shape(before) == (shape[0], 1)
+    if not (is_column or is_row):
+        return ""
+    return (
+        f"the difference of a result of shape {list(of)} and of a tensor without a graph was "
+        f"broadcast to {list(shape)}"
+    )
+
+
+def _shape(node: Any) -> tuple[int, ...]:
+    """The shape of the first result of a node; empty where it is not known."""
+    made = getattr(node, "_input_metadata", ())
+    return tuple(made[0].shape) if made else ()
