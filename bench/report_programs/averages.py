@@ -851,3 +851,26 @@ def gradients_over_no_targets(fixed: bool) -> Made:
         return loss
 
     return [model], step
+
+
+@program(
+    "pytorch/pytorch#16045",
+    "values of shape (N, 1) against returns of shape (N): the mean of N x N squares",
+    place=r"graph of the loss",
+    operator=r"difference of a result",
+    kind=r"broadcast to \[16, 16\]",
+    advice=r"same shape",
+    is_finite=True,
+    steps=40,
+)
+def values_against_all_returns(fixed: bool) -> Made:
+    model = mlp(6, 16, 1)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        states = data(i, 16, 6)
+        returns = states.sum(1)
+        values = model(states)
+        return update(optimizer, ((values[:, 0] if fixed else values) - returns).pow(2).mean())
+
+    return [model], step

@@ -592,3 +592,32 @@ def gelu_in_float16(fixed: bool) -> Made:
         return update(optimizer, F.cross_entropy(model(x).float() / 100, whole(i, 0, 3, 8)))
 
     return [model], step
+
+
+@program(
+    "huggingface/transformers#17978",
+    "RMSNorm in float16: the mean of squares is inf, rsqrt(inf) is 0, and nothing below it trains",
+    place=r"\bnorm\b",
+    operator=r"output of norm|rsqrt",
+    kind=r"was 0 throughout",
+    advice=r"gradients that are all 0",
+    is_finite=True,
+    steps=16,
+)
+def norm_of_zeros(fixed: bool) -> Made:
+    class Norm(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            x = x if fixed else x.half()
+            return (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)).float()  # FAULT
+
+    class Scaled(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * 3000
+
+    model = chain(body=Scaled(6, 16), norm=Norm(), head=nn.Linear(16, 3))
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        return update(optimizer, F.cross_entropy(model(data(i, 16, 6)), whole(i, 0, 3, 16)))
+
+    return [model], step

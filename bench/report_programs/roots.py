@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -582,5 +583,53 @@ def distances_by_gram_matrix(fixed: bool) -> Made:
         square = square.masked_fill(torch.eye(12, dtype=torch.bool), 1.0) - 2e-5
         far = square.clamp_min(1e-6).sqrt() if fixed else square.sqrt()  # FAULT
         return update(optimizer, F.relu(1 - far).mean())
+
+    return [model], step
+
+
+@program(
+    "leftthomas/CGD#12",
+    "a Function of its own, whose backward is x ** -1.5: of a node whose edges have no weight, inf",
+    place=r"\bedge\b|InverseRoot",
+    operator=r"\bpow\b",
+    kind=r"power of (?:a )?0",
+    advice=EPS,
+    never=(NO_RATE,),
+)
+def function_of_inverse_root(fixed: bool) -> Made:
+    class InverseRoot(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.save_for_backward(x)
+            return torch.where(x > 0, x.clamp_min(1e-12).rsqrt(), torch.zeros_like(x))
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
+            (x,) = ctx.saved_tensors
+            return -0.5 * gradient * (x.clamp_min(1e-4) if fixed else x) ** -1.5  # FAULT
+
+    class Convolution(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.edge, self.out = nn.Linear(3, 1, bias=False), nn.Linear(5, 4)
+            nn.init.constant_(self.edge.weight, 0.5)
+
+        def forward(self, x: Tensor, edges: Tensor, source: Tensor, target: Tensor) -> Tensor:
+            weight = self.edge(edges)[:, 0] ** 2
+            degree = InverseRoot.apply(torch.zeros(len(x)).index_add(0, target, weight))
+            each = (degree[source] * weight * degree[target])[:, None] * self.out(x)[source]
+            return torch.zeros(len(x), 4).index_add(0, target, each)
+
+    model = Convolution()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+
+    def step(i: int) -> Tensor:
+        source, target = whole(i, 0, 12, 40), whole(i + 50, 0, 11, 40)
+        target[:12] = torch.arange(12)
+        edges = uniform(i + 3, 40, 3)
+        if i == BAD:
+            edges[11] = 0
+        logits = model(data(i, 12, 5), edges, source, target)
+        return update(optimizer, F.cross_entropy(logits, whole(i, 0, 4, 12)))
 
     return [model], step

@@ -98,6 +98,17 @@ def test_a_rate_far_below_the_largest_until_now(last: float, is_told: bool) -> N
     assert all("millionth of its largest value until now, 0.001" in text for _, text in texts)
 
 
+@pytest.mark.parametrize(("full", "tiny", "told_at"), [(30, 70, 93), (100, 99, 0), (100, 101, 199)])
+def test_a_schedule_that_has_ended_long_ago(full: int, tiny: int, told_at: int) -> None:
+    """In as many steps as it was larger, and 64 at least."""
+    run, texts = Weights(), []
+    for step, rate in enumerate([1e-3] * full + [1e-12] * tiny):
+        texts += [(step, text) for text in run.update(step + 1, learning_rate=rate)]
+    told = [(step, text) for step, text in texts if "hardly anything is learned" in text]
+    assert [step for step, _ in told] == [told_at] * bool(told_at)
+    assert all("Look at the schedule" in text for _, text in told)
+
+
 def given(run: Run, **fields: Any) -> list[str]:
     return [e.text for e in run.step({INPUT: fields}) if e.kind == "invariant"]
 

@@ -39,6 +39,8 @@ _SAME, _RUNS, _ROUNDS = 64, 16, 4
 _IGNORED = -100
 # The ratio of the learning rate to its largest value, and the steps in a row.
 _LEAST_RATE, _TINY_STEPS = 1e-6, 20
+# Steps at such a rate after which a schedule has ended, if there were no more at a larger one.
+_ENDED = 64
 #: Classes of modules whose weight is a matrix, or several matrices.
 _MATRICES = re.compile(r"(Linear|(Lazy)?Conv(Transpose)?[123]d|Embedding)$")
 _COUNTED = 32
@@ -293,6 +295,13 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         "{usual}",
     ),
     _fact(
+        "rate_ended", cause="optimizer",
+        text="the learning rate has been less than a millionth of its largest value in {value} "
+        "steps in a row, at least as many as it was larger in: hardly anything is learned any more",
+        advice="look at the schedule: a scheduler that is made for epochs may be stepped for each "
+        "batch, or its last step has long passed",
+    ),
+    _fact(
         "siblings", cause="precision",
         text="{name}", source="lightning-thunder#725",
     ),
@@ -542,6 +551,10 @@ class Invariants:
         self._sites = sites
         self._steps = 0
         self._most_rate = 0.0
+        # Steps at a learning rate that is a part worth naming of the largest, those in a row at one
+        # that is not, and the step in which these are as many.
+        self._full_rates = self._tiny_rates = 0
+        self._has_ended = -1
 
     def of_step(self, now: Signals, k: int, step: int, checksums: Sequence[int]) -> list[Number]:
         """Takes in step ``k``, of this number, with the checksums of its batch."""
@@ -551,9 +564,17 @@ class Invariants:
             numbers += _odd_siblings(self._sites, now, k)
         elif self._steps == 1:
             numbers += _of_one_number(self._sites, now, k)
+        if step == self._has_ended:
+            numbers.append(Number("rate_ended", max(_ENDED, self._full_rates)))
         return numbers
 
     def rate(self, row: StepRow) -> tuple[Optional[float], float]:
         """The learning rate of a step, by its row of the step table, and the largest so far."""
-        self._most_rate = max(self._most_rate, row.learning_rate or 0.0)
+        rate = row.learning_rate or 0.0
+        self._most_rate = max(self._most_rate, rate)
+        is_tiny = 0 < rate < _LEAST_RATE * self._most_rate
+        self._full_rates += rate > 0 and not is_tiny
+        self._tiny_rates = self._tiny_rates + 1 if is_tiny else 0
+        if is_tiny and self._tiny_rates == max(_ENDED, self._full_rates):
+            self._has_ended = row.step
         return row.learning_rate, self._most_rate
