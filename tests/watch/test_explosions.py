@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
+from fastcheck.record.format import RECORD_DTYPE, Flag
 from fastcheck.record.site import Site
 from fastcheck.watch.event import WatchEvent
 from support.watched import SCALED, Run, tensor
@@ -48,6 +50,18 @@ def test_one_of_a_run_that_goes_on_to_explode_warns() -> None:
     run.steps(30)
     found = [*explosions(run, {FIRST: 1e6}), *explosions(run, {SECOND: 1e6})]
     assert [event.is_warning for event in found] == [True, False]
+
+
+@pytest.mark.parametrize("place", [FIRST, GRADIENT])
+@pytest.mark.parametrize(("tried", "used"), [(1e6, 1.0), (1.0, 1e6)])
+def test_a_point_that_a_line_search_has_left_is_none(place: int, tried: float, used: float) -> None:
+    run = Run()
+    run.steps(30)
+    loss = np.zeros(1, RECORD_DTYPE)
+    loss["site"] = run.sites.intern(Site("", "", "forward", "loss", 0, "loss"))
+    loss["flags"] = int(Flag.ANEW)
+    found = run.take([run.healthy({place: tried}), loss, run.healthy({place: used})])
+    assert [event.kind for event in found] == ["explosion"] * (used == 1e6)
 
 
 @pytest.mark.parametrize("place", [FIRST, GRADIENT, FIRST_WEIGHT])

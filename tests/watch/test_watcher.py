@@ -327,6 +327,12 @@ class TestTensors:
         (event,) = warmed_up().step({INPUT: {"rms": 5.0, "sum": 5.0 * 1024}})
         assert (event.kind, event.cause, event.is_warning) == ("batch", "data", False)
 
+    def test_a_batch_whose_flags_are_all_0_now_and_then_is_none(self) -> None:
+        run, none = Run(), {"rms": 0.0, "max": 0.0, "min": 0.0, "zero_count": 1024}
+        events = [run.step({INPUT: none} if step % 5 == 0 else None) for step in range(200)]
+        assert [event for found in events for event in found] == []
+        assert [event.kind for event in run.step({INPUT: 30.0})] == ["batch"]
+
     def test_an_activation_that_dies(self) -> None:
         run = warmed_up()
         zero = {"rms": 0.0, "zero_count": 1024}

@@ -39,6 +39,7 @@ class Bands:
             rejected=np.zeros(1, np.int64),
             median=np.full(1, np.nan),
             spread=np.full(1, np.nan),
+            lowest=np.full(1, np.nan),
             highest=np.full(1, np.nan),
         )
 
@@ -59,6 +60,11 @@ class Bands:
     def spread(self) -> np.ndarray:
         """The spread of each signal, by number; NaN as the median."""
         return self._of["spread"]
+
+    @property
+    def lowest(self) -> np.ndarray:
+        """The smallest value of the past, by number."""
+        return self._of["lowest"]
 
     @property
     def highest(self) -> np.ndarray:
@@ -89,7 +95,7 @@ class Bands:
             rejected[numbers] = np.where(is_new_level, 0, run)
             renewed = numbers[is_new_level]
             counts[renewed] = 0
-            for name in ("median", "spread", "highest"):
+            for name in ("median", "spread", "lowest", "highest"):
                 self._of[name][renewed] = np.nan
             kept &= ~is_outside | is_new_level
         before = counts[numbers]
@@ -134,7 +140,8 @@ class Bands:
             values = self._values[chosen, :count]
             values.sort(axis=1)
             median = _middle(values)
-            of["median"][chosen], of["highest"][chosen] = median, values[:, -1]
+            of["median"][chosen] = median
+            of["lowest"][chosen], of["highest"][chosen] = values[:, 0], values[:, -1]
             distances = np.abs(values - median[:, None])
             distances.sort(axis=1)
             spread = _middle(distances)

@@ -247,6 +247,7 @@ def explodes(view: StepsView) -> np.ndarray:
         largest = np.fmax.reduce(np.where(is_gradient, view.peak, -np.inf), axis=1, keepdims=True)
         is_rounding = view.peak <= largest + _ROUNDING_OF_ZERO
         far &= ~(is_gradient & (is_rounding | now.is_skipped[:, None]))
+        far &= ~now.is_tried
     return far & ((phases == ACTIVATION) | is_gradient | (phases == WEIGHT))
 
 

@@ -36,6 +36,8 @@ _PHASES = {
 
 #: Stands in the place of log2(0): less than any format holds.
 NOTHING = -1100.0
+# The ratio to the last call of one that a line search has left.
+_TRIED = 32.0
 #: The steps of a part: of those that are judged together, so many are compared with the same
 #: ranges, which are renewed after them.
 PART = 16
@@ -62,7 +64,8 @@ class Signals:
     (the gradient of a parameter) and ``gradient_at`` (of a weight the place of its gradient, or -1)
     by tensor, and ``rows``, ``steps``, ``is_limited`` (Watch(skip_above=) skipped the update),
     ``is_skipped`` (for whatever reason) and ``has_still_group`` (a learning rate of 0) by step.
-    ``checksums``: of several calls their sum.
+    ``checksums``: of several calls their sum. ``is_tried``: in a step whose gradients were thrown
+    away and made again, as by a line search, the last call was far smaller than another.
     """
 
     rows: Sequence[Optional[StepRow]]
@@ -79,6 +82,7 @@ class Signals:
     is_read: np.ndarray
     levels: np.ndarray
     abs_max: np.ndarray
+    is_tried: np.ndarray
     headroom: np.ndarray
     zero_share: np.ndarray
     subnormal_share: np.ndarray
@@ -150,6 +154,7 @@ class SignalReader:
         wanted &= (records["depth"] >= Depth.STATS) & (records["numel"] > 0)
         wanted &= (records["flags"] & int(Flag.RECOMPUTE)) == 0
         limited = np.bincount(step_of[is_limit], minlength=len(steps)) > 0
+        anew = np.bincount(step_of[records["flags"] & int(Flag.ANEW) > 0], minlength=len(steps)) > 0
         is_still = inside & self._is_rate[known] & (records["zero_count"] > 0)
         still = np.bincount(step_of[is_still], minlength=len(steps)) > 0
         if not wanted.all():
@@ -178,7 +183,7 @@ class SignalReader:
             is_of_parameter=self._is_of_parameter[plan.sites],
             gradient_at=self._gradient_at,
             has_still_group=still,
-            **_by_site(records, plan, 1.0 / scales[step_of]),
+            **_by_site(records, plan, 1.0 / scales[step_of], anew),
         )
 
     def _grow(self) -> None:
@@ -342,9 +347,11 @@ def _is_whole(numbers: np.ndarray) -> np.ndarray:
 
 
 def _by_site(
-    records: Mapping[str, np.ndarray], plan: _RecordOrder, factor: np.ndarray
+    records: Mapping[str, np.ndarray], plan: _RecordOrder, factor: np.ndarray, anew: np.ndarray
 ) -> dict[str, Any]:
-    """``factor``: by record, what undoes the loss scale."""
+    """``factor``: by record, what undoes the loss scale. ``anew``: the steps whose gradients were
+    made again.
+    """
     total, spread = plan.total, plan.spread
     components = component_counts(records)
     bad = sum(records[name] for name in NONFINITE_COUNTS)
@@ -386,6 +393,7 @@ def _by_site(
         "is_read": is_read,
         "levels": spread(levels),
         "abs_max": spread(abs_max),
+        "is_tried": spread(plain[plan.last] < abs_max / _TRIED) & anew[:, None],
         "headroom": spread(headroom),
         "zero_share": spread(zeros / there),
         "subnormal_share": spread(np.minimum(subnormal / np.maximum(there - zeros, 1), 1.0)),

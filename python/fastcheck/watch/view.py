@@ -329,6 +329,9 @@ class Past:
             spread = np.where(middle == NOTHING, np.nan, bands.spread[numbers])
             with np.errstate(invalid="ignore"):
                 scores[:, part] = (values - middle[:, None]) / spread[:, None]
+                # The flags of a batch may all be 0 now and then.
+                is_known = (values >= bands.lowest[numbers][:, None]) & (values <= most[:, None])
+            scores[:, part][is_known & (phases == INPUT)] = 0.0
             size = np.abs(scores[:, part])
             is_refused = np.zeros(values.shape, bool)
             at = row, _, column = np.nonzero(size >= min(_LEFT_AT, self._threshold))
