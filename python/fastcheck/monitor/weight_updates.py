@@ -55,6 +55,8 @@ class ObservedUpdates:
         self.parameters: Sequence[int] = ()
         self.gradients: Sequence[int] = ()
         self.rates: Sequence[bool] = ()
+        #: How often the module of each parameter had been called, by the parameter's site.
+        self.calls: dict[int, int] = {}
         self.glances = 0
         #: True if every update is to be looked at closely. Set where the records arrive, which on a
         #: device is some updates later.
@@ -74,6 +76,8 @@ class ParameterDetails(NamedTuple):
     has_gradient: list[bool]
     #: Other ranks hold the rest of it.
     is_part: list[bool]
+    #: Its module may have been called since the last close look.
+    is_called: list[bool]
 
 
 class UpdateInfo:
@@ -188,7 +192,14 @@ class UpdateWatcher:
         sites = list(parameters_read)
         if len(sites) < len(parameters):
             sites = [node.site("param", name, 0) for node, name, _ in parameters]
-        look.close = ParameterDetails(sites, is_live, has_gradient, is_part)
+        before, calls = watch.calls, [node.total_calls for node, _, _ in parameters]
+        watch.calls = dict(zip(sites, calls))
+        is_called = [
+            before.get(site) != count
+            or not (node.is_callable and node.enabled and node.is_selected)
+            for (node, _, _), site, count in zip(parameters, sites, calls)
+        ]
+        look.close = ParameterDetails(sites, is_live, has_gradient, is_part, is_called)
 
     def look_at_buffers(self, look: UpdateInfo, buffers_read: list[int]) -> None:
         """``buffers_read``: the sites of the buffers that were read."""
@@ -477,7 +488,8 @@ _SPACING = np.array([_EPSILON.get(info.name, 2.0**-23) for info in DTYPES])
 
 # Columns of a table by site. ``first_alike``: the first parameter whose path is the same but for
 # its numbers; and, of that one, whether one of them had a gradient and then none (``is_left``), and
-# whether one without had one again after that (``is_chosen``): a router chooses among them.
+# whether one without had one after that, or after its module was not called (``is_uncalled``):
+# ``is_chosen``, as where a router chooses among them.
 _NUMBERS = ("parameter", "idle", "idle_alone", "no_gradient", "first_alike")
 _FLAGS = (
     "is_parameter",
@@ -486,6 +498,7 @@ _FLAGS = (
     "has_moved",
     "is_left",
     "is_chosen",
+    "is_uncalled",
     "has_had_gradient",
     "is_said",
 )
@@ -684,11 +697,19 @@ class StalledWeights:
         lacks = is_live & (~has_gradient | is_zero)
         first, has_none = table["first_alike"][held], is_live & ~has_gradient
         table["is_left"][first[has_none & table["has_had_gradient"][held]]] = True
-        is_back = is_live & has_gradient & (table["no_gradient"][held] > 0)
-        table["is_chosen"][first[is_back & table["is_left"][first]]] = True
-        table["has_had_gradient"][held[is_live & has_gradient]] = True
+        is_reached = is_live & has_gradient
+        # A module that nothing calls has no part in the loss, as where a model grows, or has a head
+        # that this training leaves alone; but one layer of many may have been forgotten.
+        count = len(is_read)
+        alike = np.bincount(first[is_live], minlength=count)
+        is_forgotten = 2 * np.bincount(first[is_reached], minlength=count) > alike
+        is_uncalled = has_none & ~np.array(close.is_called) & ~is_forgotten[first]
+        was_left = (table["no_gradient"][held] > 0) & table["is_left"][first]
+        table["is_chosen"][first[is_reached & (was_left | table["is_uncalled"][held])]] = True
+        table["is_uncalled"][held] = is_uncalled
+        table["has_had_gradient"][held[is_reached]] = True
         table["no_gradient"][held[lacks]] += 1
-        table["no_gradient"][held[is_live & ~lacks]] = 0
+        table["no_gradient"][held[is_uncalled | (is_live & ~lacks)]] = 0
         is_left_out = has_none & table["is_chosen"][first]
         updates = np.where(is_left_out, 0, table["no_gradient"][held])
         if look.is_certain:

@@ -428,10 +428,25 @@ def test_an_expert_that_gives_way_to_another() -> None:
             chosen: torch.Tensor = self.a(x) if 2 < self.count < 30 else self.b(x)
             return chosen
 
-    texts = said(Experts(), steps=60)
-    assert len(texts) == 2
-    assert "no gradient: b.weight, b.bias" in texts[0]
-    assert "no gradient: a.weight, a.bias" in texts[1]
+    assert said(Experts(), steps=60) == []
+
+
+def test_a_model_that_grows() -> None:
+    """Its layers are called from some step on, one after another."""
+    assert said(Turns(lambda step: list(range(1 + step // 4))), steps=80) == []
+
+
+def test_a_head_that_is_left_alone() -> None:
+    """It is called for a validation alone."""
+    model = Net()
+    model.other = nn.Linear(8, 4)
+
+    def validate(step: int) -> None:
+        if step % 20 == 0:
+            with torch.no_grad():
+                model.other(torch.randn(2, 8))
+
+    assert said(model, before_update=validate, steps=260) == []
 
 
 def test_a_layer_that_is_thawed_and_written_back(monkeypatch: pytest.MonkeyPatch) -> None:
