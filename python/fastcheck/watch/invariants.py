@@ -490,11 +490,16 @@ class Batches:
 
 
 def _odd_siblings(sites: SiteTable, now: Signals, k: int) -> Iterator[Number]:
-    """A comparison of the dtypes that modules of one class return, in step ``k``."""
+    """A comparison of the dtypes that modules of one class return, in step ``k``. Those without a
+    weight, such as dropout, return that of their input.
+    """
+    weighted = {sites[number].module for number in now.sites[now.phases == WEIGHT].tolist()}
     kinds: dict[str, dict[str, list[str]]] = {}
     for at in np.flatnonzero((now.phases == ACTIVATION) & now.is_read[k]).tolist():
         site = sites[int(now.sites[at])]
-        if site.role == "output" and not site.op and IS_FLOAT[code := now.code_of(k, at)]:
+        if site.role != "output" or site.op or site.module not in weighted:
+            continue
+        if IS_FLOAT[code := now.code_of(k, at)]:
             of_kind = kinds.setdefault(site.module_type, {})
             of_kind.setdefault(DTYPES[code].name, []).append(site.module)
     for kind, modules in kinds.items():

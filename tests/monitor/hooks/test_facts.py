@@ -253,6 +253,30 @@ def test_weights_that_change_their_dtype_are_not_compared(first: torch.dtype) ->
     assert not [str(warning.message) for warning in caught]
 
 
+class Float32(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return super().forward(x.float())
+
+
+@pytest.mark.parametrize("last", [nn.Linear, Float32])
+def test_a_layer_with_weights_may_be_outside_of_autocast(last: type[nn.Linear]) -> None:
+    """Dropout returns the dtype that it is given, which is float32 after the embedding."""
+    last.__name__ = "Linear"
+    layers = [(nn.Dropout(0.1), nn.Linear(8, 8)) for _ in range(3)]
+    model = nn.Sequential(nn.Embedding(5, 8), *sum(layers, ()), nn.Dropout(0.1), last(8, 8))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with fastcheck.install(model) as monitor:
+        for _ in range(20):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16):
+                model(torch.randint(5, (16,))).float().square().mean().backward()
+            optimizer.step()
+    found = [event.text for event in monitor.watch.events if "return a dtype" in event.text]
+    assert len(found) == (last is Float32)
+    assert all("1 of 4 modules of class Linear return a dtype" in text for text in found)
+
+
 class Doubled(torch.autograd.Function):
     """One with attributes of its own, that have the names of a node's."""
 
