@@ -101,6 +101,17 @@ class TestNumbers:
         text = "the learning rate was changed from 0.001 to 0.005"
         assert all(text in one.text and not one.is_warning for one in events)
 
+    @pytest.mark.parametrize(("rate", "is_event"), [(0.011, False), (0.03, True)])
+    @pytest.mark.parametrize("of_group", [False, True])
+    def test_a_warm_up_of_which_one_step_in_ten_is_observed(
+        self, rate: float, is_event: bool, of_group: bool
+    ) -> None:
+        run = warmed_up(every=10)
+        if of_group:
+            run.watcher.setting("optimizers[0].groups[0].lr", 0.001, rate)
+        events = run.step(learning_rate=rate)
+        assert [one.kind for one in events] == ["settings"] * is_event
+
     @pytest.mark.parametrize(("beta2", "is_event"), [(0.5, True), (0.7, False)])
     def test_a_beta2_that_is_too_small_at_first(self, beta2: float, is_event: bool) -> None:
         run = Run()

@@ -204,11 +204,12 @@ def factor_changed(number: Number) -> bool:
     return _ratio(number) >= _FACTOR
 
 
-def is_jump(before: float, rate: float) -> bool:
+def is_jump(before: float, rate: float, steps: int = 1) -> bool:
     """True if a learning rate rose from one step to the next: schedules do not do that, but for a
-    restart from 0.
+    restart from 0. Of an observed step so many ``steps`` later, a linear warm-up may have made a
+    rate that is ``steps + 1`` times as large.
     """
-    return rate >= _RATE_FACTOR * before > 0
+    return rate >= _RATE_FACTOR / 2 * (steps + 1) * before > 0
 
 
 def rate_rose(rate: Number) -> bool:

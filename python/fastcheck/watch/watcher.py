@@ -122,6 +122,8 @@ class Causes:
         # Changes, with the number of the observed step.
         self._changes: deque[tuple[int, _Change]] = deque(maxlen=PAST)
         self._rate: Optional[float] = None
+        #: The last step, and how many steps it came after the one before.
+        self.last = 0, 1
         self._size, self._steady = 0.0, 0
         # The step in which the ranks had other weights than each other last.
         self._fault: Optional[int] = None
@@ -157,6 +159,7 @@ class Causes:
         ``sizes``: the numbers of elements of what it was given.
         """
         self.movers.now += 1
+        self.last = step, step - self.last[0]
         rate = None if row is None else row.learning_rate
         before, self._rate = self._rate, rate or self._rate
         change = None
@@ -639,11 +642,13 @@ class Watcher:
         changes += self._program.take_noticed(step)
         sizes, checksums = block.inputs[k]
         rate = self.causes.note_step(now, k, step, row, sizes)
-        of_groups = [change for change in changes if change.name == "lr"] if changes else []
+        _, gap = self.causes.last
+        changes = [c for c in changes if c.name != "lr" or is_jump(c.usual, c.value, gap)]
+        of_groups = [change for change in changes if change.name == "lr"]
         if rate is None:  # the largest of all groups is as before
             for change in of_groups:
                 self.causes.setting_changed(step, change.full_name, change.usual, change.value)
-        elif not of_groups and is_jump(rate.before, rate.after):
+        elif not of_groups and is_jump(rate.before, rate.after, gap):
             changes.append(Number("lr", rate.after, rate.before, full_name=rate.name))
         if block.have_left[k]:
             self.causes.movers.add(now, k, view.scores, view.outside)

@@ -329,8 +329,9 @@ def pattern_tuple(name: str, value: Union[str, Iterable[str]], examples: str) ->
         patterns = tuple(value)
     if patterns and all(isinstance(pattern, str) for pattern in patterns):
         return patterns
+    has_some = any(isinstance(pattern, str) for pattern in patterns)
     raise ConfigError(
-        f"{name} holds no pattern",
+        f"{name} holds something that is not a string" if has_some else f"{name} holds no pattern",
         expected=examples,
         got=repr(value),
         hint=f"leave {name}= out to observe everything" if not patterns else "",
@@ -365,7 +366,7 @@ def _checked_steps(value: Iterable[int]) -> Union[range, tuple[int, ...]]:
 def _checked_optimizers(value: Optimizers) -> Optional[tuple[torch.optim.Optimizer, ...]]:
     if value is None:
         return None
-    given = (value,) if isinstance(value, torch.optim.Optimizer) else value
+    given = (value,) if isinstance(value, (torch.optim.Optimizer, str)) else value
     optimizers = tuple(given) if isinstance(given, Iterable) else (given,)
     for optimizer in optimizers:
         if not isinstance(optimizer, torch.optim.Optimizer):
