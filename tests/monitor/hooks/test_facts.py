@@ -253,6 +253,33 @@ def test_weights_that_change_their_dtype_are_not_compared(first: torch.dtype) ->
     assert not [str(warning.message) for warning in caught]
 
 
+class Holder(torch.optim.Optimizer):
+    """As ZeroRedundancyOptimizer holds one, and SAM."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        super().__init__([p for group in inner.param_groups for p in group["params"]], {})
+        self.inner = inner
+
+    def step(self, closure: Any = None) -> None:
+        self.inner.step()
+
+
+@pytest.mark.parametrize("is_wrapped", [False, True])
+def test_an_optimizer_that_another_holds_is_not_told_as_a_second(is_wrapped: bool) -> None:
+    others: list[torch.optim.Optimizer] = []
+
+    def program(model: nn.Module, optimizer: Any) -> None:
+        if not others:
+            second = torch.optim.SGD(model.parameters(), 0.01)
+            others.append(Holder(optimizer) if is_wrapped else second)
+        for used in others if is_wrapped else (optimizer, *others):
+            optimizer.zero_grad()
+            loss(model).backward()
+            used.step()
+
+    assert any("updated by two optimizers" in text for text in texts(program)) != is_wrapped
+
+
 class Float32(nn.Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         with torch.autocast("cpu", enabled=False):

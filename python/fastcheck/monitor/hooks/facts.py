@@ -654,7 +654,11 @@ class Facts:
             self._tell_once("made_anew", _MADE, about)
 
     def _look_at_holders(self) -> None:
-        holders = Counter(key for optimizer in self._chains for key in parameter_ids(optimizer))
+        # A wrapper has the optimizer that it holds step.
+        values = [value for optimizer in self._chains for value in vars(optimizer).values()]
+        inner = {id(value) for value in values if isinstance(value, torch.optim.Optimizer)}
+        outer = (optimizer for optimizer in self._chains if id(optimizer) not in inner)
+        holders = Counter(key for optimizer in outer for key in parameter_ids(optimizer))
         shared = [s for s in self._state.parameters() if holders[id(s[2])] > 1]
         if shared:
             self._tell("held_twice", len(shared), _names(shared))
