@@ -55,7 +55,7 @@ class ObservedUpdates:
         self.parameters: Sequence[int] = ()
         self.gradients: Sequence[int] = ()
         self.rates: Sequence[bool] = ()
-        #: How often the module of each parameter had been called, by the parameter's site.
+        #: The number of calls of each parameter's module until then, by the parameter's site.
         self.calls: dict[int, int] = {}
         self.glances = 0
         #: True if every update is to be looked at closely. Set where the records arrive, which on a
@@ -699,11 +699,12 @@ class StalledWeights:
         table["is_left"][first[has_none & table["has_had_gradient"][held]]] = True
         is_reached = is_live & has_gradient
         # A module that nothing calls has no part in the loss, as where a model grows, or has a head
-        # that this training leaves alone; but one layer of many may have been forgotten.
+        # that this training leaves alone, or whose weights it adds times 0, so that all ranks have
+        # gradients of them; but one layer of many may have been forgotten.
         count = len(is_read)
         alike = np.bincount(first[is_live], minlength=count)
-        is_forgotten = 2 * np.bincount(first[is_reached], minlength=count) > alike
-        is_uncalled = has_none & ~np.array(close.is_called) & ~is_forgotten[first]
+        is_forgotten = 2 * np.bincount(first[is_live & ~lacks], minlength=count) > alike
+        is_uncalled = lacks & ~np.array(close.is_called) & ~is_forgotten[first]
         was_left = (table["no_gradient"][held] > 0) & table["is_left"][first]
         table["is_chosen"][first[is_reached & (was_left | table["is_uncalled"][held])]] = True
         table["is_uncalled"][held] = is_uncalled
@@ -782,8 +783,9 @@ def _zero(names: str) -> str:
         f"gradients that are all 0: of {names}, in {UPDATES} updates in a row. Possible causes: a "
         "dead activation, an operator whose derivative is 0 (round, sign, clamp beyond its limits, "
         "nearest sampling, ReLU in a second derivative, softmax over one element, a backward of "
-        "your own), a factor that is 0 throughout (both matrices of LoRA, a weight of the loss), "
-        "float16 gradients that underflow, NaN that was replaced by 0."
+        "your own), a factor that is 0 throughout (both matrices of LoRA, a weight of the loss), a "
+        "term of the loss at its bound (a margin, free bits), float16 gradients that underflow, "
+        "NaN that was replaced by 0."
     )
 
 

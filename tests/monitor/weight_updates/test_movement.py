@@ -436,6 +436,20 @@ def test_a_model_that_grows() -> None:
     assert said(Turns(lambda step: list(range(1 + step // 4))), steps=80) == []
 
 
+def test_weights_that_are_added_times_0() -> None:
+    """So that DistributedDataParallel has a gradient of each."""
+
+    class Unused(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.other = nn.Linear(8, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) + 0.0 * sum(p.sum() for p in self.other.parameters())
+
+    assert said(Unused(), steps=60) == []
+
+
 def test_a_head_that_is_left_alone() -> None:
     """It is called for a validation alone."""
     model = Net()
