@@ -6,7 +6,8 @@ set(FASTCHECK_OPTIONS -Wall -Wextra -ffp-contract=off -fno-fast-math -fno-math-e
 # Wide vectors never leave their file, so their calling convention is of no concern (-Wno-psabi), nor
 # are attributes lost in templates; the uninitialised and bounds warnings of gcc 12 are about its own intrinsics,
 # and about a last row that is not there.
-set(FASTCHECK_VECTOR_OPTIONS -Wno-psabi -Wno-ignored-attributes -Wno-maybe-uninitialized -Wno-uninitialized -Wno-array-bounds)
+set(FASTCHECK_VECTOR_OPTIONS -Wno-psabi -Wno-ignored-attributes -Wno-uninitialized -Wno-array-bounds
+  $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
 
 function(fastcheck_vector_source name)
   target_sources(fastcheck_cpu PRIVATE ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/${name}.cpp)

@@ -67,7 +67,13 @@ template <int kBy>
 inline Bytes swapped(Bytes x) {
   Bytes from;
   for (int i = 0; i < kVectorBytes; ++i) from[i] = static_cast<std::uint8_t>(i ^ kBy);
+#if defined(__clang__)  // has no __builtin_shuffle, and makes one of this loop
+  Bytes y;
+  for (int i = 0; i < kVectorBytes; ++i) y[i] = x[from[i]];
+  return y;
+#else
   return __builtin_shuffle(x, from);
+#endif
 }
 
 inline std::uint8_t highest(Bytes x) {

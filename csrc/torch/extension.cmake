@@ -57,8 +57,8 @@ if(FASTCHECK_TORCH_VERSION VERSION_GREATER_EQUAL 2.14)  # its headers need C++20
   set_target_properties(_C PROPERTIES CXX_STANDARD 20)
 endif()
 # at::parallel_for is a template: without OpenMP where it is compiled it is a plain loop. Nothing is linked
-# for it, so that the threads are those of torch's own runtime.
-target_compile_options(_C PRIVATE -fopenmp)
+# for it, so that the threads are those of torch's own runtime, which is g++'s: what clang compiles needs its own.
+target_compile_options(_C PRIVATE $<$<CXX_COMPILER_ID:GNU>:-fopenmp>)
 # Most of the time goes into the headers of torch and pybind11, which all files include: several
 # folders are compiled as one file. With OFF each file is: an edit compiles less, all takes longer.
 option(FASTCHECK_UNITY "Compile the folders of csrc/torch as a few files" ON)
