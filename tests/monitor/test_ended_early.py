@@ -40,6 +40,17 @@ def test_what_an_exception_has_cut_off_is_in_the_summary_at_once() -> None:
     assert not any(part.startswith("harmless") for part in lines)
 
 
+def test_of_pending_gradients_the_first_is_told() -> None:
+    """The others are taken to follow: no text says that those before them were finite."""
+    model = chain(
+        first=nn.Linear(8, 8), middle=nn.Linear(8, 8), bad=Apply(nan_gradient), last=nn.Linear(8, 4)
+    )
+    monitor = fastcheck.install(model.requires_grad_(False))
+    model(torch.ones(2, 8, requires_grad=True)).sum().backward()
+    events = [(e.site.module, e.site.label) for e in monitor._session.event_store.pending]
+    assert events == [("bad", "input[0]")]
+
+
 def test_at_the_end_of_the_run_it_counts() -> None:
     model = model_of()
     monitor = fastcheck.install(model)

@@ -13,6 +13,8 @@
 #include <utility>
 #include <vector>
 
+#include "torch/hooks/module_recorder.h"
+#include "torch/hooks/recorder.h"
 #include "torch/python/tensors.h"
 #include "torch/python/types.h"
 
@@ -132,9 +134,13 @@ py::tuple saved_near(const py::sequence& roots, const py::object& attributes_of,
 // that is asked for, and until `most` nodes were met.
 class GraphLeaves {
  public:
-  GraphLeaves(py::handle root, std::size_t most) : most_(most) {
-    if (const auto& node = unpack(root).grad_fn()) waiting_.push_back(node);
+  GraphLeaves(py::handle root, std::size_t most, py::object recorder) : most_(most) {
+    // At op level it is one of Python, and no gradient is recorded at a node.
+    if (Py_TYPE(recorder.ptr()) == hook_recorder_type()) recorder_ = std::move(recorder);
+    if (const auto& node = unpack(root).grad_fn()) follow(node);
   }
+
+  bool has_recorded() const { return has_recorded_; }
 
   py::object next() {
     for (; at_ < waiting_.size(); ++at_, edge_ = 0) {
@@ -147,15 +153,23 @@ class GraphLeaves {
         if (typeid(reached) == typeid(torch::autograd::AccumulateGrad)) {
           return wrap(static_cast<const torch::autograd::AccumulateGrad&>(reached).variable);
         }
-        waiting_.push_back(following);
+        follow(following);
       }
     }
     throw py::stop_iteration();
   }
 
  private:
+  void follow(const NodePtr& node) {
+    has_recorded_ =
+        has_recorded_ || (recorder_ && records_gradient(hook_recorder_of(recorder_.ptr()), *node));
+    waiting_.push_back(node);
+  }
+
   // Of the node that is followed: its place, and its next edge.
   std::size_t most_, at_ = 0, edge_ = 0;
+  py::object recorder_;
+  bool has_recorded_ = false;
   std::vector<NodePtr> waiting_;
   std::unordered_set<const Node*> met_;
 };
@@ -164,9 +178,11 @@ class GraphLeaves {
 
 void define_last_nodes(py::module_& m) {
   py::class_<GraphLeaves>(m, "GraphLeaves")
-      .def(py::init<py::handle, std::size_t>(), py::arg("root"), py::arg("most"))
+      .def(py::init<py::handle, std::size_t, py::object>(), py::arg("root"), py::arg("most"),
+           py::arg("recorder"))
       .def("__iter__", [](py::object self) { return self; })
-      .def("__next__", &GraphLeaves::next);
+      .def("__next__", &GraphLeaves::next)
+      .def_property_readonly("has_recorded", &GraphLeaves::has_recorded);
   m.def("saved_near", saved_near, py::arg("roots"), py::arg("attributes_of"), py::arg("most"),
         py::arg("room"));
 }

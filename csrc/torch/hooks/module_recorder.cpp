@@ -6,12 +6,16 @@
 #include <torch/csrc/PyInterpreter.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/python_hook.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/dynamo/compiled_autograd.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <string_view>
+#include <typeinfo>
 
 #include "torch/hooks/call.h"
 #include "torch/hooks/flatten.h"
@@ -26,6 +30,8 @@ namespace py = pybind11;
 namespace fastcheck {
 namespace {
 
+using std::string_view_literals::operator""sv;
+
 struct Names {
   PyObject* stack = interned("stack");
   PyObject* is_root = interned("is_root");
@@ -33,6 +39,7 @@ struct Names {
   PyObject* own_recorder = interned("_recorder");
   PyObject* grad_input = interned("grad_input");
   PyObject* grad_output = interned("grad_output");
+  PyObject* reader = interned("reader");
 };
 
 const Names& names() {
@@ -116,6 +123,7 @@ PyObject* get_number(PyObject* self, void*) {
 
 PyGetSetDef kGradientProperties[] = {
     {"call", &get_object<&GradientRecorder::call>, nullptr, nullptr, nullptr},
+    {"reader", &get_object<&GradientRecorder::observer>, nullptr, nullptr, nullptr},
     {"role", &get_object<&GradientRecorder::role>, nullptr, nullptr, nullptr},
     {"site", &get_number<&GradientRecorder::site>, nullptr, nullptr, nullptr},
     {"tensor_seq", &get_number<&GradientRecorder::tensor_seq>, nullptr, nullptr, nullptr},
@@ -247,6 +255,10 @@ class NodeHook : public torch::autograd::FunctionPreHook {
     return gradients;
   }
 
+  bool is_of(const HookRecorder& recorder) const {
+    return GradientObject::of(recorder_.ptr()).observer.is(recorder.observer);
+  }
+
   void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& args) const override {
     PyObject* const held = py::object(recorder_).release().ptr();
     args.add_tensor_pre_hook(c10::SafePyObject(held, getPyInterpreter()),
@@ -257,6 +269,14 @@ class NodeHook : public torch::autograd::FunctionPreHook {
   py::object recorder_;
   std::uint32_t output_;
 };
+
+// True for a GradientRecorder, and a GradientHook of Python, of this session.
+bool is_of(const HookRecorder& recorder, PyObject* hook) {
+  PyObject* const reader = PyObject_GetAttr(hook, names().reader);
+  PyErr_Clear();
+  Py_XDECREF(reader);
+  return reader != nullptr && reader == recorder.observer.ptr();
+}
 
 // `tensor`: no leaf.
 void register_hook(PyObject* tensor, py::object hook) {
@@ -510,6 +530,23 @@ PyTypeObject* module_type() {
 }
 
 }  // namespace
+
+bool records_gradient(const HookRecorder& recorder, torch::autograd::Node& node) {
+  const auto& hooks = node.tensor_pre_hooks();
+  return std::any_of(hooks.begin(), hooks.end(), [&](const auto& hook) {
+    const torch::autograd::FunctionPreHook& held = *hook;
+    if (typeid(held) == typeid(NodeHook)) return static_cast<const NodeHook&>(held).is_of(recorder);
+    // Those of tensor.register_hook(). torch_python keeps the type_info of this class to itself.
+    if (typeid(held).name() != "N5torch8autograd23PyFunctionTensorPreHookE"sv) return false;
+    using torch::autograd::PyFunctionTensorPreHook;
+    PyObject* const others = static_cast<const PyFunctionTensorPreHook&>(held).dict;
+    PyObject *key = nullptr, *registered = nullptr;
+    for (Py_ssize_t at = 0; PyDict_Next(others, &at, &key, &registered) != 0;) {
+      if (is_of(recorder, registered)) return true;
+    }
+    return false;
+  });
+}
 
 void define_module_recorder(py::module_& m) {
   m.attr("ModuleRecorder") = py::handle(reinterpret_cast<PyObject*>(module_type()));

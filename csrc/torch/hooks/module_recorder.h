@@ -3,8 +3,14 @@
 #pragma once
 
 #include <pybind11/pybind11.h>
+#include <torch/csrc/autograd/function.h>
 
 namespace fastcheck {
+
+struct HookRecorder;
+
+// True if the gradient of an output of the node is recorded.
+bool records_gradient(const HookRecorder& recorder, torch::autograd::Node& node);
 
 // Defines the types ModuleRecorder and GradientRecorder, which need the interpreter's lock, and
 // take the session's.

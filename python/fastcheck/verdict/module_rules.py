@@ -855,12 +855,15 @@ class ModuleRules:
 
     def undecided(self) -> list[Finding]:
         """The findings that are pending and were not removed: of what follows from one another the
-        first.
+        first. The later gradients are taken to follow.
         """
         findings: dict[int, Finding] = {}
+        gradient = self.findings.first_confirmed or self._pending_gradient()
         for finding in self.findings.all:
             if finding.state is FindingState.PENDING and not finding.uses.is_absorbed:
-                findings.setdefault(id(finding.root), finding)
+                root = (gradient if finding.is_gradient else None) or finding.root
+                if root.verdict not in CONFIRMED:
+                    findings.setdefault(id(root), finding)
         return list(findings.values())
 
     def let_go(self) -> None:

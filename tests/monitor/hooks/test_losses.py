@@ -9,10 +9,14 @@ import pytest
 import torch
 from torch import nn
 from torch.autograd import grad  # imported before install()
+from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import fastcheck
+from fastcheck.calls.recorder import HookRecorder
+from fastcheck.extension import status
 from fastcheck.monitor.hooks import losses, optimizers
+from fastcheck.record.site import GRAD_LOSS
 from support.programs.training import (
     Apply,
     Net,
@@ -192,6 +196,52 @@ class TestTheLoss:
         stop = stopped(loss.backward)
         assert where(stop.culprit) == ("", "loss", "loss", "origin")
         assert all(parameter.grad is None for parameter in model.parameters())
+
+    @pytest.mark.skipif(status.module is None, reason="needs the extension")
+    @pytest.mark.parametrize("how", ["called", "mapped", "hooked"])
+    def test_of_parameters_of_the_programs_own_it_comes_before_the_gradients(
+        self, how: str
+    ) -> None:
+        model, other = Net(), Net()
+        fastcheck.install(model)
+        own = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
+        for x in batches(20):  # after as many losses as make the search a short one
+            other(x).mean().backward()
+        if how == "mapped":
+            stacked = {name: torch.stack([p, p]) for name, p in own.items()}
+            y = torch.vmap(lambda p: functional_call(model, p, (torch.ones(1, 8),)))(stacked)
+        else:
+            x = torch.ones(1, 8, requires_grad=True) * 1
+            if how == "hooked":
+                x.register_hook(lambda gradient: None)
+            y = functional_call(model, own, (x,))
+        stop = stopped((y + 1e6).exp().mean().backward)
+        assert where(stop.culprit) == ("", "loss", "loss", "origin")
+        assert all(p.grad is None for p in own.values())
+
+    @pytest.mark.skipif(status.module is None, reason="needs the extension")
+    def test_gradients_of_parameters_of_the_programs_own_are_those_of_a_loss(self) -> None:
+        model = Net()
+        monitor = fastcheck.install(model)
+        own = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
+        x = torch.ones(1, 8, requires_grad=True)
+        y = functional_call(model, own, (x,))
+        loss = (y * 3).square().mean()
+        grad(y.sum(), x, retain_graph=True)
+        grad(loss, list(own.values())[:1], retain_graph=True)
+        grad(loss, list(own.values()))
+        assert losses_read(monitor) == [(0, loss.item())]
+        stop = stopped(lambda: grad(loss / 0, list(own.values())))
+        assert where(stop.culprit) == ("", "loss", GRAD_LOSS, "origin")
+
+    @pytest.mark.skipif(status.module is None, reason="needs the extension")
+    def test_of_another_models_outputs_is_not_its_loss(self) -> None:
+        model, other = Net(), Net()
+        monitor, others = fastcheck.install(model), fastcheck.install(other)
+        own = {name: p.detach().clone().requires_grad_() for name, p in other.named_parameters()}
+        model(torch.ones(1, 8)).mean().backward()
+        functional_call(other, own, (torch.ones(1, 8),)).square().mean().backward()
+        assert len(losses_read(monitor)) == len(losses_read(others)) == 1
 
     def test_several_that_are_accumulated(self) -> None:
         model = Net()
@@ -544,15 +594,17 @@ def test_leaves_of_a_graph_are_met_in_the_same_order_in_both_languages() -> None
     inner = weights[1] * 2
     hidden = torch.utils.checkpoint.checkpoint(lambda x: x * weights[0], inner, use_reentrant=True)
     loss = (torch.stack(weights).sum() * weights[2] + hidden / weights[3]).sum()
-    assert len(list(losses._leaves_of(loss, 2000))) == 50
+    recorder = HookRecorder()
+    assert len(list(losses._leaves_of(loss, 2000, recorder))) == 50
     for root in (loss, torch.ones(1), weights[0]):
         for most in range(1, 80):
-            met = [id(leaf) for leaf in losses._leaves_of(root, most)]
-            assert met == [id(leaf) for leaf in losses._leaves(root, most)]
+            met = [id(leaf) for leaf in losses._leaves_of(root, most, recorder)]
+            assert met == [id(leaf) for leaf in losses._Leaves(root, most, recorder)]
 
 
 def test_a_node_of_many_inputs_is_followed_until_a_parameter_is_met() -> None:
     weights = [torch.ones(2, requires_grad=True) for _ in range(3000)]
     loss = torch.stack(weights).sum()
-    for leaves in (losses._leaves, losses._leaves_of):
-        assert [leaf is weights[0] for leaf in leaves(loss, 2000)][:2] == [True, False]
+    for leaves in (losses._Leaves, losses._leaves_of):
+        met = leaves(loss, 2000, HookRecorder())
+        assert [leaf is weights[0] for leaf in met][:2] == [True, False]

@@ -14,11 +14,12 @@ import re
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Callable, Optional
+from typing import Any, Optional
 
 import torch
 
 from fastcheck.calls.module_calls import ModuleNode
+from fastcheck.calls.recorder import HookRecorder
 from fastcheck.calls.stored import parameter_at
 from fastcheck.extension import status
 from fastcheck.monitor.session.session import Session
@@ -100,19 +101,26 @@ class LossReader:
     def lead_to_model(
         self, roots: Sequence[torch.Tensor], inputs: Optional[Sequence[torch.Tensor]] = None
     ) -> bool:
-        """True if a parameter is found in the graphs of ``roots``, or among ``inputs``, those of
-        autograd.grad(). Nobody else changes these graphs: they are about to be used here.
+        """True if a parameter is found in the graphs of ``roots``, or what a module has made of
+        other parameters that it was given (torch.func.functional_call). ``inputs``: of
+        autograd.grad(), which is asked for gradients of parameters, or of as many tensors of their
+        shapes. Nobody else changes these graphs: they are about to be used here.
         """
         if inputs is not None:
-            return self._parameters.find(inputs, self._session.step.index)
+            is_asked = self._parameters.find(inputs, self._session.step.index)
+            if is_asked or not self._parameters.have_shapes_of(inputs):
+                return is_asked
         is_rare = self._fruitless >= _MOST_FRUITLESS
         most = _FEW_NODES if is_rare else _MAX_NODES
         step = None if is_rare else self._session.step.index
+        has_recorded = False
         for root in roots:
-            if self._parameters.find(_leaves_of(root, most), step):
+            leaves = _leaves_of(root, most, self._session.recorder)
+            if self._parameters.find(leaves, step):
                 return True
-        self._fruitless += 1
-        return False
+            has_recorded |= leaves.has_recorded
+        self._fruitless += not has_recorded
+        return has_recorded
 
     def began(
         self,
@@ -271,6 +279,7 @@ class _Parameters:
         has got since are not looked for.
         """
         missed = []
+        self.found = None
         for tensor in tensors:
             place = self._known.get(id(tensor))
             if place is not None and parameter_at(*place) is tensor:
@@ -284,26 +293,40 @@ class _Parameters:
         self._known = {id(p): (node, name) for node, name, p in self._state.parameters()}
         return self.find(missed, None)
 
+    def have_shapes_of(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """True if these may stand for the parameters that find() knows, in their order."""
+        known = [parameter_at(*place) for place in self._known.values()]
+        shapes = [p.shape for p in known if p is not None and p.requires_grad]
+        return bool(shapes) and shapes == [tensor.shape for tensor in tensors]
 
-def _leaves(root: torch.Tensor, most: int) -> Iterator[torch.Tensor]:
+
+class _Leaves:
     """The leaves of the graph of ``root``, nearest first, until ``most`` nodes were met."""
-    waiting: deque[Any] = deque([root.grad_fn])
-    met = set()
-    while waiting:
-        for following, _ in getattr(waiting.popleft(), "next_functions", ()):
-            if following is None or following in met:
-                continue
-            met.add(following)
-            if len(met) >= most:
-                return
-            waiting.append(following)
-            leaf = getattr(following, "variable", None)
-            if leaf is not None:
-                yield leaf
+
+    #: Without the extension no node shows that a gradient is recorded at it.
+    has_recorded = False
+
+    def __init__(self, root: torch.Tensor, most: int, recorder: HookRecorder) -> None:
+        self._root = root
+        self._most = most
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        waiting: deque[Any] = deque([self._root.grad_fn])
+        met = set()
+        while waiting:
+            for following, _ in getattr(waiting.popleft(), "next_functions", ()):
+                if following is None or following in met:
+                    continue
+                met.add(following)
+                if len(met) >= self._most:
+                    return
+                waiting.append(following)
+                leaf = getattr(following, "variable", None)
+                if leaf is not None:
+                    yield leaf
 
 
-_leaves_of: Callable[[torch.Tensor, int], Iterator[torch.Tensor]]
-_leaves_of = _leaves if status.module is None else status.module.GraphLeaves
+_leaves_of = _Leaves if status.module is None else status.module.GraphLeaves
 
 
 def _times(loss: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:

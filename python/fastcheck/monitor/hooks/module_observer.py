@@ -250,19 +250,19 @@ class GradientHook:
     gone or removed.
     """
 
-    __slots__ = ("_reader", "call", "role", "site", "tensor_seq")
+    __slots__ = ("call", "reader", "role", "site", "tensor_seq")
 
     def __init__(
         self, reader: GradientReader, call: Call, role: str, site: int, tensor_seq: int
     ) -> None:
-        self._reader = weakref.ref(reader)
+        self.reader = weakref.ref(reader)
         self.call = call
         self.role = role
         self.site = site
         self.tensor_seq = tensor_seq
 
     def __call__(self, gradient: Optional[torch.Tensor]) -> None:
-        reader = self._reader()
+        reader = self.reader()
         if reader is not None and gradient is not None:  # None: of an output that nothing has used
             _gradient_came(reader, self, gradient)
 
