@@ -41,6 +41,43 @@ def with_nan(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
+class Ratio(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x / x
+
+
+class Trained(nn.Module):
+    """As a LightningModule, whose parts the program calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.ratio = nn.Linear(8, 4), Ratio()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.layer(x)
+        return y
+
+
+@pytest.mark.parametrize("level", ["module", "op"])
+@pytest.mark.parametrize("is_container", [False, True])
+@pytest.mark.parametrize("used", ["", "input", "loss"])
+def test_what_a_part_without_parameters_returns_counts_where_it_is_used(
+    level: str, is_container: bool, used: str
+) -> None:
+    """A metric may be NaN."""
+    model = Trained()
+    parts = nn.ModuleList([model.layer, model.ratio]) if is_container else model
+    with fastcheck.install(parts, level=level, overflow_nums=-1) as monitor:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for x in batches(3):
+            made = model.ratio(torch.zeros(4, 8))
+            optimizer.zero_grad()
+            loss = model.layer(made if used == "input" else x).square().mean()
+            (loss + model.ratio(loss * 0) if used == "loss" else loss).backward()
+            optimizer.step()
+    assert bool([event for event in monitor.events if event.counted]) == bool(used)
+
+
 def test_a_batch_that_is_used_is_named() -> None:
     model = Imputing()
     fastcheck.install(model)

@@ -151,8 +151,8 @@ class TestForward:
     def test_each_submodule_called_alone_counts_where_it_returns(self) -> None:
         model = around(poison, torch.nan_to_num)
         fastcheck.install(model)
-        x = model.first(torch.ones(2, 8))
-        assert where(stopped(model.f0, x).culprit)[0] == "f0"
+        x = model.f0(model.first(torch.ones(2, 8)))  # pending: f0 has no parameters
+        assert where(stopped(model.first, x).culprit)[0] == "f0"
 
     def test_what_the_model_returned_could_not_be_read(self) -> None:
         model = Own(Apply(poison), lambda y: float(y.sum()))

@@ -299,15 +299,15 @@ def _is_selected(path: str, config: Config) -> bool:
 
 def _mark_roots(nodes: list[ModuleNode], models: tuple[torch.nn.Module, ...]) -> None:
     """Marks the modules whose results leave the model; of a container that is never called the
-    parts are models.
+    parts with parameters are models.
     """
     ids = set(map(id, models))
     by_path = {node.path: node for node in nodes}
     for node in nodes:
-        parent = by_path.get(node.path.rpartition(".")[0])
-        node.is_root = id(node.module()) in ids or (
-            parent is not None and parent.is_root and not parent.is_callable
-        )
+        module, parent = node.module(), by_path.get(node.path.rpartition(".")[0])
+        is_part = parent is not None and parent.is_root and not parent.is_callable
+        has_parameters = module is not None and next(module.parameters(), None) is not None
+        node.is_root = id(module) in ids or (is_part and has_parameters)
 
 
 def _check_observable(model: torch.nn.Module, has_any: bool) -> None:

@@ -54,6 +54,16 @@ _PARAMETERS = ", including its parameters"
 _PARAMETERS_BEFORE = f"{_PARAMETERS} {WHEN_LAST_READ}"
 
 
+def _is_of_model(call: Call) -> bool:
+    """True if what an outermost call returns has left the model: not that of a part without
+    parameters, as a metric or a function of the data is, which the program may leave unused.
+    """
+    if call.parent is not None:
+        return False
+    module = call.node.module()
+    return call.node.is_root or module is None or next(module.parameters(), None) is not None
+
+
 def made_in_loss(findings: Findings) -> str:
     """The reason of a loss that is the first to be non-finite."""
     return (
@@ -237,7 +247,7 @@ class ModuleRules:
             cause = next(fresh, tentative[0] if tentative else None)
             self.findings.hold(finding, FindingState.DOUBTFUL, finding.mask_reason, then, cause)
             return
-        may_wait = (call is None or call.parent is not None) and self._may_wait(finding)
+        may_wait = (call is None or not _is_of_model(call)) and self._may_wait(finding)
         cause = self._pending_cause(related, [] if call is None else self._read_by(call))
         if cause is None:
             cause = self._promotable(related)
@@ -290,7 +300,7 @@ class ModuleRules:
         for finding in self.findings.all:
             finding.uses.ended_by = ""  # the run has gone on
         left = [f for f in self._among(call.outputs) if f.state.is_pending]
-        if left:
+        if left and _is_of_model(call):
             suspects = [f for f in live if f.site not in self.findings.memory.harmless]
             self._reach(self.findings.roots_of(suspects + left), call.node.returned_it)
         if not is_complete:
