@@ -486,11 +486,15 @@ _EPSILON = {"float64": 2.0**-52, "float16": 2.0**-10, "bfloat16": 2.0**-7, "comp
 _SPACING = np.array([_EPSILON.get(info.name, 2.0**-23) for info in DTYPES])
 
 
+# A gradient that is such a part of the largest of the update is less than the rounding of sums that
+# are 0 in truth, and has vanished on its way; and the updates in which it never was more.
+_FAINT, _FAINT_UPDATES = 1e-14, 48
+
 # Columns of a table by site. ``first_alike``: the first parameter whose path is the same but for
 # its numbers; and, of that one, whether one of them had a gradient and then none (``is_left``), and
 # whether one without had one after that, or after its module was not called (``is_uncalled``):
 # ``is_chosen``, as where a router chooses among them.
-_NUMBERS = ("parameter", "idle", "idle_alone", "no_gradient", "first_alike")
+_NUMBERS = ("parameter", "idle", "idle_alone", "no_gradient", "first_alike", "faint")
 _FLAGS = (
     "is_parameter",
     "is_known",
@@ -500,6 +504,7 @@ _FLAGS = (
     "is_chosen",
     "is_uncalled",
     "has_had_gradient",
+    "was_strong",
     "is_said",
 )
 
@@ -686,6 +691,8 @@ class StalledWeights:
         largest = np.maximum(np.abs(gradients["min"]), np.abs(gradients["max"]))
         noise = _ROUNDINGS * _SPACING[dtypes] * np.max(largest, initial=0.0)
         is_felt[of[~all_zero & (largest > noise)]] = True
+        is_strong = largest >= _FAINT * np.max(largest, initial=0.0)
+        table["was_strong"][of[is_strong]] = True
         is_live = np.array(close.is_live) & table["is_parameter"][held]
         has_gradient = np.array(close.has_gradient)
         is_pending = table["is_pending"][held] = is_live & is_felt[held]
@@ -713,15 +720,19 @@ class StalledWeights:
         table["no_gradient"][held[is_uncalled | (is_live & ~lacks)]] = 0
         is_left_out = has_none & table["is_chosen"][first]
         updates = np.where(is_left_out, 0, table["no_gradient"][held])
+        # The terms of the gradient of a bias may cancel.
+        is_faint = is_live & is_nonzero[held] & ~table["was_strong"][held] & (weight < 0)
+        table["faint"][held[is_faint]] += 1
         if look.is_certain:
             zero = held[(updates >= UPDATES) & has_gradient]
             self._warn_about(zero, lambda names: _zero(names) + self._where_zero(zero))
+            self._warn_about(held[is_faint & (table["faint"][held] >= _FAINT_UPDATES)], _faint)
             is_all = not (has_gradient & is_live).any()
             self._warn_about(
                 held[(updates >= UPDATES) & ~has_gradient], _none_at_all if is_all else _none
             )
         is_open = (is_pending & ~table["has_moved"][held]) | ((updates > 0) & (updates < UPDATES))
-        return bool((is_open & ~table["is_said"][held]).any())
+        return bool(((is_open | is_faint) & ~table["is_said"][held]).any())
 
     def _where_zero(self, parameters: np.ndarray) -> str:
         modules = {self._sites[int(site)].module for site in parameters}
@@ -786,6 +797,15 @@ def _zero(names: str) -> str:
         "your own), a factor that is 0 throughout (both matrices of LoRA, a weight of the loss), a "
         "term of the loss at its bound (a margin, free bits), float16 gradients that underflow, "
         "NaN that was replaced by 0."
+    )
+
+
+def _faint(names: str) -> str:
+    return (
+        f"gradients that vanish: those of {names} were not 0, but never more than {_FAINT:g} of "
+        f"the largest of an update, in {_FAINT_UPDATES} updates. Possible causes: many layers of "
+        "sigmoid or tanh, or small initial weights, without residual connections or norms between "
+        "them; a factor that is next to 0"
     )
 
 

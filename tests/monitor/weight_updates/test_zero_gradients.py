@@ -1,7 +1,10 @@
-"""Warnings of gradients that are 0 or None name where they became it, as far as was read."""
+"""Warnings of gradients that are 0 or None name where they became it, as far as was read; there is
+one of those that are next to 0.
+"""
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, Callable
 
 import pytest
@@ -81,3 +84,26 @@ def test_a_branch_without_a_graph_is_no_loss_without_one() -> None:
     model = nn.ModuleDict({"one": nn.Linear(8, 4), "other": nn.Linear(8, 4)})
     text = warning_of(model, lambda x: (model["one"](x) + model["other"](x).detach()).mean())
     assert "no gradient: other.weight, other.bias" in text and "argmax" not in text
+
+
+@pytest.mark.parametrize(
+    ("factors", "is_told"),
+    [([1e-16] * 50, True), ([1.0] + [1e-16] * 49, False), ([1e-12] * 50, False)],
+    ids=["faint", "strong at first", "small"],
+)
+def test_gradients_that_vanish(factors: list[float], is_told: bool) -> None:
+    model = nn.ModuleDict({"one": nn.Linear(8, 4), "other": nn.Linear(8, 4)})
+    optimizer = torch.optim.Adam(model.parameters(), 0.01, eps=1e-30)
+    torch.manual_seed(0)
+    with warnings.catch_warnings(record=True) as caught, fastcheck.install(model, watch=False):
+        warnings.simplefilter("always")
+        for factor in factors:
+            x = torch.randn(4, 8)
+            optimizer.zero_grad()
+            (
+                model["one"](x).square().mean() + factor * model["other"](x).square().mean()
+            ).backward()
+            optimizer.step()
+    texts = [str(warning.message) for warning in caught]
+    assert len(texts) == is_told
+    assert all(t.startswith("gradients that vanish: those of other.weight were") for t in texts)
