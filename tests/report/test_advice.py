@@ -1270,6 +1270,7 @@ def test_what_the_loss_read_from_outside_is_explained_by_what_it_holds(
     first = advise(build.report(loss, nans, made_by=made))[0]
     assert f"{name} was not finite before the loss read it: look at the data" in first.text
     assert f"Look where it is made: {how}" in first.text
+    assert "not at the model" not in first.text  # which may have computed it under no_grad()
     assert ("a std of one element" in first.text) is (how == "0/0")
     assert ("power of a negative number" in first.text) is (how == "0/0")
     assert first.code == f"assert torch.isfinite({name}).all()"

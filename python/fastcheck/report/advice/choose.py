@@ -233,8 +233,8 @@ def loss(case: Case) -> Iterator[Advice]:
         return
     if case.outside:
         yield Advice(
-            f"{case.outside} was not finite before the loss read it: look at the data, not at the "
-            f"model. Look where it is made: {_how_made(case)}.",
+            f"{case.outside} was not finite before the loss read it: look at the data, or at what "
+            f"computes it without a graph. Look where it is made: {_how_made(case)}.",
             f"assert torch.isfinite({case.outside}).all()",
         )
         return
@@ -243,8 +243,8 @@ def loss(case: Case) -> Iterator[Advice]:
         inputs = case.report.made_by.inputs if case.report.made_by is not None else ()
         if any(label == "target" and is_nonfinite(record) for label, record in inputs):
             yield Advice(
-                "The target was not finite before the loss read it: look at the data, not at the "
-                f"model. Look where it is made: {_how_made(case)}.",
+                "The target was not finite before the loss read it: look at the data, or at what "
+                f"computes it without a graph. Look where it is made: {_how_made(case)}.",
                 "assert torch.isfinite(target).all()",
             )
             return
