@@ -330,7 +330,7 @@ class Past:
             with np.errstate(invalid="ignore"):
                 scores[:, part] = (values - middle[:, None]) / spread[:, None]
                 # The flags of a batch may all be 0 now and then.
-                is_known = (values >= bands.lowest[numbers][:, None]) & (values <= most[:, None])
+                is_known = (values >= bands.lowest[numbers][:, None]) & (values < middle[:, None])
             scores[:, part][is_known & (phases == INPUT)] = 0.0
             size = np.abs(scores[:, part])
             is_refused = np.zeros(values.shape, bool)
