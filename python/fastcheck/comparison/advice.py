@@ -6,10 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from .block import Phase
 from .measure import PairState
 from .origin import Cause, Origin
 from .over_time import SAME_LOSS
 from .questions import Answer, Questions
+from .row import factor_of, nearest_whole, times
 from .tally import COMPUTED, Tally
 
 _ELEMENTS = (
@@ -42,6 +44,15 @@ def advice_of(questions: Questions, tally: Tally, answers: tuple[Answer, ...]) -
         yield from _of_names(tally)
     if origin is not None and not given and questions.expects_bits:
         yield from _of_origin(questions, origin)
+    first = questions.first
+    if first is not None and first.row.phase in (Phase.LOSS, Phase.GRADIENTS):
+        factor = factor_of(first.row.actual, first.row.reference)
+        if factor > 0 and nearest_whole(factor) is not None:
+            yield (
+                f"a whole factor, {times(factor).split()[0]}: for example a mean on one side and a "
+                "sum on the other, gradients that are not cleared, or a division by the number of "
+                "micro-batches or of ranks that one side leaves out"
+            )
     if any(answer.answer == "partly" for answer in answers) and questions.first is None:
         yield (
             "If some tensors are on one side only on purpose (fused or split modules), use "

@@ -10,7 +10,7 @@ from fastcheck.statistics.elements import Elements
 from fastcheck.utils.text.layout import Part, Section, Table, paint, sparkline, wrap
 from fastcheck.utils.text.numbers import and_more, format_number, format_shape, format_steps
 
-from .block import Kind
+from .block import Kind, Phase
 from .measure import ELEMENTS, REASONS, PairState
 from .row import Row
 from .tally import Found
@@ -24,6 +24,13 @@ _BODY = _WIDTH - 10
 _SETTINGS = 12
 _NAMES = 6
 _TENSORS = 20
+_FEW = 3
+_ALONE = {
+    Phase.FORWARD: "On the other side its module is not called, or returns a tensor that was read "
+    "by another name, as dropout does in eval mode",
+    Phase.GRADIENTS: "On the other side no gradient comes there (detach(), no_grad(), frozen "
+    "weights), or it is read by another name",
+}
 # The measures in the table of the worst tensors.
 _WORST = ("cosine", "max abs", "within 1/1000", "within 5/1000", "max ULP")
 _SHOWN = {"no": "NO", "partly": "partly", "not asked": "-", "unknown": "?"}
@@ -155,10 +162,14 @@ def _first(comparison: Result, difference: Found) -> list[Part]:
     else:
         before = _format_error(difference.error_before)
         text = f"before it in this step the largest error is {before}"
-    reason = row.why or "not equal to the bit"
+    reason = row.reason or "not equal to the bit"
     if row.state is not PairState.REORDERED:
         reason += f": error {_format_error(row.error)}"
-    lines += wrap(f"{reason}; {text}.", _BODY)
+    lines += wrap("; ".join(filter(None, [reason, row.relation, text])) + ".", _BODY)
+    for side, names in zip(("actual", "reference"), difference.alone):
+        if names:
+            shown = ", ".join([*names[:_FEW], *and_more(len(names) - _FEW)])
+            lines += wrap(f"Before it, in {side} alone: {shown}. {_ALONE[row.phase]}.", _BODY)
     lines.append("")
     lines += _sides(row)
     inexact = comparison.first_inexact

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Optional
 
@@ -21,7 +22,7 @@ class Row:
     """``step`` is that in which the difference came about: a parameter that is read in step 8 shows
     the update of step 7. ``error`` is compared with the threshold; ``elements`` is there
     where both sides' values were, and ``relation`` says how the two belong together where the
-    values prove it: transposed, a cast, a part of the other.
+    values prove it, as transposed, a cast, a part of the other, or the statistics have a factor.
     """
 
     step: int
@@ -85,6 +86,9 @@ def make_row(
     given = reference or actual
     assert given is not None
     block, index = given
+    sides = [None if side is None else _side(*side) for side in (actual, reference)]
+    if not relation and state is PairState.DIFFERENT and (factor := factor_of(*sides)) != 1:
+        relation = f"its statistics are {times(factor)} those of reference"
     return Row(
         step=step,
         rank=block.rank,
@@ -94,8 +98,8 @@ def make_row(
         state=state,
         error=error,
         reason=_reason_text(reason, actual, reference),
-        actual=None if actual is None else _side(*actual),
-        reference=None if reference is None else _side(*reference),
+        actual=sides[0],
+        reference=sides[1],
         elements=elements,
         relation=relation,
     )
@@ -137,3 +141,48 @@ def _summary(record: np.void) -> dict[str, Any]:
             record[field] = 0
     statistics = statistics_of(record)
     return {name: getattr(statistics, name) for name in ("min", "max", "mean", "l2_norm")}
+
+
+#: Statistics that differ by less than this, relative to what they belong to, are the same.
+_SAME = 1e-5
+
+
+def factor_of(actual: Optional[dict[str, Any]], reference: Optional[dict[str, Any]]) -> float:
+    """The factor by which the statistics of ``actual`` are those of ``reference``; 1: none. Of
+    one element a whole number, or one over one: any two numbers have some factor.
+    """
+    if actual is None or reference is None or actual["numel"] != reference["numel"]:
+        return 1.0
+    sides = (actual, reference)
+    norms = [side["l2_norm"] for side in sides]
+    is_finite = not any(side[column] for side in sides for column in NONFINITE_COUNTS)
+    if not is_finite or not all(norm and math.isfinite(norm) for norm in norms):
+        return 1.0
+    factor, size = norms[0] / norms[1], actual["numel"]
+    if size == 1:
+        is_whole = nearest_whole(factor) is not None and "float16" not in reference["dtype"]
+        return math.copysign(factor, actual["max"] * reference["max"]) if is_whole else 1.0
+    peak = factor * max(abs(reference["min"]), abs(reference["max"]))
+    for turned in (factor, -factor):
+        ends = sorted((turned * reference["min"], turned * reference["max"]))
+        apart = [abs(actual["min"] - ends[0]) / peak, abs(actual["max"] - ends[1]) / peak]
+        mean = abs(actual["mean"] - turned * reference["mean"]) / (norms[0] / math.sqrt(size))
+        if max(*apart, mean) < _SAME and abs(turned - 1) > 100 * _SAME:
+            return turned
+    return 1.0
+
+
+def times(factor: float) -> str:
+    """``2 times``, ``1/8 of``, ``5.657 times``."""
+    nearest = nearest_whole(factor)
+    if nearest is None:
+        return f"{factor:.4g} times"
+    return f"{nearest:,.0f} times" if abs(nearest) > 1 else f"1/{1 / nearest:,.0f} of"
+
+
+def nearest_whole(factor: float) -> Optional[float]:
+    """The whole number from 2 on, or one over one, that it is; None: it is none."""
+    size = abs(factor)
+    whole = max(2, round(max(size, 1 / size)))
+    nearest = math.copysign(whole if size > 1 else 1 / whole, factor)
+    return nearest if abs(nearest / factor - 1) < _SAME else None

@@ -195,9 +195,9 @@ class BlockComparison:
         pairs = align(ours, theirs, names)
         self.tally.counts["reordered"] += pairs.reordered
         self.tally.counts["moved"] += pairs.moved
-        for mine, other in pairs.lookalikes:
-            self.tally.lookalikes[str(names[int(ours.names[mine])])] = str(
-                names[int(theirs.names[other])]
+        for place, like in pairs.lookalikes:
+            self.tally.lookalikes[str(names[int(ours.names[place])])] = str(
+                names[int(theirs.names[like])]
             )
         compared = _Step(self, ours, theirs, pairs, self._last_step.get(rank, other), sums)
         compared.take()
@@ -840,7 +840,22 @@ class _Step(Pairs):
             before_error, before_exact = self._run.last_computed.get(self.rank, (0.0, True))
             error, exact = max(error, before_error), exact and before_exact
         trail = tuple(self.row(index) for index in after.tolist())
-        table[Phase(phase)] = Found(key, self.row(first), error, exact, trail, count)
+        has_places = phase in (Phase.FORWARD, Phase.GRADIENTS)
+        alone = self._alone_before(phase, first) if has_places else ((), ())
+        table[Phase(phase)] = Found(key, self.row(first), error, exact, trail, count, alone)
+
+    def _alone_before(self, phase: int, first: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The outputs, or gradients, that one side alone has before this pair of them."""
+        found = []
+        for block, only_here, matched in (
+            (self.ours, self.aligned.only_ours, self.aligned.ours),
+            (self.theirs, self.aligned.only_theirs, self.aligned.theirs),
+        ):
+            is_before = (only_here < matched[first]) & (block.phases[only_here] == phase)
+            names = [self.table[number] for number in block.names[only_here[is_before]].tolist()]
+            shown = [n for n in names if phase == Phase.GRADIENTS or n.role == "output"]
+            found.append(tuple(dict.fromkeys(map(str, shown))))
+        return found[0], found[1]
 
     def _summed_up(self, which: np.ndarray) -> tuple[float, bool]:
         errors, states = self.errors[which], self.states[which]

@@ -35,6 +35,9 @@ class Found(NamedTuple):
     trail: tuple[Row, ...] = ()
     #: The number of computed pairs of its step that came before it.
     count_before: int = 0
+    #: The names that actual alone, and reference alone, has before it in that step, of the same
+    #: question.
+    alone: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
 
 
 class StepError(NamedTuple):
