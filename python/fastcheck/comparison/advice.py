@@ -11,7 +11,7 @@ from .measure import PairState
 from .origin import Cause, Origin
 from .over_time import SAME_LOSS
 from .questions import Answer, Questions
-from .row import factor_of, nearest_whole, times
+from .row import factor_of, factor_text, is_whole
 from .tally import COMPUTED, Tally
 
 _ELEMENTS = (
@@ -47,9 +47,9 @@ def advice_of(questions: Questions, tally: Tally, answers: tuple[Answer, ...]) -
     first = questions.first
     if first is not None and first.row.phase in (Phase.LOSS, Phase.GRADIENTS):
         factor = factor_of(first.row.actual, first.row.reference)
-        if factor > 0 and nearest_whole(factor) is not None:
+        if is_whole(factor):
             yield (
-                f"a whole factor, {times(factor).split()[0]}: for example a mean on one side and a "
+                f"a whole factor, {factor_text(factor)}: for example a mean on one side and a "
                 "sum on the other, gradients that are not cleared, or a division by the number of "
                 "micro-batches or of ranks that one side leaves out"
             )

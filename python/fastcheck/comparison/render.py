@@ -26,10 +26,10 @@ _NAMES = 6
 _TENSORS = 20
 _FEW = 3
 _ALONE = {
-    Phase.FORWARD: "On the other side its module is not called, or returns a tensor that was read "
-    "by another name, as dropout does in eval mode",
+    Phase.FORWARD: "On the other side its module is not called, or not observed, or returns a "
+    "tensor that was read by another name, as dropout does in eval mode",
     Phase.GRADIENTS: "On the other side no gradient comes there (detach(), no_grad(), frozen "
-    "weights), or it is read by another name",
+    "weights), or it is not observed, or read by another name",
 }
 # The measures in the table of the worst tensors.
 _WORST = ("cosine", "max abs", "within 1/1000", "within 5/1000", "max ULP")

@@ -106,6 +106,7 @@ def _found(difference: Optional[Found]) -> Optional[dict[str, Any]]:
     made = difference.row.to_dict()
     made["error_before"] = difference.error_before
     made["exact_before"] = difference.exact_before
+    made["alone"] = dict(zip(("actual", "reference"), map(list, difference.alone)))
     made["then"] = [{"name": row.name, "error": row.error} for row in difference.trail]
     if difference.row.elements is not None:
         made.update(dataclasses.asdict(difference.row.elements))

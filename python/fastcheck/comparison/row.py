@@ -88,7 +88,7 @@ def make_row(
     block, index = given
     sides = [None if side is None else _side(*side) for side in (actual, reference)]
     if not relation and state is PairState.DIFFERENT and (factor := factor_of(*sides)) != 1:
-        relation = f"its statistics are {times(factor)} those of reference"
+        relation = f"its statistics are {factor_text(factor)} times those of reference"
     return Row(
         step=step,
         rank=block.rank,
@@ -143,8 +143,9 @@ def _summary(record: np.void) -> dict[str, Any]:
     return {name: getattr(statistics, name) for name in ("min", "max", "mean", "l2_norm")}
 
 
-#: Statistics that differ by less than this, relative to what they belong to, are the same.
-_SAME = 1e-5
+# Statistics that differ by less than this, relative to what they belong to, are the same; and what
+# is between these is no factor, but an error.
+_SAME, _APART = 1e-5, 1e-3
 
 
 def factor_of(actual: Optional[dict[str, Any]], reference: Optional[dict[str, Any]]) -> float:
@@ -160,29 +161,36 @@ def factor_of(actual: Optional[dict[str, Any]], reference: Optional[dict[str, An
         return 1.0
     factor, size = norms[0] / norms[1], actual["numel"]
     if size == 1:
-        is_whole = nearest_whole(factor) is not None and "float16" not in reference["dtype"]
-        return math.copysign(factor, actual["max"] * reference["max"]) if is_whole else 1.0
+        signed = math.copysign(factor, actual["max"] * reference["max"])
+        is_known = _nearest(signed) is not None and "float16" not in reference["dtype"]
+        return signed if is_known and abs(signed - 1) > _APART else 1.0
     peak = factor * max(abs(reference["min"]), abs(reference["max"]))
     for turned in (factor, -factor):
         ends = sorted((turned * reference["min"], turned * reference["max"]))
         apart = [abs(actual["min"] - ends[0]) / peak, abs(actual["max"] - ends[1]) / peak]
         mean = abs(actual["mean"] - turned * reference["mean"]) / (norms[0] / math.sqrt(size))
-        if max(*apart, mean) < _SAME and abs(turned - 1) > 100 * _SAME:
+        if max(*apart, mean) < _SAME and abs(turned - 1) > _APART:
             return turned
     return 1.0
 
 
-def times(factor: float) -> str:
-    """``2 times``, ``1/8 of``, ``5.657 times``."""
-    nearest = nearest_whole(factor)
+def factor_text(factor: float) -> str:
+    """The factor as ``2``, ``1/8`` or ``5.657``."""
+    nearest = _nearest(factor)
     if nearest is None:
-        return f"{factor:.4g} times"
-    return f"{nearest:,.0f} times" if abs(nearest) > 1 else f"1/{1 / nearest:,.0f} of"
+        return f"{factor:.4g}"
+    return f"{nearest:,.0f}" if abs(nearest) >= 1 else f"1/{1 / nearest:,.0f}"
 
 
-def nearest_whole(factor: float) -> Optional[float]:
-    """The whole number from 2 on, or one over one, that it is; None: it is none."""
+def is_whole(factor: float) -> bool:
+    """True if it is a whole number from 2 on, or one over one."""
+    nearest = _nearest(factor)
+    return nearest is not None and nearest > 0 and nearest != 1
+
+
+def _nearest(factor: float) -> Optional[float]:
+    """The whole number, or one over one, that it is; None: it is none."""
     size = abs(factor)
-    whole = max(2, round(max(size, 1 / size)))
+    whole = round(max(size, 1 / size))
     nearest = math.copysign(whole if size > 1 else 1 / whole, factor)
     return nearest if abs(nearest / factor - 1) < _SAME else None
