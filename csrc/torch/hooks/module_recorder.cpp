@@ -255,9 +255,7 @@ class NodeHook : public torch::autograd::FunctionPreHook {
     return gradients;
   }
 
-  bool is_of(const HookRecorder& recorder) const {
-    return GradientObject::of(recorder_.ptr()).observer.is(recorder.observer);
-  }
+  PyObject* recorder() const { return recorder_.ptr(); }
 
   void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& args) const override {
     PyObject* const held = py::object(recorder_).release().ptr();
@@ -270,8 +268,10 @@ class NodeHook : public torch::autograd::FunctionPreHook {
   std::uint32_t output_;
 };
 
-// True for a GradientRecorder, and a GradientHook of Python, of this session.
+// True for a GradientRecorder, and a GradientHook of Python, of this session. A hook of the program
+// whose class looks up attributes by code of its own is not asked.
 bool is_of(const HookRecorder& recorder, PyObject* hook) {
+  if (Py_TYPE(hook)->tp_getattro != PyObject_GenericGetAttr) return false;
   PyObject* const reader = PyObject_GetAttr(hook, names().reader);
   PyErr_Clear();
   Py_XDECREF(reader);
@@ -535,7 +535,9 @@ bool records_gradient(const HookRecorder& recorder, torch::autograd::Node& node)
   const auto& hooks = node.tensor_pre_hooks();
   return std::any_of(hooks.begin(), hooks.end(), [&](const auto& hook) {
     const torch::autograd::FunctionPreHook& held = *hook;
-    if (typeid(held) == typeid(NodeHook)) return static_cast<const NodeHook&>(held).is_of(recorder);
+    if (typeid(held) == typeid(NodeHook)) {
+      return is_of(recorder, static_cast<const NodeHook&>(held).recorder());
+    }
     // Those of tensor.register_hook(). torch_python keeps the type_info of this class to itself.
     if (typeid(held).name() != "N5torch8autograd23PyFunctionTensorPreHookE"sv) return false;
     using torch::autograd::PyFunctionTensorPreHook;

@@ -35,7 +35,7 @@ from fastcheck.utils.torch.rank import group_size
 from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read, has_memory, is_materialised
 
 from .hand_changes import FirstElements, Probe, elements_of, first_elements, probe
-from .losses import LossForms
+from .loss_forms import LossForms
 from .state_reader import StateReader
 
 if TYPE_CHECKING:
