@@ -333,6 +333,14 @@ class TestTensors:
         assert [event for found in events for event in found] == []
         assert [event.kind for event in run.step({INPUT: 30.0})] == ["batch"]
 
+    def test_a_batch_as_large_as_one_of_the_first_steps_moved_first(self) -> None:
+        run = Run()
+        run.steps(10)
+        assert run.step({INPUT: 30.0}) == []
+        run.steps(60)
+        movers = [e.movers for e in run.step({INPUT: 29.0, SECOND: 1e6}) if e.kind == "explosion"]
+        assert [[m.site.role for m in one if m.site] for one in movers] == [["input", "output"]]
+
     def test_an_activation_that_dies(self) -> None:
         run = warmed_up()
         zero = {"rms": 0.0, "zero_count": 1024}

@@ -280,22 +280,28 @@ def test_ops_that_run_while_a_line_is_looked_up_are_not_observed() -> None:
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_the_line_is_none_of_a_compiled_graph(backend: str) -> None:
+@pytest.mark.parametrize("scale", [-1.0, 0.0], ids=["forward", "backward"])
+def test_the_line_is_none_of_a_compiled_graph(backend: str, scale: float) -> None:
+    """A finding of backward has the line of its forward's call, which is looked up elsewhere."""
+
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.layer = nn.Linear(8, 8)
 
         def forward(self, x: torch.Tensor) -> Any:
-            return self.layer(x).abs().neg().log()
+            return self.layer(x).abs().add(1).mul(scale).sqrt()
 
     def call(x: torch.Tensor) -> Any:
         return compiled(x)
 
+    def run() -> None:
+        call(torch.ones(2, 8)).sum().backward()
+
     model = Model()
     compiled = torch.compile(model, backend=backend)
     with fastcheck.install(model, level="op"):
-        stop = stopped(call, torch.ones(2, 8))
+        stop = stopped(run)
     # What stands in the place of forward() has its name, and none of its lines but the first.
     line = call.__code__.co_firstlineno + 1
     assert stop.culprit.line == f"{__file__}:{line} in call"
