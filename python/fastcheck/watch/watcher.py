@@ -153,14 +153,13 @@ class Causes:
             self._of["has_had_room"][now.sites] |= has_room.any(axis=0)
 
     def note_step(
-        self, now: Signals, k: int, step: int, row: Optional[StepRow], sizes: Sequence[float]
+        self, now: Signals, k: int, step: int, rate: Optional[float], sizes: Sequence[float]
     ) -> Optional[_Change]:
         """Step ``k``, of this number, begins. The change of its learning rate, if there is any.
-        ``sizes``: the numbers of elements of what it was given.
+        ``rate``: that of one optimizer. ``sizes``: the numbers of elements of what it was given.
         """
         self.movers.now += 1
         self.last = step, step - self.last[0]
-        rate = None if row is None else row.learning_rate
         before, self._rate = self._rate, rate or self._rate
         change = None
         if rate and before and rate != before:
@@ -354,6 +353,7 @@ class Program:
 
     def __init__(self) -> None:
         self._settings: dict[str, float] = {}
+        self._optimizers: set[str] = set()
         # Changes since the last step, and facts with the step in which each was noticed.
         self._changes: list[Number] = []
         self._noticed: list[tuple[int, Number]] = []
@@ -367,6 +367,7 @@ class Program:
         if name == "clipping.scaled":
             self._changes.append(Number("clipped_scaled", value))
         elif option == "lr":  # the rows have the largest of all groups, and each change of it
+            self._optimizers.add(name.partition(".")[0])
             if before is not None and is_jump(before, value):
                 full_name = f"the learning rate ({name})"
                 self._changes.append(Number(option, value, before, full_name=full_name))
@@ -375,6 +376,11 @@ class Program:
         elif name.endswith("betas[1]"):
             beta1 = self._settings.get(f"{name[:-2]}0]", math.nan)
             self._changes.append(Number("beta2", value, beta1**4))
+
+    @property
+    def takes_turns(self) -> bool:
+        """True if the rate of a step may be another optimizer's than that of the step before."""
+        return len(self._optimizers) > 1
 
     def noticed(self, step: int, number: Number) -> None:
         self._noticed.append((step, number))
@@ -641,11 +647,12 @@ class Watcher:
                 changes.append(Number("scaled_threshold", change.value, row.scale))
         changes += self._program.take_noticed(step)
         sizes, checksums = block.inputs[k]
-        rate = self.causes.note_step(now, k, step, row, sizes)
+        largest = None if row is None or self._program.takes_turns else row.learning_rate
+        rate = self.causes.note_step(now, k, step, largest, sizes)
         _, gap = self.causes.last
         changes = [c for c in changes if c.name != "lr" or is_jump(c.usual, c.value, gap)]
         of_groups = [change for change in changes if change.name == "lr"]
-        if rate is None:  # the largest of all groups is as before
+        if rate is None:  # the largest of all groups is as before, or another optimizer's
             for change in of_groups:
                 self.causes.setting_changed(step, change.full_name, change.usual, change.value)
         elif not of_groups and is_jump(rate.before, rate.after, gap):

@@ -25,6 +25,7 @@ def texts(
     program: Callable[[nn.Module, Any], None],
     steps: int = 15,
     may_warn: bool = True,
+    kinds: tuple[str, ...] = ("invariant",),
     **options: Any,
 ) -> list[str]:
     """What a loop of this step is told of, as an event."""
@@ -38,7 +39,7 @@ def texts(
         with fastcheck.install(model, **options) as monitor:
             for _ in range(steps):
                 program(model, optimizer)
-    return [event.text for event in monitor.watch.events if event.kind == "invariant"]
+    return [event.text for event in monitor.watch.events if event.kind in kinds]
 
 
 def loss(model: nn.Module) -> torch.Tensor:
@@ -449,6 +450,23 @@ def test_a_weight_that_two_optimizers_update_is_changed_by_both() -> None:
         (made[0] if next(count) % 15 == 14 else optimizer).step()
 
     assert not [text for text in texts(program, 80) if "has changed" in text]
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam])
+def test_what_optimizers_that_take_turns_on_the_same_weights_have_done_is_not_mixed_up(
+    kind: Any,
+) -> None:
+    count, made = iter(range(100)), []
+
+    def program(model: nn.Module, optimizer: Any) -> None:
+        made[:] = made or [kind(model.parameters(), 0.05)]
+        one = optimizer if next(count) % 5 else made[0]
+        one.zero_grad()
+        loss(model).backward()
+        one.step()
+
+    told = texts(program, 80, kinds=("invariant", "settings"))
+    assert ["two optimizers" in text for text in told] == [True]
 
 
 def test_a_schedule_of_optimizers_that_take_turns_does_not_warn() -> None:

@@ -554,11 +554,13 @@ class Facts:
         held = parameter_ids(optimizer) if len(self._of_all) > 1 else ()
         for other in self._of_all:
             parameter = other.parameter
+            other.since.is_passed |= other.since.had_gradient
             if other is chain or id(parameter) in held:
                 other.weights = elements_of(parameter)
+                # This update used the gradient.
+                other.since.had_gradient, other.since.lost = False, 0
             # Another may hold the same parameters.
             other.added = 0
-            other.since.is_passed |= other.since.had_gradient
 
     def scheduler_stepped(self, scheduler: Any) -> None:
         """A learning rate scheduler has stepped, of whatever optimizer."""

@@ -192,7 +192,7 @@ class Schedule:
             if name == "lr":
                 rates.append(value)
             full_name = f"optimizers[{number}].groups[{group}].{name}"
-            self._note(step, full_name, value, False, is_adam)
+            self._note(step, full_name, value, False, is_adam or name == "lr")
         return rates
 
     def _look_for_fault(
@@ -232,16 +232,16 @@ class Schedule:
                 listener.setting_changed(name, before, value)
 
     def _note(
-        self, step: int, name: str, value: float, tells_first: bool, is_adam: bool = False
+        self, step: int, name: str, value: float, logs_first: bool, tells_first: bool = False
     ) -> None:
         is_first = name not in self._last
         if not is_first and self._last[name] == value:
             return
-        if not is_first or is_adam:
+        if not is_first or tells_first:
             self._tell(name, self._last.get(name), value)
         self._last[name] = value
         log = self._event_store.archive.log
-        if log is not None and (tells_first or not is_first):
+        if log is not None and (logs_first or not is_first):
             with self._event_store.lock:
                 log.append_line("schedule", {"step": step, "name": name, "value": value})
 
