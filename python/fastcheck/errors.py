@@ -16,14 +16,18 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import functools
 import importlib
+import inspect
 import os
 import re
 import sys
 import warnings
 from collections.abc import Iterable
 from types import FrameType
-from typing import Any, Optional, Union
+from typing import Any, Optional, TypeVar, Union
+
+_Options = TypeVar("_Options")
 
 # Frames that are never the user's: torch and the libraries stand between the user's line and
 # fastcheck's (module and optimizer wrappers, hooks, backward, context managers, imports, threads).
@@ -277,6 +281,35 @@ def did_you_mean(name: str, candidates: Iterable[str]) -> str:
     quoted = [repr(candidate) for candidate in matches]
     listed = quoted[0] if len(quoted) == 1 else ", ".join(quoted[:-1]) + " or " + quoted[-1]
     return f"did you mean {listed}?"
+
+
+def unknown_option(
+    of: str, name: str, options: Iterable[str], elsewhere: Iterable[str] = ()
+) -> str:
+    """The text of the TypeError for a keyword of ``of`` that is none of its ``options``."""
+    known = list(options)
+    return explain(
+        f"{of}() has no option {name!r}",
+        expected=", ".join(known),
+        got=name,
+        hint=did_you_mean(name, known) or did_you_mean(name, elsewhere),
+    )
+
+
+def names_options(kind: type[_Options]) -> type[_Options]:
+    """A dataclass whose TypeError for an unknown keyword names those that there are."""
+    made = kind.__init__
+    names = [name for name in inspect.signature(made).parameters if name != "self"]
+
+    @functools.wraps(made)
+    def init(self: Any, *args: Any, **given: Any) -> None:
+        for name in given:
+            if name not in names:
+                raise TypeError(unknown_option(kind.__name__, name, names))
+        made(self, *args, **given)
+
+    kind.__init__ = init  # type: ignore[method-assign]
+    return kind
 
 
 def no_attribute(module: str, name: str, candidates: Iterable[str]) -> AttributeError:

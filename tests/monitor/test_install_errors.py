@@ -186,6 +186,21 @@ def test_an_optimizer_in_the_place_of_a_model() -> None:
     assert len(str(caught.value).splitlines()) == 4
 
 
+@pytest.mark.parametrize("kind", ["Stop", "Log", "Filter", "Training", "OnRequest", "Watch"])
+def test_an_unknown_option_of_a_group(kind: str) -> None:
+    group = getattr(fastcheck, kind)
+    option = next(iter(inspect.signature(group).parameters))
+    with pytest.raises(TypeError, match=f"did you mean '{option}'") as caught:
+        group(**{option + "s": 1})
+    assert f"{kind}() has no option '{option}s'" in str(caught.value)
+    assert f"expected: {option}" in str(caught.value)
+
+
+def test_no_optimizer_at_all() -> None:
+    with pytest.raises(fastcheck.ConfigError, match=r"list: \[\]"):
+        fastcheck.Training(optimizer=[])
+
+
 def test_an_unknown_option() -> None:
     model = Net()
     with pytest.raises(TypeError, match="did you mean 'overflow_nums'") as caught:

@@ -25,7 +25,7 @@ from fastcheck.monitor.hooks.module_observer import ForwardPreHook
 from fastcheck.monitor.op_level.level import why_not
 from fastcheck.monitor.op_level.sites import check_ops
 from fastcheck.monitor.precision import check_level
-from fastcheck.monitor.session.config import Config, unknown_option
+from fastcheck.monitor.session.config import Config, option_of_install
 from fastcheck.monitor.session.options import Filter, Log, OnRequest, Patterns, Stop, Training
 from fastcheck.monitor.sinks.sink import ScalarSink, Sinks, open_sinks, sinks_of_environment
 from fastcheck.record.site import SiteTable
@@ -124,7 +124,7 @@ def install(
     or after remove().
     """
     if unknown:
-        raise TypeError(unknown_option(next(iter(unknown))))
+        raise TypeError(option_of_install(next(iter(unknown))))
     check_level(record, level)
     config = Config(
         overflow_nums=overflow_nums,

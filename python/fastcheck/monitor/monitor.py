@@ -14,6 +14,7 @@ from fastcheck.log.step_table import StepRow
 from fastcheck.log.table import named_table
 from fastcheck.monitor.distributed.replicas import ReplicaMismatch, replica_check
 from fastcheck.monitor.hooks import optimizers
+from fastcheck.monitor.hooks.losses import check_given
 from fastcheck.monitor.hooks.step_watcher import StepWatcher
 from fastcheck.monitor.op_level.level import OpLevel
 from fastcheck.monitor.precision import advice_of
@@ -56,8 +57,10 @@ class Monitor:
         Call it once per iteration, after the optimizer. ``loss``: a tensor (or a number, or a
         structure of tensors); it is read like any other, as role ``loss``. ``batch_id``: what the
         step was trained on, see batch(). Raises OverflowDetected like a hook does, and ConfigError
-        for a batch_id that can't be used. After remove() it does nothing, and warns of that once.
+        for a loss that is none, or a batch_id that can't be used. After remove() it does nothing,
+        and warns of that once.
         """
+        check_given(loss)
         if batch_id is not None:
             self._name(batch_name(batch_id), is_next=False)
         if self._session.removed and not self._core.hooks and not self._has_warned:

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Optional
 
-from fastcheck.errors import ConfigError
+from fastcheck.errors import ConfigError, names_options
 
 # Most steps of window=, warm_up= and horizon=: a window takes 4 bytes of each signal and step.
 _LONGEST = 1 << 16
 
 
+@names_options
 @dataclass(frozen=True)
 class Watch:
     """Options of the watch: ``install(model, watch=fastcheck.Watch(threshold=8))``.

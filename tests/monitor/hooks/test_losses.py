@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Callable, Optional
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -173,8 +174,22 @@ class TestTheLoss:
         loss.backward()
         monitor.step(loss=loss)
         monitor.step(loss=7.0)
-        assert [value for _, value in losses_read(monitor)] == [loss.item(), 7.0]
+        monitor.step(loss=np.float32(0.5))
+        assert [value for _, value in losses_read(monitor)] == [loss.item(), 7.0, 0.5]
         assert {s.label for s in monitor.sites if s.role == "loss"} == {"loss", "given loss"}
+
+    @pytest.mark.parametrize("loss", ["0.5", object(), 1j])
+    def test_what_can_be_no_loss_is_an_error_and_ends_no_step(self, loss: Any) -> None:
+        model = Net()
+        monitor = fastcheck.install(model)
+        model(torch.ones(1, 8))
+        with pytest.raises(fastcheck.ConfigError, match=f"got:      {type(loss).__name__}: "):
+            monitor.step(loss=loss)
+        assert monitor.step_index == 0
+        for index, empty in enumerate((None, [], {})):
+            model(torch.ones(1, 8))
+            assert monitor.step_index == index
+            monitor.step(loss=empty)
 
     def test_of_a_model_that_is_not_observed_is_no_event(self, device: str) -> None:
         model, other = Net().to(device), Net().to(device)

@@ -8,10 +8,12 @@ again, or the first of them was interrupted.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from numbers import Real
 from typing import Any, Optional
 
 import torch
@@ -19,6 +21,7 @@ import torch
 from fastcheck.calls.module_calls import ModuleNode
 from fastcheck.calls.recorder import HookRecorder
 from fastcheck.calls.stored import parameter_at
+from fastcheck.errors import ConfigError
 from fastcheck.extension import status
 from fastcheck.monitor.session.session import Session
 from fastcheck.record.format import Flag
@@ -229,7 +232,7 @@ class LossReader:
         """Reads what monitor.step(loss=) was given: a tensor, a number, or a structure of
         tensors.
         """
-        if isinstance(loss, (float, int)):
+        if isinstance(loss, Real):
             loss = torch.tensor(float(loss), dtype=torch.float64, device="cpu")
         last, self._last = self._last, []
         for position, (label, tensor) in enumerate(flatten(loss, GIVEN_LOSS)):
@@ -350,6 +353,18 @@ def _constant_scale(root: torch.Tensor) -> Optional[float]:
         return None
     is_scale = 128 <= value < math.inf and math.frexp(value)[0] == 0.5
     return value if is_scale else None
+
+
+def check_given(loss: Any) -> None:
+    """Raises ConfigError for what monitor.step(loss=) was given, if it can hold no loss."""
+    kinds = (torch.Tensor, Real, tuple, list, Mapping)
+    if not (loss is None or isinstance(loss, kinds) or dataclasses.is_dataclass(loss)):
+        raise ConfigError(
+            "loss is no loss",
+            expected="a tensor, a number, or a tuple, list, dict or dataclass of tensors",
+            got=f"{type(loss).__name__}: {loss!r}",
+            hint="monitor.step() without loss= ends the step too",
+        )
 
 
 def _without_graph(tensor: torch.Tensor) -> torch.Tensor:

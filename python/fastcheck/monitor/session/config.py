@@ -8,7 +8,7 @@ from dataclasses import InitVar, dataclass, field, fields
 from functools import cached_property
 from typing import Any, Optional, Union
 
-from fastcheck.errors import ConfigError, choice, did_you_mean, explain
+from fastcheck.errors import ConfigError, choice, unknown_option
 from fastcheck.record.format import DEPTHS, Depth
 
 from .options import Filter, Log, OnRequest, Patterns, Stop, Training, at_least_one, pattern_tuple
@@ -228,7 +228,7 @@ class Config:
         }
 
 
-def unknown_option(name: str) -> str:
+def option_of_install(name: str) -> str:
     """The text of the TypeError for a keyword of install() that is none of its options."""
     options = [*inspect.signature(Config).parameters, "sinks", "watch"]
     groups = {"on_request": OnRequest, **_GROUPS}  # of two with this name, the module below it
@@ -239,12 +239,7 @@ def unknown_option(name: str) -> str:
         first = "dir, " if group == "log" and renamed != "dir" else ""
         written = f"{group}=fastcheck.{groups[group].__name__}({first}{renamed}=...)"
         return f"install() has no option {name!r}; write {written}"
-    return explain(
-        f"install() has no option {name!r}",
-        expected=", ".join(options),
-        got=name,
-        hint=did_you_mean(name, options) or did_you_mean(name, moved),
-    )
+    return unknown_option("install", name, options, moved)
 
 
 def _check_group(name: str, kind: type, value: object) -> None:

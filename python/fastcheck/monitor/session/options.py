@@ -12,12 +12,13 @@ from typing import Any, Callable, Optional, Union
 
 import torch
 
-from fastcheck.errors import ConfigError, choice, local_path
+from fastcheck.errors import ConfigError, choice, local_path, names_options
 from fastcheck.utils.names.style import check_style
 from fastcheck.utils.text.numbers import parse_bytes
 from fastcheck.utils.torch.versions import GradScaler
 
 
+@names_options
 @dataclass(frozen=True)
 class OnRequest:
     """Options by which a run that is under way is asked to observe its next steps more closely:
@@ -104,6 +105,7 @@ _COUNTS = ("origin", "all", "calls")
 _ACTIONS = ("raise", "warn")
 
 
+@names_options
 @dataclass(frozen=True)
 class Stop:
     """Options of a stop: which events stop a run, when that may happen, and what it leaves behind:
@@ -185,6 +187,7 @@ class Stop:
         check_bool("find_operator", self.find_operator)
 
 
+@names_options
 @dataclass(frozen=True)
 class Log:
     """Options of the log: where the records of a run are written, and how many of them are held in
@@ -217,6 +220,7 @@ class Log:
         return parse_bytes(self.limit)
 
 
+@names_options
 @dataclass(frozen=True)
 class Filter:
     """Options of what is observed, by operators, tensors and steps: ``install(model, level="op",
@@ -255,6 +259,7 @@ class Filter:
             object.__setattr__(self, "steps", _checked_steps(self.steps))
 
 
+@names_options
 @dataclass(frozen=True)
 class Training:
     """The parts of the training program that install() can't find, and what it may change there:
@@ -368,16 +373,17 @@ def _checked_optimizers(value: Optimizers) -> Optional[tuple[torch.optim.Optimiz
         return None
     given = (value,) if isinstance(value, (torch.optim.Optimizer, str)) else value
     optimizers = tuple(given) if isinstance(given, Iterable) else (given,)
-    for optimizer in optimizers:
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            raise ConfigError(
-                "optimizer is not an optimizer",
-                expected="a torch.optim.Optimizer, or several",
-                got=f"{type(optimizer).__name__}: {optimizer!r}",
-                hint="leave optimizer= out: install() finds the optimizers of the model's "
-                "parameters; for an optimizer of another class call monitor.step() after each "
-                "step",
-            )
+    others = [one for one in optimizers if not isinstance(one, torch.optim.Optimizer)]
+    if others or not optimizers:
+        other = others[0] if others else value
+        raise ConfigError(
+            "optimizer is not an optimizer",
+            expected="a torch.optim.Optimizer, or several",
+            got=f"{type(other).__name__}: {other!r}",
+            hint="leave optimizer= out: install() finds the optimizers of the model's "
+            "parameters; for an optimizer of another class call monitor.step() after each "
+            "step",
+        )
     return optimizers
 
 
