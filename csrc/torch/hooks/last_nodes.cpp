@@ -1,7 +1,6 @@
 #include "torch/hooks/last_nodes.h"
 
 #include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/python_cpp_function.h>
 #include <torch/csrc/autograd/python_variable.h>
 
@@ -33,8 +32,13 @@ struct Attribute {
   py::object name, saved, packed;
 };
 
+// Whether it adds to a gradient. The header of its class includes those of all operators.
+bool is_leaf(const Node& node) {
+  return node.num_outputs() == 0 && node.name() == "torch::autograd::AccumulateGrad";
+}
+
 struct Kind {
-  bool is_leaf;  // it adds to a parameter's gradient
+  bool is_leaf;
   std::vector<Attribute> attributes;
 };
 
@@ -46,7 +50,7 @@ const Kind& kind_of(const NodePtr& node, const py::object& attributes_of) {
   const std::type_info* const type = &typeid(met);
   const auto found = known->find(type);
   if (found != known->end()) return found->second;
-  Kind kind{met.name() == "torch::autograd::AccumulateGrad", {}};
+  Kind kind{is_leaf(met), {}};
   if (!kind.is_leaf) {
     const py::object object = owned(torch::autograd::functionToPyObject(node));
     for (const py::handle one : attributes_of(py::type::handle_of(object))) {
@@ -149,9 +153,8 @@ class GraphLeaves {
         const NodePtr& following = node->next_edge(edge_++).function;
         if (following == nullptr || !met_.insert(following.get()).second) continue;
         if (met_.size() >= most_) throw py::stop_iteration();
-        const Node& reached = *following;
-        if (typeid(reached) == typeid(torch::autograd::AccumulateGrad)) {
-          return wrap(static_cast<const torch::autograd::AccumulateGrad&>(reached).variable);
+        if (is_leaf(*following)) {
+          return owned(torch::autograd::functionToPyObject(following)).attr("variable");
         }
         follow(following);
       }
