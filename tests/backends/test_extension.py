@@ -27,7 +27,7 @@ UNLOADABLE = "import sys; sys.modules['fastcheck._C'] = None\n"
 
 
 def run(prelude: str, code: str) -> subprocess.CompletedProcess[str]:
-    return run_python("-c", prelude + code)
+    return run_python("-c", prelude + code, is_fresh=True)
 
 
 def test_missing_import_still_works() -> None:

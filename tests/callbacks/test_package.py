@@ -13,7 +13,8 @@ def test_frameworks_are_imported_when_an_adapter_is_used() -> None:
         "import sys, fastcheck\n"
         "frameworks = 'transformers lightning accelerate deepspeed composer ray'\n"
         "assert not set(frameworks.split()) & set(sys.modules)\n"
-        "assert len(fastcheck.callbacks.__all__) == 8\n"
+        "assert len(fastcheck.callbacks.__all__) == 8\n",
+        is_fresh=True,
     )
     assert done.returncode == 0, done.stderr
 

@@ -31,6 +31,7 @@ def script(step: int = 0, *options: str) -> tuple[int, str]:
         place(FOLDER, step) / "replay.py",
         *options,
         env={"PYTHONPATH": f"{TESTS}{os.pathsep}{ROOT}", "PATH": ""},
+        is_fresh=True,
     )
     assert not told.stderr
     return told.returncode, told.stdout

@@ -21,6 +21,7 @@ from fastcheck.record.site import is_valid
 from support.fuzzing.limits import limited_memory
 from support.logs import site_table
 from support.records import record_builder as build
+from support.sampling import sample
 
 SIZE = RECORD_DTYPE.itemsize
 FILES = ("records-rank0-000000.bin", "events-rank0.bin", "events-rank0.jsonl", "sites-rank0.jsonl")
@@ -127,7 +128,8 @@ def test_any_flipped_bit_leaves_a_result_or_a_documented_error(log: Path) -> Non
     path = log / FILES[0]
     whole = path.read_bytes()
     errors = 0
-    for byte in range(SIZE):
+    version = offset_of("version")
+    for byte in {*sample(range(SIZE), 48), version, version + 1}:
         for bit in (0, 7):
             broken = bytearray(whole)
             broken[3 * SIZE + byte] ^= 1 << bit
@@ -138,7 +140,7 @@ def test_any_flipped_bit_leaves_a_result_or_a_documented_error(log: Path) -> Non
                     list(log_table(str(log)))
                     fastcheck.compare(log, log)
                 except LogError:
-                    assert offset_of("version") <= byte < offset_of("version") + 2
+                    assert version <= byte < version + 2
                     errors += 1
     assert errors == 3  # the other flip of these makes it 0: bytes that were never written
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from support.paths import ROOT
+from support.paths import ROOT, TESTS
 from support.processes import run_python
 
 PAGES = (
@@ -37,9 +37,9 @@ PAGES = (
     "npu",
 )
 #: What runs a command of a page.
-RUN: dict[str, tuple[str, ...]] = {
+RUN: dict[str, tuple[object, ...]] = {
     "python": (),
-    "torchrun": ("-m", "torch.distributed.run"),
+    "torchrun": (TESTS / "support/programs/torchrun.py",),
     "fastcheck": ("-m", "fastcheck"),
 }
 LONGEST = 24

@@ -1,7 +1,8 @@
-"""Runs Python programs in processes that are forked from one with torch imported, in place of new
-interpreters: the import takes longer than most of these programs.
+"""Runs Python programs in processes that are forked from one with torch and fastcheck imported, in
+place of new interpreters: the imports take longer than most of these programs.
 
-The server imports torch and nothing of fastcheck. A program starts as ``python`` starts it (its
+Where fastcheck is to be imported by the program (``is_fresh``, or another FASTCHECK_ variable than
+this process has), the server has torch alone. A program starts as ``python`` starts it (its
 arguments, directory, environment, ``sys.path`` and ``__main__``) and ends as a process does, with
 its atexit functions and exit status. What depends on the interpreter's own start (its options,
 variables that torch reads when it is imported) needs subprocess.run().
@@ -12,6 +13,7 @@ from __future__ import annotations
 import atexit
 import functools
 import gc
+import importlib
 import json
 import os
 import subprocess
@@ -28,20 +30,33 @@ TESTS = Path(__file__).resolve().parents[1]
 __all__ = ["run_code", "run_python"]
 
 
+def _own(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: text for name, text in environment.items() if name.startswith("FASTCHECK_")}
+
+
+_OWN = _own(os.environ)
+
+
 def run_python(
-    *arguments: object, cwd: Optional[Path] = None, env: Optional[Mapping[str, str]] = None
+    *arguments: object,
+    cwd: Optional[Path] = None,
+    env: Optional[Mapping[str, str]] = None,
+    is_fresh: bool = False,
 ) -> subprocess.CompletedProcess[str]:
     """``python *arguments``, waited for: a script, ``-c code`` or ``-m module``, and its arguments.
 
     ``env``: added to this process's environment.
     """
-    server = _server(os.getpid())
+    environment = {**os.environ, **(env or {})}
+    server = _server(
+        os.getpid(), "" if is_fresh or _own(environment) != _OWN else "fastcheck.types"
+    )
     assert server.stdin is not None and server.stdout is not None
     with tempfile.TemporaryDirectory() as folder:
         request = {
             "arguments": [str(argument) for argument in arguments],
             "cwd": str(cwd or Path.cwd()),
-            "env": {**os.environ, **(env or {})},
+            "env": environment,
             "output": [f"{folder}/out", f"{folder}/error"],
         }
         server.stdin.write(json.dumps(request) + "\n")
@@ -52,18 +67,18 @@ def run_python(
 
 
 def run_code(
-    code: str, *, env: Optional[Mapping[str, str]] = None
+    code: str, *, env: Optional[Mapping[str, str]] = None, is_fresh: bool = False
 ) -> subprocess.CompletedProcess[str]:
     """``python -c code`` that can import the tests' modules."""
     path = os.pathsep.join(p for p in (str(TESTS), os.environ.get("PYTHONPATH")) if p)
-    return run_python("-c", code, env={"PYTHONPATH": path, **(env or {})})
+    return run_python("-c", code, env={"PYTHONPATH": path, **(env or {})}, is_fresh=is_fresh)
 
 
 @functools.cache
-def _server(owner: int) -> subprocess.Popen[str]:
+def _server(owner: int, imports: str) -> subprocess.Popen[str]:
     """That of the process ``owner``: a forked child must not read its parent's answers."""
     server = subprocess.Popen(
-        [sys.executable, __file__],
+        [sys.executable, __file__, *imports.split()],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -87,6 +102,8 @@ def _serve() -> None:
     import torch
     import torch._dynamo  # noqa: F401  # imported for the processes that are forked
 
+    for name in sys.argv[1:]:
+        importlib.import_module(name)
     gc.freeze()  # a collection of a program's would go through all of it, and copy its pages
     gc.enable()
     for line in sys.stdin:
