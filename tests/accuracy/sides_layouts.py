@@ -5,8 +5,6 @@ of compare_sides.py whose sides have another layout.
 
 from __future__ import annotations
 
-import multiprocessing
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import fastcheck
+from accuracy.sides_programs import start_ranks
 
 WIDTH, HEADS, SIZE, INNER, VOCABULARY, LAYERS, ROWS, TOKENS = 32, 4, 8, 48, 64, 4, 4, 12
 
@@ -422,14 +421,7 @@ def train_layout(
     if not layout or ranks == 1:
         _train(0, 1, str(log), layout, fault, steps, dump)
         return
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    given = (ranks, str(log), layout, fault, steps, dump, port)
-    # A server that has imported torch forks each rank: quicker than a new interpreter.
-    multiprocessing.get_context("forkserver").set_forkserver_preload(["fastcheck"])
-    processes: Any = torch.multiprocessing
-    processes.start_processes(_train, given, nprocs=ranks, start_method="forkserver")
+    start_ranks(_train, ranks, str(log), layout, fault, steps, dump)
 
 
 def _train(

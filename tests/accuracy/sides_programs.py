@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import copy
 import math
+import multiprocessing
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -463,7 +465,16 @@ def _rank(rank: int, world: int, log: str, fault: str, port: int) -> None:
 
 def train_ranks(log: Path, *, ranks: int = 1, fault: str = "") -> None:
     """Data parallel by hand."""
+    start_ranks(_rank, ranks, str(log), fault)
+
+
+def start_ranks(train: Callable[..., None], ranks: int, *given: Any) -> None:
+    """``train(rank, ranks, *given, port)`` in each rank, to their ends."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    torch.multiprocessing.spawn(_rank, (ranks, str(log), fault, port), nprocs=ranks)
+    # A server that has imported torch forks each rank: quicker than a new interpreter.
+    multiprocessing.get_context("forkserver").set_forkserver_preload(["fastcheck", "torch._dynamo"])
+    processes: Any = torch.multiprocessing
+    given = (ranks, *given, port)
+    processes.start_processes(train, given, nprocs=ranks, start_method="forkserver")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 import sys
 import types
 from typing import Any
@@ -113,13 +111,7 @@ def test_doctor_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_doctor_says_which_variable_forced_a_kernel() -> None:
-    shown = subprocess.run(
-        [sys.executable, "-m", "fastcheck", "doctor"],
-        env={**os.environ, "FASTCHECK_CPU_ISA": "scalar"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    shown = run_python("-m", "fastcheck", "doctor", env={"FASTCHECK_CPU_ISA": "scalar"})
     assert "scalar is used: FASTCHECK_CPU_ISA=scalar" in shown.stdout
 
 

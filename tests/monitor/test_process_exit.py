@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any, Optional
@@ -14,8 +11,9 @@ import pytest
 import fastcheck
 from fastcheck.monitor.distributed.channel import Agreed
 from fastcheck.monitor.session.stop_handler import StopHandler
+from support.paths import TESTS
+from support.processes import run_python
 from support.programs.training import Net
-from support.ranks.ranks_harness import GUARD_SECONDS
 
 
 class Agreement:
@@ -71,15 +69,16 @@ def test_nothing_is_said_where_nobody_found_anything() -> None:
 
 
 def test_a_rank_that_ends_before_the_next_boundary(tmp_path: Path) -> None:
-    """Real interpreters: rank 1 finds a NaN in a forward that no step follows, and ends."""
+    """Rank 1 finds a NaN in a forward that no step follows, and ends."""
     script = tmp_path / "script.py"
     script.write_text(
         textwrap.dedent(
             """
             import sys, torch, torch.distributed as dist
             import fastcheck
-            rank = int(sys.argv[1])
-            dist.init_process_group("gloo", init_method=sys.argv[2], rank=rank, world_size=2)
+            dist.init_process_group("gloo")
+            rank = dist.get_rank()
+            sys.stderr = open(f"error{rank}", "w")
             model = torch.nn.Linear(4, 4)
             fastcheck.install(model)
             x = torch.ones(2, 4)
@@ -93,27 +92,11 @@ def test_a_rank_that_ends_before_the_next_boundary(tmp_path: Path) -> None:
             """
         )
     )
-    children = [
-        subprocess.Popen(
-            [sys.executable, str(script), str(rank), f"file://{tmp_path}/store"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=tmp_path,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        for rank in range(2)
-    ]
-    try:
-        (out, error), (bad_out, bad_error) = [
-            child.communicate(timeout=GUARD_SECONDS) for child in children
-        ]
-    finally:
-        for child in children:
-            child.kill()
-            child.wait()
-    assert [child.returncode for child in children] == [0, 0], error + bad_error
-    assert out == bad_out == "ended by itself\n"
+    torchrun = TESTS / "support/programs/torchrun.py"
+    done = run_python(torchrun, "--nproc-per-node", 2, script, cwd=tmp_path)
+    error, bad_error = ((tmp_path / f"error{rank}").read_text() for rank in range(2))
+    assert done.returncode == 0, error + bad_error
+    assert done.stdout == "ended by itself\n" * 2
     assert "OverflowDetected" not in error
     assert "fastcheck.OverflowDetected" in bad_error
     assert "16 NaN" in bad_error or "8 NaN" in bad_error, bad_error
