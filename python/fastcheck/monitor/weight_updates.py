@@ -29,6 +29,7 @@ from fastcheck.calls.stored import StoredTensor, parameter_ids, parameter_states
 from fastcheck.log.history import History, joined
 from fastcheck.record.format import DTYPES, RECORD_DTYPE, Depth, Flag
 from fastcheck.record.site import Site, SiteTable
+from fastcheck.record.statistics import component_counts
 from fastcheck.statistics.functions import stats
 from fastcheck.utils.text.layout import listed
 from fastcheck.utils.torch.own_operators import no_grad, unobserved
@@ -301,7 +302,8 @@ class StaleCopies:
         held = [p for group in optimizer.param_groups for p in group["params"]]
         have_gradients = any(p.grad is not None for p in held)
         is_still = have_gradients and all(map(_is_still, optimizer.param_groups))
-        if is_still or Counter(map(_form, held)) != Counter(map(_form, trained)):
+        shapes, wanted = (Counter(tuple(p.shape) for p in many) for many in (held, trained))
+        if is_still or shapes != wanted:
             return None
         if have_gradients and _storages(trained) & _storages(held):
             return None  # other objects for the same values
@@ -373,10 +375,6 @@ def _read(tensors: Sequence[Optional[torch.Tensor]], sites: Sequence[int]) -> np
                 records.append(stats(values).record.copy())
                 records[-1]["site"] = site
     return np.array(records, RECORD_DTYPE)
-
-
-def _form(parameter: torch.Tensor) -> tuple[int, ...]:
-    return tuple(parameter.shape)
 
 
 def _still(optimizer: torch.optim.Optimizer) -> set[int]:
@@ -477,7 +475,6 @@ _UPDATES_OF_NONE = 100
 
 _NAMED = 5
 _FULL = int(Depth.FULL)  # NumPy is slow to compare with an enum
-_COMPONENTS = np.array([info.components for info in DTYPES], np.int64)
 # A gradient smaller than this many roundings of the largest gradient of the update is what
 # cancellation has left of a sum that is 0 in truth (of a bias before a normalisation, of the keys'
 # bias in attention): it need not move anything.
@@ -543,10 +540,13 @@ class StalledWeights:
 
     def settle(self, look: UpdateInfo, records: np.ndarray) -> None:
         """The records of the look are here, or those that are left of them. Never raises."""
-        if not self.is_on:
-            return
+        self._guarded(self._settle, look, records)
+
+    def _guarded(self, method: Callable[..., None], *args: object) -> None:
+        """Calls it while nothing has failed."""
         try:
-            self._settle(look, records)
+            if self.is_on:
+                method(*args)
         except Exception as error:
             self.is_on = False
             self._trouble("whether weights move", error)
@@ -585,19 +585,19 @@ class StalledWeights:
         reads them in an update that is looked at closely, and the gradients in one of ten others.
         ``sites``: those of the parameters. Called with the ledger's lock held. Never raises.
         """
-        if not self.is_on or (look.close is None and not look.has_turn_for_strays):
-            return
-        try:
-            self._know_sites()
-            gradients = _read([parameter.grad for parameter in parameters], sites)
-            if look.close is None:
-                self._glance(look.watch, gradients)
-            else:
-                self._weigh_parameters(look, _read(parameters, sites))
-                look.watch.is_close = self._weigh_gradients(look, look.close, gradients)
-        except Exception as error:
-            self.is_on = False
-            self._trouble("whether weights move", error)
+        if look.close is not None or look.has_turn_for_strays:
+            self._guarded(self._settle_read, look, parameters, sites)
+
+    def _settle_read(
+        self, look: UpdateInfo, parameters: Sequence[torch.Tensor], sites: Sequence[int]
+    ) -> None:
+        self._know_sites()
+        gradients = _read([parameter.grad for parameter in parameters], sites)
+        if look.close is None:
+            self._glance(look.watch, gradients)
+        else:
+            self._weigh_parameters(look, _read(parameters, sites))
+            look.watch.is_close = self._weigh_gradients(look, look.close, gradients)
 
     def _glance(self, watch: ObservedUpdates, gradients: np.ndarray) -> None:
         counts = gradients["zero_count"]
@@ -676,7 +676,7 @@ class StalledWeights:
         if not len(held) or (gradients["flags"] & int(Flag.NONFINITE)).any():
             return True
         of, dtypes = table["parameter"][gradients["site"]], gradients["dtype"]
-        look.watch.all_zero = gradients["numel"] * _COMPONENTS[dtypes]
+        look.watch.all_zero = component_counts(gradients)
         all_zero = gradients["zero_count"] >= look.watch.all_zero
         look.watch.zero = all_zero.tobytes()
         if not all_zero.all():
@@ -746,17 +746,14 @@ class StalledWeights:
         """Reads parameters that no optimizer holds, where an update does not: waits for a device,
         until they were told of. Called with the ledger's lock held. Never raises.
         """
-        if not self.is_on:
-            return
-        try:
-            self._know_sites()
-            new = [at for at, site in enumerate(sites) if not self._table["is_said"][site]]
-            if len(new):
-                sums = checksums([parameters[at] for at in new])
-                self._weigh_strays({sites[at]: checksum for at, checksum in zip(new, sums)})
-        except Exception as error:
-            self.is_on = False
-            self._trouble("whether weights move", error)
+        self._guarded(self._compare_strays, sites, parameters)
+
+    def _compare_strays(self, sites: Sequence[int], parameters: Sequence[torch.Tensor]) -> None:
+        self._know_sites()
+        new = [at for at, site in enumerate(sites) if not self._table["is_said"][site]]
+        if new:
+            sums = checksums([parameters[at] for at in new])
+            self._weigh_strays({sites[at]: checksum for at, checksum in zip(new, sums)})
 
     def _weigh_strays(self, now: dict[int, int]) -> None:
         """``now``: the checksums, by site."""

@@ -7,10 +7,9 @@ from collections.abc import Collection
 
 import numpy as np
 
-from fastcheck.record.format import DTYPES
 from fastcheck.record.site import Site, SiteTable, module_name
+from fastcheck.record.statistics import component_counts
 
-_COMPONENTS = np.array([info.components for info in DTYPES], np.int64)
 # Operators whose result is not 0 on purpose, as that of zeros() and of a comparison is.
 _COMPUTES = re.compile(
     r"aten\.(?:mul|div|r?sqrt|pow|exp|relu|threshold|hardtanh|clamp\w*|sigmoid|(?:add|b)?mm|round"
@@ -24,8 +23,7 @@ def where_zero(records: np.ndarray, table: SiteTable, modules: Collection[str]) 
     neither was read.
     """
     sites = [table[number] for number in records["site"].tolist()]
-    is_zero = records["numel"] > 1
-    is_zero &= records["zero_count"] == records["numel"] * _COMPONENTS[records["dtype"]]
+    is_zero = (records["numel"] > 1) & (records["zero_count"] == component_counts(records))
     seen = []
     outputs = (
         site
