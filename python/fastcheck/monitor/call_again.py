@@ -11,12 +11,12 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import threading
 import warnings
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any, Callable, NamedTuple, Optional, TypeVar, Union
+from typing import Any, Callable, NamedTuple, Optional, Union
 
 import numpy as np
 import torch
@@ -43,7 +43,8 @@ from fastcheck.utils.torch.training_state import Generators
 from fastcheck.utils.torch.versions import default_device
 from fastcheck.verdict.step import Step
 
-from .reruns import Install, set_aside
+from .on_request import Install
+from .reruns import set_aside
 from .stand_ins import replace_lost
 
 # The hooks of the module itself, which have run, or are running.
@@ -61,8 +62,6 @@ _COUNTS = ("numel", "nan_count", "posinf_count", "neginf_count", "zero_count")
 _MOST_SEEDS = 4
 # The most bytes of the parameters and buffers that are copied.
 _MOST_BYTES = 2 << 30
-
-_T = TypeVar("_T")
 
 
 class RunningCall(NamedTuple):
@@ -217,7 +216,9 @@ def run_pass_again(
 
     PAST.add(find.__code__)
     # A module that is called within a backward would seem to be recomputed.
-    outcome = _attempt(running, session, (lambda: _elsewhere(find)) if is_within else find)
+    with ThreadPoolExecutor(1) as elsewhere:
+        there = (lambda: elsewhere.submit(find).result()) if is_within else find
+        outcome = _attempt(running, session, there)
     if not isinstance(outcome, _Found):
         return outcome
     name, part = held.call.node.name, outcome.module
@@ -318,25 +319,6 @@ def _why_not(running: RunningCall, session: Session) -> str:
         )
     changed = _changed_input(running, session)
     return f"could not be run again: {changed} was written in place since" if changed else ""
-
-
-def _elsewhere(function: Callable[[], _T]) -> _T:
-    """Runs ``function`` in a thread of its own, and returns its result or raises its exception."""
-    done: list[_T] = []
-    failed: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            done.append(function())
-        except BaseException as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=run, name="fastcheck: a call run again")
-    thread.start()
-    thread.join()
-    if failed:
-        raise failed[0]
-    return done[0]
 
 
 class _Known:

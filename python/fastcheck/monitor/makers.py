@@ -23,7 +23,7 @@ from fastcheck.verdict.step import Step
 from . import call_again
 from .hooks.optimizers import watchers
 from .loss_graph import search_derivatives, search_graph, search_operators, search_variables
-from .reruns import Install
+from .on_request import Install
 from .update_state import search_state
 
 _FORWARD = frozenset(("input", "output", "loss"))

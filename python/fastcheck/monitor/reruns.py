@@ -31,6 +31,8 @@ from fastcheck.utils.torch.training_state import TrainingState
 from fastcheck.utils.torch.versions import GradScaler
 from fastcheck.verdict.step import Step
 
+from .on_request import Install
+
 #: Names a tensor: its site, the call, and how many of the same came before.
 _Key = tuple[Site, int, int]
 
@@ -279,9 +281,6 @@ def _values(record: Optional[np.void]) -> Optional[dict[str, Any]]:
         "nonfinite": int(nonfinite(rows)[0]),
     }
 
-
-#: Installs a monitor that meets no other rank.
-Install = Callable[[Config, Sequence[torch.nn.Module]], Any]
 
 _MOST_DIFFERENCES = 100
 
