@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from typing import Callable, Optional
+from typing import Optional
 
 import torch
 
@@ -25,35 +25,22 @@ from fastcheck.verdict.entries import Gradient, Named, NamedResult
 # Readings whose gradients may still come; those of older readings pass unread.
 _MAX_READINGS = 16384
 
-_Read = Callable[[str, torch.Tensor, Traced], "list[GradientHook]"]
-
 _lock = threading.Lock()
 _waiting: dict[int, list[GradientHook]] = {}
 _next_number = 0
 _library: Optional[torch.library.Library] = None
 
 
-def define(read: _Read) -> bool:
-    """Makes the ops call ``read``, which is the same each time. False where this torch can't."""
+def _define() -> bool:
+    """Defines the ops of compiled code. False where this torch can't."""
     global _library
-    if not is_available():
-        return False
-    if _library is None:
-        _library = _defined(read)
-    return True
-
-
-def _defined(read: _Read) -> torch.library.Library:
-    def named_tensor(
-        order: torch.Tensor, tensor: torch.Tensor, name: str, bits: int, grad: bool
-    ) -> torch.Tensor:
-        return _number_of(read(name, tensor, Traced([0], [bits], grad)))
-
-    schema = "(Tensor(a!) order, Tensor tensor, str name, int bits, bool grad) -> Tensor"
-    return define_ops(
-        (f"named_tensor{schema}", named_tensor, 1),
-        ("named_gradient(Tensor number, Tensor gradient) -> ()", _gradient, 0),
-    )
+    if is_available() and _library is None:
+        schema = "(Tensor(a!) order, Tensor tensor, str name, int bits, bool grad) -> Tensor"
+        _library = define_ops(
+            (f"named_tensor{schema}", _read_in_graph, 1),
+            ("named_gradient(Tensor number, Tensor gradient) -> ()", _gradient, 0),
+        )
+    return is_available()
 
 
 def _number_of(gradients: list[GradientHook]) -> torch.Tensor:
@@ -376,14 +363,17 @@ def _reading(name: str) -> list[NamedTensors]:
     )
 
 
-def _read_in_graph(name: str, tensor: torch.Tensor, traced: Traced) -> list[GradientHook]:
+def _read_in_graph(
+    order: torch.Tensor, tensor: torch.Tensor, name: str, bits: int, grad: bool
+) -> torch.Tensor:
+    traced = Traced([0], [bits], grad)
     hooks = (reader.read(name, tensor, traced) for reader in _reading(name))
-    return [hook for hook in hooks if hook is not None]
+    return _number_of([hook for hook in hooks if hook is not None])
 
 
 def _begin() -> None:
     global _is_on, _is_traced
-    _is_traced = define(_read_in_graph)
+    _is_traced = _define()
     if _is_traced:
         keep_out(observe)
     _is_on = True
