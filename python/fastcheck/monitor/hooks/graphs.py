@@ -150,15 +150,13 @@ class CapturedJournal:
     def close(self) -> None:
         """Restores the session after a capture, whether it succeeded or not."""
         session = self._session
-        for step in {id(each.step): each.step for each in self.stretches if each.step}.values():
-            for handle in step.leaf_handles:
+        # The first stretch of each step has its calls.
+        for stretch in {id(each.step): each for each in reversed(self.stretches)}.values():
+            assert stretch.step is not None
+            for handle in stretch.step.leaf_handles:
                 handle.remove()
-            step.leaf_handles.clear()
-        known: list[Optional[Step]] = []
-        for stretch in self.stretches:
-            if stretch.step is not None and not any(stretch.step is step for step in known):
-                stretch.calls = list(stretch.step.calls)
-            known.append(stretch.step)
+            stretch.step.leaf_handles.clear()
+            stretch.calls = list(stretch.step.calls)
         session.step, session.is_closed, session.is_active, session.next_seq = self._before
         session.level.forget()  # what was read on the CPU, once
         session.rings.set_depth(session.rings.depth_at(session.step.index))

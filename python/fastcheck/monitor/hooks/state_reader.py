@@ -526,10 +526,3 @@ def _as_read(tensors: Sequence[torch.Tensor]) -> list[int]:
     return [
         at for device in devices for at, tensor in enumerate(tensors) if tensor.device == device
     ]
-
-
-def stored_in(node: ModuleNode, kind: str) -> dict[str, Optional[torch.Tensor]]:
-    """The module's own ``_parameters`` or ``_buffers``; empty when the module is gone."""
-    module = node.module()
-    stored: dict[str, Optional[torch.Tensor]] = {} if module is None else getattr(module, kind)
-    return stored

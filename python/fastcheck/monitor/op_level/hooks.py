@@ -11,6 +11,7 @@ from typing import Any, Callable, Optional
 import torch
 
 from fastcheck.calls.module_calls import Call, ModuleNode, new_call
+from fastcheck.calls.stored import buffers_of
 from fastcheck.extension import extension
 from fastcheck.monitor.hooks.module_observer import (
     ForwardHook,
@@ -18,7 +19,7 @@ from fastcheck.monitor.hooks.module_observer import (
     ModuleObserver,
     last_pass,
 )
-from fastcheck.monitor.hooks.state_reader import StateReader, stored_in
+from fastcheck.monitor.hooks.state_reader import StateReader
 from fastcheck.monitor.hooks.step_watcher import StepWatcher
 from fastcheck.monitor.hooks.traced import Traced
 from fastcheck.monitor.session.session import Session
@@ -224,8 +225,8 @@ class OpState(StateReader):
         it writes them.
         """
         session = self._session
-        for name, buffer in stored_in(node, "_buffers").items():
-            if buffer is not None and can_hold_nonfinite(buffer):
+        for _, name, buffer in buffers_of([node]):
+            if can_hold_nonfinite(buffer):
                 before = session.next_seq
                 seq, is_bad = session.level.observe(buffer, node.site("buffer", name, 0), 0, 0)
                 if seq >= before:
