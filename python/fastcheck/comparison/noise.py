@@ -80,7 +80,7 @@ class Drift:
             return False
         steps = step - self._first_step + 1
         is_near = apart <= 2 * self._rate * steps * np.sqrt(max(numel, 1))
-        if name.role == "param" and (name.module, name.label) in self._noisy and is_near:
+        if self.may_move(name) and is_near:
             self._modules.add(name.module)
             self._largest = max(self._largest, error)
             return True

@@ -43,8 +43,7 @@ def schedules_of(lines: Sequence[Mapping[str, Any]], optimizers: Any) -> Schedul
         step, name, value = (line.get(key) for key in ("step", "name", "value"))
         if isinstance(step, int) and isinstance(name, str) and isinstance(value, (int, float)):
             if name not in schedules:
-                first = _at(optimizers, name)
-                schedules[name] = [] if first is None else [(-1, first)]
+                schedules[name] = _constant(optimizers, name)
             schedules[name].append((step, float(value)))
     return schedules
 

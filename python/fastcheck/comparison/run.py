@@ -752,10 +752,13 @@ class _Step(Pairs):
                 self.in_parts[number] = error, has_values or ends[name] <= read
 
     def _has_same_loss(self) -> bool:
+        losses = self._losses()
+        return losses is not None and losses.error <= SAME_LOSS
+
+    def _losses(self) -> Optional[LossPair]:
+        """The losses of the step, where both sides have recorded it separately."""
         mine, other = (self._run.loss_of(block) for block in (self.ours, self.theirs))
-        if mine is None or other is None:
-            return False
-        return LossPair(self.step, mine, other).error <= SAME_LOSS
+        return None if mine is None or other is None else LossPair(self.step, mine, other)
 
     # Adding to the tally
 
@@ -890,9 +893,8 @@ class _Step(Pairs):
         step, losses = self.step, self._run.tally.losses
         if step in losses or len(losses) >= KEPT_STEPS:
             return
-        mine, other = (self._run.loss_of(block) for block in (self.ours, self.theirs))
-        if mine is not None and other is not None:
-            losses[step] = LossPair(step, mine, other)
+        if (known := self._losses()) is not None:
+            losses[step] = known
             return
         for index in np.flatnonzero(self.phases == Phase.LOSS).tolist()[::-1]:
             if self.name(index).direction == "forward":

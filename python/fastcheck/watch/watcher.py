@@ -103,10 +103,6 @@ class _Change(NamedTuple):
 BatchOf = Callable[[int], Union[int, str, None]]
 
 
-def _no_name(step: int) -> None:
-    return None
-
-
 class Causes:
     """Finds the causes of the events of one rank, whose sites are found in ``sites`` by number."""
 
@@ -182,10 +178,6 @@ class Causes:
         """
         if change.size >= _FACTOR:
             self._changes.append((self.movers.now, change))
-
-    def setting_changed(self, step: int, name: str, before: float, after: float) -> None:
-        """Takes in a setting of the optimizer or of clipping that changed at this step."""
-        self.note_change(_Change(step, name, before, after))
 
     def note_fault(self, step: int) -> None:
         """Notes the step in which the ranks held different weights."""
@@ -467,7 +459,7 @@ class Watcher:
         sites: SiteTable,
         rank: int = 0,
         is_whole: bool = True,
-        batch_of: BatchOf = _no_name,
+        batch_of: BatchOf = lambda step: None,
     ) -> None:
         window, warm_up = options.window, options.warm_up
         self._options = options
@@ -642,7 +634,7 @@ class Watcher:
         changes = self._program.take_changes()
         for change in changes:
             if change.full_name and change.name != "lr":
-                self.causes.setting_changed(step, change.full_name, change.usual, change.value)
+                self._note_change(step, change)
             elif change.name == "clipped_scaled" and row is not None and row.scale:
                 changes.append(Number("scaled_threshold", change.value, row.scale))
         changes += self._program.take_noticed(step)
@@ -654,7 +646,7 @@ class Watcher:
         of_groups = [change for change in changes if change.name == "lr"]
         if rate is None:  # the largest of all groups is as before, or another optimizer's
             for change in of_groups:
-                self.causes.setting_changed(step, change.full_name, change.usual, change.value)
+                self._note_change(step, change)
         elif not of_groups and is_jump(rate.before, rate.after, gap):
             changes.append(Number("lr", rate.after, rate.before, full_name=rate.name))
         if block.have_left[k]:
@@ -670,6 +662,9 @@ class Watcher:
         self._numbers.step_ended(k)
         self.causes.step_ended(step, events)
         return events
+
+    def _note_change(self, step: int, change: Number) -> None:
+        self.causes.note_change(_Change(step, change.full_name, change.usual, change.value))
 
     def _events(
         self, view: StepsView, k: int, numbers: Sequence[Number], fired: Sequence[_Fired]
