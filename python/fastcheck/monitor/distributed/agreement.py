@@ -32,7 +32,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Any, Callable, Optional, Protocol
+from typing import Callable, Optional, Protocol
 
 import torch
 import torch.distributed as dist
@@ -212,8 +212,6 @@ class RankAgreement:
         timeout_seconds: float = 8.0,
         channel: Optional[Channel] = None,
     ) -> None:
-        whole: Any = dist.group.WORLD
-        group = whole if group is None else group
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size(group)
         self.timeout_seconds = timeout_seconds

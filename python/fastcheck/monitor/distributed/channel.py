@@ -94,7 +94,8 @@ class Pending:
 
 
 class Channel:
-    """The end of this rank of a channel among the ranks of a group. ``ranks`` are the group's ranks
+    """The end of this rank of a channel among the ranks of a group (None: the default group).
+    ``ranks`` are the group's ranks
     by their number in the world, ``index`` is this rank's position among them.
 
     The constructor uses the store once and does not wait; connect() waits. Every method but
@@ -102,8 +103,12 @@ class Channel:
     """
 
     def __init__(
-        self, group: dist.ProcessGroup, options: Optional[Mapping[str, object]] = None
+        self,
+        group: Optional[dist.ProcessGroup],
+        options: Optional[Mapping[str, object]] = None,
     ) -> None:
+        whole: Any = dist.group.WORLD
+        group = whole if group is None else group
         self.ranks: list[int] = list(dist.get_process_group_ranks(group))
         self.index: int = dist.get_rank(group)
         number = _opened.get(group, 0)

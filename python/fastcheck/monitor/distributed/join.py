@@ -46,10 +46,7 @@ def agreement_for(
     if group_size(group) < 2:
         return None
     try:
-        whole: Optional[dist.ProcessGroup] = dist.group.WORLD
-        member = whole if group is None else group
-        assert member is not None
-        channel = Channel(member, options)
+        channel = Channel(group, options)
         missing = channel.wait_for_all(_MEETING_SECONDS)
         difference = channel.difference()
     except Lost as refused:  # by a rank that came later

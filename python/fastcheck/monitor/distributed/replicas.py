@@ -150,8 +150,6 @@ class ReplicaCheck:
         replicas: Optional[ReplicaGroup] = None,
         batches: Optional[OwnBatches] = None,
     ) -> None:
-        whole: Any = dist.group.WORLD
-        group = whole if group is None else group
         self.every = every
         self.gradients = gradients
         self.timeout_seconds = timeout_seconds
