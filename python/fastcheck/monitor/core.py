@@ -32,11 +32,11 @@ from fastcheck.monitor.on_request import Install, Requests
 from fastcheck.monitor.op_level.hooks import OpModuleObserver, OpState
 from fastcheck.monitor.op_level.level import OpLevel
 from fastcheck.monitor.op_level.sites import check_alone
-from fastcheck.monitor.precision import level_for
+from fastcheck.monitor.precision import RangeLevel
 from fastcheck.monitor.session.config import Config
 from fastcheck.monitor.session.event_store import Archive, EventStore, ProcessRank
 from fastcheck.monitor.session.run_meta import RunMeta, first_meta
-from fastcheck.monitor.session.session import Level, Session
+from fastcheck.monitor.session.session import Level, ModuleLevel, Session
 from fastcheck.monitor.session.stop_handler import StepBoundary, StopHandler
 from fastcheck.monitor.sinks.connection import SinkConnection
 from fastcheck.monitor.sinks.sink import ScalarSink
@@ -194,7 +194,8 @@ def build(
     def make_level(session: Session) -> Level:
         if is_op_level:
             return OpLevel(session, models.has_excluded, captures)
-        return level_for(config)(session, nodes, models.has_excluded)
+        kind = RangeLevel if config.record == "range" else ModuleLevel
+        return kind(session, nodes, models.has_excluded)
 
     session = Session(config, event_store, make_level)
     state = (OpState if is_op_level else StateReader)(session, nodes)

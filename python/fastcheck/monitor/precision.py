@@ -19,7 +19,6 @@ from fastcheck.backends.portable.traversal import dtype_and_order
 from fastcheck.backends.table import backend_for, guarded_streams, observe_and_count
 from fastcheck.calls.module_calls import ModuleNode
 from fastcheck.errors import ConfigError
-from fastcheck.monitor.session.config import Config
 from fastcheck.monitor.session.session import ModuleLevel, Session
 from fastcheck.record.exponents import EXPONENT_WORDS, Exponents
 from fastcheck.record.precision import PrecisionAdvice, advise, candidates, check_tolerance
@@ -278,11 +277,6 @@ def check_level(record: str, level: str) -> None:
     """ConfigError if exponents are to be counted at op level."""
     if record == "range" and level == "op":
         raise ConfigError('record="range" is for module level, not for level="op"')
-
-
-def level_for(config: Config) -> type[ModuleLevel]:
-    """The module level of a session."""
-    return RangeLevel if config.record == "range" else ModuleLevel
 
 
 def advice_of(

@@ -122,39 +122,34 @@ class Rerun:
     notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return render_rerun(self)
-
-
-def render_rerun(rerun: Rerun) -> str:
-    """The report."""
-    where = f" on each of {rerun.ranks} ranks" if rerun.ranks > 1 else ""
-    if rerun.identical:
-        lines = [
-            f"The step was run {rerun.runs} times from the same state{where}: {rerun.tensors:,} "
-            "tensors, all with the same bits.",
-            "What is wrong with this step is the program or its data, unless the machine computes "
-            "the same wrong bits each time.",
-        ]
-        return "\n".join([*lines, *rerun.notes])
-    lines = [f"The step was run {rerun.runs} times from the same state{where}, with other bits."]
-    if rerun.first is not None:
-        of_rank = f"on rank {rerun.first.rank}, " if rerun.ranks > 1 else ""
-        lines.append(f"First that differs, {of_rank}{_STEPS[rerun.first.phase]}: {rerun.first}")
-    lines += [f"Run {number} raised {error}" for number, error in rerun.errors]
-    if rerun.is_each_time:
-        lines.append("No two runs are equal: it comes back each time.")
-    elif rerun.odd_runs:
-        odd = ", ".join(map(str, rerun.odd_runs))
-        others = rerun.runs - len(rerun.odd_runs)
-        lines.append(f"It came in run {odd}; the other {others} are equal.")
-    lines.append(f"Cause: {rerun.cause}. {rerun.why}")
-    own = [difference for difference in rerun.differences if difference != rerun.first]
-    if own:
-        lines.append(f"Also, on rank {rerun.rank}:" if rerun.ranks > 1 else "Also:")
-        lines += [f"  {difference}" for difference in own[:_NAMED]]
-        if len(own) > _NAMED:
-            lines.append(f"  and {len(own) - _NAMED:,} more")
-    return "\n".join([*lines, *rerun.notes])
+        where = f" on each of {self.ranks} ranks" if self.ranks > 1 else ""
+        if self.identical:
+            lines = [
+                f"The step was run {self.runs} times from the same state{where}: {self.tensors:,} "
+                "tensors, all with the same bits.",
+                "What is wrong with this step is the program or its data, unless the machine "
+                "computes the same wrong bits each time.",
+            ]
+            return "\n".join([*lines, *self.notes])
+        lines = [f"The step was run {self.runs} times from the same state{where}, with other bits."]
+        if self.first is not None:
+            of_rank = f"on rank {self.first.rank}, " if self.ranks > 1 else ""
+            lines.append(f"First that differs, {of_rank}{_STEPS[self.first.phase]}: {self.first}")
+        lines += [f"Run {number} raised {error}" for number, error in self.errors]
+        if self.is_each_time:
+            lines.append("No two runs are equal: it comes back each time.")
+        elif self.odd_runs:
+            odd = ", ".join(map(str, self.odd_runs))
+            others = self.runs - len(self.odd_runs)
+            lines.append(f"It came in run {odd}; the other {others} are equal.")
+        lines.append(f"Cause: {self.cause}. {self.why}")
+        own = [difference for difference in self.differences if difference != self.first]
+        if own:
+            lines.append(f"Also, on rank {self.rank}:" if self.ranks > 1 else "Also:")
+            lines += [f"  {difference}" for difference in own[:_NAMED]]
+            if len(own) > _NAMED:
+                lines.append(f"  and {len(own) - _NAMED:,} more")
+        return "\n".join([*lines, *self.notes])
 
 
 class Trace:

@@ -483,12 +483,13 @@ class GraphFollower:
 
 def _wrap() -> None:
     for kind, device_type in _kinds():
+        begin = functools.partial(_capture_begin, device_type=device_type)
         for name, wrap in (
-            ("capture_begin", _capture_begin),
+            ("capture_begin", begin),
             ("capture_end", _capture_end),
             ("replay", _replay),
         ):
-            _methods.wrap(kind, name, functools.partial(wrap, device_type=device_type))
+            _methods.wrap(kind, name, wrap)
 
 
 def _kinds() -> Iterator[tuple[Any, Optional[str]]]:
@@ -540,7 +541,7 @@ def _capture_begin(original: Callable[..., Any], device_type: Optional[str]) -> 
     return capture_begin
 
 
-def _capture_end(original: Callable[..., Any], device_type: Optional[str]) -> Callable[..., Any]:
+def _capture_end(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def capture_end(self: Any, *args: Any, **kwargs: Any) -> Any:
         is_whole = False
@@ -555,7 +556,7 @@ def _capture_end(original: Callable[..., Any], device_type: Optional[str]) -> Ca
     return capture_end
 
 
-def _replay(original: Callable[..., Any], device_type: Optional[str]) -> Callable[..., Any]:
+def _replay(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def replay(self: Any, *args: Any, **kwargs: Any) -> Any:
         told = [follower for follower in _all() if follower.follows(self)]

@@ -119,6 +119,12 @@ def _living() -> list[Optimizer]:
     ]
 
 
+def _are_held(parameters: Iterable[StoredTensor]) -> bool:
+    """True if an optimizer of this process holds one of these."""
+    ours = {id(parameter) for _, _, parameter in parameters}
+    return any(parameter_ids(candidate) & ours for candidate in _living())
+
+
 # The number of times that an optimizer is looked for that holds parameters of the model.
 _SEARCHES = 3
 
@@ -174,8 +180,7 @@ class OtherHolders:
         if not is_ours or searches >= _SEARCHES or not session.backwards.owns_gradients:
             return False
         self._searches[optimizer] = searches + 1
-        ours = {id(parameter) for _, _, parameter in self._parameters()}
-        if any(parameter_ids(candidate) & ours for candidate in _living()):
+        if _are_held(self._parameters()):
             return False
         self._known.add(optimizer)
         session.faults.notes[
@@ -274,17 +279,16 @@ class LoopUpdates:
         self._clears_late |= is_backward
         if is_backward and session.config.level == "op":
             return False  # the operators of the forward pass are those of the open step
-        if not self._is_known and self._are_held():
+        if not self._is_known and self._has_holder():
             return False
         self.probes.clear()
         self.has_updated = True
         return True
 
-    def _are_held(self) -> bool:
+    def _has_holder(self) -> bool:
         """True if an optimizer holds parameters of the model."""
         self._searches += 1
-        ours = {id(parameter) for _, _, parameter in self._parameters()}
-        if any(parameter_ids(candidate) & ours for candidate in _living()):
+        if _are_held(self._parameters()):
             return True
         self._is_known, self._searches = True, 0
         self._session.faults.notes[
