@@ -11,16 +11,21 @@ import numpy as np
 import pytest
 
 from fastcheck.watch.event import KINDS
-from fastcheck.watch.invariants import INVARIANTS, NUMBER_RULES, TENSOR_RULES
+from fastcheck.watch.invariants import (
+    NUMBER_INVARIANTS,
+    NUMBER_RULES,
+    TENSOR_INVARIANTS,
+    TENSOR_RULES,
+)
 from fastcheck.watch.numbers import Number
 from fastcheck.watch.rules import NUMBER_RULES as RULES_OF_NUMBERS
-from fastcheck.watch.rules import RULES as RULES_OF_PAST
 from fastcheck.watch.rules import Rule, loss_spikes
 from support.watched import FIRST_WEIGHT, SECOND_WEIGHT, Run
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "watch.md").read_text("utf-8")
-RULES = (*RULES_OF_PAST, *INVARIANTS)
+RULES = (*NUMBER_RULES, *TENSOR_RULES)
+INVARIANTS = (*NUMBER_INVARIANTS, *TENSOR_INVARIANTS)
 
 
 def test_there_are_eleven_kinds_and_each_has_a_rule() -> None:

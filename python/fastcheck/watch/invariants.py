@@ -422,7 +422,6 @@ TENSOR_INVARIANTS: tuple[TensorRule, ...] = (
 )  # fmt: skip
 
 
-INVARIANTS = (*NUMBER_INVARIANTS, *TENSOR_INVARIANTS)
 #: All rules, those of the watch included.
 NUMBER_RULES = (*rules.NUMBER_RULES, *NUMBER_INVARIANTS)
 TENSOR_RULES = (*rules.TENSOR_RULES, *TENSOR_INVARIANTS)

@@ -527,6 +527,3 @@ TENSOR_RULES: tuple[TensorRule, ...] = (
         text="its rms is {value}, and was at most {usual} before: one update changed it",
     ),
 )  # fmt: skip
-
-#: All rules of tensors and numbers.
-RULES: tuple[Rule, ...] = (*NUMBER_RULES, *TENSOR_RULES)

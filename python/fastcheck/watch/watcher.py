@@ -183,7 +183,7 @@ class Causes:
         """Notes the step in which the ranks held different weights."""
         self._fault = step
 
-    def note_lost(self, step: int, sites: Sequence[int], since: int) -> None:
+    def note_lost(self, sites: Sequence[int], since: int) -> None:
         """Notes that these tensors have lost precision since a step."""
         self._lost.extend((self.movers.now, since, site) for site in sites)
 
@@ -806,9 +806,8 @@ class Watcher:
     def _note_precision(self, view: StepsView, k: int, fired: Sequence[_Fired]) -> None:
         for rule, at in fired:
             if rule.kind == "precision" and rule.cause:
-                step = int(view.now.steps[k])
-                sites = view.now.sites[at].tolist()
-                self.causes.note_lost(step, sites, step - rule.steps + 1)
+                since = int(view.now.steps[k]) - rule.steps + 1
+                self.causes.note_lost(view.now.sites[at].tolist(), since)
 
     def _skipped(self, row: Optional[StepRow]) -> Number:
         norm, limit = None if row is None else row.gradient_norm, self._limit
