@@ -23,7 +23,6 @@ import numpy as np
 
 from fastcheck.fleet.collector import rank_row, site_row
 from fastcheck.fleet.schema import (
-    COUNT_COLUMNS,
     FLOAT_COLUMNS,
     RECORD_COLUMNS,
     record_table,
@@ -238,7 +237,7 @@ def _step_table(
     rows["site"] = np.repeat(ids, count)
     rows["rank"] = np.tile(ranks[kept], len(order))
     rows["dtype"] = np.full(size, 3, np.int32)
-    rows[COUNT_COLUMNS[0]] = np.full(size, _NUMEL, np.int64)
+    rows["numel"] = np.full(size, _NUMEL, np.int64)
     for name, values in made.items():
         column = values[order][:, kept].reshape(-1)
         rows[name] = rounded(column) if name in ("mean", "mean_abs", "rms") else column

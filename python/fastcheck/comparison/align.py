@@ -53,7 +53,7 @@ def align(actual: Block, reference: Block, names: NameTable) -> Alignment:
         ours, theirs = _by_occurrence(actual.names, reference.names)
     same = same_bits(actual, ours, reference, theirs)
     reordered = 0
-    doubtful = _doubtful(actual, reference, ours, theirs, same)
+    doubtful = _doubtful(actual, reference, theirs, same)
     if len(doubtful):
         keep = ~np.isin(reference.names[theirs], doubtful)
         parts = [(ours[keep], theirs[keep])]
@@ -113,9 +113,7 @@ def _occurrence(names: np.ndarray) -> np.ndarray:
     return result
 
 
-def _doubtful(
-    actual: Block, reference: Block, ours: np.ndarray, theirs: np.ndarray, same: np.ndarray
-) -> np.ndarray:
+def _doubtful(actual: Block, reference: Block, theirs: np.ndarray, same: np.ndarray) -> np.ndarray:
     """Names whose calls may belong together in another way: several, and not all equal."""
     several = np.flatnonzero((_counts(actual, reference) > 1).any(0))
     unequal = np.unique(reference.names[theirs[~same]])

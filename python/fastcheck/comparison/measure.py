@@ -14,7 +14,6 @@ from fastcheck.statistics.thresholds import COARSENESS, Threshold, coarser_of
 
 from .block import SOME
 
-_SUMS = ("sum", "abs_sum", "sum_sq")
 # The most that the order of summation alone changes in a sum of float32 (docs/determinism.md).
 _ORDER_ONLY = 1e-6
 _TINY = np.finfo(np.float64).tiny

@@ -25,8 +25,6 @@ from .manifest import Manifest, plain_name
 from .positions import NewRecords, Position, last_step, next_step, take_until
 from .store import Folder
 
-COORDINATES = ("dp", "tp", "pp", "ep", "cp")
-
 
 def small_tables(
     directory: str, ranks: Iterable[int], node: str
@@ -63,7 +61,7 @@ def rank_row(rank: int, node: str, meta: dict[str, Any]) -> dict[str, Any]:
         "device": _text(place.get("device")),
         "serial": _text(place.get("serial")),
         "world_size": _number(place.get("world_size")),
-        **{name: _number(at.get(name)) for name in COORDINATES},
+        **{name: _number(at.get(name)) for name in schema.COORDINATES},
         "replica_group": _text(place.get("replica_group")),
         "pid": _number(meta.get("pid")),
         "created": _text(meta.get("created")),

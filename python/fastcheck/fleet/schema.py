@@ -25,10 +25,11 @@ _LOW_FLAGS = 0xFF
 # The exponent bits of a float32. All of them set: an infinity or NaN.
 _EXPONENT = np.uint32(0x7F800000)
 
-COUNT_COLUMNS = COUNTS
 FLOAT_COLUMNS = ("min", "max", "mean", "mean_abs", "rms")
 # Columns whose last bits are noise: these differ from row to row, and take a byte each.
 _ROUNDED = ("mean", "mean_abs", "rms")
+#: The coordinates of a rank in a device mesh.
+COORDINATES = ("dp", "tp", "pp", "ep", "cp")
 #: The columns that no row is without.
 KEYS = {"step": "int64", "site": "int64", "rank": "int32", "call": "int32"}
 #: The columns of the records by name, with their types.
@@ -37,7 +38,7 @@ RECORD_COLUMNS: dict[str, str] = {
     "dtype": "int32",
     "flags": "int32",
     "verdict": "int32",
-    **dict.fromkeys(COUNT_COLUMNS, "int64"),
+    **dict.fromkeys(COUNTS, "int64"),
     **dict.fromkeys(FLOAT_COLUMNS, "float"),
     "checksum": "int64",
 }
@@ -57,7 +58,7 @@ TABLES: dict[str, dict[str, str]] = {
         "device": "string",
         "serial": "string",
         "world_size": "int32",
-        **dict.fromkeys(("dp", "tp", "pp", "ep", "cp"), "int32"),
+        **dict.fromkeys(COORDINATES, "int32"),
         "replica_group": "string",
         "pid": "int32",
         "created": "string",
@@ -114,7 +115,7 @@ def record_rows(rank: int, records: np.ndarray, sites: Mapping[int, Site]) -> di
         "flags": (records["flags"] & _LOW_FLAGS).astype(np.int32),
         "verdict": ((records["flags"] & VERDICT_MASK) >> VERDICT_SHIFT).astype(np.int32),
     }
-    rows.update({name: records[name].astype(np.int64) for name in COUNT_COLUMNS})
+    rows.update({name: records[name].astype(np.int64) for name in COUNTS})
     columns = statistics_columns(records)
     for name in FLOAT_COLUMNS:
         values = np.clip(columns[name], -_LARGEST_FLOAT32, _LARGEST_FLOAT32)

@@ -356,11 +356,10 @@ class OpRules:
         if finding.verdict is Verdict.INTENDED:
             return not finding.root.is_allowed
         path, causes = _ancestors(finding)
-        roots = [ancestor for ancestor in path if not ancestor.uses.parents]
         # On a device torch makes a tensor of the number in x[0] = number.
         return not causes and all(
             root.then is not None and (root.then.verdict is Verdict.ARRIVED or not root.uses.inputs)
-            for root in roots
+            for root in _roots(path)
         )
 
     def _argument_known(self, entry: entries.ArgumentKnown) -> None:
@@ -643,7 +642,7 @@ class OpRules:
         # A weight that always held -Inf, as a mask that is trained does, holds it after an update.
         if place.kind == "state" and finding.only_neginf:
             path, causes = _ancestors(finding)
-            if not causes and all(f.role == "param" for f in path if not f.uses.parents):
+            if not causes and all(f.role == "param" for f in _roots(path)):
                 return
         # An update uses only those scaled gradients that the scaler let through.
         if finding.verdict is Verdict.SCALED and place.kind not in ("update", "state"):
@@ -653,7 +652,7 @@ class OpRules:
     def _count(self, finding: Finding, clause: str) -> None:
         """Makes an event of the place where a finding began; what lies between follows from it."""
         path, causes = _ancestors(finding)
-        roots = [ancestor for ancestor in path if not ancestor.uses.parents]
+        roots = _roots(path)
         suspects = [root for root in roots if root.site not in self.findings.memory.harmless]
         if not suspects and not causes:
             suspects = roots
@@ -760,11 +759,7 @@ class OpRules:
             for parent in uses.parents:
                 parent.uses.made.clear()
             path, causes = _ancestors(finding)
-            roots = [
-                ancestor
-                for ancestor in path
-                if not ancestor.uses.parents and ancestor is not finding
-            ]
+            roots = [root for root in _roots(path) if root is not finding]
             uses.parents = roots + causes if uses.parents else []
             uses.made.clear()
 
@@ -866,6 +861,11 @@ def _ancestors(finding: Finding) -> tuple[list[Finding], list[Finding]]:
                 met.add(id(parent))
                 stack.append(parent)
     return path, causes
+
+
+def _roots(path: Sequence[Finding]) -> list[Finding]:
+    """The findings that were made of no other."""
+    return [finding for finding in path if not finding.uses.parents]
 
 
 def _harm(root: Finding, path: list[Finding]) -> str:

@@ -160,7 +160,7 @@ def collect(directory: str) -> Collected:
         LogError: a file of the log can't be read, or a newer fastcheck has written it.
     """
     segments = log_parts(directory)
-    first, last = _span(directory, segments)
+    first, last = _span(segments)
     while True:
         attempt = _Reading(directory, segments, first, last)
         attempt.read()
@@ -170,7 +170,7 @@ def collect(directory: str) -> Collected:
         first, last = min(first, *attempt.outside), max(last, *attempt.outside)
 
 
-def _span(directory: str, segments: Mapping[int, list[str]]) -> tuple[int, int]:
+def _span(segments: Mapping[int, list[str]]) -> tuple[int, int]:
     """The least and the largest step at the ends of the segments."""
     steps: list[int] = []
     for path in (path for paths in segments.values() for path in paths):
