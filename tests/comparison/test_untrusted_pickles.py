@@ -7,8 +7,6 @@ import enum
 import os
 import pickle
 import struct
-import subprocess
-import sys
 import tarfile
 import warnings
 from pathlib import Path
@@ -22,6 +20,7 @@ from torch.distributed.checkpoint import filesystem, metadata
 
 import fastcheck
 from fastcheck.cli.main import main
+from support.processes import run_python
 
 pytestmark = pytest.mark.usefixtures("fresh_start")
 
@@ -167,8 +166,7 @@ def test_no_module_is_imported() -> None:
         "code = cli.main(['verify', 'saved'])\n"
         "sys.exit(any('examples' in name for name in sys.modules) or code)"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
-    assert done.returncode == 2
+    assert run_python("-c", program).returncode == 2
 
 
 @pytest.mark.parametrize(

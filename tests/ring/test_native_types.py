@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import threading
 import time
@@ -18,6 +17,7 @@ from fastcheck.ring.depths import Depths
 from fastcheck.ring.host import HostRing, make_reader
 from fastcheck.utils.torch.seen_tensors import make_seen
 from fastcheck.verdict.entries import Gradient, InnerInput, Output, Returned, expanded
+from support.processes import run_python
 
 
 class TestTwins:
@@ -165,7 +165,5 @@ class TestLock:
             "except KeyboardInterrupt:\n"
             "    print('interrupted', flush=True); __import__('os')._exit(0)\n"
         )
-        done = subprocess.run(
-            [sys.executable, "-c", script], capture_output=True, text=True, check=False
-        )
+        done = run_python("-c", script)
         assert done.stdout == "interrupted\n", done.stderr

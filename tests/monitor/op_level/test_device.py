@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import subprocess
 import sys
 from pathlib import Path
 from types import FrameType
@@ -23,6 +22,7 @@ from fastcheck.backends import table
 from fastcheck.monitor.op_level.level import Launcher
 from fastcheck.record.format import DeviceMode
 from fastcheck.ring.device import DeviceRing
+from support.processes import run_python
 from support.programs.op_level import culprit, loop, model_with
 from support.programs.training import Apply, Net, batches, stopped
 
@@ -125,9 +125,7 @@ def test_a_stop_is_dumped(tmp_path: Path) -> None:
     stop = stopped(model, torch.randn(2, 8).to(NAME))
     assert stop.report.dump is not None and stop.report.dump.script is not None
     script = tmp_path / "step0" / "rank0" / stop.report.dump.script
-    told = subprocess.run(
-        [sys.executable, str(script), "--device", "cpu"], capture_output=True, text=True, check=True
-    )
+    told = run_python(script, "--device", "cpu", is_fresh=True)
     assert told.stdout.startswith("output: 16 NaN, 0 +Inf, 0 -Inf; in the run: 16 NaN")
 
 
