@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import pickle
 import warnings
 from pathlib import Path
 
@@ -245,6 +246,16 @@ class TestCopies:
         assert len(monitor.records()) == count
         assert torch.equal(twin(torch.ones(1, 8)), twin(torch.ones(1, 8)))
 
+    @pytest.mark.parametrize("level", ["module", "op"])
+    def test_a_pickle_needs_no_fastcheck(self, level: str) -> None:
+        model = Net()
+        with fastcheck.install(model, level=level):
+            train(model, 1)
+            data = pickle.dumps([model, copy.deepcopy(model)])
+        assert b"fastcheck" not in data
+        model, twin = pickle.loads(data)
+        assert torch.equal(model(torch.ones(1, 8)), twin(torch.ones(1, 8)))
+
     def test_a_pickle_is_not_observed(self, tmp_path: Path) -> None:
         model = Net()
         monitor = fastcheck.install(model)
@@ -264,6 +275,7 @@ class TestCopies:
         train(model, 1, optimizer=optimizer)
         copy.deepcopy(optimizer)
         torch.save(optimizer, tmp_path / "optimizer.pt")
+        assert b"fastcheck" not in (tmp_path / "optimizer.pt").read_bytes()
 
 
 def test_a_target_network_that_is_no_copy() -> None:

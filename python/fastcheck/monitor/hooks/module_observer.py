@@ -10,6 +10,7 @@ nothing, whatever it is called with.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -89,9 +90,12 @@ class _ModuleHook:
         return type(self)()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A process that is being started may train its copy; a file is loaded for anything.
-        is_sent = get_spawning_popen() is not None
-        return _unpickled, (type(self), os.getpid() if is_sent else 0)
+        # A process that is being started may train its copy.
+        if get_spawning_popen() is not None:
+            return _unpickled, (type(self), os.getpid())
+        # A file may be loaded where there is no fastcheck: a function that does nothing with any
+        # arguments.
+        return getattr, (contextlib.nullcontext(), "__exit__")
 
     def is_of(self, config: Config) -> bool:
         """True if it belongs to a monitor with these options that was not removed."""
