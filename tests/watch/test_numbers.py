@@ -112,6 +112,20 @@ class TestNumbers:
         events = run.step(learning_rate=rate)
         assert [one.kind for one in events] == ["settings"] * is_event
 
+    def test_optimizers_that_take_turns_are_no_change_of_the_rate(self) -> None:
+        run = warmed_up()
+        run.watcher.setting("optimizers[0].groups[0].lr", None, 0.001)
+        assert [run.step(learning_rate=0.001) for _ in range(3)] == [[]] * 3
+        run.watcher.setting("optimizers[1].groups[0].lr", None, 0.05)
+        (event,) = run.step(learning_rate=0.05)
+        text = "the learning rate (another optimizer's) was changed from 0.001 to 0.05"
+        assert text in event.text
+        assert [run.step(learning_rate=(0.001, 0.05)[k % 2]) for k in range(80)] == [[]] * 80
+        # As where each stage of a run has an optimizer of its own.
+        run.watcher.setting("optimizers[2].groups[0].lr", None, 1.0)
+        (event,) = run.step(learning_rate=1.0)
+        assert "was changed from 0.05 to 1" in event.text
+
     @pytest.mark.parametrize(("beta2", "is_event"), [(0.5, True), (0.7, False)])
     def test_a_beta2_that_is_too_small_at_first(self, beta2: float, is_event: bool) -> None:
         run = Run()

@@ -180,7 +180,7 @@ class Watching(SessionListener):
     def setting_changed(self, name: str, before: Optional[float], after: float) -> None:
         """Takes in a changed number of the optimizer or of clipping."""
         # The rows of the steps have the learning rate.
-        if not name.endswith(".lr") or (before is not None and is_jump(before, after)):
+        if not name.endswith(".lr") or before is None or is_jump(before, after):
             self._judge()  # it was not so in these
         self._watcher.setting(name, before, after)
 

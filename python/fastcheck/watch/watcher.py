@@ -149,17 +149,24 @@ class Causes:
             self._of["has_had_room"][now.sites] |= has_room.any(axis=0)
 
     def note_step(
-        self, now: Signals, k: int, step: int, rate: Optional[float], sizes: Sequence[float]
+        self,
+        now: Signals,
+        k: int,
+        step: int,
+        rate: Optional[float],
+        rate_name: str,
+        sizes: Sequence[float],
     ) -> Optional[_Change]:
-        """Step ``k``, of this number, begins. The change of its learning rate, if there is any.
-        ``rate``: that of one optimizer. ``sizes``: the numbers of elements of what it was given.
+        """Step ``k``, of this number, begins. The change of its learning rate, if there is any;
+        ``rate_name`` is empty where that would be none. ``sizes``: the numbers of elements of what
+        it was given.
         """
         self.movers.now += 1
         self.last = step, step - self.last[0]
         before, self._rate = self._rate, rate or self._rate
         change = None
-        if rate and before and rate != before:
-            change = _Change(step, "the learning rate", before, rate)
+        if rate_name and rate and before and rate != before:
+            change = _Change(step, rate_name, before, rate)
             self.note_change(change)
         if sizes and sizes[0] == self._size:
             self._steady += 1
@@ -346,6 +353,7 @@ class Program:
     def __init__(self) -> None:
         self._settings: dict[str, float] = {}
         self._optimizers: set[str] = set()
+        self._has_new_optimizer = False
         # Changes since the last step, and facts with the step in which each was noticed.
         self._changes: list[Number] = []
         self._noticed: list[tuple[int, Number]] = []
@@ -359,6 +367,7 @@ class Program:
         if name == "clipping.scaled":
             self._changes.append(Number("clipped_scaled", value))
         elif option == "lr":  # the rows have the largest of all groups, and each change of it
+            self._has_new_optimizer |= before is None
             self._optimizers.add(name.partition(".")[0])
             if before is not None and is_jump(before, value):
                 full_name = f"the learning rate ({name})"
@@ -369,10 +378,14 @@ class Program:
             beta1 = self._settings.get(f"{name[:-2]}0]", math.nan)
             self._changes.append(Number("beta2", value, beta1**4))
 
-    @property
-    def takes_turns(self) -> bool:
-        """True if the rate of a step may be another optimizer's than that of the step before."""
-        return len(self._optimizers) > 1
+    def take_rate_name(self) -> str:
+        """The name of the rate of the next step, beside that of the step before; empty: they may be
+        those of two optimizers that take turns.
+        """
+        is_new, self._has_new_optimizer = self._has_new_optimizer, False
+        if len(self._optimizers) < 2:
+            return "the learning rate"
+        return "the learning rate (another optimizer's)" if is_new else ""
 
     def noticed(self, step: int, number: Number) -> None:
         self._noticed.append((step, number))
@@ -639,8 +652,8 @@ class Watcher:
                 changes.append(Number("scaled_threshold", change.value, row.scale))
         changes += self._program.take_noticed(step)
         sizes, checksums = block.inputs[k]
-        largest = None if row is None or self._program.takes_turns else row.learning_rate
-        rate = self.causes.note_step(now, k, step, largest, sizes)
+        largest = None if row is None else row.learning_rate
+        rate = self.causes.note_step(now, k, step, largest, self._program.take_rate_name(), sizes)
         _, gap = self.causes.last
         changes = [c for c in changes if c.name != "lr" or is_jump(c.usual, c.value, gap)]
         of_groups = [change for change in changes if change.name == "lr"]

@@ -469,6 +469,21 @@ def test_what_optimizers_that_take_turns_on_the_same_weights_have_done_is_not_mi
     assert ["two optimizers" in text for text in told] == [True]
 
 
+def test_an_optimizer_of_a_second_stage_has_a_rate_of_its_own() -> None:
+    count, made = iter(range(100)), []
+
+    def program(model: nn.Module, optimizer: Any) -> None:
+        if next(count) == 45:
+            made.append(torch.optim.SGD(model.parameters(), 0.2))
+        (made or [optimizer])[0].zero_grad()
+        loss(model).backward()
+        (made or [optimizer])[0].step()
+
+    (told,) = texts(program, 80, kinds=("settings",))
+    expected = "step 45: the learning rate (another optimizer's) was changed from 0.01 to 0.2"
+    assert told.startswith(expected)
+
+
 def test_a_schedule_of_optimizers_that_take_turns_does_not_warn() -> None:
     count, made = iter(range(200)), []
 

@@ -95,8 +95,8 @@ class Pending:
 
 class Channel:
     """The end of this rank of a channel among the ranks of a group (None: the default group).
-    ``ranks`` are the group's ranks
-    by their number in the world, ``index`` is this rank's position among them.
+    ``ranks`` are the group's ranks by their number in the world, ``index`` is this rank's position
+    among them.
 
     The constructor uses the store once and does not wait; connect() waits. Every method but
     the constructor raises Lost, or whatever torch raises, when the others can't be reached.
