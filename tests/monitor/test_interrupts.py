@@ -15,6 +15,7 @@ from torch import nn
 
 import fastcheck
 from fastcheck.log.step_table import StepTable
+from fastcheck.monitor.op_level import hooks
 from fastcheck.monitor.session.event_store import EventStore
 from fastcheck.utils.torch.own_operators import is_unobserved, no_grad, unobserved
 from support.interrupts import Points
@@ -174,6 +175,24 @@ def test_an_interrupt_while_the_rows_of_steps_are_made(monkeypatch: pytest.Monke
 def test_an_interrupt_leaves_nothing_behind(case: int) -> None:
     kind, options = _CASES[case]
     interrupt(Training(kind, **options), case, thread_state)
+
+
+@pytest.mark.filterwarnings("ignore::fastcheck.SpikeWarning")
+def test_an_interrupt_where_modules_begin_and_end_at_op_level() -> None:
+    """Python and the extension each have a stack of the modules that run."""
+    training = Training("plain", level="op")
+    with Points(within=hooks.__file__) as points:
+        training.step()
+    expected = training.sites_after_two_steps()
+    assert points.count > 100
+    for at in range(points.count):
+        with (
+            Points(at, within=hooks.__file__) as interrupted,
+            contextlib.suppress(KeyboardInterrupt),
+        ):
+            training.step()
+        assert training.sites_after_two_steps() == expected, interrupted.place
+    training.monitor.remove()
 
 
 @pytest.mark.fake_accelerator

@@ -78,8 +78,7 @@ class OpModuleObserver(ModuleObserver):
             # The calls were left by what is no Exception (KeyboardInterrupt): torch calls no hook
             # then.
             while stack:
-                stack.pop()
-                self._ops.leave()
+                self._leave()
         if not stack and torch._C._current_graph_task_id() == -1:
             with session.lock:
                 if session.removed:
@@ -112,9 +111,9 @@ class OpModuleObserver(ModuleObserver):
     ) -> Optional[Call]:
         stack, session = self._stack.nodes, self.session
         if node in stack:
-            while stack.pop() is not node:
-                self._ops.leave()
-            self._ops.leave()
+            while stack[-1] is not node:
+                self._leave()
+            self._leave()
         if self.level.has_incidents:
             with session.lock:
                 session.collect()
@@ -151,10 +150,16 @@ class OpModuleObserver(ModuleObserver):
                     call.watched[back, label] = node.site(back, label, position), -1
         return call
 
+    def _leave(self) -> None:
+        """Leaves the innermost module: in the extension first, so that after an interrupt between
+        the two the next pass leaves it again, and is not within it.
+        """
+        self._ops.leave()
+        self._stack.nodes.pop()
+
     def abandon(self, node: ModuleNode) -> None:
         if self._stack.nodes and self._stack.nodes[-1] is node:
-            self._stack.nodes.pop()
-            self._ops.leave()
+            self._leave()
 
     def abandon_traced(self) -> None:
         """Compiled modules are known by their own hooks alone."""
