@@ -15,10 +15,10 @@ RuntimeError, and would swallow the stop.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import difflib
 import functools
 import importlib
-import inspect
 import os
 import re
 import sys
@@ -286,7 +286,9 @@ def did_you_mean(name: str, candidates: Iterable[str]) -> str:
 def unknown_option(
     of: str, name: str, options: Iterable[str], elsewhere: Iterable[str] = ()
 ) -> str:
-    """The text of the TypeError for a keyword of ``of`` that is none of its ``options``."""
+    """The text of the TypeError for a keyword of ``of`` that is none of its ``options``, with one
+    that is near it, there or among those ``elsewhere``.
+    """
     known = list(options)
     return explain(
         f"{of}() has no option {name!r}",
@@ -299,7 +301,7 @@ def unknown_option(
 def names_options(kind: type[_Options]) -> type[_Options]:
     """A dataclass whose TypeError for an unknown keyword names those that there are."""
     made = kind.__init__
-    names = [name for name in inspect.signature(made).parameters if name != "self"]
+    names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]  # it is one
 
     @functools.wraps(made)
     def init(self: Any, *args: Any, **given: Any) -> None:
@@ -308,7 +310,7 @@ def names_options(kind: type[_Options]) -> type[_Options]:
                 raise TypeError(unknown_option(kind.__name__, name, names))
         made(self, *args, **given)
 
-    kind.__init__ = init  # type: ignore[method-assign]
+    kind.__init__ = init  # type: ignore[method-assign]  # a dataclass has made the one before too
     return kind
 
 

@@ -57,7 +57,7 @@ def model() -> nn.Sequential:
     layers[4].register_buffer("apart", torch.ones(4))
     layers[4].apart._local_tensor = torch.zeros(2)
     layers[5][0].grad = torch.ones(2)
-    layers[1].bias.grad._local_tensor = torch.zeros(2)  # type: ignore[union-attr]
+    layers[1].bias.grad._local_tensor = torch.zeros(2)  # type: ignore[union-attr]  # made above
     return layers
 
 
@@ -374,7 +374,7 @@ def test_gradients_that_are_changed_before_the_update_of_their_optimizer(
             parameter.grad = torch.ones_like(parameter)
         changes.after_backward(parameters_of(nodes, None))
         if changed is not None:
-            changed.grad.data.mul_(2)  # type: ignore[union-attr]
+            changed.grad.data.mul_(2)  # type: ignore[union-attr]  # it has one
         return [
             changes.before_update(optimizer, ids, parameters_of(nodes, ids))
             for optimizer, ids in zip(optimizers, owned)

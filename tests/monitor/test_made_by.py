@@ -425,7 +425,7 @@ def test_elements_are_found_without_running_code_of_the_program() -> None:
 
 
 class Proxy:
-    @property  # type: ignore[misc]
+    @property  # type: ignore[misc]  # as a proxy has it
     def __class__(self) -> type:
         raise RuntimeError("working outside of a context")
 

@@ -125,6 +125,8 @@ class TestNumbers:
         run.watcher.setting("optimizers[2].groups[0].lr", None, 1.0)
         (event,) = run.step(learning_rate=1.0)
         assert "was changed from 0.05 to 1" in event.text
+        run.watcher.setting("optimizers[0].groups[1].lr", None, 50.0)
+        assert [run.step(learning_rate=rate) for rate in (0.001, 50.0)] == [[]] * 2
 
     @pytest.mark.parametrize(("beta2", "is_event"), [(0.5, True), (0.7, False)])
     def test_a_beta2_that_is_too_small_at_first(self, beta2: float, is_event: bool) -> None:
@@ -154,7 +156,7 @@ class TestNumbers:
         held: list[Any] = []
         run = Gradients()
         watcher = run.watcher
-        run.watcher = SimpleNamespace(add=lambda step: held.append(step) or [])  # type: ignore[assignment]
+        run.watcher = SimpleNamespace(add=lambda step: held.append(step) or [])  # type: ignore[assignment]  # keeps the steps
         watcher.setting("optimizers[0].groups[0].eps", None, 1e-8)
         for step in range(64):
             run.read(4e-9 if step < 30 else 1.0)

@@ -368,7 +368,7 @@ class TestTensors:
 def test_more_steps_together_have_the_same_events() -> None:
     steps: list[Any] = []
     run = Run()
-    run.watcher = SimpleNamespace(add=lambda step: steps.append(step) or [])  # type: ignore[assignment]
+    run.watcher = SimpleNamespace(add=lambda step: steps.append(step) or [])  # type: ignore[assignment]  # keeps the steps
     half, zero = {"dtype": DTYPE_CODES["float16"]}, {"rms": 0.0, "zero_count": 1024}
     for step in range(260):
         changed: dict[int, Any] = {GRADIENT: {**half, "rms": 30.0 * 2 ** (step * 0.037)}}

@@ -367,8 +367,9 @@ class Program:
         if name == "clipping.scaled":
             self._changes.append(Number("clipped_scaled", value))
         elif option == "lr":  # the rows have the largest of all groups, and each change of it
-            self._has_new_optimizer |= before is None
-            self._optimizers.add(name.partition(".")[0])
+            optimizer = name.partition(".")[0]  # of which another group may come later
+            self._has_new_optimizer |= optimizer not in self._optimizers
+            self._optimizers.add(optimizer)
             if before is not None and is_jump(before, value):
                 full_name = f"the learning rate ({name})"
                 self._changes.append(Number(option, value, before, full_name=full_name))
@@ -540,8 +541,8 @@ class Watcher:
         return self._limit
 
     def setting(self, name: str, before: Optional[float], value: float) -> None:
-        """A number of the optimizer or of clipping has this value from the open step on; None:
-        from the first step on. ``name``: as in the log, such as
+        """A number of the optimizer or of clipping has this value from the open step on.
+        ``before``: None for its first. ``name``: as in the log, such as
         ``optimizers[0].groups[0].betas[1]``.
         """
         self._program.setting(name, before, value)

@@ -733,7 +733,7 @@ def test_a_step_of_what_is_no_optimizer_is_torchs_error() -> None:
         optimizer.zero_grad()
         scaler.scale(loss(model)).backward()
         with pytest.raises(AttributeError):
-            scaler.step(None)  # type: ignore[arg-type]
+            scaler.step(None)  # type: ignore[arg-type]  # the wrong call
         optimizer.step()
 
     (found,) = texts(step)

@@ -66,7 +66,7 @@ class _Kept(nn.Linear):
         super().__init__(8, 8)
         self.register_buffer("mean", torch.full((8,), kept))
 
-    def forward(self, x: torch.Tensor, count: int) -> torch.Tensor:  # type: ignore[override]
+    def forward(self, x: torch.Tensor, count: int) -> torch.Tensor:  # type: ignore[override]  # a second argument
         if count >= 0:
             self.mean.copy_(x[:count].detach().sum(0) / torch.tensor(float(count)))
         return x

@@ -188,7 +188,7 @@ def break_graphs(function: Any) -> Any:
     try:
         keep_out(function)
     except ImportError:  # an older torch
-        return torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+        return torch.compiler.disable(function)  # type: ignore[no-untyped-call]  # torch has it untyped
     function._torchdynamo_disable = True
     return function
 

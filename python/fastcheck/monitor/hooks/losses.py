@@ -360,7 +360,7 @@ def check_given(loss: Any) -> None:
     kinds = (torch.Tensor, Real, tuple, list, Mapping)
     if not (loss is None or isinstance(loss, kinds) or dataclasses.is_dataclass(loss)):
         raise ConfigError(
-            "loss is no loss",
+            "monitor.step(loss=) was given no loss",
             expected="a tensor, a number, or a tuple, list, dict or dataclass of tensors",
             got=f"{type(loss).__name__}: {loss!r}",
             hint="monitor.step() without loss= ends the step too",
