@@ -125,8 +125,10 @@ class TestNumbers:
         run.watcher.setting("optimizers[2].groups[0].lr", None, 1.0)
         (event,) = run.step(learning_rate=1.0)
         assert "was changed from 0.05 to 1" in event.text
+        for _ in range(40):
+            run.step(learning_rate=1.0)
         run.watcher.setting("optimizers[0].groups[1].lr", None, 50.0)
-        assert [run.step(learning_rate=rate) for rate in (0.001, 50.0)] == [[]] * 2
+        assert "settings" not in [event.kind for event in run.step(learning_rate=50.0)]
 
     @pytest.mark.parametrize(("beta2", "is_event"), [(0.5, True), (0.7, False)])
     def test_a_beta2_that_is_too_small_at_first(self, beta2: float, is_event: bool) -> None:
