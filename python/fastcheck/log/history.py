@@ -47,10 +47,11 @@ class History:
 
     def add(self, records: np.ndarray) -> None:
         """Adds to the open step."""
-        if len(records):
+        count = len(records)
+        if count:
             self.open_chunks.append(records)
             self._starts.append(int(records["seq"][0]))
-            self._open_count += len(records)
+            self._open_count += count
             if self._is_logged:
                 self._unlogged.append(records)
 
@@ -80,7 +81,7 @@ class History:
             self._closed.append(chunks[0] if len(chunks) == 1 else joined(chunks))
             self._closed_count += self._open_count
             while len(self._closed) > self._steps or (
-                len(self._closed) > 1 and self._closed_count > MAX_RECORDS
+                self._closed_count > MAX_RECORDS and len(self._closed) > 1
             ):
                 self._closed_count -= len(self._closed.popleft())
         self.open_chunks, self._starts, self._open_count = [], [], 0

@@ -17,7 +17,8 @@ class Depths:
 
     def of(self, tensor: torch.Tensor) -> int:
         """The depth of a tensor that is read by itself: of one element, as the loss, ``whole``."""
-        return self.now if self.are_whole or tensor.numel() != 1 else self.whole
+        now, whole = self.now, self.whole
+        return now if now == whole or tensor.numel() != 1 else whole
 
     @property
     def are_whole(self) -> bool:

@@ -379,26 +379,23 @@ class DeviceRing:
             if slots is not None:
                 slots.observe_list(tensors, [*map(tuple, identities.tolist())])
             return
-        done = 0
-        while done < len(tensors):
+        done, count = 0, len(tensors)
+        while done < count:
             segment = self._segment()
             if segment is None:
-                part = tensors[done:]
-            else:
-                first = segment.used
-                part = tensors[done : done + self._segment_slots - first]
-            numbers = identities[done : done + len(part)]
-            if segment is None:
-                for tensor, identity in zip(part, numbers.tolist()):
+                for tensor, identity in zip(tensors[done:], identities[done:].tolist()):
                     self._observe_in_reserve(tensor, identity)
                 return
+            first, stop = segment.cursor.slot, self._segment_slots
+            if count - done < stop - first:
+                stop = first + count - done
+            end = done + stop - first
             segment.use_on(self._streams.current())
             with no_grad():
-                self.backend.observe_list(part, segment.slots, first, depth)
-            stop = first + len(part)
-            segment.identities[first:stop] = numbers
+                self.backend.observe_list(tensors[done:end], segment.slots, first, depth)
+            segment.identities[first:stop] = identities[done:end]
             segment.cursor.slot = stop
-            done += len(part)
+            done = end
 
     def new_graph_slots(self, stream: Any, may_wait: MayWait) -> GraphSlots:
         """Slots for a graph whose capture has begun on ``stream``."""
@@ -483,7 +480,7 @@ class DeviceRing:
 
     def _segment(self) -> Optional[Segment]:
         """The segment to write to; None when all of max_segments are in flight."""
-        if self._filling and self._filling[0].used == self._segment_slots:
+        if self._filling and self._filling[0].cursor.slot == self._segment_slots:
             self._send()
         if not self._filling:
             if not self._free:
@@ -508,7 +505,7 @@ class DeviceRing:
             self._taken_early.append(self.take(self._in_flight.pop(0)))
 
     def _send(self) -> None:
-        if self._filling and self._filling[0].used:
+        if self._filling and self._filling[0].cursor.slot:
             segment = self._filling.pop()
             segment.start_copy(self._copier)
             self._last_used = None

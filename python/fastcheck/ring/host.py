@@ -140,14 +140,14 @@ class HostRing:
         records that are non-finite, in pieces.
         """
         bad: list[np.ndarray] = []
-        start, cursor = 0, self._cursor
-        while start < len(tensors):
+        start, count, cursor = 0, len(tensors), self._cursor
+        while start < count:
             if cursor.slot == CAPACITY:
                 self._when_full()
             first = cursor.slot
-            stop = min(len(tensors), start + CAPACITY - first)
-            part, numbers = tensors, sites
-            if stop - start < len(tensors):
+            stop, part, numbers = count, tensors, sites
+            if start or count > CAPACITY - first:
+                stop = min(count, start + CAPACITY - first)
                 part, numbers = tensors[start:stop], sites[start:stop]
             bad_count = self._observe_list(
                 part, self.slots, first, self.depths.now, numbers, step, first_seq + start, flags

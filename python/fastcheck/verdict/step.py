@@ -84,6 +84,8 @@ class Update:
     # The tensors that modules and optimizers store were read.
     state_read = False
     count = 0
+    # The optimizer that steps, or was the last to.
+    by: Optional[weakref.ref[Any]] = None
     # The updates that skip themselves where a gradient is non-finite.
     guarded_count = 0
     # The reason why an update that was applied could not be skipped.

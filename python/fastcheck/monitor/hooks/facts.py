@@ -124,8 +124,8 @@ class _Losses:
         """True if it is on the same loss as the call before."""
         if self._given:
             self.given_is_root |= any(ref.is_of(root) for ref in self._given for root in roots)
-        made = (ref() for tensor, ref in self._made for root in roots if tensor.is_of(root))
-        self.scaler = next(made, None) if self._made else None
+        made = self._made and [r() for of, r in self._made for root in roots if of.is_of(root)]
+        self.scaler = made[0] if made else None
         before, self._root = self._root, None
         root = roots[0] if len(roots) == 1 else None
         if root is None or root.grad_fn is None or root.numel() != 1:
@@ -279,9 +279,10 @@ class _Chain:
             return bool(then.any()) and torch.allclose(now, then * factor, rtol=1e-5, atol=0.0)
 
     def update_ended(self) -> None:
-        self.leave(self.gradient)
         self.updates += 1
-        self.most_added, self.added = max(self.most_added, self.added), 0
+        if self.added > self.most_added:
+            self.most_added = self.added
+        self.added = 0
         self.had_backward = self.since.has_backward
         self.since = _SinceUpdate()
 
@@ -399,8 +400,9 @@ class Facts:
 
     def backward_began(self, roots: Sequence[torch.Tensor]) -> None:
         """backward() is called on these."""
-        self._runs.pop(("dropout_on", 0), None)
-        self._runs.pop(("statistics_on", 0), None)
+        if self._runs:
+            self._runs.pop(("dropout_on", 0), None)
+            self._runs.pop(("statistics_on", 0), None)
         is_again = self._losses.backward_began(roots)
         for chain in self._of_all:
             chain.backward_began(is_again)
@@ -509,7 +511,7 @@ class Facts:
                 self._tell_once("written", chain.written, parameter)
             if chain.has_state and not optimizer.state:
                 self._look_at_beginning(optimizer)
-            if chain.had_backward:
+            if chain.had_backward and self._runs:
                 self._runs.pop(("stepped_again", id(optimizer)), None)
         elif chain.had_backward and chain.is_left(chain.gradient):
             self._count("stepped_again", True, chain.parameter, id(optimizer))
@@ -555,6 +557,8 @@ class Facts:
         for other in self._of_all:
             parameter = other.parameter
             other.since.is_passed |= other.since.had_gradient
+            if other is chain:
+                other.leave(None if parameter is None else parameter.grad)
             if other is chain or id(parameter) in held:
                 other.weights = elements_of(parameter)
                 # This update used the gradient.

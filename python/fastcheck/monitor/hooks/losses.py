@@ -144,8 +144,10 @@ class LossReader:
             return False
         scaled, self._scaled = self._scaled, {}
         is_new = session.next_seq == session.step.first_seq
-        if not session.is_open or (
-            is_new and not leads_to_model and session.step is not self.forward_step
+        if (
+            session.is_closed
+            or not session.is_active
+            or (is_new and not leads_to_model and session.step is not self.forward_step)
         ):
             return False
         if inputs is not None and not leads_to_model:
@@ -186,8 +188,8 @@ class LossReader:
             if parameter is not None and parameter.grad is not None:
                 self.first_part = backward.step.index, backward.parameter
         self._running.backward = None
-        has_gradients = len(backward.step.gradients) > backward.gradient_count
-        if not backward.is_ours and was_alone and has_gradients:
+        is_unknown = not backward.is_ours and was_alone
+        if is_unknown and len(backward.step.gradients) > backward.gradient_count:
             # Gradients came by a node that hides its graph (checkpointing), or into a parameter
             # that stands for the model's (FSDP's).
             backward.is_ours = self._session.step is backward.step

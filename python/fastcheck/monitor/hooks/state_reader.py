@@ -63,9 +63,7 @@ class EarlyGradients:
     def begin(self, step: int) -> bool:
         """Forgets readings of other steps. Whether any of this step are left."""
         if step != self._step:
-            self._step = step
-            self._read.clear()
-            self.waiting.clear()
+            self._step, self._read, self.waiting = step, {}, {}
         return bool(self._read)
 
     def add(self, gradient: torch.Tensor, seq: int) -> None:
@@ -196,7 +194,7 @@ class StateReader:
         batch = TensorBatch()
         batch.is_used_now = optimizer is not None
         batch.add_stored(parameters, "param")
-        buffers_at = len(batch.sites)
+        buffers_at = batch.stored_count
         batch.is_used_now = False
         if buffers:
             batch.add_stored(buffers, "buffer")

@@ -146,7 +146,7 @@ class StepWatcher:
             return False
         self._scaling.update_reached = True
         session, step = self.session, self.session.step
-        is_again = self._evaluations.updated_in.get(optimizer) == step.index
+        is_again = step.update.count and self._evaluations.updated_in.get(optimizer) == step.index
         if is_again and (has_closure or not step.calls):
             # The optimizer's closure will run the forward of the next step, which begins here; or
             # the model is called by another name than its own, which no hook sees.
@@ -156,6 +156,7 @@ class StepWatcher:
         self._evaluating = optimizer if has_closure else None
         is_first = self._meta.at_step_boundary(optimizer, session.step.index)
         session.step.update.is_elsewhere |= not holds_ours
+        session.step.update.by = weakref.ref(optimizer)
         # A model that no optimizer holds may be frozen.
         if not has_closure and (holds_ours or has_copies):
             is_scaled = self._scaling.optimizer is optimizer
@@ -219,10 +220,12 @@ class StepWatcher:
     def after_update(self, optimizer: torch.optim.Optimizer, has_closure: bool) -> bool:
         """An optimizer has stepped."""
         self.protection.after_update(optimizer)
-        # The closure of the first step of an optimizer that holds copies has run only now.
-        is_ours = self._concerns_or_takes if has_closure else self._concerns
-        if not is_ours(optimizer):
-            return False
+        by = self.session.step.update.by
+        if has_closure or by is None or by() is not optimizer:
+            # The closure of the first step of an optimizer that holds copies has run only now.
+            is_ours = self._concerns_or_takes if has_closure else self._concerns
+            if not is_ours(optimizer):
+                return False
         self._evaluating = None
         self._notice(self._facts.after_update, optimizer)
         session = self.session
@@ -274,10 +277,10 @@ class StepWatcher:
         what autograd.grad() is asked for.
         """
         session = self.session
-        is_known = (session.is_open or session.is_closed) and self._apart(
+        is_known = (session.is_active or session.is_closed) and self._apart(
             "the loss", self._losses.lead_to_model, roots, inputs
         )
-        if is_known:
+        if is_known and session.is_closed:
             # The model may be called by another name than its own, which no hook sees.
             session.begin_step_if_closed()
         may_be_ours = session.backwards.began(is_known, roots)

@@ -364,7 +364,9 @@ class Derivatives:
         """backward() begins at these."""
         self._first = step if self._first is None else self._first
         is_first = step == self._first
-        room = _MOST_BYTES - sum(graph.nbytes for graph in self._graphs if graph.step == step)
+        room = _MOST_BYTES
+        for graph in self._graphs:
+            room -= graph.nbytes if graph.step == step else 0
         if room > 0:
             with unobserved():
                 nodes, nbytes = _near(roots, _attributes, _MOST_NODES, room)

@@ -13,7 +13,7 @@ import time
 import weakref
 from collections import deque
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Callable, Optional, Protocol
 
 import numpy as np
@@ -160,11 +160,9 @@ class StepPart:
     closes_step: bool
     # Told of each site whose tensor was read twice, and whether its records are the same.
     _compared: Optional[Callable[[int, bool], None]] = None
-
-    def __post_init__(self) -> None:
-        #: The error that a device reported in the place of records.
-        self.failure: Optional[Exception] = None
-        self._lost: set[int] = set()  # segments, by id()
+    #: The error that a device reported in the place of records.
+    failure: Optional[Exception] = None
+    _lost: set[int] = field(default_factory=set)  # segments, by id()
 
     @property
     def can_wait(self) -> bool:
@@ -300,7 +298,7 @@ class Drain:
                 self._parts[0].wait()
 
     def _closed_steps(self) -> int:
-        return len({id(part.step) for part in list(self._parts) if part.closes_step})
+        return len({part.step for part in list(self._parts) if part.closes_step})
 
     def finish(self, seconds: float) -> None:
         """Waits at exit up to ``seconds`` for pending copies, and judges the records that have

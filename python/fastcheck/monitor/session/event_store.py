@@ -335,7 +335,7 @@ class EventStore:
     ) -> None:
         """Judges one entry, whose records are on the host, or does what is due at that moment."""
         self._current = step
-        if isinstance(entry, entries.Moment):
+        if type(entry) is entries.Moment:
             _AT[id(entry)](self, step)
         elif isinstance(entry, entries.Task):
             entry.run(bad)

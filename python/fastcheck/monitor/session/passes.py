@@ -116,7 +116,7 @@ class Passes:
         kind = tensors[0][1].device.type if tensors else "cpu"
         autocast = kind, autocast_dtype(kind)
         buffers = self._own_buffers(call.node)
-        size = sum(entry.nbytes for entry in self.held) if self.held else 0
+        size = sum([entry.nbytes for entry in self.held]) if self.held else 0
         while self.held and (len(self.held) > _MOST or size > _MOST_BYTES):
             size -= self.held.pop(0).nbytes
         self.held.append(Pass(step, call, args, kwargs, self.generator, autocast, nbytes, buffers))
@@ -223,9 +223,10 @@ class Backwards:
         """True if this thread may look at the gradients of the models: no other thread trains
         them.
         """
-        if len(self._trainers) > 1:
+        own = {_running.thread}
+        if not self._trainers <= own and len(self._trainers) > 1:
             self._trainers = {thread for thread in self._trainers if thread.is_alive()}
-        return self._trainers <= {_running.thread}
+        return self._trainers <= own
 
     @property
     def roots(self) -> Sequence[torch.Tensor]:

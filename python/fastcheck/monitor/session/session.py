@@ -511,14 +511,12 @@ class ModuleLevel(Level):
         if tensor_seq < 0 and is_bad is not False:
             self.saw(entries.Loss(seq, bool(flags & _SCALED), threading.get_ident()), is_bad)
 
-    def collect(self) -> None:
+    def collect(self) -> None:  # with the event store's lock
         session = self.session
         if session.rings.is_deferred:
-            with session.event_store.lock:
-                session.drain.process()
+            session.drain.process()
         elif self.cursor.slot:
-            with session.event_store.lock:
-                session.event_store.archive.history.add(self.host.take())
+            session.event_store.archive.history.add(self.host.take())
 
     def submit(self, closes_step: bool) -> None:
         self.recorder.read_waiting()
@@ -751,7 +749,8 @@ class Session:
 
     def collect(self) -> None:
         """Takes in what is on the host already, and waits for nothing."""
-        self.level.collect()
+        with self.event_store.lock:
+            self.level.collect()
 
     def flush(self) -> None:
         """Waits for the devices, and takes in everything."""
