@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import random
+import re
 from collections.abc import MutableMapping
 from dataclasses import dataclass
 from typing import Any, Callable
@@ -759,6 +760,45 @@ def test_a_bad_batch_is_named_with_its_first_bad_element_and_row(level: str) -> 
     text = " ".join(str(stop.value).split())
     assert "first bad element of input[0] is [5, 2], in row 5: 2 of 8 rows hold" in text
     assert "look at the data, not at the model" in text
+
+
+def _scaled(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: torch.from_numpy(x.numpy() / x.numpy()[0, 0]) for name, x in batch.items()}
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+@pytest.mark.parametrize("level", ["module", "op"])
+def test_a_bad_batch_is_named_with_the_line_that_assigned_it(level: str) -> None:
+    model = nn.Linear(6, 3)
+    with fastcheck.install(model, level=level), pytest.raises(fastcheck.OverflowDetected) as stop:
+        for read in (torch.ones(8, 6), torch.zeros(8, 6)):
+            x = _scaled({"x": read})["x"]
+            batch = [x, read]
+            model(batch[0])
+    made = stop.value.report.made_by
+    assert made is not None and made.inputs == ()
+    assert re.match(
+        r"x, assigned at .*test_call_again.py:\d+ in test_\w+: x = _scaled\(", made.variable
+    )
+
+
+def test_of_a_bad_batch_that_is_read_from_another_the_first_is_named() -> None:
+    model = nn.Linear(6, 3)
+    with fastcheck.install(model), pytest.raises(fastcheck.OverflowDetected) as stop:
+        batch = {"x": torch.full((2, 6), math.inf)}
+        x = batch["x"] - 1
+        model(x)
+    made = stop.value.report.made_by
+    assert made is not None and "x was assigned from batch (batch['x']), which" in made.how
+    assert made.variable.startswith("batch['x']; batch is assigned at ")
+
+
+def test_a_bad_batch_that_no_variable_holds_has_no_line() -> None:
+    model = nn.Linear(1, 1)
+    with fastcheck.install(model), pytest.raises(fastcheck.OverflowDetected) as stop:
+        x = torch.full((1, 1), math.nan)
+        model(x.clone())
+    assert stop.value.report.made_by is None
 
 
 class _Masked(nn.Module):

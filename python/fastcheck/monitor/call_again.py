@@ -38,7 +38,7 @@ from fastcheck.statistics.functions import stats
 from fastcheck.utils.torch.flatten import flatten, flatten_arguments, map_tensors
 from fastcheck.utils.torch.frames import PAST, call_frames
 from fastcheck.utils.torch.own_operators import unobserved
-from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read, first_bad, is_materialised
+from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read, is_materialised
 from fastcheck.utils.torch.training_state import Generators
 from fastcheck.utils.torch.versions import default_device
 from fastcheck.verdict.step import Step
@@ -105,20 +105,12 @@ def _argument(args: Any, kwargs: Any, label: str) -> Optional[torch.Tensor]:
     return None if argument is None or not can_read(argument) else argument
 
 
-def bad_element(label: str, argument: Optional[torch.Tensor]) -> Optional[MadeBy]:
-    """The place of the first NaN or Inf in an argument with this label."""
-    said = "" if argument is None else first_bad(label, argument)
-    return MadeBy("", said[1:]) if said else None
-
-
-def bad_argument(site: Site) -> Optional[MadeBy]:
-    """The same of an argument of a model that is running on this thread, of which no call is
-    known.
-    """
+def running_argument(site: Site) -> Optional[torch.Tensor]:
+    """The argument of a model that is running on this thread, of which no call is known."""
     for frame in reversed(list(call_frames())):
         values = frame.f_locals
         if type(values["self"]).__name__ == site.module_type:
-            return bad_element(site.label, _argument(values["args"], values["kwargs"], site.label))
+            return _argument(values["args"], values["kwargs"], site.label)
     return None
 
 

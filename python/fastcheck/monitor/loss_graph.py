@@ -199,18 +199,12 @@ def _without_graph(
     how += "data, or computed under no_grad() or from detached tensors."
     tensor, address = saved.values[name], saved.address(name)
     variable = find_variable(lambda value: is_at(value, tensor, address), frames=frames)
-    return _outside(how, name, tensor, record, variable)
+    how += variable.first_bad() if variable is not None else first_bad(name, tensor)
+    return _outside(how, name, record, variable)
 
 
-def _outside(
-    how: str,
-    name: str,
-    tensor: torch.Tensor,
-    record: np.void,
-    variable: Optional[Variable],
-) -> MadeBy:
+def _outside(how: str, name: str, record: np.void, variable: Optional[Variable]) -> MadeBy:
     """``how``, and what is known of this operand; ``variable``: that holds it."""
-    how += first_bad(name, tensor) if variable is None else variable.first_bad()
     how += "" if _is_loud(record) else " It holds -Inf alone, as the log of 0 is."
     # The line that assigns a list may have read what is in another element.
     cause = None if variable is None or variable.key else variable.first_cause()
@@ -511,7 +505,8 @@ class _GraphSearch:
             f"({name}): data, or computed under no_grad() or from detached tensors."
         )
         variable = find_variable(lambda value: is_same(value, tensor))
-        return _outside(how, name, tensor, record, variable)
+        how += variable.first_bad() if variable is not None else first_bad(name, tensor)
+        return _outside(how, name, record, variable)
 
     def _made(
         self, node: Any, inputs: list[tuple[str, np.void]], result: Optional[np.void]
@@ -642,6 +637,20 @@ def search_variables(record: np.void, how: str, memory: Collection[int] = ()) ->
         inputs=((source.shown, stats(source.value.detach()).record),),
         variable=str(cause or source),
     )
+
+
+def search_argument(tensor: torch.Tensor, label: str) -> Optional[MadeBy]:
+    """The place of the first NaN or Inf in an argument that a model was given, and the local
+    variable that holds it.
+    """
+    with unobserved(), no_grad():
+        record = record_of(tensor)
+        if record is None or not is_nonfinite(record):
+            return None
+        variable = find_variable(lambda value: is_same(value, tensor))
+        made = _outside(first_bad(label, tensor)[1:], label, record, variable)
+    # The stop shows its record already.
+    return replace(made, inputs=()) if made.how or made.variable else None
 
 
 def search_held(

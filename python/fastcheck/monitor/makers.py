@@ -22,7 +22,13 @@ from fastcheck.verdict.step import Step
 
 from . import call_again
 from .hooks.optimizers import watchers
-from .loss_graph import search_derivatives, search_graph, search_operators, search_variables
+from .loss_graph import (
+    search_argument,
+    search_derivatives,
+    search_graph,
+    search_operators,
+    search_variables,
+)
 from .on_request import Install
 from .update_state import search_state
 
@@ -56,7 +62,8 @@ class Makers:
                 is_given = culprit.verdict is Verdict.ARRIVED and culprit.record["numel"] > 1
                 is_given &= is_now
                 return search_variables(culprit.record, "it may be this one") if is_given else None
-            return call_again.bad_argument(site) if culprit.is_data else None
+            given = call_again.running_argument(site) if culprit.is_data else None
+            return None if given is None else search_argument(given, site.label)
         if culprit.uses.given is not None:
             given = culprit.uses.given()
             name = session.sites[culprit.site].key
@@ -74,9 +81,10 @@ class Makers:
             label, held = session.sites[culprit.site].label, session.passes.held
             is_held = any(run.call is culprit.call for run in held)
             given = call_again.argument_of(culprit.call, label, held) if is_now or is_held else None
-            has_graph = given is not None and given.grad_fn is not None
-            made = search_graph(given, label) if given is not None and has_graph else None
-            return made or call_again.bad_element(label, given)
+            if given is None:
+                return None
+            made = None if given.grad_fn is None else search_graph(given, label)
+            return made or search_argument(given, label)
         again = self._again(culprit, step, session) if culprit.only_neginf else None
         if again is not None and again.operator:
             return again  # in the graph of the loss a -Inf may be a mask
