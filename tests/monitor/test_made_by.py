@@ -450,7 +450,7 @@ def test_an_element_that_was_put_into_a_list_later() -> None:
         return result
 
     made = maker_of(loss)
-    assert made.variable.startswith("goals[1]; goals is assigned at ")
+    assert made.variable.startswith("goals[1]; goals is assigned or changed at ")
     assert "was assigned from" not in made.how
 
 

@@ -1,11 +1,12 @@
-"""The tensors among a program's local variables, the lines that assigned them, and the variables
-that these have read.
+"""The tensors among a program's local variables, the lines that assigned or changed them, and the
+variables that these have read.
 """
 
 from __future__ import annotations
 
 import dis
 import linecache
+import operator
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType
@@ -25,6 +26,10 @@ _MOST_ELEMENTS = 64
 _MOST_SOURCE = 160
 _CONSTANTS = ("LOAD_CONST", "LOAD_SMALL_INT")
 _JUMPS = frozenset((*dis.hasjrel, *dis.hasjabs))
+_MOST_LINES = 5
+_CHANGES = re.compile(
+    r"(?!requires_grad|detach|share)[a-z]\w*_|append|extend|insert|update|setdefault"
+)
 #: A frame that runs, or as it was when backward() was called.
 Frame = Union[FrameType, HeldFrame]
 
@@ -65,42 +70,68 @@ def is_at(tensor: torch.Tensor, other: torch.Tensor, address: int) -> bool:
     return is_alike and tensor.numel() > 0 and tensor.data_ptr() == address
 
 
+class _Assignment(NamedTuple):
+    """``at``: when it last ran, among those of its function. ``read``: the variables that it has
+    read. ``may_be_skipped``: it stands in a branch, or later in a loop. ``is_change``: it calls a
+    method that writes to the variable.
+    """
+
+    at: float
+    line: int
+    read: tuple[str, ...]
+    may_be_skipped: bool
+    is_change: bool
+
+
 class Variable(NamedTuple):
     """A local variable of a running function, or the element of one that has this ``key``.
-    ``line``: of its last assignment; 0: it has none.
+    ``last``: its last assignment, as far as there is one.
     """
 
     name: str
     key: str
     value: torch.Tensor
     frame: Frame
-    line: int = 0
+    last: Optional[_Assignment] = None
 
     @property
     def shown(self) -> str:
         return self.name + self.key
 
-    def assigned_in(self, assignments: Mapping[str, object]) -> str:
-        """The name under which its assignments are: of an element that of the whole, where none
-        to it by itself is known.
+    def assigned_in(self, assignments: Mapping[str, list[_Assignment]]) -> list[_Assignment]:
+        """Returns its assignments: of an element those of the whole, where none to it by itself is
+        known.
         """
-        return self.shown if self.shown in assignments else self.name
+        if self.key:
+            return assignments.get(self.shown) or assignments.get(self.name, [])
+        # A store to an element goes on with the rest.
+        of_elements = (
+            one._replace(read=(*one.read, self.name))
+            for name, found in assignments.items()
+            for one in found
+            if name.startswith(f"{self.name}[")
+        )
+        return sorted([*assignments.get(self.name, ()), *of_elements])
 
     def __str__(self) -> str:
-        if not self.line:
+        if self.last is None:
             return self._as_argument()
-        known = _assignments(self.frame)
-        assigned = [a for a in known[self.assigned_in(known)] if a.line <= self.line]
+        known, last = _assignments(self.frame), self.last
+        assigned = [one for one in self.assigned_in(known) if one.at <= last.at]
         # The branch that has run is not known.
-        first = max((n for n, a in enumerate(assigned) if not a.may_be_skipped), default=0)
+        first = max((n for n, one in enumerate(assigned) if not one.may_be_skipped), default=0)
         # One that reads its own name goes on with what the one before has made.
         while first and self.name in assigned[first].read:
             first -= 1
-        lines = list(dict.fromkeys(a.line for a in assigned[first:]))
+        assigned = assigned[first:]
+        if len(assigned) > _MOST_LINES:
+            assigned = [one for one in assigned if not one.is_change] or assigned
+        lines = list(dict.fromkeys(one.line for one in assigned))[-_MOST_LINES:]
         # The element may have been put there later.
-        is_whole = self.assigned_in(known) == self.shown
+        is_whole = not self.key or self.shown in known
         what = f"{self.shown}," if is_whole else f"{self.shown}; {self.name} is"
-        return f"{what} assigned at {_place(self.frame, *lines)}"
+        how = "assigned or changed" if any(one.is_change for one in assigned) else "assigned"
+        return f"{what} {how} at {_place(self.frame, *lines)}"
 
     def _as_argument(self) -> str:
         code, caller = self.frame.f_code, self.frame.f_back
@@ -118,22 +149,21 @@ class Variable(NamedTuple):
         """The variable it was assigned from that is not finite itself, or what that was assigned
         from, and so on.
         """
-        cause, assigned = self, _assignments(self.frame)
-        while cause.line:
-            name = cause.assigned_in(assigned)
-            read = next(a.read for a in assigned[name] if a.line == cause.line)
+        cause, known = self, _assignments(self.frame)
+        while cause.last is not None:
+            read, at = cause.last.read, cause.last.at
             earlier = [
-                variable._replace(line=lines[-1].line)
+                (assigned[-1].at, variable._replace(last=assigned[-1]))
                 for variable in held_by(self.frame)
                 if variable.name in read
-                and (lines := assigned.get(variable.assigned_in(assigned)))
+                # A variable that was assigned since may have been finite by then.
+                and (assigned := variable.assigned_in(known))
+                and assigned[-1].at < at
                 and holds_nonfinite(variable.value)
             ]
-            # A variable that was assigned since may have been finite by then.
-            earlier = [variable for variable in earlier if variable.line < cause.line]
             if not earlier:
                 break
-            cause = min(earlier, key=lambda variable: variable.line)
+            cause = min(earlier, key=operator.itemgetter(0))[1]
         return None if cause is self else cause
 
 
@@ -157,11 +187,10 @@ def find_variable(
     least = min((candidate[0] for candidate in candidates), default=0)
     variables = []
     for one in (variable for number, variable in candidates if number == least):
-        assignments = _assignments(one.frame)
-        lines = assignments.get(one.assigned_in(assignments))
-        variables.append(one._replace(line=lines[-1].line) if lines else one)
+        known = one.assigned_in(_assignments(one.frame))
+        variables.append(one._replace(last=known[-1]) if known else one)
     # An argument was not assigned there: by a caller perhaps, or else it is made in the call.
-    assigned = [variable for variable in variables if variable.line]
+    assigned = [variable for variable in variables if variable.last]
     return next(iter([*assigned, *variables[::-1]]), None)
 
 
@@ -187,50 +216,69 @@ def held_by(frame: Frame) -> Iterator[Variable]:
             yield Variable(name, key, value, frame)
 
 
-class _Assignment(NamedTuple):
-    """``read``: the variables that it has read. ``may_be_skipped``: it stands in a branch."""
-
-    line: int
-    read: tuple[str, ...]
-    may_be_skipped: bool
-
-
 def _assignments(frame: Frame) -> dict[str, list[_Assignment]]:
     """The assignments of a function to each variable that may have run until now, and to its
-    elements with a constant key (``losses['box']``).
+    elements with a constant key (``losses['box']``), in the order in which they last ran.
     """
     assignments: dict[str, list[_Assignment]] = {}
-    code, is_over = frame.f_code, False
-    read: list[str] = []
+    code, now = frame.f_code, frame.f_lasti
     starts, line = dict(dis.findlinestarts(code)), code.co_firstlineno
     instructions = list(dis.get_instructions(code))
-    jumps = [
-        (i.offset, i.argval)
-        for i in instructions
-        if i.opcode in _JUMPS and i.offset < i.argval <= frame.f_lasti
-    ]
-    for number, instruction in enumerate(instructions):
-        line = starts.get(instruction.offset) or line
-        name = instruction.opname
-        known = re.fullmatch(r"(STORE|LOAD)_(?:FAST|NAME|GLOBAL|DEREF|SUBSCR)(?:_\w+)?", name)
-        if known is None:
-            is_over = is_over or name.startswith(("POP_", "RETURN_"))
-            continue
-        # One instruction may store two, or load two, from Python 3.13 on.
-        names = [str(value) for value in each(instruction.argval)]
-        if name == "STORE_SUBSCR":
-            whole, key = instructions[number - 2 : number]
-            if read[-1:] != [whole.argval] or key.opname not in _CONSTANTS:
-                continue
-            names = [f"{read.pop()}[{key.argval!r:.80}]"]
-        if known[1] == "LOAD":
-            if is_over:
-                read, is_over = [], False
-            read += names
-            continue
-        is_over = True
-        if line <= frame.f_lineno:
-            skipped = any(start < instruction.offset < end for start, end in jumps)
+    jumps = [(i.offset, i.argval) for i in instructions if i.opcode in _JUMPS]
+    branches = [(start, end) for start, end in jumps if start < end <= now]
+    loops = [(start, end) for end, start in jumps if start <= now <= end]
+    statement: list[dis.Instruction] = []
+    is_over = False
+    for instruction in instructions:
+        offset, name = instruction.offset, instruction.opname
+        line = starts.get(offset) or line
+        if is_over and not name.startswith("STORE_"):  # several may be stored together
+            statement, is_over = [], False
+        statement.append(instruction)
+        names = _written(statement)
+        # A loop's part behind the running call has run the last time round, if at all.
+        around = [start for start, end in loops if now <= offset < end]
+        if names and (offset < now or around):
+            at = max(around) - 1 + offset / (1 + len(code.co_code)) if around else offset
+            may_be_skipped = bool(around) or any(start < offset < end for start, end in branches)
+            read = [value for one in statement for value in _variables("LOAD", one)]
             for variable in names:
-                assignments.setdefault(variable, []).append(_Assignment(line, tuple(read), skipped))
+                # An element's store has read what holds it last.
+                own = tuple(read[: -1 if variable.endswith("]") else None])
+                one = _Assignment(at, line, own, may_be_skipped, name == "POP_TOP")
+                assignments.setdefault(variable, []).append(one)
+        is_over = is_over or name.startswith(("STORE_", "POP_", "RETURN_"))
     return {name: sorted(found) for name, found in assignments.items()}
+
+
+def _variables(kind: str, instruction: dis.Instruction) -> list[str]:
+    """Returns those that it loads or stores: several in one from Python 3.13 on."""
+    is_it = re.fullmatch(kind + r"_(?:FAST|NAME|GLOBAL|DEREF)(?:_\w+)?", instruction.opname)
+    return [str(value) for value in each(instruction.argval)] if is_it else []
+
+
+def _written(statement: Sequence[dis.Instruction]) -> list[str]:
+    """The variables that the last of these instructions stores; or the one whose element it stores,
+    or on which the statement that it ends calls a method that writes to it.
+    """
+    *before, last = statement
+    if last.opname not in ("STORE_SUBSCR", "STORE_SLICE", "POP_TOP"):
+        return _variables("STORE", last)
+    if last.opname == "STORE_SUBSCR" and len(before) > 1 and before[-1].opname in _CONSTANTS:
+        held = _variables("LOAD", before[-2])[-1:]
+        if held:
+            return [f"{held[0]}[{before[-1].argval!r:.80}]"]
+    begin = _begin(last)
+    first = [one for one in before if begin is not None and _begin(one) == begin]
+    methods = [one.argval for one in first if one.opname in ("LOAD_ATTR", "LOAD_METHOD")]
+    methods = [name for name in methods if name != "data"]
+    is_store = last.opname != "POP_TOP"
+    if len(methods) != (0 if is_store else 1) or not all(map(_CHANGES.fullmatch, methods)):
+        return []
+    return _variables("LOAD", first[0])[:1] if first else []
+
+
+def _begin(instruction: dis.Instruction) -> Optional[tuple[Optional[int], Optional[int]]]:
+    """Returns where its expression begins in the source; known from Python 3.11 on."""
+    place = getattr(instruction, "positions", None)
+    return None if place is None else (place.lineno, place.col_offset)

@@ -883,7 +883,7 @@ def _later_variable(is_of: Callable[[Any], bool], is_later: Callable[[torch.Tens
         lambda tensor: tensor.grad_fn is not None and is_later(tensor),
         lambda tensor: _order(tensor.grad_fn),
     )
-    return _used_in(str(later)) if later is not None and later.line else ""
+    return _used_in(str(later)) if later is not None and later.last else ""
 
 
 def _used_in(variable: str) -> str:
