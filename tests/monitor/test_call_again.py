@@ -6,6 +6,7 @@ import copy
 import math
 import random
 import re
+import warnings
 from collections.abc import MutableMapping
 from dataclasses import dataclass
 from typing import Any, Callable
@@ -711,6 +712,18 @@ def test_small_buffers_are_held_with_a_call() -> None:
     with fastcheck.install(model) as monitor:
         model(torch.rand(4, 8))
         assert len(monitor._session.passes.held[0].buffers) == 64
+
+
+def test_a_sparse_buffer_is_not_held() -> None:
+    """Its bytes can't be asked for."""
+    model = nn.Sequential(nn.Linear(8, 8), Running("no"))
+    model[1].register_buffer("edges", torch.eye(3).to_sparse())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with fastcheck.install(model) as monitor:
+            model(torch.rand(4, 8))
+            assert [name for _, name, _ in monitor._session.passes.held[0].buffers] == ["seen"]
+    assert "no longer observes" not in monitor.summary()
 
 
 def test_what_is_held_of_calls() -> None:

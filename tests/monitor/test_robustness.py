@@ -17,6 +17,7 @@ from torch import nn
 import fastcheck
 from fastcheck.log.history import History
 from fastcheck.ring.host import CAPACITY
+from support.processes import run_code
 from support.programs.training import (
     Apply,
     Net,
@@ -388,3 +389,42 @@ def test_the_random_state_is_not_touched() -> None:
         model(x).sum().backward()
     assert torch.equal(torch.get_rng_state(), before)
     assert (np.random.get_state()[1] == of_numpy).all()
+
+
+class Freed(nn.Module):
+    """With a weight and a buffer whose memory was freed, as shards are between their uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused = nn.Linear(4, 4), nn.Linear(300, 300)
+        self.register_buffer("table", torch.ones(300, 300))
+        for tensor in (self.unused.weight, self.table):
+            tensor.untyped_storage().resize_(0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.used(x).square() / x.sum()
+
+
+def read_freed() -> None:
+    """A read of freed memory would end the process."""
+    model, x = Freed(), torch.zeros(2, 4)
+
+    def step(batch: torch.Tensor) -> torch.Tensor:
+        return model(batch).sum()
+
+    assert fastcheck.rerun(step, x + 1, model=model).identical
+    with pytest.raises(fastcheck.ConfigError, match="whose memory was not freed"):
+        fastcheck.prove(step, x + 1, model=model)
+    with fastcheck.install(model, stop=fastcheck.Stop(replay=True)) as monitor:
+        monitor.run(step, x + 1)
+    fastcheck.install(model, record="range")
+    model(x + 1)
+    made_by = stopped(model, x).report.made_by
+    assert (
+        made_by is not None and "the memory of a tensor that it may read was freed" in made_by.how
+    )
+
+
+def test_memory_that_was_freed_is_not_copied() -> None:
+    done = run_code("from monitor.test_robustness import read_freed; read_freed()")
+    assert done.returncode == 0, done.stderr

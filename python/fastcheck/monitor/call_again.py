@@ -38,7 +38,12 @@ from fastcheck.statistics.functions import stats
 from fastcheck.utils.torch.flatten import flatten, flatten_arguments, map_tensors
 from fastcheck.utils.torch.frames import PAST, call_frames
 from fastcheck.utils.torch.own_operators import unobserved
-from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read, is_materialised
+from fastcheck.utils.torch.readable import (
+    can_hold_nonfinite,
+    can_read,
+    has_values,
+    is_materialised,
+)
 from fastcheck.utils.torch.training_state import Generators
 from fastcheck.utils.torch.versions import default_device
 from fastcheck.verdict.step import Step
@@ -618,6 +623,8 @@ class _TensorCopies:
 def _copied(tensor: torch.Tensor) -> Any:
     if not is_materialised(tensor):
         return tensor
+    if not has_values(tensor):
+        raise RuntimeError("the memory of a tensor that it may read was freed")
     if isinstance(tensor, torch.nn.Parameter):
         return torch.nn.Parameter(tensor.detach().clone(), tensor.requires_grad)
     if not tensor.requires_grad:

@@ -16,6 +16,7 @@ import torch
 from fastcheck.errors import ConfigError, did_you_mean, first_line
 from fastcheck.monitor.reruns import set_aside
 from fastcheck.utils.torch.flatten import flatten
+from fastcheck.utils.torch.readable import has_values, is_materialised
 from fastcheck.utils.torch.training_state import TrainingState, is_stateful
 
 from . import batches, models
@@ -102,6 +103,9 @@ def prove(
     """
     if not isinstance(model, torch.nn.Module):
         raise _refused("model", "a torch.nn.Module", model)
+    held = (t for t in (*model.parameters(), *model.buffers()) if is_materialised(t))
+    if not all(map(has_values, held)):
+        raise _refused("model", "weights and buffers whose memory was not freed", type(model))
     if not callable(step):
         raise _refused("step", "a function of the batch", step)
     optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer or []

@@ -16,7 +16,7 @@ import torch
 from fastcheck.calls.module_calls import Call, ModuleNode
 from fastcheck.utils.torch.frames import frames
 from fastcheck.utils.torch.own_operators import unobserved
-from fastcheck.utils.torch.readable import can_read
+from fastcheck.utils.torch.readable import can_read, has_values
 from fastcheck.utils.torch.versions import autocast_dtype
 
 from .derivatives import Derivatives
@@ -65,14 +65,14 @@ class _OwnBuffer:
 
     def size(self) -> int:
         buffer = self._buffer()
-        return 0 if buffer is None else buffer.nbytes
+        return 0 if buffer is None else buffer.numel() * buffer.element_size()
 
     def copied(self, most: int) -> Optional[BufferCopy]:
         """A copy of it as it is; None: it can't be read, or has more than ``most`` bytes."""
         buffer = self._buffer()
-        if buffer is None or not buffer.is_cpu or buffer.nbytes > most or not can_read(buffer):
+        if buffer is None or not buffer.is_cpu or not can_read(buffer) or buffer.nbytes > most:
             return None
-        if buffer.is_inference():
+        if buffer.is_inference() or not has_values(buffer):
             return None
         # Compared by its values: no version tells of what is written through .data.
         copy = self._copy

@@ -200,6 +200,16 @@ def has_memory(tensor: torch.Tensor) -> bool:
     )
 
 
+def has_values(tensor: torch.Tensor) -> bool:
+    """False for a tensor that is not materialised, or whose storage does not hold all of its
+    elements: torch itself would read beyond it. Any layout.
+    """
+    if not is_materialised(tensor):
+        return False
+    is_strided = tensor.layout is torch.strided and not tensor.is_nested
+    return not is_strided or freed_reason(tensor) is None
+
+
 def not_a_tensor(x: object, expected: str = "a torch.Tensor") -> UnsupportedTensorError:
     return UnsupportedTensorError(f"expected {expected}, got {type(x).__name__}")
 

@@ -19,7 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from .flatten import flatten
 from .own_operators import no_grad
-from .readable import is_materialised
+from .readable import has_values
 from .versions import GradScaler
 
 # Attributes of modules that a step may count up. What is mutable is left to state_dict().
@@ -84,12 +84,12 @@ class SavedTensors:
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         with no_grad():
-            self._pairs = [(t, t.detach().clone()) for t in tensors if is_materialised(t)]
+            self._pairs = [(t, t.detach().clone()) for t in tensors if has_values(t)]
 
     def put_back(self) -> None:
         with no_grad():
             for tensor, kept in self._pairs:
-                if tensor.shape == kept.shape:
+                if tensor.shape == kept.shape and has_values(tensor):
                     tensor.detach().copy_(kept)
 
 
