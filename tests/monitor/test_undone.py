@@ -18,13 +18,17 @@ pytestmark = pytest.mark.usefixtures("fresh_start")
 LEVELS = ("module", "op")
 
 
-class Mixed(nn.Module):
-    """With a scripted part between two others."""
+def traced(module: nn.Module) -> nn.Module:
+    return torch.jit.trace(module, torch.ones(2, 3))
 
-    def __init__(self) -> None:
+
+class Mixed(nn.Module):
+    """With a compiled part between two others."""
+
+    def __init__(self, compiled: Callable[[nn.Module], nn.Module]) -> None:
         super().__init__()
         self.a = nn.Linear(3, 3)
-        self.b = torch.jit.script(nn.Sequential(nn.Linear(3, 3)))
+        self.b = compiled(nn.Sequential(nn.Linear(3, 3)))
         self.c = nn.Linear(3, 3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -44,27 +48,37 @@ def listeners() -> tuple[int, int]:
     return len(list(optimizers.watchers)), len(list(graphs.followers))
 
 
+@pytest.mark.parametrize("compiled", [torch.jit.script, traced])
 @pytest.mark.parametrize("exclude", [None, "b"])
 @pytest.mark.parametrize("level", LEVELS)
-def test_a_scripted_part_is_left_out_with_a_note(level: str, exclude: str | None) -> None:
-    model, criterion = Mixed(), torch.jit.script(nn.MSELoss())
+def test_a_part_that_jit_compiled_is_left_out_with_a_note(
+    level: str, exclude: str | None, compiled: Callable[[nn.Module], nn.Module]
+) -> None:
+    model, criterion = Mixed(compiled), torch.jit.script(nn.MSELoss())
     more = () if exclude else (criterion,)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with fastcheck.install(model, *more, level=level, exclude=exclude) as monitor:
-        criterion(model(torch.randn(2, 3)), torch.zeros(2, 3)).backward()
+        for _ in range(2):
+            criterion(model(torch.randn(2, 3)), torch.zeros(2, 3)).backward()
+            optimizer.step()
+        assert monitor.step_index == 1
         modules = {site.module for site in monitor.sites}
         assert "a" in modules and not any(name.startswith("b") for name in modules)
         text = " ".join(monitor.summary().split())
     note = (
-        "a module of torch.jit.script does not accept hooks: b (scripted from Sequential), "
-        "RecursiveScriptModule (scripted from MSELoss)"
+        "not observed, compiled by torch.jit: b (compiled from Sequential), "
+        "RecursiveScriptModule (compiled from MSELoss)"
     )
     assert (note in text) == (exclude is None)
     assert hooks(model) == 0
 
 
-def test_a_scripted_model_is_refused() -> None:
-    with pytest.raises(fastcheck.ConfigError, match="the model, scripted from Linear"):
-        fastcheck.install(torch.jit.script(nn.Linear(3, 3)))
+@pytest.mark.parametrize("compiled", [torch.jit.script, traced])
+def test_a_model_that_jit_compiled_is_refused(
+    compiled: Callable[[nn.Module], nn.Module],
+) -> None:
+    with pytest.raises(fastcheck.ConfigError, match="the model, compiled from Linear"):
+        fastcheck.install(compiled(nn.Linear(3, 3)))
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Callable, Optional
 
 import torch
-from torch.jit._script import RecursiveScriptModule
 from torch.nn.modules.module import register_module_module_registration_hook
 
 from fastcheck.calls.module_calls import ModuleNode
@@ -185,18 +184,18 @@ def check_built(model: torch.nn.Module) -> None:
 
 
 def takes_hooks(module: torch.nn.Module) -> bool:
-    """False for a module compiled by torch.jit.script."""
-    return not isinstance(module, RecursiveScriptModule)
+    """False for a module compiled by torch.jit, whose parameters lie outside of Python."""
+    return not isinstance(module, torch.jit.ScriptModule)
 
 
 def check_hookable(model: torch.nn.Module) -> None:
     """ConfigError when the model itself does not accept hooks."""
     if not takes_hooks(model):
         raise ConfigError(
-            "a module compiled by torch.jit.script does not accept hooks",
+            "a module compiled by torch.jit can't be observed",
             expected="a model in Python",
-            got=f"the model, scripted from {_script_of(model)}",
-            hint="install() on the model from which it was scripted",
+            got=f"the model, compiled from {_source_of(model)}",
+            hint="install() on the model from which it was compiled",
         )
 
 
@@ -207,10 +206,10 @@ def unhookable_note(observed: Iterable[tuple[str, torch.nn.Module]]) -> str:
         inner = path.split(".")
         outer = {".".join(inner[:count]) for count in range(1, len(inner))}
         if not takes_hooks(module) and outer.isdisjoint(descriptions):
-            descriptions[path] = f"{path} (scripted from {_script_of(module)})"
+            descriptions[path] = f"{path} (compiled from {_source_of(module)})"
     named = ", ".join(descriptions.values())
-    return named and f"not observed, a module of torch.jit.script does not accept hooks: {named}"
+    return named and f"not observed, compiled by torch.jit: {named}"
 
 
-def _script_of(module: torch.nn.Module) -> str:
+def _source_of(module: torch.nn.Module) -> str:
     return str(getattr(module, "original_name", type(module).__name__))
