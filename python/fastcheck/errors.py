@@ -225,15 +225,15 @@ def local_path(name: str, value: object, expected: str = "a str or an os.PathLik
     """A path that an option was given, as a string.
 
     Raises:
-        ConfigError: it is no string or os.PathLike, or no file can have that name.
+        ConfigError: it is no string or os.PathLike, is a URL, or no file can have that name.
     """
     try:
         path = os.fspath(value)  # type: ignore[call-overload]  # raises for what is no path
     except TypeError:
         path = None
-    if isinstance(path, str) and path and "\0" not in path:
+    if isinstance(path, str) and path and "\0" not in path and "://" not in path:
         return path
-    raise ConfigError(f"{name} is not a path", expected=expected, got=repr(value))
+    raise ConfigError(f"{name} is not a path on this machine", expected=expected, got=repr(value))
 
 
 def first_line(error: BaseException) -> str:

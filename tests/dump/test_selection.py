@@ -318,6 +318,8 @@ def test_a_log_of_module_level_names_modules(tmp_path: Path) -> None:
         ({"ops": ["aten.sofmax"]}, "did you mean .*'aten.softmax'"),
         ({"ops": ["matmull"]}, "did you mean"),
         ({"ops": [3]}, "ops must be a string or a list of strings"),
+        ({"ops": []}, "ops holds no name(?s:.*)leave ops= out"),
+        ({"first": 3}, "first can't be used(?s:.*)3"),
         ({"ops": ["aten.mm"], "level": "module"}, 'level="op"'),
         ({"modules": ["layers.1 #2"]}, 'level="module" only'),
         ({"from_log": "nowhere"}, "there is no log here"),

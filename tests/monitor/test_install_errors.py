@@ -29,6 +29,7 @@ CASES: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"every": 0}, ("every", "every=1")),
     ({"every": "2"}, ("every", "'2'")),
     ({"log_dir": 3}, ("dir is not a path", "3")),
+    ({"log_dir": "s3://bucket/log"}, ("dir is not a path on this machine", "s3://")),
     ({"include": "block.*"}, ("include pattern 'block.*' matches no module", "blocks.0")),
     ({"exclude": ["blocks.0", "haed"]}, ("exclude pattern 'haed'", "did you mean 'head'?")),
     ({"exclude": "zzzz"}, ("exclude pattern 'zzzz'", "model.named_modules()")),
@@ -82,6 +83,7 @@ GROUPS: list[tuple[type, dict[str, Any], tuple[str, ...]]] = [
     (Training, {"process_group": "gloo"}, ("not a process group", "new_group()", "str: 'gloo'")),
     (Training, {"scaler": "dynamic"}, ("not a loss scale", "GradScaler", "'dynamic'")),
     (Training, {"scaler": -1.0}, ("not a loss scale", "-1.0")),
+    (Training, {"scaler": float("inf")}, ("not a loss scale", "a finite number", "inf")),
     (Training, {"reset_overflow_status": "yes"}, ("reset_overflow_status must be a bool", "'yes'")),
 ]
 

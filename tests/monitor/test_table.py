@@ -64,6 +64,7 @@ def test_a_cell_that_runs_twice_warns() -> None:
         one.remove()
     fastcheck.install(model)  # healthy: the others are removed
     fastcheck.install(model, overflow_nums=2)  # other options: on purpose
+    fastcheck.install(next(model.children()))  # a part is another model
 
 
 def test_a_report_is_as_wide_as_columns_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:

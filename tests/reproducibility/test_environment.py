@@ -177,6 +177,9 @@ def test_two_inventories_differ_in_what_differs(tmp_path: Path) -> None:
 
 def test_a_model_without_an_optimizer_and_a_device_number_that_is_not_read() -> None:
     assert "optimizers" not in fastcheck.inventory(nn.Linear(2, 2))
+    for wrong in (3, "adam", [3]):
+        with pytest.raises(fastcheck.ConfigError, match=r"expected a torch\.optim\.Optimizer"):
+            fastcheck.inventory(nn.Linear(2, 2), wrong)
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     optimizer.param_groups[0]["lr"] = torch.ones((), device="meta")

@@ -330,6 +330,7 @@ def test_names_that_mean_nothing() -> None:
         ({"dtype": "float32"}, "dtype must be a floating-point dtype"),
         ({"device": "nowhere"}, "device must be"),
         ({"dtype": torch.float32, "modules": 3}, "modules must be a string or a list"),
+        ({"dtype": torch.float32, "modules": ()}, "modules holds no name"),
     ],
 )
 def test_options(options: dict[str, Any], message: str) -> None:

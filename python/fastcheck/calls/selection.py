@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Optional, Union
 
-from fastcheck.errors import ConfigError, did_you_mean, explain, string_list
+from fastcheck.errors import ConfigError, check_text, did_you_mean, explain, string_list
 from fastcheck.record.site import OUTSIDE
 from fastcheck.utils.names.msprobe import has_api_name
 from fastcheck.utils.names.patterns import Wanted, matches_module, matches_op, read_module, read_op
@@ -208,6 +208,18 @@ def _means(wanted: Wanted, name: str) -> bool:
     return matches_op(wanted.op or "", name) or wanted.is_made_by(name)
 
 
+def _names(option: str, names: Names) -> list[str]:
+    found = string_list(option, names)
+    if names is not None and not found:
+        raise ConfigError(
+            f"{option} holds no name",
+            expected="a name, or several",
+            got=repr(names),
+            hint=f"leave {option}= out to choose all",
+        )
+    return found
+
+
 def make_selection(
     level: str,
     ops: Names,
@@ -219,8 +231,8 @@ def make_selection(
     """Makes a Selection. Raises ConfigError for names that can match nothing. ``logged``: operators
     and modules that a log names (dump/dumper.py).
     """
-    wanted_ops = [read_op(name) for name in string_list("ops", ops)]
-    wanted_modules = [read_module(name) for name in string_list("modules", modules)]
+    wanted_ops = [read_op(name) for name in _names("ops", ops)]
+    wanted_modules = [read_module(name) for name in _names("modules", modules)]
     more_ops, more_modules = logged
     if level == "module":
         more_modules = more_modules + [
@@ -242,6 +254,7 @@ def make_selection(
     def end(option: str, name: Optional[str]) -> Optional[Wanted]:
         if name is None:
             return None
+        check_text(option, name, "the name of a call")
         return read_module(name) if level == "module" else read_op(name, option)
 
     return Selection(level, wanted_ops, wanted_modules, end("first", first), end("last", last))

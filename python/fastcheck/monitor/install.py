@@ -120,8 +120,7 @@ def install(
 
     Synchronises no device. Among several ranks it waits for the others to call it too, at most two
     seconds, and they have to be given the same options (docs/guide.md). Copies and pickles of the
-    model are not observed; unpickling needs fastcheck. Use ``torch.jit.script`` before install()
-    or after remove().
+    model are not observed. Use ``torch.jit.script`` before install() or after remove().
     """
     if unknown:
         raise TypeError(option_of_install(next(iter(unknown))))

@@ -25,7 +25,7 @@ def inventory(model: torch.nn.Module, optimizer: Optimizers = None) -> dict[str,
     named, not read.
 
     Raises:
-        ConfigError: ``model`` is no torch.nn.Module.
+        ConfigError: ``model`` is no torch.nn.Module, or ``optimizer`` no optimizer.
     """
     if not isinstance(model, torch.nn.Module):
         raise ConfigError(f"expected a torch.nn.Module, got {model!r:.80}")
@@ -57,9 +57,11 @@ def inventory(model: torch.nn.Module, optimizer: Optimizers = None) -> dict[str,
         "parameters": parameters,
         "buffers": buffers,
     }
-    if isinstance(optimizer, torch.optim.Optimizer):
-        optimizer = [optimizer]
-    optimizers: list[torch.optim.Optimizer] = list(optimizer or ())
+    is_list = optimizer is None or isinstance(optimizer, Iterable)
+    given: Any = optimizer or ()
+    optimizers: list[Any] = list(given) if is_list else [given]
+    if not all(hasattr(opt, "param_groups") for opt in optimizers):
+        raise ConfigError(f"expected a torch.optim.Optimizer, or several, got {optimizer!r:.80}")
     if optimizers:
         made["optimizers"] = [describe_optimizer(opt, names) for opt in optimizers]
         held = {id(p) for opt in optimizers for group in opt.param_groups for p in group["params"]}

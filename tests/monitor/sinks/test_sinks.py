@@ -94,6 +94,21 @@ def test_a_sink_that_fails_is_switched_off_and_the_others_go_on() -> None:
     assert "no longer writes to the sink Full" in monitor.summary()
 
 
+def test_a_process_that_may_have_no_more_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    sink, model = Kept(), Net()
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with (
+        pytest.warns(fastcheck.FastcheckWarning, match="sink Kept: RuntimeError: can't start"),
+        fastcheck.install(model, sinks=sink) as monitor,
+    ):
+        train(model, 3)
+    assert not sink.rows and len(monitor.step_table()) == 3
+    assert "no longer observes" not in monitor.summary()
+
+
 def test_a_warning_that_is_an_error_ends_nothing() -> None:
     """The thread goes on."""
 

@@ -98,11 +98,11 @@ class _ModuleHook:
         return getattr, (contextlib.nullcontext(), "__exit__")
 
     def is_of(self, config: Config) -> bool:
-        """True if it belongs to a monitor with these options that was not removed."""
-        observer = self._observer
+        """True if its module is the model of a monitor with these options, not removed."""
+        observer, node = self._observer, self._node
         if observer is None or observer.session.removed:
             return False
-        return observer.session.config == config
+        return node is not None and node.is_primary and observer.session.config == config
 
     def _is_carried(self, module: torch.nn.Module) -> bool:
         """True if ``module``, which has called it without kwargs, is another than the module that

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal as signals
 from collections.abc import Iterable
@@ -390,11 +391,11 @@ def _checked_optimizers(value: Optimizers) -> Optional[tuple[torch.optim.Optimiz
 def _checked_scaler(value: ScalerLike) -> ScalerLike:
     if value is None or isinstance(value, GradScaler) or callable(value):
         return value
-    if isinstance(value, Real) and not isinstance(value, bool) and float(value) > 0:
+    if isinstance(value, Real) and not isinstance(value, bool) and 0 < float(value) < math.inf:
         return float(value)
     raise ConfigError(
         "scaler is not a loss scale",
-        expected="a torch.amp.GradScaler, a number above 0, or a callable that returns a number",
+        expected="a torch.amp.GradScaler, a finite number above 0, or a callable that returns one",
         got=f"{type(value).__name__}: {value!r}",
         hint="leave scaler= out: install() finds a GradScaler",
     )

@@ -71,13 +71,18 @@ class SinkWriter:
             self.dropped += 1
             return
         if self._thread is None:
-            self._thread = threading.Thread(
+            thread = threading.Thread(
                 target=_run,
                 args=(self._queue, self._sinks, self._on_failure),
                 name="fastcheck-sinks",
                 daemon=True,
             )
-            self._thread.start()
+            for sink in list(self._sinks):  # a process may be allowed no more threads
+                if not thread.is_alive():
+                    _attempt(self._sinks, sink, self._on_failure, thread.start)
+            if not thread.is_alive():
+                return
+            self._thread = thread
             _live.add(self)
         self._queue.put(make)
 
