@@ -243,7 +243,7 @@ def expected(name: str, size: Size, waits: bool = True) -> dict[str, int]:
         "forward, together": ceil(len(small[0]) / WAITING),
         "backward, together": ceil(len(small[1]) / WAITING),
         "one by one": len(forward) + len(backward) - len(small[0]) - len(small[1]),
-        "lists of what the model stores": 2 * (1 + (parameters > WAITING)) + min(buffers, 1),
+        "list of what the model stores": 1 + (2 * parameters > WAITING) + min(buffers, 1),
         "lists that a segment's end divides": copies - 1,
         "copies to the host": copies,
     }

@@ -599,9 +599,19 @@ PyMethodDef kProbeMethods[] = {
     {nullptr, nullptr, 0, nullptr},
 };
 
+PyObject* version(PyObject* self, void*) {
+  return PyLong_FromLongLong(ProbeObject::of(self).version);
+}
+
+PyGetSetDef kProbeProperties[] = {
+    {"version", &version, nullptr, nullptr, nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr},
+};
+
 PyType_Slot kProbeSlots[] = {
     {Py_tp_dealloc, as_slot(&ProbeObject::destroy)},
     {Py_tp_methods, kProbeMethods},
+    {Py_tp_getset, kProbeProperties},
     {0, nullptr},
 };
 

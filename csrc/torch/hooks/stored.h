@@ -42,6 +42,7 @@ namespace fastcheck {
 // gradient_probe(gradient, elements) -> GradientProbe | None
 //                              its memory, version and, on the CPU, first elements; None: it is
 //                              not ordinary
+//   .version -> int
 //   .is_changed(gradient) -> bool
 //   .has_same_elements(tensor) -> bool | None
 //                              only the first elements count; None: it is not ordinary, on a

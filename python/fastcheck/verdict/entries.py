@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Callable, NamedTuple, Union
+from typing import Any, Callable, NamedTuple, Union, final
 
 import numpy as np
 
@@ -230,6 +230,7 @@ class NamedResult(NamedTuple):
 # ---- What the training loop does -----------------------------------------------------------------
 
 
+@final
 class Moment(enum.Enum):
     """A moment of a step at which findings are settled."""
 

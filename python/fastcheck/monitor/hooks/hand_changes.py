@@ -55,13 +55,14 @@ def probe(gradient: torch.Tensor) -> AnyProbe:
     return made or Probe(MemoryRef(gradient), local(gradient)._version, first_elements(gradient))
 
 
-_Probes = dict[_Place, AnyProbe]
+#: Probes of the gradients of parameters, by place.
+Probes = dict[_Place, AnyProbe]
 
 
-def _probes_at(places: list[_Place]) -> _Probes:
+def probes_at(places: list[_Place]) -> Probes:
     """Probes of the gradients that the parameters at these places have, by place."""
     if status.module is not None:
-        probes: Optional[_Probes] = status.module.gradient_probes(places, _ELEMENTS)
+        probes: Optional[Probes] = status.module.gradient_probes(places, _ELEMENTS)
         if probes is not None:
             return probes
     held = ((place, parameter_at(*place)) for place in places)
@@ -109,7 +110,7 @@ class HandChanges:
         self._parameters = weakref.WeakKeyDictionary()
         # The same of all optimizers that were alive when the youngest was met.
         self._places: list[_Place] = []
-        self._probes: _Probes = {}
+        self._probes: Probes = {}
         self._passes = 0
         # The number of backward passes before the last update of each optimizer.
         self._passes_before: weakref.WeakKeyDictionary[object, int] = weakref.WeakKeyDictionary()
@@ -128,7 +129,7 @@ class HandChanges:
             return self._passes >= min(self._passes_before.values(), default=1)
         if self.is_first:
             self._places = [(node, name) for node, name, _ in spread(parameters)]
-        self._probes.update(_probes_at(self._places))
+        self._probes |= probes_at(self._places)
         return self.is_first and self._passes <= _MOST_PASSES
 
     def seen(self) -> None:

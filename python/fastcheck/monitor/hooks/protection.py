@@ -16,6 +16,7 @@ from fastcheck.backends.table import backend_for
 from fastcheck.errors import UnsupportedTensorError
 from fastcheck.monitor.session.session import Session
 from fastcheck.utils.torch.own_operators import no_grad, unobserved
+from fastcheck.utils.torch.readable import are_on_host
 from fastcheck.utils.torch.sharding import is_sharded, join_reduction, reduce_found_inf
 from fastcheck.utils.torch.versions import is_compiling
 
@@ -50,14 +51,11 @@ class HostGuard:
         all in host memory, or the gradients can't be read.
         """
         self.after_update(optimizer)  # of a step that raised
-        groups = optimizer.param_groups
-        if is_compiling() or not all(p.is_cpu for group in groups for p in group["params"]):
-            return None
-        parameters = [p for group in groups for p in group["params"]]
-        if not parameters:
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        if is_compiling() or not parameters or not are_on_host(parameters):
             return None
         gradients = [grad for many in gradients_by_device(optimizer).values() for grad in many]
-        if not all(gradient.is_cpu for gradient in gradients):
+        if not are_on_host(gradients):
             return None
         with no_grad():
             try:
@@ -115,7 +113,7 @@ class WeightProtection:
         self._is_loop_known = False
         self._cannot_protect = False
         self._has_combined = False
-        # An update was to be protected.
+        # An update was protected.
         self._is_used = False
 
     def before_update(self, optimizer: torch.optim.Optimizer, evaluation: int = 0) -> None:
@@ -127,7 +125,6 @@ class WeightProtection:
         session = self._session
         if not self._protects(evaluation):
             return
-        self._is_used = True
         if self._cannot_protect:
             join_reduction(optimizer)
             return
@@ -149,6 +146,7 @@ class WeightProtection:
             session.report_internal_error("the protection of the weights", error)
             return
         if word is not None:
+            self._is_used = True
             session.step.update.guarded_count += evaluation <= 1
             if self._norm_limit is not None and session.is_open:
                 self._numbers.skipped(word, optimizer)

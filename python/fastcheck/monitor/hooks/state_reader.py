@@ -29,7 +29,7 @@ from fastcheck.record.format import DTYPES, VALUE_BYTES, Depth, Flag
 from fastcheck.record.statistics import FLOAT_FORMATS
 from fastcheck.utils.torch.memory_ref import MemoryRef
 from fastcheck.utils.torch.own_operators import no_grad, unobserved
-from fastcheck.utils.torch.readable import are_on_host, can_read, has_memory
+from fastcheck.utils.torch.readable import are_on_host, can_read, common_device, has_memory
 from fastcheck.utils.torch.sharding import is_part, local
 from fastcheck.utils.torch.transforms import unwrapped
 from fastcheck.verdict.entries import (
@@ -385,7 +385,7 @@ class StateReader:
             self._name_given(parameters)
         if batch is None:
             batch = TensorBatch()
-        elif scaled or has_early or early.waiting or not are_on_host(batch.tensors):
+        elif scaled or has_early or early.waiting or common_device(batch.tensors) is None:
             session.level.observe_list(batch)
             batch = TensorBatch(is_used_now=batch.is_used_now)
         sites: list[int] = []

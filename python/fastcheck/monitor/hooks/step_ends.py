@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import starmap
 from typing import Callable, Optional
 
 import torch
@@ -22,7 +23,7 @@ from fastcheck.utils.torch.readable import can_read, has_memory
 from fastcheck.utils.torch.sharding import local
 from fastcheck.verdict.entries import Moment
 
-from .hand_changes import probe, spread
+from .hand_changes import AnyProbe, Probes, probe, probes_at, spread
 
 
 class Turns:
@@ -329,9 +330,6 @@ class EndlessSteps:
         turns.reset()
 
 
-#: A module, the name of a parameter in it, and the version of its gradient.
-_Probe = tuple[ModuleNode, str, int]
-
 # After so many backward passes in a row that left no gradient (of a model that is not trained), the
 # parameters are searched once in so many passes.
 _MOST_FRUITLESS = 64
@@ -354,25 +352,19 @@ class UnfinishedSteps:
         self._step = -1
         #: Parameters that had a gradient when the last backward() ended: without any no step is
         #: over.
-        self.probes: list[_Probe] = []
+        self.probes: Probes = {}
         # Backward passes in a row after which no parameter had a gradient.
         self._fruitless = 0
 
     def after_backward(self) -> None:
         """Gradients were made in the open step."""
-        session = self._session
-        self._step = session.step.index
-        held: list[StoredTensor] = []
-        for node, name, _ in self.probes:
-            parameter = parameter_at(node, name)
-            if parameter is not None:
-                held.append((node, name, parameter))
-        probes = _probes(held)
-        if not probes:
+        self._step = self._session.step.index
+        self.probes = probes_at([*self.probes])
+        if not self.probes:
             if self._fruitless < _MOST_FRUITLESS or self._fruitless % _MOST_FRUITLESS == 0:
-                probes = _probes(spread(self._parameters()))
-            self._fruitless = 0 if probes else self._fruitless + 1
-        self.probes = probes
+                held = spread(self._parameters())
+                self.probes = probes_at([(node, name) for node, name, _ in held])
+            self._fruitless = 0 if self.probes else self._fruitless + 1
 
     def is_over(self) -> bool:
         """Called where a forward or backward pass begins: whether the open step has ended, without
@@ -389,7 +381,7 @@ class UnfinishedSteps:
         if not session.backwards.owns_gradients:
             return False
         is_shown = session.config.training.has_own_scaling or step.findings.has_unused_gradients
-        if not is_shown or not all(map(_is_cleared, *zip(*self.probes))):
+        if not is_shown or not all(starmap(_is_cleared, self.probes.items())):
             return False
         self._step = -1
         self.has_skipped = True
@@ -397,24 +389,14 @@ class UnfinishedSteps:
         return True
 
 
-def _probes(parameters: Sequence[StoredTensor]) -> list[_Probe]:
-    """The versions of the gradients of some parameters, where they have a gradient."""
-    probes = []
-    for node, name, parameter in parameters:
-        gradient = parameter.grad
-        if gradient is not None:
-            probes.append((node, name, local(gradient)._version))
-    return probes
-
-
-def _is_cleared(node: ModuleNode, name: str, version: int) -> bool:
-    parameter = parameter_at(node, name)
+def _is_cleared(place: tuple[ModuleNode, str], then: AnyProbe) -> bool:
+    parameter = parameter_at(*place)
     gradient = None if parameter is None else parameter.grad
     if gradient is None:
         return True
     gradient = local(gradient)
     is_plain = gradient.is_cpu and can_read(gradient) and has_memory(gradient)
-    if not is_plain or gradient._version == version:
+    if not is_plain or gradient._version == then.version:
         return False
     with unobserved(), no_grad():
         return not bool(gradient.any())

@@ -350,7 +350,7 @@ class StepWatcher:
             is_judged = not session.rings.is_deferred and not session.step.findings.all
             if is_judged and not session.config.training.has_own_scaling:
                 # The signs that an update is left out are known by now.
-                ends.unfinished.probes = []
+                ends.unfinished.probes = {}
             else:
                 self._apart("unfinished steps", ends.unfinished.after_backward)
         if was_alone is not None:
