@@ -326,9 +326,9 @@ class Journal:
         # Numbers of tensors that are in the entries, and have no record.
         self.unread: list[int] = []
 
-    def add_due(self, entry: Union[Entry, GraphReplay]) -> None:
-        self.entries.append(entry)
-        self.due.append(entry)
+    def add_due(self, *entries: Union[Entry, GraphReplay]) -> None:
+        self.entries += entries
+        self.due += entries
 
 
 def expanded(written: Written, bad: Records = NO_RECORDS) -> Iterator[Entry]:

@@ -136,8 +136,9 @@ class _Losses:
         return before is not None and before[0].is_of(root) and before[1:] == self._root[1:]
 
     def update_comes(self) -> None:
-        self._given.clear()
-        self._made.clear()
+        if self._given or self._made:
+            self._given.clear()
+            self._made.clear()
         self.given_is_root = False
         self._root = None
 
@@ -306,7 +307,7 @@ class _Chain:
         self.windows.append(self.kept + 1)
         self.kept = 0
         first = self.windows[0]
-        is_steady = len(self.windows) == _WINDOWS and first > 1 and len(set(self.windows)) == 1
+        is_steady = first > 1 and len(self.windows) == _WINDOWS and len(set(self.windows)) == 1
         return first if is_steady else 0
 
 

@@ -223,6 +223,7 @@ class LossReader:
         for loss, position, name in backward.losses:
             self._last.append(MemoryRef(loss))
             label = name if position == 0 else f"{name}[{position}]"
+            flags |= int(Flag.SCALED) if name == SCALED_LOSS else 0
             self._read(loss, position, label, flags)
             flags = 0
         if backward.losses and session.rings.settles_calls:
@@ -262,8 +263,6 @@ class LossReader:
         if site is None:
             made = Site("", "", "forward", "loss", position, label)
             site = self._sites[position, label] = session.sites.intern(made)
-        if label.startswith(SCALED_LOSS):
-            flags |= int(Flag.SCALED)
         session.level.read_loss(loss, site, flags)
 
 

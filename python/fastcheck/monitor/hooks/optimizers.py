@@ -355,9 +355,10 @@ def _asked_of_engine(args: Any, kwargs: Any) -> _Asked:
     if given and all(gradient is None for gradient in given):
         given = ()
     roots = args[0] if args else kwargs.get("t_outputs", ())
+    if kwargs.get("accumulate_grad", True):
+        return roots, given, None
     # Behind the roots: their gradients, retain_graph, create_graph, inputs.
-    inputs = args[4] if len(args) > 4 else kwargs.get("inputs", ())
-    return roots, given, None if kwargs.get("accumulate_grad", True) else inputs
+    return roots, given, args[4] if len(args) > 4 else kwargs.get("inputs", ())
 
 
 def _backward_by_name(original: Callable[..., Any]) -> Callable[..., Any]:

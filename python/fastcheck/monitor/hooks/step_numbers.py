@@ -54,7 +54,9 @@ class StepNumbers:
         elsewhere: list[torch.Tensor] = []
         for group in optimizer.param_groups:
             rate = group.get("lr")
-            if isinstance(rate, torch.Tensor) and not rate.is_cpu:
+            if type(rate) is float:
+                here.append(rate)
+            elif isinstance(rate, torch.Tensor) and not rate.is_cpu:
                 elsewhere.append(rate)
             elif isinstance(rate, (float, torch.Tensor, Real)):  # the ABC's own check is slow
                 here.append(float(rate))

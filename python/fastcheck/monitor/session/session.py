@@ -716,8 +716,7 @@ class Session:
         """Notes entries that matter even where nothing that was read is non-finite."""
         if self.rings.is_deferred:
             self.level.gather()
-            for entry in written:
-                self.step.journal.add_due(entry)
+            self.step.journal.add_due(*written)
             return
         with self.event_store.lock:
             self.level.collect()

@@ -40,12 +40,14 @@ def default_device() -> AbstractContextManager[Any]:
     return nullcontext() if context is None else torch.device(context.device)
 
 
+_get_dtype: Any = getattr(torch, "get_autocast_dtype", None)
+
+
 def autocast_dtype(kind: str) -> str:
     """The dtype of autocast on this kind of device; empty where it is off, or not known."""
     is_enabled: Any = torch.is_autocast_enabled
-    get_dtype: Any = getattr(torch, "get_autocast_dtype", None)
     try:
-        return str(get_dtype(kind)) if get_dtype is not None and is_enabled(kind) else ""
+        return str(_get_dtype(kind)) if _get_dtype is not None and is_enabled(kind) else ""
     except (RuntimeError, TypeError):  # a device without autocast, an old torch
         return ""
 
