@@ -85,8 +85,16 @@ def test_options_are_those_of_install() -> None:
     done = run("--overflow-nums", "-1", "--level", "op", "--summary", program(TRAIN), "3")
     assert done.returncode == 0
     assert "aten." in done.stderr and "helper" in done.stdout
-    done = run("--level", "opp", program(TRAIN), "9")
-    assert done.returncode == 1 and "did you mean 'op'?" in done.stderr
+    for wrong, said in (
+        (("--level", "opp"), "did you mean 'op'?"),
+        (("--every", "0"), "every must be an int >= 1"),
+        (("--level", "op", "--record", "range"), "for module level"),
+    ):
+        done = run(*wrong, program(TRAIN), "9")
+        assert (done.returncode, done.stdout) == (2, "") and said in done.stderr
+    done = run("--include", "nothing.*", program(TRAIN), "9")
+    assert done.returncode == 1 and "matches no module" in done.stderr
+    assert "nothing was observed" not in done.stderr  # for a model was found
 
 
 def test_a_module() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import inspect
 import re
 from collections.abc import Iterator
@@ -144,3 +145,13 @@ def test_the_code_of_a_page_gives_parameters_that_exist(page: Path) -> None:
                 given = {keyword.arg for keyword in call.keywords}
                 wrong += [f"{function.attr}({name}=)" for name in given - set(parameters)]
     assert wrong == []
+
+
+@pytest.mark.parametrize("kind", ["Stop", "Log", "Filter", "Training", "OnRequest"])
+def test_the_table_of_options_has_those_of_each_group(kind: str) -> None:
+    guide = (ROOT / "docs" / "guide.md").read_text()
+    row = next(
+        line for line in guide.splitlines() if re.match(rf"\| `\w+=fastcheck\.{kind}\(", line)
+    )
+    options = {option.name for option in dataclasses.fields(getattr(fastcheck, kind))}
+    assert options <= {*re.findall(r"`(\w+)`", row), "dir"}

@@ -11,6 +11,8 @@ from typing import Optional
 
 from fastcheck.errors import ConfigError
 from fastcheck.monitor.auto_install import AutoInstall
+from fastcheck.monitor.precision import check_level
+from fastcheck.monitor.session.config import Config
 
 HELP = "run a Python program with its models observed, without changing it"
 
@@ -26,8 +28,8 @@ examples:
   fastcheck run --log-dir log -m package.train
   torchrun --nproc-per-node 4 -m fastcheck run train.py
 
-exit codes: those of the program. A stop is an uncaught OverflowDetected: 1, with the stop report
-on standard error."""
+exit codes: those of the program; 2 if an option can't be used. A stop is an uncaught
+OverflowDetected: 1, with the stop report on standard error."""
 
 
 _OPTIONS = (
@@ -67,15 +69,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Runs a program under fastcheck. Lets through what the program raises, SystemExit included."""
-    given = {name: getattr(options, name) for name in _OPTIONS}
-    given["watch"] = None if options.watch else False
+    read = ((name, getattr(options, name)) for name in _OPTIONS)
+    given = {name: value for name, value in read if value is not None}
+    # An error before the program begins.
+    config = Config(**{name: value for name, value in given.items() if name != "sinks"})
+    check_level(config.record, config.level)
     if not options.module and not os.path.isfile(options.program):
         raise ConfigError(f"there is no such program: {options.program}; -m takes a module's name")
     sys.argv = [options.program, *options.arguments]
     # Python does the same for a program: its folder for a file, the current one for a module.
     folder = os.getcwd() if options.module else os.path.dirname(os.path.abspath(options.program))
     sys.path.insert(0, folder)
-    auto = AutoInstall(**{name: value for name, value in given.items() if value is not None})
+    auto = AutoInstall(**given, **({} if options.watch else {"watch": False}))
     try:
         with auto:
             try:
@@ -99,7 +104,7 @@ def _run(program: str, is_module: bool) -> None:
 
 
 def _report(auto: AutoInstall, with_summary: bool) -> None:
-    if not auto.monitors:
+    if not auto.has_found:
         print(
             "fastcheck run: nothing was observed: no optimizer was given a module's parameters; "
             "fastcheck.install(model) in the program names the model",

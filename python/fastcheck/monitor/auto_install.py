@@ -47,6 +47,8 @@ class AutoInstall:
         self._met: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         #: The monitors that were installed, in order.
         self.monitors: list[Monitor] = []
+        #: An optimizer, or a call, has led to a model.
+        self.has_found = False
 
     def __enter__(self) -> AutoInstall:
         self._methods.wrap(torch.optim.Optimizer, "__init__", self._wrap)
@@ -102,6 +104,7 @@ class AutoInstall:
             with self._lock:
                 for model in _models_of(wanted):
                     if model not in self._observed:
+                        self.has_found = True
                         self._observed.add(model)
                         self._met.update(model.modules())
                         self.monitors.append(install(model, **self._options))
