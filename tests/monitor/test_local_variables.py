@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Callable
 
 import pytest
 import torch
@@ -158,3 +159,57 @@ def test_of_many_changes_the_assignment_is_named() -> None:
     parts.append(torch.ones(5))
     said = lines_of(parts[2])
     assert said == "parts[2]; parts is assigned: parts = [torch.zeros(1)]"
+
+
+def test_what_a_function_within_it_assigns_may_have_run() -> None:
+    x, said = torch.zeros(2), []
+
+    def step() -> None:
+        nonlocal x
+        said.append(lines_of(x))
+        x = x + 1
+
+    step()
+    step()
+    assert said == ["x, assigned: x, said = torch.zeros(2), []; x = x + 1"] * 2
+
+
+def test_what_a_function_assigned_the_last_time_that_it_ran() -> None:
+    step, said = _made()
+    step()
+    step()
+    assert said[1] == "x, assigned: x = x + 1"
+
+
+def _made() -> tuple[Callable[[], None], list[str]]:
+    x, said = torch.zeros(2), []
+
+    def step() -> None:
+        nonlocal x
+        said.append(lines_of(x))
+        x = x + 1
+
+    return step, said
+
+
+def test_a_statement_of_several_lines_and_one_with_a_condition() -> None:
+    is_on = torch.zeros(1)
+    if len(is_on):
+        x = torch.zeros(
+            2  # of them
+        ) + (1 if is_on.sum() else 2)  # whole
+    said = lines_of(x)
+    assert said == "x, assigned: x = torch.zeros( 2 ) + (1 if is_on.sum() else 2) # whole"
+
+
+@needs_positions
+def test_the_call_that_has_an_argument() -> None:
+    def called(x: torch.Tensor) -> None:
+        said.append(str(find_variable(lambda one: one is x)))
+
+    said: list[str] = []
+    called(
+        torch.zeros(2) + 1,
+    )
+    assert said[0].startswith(f"x, an argument of called, which runs from {__file__}:")
+    assert said[0].endswith(": called( torch.zeros(2) + 1, )")

@@ -9,8 +9,8 @@ import linecache
 import operator
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from types import FrameType
-from typing import Any, Callable, NamedTuple, Optional, Union
+from itertools import starmap
+from typing import Any, Callable, NamedTuple, Optional
 
 import numpy as np
 import torch
@@ -21,28 +21,18 @@ from fastcheck.utils.torch.frames import program_frames
 from fastcheck.utils.torch.held_frames import HeldFrame
 from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read, first_bad
 
+from .assignments import Assignment, Frame, assignments_of
+
 _MOST_LOCALS = 4096
 _MOST_ELEMENTS = 64
 _MOST_SOURCE = 160
-_CONSTANTS = ("LOAD_CONST", "LOAD_SMALL_INT")
-_JUMPS = frozenset((*dis.hasjrel, *dis.hasjabs))
 _MOST_LINES = 5
-_CHANGES = re.compile(
-    r"(?!requires_grad|detach|share)[a-z]\w*_|append|extend|insert|update|setdefault"
-)
-#: A frame that runs, or as it was when backward() was called.
-Frame = Union[FrameType, HeldFrame]
 
 
 def holds_nonfinite(tensor: torch.Tensor) -> bool:
     """True if it is read and not finite. Makes the host wait for a device."""
     record = record_of(tensor)
     return record is not None and is_nonfinite(record)
-
-
-def each(value: Any) -> tuple[Any, ...]:
-    """The elements of a tuple or a list, or else the value alone."""
-    return tuple(value) if isinstance(value, (tuple, list)) else (value,)
 
 
 def record_of(tensor: torch.Tensor) -> Optional[np.void]:
@@ -70,19 +60,6 @@ def is_at(tensor: torch.Tensor, other: torch.Tensor, address: int) -> bool:
     return is_alike and tensor.numel() > 0 and tensor.data_ptr() == address
 
 
-class _Assignment(NamedTuple):
-    """``at``: when it last ran, among those of its function. ``read``: the variables that it has
-    read. ``may_be_skipped``: it stands in a branch, or later in a loop. ``is_change``: it calls a
-    method that writes to the variable.
-    """
-
-    at: float
-    line: int
-    read: tuple[str, ...]
-    may_be_skipped: bool
-    is_change: bool
-
-
 class Variable(NamedTuple):
     """A local variable of a running function, or the element of one that has this ``key``.
     ``last``: its last assignment, as far as there is one.
@@ -92,13 +69,13 @@ class Variable(NamedTuple):
     key: str
     value: torch.Tensor
     frame: Frame
-    last: Optional[_Assignment] = None
+    last: Optional[Assignment] = None
 
     @property
     def shown(self) -> str:
         return self.name + self.key
 
-    def assigned_in(self, assignments: Mapping[str, list[_Assignment]]) -> list[_Assignment]:
+    def assigned_in(self, assignments: Mapping[str, list[Assignment]]) -> list[Assignment]:
         """Returns its assignments: of an element those of the whole, where none to it by itself is
         known.
         """
@@ -116,7 +93,7 @@ class Variable(NamedTuple):
     def __str__(self) -> str:
         if self.last is None:
             return self._as_argument()
-        known, last = _assignments(self.frame), self.last
+        known, last = assignments_of(self.frame), self.last
         assigned = [one for one in self.assigned_in(known) if one.at <= last.at]
         # The branch that has run is not known.
         first = max((n for n, one in enumerate(assigned) if not one.may_be_skipped), default=0)
@@ -126,7 +103,7 @@ class Variable(NamedTuple):
         assigned = assigned[first:]
         if len(assigned) > _MOST_LINES:
             assigned = [one for one in assigned if not one.is_change] or assigned
-        lines = list(dict.fromkeys(one.line for one in assigned))[-_MOST_LINES:]
+        lines = list(dict.fromkeys((one.line, one.end) for one in assigned))[-_MOST_LINES:]
         # The element may have been put there later.
         is_whole = not self.key or self.shown in known
         what = f"{self.shown}," if is_whole else f"{self.shown}; {self.name} is"
@@ -140,7 +117,7 @@ class Variable(NamedTuple):
         what = f"{self.shown}, {'in ' * bool(self.key)}an argument of {code.co_name}"
         if caller is None or not (isinstance(caller, HeldFrame) or caller in program_frames()):
             return what
-        return f"{what}, which runs from {_place(caller, caller.f_lineno)}"
+        return f"{what}, which runs from {_place(caller, _running_lines(caller))}"
 
     def first_bad(self) -> str:
         return first_bad(self.shown, self.value)
@@ -149,7 +126,7 @@ class Variable(NamedTuple):
         """The variable it was assigned from that is not finite itself, or what that was assigned
         from, and so on.
         """
-        cause, known = self, _assignments(self.frame)
+        cause, known = self, assignments_of(self.frame)
         while cause.last is not None:
             read, at = cause.last.read, cause.last.at
             earlier = [
@@ -167,12 +144,31 @@ class Variable(NamedTuple):
         return None if cause is self else cause
 
 
-def _place(frame: Frame, *lines: int) -> str:
+def _place(frame: Frame, *statements: tuple[int, int]) -> str:
+    """The place of statements, each from one line to another, and their source."""
     code = frame.f_code
-    sources = (linecache.getline(code.co_filename, n, frame.f_globals).strip() for n in lines)
-    source = "; ".join(filter(None, sources))[:_MOST_SOURCE]
-    where = f"{code.co_filename}:{' or '.join(map(str, lines))} in {code.co_name}"
-    return f"{where}: {source}" if source else where
+    text = linecache.getlines(code.co_filename, frame.f_globals)
+
+    def source(first: int, last: int) -> str:
+        while text[last : last + 1] and text[last].lstrip().startswith((")", "]", "}")):
+            last += 1
+        # The comment of the last line stays.
+        lines = [re.sub(r"\s#\s.*", "", line) for line in text[first - 1 : last - 1]]
+        return " ".join("".join([*lines, *text[last - 1 : last]]).split())
+
+    sources = "; ".join(filter(None, starmap(source, statements)))[:_MOST_SOURCE]
+    lines = " or ".join(str(first) for first, _ in statements)
+    where = f"{code.co_filename}:{lines} in {code.co_name}"
+    return f"{where}: {sources}" if sources else where
+
+
+def _running_lines(frame: Frame) -> tuple[int, int]:
+    """The lines of what runs in a frame: the last is known from Python 3.11 on."""
+    first = frame.f_lineno
+    begun = [one for one in dis.get_instructions(frame.f_code) if one.offset <= frame.f_lasti]
+    place = getattr(begun[-1], "positions", None) if begun else None
+    last = None if place is None else place.end_lineno
+    return first, max(first, last or first)
 
 
 def find_variable(
@@ -184,10 +180,17 @@ def find_variable(
     tensor, of several the variable of the least rank.
     """
     candidates = [(rank(one.value), one) for one in local_variables(frames) if is_it(one.value)]
+    # The function that owns a variable has the lines of those within it, too.
+    owned = {one.name for _, one in candidates if one.name in one.frame.f_code.co_cellvars}
+    candidates = [
+        (number, one)
+        for number, one in candidates
+        if one.name not in owned or one.name not in one.frame.f_code.co_freevars
+    ]
     least = min((candidate[0] for candidate in candidates), default=0)
     variables = []
     for one in (variable for number, variable in candidates if number == least):
-        known = one.assigned_in(_assignments(one.frame))
+        known = one.assigned_in(assignments_of(one.frame))
         variables.append(one._replace(last=known[-1]) if known else one)
     # An argument was not assigned there: by a caller perhaps, or else it is made in the call.
     assigned = [variable for variable in variables if variable.last]
@@ -214,71 +217,3 @@ def held_by(frame: Frame) -> Iterator[Variable]:
     for name, key, value in held:
         if issubclass(type(value), torch.Tensor):  # a proxy's class may be the program's code
             yield Variable(name, key, value, frame)
-
-
-def _assignments(frame: Frame) -> dict[str, list[_Assignment]]:
-    """The assignments of a function to each variable that may have run until now, and to its
-    elements with a constant key (``losses['box']``), in the order in which they last ran.
-    """
-    assignments: dict[str, list[_Assignment]] = {}
-    code, now = frame.f_code, frame.f_lasti
-    starts, line = dict(dis.findlinestarts(code)), code.co_firstlineno
-    instructions = list(dis.get_instructions(code))
-    jumps = [(i.offset, i.argval) for i in instructions if i.opcode in _JUMPS]
-    branches = [(start, end) for start, end in jumps if start < end <= now]
-    loops = [(start, end) for end, start in jumps if start <= now <= end]
-    statement: list[dis.Instruction] = []
-    is_over = False
-    for instruction in instructions:
-        offset, name = instruction.offset, instruction.opname
-        line = starts.get(offset) or line
-        if is_over and not name.startswith("STORE_"):  # several may be stored together
-            statement, is_over = [], False
-        statement.append(instruction)
-        names = _written(statement)
-        # A loop's part behind the running call has run the last time round, if at all.
-        around = [start for start, end in loops if now <= offset < end]
-        if names and (offset < now or around):
-            at = max(around) - 1 + offset / (1 + len(code.co_code)) if around else offset
-            may_be_skipped = bool(around) or any(start < offset < end for start, end in branches)
-            read = [value for one in statement for value in _variables("LOAD", one)]
-            for variable in names:
-                # An element's store has read what holds it last.
-                own = tuple(read[: -1 if variable.endswith("]") else None])
-                one = _Assignment(at, line, own, may_be_skipped, name == "POP_TOP")
-                assignments.setdefault(variable, []).append(one)
-        is_over = is_over or name.startswith(("STORE_", "POP_", "RETURN_"))
-    return {name: sorted(found) for name, found in assignments.items()}
-
-
-def _variables(kind: str, instruction: dis.Instruction) -> list[str]:
-    """Returns those that it loads or stores: several in one from Python 3.13 on."""
-    is_it = re.fullmatch(kind + r"_(?:FAST|NAME|GLOBAL|DEREF)(?:_\w+)?", instruction.opname)
-    return [str(value) for value in each(instruction.argval)] if is_it else []
-
-
-def _written(statement: Sequence[dis.Instruction]) -> list[str]:
-    """The variables that the last of these instructions stores; or the one whose element it stores,
-    or on which the statement that it ends calls a method that writes to it.
-    """
-    *before, last = statement
-    if last.opname not in ("STORE_SUBSCR", "STORE_SLICE", "POP_TOP"):
-        return _variables("STORE", last)
-    if last.opname == "STORE_SUBSCR" and len(before) > 1 and before[-1].opname in _CONSTANTS:
-        held = _variables("LOAD", before[-2])[-1:]
-        if held:
-            return [f"{held[0]}[{before[-1].argval!r:.80}]"]
-    begin = _begin(last)
-    first = [one for one in before if begin is not None and _begin(one) == begin]
-    methods = [one.argval for one in first if one.opname in ("LOAD_ATTR", "LOAD_METHOD")]
-    methods = [name for name in methods if name != "data"]
-    is_store = last.opname != "POP_TOP"
-    if len(methods) != (0 if is_store else 1) or not all(map(_CHANGES.fullmatch, methods)):
-        return []
-    return _variables("LOAD", first[0])[:1] if first else []
-
-
-def _begin(instruction: dis.Instruction) -> Optional[tuple[Optional[int], Optional[int]]]:
-    """Returns where its expression begins in the source; known from Python 3.11 on."""
-    place = getattr(instruction, "positions", None)
-    return None if place is None else (place.lineno, place.col_offset)

@@ -28,9 +28,9 @@ from fastcheck.utils.torch.held_frames import HeldFrame, HeldTensor
 from fastcheck.utils.torch.own_operators import no_grad, unobserved
 from fastcheck.utils.torch.readable import can_read, first_bad
 
+from .assignments import each
 from .local_variables import (
     Variable,
-    each,
     find_variable,
     held_by,
     holds_nonfinite,
