@@ -289,11 +289,15 @@ class StaleCopies:
         return known is not None and known.are_copies
 
     def look_at(
-        self, optimizer: torch.optim.Optimizer, parameters: Sequence[StoredTensor]
+        self,
+        optimizer: torch.optim.Optimizer,
+        parameters: Sequence[StoredTensor],
+        is_alone: bool,
     ) -> Optional[str]:
         """``optimizer``, which holds no parameter of the model, is about to step. What to warn of,
-        once: it has stepped several times with the shapes of all trained parameters, which have
-        gradients and keep every bit.
+        once: it has stepped several times, with the shapes of all trained parameters or without
+        any gradient, while these have gradients and keep every bit. ``is_alone``: no optimizer of
+        the model has stepped, and this one is given no closure.
         """
         known = self._of.setdefault(optimizer, _Copies())
         trained = [p for _, _, p in parameters if p.requires_grad] if not known.is_over else []
@@ -303,11 +307,12 @@ class StaleCopies:
         have_gradients = any(p.grad is not None for p in held)
         is_still = have_gradients and all(map(_is_still, optimizer.param_groups))
         shapes, wanted = (Counter(tuple(p.shape) for p in many) for many in (held, trained))
-        if is_still or shapes != wanted:
+        are_copies = shapes == wanted
+        if is_still or not (are_copies or (is_alone and not have_gradients)):
             return None
         if have_gradients and _storages(trained) & _storages(held):
             return None  # other objects for the same values
-        known.are_copies = True
+        known.are_copies = are_copies
         if known.have_gradients != have_gradients:
             known.have_gradients, known.updates = have_gradients, 0
         known.updates += 1
@@ -321,18 +326,19 @@ class StaleCopies:
         is_moved = checksums(trained) != known.sums
         if is_moved or (have_gradients and not _have_same_gradient(held, trained)):
             return None
-        which = f"those of {type(optimizer).__name__} have the same shapes"
+        which = f"those of {type(optimizer).__name__}"
+        which += " have the same shapes and" if are_copies else ""
         if have_gradients:
             return (
-                f"an optimizer that holds none of the model's parameters: {which} and had "
+                f"an optimizer that holds none of the model's parameters: {which} had "
                 f"gradients in {known.updates} updates, while the model's parameters kept every "
                 "bit. Copies have to be written back to the model after each step()"
             )
         return (
-            f"an optimizer that holds none of the model's parameters: {which}, and had no "
-            f"gradients in {known.updates} updates, while the model's parameters had some and kept "
-            "every bit. It may have been made before the model was copied, converted or replaced: "
-            "give it the parameters of the model that is trained"
+            f"an optimizer that holds none of the model's parameters: {which} had no gradients in "
+            f"{known.updates} updates, while the model's parameters had some and kept every bit. "
+            "It may hold those of another model, or have been made before the model was copied, "
+            "converted or replaced: give it the parameters of the model that is trained"
         )
 
 
@@ -810,8 +816,9 @@ def _none(names: str) -> str:
     return (
         f"no gradient: {names} had grad=None in {UPDATES} updates of an optimizer in a row. Check "
         "whether the branch is detached, runs under no_grad(), is within a reentrant checkpoint "
-        "none of whose inputs requires a gradient (use_reentrant=False), or is never called; where "
-        "that is intended, set requires_grad=False"
+        "none of whose inputs requires a gradient (use_reentrant=False), is used as an index or in "
+        "a comparison alone (argmax, topk), goes through a backward of your own that returns None, "
+        "or is never called; where that is intended, set requires_grad=False"
     )
 
 

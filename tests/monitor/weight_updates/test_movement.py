@@ -537,6 +537,32 @@ def test_an_optimizer_of_a_copy(kind: str) -> None:
     assert ("those of Adam have the same shapes" in " ".join(summary.split())) == is_told
 
 
+@pytest.mark.parametrize("kind", ["teacher", "trained", "by hand", "beside"])
+def test_an_optimizer_of_another_model(kind: str) -> None:
+    """``teacher``: it has no gradients; ``trained``: it has some; ``by hand``: the loop updates the
+    model; ``beside``: an optimizer of the model steps, too, and moves nothing yet.
+    """
+    model, other = Net(), nn.Linear(3, 2)
+    own = torch.optim.SGD(model.parameters(), 1e-30) if kind == "beside" else None
+    optimizer = torch.optim.Adam(other.parameters(), 1e-3)
+    with warnings.catch_warnings(record=True) as caught, fastcheck.install(model):
+        warnings.simplefilter("always")
+        for x in batches(STEPS):
+            model.zero_grad()
+            model(x).square().mean().backward()
+            if kind == "trained":
+                optimizer.zero_grad()
+                other(torch.rand(4, 3)).sum().backward()
+            optimizer.step()
+            if own is not None:
+                own.step()
+            for p in model.parameters() if kind == "by hand" else ():
+                p.data -= 0.01 * p.grad
+    texts = [str(w.message) for w in caught if "holds none of the model's" in str(w.message)]
+    assert len(texts) == (kind == "teacher")
+    assert kind != "teacher" or "those of Adam had no gradients in 10 updates" in texts[0]
+
+
 @pytest.mark.parametrize("writes", [False, True])
 def test_a_layer_that_no_optimizer_holds(writes: bool) -> None:
     """``writes``: the loop updates it by itself."""

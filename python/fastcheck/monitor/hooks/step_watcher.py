@@ -138,7 +138,7 @@ class StepWatcher:
         if holds_ours:
             self.ends.others.is_on = False
         else:
-            has_copies = self._look_at_copies(optimizer)
+            has_copies = self._look_at_copies(optimizer, has_closure)
             if has_closure:
                 self.ends.by_loop.switch_off()
         is_known = holds_ours and self._given is None
@@ -184,13 +184,14 @@ class StepWatcher:
         session.level.update_began()
         return True
 
-    def _look_at_copies(self, optimizer: torch.optim.Optimizer) -> bool:
+    def _look_at_copies(self, optimizer: torch.optim.Optimizer, has_closure: bool) -> bool:
         """``optimizer``, which holds no parameter of the model, is about to step. Whether its own
         have the shapes of these.
         """
         copies, text = self._facts.copies, None
         if self.session.backwards.owns_gradients:
-            text = copies.look_at(optimizer, self._state.parameters())
+            is_alone = self.ends.others.is_on and not has_closure
+            text = copies.look_at(optimizer, self._state.parameters(), is_alone)
         if text is not None:
             self.session.faults.notes[text] = None
             self.session.event_store.warn_later(text)
