@@ -241,6 +241,12 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         text="few of the model's weights are trained: {name}", source="PyTorch forum 84911",
     ),
     _fact(
+        "attribute", cause="optimizer",
+        text="{name} has an attribute requires_grad, False, which torch does not read: its "
+        "{value} parameters are trained",
+        advice="call requires_grad_(False) on the module",
+    ),
+    _fact(
         "held_twice", cause="optimizer",
         text="{value} parameters are updated by two optimizers: {name}",
     ),

@@ -57,6 +57,27 @@ def test_gradients_that_are_not_cleared() -> None:
     assert found[0].startswith("step 11: ")
 
 
+@pytest.mark.parametrize("kind", ["attribute", "method", "read", "one is open"])
+def test_a_module_that_an_attribute_does_not_freeze(kind: str) -> None:
+    """``read``: the program has frozen its parameters, too; ``one is open``: all but a bias."""
+
+    def step(model: nn.Module, optimizer: Any) -> None:
+        first: Any = model[0]
+        if kind == "method":
+            first.requires_grad_(False)
+        else:
+            first.requires_grad = False
+            first.weight.requires_grad_(kind == "attribute")
+            first.bias.requires_grad_(kind != "read")
+        optimizer.zero_grad()
+        loss(model).backward()
+        optimizer.step()
+
+    found = [text for text in texts(step) if "an attribute requires_grad" in text]
+    assert len(found) == (kind == "attribute")
+    assert all("0 has an attribute" in text and "its 2 parameters" in text for text in found)
+
+
 def test_ten_updates_have_to_agree() -> None:
     assert not texts(uncleared, 11)
 

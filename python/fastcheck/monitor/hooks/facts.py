@@ -524,6 +524,7 @@ class Facts:
             self._look_at_modes()
         if self._updates == _EVERY:
             self._look_at_shares()
+            self._look_at_attributes()
             self._look_at_holders()
             self._look_at_ties()
 
@@ -706,6 +707,17 @@ class Facts:
         part = sum(p.numel() for _, _, p in trained)
         if trained and part <= _MOST_TRAINED * whole:
             self._tell("frozen", part, f"{part:,} of {whole:,}: {_names(trained)}")
+
+    def _look_at_attributes(self) -> None:
+        """Modules that were to be frozen by an attribute, which torch does not read."""
+        ids = {key for optimizer in self._chains for key in parameter_ids(optimizer)}
+        roots = [(node, root) for node in self._nodes if node.is_root and (root := node.module())]
+        for node, root in roots:
+            for path, module in root.named_modules(prefix=node.path):
+                parameters = list(module.parameters())
+                is_set = vars(module).get("requires_grad") is False and bool(parameters)
+                if is_set and all(p.requires_grad and id(p) in ids for p in parameters):
+                    self._tell_once("attribute", len(parameters), path or type(root).__name__)
 
     def _count(
         self,
