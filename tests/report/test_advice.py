@@ -1579,3 +1579,65 @@ def test_a_running_variance_that_grows(dtype: torch.dtype) -> None:
     assert stop.value.culprit.site.label == "running_var"
     first = "keep this norm and its input in float32" if dtype is torch.float16 else "Stop the grow"
     assert first in said(stop.value).partition("try 1. ")[2].partition(" 2. ")[0]
+
+
+class Scores(torch.nn.Module):
+    """Attention scores in float16 that go on in float32."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        half = x.half()
+        return (half @ half.T).float().softmax(-1) @ x
+
+
+def test_a_product_in_float16_that_goes_on_in_float32() -> None:
+    model = torch.nn.Sequential(Scores(), torch.nn.Linear(4, 2))
+    with fastcheck.install(model), pytest.raises(fastcheck.OverflowDetected) as stop:
+        model(torch.full((8, 4), 300.0)).sum().backward()
+    first = said(stop.value).partition("try 1. ")[2].partition(" 2. ")[0]
+    assert "mm left the range of float16, which ends at 65,504" in first
+    assert "float32 or bfloat16" in first and "range of float32" not in first
+
+
+def stopped_by(loss: torch.Tensor) -> str:
+    with pytest.raises(fastcheck.OverflowDetected) as stop:
+        loss.backward()
+    return said(stop.value)
+
+
+def test_a_difference_of_infinities() -> None:
+    """The node of a difference keeps nothing; that of exp has a NaN of a NaN alone."""
+    model = torch.nn.Linear(4, 4)
+    hidden = torch.full((8, 4), True)
+    with fastcheck.install(model):
+        scores = model(torch.rand(8, 4)).masked_fill(hidden, -math.inf)
+        logs = scores - scores.logsumexp(-1, keepdim=True)
+        text = stopped_by(logs.sum())
+    assert "why SubBackward0" in text
+    assert "try 1. self holds 32 -Inf, of which sub makes NaN" in text and "masked whole" in text
+    with fastcheck.install(model):
+        rows = model(torch.rand(8, 4)).sum(-1) + torch.full((8,), -math.inf)
+        best = torch.stack([rows, rows]).max
+        text = stopped_by((torch.full((8,), -math.inf) - best(0).values).exp().sum())
+    assert "why SubBackward0" in text and "8 8 0" in text
+    assert "try 1. SubBackward0 makes NaN of Inf - Inf alone" in text
+
+
+def test_the_line_of_a_known_operator_that_keeps_nothing() -> None:
+    model = torch.nn.Linear(4, 4)
+    with fastcheck.install(model):
+        counts = torch.zeros(4)
+        logits = model(torch.rand(8, 4)) - torch.log(counts / 8)
+        text = stopped_by(torch.nn.functional.cross_entropy(logits, torch.arange(8) % 4))
+    assert "variable logits, assigned at" in text
+    assert "try 1. Look at the line that assigns it: log(0) is -Inf" in text
+
+
+def test_a_singular_system() -> None:
+    class Solve(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.linalg.solve_ex(x @ x.mT, torch.ones(len(x), 4, 1))[0].squeeze(-1)
+
+    model = torch.nn.Sequential(Solve(), torch.nn.Linear(4, 2))
+    with fastcheck.install(model), pytest.raises(fastcheck.OverflowDetected) as stop:
+        model(torch.ones(3, 4, 2)).sum().backward()
+    assert "where the matrix is singular or nearly so" in said(stop.value)

@@ -442,14 +442,14 @@ class _GraphSearch:
                 if bad and all(inputs[name].grad_fn is None for name, _ in bad):
                     # -Inf alone, which does harm here.
                     return self._from_outside(node, bad[0][0], inputs[bad[0][0]], bad[0][1])
-                converted = None if result is None else self._before_conversion(node, result)
-                made = self._made(*(converted or self._carried_from(node, records, result)))
+                before = None if result is None else self._before(node, result)
+                made = self._made(*(before or self._carried_from(node, records, result)))
                 is_one = result is not None and result["numel"] == 1
                 if not (is_one and made.operator and self._is_carried(node, saved)):
                     return made
-                before = self._made(*self._carried_from(node.next_functions[0][0], [], result))
-                variable = before.variable or _used_in(made.variable)
-                return replace(before, variable=variable)
+                carried = self._made(*self._carried_from(node.next_functions[0][0], [], result))
+                variable = carried.variable or _used_in(made.variable)
+                return replace(carried, variable=variable)
         return None
 
     def _is_carried(self, node: Any, saved: Mapping[str, torch.Tensor]) -> bool:
@@ -479,12 +479,18 @@ class _GraphSearch:
             return node, inputs, result
         return child, [], result if child is node else None
 
-    def _before_conversion(
+    def _before(
         self, node: Any, result: np.void
-    ) -> Optional[tuple[Any, list[tuple[str, np.void]], np.void]]:
-        """The node whose result was converted to a wider format, which makes nothing infinite."""
-        child: Any = node.next_functions[0][0] if _kind(_name(node)) == "ToCopy" else None
+    ) -> Optional[tuple[Any, list[tuple[str, np.void]], Optional[np.void]]]:
+        """The node whose result was converted to a wider format, which makes nothing infinite; or
+        whose NaN this one has kept, which makes none of other numbers.
+        """
+        child: Any = node.next_functions[0][0] if node.next_functions else None
         if child not in self._saved or len(child._input_metadata) != 1:
+            return None
+        if _kind(_name(node)) in _KEEPERS and result["nan_count"]:
+            return child, [], result if result["nan_count"] == result["numel"] else None
+        if _kind(_name(node)) != "ToCopy":
             return None
         narrow, wide = (fn._input_metadata[0].dtype for fn in (child, node))
         if not wide.is_floating_point or torch.finfo(narrow).max > torch.finfo(wide).max:
@@ -535,9 +541,11 @@ class _GraphSearch:
         else:
             known = "whose result is known not to be finite"
             inputs = [*inputs, *self._masked(node)]
-        only = self._known.get(edges[0]) if len(edges) == 1 else None
-        if not inputs and only is not None:  # a mean keeps nothing of what it has read
-            inputs = [("self", only)]
+        if not inputs:  # a mean or a sum keeps nothing of what it has read
+            read = [(name, self._known.get(edge)) for name, edge in zip(("self", "other"), edges)]
+            known_of = [(name, record) for name, record in read if record is not None]
+            is_all = len(known_of) == len(edges)
+            inputs = [(name, r) for name, r in known_of if is_all or is_nonfinite(r)]
         later = self._users(node)
         variable = _later_variable(
             lambda fn: fn is node,
@@ -798,6 +806,8 @@ _PAIRS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 _CARRIERS = frozenset(("Add", "Div", "Mean", "Mul", "Neg", "Sub", "Sum"))
 #: Operators of one operand, and views; operators that add or choose, and keep no operand.
 _UNARY = frozenset(("Clone", "Mean", "Neg", "Select", "Squeeze", "Sum", "Unsqueeze", "View"))
+#: Operators of one operand that keep their result, and have a NaN of a NaN alone.
+_KEEPERS = frozenset(("Exp", "Exp2", "Expm1", "Sigmoid", "Tanh"))
 #: Operators that make no other numbers.
 _VIEWS = frozenset(("Clone", "Select", "Squeeze", "Unsqueeze", "View"))
 _CHOOSING = frozenset(("Add", "Cat", "Rsub", "Stack", "Sub", "Where"))

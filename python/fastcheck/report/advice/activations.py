@@ -239,6 +239,8 @@ def _ignored_labels(case: Case) -> Iterator[Advice]:
 def _sum_of_products(case: Case) -> Advice:
     """Advice on an operator that is known not to divide: what it multiplies is named."""
     name = case.op_name or f"A {case.site.module_type}"
+    result = None if case.operation is None else case.operation.result
+    dtype, form = (result or case.reading).dtype, (result or case.reading).float_format
     named = [(s.key if s.role == "param" else s.label, r) for s, r in case.inputs]
     # The inputs of the operator, where it is known, rather than of its module.
     if not case.site.op and case.operation is not None and case.operation.inputs:
@@ -252,15 +254,18 @@ def _sum_of_products(case: Case) -> Advice:
         seen = f" ({', '.join(reached)})" if reached else ""
         return Advice(
             f"{name} multiplies and adds, and divides by nothing{seen}: its weights are not "
-            f"finite, or products left the range of {case.reading.dtype}. They were last read "
+            f"finite, or products left the range of {dtype}. They were last read "
             "before this call: the program may have written them since, as it does an average of "
             "weights, a target network or an update of its own. Look there for x/0, 0/0 and log(0) "
             "(1 - decay ** step is 0 at step 0)."
         )
     seen = f": {', '.join(reached)}" if reached else ""
+    # The record of the report may be in a wider format than the result of the operator.
+    if case.operation is not None and form is not None and form.is_narrow and not case.is_narrow:
+        return narrow(case.operation, dtype, form.max)
     return Advice(
         f"{name} multiplies and adds, and divides by nothing: its products, or their sum, left "
-        f"the range of {case.reading.dtype}{seen}."
+        f"the range of {dtype}{seen}."
     )
 
 
@@ -334,7 +339,7 @@ def unexplained(made: Operation) -> Advice:
     why = "look for those at which it leaves the range of its dtype, and"
     if made.is_nan:
         why = "a number left the range of its dtype, was divided by 0, or lies where the operator "
-        why += "is not defined. Look for such numbers at that line, and scale or"
+        why += "is not defined. Look for such numbers there, and scale or"
     return Advice(
         f"{made.shown} made {'NaN' if made.is_nan else 'Inf'}{read}: {why} clamp them before, or "
         "add an eps."

@@ -228,7 +228,7 @@ def advice_on_line(source: str) -> Advice | None:
 
 def loss(case: Case) -> Iterator[Advice]:
     of_line = advice_on_line(case.source)
-    if of_line is not None:
+    if of_line is not None and case.operation is None:
         yield of_line
         return
     if case.outside:
@@ -268,6 +268,8 @@ def loss(case: Case) -> Iterator[Advice]:
     yield from activations.growth(case) if case.trend.has_grown else ()
     if made is not None and result is not None and made.inputs and is_finite and is_safe:
         yield activations.unexplained(made)
+    elif of_line is not None:
+        yield of_line
     elif case.has_nan:
         yield Advice(
             "The loss's own code made it, or what that read beside the model (targets, weights): "
@@ -430,7 +432,8 @@ def advise(report: StopReport) -> list[Advice]:
         items.append(
             Advice(
                 f"Numbers left the range of {case.reading.dtype} within a step of LBFGS: give it "
-                f"line_search_fn='strong_wolfe', or a lower learning rate{case.rates}."
+                f"line_search_fn='strong_wolfe', or a lower learning rate{case.rates}. Its closure "
+                "has to clear the gradients before each backward()."
             )
         )
     # A few doublings have led to no overflow in a wide format.
@@ -462,9 +465,10 @@ def _case(report: StopReport) -> Case:
     seen = report if again is None or not again.culprit.site.op else again
     event, made = seen.culprit, report.made_by
     reading = statistics_of(event.record)
-    variable = "" if made is None or made.operator else made.variable
+    variable = "" if made is None else made.variable
     if variable.startswith("the result is used in "):  # What came from outside is not held.
         variable = ""
+    outside = "" if made is None or made.operator else variable
     inputs = tuple((site, statistics_of(record)) for site, record in seen.inputs)
     return Case(
         report=report,
@@ -478,7 +482,7 @@ def _case(report: StopReport) -> Case:
             None if record is None else statistics_of(record) for record in seen.inputs_before
         ),
         operation=_operation(seen, reading, inputs),
-        outside=re.split(r", (?:in )?(?:assigned|an argument)|; ", variable)[0],
+        outside=re.split(r", (?:in )?(?:assigned|an argument)|; ", outside)[0],
         outside_reading=statistics_of(made.inputs[0][1])
         if made is not None and not made.operator and made.inputs
         else None,

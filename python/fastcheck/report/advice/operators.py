@@ -659,6 +659,27 @@ def _mask_by_addition(case: Case, made: Operation) -> Iterator[Advice]:
         )
 
 
+def _difference(case: Case, made: Operation) -> Iterator[Advice]:
+    """NaN of operands that are not all known."""
+    is_open = not (made.is_op or case.source or any(r.nonfinite_count for _, r in made.inputs))
+    if made.may_be_nan and is_open:
+        yield Advice(
+            f"{made.shown} makes NaN of Inf - Inf alone, or has it from what it read: look at both "
+            "operands for log(0), x/0, exp of a large number, a maximum over nothing (-Inf), or "
+            "-Inf that masks the same place in both."
+        )
+
+
+def _singular(case: Case, made: Operation) -> Iterator[Advice]:
+    yield Advice(
+        f"{made.shown} divides by numbers that are 0, or almost 0, where the matrix is singular or "
+        "nearly so (rows that depend on each other, fewer samples than dimensions, a matrix that "
+        "underflows). Add a part of the identity that is not small beside its elements, or use "
+        "lstsq or pinv.",
+        "a + eps * torch.eye(n)",
+    )
+
+
 def _domain(case: Case, made: Operation) -> Iterator[Advice]:
     label, reading = made.operand(0)
     if reading is None or reading.min is None or reading.max is None:
@@ -796,11 +817,11 @@ def _quotient_backward(case: Case, made: Operation) -> Iterator[Advice]:
     label, divisor = made.operand(0 if made.name == "reciprocal" else 1)
     form = None if divisor is None or infinite else divisor.float_format
     least = 0.0 if divisor is None else _least_magnitude(divisor)
-    if form is not None and 0 < least < 1 / math.sqrt(form.max):
+    if divisor is not None and form is not None and 0 < least < 1 / math.sqrt(form.max):
         yield Advice(
             f"The derivative of x / n divides by the square of n, and {label} is down to "
-            f"{format_number(least)}: that is beyond {case.reading.dtype}'s {case.limit}. Add an "
-            "eps to the divisor, or clamp it.",
+            f"{format_number(least)}: that is beyond {divisor.dtype}'s {format_number(form.max)}. "
+            "Add an eps to the divisor, or clamp it.",
             "x / n.clamp_min(eps)",
         )
 
@@ -936,6 +957,8 @@ _FORWARD: tuple[tuple[str, _Rule], ...] = (
     (r"(?:mse|smooth_l1|huber|soft_margin)_loss", _narrow_loss),
     (r"neg|mean|sum|mul|div|add|sub|rsub", _masked_classes),
     (r"add|sub|rsub", _mask_by_addition),
+    (r"add|sub|rsub", _difference),
+    (r"(?:linalg_)?(?:solve|inv|inverse|lu_solve|lu_factor|solve_triangular)(?:_ex)?", _singular),
     (r"acos|asin|atanh|erfinv|acosh|logit", _domain),
 )
 _BACKWARD: tuple[tuple[str, _Rule], ...] = (
