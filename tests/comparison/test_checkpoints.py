@@ -234,6 +234,16 @@ def test_optimizer_states_and_hyper_parameters_of_a_checkpoint(tmp_path: Path) -
     assert later["optimizer states"].answer == "no"
 
 
+def test_a_flipped_bit_is_named_and_what_is_missing_has_no_step() -> None:
+    state = {"a": torch.ones(4), "b": torch.randn(8), "c": torch.ones(2)}
+    flipped = {name: tensor.clone() for name, tensor in state.items()}
+    flipped["b"].view(torch.int32)[3] ^= 1
+    found = fastcheck.compare(flipped, state)
+    assert found.agrees and str(found).endswith("not equal to the bit: b")
+    del flipped["c"]
+    assert "only in reference, 1: c" in str(fastcheck.compare(flipped, state))
+
+
 def test_layouts_do_not_matter(tmp_path: Path) -> None:
     x = torch.randn(6, 4, 3, 5)
     laid = {"a": x.to(memory_format=torch.channels_last), "b": x[0, 0].t(), "c": x[:, ::2, 0]}

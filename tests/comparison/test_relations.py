@@ -84,6 +84,12 @@ def test_what_they_do_not_prove_is_not(change: Change, weight: torch.Tensor) -> 
     assert not any(known in text for known, _ in PROVED) and "quantised" not in text
 
 
+def test_numbers_near_a_constant_are_not_rounded_to_it(weight: torch.Tensor) -> None:
+    ones = torch.ones(10)
+    found = fastcheck.compare({"w": ones + 1e-3 * weight[0].tanh()}, {"w": ones})
+    assert [row.relation for row in found.rows] == [""]
+
+
 def test_quantised_with_its_scale(weight: torch.Tensor) -> None:
     proved = {"w": quantised(weight), "w_scale": steps(weight)}
     assert "quantised to int8 with the scale w_scale" in reason(proved, weight)

@@ -50,8 +50,8 @@ def advice_of(questions: Questions, tally: Tally, answers: tuple[Answer, ...]) -
         if is_whole(factor):
             yield (
                 f"a whole factor, {factor_text(factor)}: for example a mean on one side and a "
-                "sum on the other, gradients that are not cleared, or a division by the number of "
-                "micro-batches or of ranks that one side leaves out"
+                "sum on the other, gradients that are not cleared, or a division by a loss scale, "
+                "or by the number of micro-batches or of ranks, that one side leaves out"
             )
     if any(answer.answer == "partly" for answer in answers) and questions.first is None:
         yield (
@@ -89,7 +89,13 @@ def _of_origin(questions: Questions, origin: Origin) -> Iterator[str]:
     turned = ""
     if origin.turned:
         turned = f", except for {origin.turned:,} parameters whose updates agree within 1 %"
-    if first is None and origin.cause is Cause.ROUNDING:
+    dtypes = [(origin.row.actual or {}).get("dtype"), (origin.row.reference or {}).get("dtype")]
+    if first is None and dtypes[0] != dtypes[1]:
+        yield (
+            f"{where} is the first tensor that is not equal to the bit: it is {dtypes[0]} in "
+            f"actual and {dtypes[1]} in reference"
+        )
+    elif first is None and origin.cause is Cause.ROUNDING:
         yield (
             f"rounding: {where} is the first tensor that is not equal to the bit, and what is "
             f"computed after it in its step differs by no more than {after}{turned}{more}"

@@ -102,6 +102,8 @@ _NOTES = {
     "absent": "{count} tensors between modules are read in one layout alone: not compared",
     "parts": "{count} gradients of inputs differ and are not compared: msprobe has what one module "
     "adds to a gradient, fastcheck the whole of it",
+    "scales": "the loss scale {first}: gradients that carry it are divided by it, and their "
+    "statistics are compared|; and {rest} more pairs of scales",
     "small": "{count} gradients are no larger beside the largest of their step than rounding, "
     "{first} first: they are not counted as different, nor are the updates that follow from them",
     "cancelled": "{count} gradients are sums whose terms cancel, {first} first: their error is "
@@ -134,6 +136,11 @@ def notes_of(tally: Tally, actual: Source, reference: Source) -> list[str]:
         notes.append(
             "not all tensors have checksums or values on both sides: of the others, the "
             "statistics are compared"
+        )
+    if few := tally.counts["without_statistics"]:
+        notes.append(
+            f"of {few:,} pairs of tensors a side has the counts alone (of zeros, signs, NaN, Inf): "
+            'other numbers may differ unseen. record="full" has all'
         )
     return notes + _seeds(actual, reference) + _compiled(actual, reference)
 
@@ -378,7 +385,10 @@ def compare(
         verdict=_overall_verdict(answers, tally, settings, questions.first),
         answers=answers,
         first=questions.first,
-        first_inexact=tally.first(tally.firsts.inexact, COMPUTED),
+        first_inexact=tally.first(
+            tally.firsts.inexact,
+            COMPUTED if kind.family == "run" else (Phase.WEIGHTS, Phase.UPDATE),
+        ),
         expects_bits=is_bitwise,
         is_partial=is_partial,
         advice=tuple(advice_of(questions, tally, answers)) if kind.family == "run" else (),
@@ -537,7 +547,7 @@ def _settings(
                     held = regrouped(held[0], groups, 0), regrouped(held[1], groups, 1)
                 mine, other = ({"optimizers": optimizers} for optimizers in of_each_rank(*held))
             settings[phase] = differing_settings(phase, mine, other, own)
-            if phase is Phase.HYPERPARAMETERS and actual.kind.family == "run":
+            if actual.kind.family == "run":
                 settings[phase], ways = without_implementations(settings[phase] or [])
                 reference.notes += ways
             if phase is Phase.HYPERPARAMETERS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Union
@@ -104,6 +105,11 @@ _OWN: Mapping[str, Sequence[tuple[str, str]]] = {
     ),
     "vllm": ((r"\.experts\.routed_experts\.", ".experts."), (r"\.block_sparse_moe\.", ".mlp.")),
 }
+
+
+#: Parts of a path that torch's wrappers of single layers add: a layer that is compiled, recomputed
+#: in backward or sharded has the names of the same layer without them.
+_INNER = re.compile(r"\b(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)(\.|$)")
 
 
 class Name(NamedTuple):
@@ -285,21 +291,27 @@ class Renaming:
         """The name that ``path`` has on the side of the reference, and where it stands among the
         parts that have this name; empty where it has it alone.
         """
+        plain = _INNER.sub("", path).rstrip(".")
         if not self._rules and not self._last_parts and not self._layers[1]:
-            return path, ()
+            return plain, ()
         self._seen.setdefault(path)
-        name, part = self._renamed(path)
+        name, part = self._renamed(path, plain)
         return self._of_model(name), part
 
-    def _renamed(self, path: str) -> tuple[str, tuple[int, ...]]:
+    def _renamed(self, path: str, plain: str) -> tuple[str, tuple[int, ...]]:
+        """``plain``: the path without the wrappers in it, which a rule may name all the same."""
+        is_wrapped = plain != path
         for old, new in _OWN.get(self._program, ()):
-            path = re.sub(old, new, path)
-        for rule in self._rules:
-            fit = _fitted(rule.left, path)
+            plain = re.sub(old, new, plain)
+        for rule, spelt in itertools.product(
+            self._rules, (plain, path) if is_wrapped else (plain,)
+        ):
+            fit = _fitted(rule.left, spelt)
             if fit is not None:
                 self._used.add(rule.key)
-                return _renamed(rule, *fit)
-        head, dot, last = path.rpartition(".")
+                name, part = _renamed(rule, *fit)
+                return _INNER.sub("", name).rstrip("."), part
+        head, dot, last = plain.rpartition(".")
         return head + dot + self._last_parts.get(last, last), ()
 
     def _of_model(self, path: str) -> str:

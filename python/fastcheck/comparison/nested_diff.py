@@ -65,17 +65,19 @@ def of_each_rank(actual: Any, reference: Any) -> tuple[Any, Any]:
 
 #: Switches of torch's optimizers that choose a kernel of the same update.
 _IMPLEMENTATIONS = ("foreach", "fused", "capturable")
+#: seed_all() sets it. A run is the same under any seed unless it draws random numbers.
+_SEED = "variables.PYTHONHASHSEED"
 
 
 def without_implementations(settings: list[Setting]) -> tuple[list[Setting], list[str]]:
     """Settings that change what is computed; of the others, notes."""
     kept, notes = [], []
     for setting in settings:
+        both = f"{setting.path} is {setting.actual} in actual and {setting.reference} in reference"
         if setting.path.rpartition(".")[2] in _IMPLEMENTATIONS and ".groups[" in setting.path:
-            notes.append(
-                f"{setting.path} is {setting.actual} in actual and {setting.reference} in "
-                "reference: another kernel of the same update, whose results are compared"
-            )
+            notes.append(f"{both}: another kernel of the same update, whose results are compared")
+        elif setting.path.endswith(_SEED):
+            notes.append(f"{both}: a seed")
         else:
             kept.append(setting)
     return kept, notes

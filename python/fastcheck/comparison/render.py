@@ -52,9 +52,9 @@ def sections(comparison: Result, color: bool = False, ascii_only: bool = False) 
     stopped = any(answer.answer == "not asked" for answer in comparison.answers)
     given = [answer for answer in comparison.answers[:4] if answer.answer == "no"]
     shown = comparison.first if not given or not stopped else None
-    if comparison.kind == Kind.CHECKPOINT.value:
-        if comparison.rows:
-            blocks.append(Section("tensors", _worst_tensors(comparison)))
+    is_checkpoint = comparison.kind == Kind.CHECKPOINT.value
+    if is_checkpoint and comparison.rows:
+        blocks.append(Section("tensors", _worst_tensors(comparison)))
     elif given and stopped:
         for answer in given:
             if answer.found is not None:
@@ -65,6 +65,10 @@ def sections(comparison: Result, color: bool = False, ascii_only: bool = False) 
     elif comparison.verdict == "equal" and comparison.first_inexact is not None:
         inexact = comparison.first_inexact
         text = f"not equal to the bit from step {inexact.row.step:,} on, {inexact.row.name} first"
+        if is_checkpoint:
+            count = sum(states.get("close", 0) for states in comparison.counts.values())
+            more = f", and {count - 1:,} more (--exact names them)" if count > 1 else ""
+            text = f"not equal to the bit: {inexact.row.name}{more}"
         blocks.append(Section("first", wrap(text, _BODY)))
     if comparison.unchanged:
         blocks.append(Section("unchanged", _unchanged(comparison)))
@@ -202,7 +206,8 @@ def _worst_tensors(comparison: Result) -> list[Part]:
         # The error is redundant where the measures are shown.
         is_shown = elements is not None and row.reason == REASONS[ELEMENTS]
         note = row.relation if is_shown else row.why
-        cells.append([row.name, shape, _format_error(row.error), *measured, note])
+        error = "-" if row.actual is None or row.reference is None else _format_error(row.error)
+        cells.append([row.name, shape, error, *measured, note])
     lines: list[Part] = [Table(header, cells, left=2, width=_BODY + 40, note=1)]
     hidden = len(comparison.rows) + comparison.more_rows - len(rows)
     return lines + and_more(hidden, "more (--csv FILE has all)")
@@ -310,7 +315,7 @@ def _losses(comparison: Result) -> list[Part]:
 
 
 def _missing(comparison: Result) -> list[str]:
-    lines = []
+    lines, is_checkpoint = [], comparison.kind == Kind.CHECKPOINT.value
     for state, side in ((PairState.ONLY_ACTUAL, "actual"), (PairState.ONLY_REFERENCE, "reference")):
         missing = [entry for entry in comparison.missing if entry.state is state]
         if not missing:
@@ -318,9 +323,9 @@ def _missing(comparison: Result) -> list[str]:
         total = sum(entry.count for entry in missing)
         names = ", ".join(entry.name for entry in missing[:_NAMES])
         more = f", and {len(missing) - _NAMES:,} more names" if len(missing) > _NAMES else ""
+        first = f", first at step {min(entry.first_step for entry in missing):,}"
         lines += wrap(
-            f"only in {side}, {total:,}, first at step "
-            f"{min(entry.first_step for entry in missing):,}: {names}{more}",
+            f"only in {side}, {total:,}{'' if is_checkpoint else first}: {names}{more}",
             _BODY,
             "",
             "  ",

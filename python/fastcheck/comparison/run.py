@@ -31,6 +31,7 @@ from .row import Row, make_row
 from .split import (
     PASSED,
     Split,
+    has_role,
     only,
     wholes_of,
     with_calls_together,
@@ -188,6 +189,8 @@ class BlockComparison:
             ours = self._whole(self._actual, ours, own[0], self._renaming, self.split)
             theirs = self._whole(self._reference, theirs, own[1], self._of_reference, self.split)
         ours, theirs = self._without_recomputed(ours, theirs)
+        if self._actual.kind is self._reference.kind is Kind.LOG:
+            ours, theirs = self._without_scales(ours, theirs)
         losses = [self.loss_of(ours), self.loss_of(theirs)]
         ours, theirs = with_losses_of_steps((ours, theirs), losses, names)
         ours, theirs, merged = with_calls_together((ours, theirs), names)
@@ -226,6 +229,30 @@ class BlockComparison:
         if (len(kept[0]) < len(ours)) != (len(kept[1]) < len(theirs)):
             ours, theirs = (only(block, which) for block, which in zip(sides, kept))
         return ours, theirs
+
+    def _without_scales(self, *sides: Block) -> tuple[Block, Block]:
+        """The blocks with what passes between modules in backward divided by the loss scale, where
+        the two sides have other ones. A checksum can't be.
+        """
+        scales = [self._scale_of(block) for block in sides]
+        if scales[0] == scales[1] or not all(scale is None or scale > 0 for scale in scales):
+            return sides[0], sides[1]
+        mine, other = ("none" if scale is None else f"{scale:,g}" for scale in scales)
+        self.tally.note("scales", f"is {mine} in actual and {other} in reference")
+        made = []
+        for block, scale in zip(sides, scales):
+            block = without_role(block, "loss_scale", self.names)
+            if None in scales:
+                block = without_role(block, "found_inf", self.names)
+            records = block.records.copy()
+            carry = (records["flags"] & int(Flag.SCALED)) != 0
+            passed = [has_role(block, role, self.names) for role in ("grad_input", "grad_output")]
+            carry &= passed[0] | passed[1]
+            for field in ("min", "max", "sum", "abs_sum", "sum_sq"):
+                records[field][carry] /= (scale or 1.0) ** (2 if field == "sum_sq" else 1)
+            records["depth"][carry] = np.minimum(records["depth"][carry], Depth.STATS)
+            made.append(Block(block.step, block.rank, block.names, block.phases, records))
+        return made[0], made[1]
 
     def _carried(self, source: Source, block: Block, other: Block, renaming: Renaming) -> Block:
         """The block with buffers as the step before has left them, where ``other`` has them once
@@ -306,10 +333,13 @@ class BlockComparison:
             if name.role == "loss":
                 kind = next(k for k in (GIVEN_LOSS, GRAD_LOSS, "") if name.label.startswith(k))
                 parts[kind].append(index)
-        scales = block.records[block.names == self.names.number(_SCALE)]
-        scale = float(scales["max"][-1]) if len(scales) else None
+        scale = self._scale_of(block)
         plain, given, grad = (numbers_in(block.records[indices]) for indices in parts.values())
         return loss_of_step(plain, given, grad, scale)
+
+    def _scale_of(self, block: Block) -> Optional[float]:
+        scales = block.records[block.names == self.names.number(_SCALE)]
+        return float(scales["max"][-1]) if len(scales) else None
 
     def drift_of(self, rank: int) -> Drift:
         """The drift of this rank: what updates by noise have moved on it until now."""
@@ -400,7 +430,10 @@ class _Step(Pairs):
         self._excuse()
         inexact = (self.states != PairState.SAME) & (self.has_bits | (self.errors > 0))
         settled = (self.states == PairState.SAME) | (self.states == PairState.UNREADABLE)
-        tally.counts["without_bits"] += int((~(self.has_bits | settled)).sum())
+        without_bits = ~(self.has_bits | settled)
+        tally.counts["without_bits"] += int(without_bits.sum())
+        depth = np.minimum(self.left["depth"], self.right["depth"])
+        tally.counts["without_statistics"] += int((without_bits & (depth < Depth.STATS)).sum())
         for phase in np.unique(self.phases).tolist():
             here = self.phases == phase
             states, counts = np.unique(self.states[here], return_counts=True)

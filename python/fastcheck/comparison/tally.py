@@ -82,7 +82,8 @@ class Tally:
         self.missing: dict[tuple[PairState, str], Missing] = {}
         self.rows: list[Row] = []
         #: Numbers by what they count: of the notes of a report; ``rows`` that are not kept, pairs
-        #: ``related`` to each other, pairs ``without_bits``, which can't be compared to the bit.
+        #: ``related`` to each other, pairs ``without_bits``, which can't be compared to the bit,
+        #: and those of them ``without_statistics``.
         self.counts: Counter[str] = Counter()
         #: Texts and names in the order in which they were met, by the note of a report.
         self.noted: dict[str, dict[str, None]] = defaultdict(dict)

@@ -143,6 +143,8 @@ def format_steps(steps: Sequence[int]) -> str:
         return "no steps"
     if len(steps) == 1:
         return f"step {steps[0]:,}"
+    if steps[-1] - steps[0] >= len(steps):
+        return f"{len(steps):,} steps from {steps[0]:,} to {steps[-1]:,}"
     return f"steps {steps[0]:,} to {steps[-1]:,}"
 
 
