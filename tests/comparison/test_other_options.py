@@ -92,6 +92,15 @@ def test_a_wrapper_of_a_layer_is_no_part_of_its_names(rename: Any, tmp_path: Pat
         assert fastcheck.compare(wrapped, renamed, rename=own).is_identical
 
 
+@pytest.mark.parametrize("options", [{"include": ["2"]}, {"exclude": ["2.*"]}])
+def test_parameters_of_modules_that_are_not_observed_are_in_their_groups(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    found = fastcheck.compare(train(tmp_path / "actual", **options), train(tmp_path / "reference"))
+    assert found["hyper-parameters"].answer == "yes"
+    assert found.counts["weights"]["only_reference"]
+
+
 def test_steps_that_are_left_out_are_not_called_a_range(tmp_path: Path) -> None:
     found = fastcheck.compare(train(tmp_path / "actual", every=3), train(tmp_path / "reference"))
     assert found.steps == (0, 3) and "2 steps from 0 to 3" in str(found)

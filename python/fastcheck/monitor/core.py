@@ -187,7 +187,7 @@ def build(
     ranks = ProcessRank(rank, together, group_size(group))
     event_store = EventStore(config, models.sites, ranks, archive)
     compiled: dict[int, None] = {}
-    run_meta = RunMeta(config, nodes, event_store, compiled)
+    run_meta = RunMeta(config, nodes, event_store, compiled, models.named)
 
     captures = OpCaptures() if is_op_level and config.stop.dump is not None else None
 

@@ -363,13 +363,15 @@ _NORM = re.compile(r"(?:Batch|Group|Instance|Layer|RMS)Norm")
 @dataclass(eq=False)
 class RunMeta:
     """Gathers what goes into the meta file. Costs nothing until it is written. ``compiled``: the
-    modules that ran inside torch.compile, by index; what runs there adds them.
+    modules that ran inside torch.compile, by index; what runs there adds them. ``modules``: all
+    modules of the models, by path.
     """
 
     _config: Config
     _nodes: Sequence[ModuleNode]
     _event_store: EventStore
     _compiled: Mapping[int, object]
+    _modules: Mapping[str, torch.nn.Module]
 
     def __post_init__(self) -> None:
         #: The options that leave something unread.
@@ -464,8 +466,14 @@ class RunMeta:
         number = self._met[optimizer] = len(self._optimizers)
         self.schedule.follow(step, number, optimizer)
         try:
+            # Modules that include= and exclude= leave out are in these, too.
+            names = {
+                id(p): ".".join(filter(None, (path, name)))
+                for path, module in self._modules.items()
+                for name, p in module._parameters.items()
+            }
             parameters = parameters_of(self._nodes, None)
-            names = {id(p): node.name_of(name) for node, name, p in parameters}
+            names.update((id(p), node.name_of(name)) for node, name, p in parameters)
             self._optimizers.append(describe_optimizer(optimizer, names))
         except Exception as error:
             self._optimizers.append({"type": type(optimizer).__name__, "error": str(error)})
