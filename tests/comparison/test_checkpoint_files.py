@@ -220,3 +220,25 @@ def test_a_dump_with_a_broken_header_is_an_error_that_names_it(tmp_path: Path) -
     shard.unlink()
     os.mkfifo(shard)
     fastcheck.compare(tmp_path / "a", tmp_path / "b")  # by its statistics
+
+
+@pytest.mark.parametrize("suffix", ["pt", "safetensors"])
+def test_text_in_place_of_a_checkpoint_is_said(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"model.{suffix}"
+    for text, said in (
+        (
+            "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n",
+            "git lfs pull",
+        ),
+        ("<!DOCTYPE html>\n<html>", "text, which begins with '<!DOCTYPE html>'"),
+        ("", "it is empty"),
+    ):
+        path.write_text(text)
+        with pytest.raises(fastcheck.CompareError, match=said):
+            fastcheck.compare(path, {"w": torch.ones(2)})
+
+
+def test_a_link_to_nothing_is_said(tmp_path: Path) -> None:
+    (tmp_path / "model.pt").symlink_to("step7.pt")
+    with pytest.raises(fastcheck.CompareError, match=r"it is a link to step7\.pt, which is not"):
+        fastcheck.compare(tmp_path / "model.pt", {"w": torch.ones(2)})

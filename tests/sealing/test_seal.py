@@ -190,3 +190,35 @@ def test_wrong_calls() -> None:
     with pytest.raises(OSError):
         fastcheck.seal("not/there/a.pt", Tied())
     assert not [path for path in Path().iterdir() if path.name.endswith(".part")]
+
+
+def test_a_link_to_a_checkpoint_has_its_seal(tmp_path: Path) -> None:
+    model = nn.Linear(2, 2)
+    torch.save(model.state_dict(), tmp_path / "step7.pt")
+    fastcheck.seal(tmp_path / "step7.pt", model)
+    (tmp_path / "latest.pt").symlink_to("step7.pt")
+    assert fastcheck.verify(str(tmp_path / "latest.pt"))
+    fastcheck.seal(tmp_path / "latest.pt", nn.Linear(2, 2))
+    assert not fastcheck.verify(str(tmp_path / "latest.pt")), "its own seal comes first"
+
+
+def test_shards_that_are_missing_or_left_from_before_are_named(tmp_path: Path) -> None:
+    model = nn.Linear(2, 2)
+    for number, key in enumerate(("weight", "bias"), 1):
+        torch.save({key: model.state_dict()[key]}, tmp_path / f"model-{number}.pt")
+    files = {"weight": "model-1.pt", "bias": "model-2.pt"}
+    (tmp_path / "model.index.json").write_text(json.dumps({"weight_map": files}))
+    fastcheck.seal(tmp_path, model)
+    assert fastcheck.verify(str(tmp_path)).notes == ()
+    torch.save({"bias": torch.zeros(2)}, tmp_path / "model-3.pt")
+    found = fastcheck.verify(str(tmp_path))
+    assert found.differing == {"bias": "2 tensors may be it: model-2.bias, model-3.bias"}
+    assert not found and found.missing == ()
+    for number in (2, 3):
+        (tmp_path / f"model-{number}.pt").unlink()
+    found = fastcheck.verify(str(tmp_path))
+    assert found.missing == ("bias",)
+    assert found.notes == ("model.index.json names files that are not there: model-2.pt",)
+    for damaged in ("{}", "[]", '{"weight_map": 3}', '{"weight_map": {"bias": [1]}}', "not JSON"):
+        (tmp_path / "model.index.json").write_text(damaged)
+        assert fastcheck.verify(str(tmp_path)).notes == ()

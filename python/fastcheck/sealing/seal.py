@@ -371,11 +371,17 @@ def verify(
         return resumption(_read_seal(path), path, resume, weights, parts, accept)
     if receipt is not None:
         return arrival(checkpoint, receipt, map=map, accept=accept, trust=trust)
-    content = _read_seal(seal_path(checkpoint))
+    path = seal_path(checkpoint)
+    if not os.path.lexists(path) and os.path.islink(checkpoint):  # latest.pt
+        path = seal_path(os.path.realpath(checkpoint))
+    content = _read_seal(path)
     sealed: dict[str, dict[str, Any]] = content["tensors"]
     source = CheckpointSource(checkpoint, trust)
-    key_of = _keys_by_name(sealed, source.tensors)
-    differing: dict[str, str] = {}
+    key_of, several = _keys_by_name(sealed, source.tensors)
+    differing = {
+        key: f"{len(names)} tensors may be it: {listed(names, 3, ', ...')}"
+        for key, names in several.items()
+    }
     nonfinite: dict[str, int] = {}
     notes = list(source.notes)
     notes += (f"{key} was not sealed: {why}" for key, why in content["unsealed"].items())
@@ -431,9 +437,12 @@ def _difference(record: np.void, load: Loader, entry: Mapping[str, Any]) -> str:
     return "" if is_sealed.all() else "the seal lacks parts of it"
 
 
-def _keys_by_name(sealed: Iterable[str], names: Iterable[str]) -> dict[str, str]:
+def _keys_by_name(
+    sealed: Iterable[str], names: Iterable[str]
+) -> tuple[dict[str, str], dict[str, list[str]]]:
     """The key of the state_dict that each tensor of the checkpoint is: its name, or its name
-    without a wrapper such as ``model.`` or ``state_dict.``, where that is unambiguous.
+    without a wrapper such as ``model.`` or ``state_dict.``; and the keys that several may be, as
+    where two files hold a tensor of one name.
     """
     keys, below = set(sealed), dict[str, list[str]]()
     for name in names:
@@ -441,11 +450,13 @@ def _keys_by_name(sealed: Iterable[str], names: Iterable[str]) -> dict[str, str]
         endings = (".".join(parts[start:]) for start in range(len(parts)))
         if (key := next((ending for ending in endings if ending in keys), None)) is not None:
             below.setdefault(key, []).append(name)
-    return {
+    several = {key: m for key, m in below.items() if key not in m and len(m) > 1}
+    known = {
         (key if key in matches else matches[0]): key
         for key, matches in below.items()
-        if key in matches or len(matches) == 1
+        if key not in several
     }
+    return known, several
 
 
 def _read_seal(path: str) -> dict[str, Any]:

@@ -13,9 +13,11 @@ import numpy as np
 
 from fastcheck.comparison.block import Block, Extra, Kind, Phase, Source
 from fastcheck.comparison.names import Name, NameTable, Renaming
-from fastcheck.errors import CompareError, UnsupportedTensorError, first_line
+from fastcheck.errors import CompareError, UnsupportedTensorError, first_line, printable
 from fastcheck.record.format import RECORD_DTYPE
 from fastcheck.statistics.functions import stats
+from fastcheck.utils.reading import read_json
+from fastcheck.utils.text.layout import listed
 
 from .distributed_checkpoint import is_distributed_checkpoint, shard_loaders
 from .files import LONE, Loader, UntrustedError, loaders_of
@@ -185,7 +187,22 @@ class CheckpointSource(MemorySource):
             if settings:
                 values[stem] = settings
         super().__init__(path, tensors, values)
-        self.notes += left_out
+        self.notes += [*left_out, *_absent_shards(path)]
+
+
+def _absent_shards(directory: str) -> Iterator[str]:
+    """Notes on the shards that an index of Hugging Face's names, and that are not there."""
+    for name in sorted(os.listdir(directory)):
+        if not name.endswith(".index.json"):
+            continue
+        try:
+            shards = set(read_json(os.path.join(directory, name))["weight_map"].values())
+            absent = [s for s in sorted(shards) if not os.path.exists(os.path.join(directory, s))]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            continue
+        if absent:
+            shown = listed([printable(shard) for shard in absent], 3, ", ...")
+            yield f"{printable(name)} names files that are not there: {shown}"
 
 
 def look_through_wrappers(actual: object, reference: object) -> None:

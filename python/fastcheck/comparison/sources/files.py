@@ -234,11 +234,18 @@ def _culprit(error: Exception) -> str:
 
 def _unreadable(path: str, error: Exception) -> CompareError:
     reason = getattr(error, "strerror", None) or first_line(error) or type(error).__name__
+    hint = "copy or write the file again"
+    with contextlib.suppress(OSError, UnicodeDecodeError), open_regular(path) as file:
+        line = file.read(80).decode("ascii").split("\n", 1)[0]
+        if line.isprintable():  # a page of an error, or what stands for a large file
+            reason = f"text, which begins with {line!r}" if line else "it is empty"
+        if line.startswith("version https://git-lfs"):
+            hint = "git lfs pull fetches the file, of which this is the pointer"
     return CompareError(
         "this file can't be read",
         expected="a complete checkpoint of torch, safetensors or NumPy",
         got=f"{path}: {reason[:300]}",
-        hint="copy or write the file again",
+        hint=hint,
     )
 
 

@@ -99,6 +99,8 @@ def open_source(value: Any, side: str, trust: bool = False) -> Source:
 
 def _near(path: str) -> str:
     folder, name = os.path.split(os.path.abspath(path))
+    if os.path.islink(path):
+        return f"it is a link to {os.readlink(path)}, which is not there"
     try:
         near = did_you_mean(name, sorted(os.listdir(folder)))
     except OSError:
