@@ -17,7 +17,7 @@ std::string reason_of(Readability readability) {
     case Readability::kMeta: return "a meta or fake tensor has no values";
     case Readability::kWrapper:
       return "a tensor subclass computed it without calling an operator for the data within";
-    case Readability::kSparse: return "a sparse tensor: its values lie in tensors of its own";
+    case Readability::kSparse: return "a layout without strides, such as that of a sparse tensor";
     case Readability::kNested: return "a nested tensor: its values lie in a tensor of its own";
     case Readability::kQuantized: return "a quantized tensor holds integers";
     case Readability::kDType: return "no kernel reads its dtype";

@@ -33,7 +33,7 @@ examples:
 
 exit codes:
   0  no relation differs
-  1  a relation differs
+  1  a relation differs, or the program raised an exception
   2  wrong usage, or no such step"""
 
 
