@@ -488,7 +488,9 @@ class _GraphSearch:
         child: Any = node.next_functions[0][0] if node.next_functions else None
         if child not in self._saved or len(child._input_metadata) != 1:
             return None
-        if _kind(_name(node)) in _KEEPERS and result["nan_count"]:
+        # An exponential of a large complex number may be NaN.
+        is_real = not node._input_metadata[0].dtype.is_complex
+        if is_real and _kind(_name(node)) in _KEEPERS and result["nan_count"]:
             return child, [], result if result["nan_count"] == result["numel"] else None
         if _kind(_name(node)) != "ToCopy":
             return None

@@ -242,8 +242,8 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
     ),
     _fact(
         "attribute", cause="optimizer",
-        text="{name} has an attribute requires_grad, False, which torch does not read: its "
-        "{value} parameters are trained",
+        text="{name} has an attribute requires_grad, False, which torch does not read: an "
+        "optimizer holds its {value} parameters",
         advice="call requires_grad_(False) on the module",
     ),
     _fact(

@@ -75,7 +75,7 @@ def test_a_module_that_an_attribute_does_not_freeze(kind: str) -> None:
 
     found = [text for text in texts(step) if "an attribute requires_grad" in text]
     assert len(found) == (kind == "attribute")
-    assert all("0 has an attribute" in text and "its 2 parameters" in text for text in found)
+    assert all("0 has an attribute" in text and "holds its 2 parameters" in text for text in found)
 
 
 def test_ten_updates_have_to_agree() -> None:
