@@ -11,6 +11,7 @@ from collections.abc import MutableMapping
 from dataclasses import dataclass
 from typing import Any, Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -806,12 +807,18 @@ def test_of_a_bad_batch_that_is_read_from_another_the_first_is_named() -> None:
     assert made.variable.startswith("batch['x']; batch is assigned at ")
 
 
-def test_a_bad_batch_that_no_variable_holds_has_no_line() -> None:
-    model = nn.Linear(1, 1)
-    with fastcheck.install(model), pytest.raises(fastcheck.OverflowDetected) as stop:
-        x = torch.full((1, 1), math.nan)
-        model(x.clone())
-    assert stop.value.report.made_by is None
+@pytest.mark.parametrize("level", ["module", "op"])
+def test_of_a_bad_batch_that_no_variable_holds_the_call_is_named(level: str) -> None:
+    model = nn.Sequential(nn.Linear(1, 1))
+    with fastcheck.install(model, level=level), pytest.raises(fastcheck.OverflowDetected) as stop:
+        read = np.full((1, 1), math.nan, "float32")
+        model(
+            torch.from_numpy(read)  # as it is
+        )
+    made = stop.value.report.made_by
+    assert made is not None and made.variable == ""
+    assert f"No local variable holds it: the call is at {__file__}:" in made.how
+    assert ": model(" in made.how
 
 
 class _Masked(nn.Module):

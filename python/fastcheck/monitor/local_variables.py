@@ -10,6 +10,7 @@ import operator
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import starmap
+from types import FrameType
 from typing import Any, Callable, NamedTuple, Optional
 
 import numpy as np
@@ -17,7 +18,8 @@ import torch
 
 from fastcheck.record.format import is_nonfinite
 from fastcheck.statistics.functions import stats
-from fastcheck.utils.torch.frames import program_frames
+from fastcheck.utils.torch.flatten import flatten_arguments
+from fastcheck.utils.torch.frames import call_frames, frames, program_frames
 from fastcheck.utils.torch.held_frames import HeldFrame
 from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read, first_bad
 
@@ -117,7 +119,7 @@ class Variable(NamedTuple):
         what = f"{self.shown}, {'in ' * bool(self.key)}an argument of {code.co_name}"
         if caller is None or not (isinstance(caller, HeldFrame) or caller in program_frames()):
             return what
-        return f"{what}, which runs from {_place(caller, _running_lines(caller))}"
+        return f"{what}, which runs from {running_place(caller)}"
 
     def first_bad(self) -> str:
         return first_bad(self.shown, self.value)
@@ -144,13 +146,14 @@ class Variable(NamedTuple):
         return None if cause is self else cause
 
 
-def _place(frame: Frame, *statements: tuple[int, int]) -> str:
+def _place(frame: Frame, *statements: tuple[int, int], is_whole: bool = True) -> str:
     """The place of statements, each from one line to another, and their source."""
     code = frame.f_code
     text = linecache.getlines(code.co_filename, frame.f_globals)
+    closing = (")", "]", "}") if is_whole else ()
 
     def source(first: int, last: int) -> str:
-        while text[last : last + 1] and text[last].lstrip().startswith((")", "]", "}")):
+        while text[last : last + 1] and text[last].lstrip().startswith(closing):
             last += 1
         # The comment of the last line stays.
         lines = [re.sub(r"\s#\s.*", "", line) for line in text[first - 1 : last - 1]]
@@ -162,13 +165,26 @@ def _place(frame: Frame, *statements: tuple[int, int]) -> str:
     return f"{where}: {sources}" if sources else where
 
 
-def _running_lines(frame: Frame) -> tuple[int, int]:
-    """The lines of what runs in a frame: the last is known from Python 3.11 on."""
+def running_place(frame: Frame) -> str:
+    """The place of what runs in a frame; all of its lines are known from Python 3.11 on."""
     first = frame.f_lineno
     begun = [one for one in dis.get_instructions(frame.f_code) if one.offset <= frame.f_lasti]
     place = getattr(begun[-1], "positions", None) if begun else None
     last = None if place is None else place.end_lineno
-    return first, max(first, last or first)
+    return _place(frame, (first, max(first, last or first)), is_whole=False)
+
+
+def caller_with(argument: torch.Tensor) -> Optional[FrameType]:
+    """The function of the program that has called a module, which still runs, with this tensor."""
+
+    def is_given(frame: FrameType) -> bool:
+        given = flatten_arguments(frame.f_locals["args"], frame.f_locals["kwargs"])
+        return any(tensor is argument for _, tensor in given)
+
+    calls = [frame for frame in call_frames() if is_given(frame)]
+    around, callers = list(frames()), list(program_frames())
+    outside = around[around.index(calls[-1]) :] if calls else []
+    return next((frame for frame in outside if frame in callers), None)
 
 
 def find_variable(

@@ -31,6 +31,7 @@ from fastcheck.utils.torch.readable import can_read, first_bad
 from .assignments import each
 from .local_variables import (
     Variable,
+    caller_with,
     find_variable,
     held_by,
     holds_nonfinite,
@@ -38,6 +39,7 @@ from .local_variables import (
     is_same,
     local_variables,
     record_of,
+    running_place,
 )
 
 # A non-finite number that is found in a part of a larger graph may not be the first.
@@ -658,7 +660,11 @@ def search_argument(tensor: torch.Tensor, label: str) -> Optional[MadeBy]:
         if record is None or not is_nonfinite(record):
             return None
         variable = find_variable(lambda value: is_same(value, tensor))
+        caller = caller_with(tensor) if variable is None else None
         made = _outside(first_bad(label, tensor)[1:], label, record, variable)
+    if caller is not None:
+        how = f"{made.how} No local variable holds it: the call is at {running_place(caller)}"
+        made = replace(made, how=how.lstrip())
     # The stop shows its record already.
     return replace(made, inputs=()) if made.how or made.variable else None
 
