@@ -38,6 +38,7 @@ BARS = {
 
 #: Of csrc/torch/read/waiting.h, and how many tensors a launch takes in its arguments.
 WAITING_BYTES, WAITING = 256 * 1024, 32
+COPIED = 64  # elements of a factor that is kept as it was before its update
 SEGMENT = 1024  # records that are copied to the host at once
 
 
@@ -235,6 +236,7 @@ def expected(name: str, size: Size, waits: bool = True) -> dict[str, int]:
         [tensor for tensor in among if waits and tensor.nbytes <= WAITING_BYTES]
         for among in (forward, backward)
     ]
+    factors = [module for module in model.modules() if isinstance(module, Scale)]
     buffers = len(list(model.buffers()))
     read = 2 + len(forward) + len(backward) + 2 * parameters + buffers
     copies = ceil(read / SEGMENT)
@@ -243,6 +245,7 @@ def expected(name: str, size: Size, waits: bool = True) -> dict[str, int]:
         "forward, together": ceil(len(small[0]) / WAITING),
         "backward, together": ceil(len(small[1]) / WAITING),
         "one by one": len(forward) + len(backward) - len(small[0]) - len(small[1]),
+        "copy of small factors": int(any(f.weight.numel() <= COPIED for f in factors)),
         "list of what the model stores": 1 + (2 * parameters > WAITING) + min(buffers, 1),
         "lists that a segment's end divides": copies - 1,
         "copies to the host": copies,

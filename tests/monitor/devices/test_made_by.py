@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import fastcheck
+from fastcheck.monitor.session.derivatives import _copy_written
 from fastcheck.record.statistics import statistics_of
 from support.devices.training_on_fake import NAME, fake
 from support.programs.training import Apply
@@ -237,6 +238,18 @@ def test_a_small_parameter_is_read_as_it_was_before_the_update(step: int) -> Non
     made = stop.report.made_by
     assert not model.sigma.isfinite().all()
     assert made is not None and made.operator == "LogBackward0"
+
+
+def test_small_parameters_are_copied_in_one_launch() -> None:
+    weights = [torch.ones(3).to(NAME), torch.full((2, 2), 0.5).to(NAME)]
+    nodes: list[Any] = [("MulBackward0", k, (), {"other": w}, [1]) for k, w in enumerate(weights)]
+    with fake.recorded_launches() as names:
+        _copy_written(nodes, False)
+    assert len(names) == 1
+    for (*_, values, versions), weight in zip(nodes, weights):
+        copy = values["other"]
+        assert copy.data_ptr() != weight.data_ptr() and torch.equal(copy.cpu(), weight.cpu())
+        assert versions == [0]
 
 
 def test_the_derivative_in_the_graph_of_an_earlier_loss() -> None:

@@ -316,16 +316,35 @@ def _versions(values: Mapping[str, Any]) -> list[int]:
     return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
 
 
-def _copy_written(values: dict[str, Any], versions: list[int], is_first: bool) -> None:
+def _copy_written(nodes: Sequence[_Saved], is_first: bool) -> None:
     """Copies the small tensors of a device that something writes in place, as an update does a
-    parameter: a stop comes after the next time. ``is_first``: nothing may have been written yet.
+    parameter: a stop comes after the next time. Those of a dtype are copied together. ``is_first``:
+    nothing may have been written yet.
     """
-    names = [name for name, value in values.items() if isinstance(value, torch.Tensor)]
-    for number, name in enumerate(names):
-        tensor = values[name]
-        if (versions[number] or is_first) and not tensor.is_cpu and tensor.numel() <= _MOST_COPIED:
-            values[name + _AT], values[name] = tensor.data_ptr(), tensor.clone()
-            versions[number] = 0
+    written: dict[Any, list[tuple[dict[str, Any], str]]] = {}
+    for _, _, _, values, versions in nodes:
+        if not (is_first or any(versions)):
+            continue
+        names = [name for name, value in values.items() if isinstance(value, torch.Tensor)]
+        for number, name in enumerate(names):
+            one = values[name]
+            if (versions[number] or is_first) and not one.is_cpu and one.numel() <= _MOST_COPIED:
+                is_plain = type(one) is torch.Tensor and one.layout is torch.strided
+                kind = (
+                    (one.device, one.dtype) if is_plain and one.element_size() > 1 else len(written)
+                )
+                written.setdefault(kind, []).append((values, name))
+                versions[number] = 0
+    for found in written.values():
+        tensors = [values[name] for values, name in found]
+        if len(found) == 1:
+            copies = [tensors[0].clone()]
+        else:
+            sizes = [tensor.numel() for tensor in tensors]
+            parts = torch.split(torch.cat([tensor.reshape(-1) for tensor in tensors]), sizes)
+            copies = [part.view(tensor.shape) for part, tensor in zip(parts, tensors)]
+        for (values, name), tensor, copy in zip(found, tensors, copies):
+            values[name + _AT], values[name] = tensor.data_ptr(), copy
 
 
 class Derivatives:
@@ -370,9 +389,7 @@ class Derivatives:
         if room > 0:
             with unobserved():
                 nodes, nbytes = _near(roots, _attributes, _MOST_NODES, room)
-                for _, _, _, values, versions in nodes:
-                    if is_first or any(versions):
-                        _copy_written(values, versions, is_first)
+                _copy_written(nodes, is_first)
                 # On the host a stop comes while the program stands here.
                 frames = None if roots[0].is_cpu else _hold(room - nbytes)
             if nodes or frames is not None:
