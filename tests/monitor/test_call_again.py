@@ -225,6 +225,22 @@ def test_code_between_submodules() -> None:
     ] == 32
 
 
+@pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM, nn.RNN])
+def test_what_a_recurrent_module_reads_in_a_late_step(kind: type[nn.RNNBase]) -> None:
+    class Sequence(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell, self.last = kind(8, 8, batch_first=True), nn.Linear(8, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            steps = x.unsqueeze(1).repeat(1, 90, 1)
+            steps = steps / (torch.arange(90.0) - 80).unsqueeze(1)
+            return self.last(self.cell(steps)[0])
+
+    made = stop_of_model(Sequence()).report.made_by
+    assert made is not None and made.operator == "aten.div.Tensor"
+
+
 @dataclass(frozen=True)
 class Batch:
     x: torch.Tensor

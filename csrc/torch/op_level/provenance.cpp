@@ -10,7 +10,13 @@ namespace {
 
 // More than this many views of one storage, written one by one, are taken for one.
 constexpr std::size_t kMaxSpans = 64;
-constexpr std::size_t kMaxVersions = 16;
+constexpr std::size_t kMaxVersions = 64;
+
+template <class Versions>
+auto find_version(Versions& versions, std::int64_t version) {
+  return std::find_if(versions.begin(), versions.end(),
+                      [version](const auto& one) { return one.version == version; });
+}
 
 }  // namespace
 
@@ -35,9 +41,8 @@ Known Provenance::find(const at::Tensor& tensor, bool any_version) const {
   Known known;
   const Entry* const entry = entries_.find(tensor);
   if (entry == nullptr) return known;
-  const auto& versions = entry->versions;
-  known.is_stale = !any_version &&
-                   std::find(versions.begin(), versions.end(), version(tensor)) == versions.end();
+  known.is_stale =
+      !any_version && find_version(entry->versions, version(tensor)) == entry->versions.end();
   const Span wanted = span_of(tensor);
   // The search goes from the youngest on, until the bytes are covered by a span without gaps.
   std::size_t met = 0;
@@ -85,27 +90,34 @@ void Provenance::lay(Entry& entry, const Span& span) {
                                }),
                 spans.end());
   }
-  if (spans.size() >= kMaxSpans) spans.erase(spans.begin());
+  if (spans.size() >= kMaxSpans) {
+    // What is finite is read again when it is asked for. The oldest is mostly the whole.
+    const auto finite = std::find_if(spans.begin(), spans.end(), [](const Span& old) {
+      return old.ref.seq >= 0 && !old.ref.is_bad && !old.ref.is_pending;
+    });
+    spans.erase(finite != spans.end() ? finite : spans.begin() + 1);
+  }
   spans.push_back(span);
 }
 
 void Provenance::accept(const at::Tensor& tensor, bool is_new) {
   auto& versions = entries_.at(tensor).versions;
-  const std::int64_t now = version(tensor);
-  if (!is_new && std::find(versions.begin(), versions.end(), now) != versions.end()) return;
+  const auto found = find_version(versions, version(tensor));
+  if (found != versions.end()) {
+    if (is_new) ++found->counters;
+    return;
+  }
   if (versions.size() >= kMaxVersions) versions.erase(versions.begin());
-  versions.push_back(now);
+  versions.push_back({version(tensor), 1});
 }
 
 void Provenance::put(const at::Tensor& tensor, RecordRef ref) {
   Entry& mine = entries_.at(tensor);
-  const std::int64_t now = version(tensor);
-  auto& versions = mine.versions;
-  if (std::find(versions.begin(), versions.end(), now) == versions.end()) {
+  if (find_version(mine.versions, version(tensor)) == mine.versions.end()) {
     // New, or written unseen: of what is known of it nothing holds any more.
     mine.spans.clear();
-    versions.clear();
-    versions.push_back(now);
+    mine.versions.clear();
+    accept(tensor);
   }
   Span span = span_of(tensor);
   span.ref = ref;
@@ -114,14 +126,12 @@ void Provenance::put(const at::Tensor& tensor, RecordRef ref) {
 
 void Provenance::wrote(const at::Tensor& tensor, std::int64_t version_before, RecordRef ref) {
   Entry& mine = entries_.at(tensor);
-  auto& versions = mine.versions;
-  const auto old = std::find(versions.begin(), versions.end(), version_before);
-  if (old != versions.end()) {
-    *old = version(tensor);
-  } else {
-    // An alias that counts by itself (x.data): the counts of the others are still right.
-    accept(tensor);
-  }
+  const auto old = find_version(mine.versions, version_before);
+  // Of an alias that counts by itself (x.data) nothing is known: the counts of the others are
+  // still right.
+  const bool is_known = old != mine.versions.end();
+  if (is_known && --old->counters == 0) mine.versions.erase(old);
+  accept(tensor, is_known);
   mine.written_at = ref.seq;
   Span span = span_of(tensor);
   span.ref = ref;

@@ -90,10 +90,13 @@ class Provenance {
     std::int64_t geometry;    // of a tensor that leaves bytes out between; 0: it does not
     RecordRef ref;
   };
+  struct Version {
+    std::int64_t version, counters;
+  };
   struct Entry {
-    // Tensors over one storage may count their versions apart (x.data, unsafe_chunk): the counts
-    // that are up to date with the spans, one number twice where two have come to it.
-    c10::SmallVector<std::int64_t, 2> versions;
+    // Tensors over one storage may count their versions apart (x.data, unsafe_chunk): those that
+    // are up to date with the spans, and how many have come to each.
+    c10::SmallVector<Version, 2> versions;
     c10::SmallVector<Span, 1> spans;  // the youngest last
     std::int64_t written_at = -1;
   };

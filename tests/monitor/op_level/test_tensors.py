@@ -5,7 +5,7 @@ view, gradients that are zeros without memory.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Callable
 
 import pytest
 import torch
@@ -15,6 +15,7 @@ from torch.autograd import forward_ad
 from torch.distributed.tensor import DeviceMesh, DTensor, Replicate, Shard, distribute_tensor
 
 import fastcheck
+from fastcheck.types import Verdict
 from support.programs.training import Net
 
 pytestmark = pytest.mark.usefixtures("op_observer")
@@ -40,7 +41,7 @@ def counted(monitor: fastcheck.Monitor) -> list[tuple[Any, ...]]:
     return [
         (event.site.op, int(event.record["numel"]))
         for event in monitor.events
-        if event.verdict is fastcheck.types.Verdict.ORIGIN
+        if event.verdict is Verdict.ORIGIN
     ]
 
 
@@ -122,3 +123,54 @@ def test_chunks_that_count_versions_by_themselves_keep_what_is_known_of_each() -
     assert [(e.site.op, e.verdict.name) for e in monitor.events if e.counted] == [
         ("aten.log_", "ORIGIN")
     ]
+
+
+def reads_rows(x: torch.Tensor) -> torch.Tensor:
+    return torch.stack([row * 2 for row in (x - 1).log()])
+
+
+def writes_rows(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for row, values in zip(out, x):
+        row.copy_((values - 1).log())
+    return out * 2
+
+
+def splits_rows(split: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda x: torch.stack([part * 2 for row in (x - 1).log() for part in split(row)])
+
+
+def writes_parts_often(x: torch.Tensor) -> torch.Tensor:
+    rows = (x - 1).log()
+    for count, part in enumerate(torch.unsafe_split(rows, 4)):
+        for _ in range(count):
+            part.mul_(1)
+    return rows * 2
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        reads_rows,
+        writes_rows,
+        splits_rows(lambda row: torch.unsafe_chunk(row, 2)),
+        splits_rows(lambda row: torch.unsafe_split(row, 2)),
+        splits_rows(lambda row: torch.unsafe_split_with_sizes(row, [2, 2])),
+        writes_parts_often,
+    ],
+    ids=["read", "written", "chunk", "split", "sizes", "versions"],
+)
+@pytest.mark.parametrize("bad", [3, 20, 90])
+def test_of_many_parts_it_is_known_where_each_began(
+    compute: Callable[[torch.Tensor], torch.Tensor], bad: int
+) -> None:
+    """As the steps of a GRU, each of which splits its gates."""
+    monitor = fastcheck.install(Net(), level="op", overflow_nums=-1, stop=EVERYTHING)
+    x = torch.full((100, 4), 2.0)
+    x[bad, 1] = 0
+    with torch.no_grad():
+        compute(x).sum()
+    monitor.flush()
+    began = [e for e in monitor.events if e.verdict is not Verdict.PROPAGATED]
+    assert [(e.site.op, e.verdict.name) for e in began] == [("aten.log", "ORIGIN")]
+    monitor.remove()
