@@ -807,6 +807,7 @@ def test_a_bad_batch_is_named_with_the_line_that_assigned_it(level: str) -> None
             model(batch[0])
     made = stop.value.report.made_by
     assert made is not None and made.inputs == ()
+    assert "Usual sources: missing values" in " ".join(str(stop.value).split())
     assert re.match(
         r"x, assigned at .*test_call_again.py:\d+ in test_\w+: x = _scaled\(", made.variable
     )
@@ -815,12 +816,14 @@ def test_a_bad_batch_is_named_with_the_line_that_assigned_it(level: str) -> None
 def test_of_a_bad_batch_that_is_read_from_another_the_first_is_named() -> None:
     model = nn.Linear(6, 3)
     with fastcheck.install(model), pytest.raises(fastcheck.OverflowDetected) as stop:
-        batch = {"x": torch.full((2, 6), math.inf)}
+        batch = {"x": torch.ones(2, 6) / torch.zeros(6)}
         x = batch["x"] - 1
         model(x)
     made = stop.value.report.made_by
     assert made is not None and "x was assigned from batch (batch['x']), which" in made.how
     assert made.variable.startswith("batch['x']; batch is assigned at ")
+    text = " ".join(str(stop.value).split())
+    assert "2. Look at the line that assigns it: it divides" in text and "Usual" not in text
 
 
 @pytest.mark.parametrize("level", ["module", "op"])

@@ -16,7 +16,8 @@ from fastcheck.errors import warn_of_fault
 from fastcheck.record.event import Event
 from fastcheck.record.format import Verdict
 from fastcheck.record.site import Site
-from fastcheck.report.advice.choose import advice_on_line, advise
+from fastcheck.report.advice.choose import advise
+from fastcheck.report.advice.source import on_source
 from fastcheck.report.error import OverflowDetected
 from fastcheck.report.render import made_by_lines
 from fastcheck.report.stop_report import StopReport
@@ -70,7 +71,7 @@ def _text(error: BaseException, step: int) -> str:
         event = Event(site, record, step, Verdict.ORIGIN, "", counted=False)
         report = StopReport(event, step, made_by=made)
         lines += made_by_lines(report, _WIDTH)
-        of_line = advice_on_line(made.variable.partition(": ")[2])
+        of_line = on_source(made.variable.partition(": ")[2])
         item = advise(report)[0] if made.operator else of_line
         lines += [] if item is None else wrap(f"try: {item.text}", _WIDTH)
     return "\n  ".join(lines)

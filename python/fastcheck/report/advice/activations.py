@@ -18,6 +18,7 @@ from fastcheck.utils.text.layout import listed
 from fastcheck.utils.text.numbers import counted, format_number, format_share
 
 from .case import Advice, Case, Operation
+from .source import on_source
 
 
 def fills_its_format(case: Case) -> bool:
@@ -400,7 +401,7 @@ def arrived(case: Case) -> Iterator[Advice]:
             f"of this step where they are loaded.{written}",
             "assert torch.isfinite(batch).all()",
         )
-        yield Advice(
+        yield on_source(case.source) or Advice(
             "Usual sources: missing values in the file, a normalisation that divides by a "
             "standard deviation of zero, log of zero, an augmentation that makes an empty crop, "
             "uninitialised memory (torch.empty), a state that is kept from an earlier step"

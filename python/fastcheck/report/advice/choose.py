@@ -25,6 +25,7 @@ from fastcheck.utils.text.numbers import counted, format_number
 from . import activations
 from .case import Advice, Case, Operation
 from .operators import by_operator, target_outgrows
+from .source import on_source
 
 if TYPE_CHECKING:
     from fastcheck.record.site import Site
@@ -198,36 +199,8 @@ def _quotient_of_update(case: Case) -> Iterator[Advice]:
     )
 
 
-#: Operations that the line of Python that assigned a bad value may do.
-_IN_SOURCE = (
-    (r"\.(?:std|var)\(", "a std or var of one element is 0/0"),
-    (r"\.log\w*\(|log\(", "log(0) is -Inf, and log of a negative number is NaN: clamp before"),
-    (
-        r"sqrt\(|\*\* ?-?\d*\.",
-        "a root or power of a negative number is NaN, and a negative power of 0 Inf: clamp before",
-    ),
-    (r"exp\(", "exp of a large number is Inf: clamp before"),
-    (
-        r"\.half\(|float16",
-        "a cast to float16 makes Inf of what is above 65,504: keep it in float32",
-    ),
-    (
-        r"[^/]/[^/]",
-        "it divides, and 0/0 is NaN (Inf/Inf, too), x/0 Inf: add an eps to the divisor or clamp it",
-    ),
-)
-
-
-def advice_on_line(source: str) -> Advice | None:
-    """Advice on a line of Python that has assigned NaN or Inf."""
-    hints = [hint for pattern, hint in _IN_SOURCE if re.search(pattern, source)]
-    if not hints:
-        return None
-    return Advice(f"Look at the line that assigns it: {'; '.join(hints[:2])}.")
-
-
 def loss(case: Case) -> Iterator[Advice]:
-    of_line = advice_on_line(case.source)
+    of_line = on_source(case.source)
     if of_line is not None and case.operation is None:
         yield of_line
         return
