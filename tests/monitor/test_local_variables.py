@@ -92,14 +92,15 @@ def test_several_that_one_line_assigns_have_read_the_same() -> None:
 
 @needs_positions
 def test_elements_that_are_written_and_methods_that_write() -> None:
-    x = torch.zeros(4)
-    x[x > 1] = 2.0
+    x, value = torch.zeros(4), 2.0
+    chosen = x > 1
+    x[chosen] = value
     x[0] = 1.0
     x[1:] += 1
     x.data[:, None][2] = 1.0
     said = lines_of(x)
     assert said == (
-        "x, assigned: x = torch.zeros(4); x[x > 1] = 2.0; x[0] = 1.0; x[1:] += 1; "
+        "x, assigned: x, value = torch.zeros(4), 2.0; x[chosen] = value; x[0] = 1.0; x[1:] += 1; "
         "x.data[:, None][2] = 1.0"
     )
     x.mul_(2)

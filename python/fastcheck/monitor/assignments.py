@@ -128,7 +128,11 @@ def _written(statement: Sequence[tuple[int, dis.Instruction]]) -> list[str]:
     is_store = last.opname != "POP_TOP"
     if len(methods) != (0 if is_store else 1) or not all(map(_CHANGES.fullmatch, methods)):
         return []
-    return _variables("LOAD", first[0])[:1] if first else []
+    if not first:
+        # From Python 3.13 on one instruction may load a value and the variable that it is put into.
+        pairs = [one for one in before if is_store and isinstance(one.argval, tuple)]
+        return _variables("LOAD", pairs[-1])[-1:] if pairs else []
+    return _variables("LOAD", first[0])[:1]
 
 
 def _begin(instruction: dis.Instruction) -> Optional[tuple[Optional[int], Optional[int]]]:
