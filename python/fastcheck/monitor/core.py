@@ -187,7 +187,8 @@ def build(
     ranks = ProcessRank(rank, together, group_size(group))
     event_store = EventStore(config, models.sites, ranks, archive)
     compiled: dict[int, None] = {}
-    run_meta = RunMeta(config, nodes, event_store, compiled, models.named)
+    modules = weakref.WeakValueDictionary(models.named)
+    run_meta = RunMeta(config, nodes, event_store, compiled, modules)
 
     captures = OpCaptures() if is_op_level and config.stop.dump is not None else None
 

@@ -364,7 +364,7 @@ _NORM = re.compile(r"(?:Batch|Group|Instance|Layer|RMS)Norm")
 class RunMeta:
     """Gathers what goes into the meta file. Costs nothing until it is written. ``compiled``: the
     modules that ran inside torch.compile, by index; what runs there adds them. ``modules``: all
-    modules of the models, by path.
+    modules of the models, by path, as long as they live.
     """
 
     _config: Config

@@ -58,7 +58,7 @@ def test_weights_buffers_and_gradients_are_one_list(monkeypatch: pytest.MonkeyPa
     lengths, found = read_lists(monkeypatch)
     assert lengths == [trained + 2 + 1 + trained]
     assert len(found[0]) == 2
-    monkeypatch.setattr(state_reader, "are_on_host", lambda _: False)
+    monkeypatch.setattr(state_reader, "common_device", lambda _: None)
     lengths, apart = read_lists(monkeypatch)
     assert lengths == [trained + 2 + 1, trained]
     assert apart == found
