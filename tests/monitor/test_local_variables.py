@@ -128,11 +128,11 @@ def test_what_does_not_change_a_tensor() -> None:
 def test_a_list_that_grows() -> None:
     parts: list[torch.Tensor] = []
     for k in range(2):
-        parts.append(torch.ones(k + 1))
+        parts.append(torch.ones(k + 1 if k else 1))
     said = lines_of(parts[1])
     assert said == (
         "parts[1]; parts is assigned or changed: "
-        "parts: list[torch.Tensor] = []; parts.append(torch.ones(k + 1))"
+        "parts: list[torch.Tensor] = []; parts.append(torch.ones(k + 1 if k else 1))"
     )
 
 

@@ -663,7 +663,7 @@ def search_argument(tensor: torch.Tensor, label: str) -> Optional[MadeBy]:
         caller = caller_with(tensor) if variable is None else None
         made = _outside(first_bad(label, tensor)[1:], label, record, variable)
     if caller is not None:
-        how = f"{made.how} No local variable holds it: the call is at {running_place(caller)}"
+        how = f"{made.how} The call is at {running_place(caller)}"
         made = replace(made, how=how.lstrip())
     # The stop shows its record already.
     return replace(made, inputs=()) if made.how or made.variable else None

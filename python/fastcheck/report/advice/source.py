@@ -29,7 +29,7 @@ _IN_SOURCE = (
 
 
 def on_source(source: str) -> Advice | None:
-    """Advice on lines of Python that have assigned NaN or Inf."""
+    """Advice on lines of Python that have assigned NaN or Inf, or have gone before that."""
     source = _NOT_CODE.sub("", source)
     hints = [hint for pattern, hint in _IN_SOURCE if re.search(pattern, source)]
     if not hints:
