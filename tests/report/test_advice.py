@@ -708,9 +708,33 @@ OPERATORS = {
     ),
     "sum in float16": (
         operator_report(
-            "aten.sum", {"self": of(dtype="float16", numel=90000)}, dtype="float16", posinf_count=1
+            "aten.sum",
+            {"self": of(dtype="float16", numel=90000)},
+            dtype="float16",
+            numel=1,
+            posinf_count=1,
         ),
         "A sum of 90,000 elements in float16, which ends at 65,504",
+    ),
+    "sums of rows in float16": (
+        operator_report(
+            "aten.sum.dim_IntList",
+            {"self": of(dtype="float16", numel=256000)},
+            dtype="float16",
+            numel=128,
+            posinf_count=1,
+        ),
+        "A sum of 2,000 elements in float16, which ends at 65,504",
+    ),
+    "cumulative sum in float16": (
+        operator_report(
+            "aten.cumsum",
+            {"self": of(dtype="float16", numel=90000)},
+            dtype="float16",
+            numel=90000,
+            posinf_count=1,
+        ),
+        "A sum in float16, which ends at 65,504",
     ),
     "masks added": (
         operator_report(

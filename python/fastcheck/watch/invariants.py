@@ -352,9 +352,29 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         source="forums: CrossEntropyLoss of one output, LayerNorm(1)",
     ),
     _fact(
+        "other_dimension", cause="layer",
+        text="in the graph of the loss {name}, in {value} checks in a row, ten updates apart",
+        advice="take the softmax over the dimension of the classes, dim=1",
+        source="pytorchfundamentals#21",
+    ),
+    _fact(
+        "made_in_forward", cause="layer",
+        text="in {value} checks in a row, ten updates apart, the graph of the loss had {name} that "
+        "were made anew, and that neither an installed model nor an optimizer that has stepped "
+        "holds: they are not trained",
+        advice="make layers in __init__(): one that forward() makes has other random weights in "
+        "each call", source="forums: nn.Linear in forward()",
+    ),
+    _fact(
+        "negative", cause="loss",
+        text="the loss is {value}, and it is {name}",
+        advice="check what the criterion is given: such a loss has no least value",
+        source="forums: CTCLoss, nll_loss and BCEWithLogitsLoss that become negative",
+    ),
+    _fact(
         "broadcast", cause="loss",
-        text="in the graph of the loss {name}, and the square of that is averaged or added up, in "
-        "{value} checks in a row, ten updates apart",
+        text="in the graph of the loss {name}, and the square or magnitude of that is averaged or "
+        "added up, in {value} checks in a row, ten updates apart",
         advice="if each result has one target, give both the same shape, as "
         "target.view_as(prediction) has",
         source="pytorch#16045",

@@ -395,13 +395,20 @@ class Program:
         changes, self._changes = self._changes, []
         return changes
 
-    def take_noticed(self, step: int) -> list[Number]:
-        """The facts of this step, and of earlier steps."""
+    def take_noticed(self, step: int, row: Optional[StepRow]) -> list[Number]:
+        """The facts of this step, and of earlier steps. That a loss should never be negative is one
+        if this step's is.
+        """
         if not self._noticed:
             return []
-        numbers = [number for noticed, number in self._noticed if noticed <= step]
+        numbers = [(at, number) for at, number in self._noticed if at <= step]
         self._noticed = [notice for notice in self._noticed if notice[0] > step]
-        return numbers
+        loss = 0.0 if row is None or row.loss is None else row.loss
+        return [
+            number._replace(value=loss) if number.name == "negative" else number
+            for at, number in numbers
+            if number.name != "negative" or (at == step and loss < 0)
+        ]
 
     def beside_eps(self, sizes: list[float]) -> list[float]:
         """The rms of gradients by step, or 0 from the step on in which it is not below eps: such
@@ -651,7 +658,7 @@ class Watcher:
                 self._note_change(step, change)
             elif change.name == "clipped_scaled" and row is not None and row.scale:
                 changes.append(Number("scaled_threshold", change.value, row.scale))
-        changes += self._program.take_noticed(step)
+        changes += self._program.take_noticed(step, row)
         sizes, checksums = block.inputs[k]
         largest = None if row is None else row.learning_rate
         rate = self.causes.note_step(now, k, step, largest, self._program.take_rate_name(), sizes)

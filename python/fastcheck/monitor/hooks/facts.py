@@ -35,7 +35,7 @@ from fastcheck.utils.torch.rank import group_size
 from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read, has_memory, is_materialised
 
 from .hand_changes import FirstElements, Probe, elements_of, first_elements, probe
-from .loss_forms import LossForms
+from .loss_forms import LossForms, never_negative
 from .state_reader import StateReader
 
 if TYPE_CHECKING:
@@ -59,7 +59,15 @@ _WRITTEN, _SELDOM = 3, 10
 # The number of windows that are kept, each the updates between two at which gradients were cleared.
 _WINDOWS = 8
 # The forms that are looked for in the graphs of losses.
-_FORMS = ("given_twice", "given_probabilities", "applied_twice", "one_element", "broadcast")
+_FORMS = (
+    "given_twice",
+    "given_probabilities",
+    "applied_twice",
+    "one_element",
+    "other_dimension",
+    "broadcast",
+    "made_in_forward",
+)
 # A momentum of batch norm from which on its statistics are nearly those of the last batch.
 _LARGE_MOMENTUM = 0.9
 _MOST_TRAINED = 0.02
@@ -111,6 +119,8 @@ class _Losses:
         # The results of GradScaler.scale(), with the scaler.
         self._made: deque[tuple[MemoryRef, Any]] = deque(maxlen=_SCALED)
         self.scaler: Any = None
+        #: Criteria that are never negative; empty: a loss is none of them.
+        self.criteria: set[str] = set()
         # The last of them, its version, and the number of the operation that made it: where a CUDA
         # graph is replayed all losses have one memory.
         self._root: Optional[tuple[MemoryRef, int, int]] = None
@@ -126,6 +136,7 @@ class _Losses:
             self.given_is_root |= any(ref.is_of(root) for ref in self._given for root in roots)
         made = self._made and [r() for of, r in self._made for root in roots if of.is_of(root)]
         self.scaler = made[0] if made else None
+        self.criteria.update(never_negative(root, self.scaler is not None) for root in roots)
         before, self._root = self._root, None
         root = roots[0] if len(roots) == 1 else None
         if root is None or root.grad_fn is None or root.numel() != 1:
@@ -139,6 +150,7 @@ class _Losses:
         if self._given or self._made:
             self._given.clear()
             self._made.clear()
+        self.criteria.clear()
         self.given_is_root = False
         self._root = None
 
@@ -381,7 +393,7 @@ class Facts:
         self._updates = 0
         self._threshold = math.nan
         self._losses = _Losses()
-        self._forms = LossForms()
+        self._forms = LossForms(self._known)
         # The number of optimizers that began without a state, by class and the parameters that they
         # hold.
         self._made: Counter[tuple[type, frozenset[int]]] = Counter()
@@ -419,6 +431,11 @@ class Facts:
         forms = self._forms.look(roots)
         for form in _FORMS:
             self._count(form, form in forms, forms.get(form, ""), turn, times=_LOOKS)
+
+    def _known(self) -> set[int]:
+        """The parameters of the models and of the optimizers that have stepped."""
+        known = {id(parameter) for _, _, parameter in self._state.parameters()}
+        return known.union(*map(parameter_ids, self._chains))
 
     def backward_ended(self) -> None:
         """Backward has made gradients."""
@@ -518,6 +535,11 @@ class Facts:
             self._count("stepped_again", True, chain.parameter, id(optimizer))
         if is_scaled:
             self._count("not_multiplied", self._losses.given_is_root, "")
+        # The loss of the step is that of all optimizers.
+        if self._updates % _EVERY == 0 and len(self._of_all) == 1 == len(self._losses.criteria):
+            (criterion,) = self._losses.criteria
+            if criterion:
+                self._tell("negative", 0.0, criterion)
         self._losses.update_comes()
         self._updates += 1
         if self._updates % _EVERY == 0:

@@ -1,18 +1,21 @@
 """Forms in the graph of a loss that a healthy graph has not.
 
-Only the types of torch's nodes, their edges, their numbers and the shapes of what they have made
-are looked at: a tensor that a node has saved may be unpacked by a function of the program or
-computed again, and a node of an autograd.Function has attributes that the program chose.
+Only the types of torch's nodes, their edges, their numbers, the shapes of what they have made and
+the parameters that they lead to are looked at: a tensor that a node has saved may be unpacked by a
+function of the program or computed again, and a node of an autograd.Function has attributes that
+the program chose.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
+from typing import Any, Callable, Optional
 
 import torch
+
+from fastcheck.utils.torch.memory_ref import MemoryRef
 
 _MOST_NODES = 20_000
 _LOOKS = 5
@@ -29,17 +32,38 @@ _NOT_GIVEN = {
     "Sigmoid": ("applied_twice", "a sigmoid", "Sigmoid"),
     "Softmax": ("applied_twice", "a softmax", "Softmax"),
 }
+# Criteria that are never below 0, where they are given what they are for.
+_OF_TARGETS = (
+    "a binary cross entropy, which is never below 0 if all targets are from 0 to 1: look at the "
+    "targets (a mask of 0 and 255, labels of -1 and 1)"
+)
+_OF_LOGARITHMS = (
+    "a negative log likelihood, which is never below 0 if it is given logarithms of probabilities: "
+    "log_softmax may be missing"
+)
+_NEVER_NEGATIVE = {
+    "BinaryCrossEntropy": _OF_TARGETS,
+    "BinaryCrossEntropyWithLogits": _OF_TARGETS,
+    "NllLoss": _OF_LOGARITHMS,
+    "CtcLoss": _OF_LOGARITHMS,
+}
 _ONE = "normalises one element at a time: it returns its bias, or 0, whatever it is given"
 
 
 class LossForms:
     """Looks now and then in the graph of a loss for a softmax of a softmax, for a cross entropy
-    of logits that is given probabilities or one class, for a normalisation of one element, and for
-    the square of what was broadcast.
+    of logits that is given probabilities or one class, for classes that a softmax was not taken
+    over, for a normalisation of one element, for the square of what was broadcast, and for weights
+    that are made anew.
+
+    ``known``: the numbers of all parameters of the models and the optimizers.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, known: Callable[[], Collection[int]]) -> None:
         self._last = (0, 0)
+        self._known = known
+        # The weights of the look before that are not among these.
+        self._strange: list[MemoryRef] = []
 
     def is_due(self, look: int, turn: int) -> bool:
         """True if this is the first loss of one of the first looks, or of a turn of it."""
@@ -49,6 +73,7 @@ class LossForms:
     def look(self, roots: Sequence[torch.Tensor]) -> dict[str, str]:
         """The forms of these losses, each with what is known of it."""
         forms: dict[str, str] = {}
+        weights: list[torch.nn.Parameter] = []
         waiting = [root.grad_fn for root in roots if root.grad_fn is not None]
         met = set(waiting)
         while waiting and len(met) < _MOST_NODES:
@@ -58,18 +83,57 @@ class LossForms:
                 forms[form] = f"{what} is given the result of {given.lower()}"
             if constant := _constant(node):
                 forms["one_element"] = constant
+            if dimensions := _across(node):
+                forms["other_dimension"] = dimensions
             if shapes := _broadcast(node):
                 forms["broadcast"] = shapes
+            if (weight := _weight_of(node)) is not None:
+                weights.append(weight)
             for child, _ in node.next_functions:
                 if child is not None and child not in met:
                     met.add(child)
                     waiting.append(child)
+        if made := self._made_anew(weights):
+            forms["made_in_forward"] = made
         return forms
+
+    def _made_anew(self, weights: Sequence[torch.nn.Parameter]) -> str:
+        """Names the weights that others than the models and the optimizers hold, beside weights of
+        these, if they are other ones than those of the look before.
+        """
+        known = self._known()
+        strange = [weight for weight in weights if id(weight) not in known]
+        before, self._strange = self._strange, [MemoryRef(weight) for weight in strange]
+        is_new = before and not any(ref.is_of(weight) for ref in before for weight in strange)
+        if not is_new or not strange or len(strange) == len(weights):
+            return ""
+        shapes = ", ".join(dict.fromkeys(str(list(weight.shape)) for weight in strange[:3]))
+        return f"{len(strange)} of its {len(weights)} weight matrices ({shapes})"
+
+
+def never_negative(root: torch.Tensor, is_scaled: bool) -> str:
+    """Names the criterion that this loss is, perhaps averaged or divided, if it is one that is
+    never below 0 as it is meant. ``is_scaled``: a GradScaler has multiplied it.
+    """
+    node = root.grad_fn
+    if is_scaled and node is not None and _kind(node) == "Mul":
+        node = node.next_functions[0][0]
+    while node is not None and _kind(node) in ("Div", "Mean", "Sum"):
+        node = node.next_functions[0][0]
+    return _NEVER_NEGATIVE.get(_kind(node), "")
 
 
 def _kind(node: Any) -> str:
     """``Div`` of ``DivBackward0``. Nodes of an autograd.Function have no number."""
     return re.sub(r"(2D)?Backward\d+$", "", type(node).__name__)
+
+
+def _weight_of(node: Any) -> Optional[torch.nn.Parameter]:
+    """The parameter that this node transposes, as a linear layer does, or convolves with."""
+    place = {"T": 0, "Convolution": 1}.get(_kind(node))
+    child = None if place is None else node.next_functions[place][0]
+    weight = getattr(child, "variable", None)
+    return weight if type(weight) is torch.nn.Parameter else None
 
 
 def _behind(node: Any) -> Any:
@@ -85,7 +149,7 @@ def _constant(node: Any) -> str:
     kind = _kind(node)
     if kind == "NllLoss":
         child = node.next_functions[0][0]
-        if _kind(child) == "LogSoftmax" and _shape(child)[child._saved_dim :][:1] == (1,):
+        if _kind(child) == "LogSoftmax" and _shape(child)[_dimension(child) :][:1] == (1,):
             return "cross entropy is given one class: it is 0 whatever the logit is"
     elif kind == "NativeLayerNorm":
         if math.prod(node._saved_normalized_shape) == 1:
@@ -95,14 +159,36 @@ def _constant(node: Any) -> str:
     return ""
 
 
+def _across(node: Any) -> str:
+    """The dimensions, where the negative log likelihood takes one of the numbers of each row, and
+    the softmax before it was taken over each column. A square may be read both ways.
+    """
+    if _kind(node) != "NllLoss":
+        return ""
+    made = node.next_functions[0][0]
+    if _kind(made) == "Log":
+        made = made.next_functions[0][0]
+    shape = _shape(made)
+    if _kind(made) not in ("LogSoftmax", "Softmax") or len(shape) < 2 or shape[0] == shape[1]:
+        return ""
+    dimension = range(len(shape))[_dimension(made)]
+    if dimension == 1:
+        return ""
+    return (
+        f"the negative log likelihood has its {shape[1]} classes in dimension 1 of {list(shape)}, "
+        f"and {_kind(made).lower().replace('logs', 'log_s')} was taken over dimension {dimension}"
+    )
+
+
 def _broadcast(node: Any) -> str:
-    """The shapes, where the square of a difference is averaged or added up that is N x N, of N x 1
-    results and a tensor without a graph.
+    """The shapes, where the magnitude or the square of a difference is averaged or added up that is
+    N x N, of N x 1 results and a tensor without a graph.
     """
     if _kind(node) not in ("Mean", "Sum"):
         return ""
     square = node.next_functions[0][0]
-    if _kind(square) != "Pow" or square._saved_exponent != 2:
+    is_square = _kind(square) == "Pow" and square._saved_exponent == 2
+    if not is_square and _kind(square) != "Abs":
         return ""
     difference = square.next_functions[0][0]
     if _kind(difference) not in ("Sub", "Rsub"):
@@ -122,6 +208,12 @@ def _broadcast(node: Any) -> str:
         f"the difference of a result of shape {list(of)} and of a tensor without a graph was "
         f"broadcast to {list(shape)}"
     )
+
+
+def _dimension(node: Any) -> int:
+    """The dimension of a softmax, of which torch shows a negative one as an unsigned number."""
+    saved: int = node._saved_dim
+    return saved - 2**64 if saved >= 2**63 else saved
 
 
 def _shape(node: Any) -> tuple[int, ...]:

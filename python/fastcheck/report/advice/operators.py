@@ -620,7 +620,10 @@ def _sum(case: Case, made: Operation) -> Iterator[Advice]:
     result = made.result
     if result is None or result.float_format is None or not result.float_format.is_narrow:
         return
-    seen = "" if reading is None else f" of {reading.components:,} elements"
+    # A sum over a dimension has several results.
+    read = 0 if reading is None else reading.components
+    terms, rest = divmod(read, max(result.components, 1))
+    seen = f" of {terms:,} elements" if terms > 1 and not rest else ""
     yield Advice(
         f"A sum{seen} in {result.dtype}, which ends at {format_number(result.float_format.max)}: "
         "add up in float32.",
