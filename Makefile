@@ -207,6 +207,7 @@ test-wheel:
 
 $(VENV)/.torch:
 	$(PYTHON) -m venv $(VENV)
+	$(PIP) install --upgrade pip
 	$(PIP) install $(TORCH) $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL))
 	$(PIP) install -r requirements-build.txt
 	@touch $@

@@ -9,7 +9,7 @@
 set -euo pipefail
 
 root=$(cd "$(dirname "$0")/../.." && pwd)
-tools=$root/build/neon/tools
+tools=${FASTCHECK_TEST_BUILD:-$root/build}/neon/tools
 python=${PYTHON:-python3}
 
 skip() {

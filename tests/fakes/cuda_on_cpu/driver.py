@@ -23,10 +23,11 @@ from typing import Optional
 import torch
 
 from fastcheck.record.exponents import EXPONENT_WORDS
+from support import paths
 from support.records.reference import DEPTHS, RECORD_BYTES, dtype_of, is_dense
 
-ROOT = Path(__file__).resolve().parents[3]
-BUILD = ROOT / "build" / "cuda_on_cpu"
+ROOT = paths.ROOT
+BUILD = paths.BUILD / "cuda_on_cpu"
 SOURCES = (
     "csrc/cuda/exponents.cu",
     "csrc/cuda/launch.cu",
@@ -105,11 +106,17 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def fingerprint(command: Sequence[str], patterns: Sequence[str], root: Path) -> str:
-    """Of a compilation: another one where the command or a file of these patterns is."""
-    digest = hashlib.sha256(repr(tuple(command)).encode())
+    """Of a compilation: another one where compiler, command or a file of these patterns is."""
+    digest = hashlib.sha256(repr((_version(command[0]), *command)).encode())
     for path in sorted({path for pattern in patterns for path in root.glob(pattern)}):
         digest.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
     return digest.hexdigest()[:16]
+
+
+@functools.cache
+def _version(program: str) -> str:
+    done = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
+    return done.stdout
 
 
 def run(command: Sequence[str], cwd: Path) -> None:

@@ -26,9 +26,10 @@ from fakes.cuda_on_cpu import driver
 from fakes.fake_device.build import compile_flags
 from fastcheck.backends import table as backends
 from fastcheck.backends.cuda import Launches
+from support import paths
 
-ROOT = Path(__file__).resolve().parents[3]
-BUILD = ROOT / "build" / "cuda_on_fake"
+ROOT = paths.ROOT
+BUILD = paths.BUILD / "cuda_on_fake"
 NAME = "cuda_on_fake_C"
 SOURCES = (
     "csrc/torch/binding/cuda_module.cpp",

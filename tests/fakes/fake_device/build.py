@@ -1,4 +1,4 @@
-"""Compiles the device's C++ into build/fake_device, once per content of the sources and torch.
+"""Compiles the device into build/fake_device, once per content of sources, compiler and torch.
 
 `python tests/fakes/fake_device/build.py` builds and prints the path. Standard library and torch
 only."""
@@ -19,7 +19,8 @@ from pathlib import Path
 import torch
 
 SOURCE = Path(__file__).resolve().parent / "csrc"
-BUILD = Path(__file__).resolve().parents[3] / "build" / "fake_device"
+ROOT = Path(__file__).resolve().parents[3]
+BUILD = Path(os.environ.get("FASTCHECK_TEST_BUILD") or ROOT / "build") / "fake_device"
 NAME = "fake_device_C"
 UNITS = (
     *("counters", "streams", "memory", "module", "registration", "launch", "ops", "autocast"),
@@ -51,12 +52,13 @@ def _autocast_lists() -> str:
     return "".join(re.findall(lists, header.read_text(), re.MULTILINE))
 
 
-def _run(command: Sequence[str]) -> None:
+def _run(command: Sequence[str]) -> str:
     done = subprocess.run(list(command), capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise RuntimeError(f"building the fake device failed:\n{' '.join(command)}\n{done.stderr}")
     if done.stderr:
         sys.stderr.write(done.stderr)
+    return done.stdout
 
 
 def _digest(*parts: str) -> str:
@@ -73,7 +75,8 @@ def build() -> Path:
     # torch's headers then declare the operators that they use in place of all.
     flags = [*compile_flags(), "-DAT_PER_OPERATOR_HEADERS"]
     texts = [path.read_text() for path in sorted(SOURCE.iterdir())]
-    digest = _digest(torch.__version__, compiler, sys.version, *flags, *UNITS, *texts)
+    versions = (torch.__version__, sys.version, _run([compiler, "--version"]))
+    digest = _digest(compiler, *versions, *flags, *UNITS, *texts)
     target = BUILD / digest / f"{NAME}{importlib.machinery.EXTENSION_SUFFIXES[0]}"
     if target.exists():
         return target

@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Optional
 
 from fakes.cuda_on_cpu import driver
+from support import paths
 from support.sampling import IS_WHOLE
 
-ROOT = driver.ROOT
-BUILD = ROOT / "build" / "ptx_on_cpu"
+ROOT = paths.ROOT
+BUILD = paths.BUILD / "ptx_on_cpu"
 KERNELS = (
     "csrc/cuda/records_floats.cu",
     "csrc/cuda/records_bytes.cu",
