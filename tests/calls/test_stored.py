@@ -20,11 +20,10 @@ from fastcheck.calls.stored import (
     parameter_ids,
     parameters_of,
 )
-from fastcheck.extension import ExtensionStatus, status
+from fastcheck.extension import status
 from fastcheck.monitor.hooks.hand_changes import HandChanges
 from fastcheck.record.site import SiteTable
-from fastcheck.utils.torch import memory_ref
-from fastcheck.utils.torch.memory_ref import MemoryRef
+from fastcheck.utils.torch.memory_ref import MemoryRef, memory_ref
 
 pytestmark = pytest.mark.skipif(status.module is None, reason="needs the extension")
 
@@ -394,23 +393,21 @@ def places(tensor: torch.Tensor) -> list[torch.Tensor]:
     return [tensor, tensor[:1], own, parameter, tensor[1:], tensor.clone(), tensor.to_sparse()]
 
 
-def test_memory_is_known_again(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("made", [memory_ref, MemoryRef])
+def test_memory_is_known_again(made: Callable[[torch.Tensor], MemoryRef]) -> None:
     tensor = torch.arange(3.0)
     others = places(tensor)
-    for is_in_python in (False, True):
-        if is_in_python:
-            monkeypatch.setattr(memory_ref, "status", ExtensionStatus(None, ""))
-        assert [MemoryRef(tensor).is_of(one) for one in others] == [True] * 4 + [False] * 3
-        assert [MemoryRef(one).is_of(tensor) for one in others] == [True] * 4 + [False] * 3
-        sparse = others[-1]
-        assert MemoryRef(sparse).is_of(sparse)
+    assert [made(tensor).is_of(one) for one in others] == [True] * 4 + [False] * 3
+    assert [made(one).is_of(tensor) for one in others] == [True] * 4 + [False] * 3
+    sparse = others[-1]
+    assert made(sparse).is_of(sparse)
     with torch.inference_mode():
-        assert MemoryRef(others[0]).is_of(others[1])
+        assert made(others[0]).is_of(others[1])
 
 
 def test_memory_that_was_freed_is_nobody_elses() -> None:
     for _ in range(100):
         tensor = torch.ones(1000)
-        memory = MemoryRef(tensor)
+        memory = memory_ref(tensor)
         del tensor
         assert not memory.is_of(torch.ones(1000))

@@ -51,3 +51,15 @@ def test_what_a_device_has_saturated_is_no_last_finite_record() -> None:
     records["device_mode"][1] = int(DeviceMode.IEEE)
     last = history.last_finite(records[2])
     assert last is not None and last["step"] == 1
+
+
+def test_records_by_their_numbers_whether_or_not_some_are_missing() -> None:
+    history, numbers = History(steps=2), [0, 1, 2, 5, 6, 9, 10, 11, 12, 15]
+    records = np.zeros(len(numbers), RECORD_DTYPE)
+    records["seq"] = numbers
+    for piece in np.split(records, [5]):
+        history.add(piece)
+    for first in range(17):
+        for stop in range(first, 18):
+            expected = [number for number in numbers if first <= number < stop]
+            assert history.between(first, stop)["seq"].tolist() == expected

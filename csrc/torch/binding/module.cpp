@@ -28,6 +28,7 @@
 #include "torch/python/cursor.h"
 #include "torch/python/lock.h"
 #include "torch/python/observe.h"
+#include "torch/python/rows.h"
 #include "torch/python/tensors.h"
 #include "torch/read/observe.h"
 #include "torch/read/seen_tensors.h"
@@ -152,6 +153,7 @@ PYBIND11_MODULE(_C, m) {
   define_session_lock(m);
   define_scopes(m);
   define_cursor(m);
+  define_rows(m);
   define_hook_call(m);
   define_hook_recorder(m);
   define_module_recorder(m);

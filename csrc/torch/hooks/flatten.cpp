@@ -48,6 +48,23 @@ bool holds_no_tensor(PyObject* value) {
          PyFloat_CheckExact(value) || PyUnicode_CheckExact(value);
 }
 
+// False as soon as `visit` is, with an argument that may hold tensors and its label.
+template <class Visit>
+bool each_argument(PyObject* args, PyObject* kwargs, const Visit& visit) {
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args); ++i) {
+    PyObject* const value = PyTuple_GET_ITEM(args, i);
+    if (holds_no_tensor(value)) continue;
+    if (!visit(value, indexed(hook_labels().input, i))) return false;
+  }
+  Py_ssize_t place = 0;
+  PyObject *key = nullptr, *value = nullptr;
+  while (PyDict_Next(kwargs, &place, &key, &value) != 0) {
+    if (holds_no_tensor(value)) continue;
+    if (!visit(value, owned(PyUnicode_FromFormat("input.%U", key)))) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 const HookLabels& hook_labels() {
@@ -81,19 +98,19 @@ bool HookTensors::add(PyObject* value, PyObject* label, HookSites& sites, int de
 }
 
 bool HookTensors::add_arguments(PyObject* args, PyObject* kwargs, HookSites& sites) {
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args); ++i) {
-    PyObject* const value = PyTuple_GET_ITEM(args, i);
-    if (holds_no_tensor(value)) continue;
-    if (!add(value, indexed(hook_labels().input, i).ptr(), sites)) return false;
-  }
-  Py_ssize_t place = 0;
-  PyObject *key = nullptr, *value = nullptr;
-  while (PyDict_Next(kwargs, &place, &key, &value) != 0) {
-    if (holds_no_tensor(value)) continue;
-    const py::object label = owned(PyUnicode_FromFormat("input.%U", key));
-    if (!add(value, label.ptr(), sites)) return false;
-  }
-  return true;
+  return each_argument(args, kwargs, [&](PyObject* value, const py::object& label) {
+    return add(value, label.ptr(), sites);
+  });
+}
+
+py::object labelled_arguments(PyObject* args, PyObject* kwargs) {
+  py::list found;
+  const bool is_all = each_argument(args, kwargs, [&](PyObject* value, const py::object& label) {
+    if (!THPVariable_Check(value) || unpack(value).layout() != at::kStrided) return false;
+    found.append(py::make_tuple(label, py::handle(value)));
+    return true;
+  });
+  return is_all ? py::object(std::move(found)) : py::object();
 }
 
 bool HookTensors::add_tensor(PyObject* tensor, PyObject* label, HookSites& sites) {

@@ -50,4 +50,8 @@ struct HookTensors {
   bool add_tensor(PyObject* tensor, PyObject* label, HookSites& sites);
 };
 
+// A list of (label, tensor), as flatten_arguments() of Python makes it; empty where Python has to
+// look: at containers and sparse tensors.
+pybind11::object labelled_arguments(PyObject* args, PyObject* kwargs);
+
 }  // namespace fastcheck

@@ -9,6 +9,7 @@
 #include <torch/csrc/autograd/python_hook.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/dynamo/compiled_autograd.h>
+#include <torch/csrc/jit/frontend/tracer.h>
 
 #include <algorithm>
 #include <array>
@@ -40,6 +41,7 @@ struct Names {
   PyObject* grad_input = interned("grad_input");
   PyObject* grad_output = interned("grad_output");
   PyObject* reader = interned("reader");
+  PyObject* is_compiling = interned("_is_compiling_flag");
 };
 
 const Names& names() {
@@ -175,6 +177,8 @@ struct ModuleRecorder {
   bool leave(PyObject* output);
 
  private:
+  // An outermost call: Python's enter() with the arguments at hand, where they are ordinary.
+  bool begin(const HookRecorder& of, PyObject* args, PyObject* kwargs) const;
   // A call of an inner module in a step that is not observed.
   bool is_left_out(const HookRecorder& of) const;
   void watch(const HookRecorder& of, const HookTensors::Item& item, const py::object& call,
@@ -297,10 +301,34 @@ bool ModuleRecorder::is_left_out(const HookRecorder& of) const {
          PyList_GET_SIZE(stack_of(of)) == 0;
 }
 
+// True while torch.jit.trace(), torch.export() or a transform of functorch runs the program.
+bool is_traced() {
+  static const py::object* const kCompiler =
+      new py::object(py::module_::import("torch").attr("compiler"));
+  const auto& included = c10::impl::tls_local_dispatch_key_set().included_;
+  return torch::jit::tracer::isTracing() ||
+         included.has(c10::DispatchKey::FuncTorchDynamicLayerFrontMode) ||
+         included.has(c10::DispatchKey::FuncTorchDynamicLayerBackMode) ||
+         py::getattr(*kCompiler, names().is_compiling, py::none()).is(py::bool_(true));
+}
+
+bool ModuleRecorder::begin(const HookRecorder& of, PyObject* args, PyObject* kwargs) const {
+  const py::object observer = of.owner();
+  const py::object inputs = labelled_arguments(args, kwargs);
+  if (observer.is_none() || !inputs || is_traced()) return false;
+  const WithoutTorchFunction plain;
+  const py::object given =
+      py::make_tuple(py::handle(args), py::handle(kwargs), inputs, at::GradMode::is_enabled());
+  observer.attr("enter")(node, inputs, py::none(), given);
+  return true;
+}
+
 bool ModuleRecorder::enter(PyObject* args, PyObject* kwargs) {
   HookRecorder& of = shared();
   if (is_left_out(of)) return true;
-  if (is_off() || !of.is_open || torch::autograd::get_current_graph_task_id() != -1) return false;
+  if (is_off() || torch::autograd::get_current_graph_task_id() != -1) return false;
+  if (PyList_GET_SIZE(stack_of(of)) == 0) return begin(of, args, kwargs);
+  if (!of.is_open) return false;
   const Locked locked(of);
   if (!of.is_open) return false;
   PyObject* const stack = stack_of(of);

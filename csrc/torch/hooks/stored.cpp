@@ -488,7 +488,13 @@ struct MemoryRef {
   }
 };
 
-using MemoryRefObject = Object<MemoryRef>;
+// The same for Python. `other`: the class of Python for tensors that are not ordinary.
+struct OrdinaryRef {
+  MemoryRef memory;
+  py::object other;
+};
+
+using MemoryRefObject = Object<OrdinaryRef>;
 
 bool has_own_memory(PyObject* object) {
   return is_ordinary(object) && has_plain_memory(unpack(object));
@@ -496,31 +502,21 @@ bool has_own_memory(PyObject* object) {
 
 PyObject* is_of(PyObject* self, PyObject* object) {
   return translated([&]() -> PyObject* {
-    if (!has_own_memory(object)) Py_RETURN_NONE;
-    return PyBool_FromLong(MemoryRefObject::of(self).is_of(unpack(object)));
+    const auto& [memory, other] = MemoryRefObject::of(self);
+    if (has_own_memory(object)) return PyBool_FromLong(memory.is_of(unpack(object)));
+    const py::object address = owned(PyLong_FromVoidPtr(memory.address));
+    return other.attr("is_at")(py::handle(object), address, memory.offset).release().ptr();
   });
 }
 
-PyObject* place(PyObject* self, void*) {
-  const MemoryRef& memory = MemoryRefObject::of(self);
-  return Py_BuildValue("(NL)", PyLong_FromVoidPtr(memory.address),
-                       static_cast<long long>(memory.offset));
-}
-
 PyMethodDef kMemoryRefMethods[] = {
-    {"is_of", &is_of, METH_O, "is_of(self, tensor) -> bool | None"},
+    {"is_of", &is_of, METH_O, "is_of(self, tensor) -> bool"},
     {nullptr, nullptr, 0, nullptr},
-};
-
-PyGetSetDef kMemoryRefProperties[] = {
-    {"place", &place, nullptr, nullptr, nullptr},
-    {nullptr, nullptr, nullptr, nullptr, nullptr},
 };
 
 PyType_Slot kMemoryRefSlots[] = {
     {Py_tp_dealloc, as_slot(&MemoryRefObject::destroy)},
     {Py_tp_methods, kMemoryRefMethods},
-    {Py_tp_getset, kMemoryRefProperties},
     {0, nullptr},
 };
 
@@ -539,9 +535,9 @@ PyTypeObject* memory_ref_type() {
   return made;
 }
 
-py::object memory_ref(py::handle object) {
-  if (!has_own_memory(object.ptr())) return py::none();
-  return owned(MemoryRefObject::make(memory_ref_type(), unpack(object)));
+py::object memory_ref(const py::object& other, py::handle object) {
+  if (!has_own_memory(object.ptr())) return other(object);
+  return owned(MemoryRefObject::make(memory_ref_type(), MemoryRef(unpack(object)), other));
 }
 
 // A gradient as it was.
@@ -701,7 +697,7 @@ void define_stored(py::module_& m) {
   m.def("identities", identities, py::arg("tensors"), py::arg("sites"), py::arg("step"),
         py::arg("first_seq"), py::arg("flags"), py::arg("depth"));
   m.attr("MemoryRef") = py::handle(reinterpret_cast<PyObject*>(memory_ref_type()));
-  m.def("memory_ref", memory_ref, py::arg("tensor"));
+  m.def("memory_ref", memory_ref, py::arg("other"), py::arg("tensor"));
   m.attr("GradientProbe") = py::handle(reinterpret_cast<PyObject*>(probe_type()));
   m.def("gradient_probe", gradient_probe, py::arg("gradient"), py::arg("elements"));
   m.def("gradient_probes", gradient_probes, py::arg("places"), py::arg("elements"));

@@ -34,11 +34,8 @@ namespace fastcheck {
 //                              None: there are several, or no tensors
 // identities(tensors, sites, step, first_seq, flags) -> array of int64 (tensors, 7)
 //                              of each an Identity (python/fastcheck/record/format.py)
-// memory_ref(tensor) -> MemoryRef | None
-//                              None: it is not ordinary
-//   .is_of(tensor) -> bool | None
-//                              None: the tensor is not ordinary
-//   .place -> (address, offset)
+// memory_ref(other, tensor) -> MemoryRef, or other(tensor) where it is not ordinary
+//   .is_of(tensor) -> bool
 // gradient_probe(gradient, elements) -> GradientProbe | None
 //                              its memory, version and, on the CPU, first elements; None: it is
 //                              not ordinary

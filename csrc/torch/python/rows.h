@@ -51,4 +51,10 @@ class RingRows {
   long long count_ = 0;
 };
 
+// Defines
+//
+// copy_rows(source, to, count, stream_id, device_index, device_type)
+//                              puts a copy of the first rows on this stream; does not wait
+void define_rows(pybind11::module_& m);
+
 }  // namespace fastcheck

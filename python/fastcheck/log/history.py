@@ -47,7 +47,7 @@ class History:
 
     def add(self, records: np.ndarray) -> None:
         """Adds to the open step."""
-        count = len(records)
+        count = records.size
         if count:
             self.open_chunks.append(records)
             self._starts.append(int(records["seq"][0]))
@@ -117,6 +117,12 @@ class History:
 
     def between(self, first: int, stop: int) -> np.ndarray:
         """The records of the open step with these sequence numbers, oldest first."""
+        if self._starts and first >= self._starts[-1]:
+            at = first - self._starts[-1]
+            part = self.open_chunks[-1][at : at + stop - first]
+            # No number is missing, as a rule.
+            if part.size == stop - first > 0 and part["seq"][-1] == stop - 1:
+                return part
         parts = []
         for chunk in reversed(self.open_chunks):
             numbers = chunk["seq"]

@@ -391,7 +391,7 @@ def _still(optimizer: torch.optim.Optimizer) -> set[int]:
 
 def _is_still(group: dict[str, object]) -> bool:
     rate = group.get("lr")
-    if isinstance(rate, torch.Tensor) and not rate.is_cpu:
+    if type(rate) is not float and isinstance(rate, torch.Tensor) and not rate.is_cpu:
         return True
     return rate is not None and not rate
 
@@ -560,10 +560,10 @@ class StalledWeights:
     def _settle(self, look: UpdateInfo, records: np.ndarray) -> None:
         if look.close is not None or look.buffers or look.stop > look.first_stray:
             self._know_sites()
-        if len(records) < look.stop - look.first:  # of a step too large to be held
+        if records.size < look.stop - look.first:  # of a step too large to be held
             look.watch.is_close = True
             return
-        if len(records) and records["depth"][0] < _FULL:  # in this step all are counts alone
+        if records.size and records["depth"][0] < _FULL:  # in this step all are counts alone
             return
         gradients_at, strays_at = look.first_gradient - look.first, look.first_stray - look.first
         stored, gradients = records[:gradients_at], records[gradients_at:strays_at]
@@ -580,7 +580,7 @@ class StalledWeights:
             look.watch.is_close = self._weigh_gradients(look, look.close, gradients)
         if look.buffers:
             self._warn_about(self._buffers.weigh(look, stored), _sudden)
-        if strays_at < len(records):
+        if strays_at < records.size:
             strays = records[strays_at:]
             self._weigh_strays(dict(zip(strays["site"].tolist(), strays["checksum"].tolist())))
 
@@ -607,7 +607,7 @@ class StalledWeights:
 
     def _glance(self, watch: ObservedUpdates, gradients: np.ndarray) -> None:
         counts = gradients["zero_count"]
-        is_like = len(counts) == len(watch.all_zero)
+        is_like = counts.size == watch.all_zero.size
         if not is_like or (counts >= watch.all_zero).tobytes() != watch.zero:
             watch.is_close = True
 

@@ -107,9 +107,7 @@ class Segment:
         for stream, event in self._written.items():
             event.record(stream)
             copier.wait_event(event)
-        used = self.used
-        with self._streams.on(copier):
-            self.mirror[:used].copy_(self.slots[:used], non_blocking=True)
+        self._streams.copy_rows(copier, self.slots, self.mirror, self.used)
         self.slots.record_stream(copier)
         self._copied.record(copier)
 
@@ -260,13 +258,9 @@ MAX_SEGMENTS = 64
 _FIRST_SEGMENTS = 4
 
 
-class Rows(NamedTuple):
-    """The rows that a recorder writes to; the next row is ``cursor.slot``."""
-
-    observe: Callable[..., None]
-    slots: torch.Tensor
-    identities: np.ndarray
-    cursor: Cursor
+#: Rows that a recorder writes to: the function that reads a tensor, their slots and identities; the
+#: next row is ``cursor.slot``.
+Rows = tuple[Callable[..., None], torch.Tensor, np.ndarray, Cursor]
 
 
 class DeviceRing:
@@ -319,7 +313,8 @@ class DeviceRing:
         of the last call.
         ``observe`` takes the place of the backend's, where there is a free slot.
         """
-        depth = self._depths.of(tensor)
+        depths = self._depths
+        depth = depths.now if depths.now == depths.whole else depths.of(tensor)
         identity = (*identity, depth)
         if self.captured is not None:
             slots = self.captured(self)
@@ -345,7 +340,7 @@ class DeviceRing:
         segment = self._last_used
         if segment is None:
             return None
-        return Rows(self.backend.observe, segment.slots, segment.identities, segment.cursor)
+        return self.backend.observe, segment.slots, segment.identities, segment.cursor
 
     def observe_list(
         self,

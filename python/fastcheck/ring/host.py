@@ -94,7 +94,8 @@ class HostRing:
             self._when_full()
         identity = site, call, step, seq, flags
         if observe is None:
-            depth = self.depths.of(tensor)
+            depths = self.depths
+            depth = depths.now if depths.now == depths.whole else depths.of(tensor)
             is_bad = self._observe(tensor, self.slots, cursor.slot, depth, *identity)
         else:
             is_bad = self.write(tensor, cursor.slot, *identity, observe)

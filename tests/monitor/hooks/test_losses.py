@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
+import weakref
 from typing import Any, Callable, Optional
 
 import numpy as np
@@ -496,6 +498,23 @@ class TestTheLossOfAStep:
             loss().backward()
 
         assert self.loop(retry) == [self.plain]
+
+    def test_the_graph_of_a_backward_that_raised_is_let_go_of(self) -> None:
+        held = []
+
+        def retry(loss: Any, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+            interrupted = loss()
+            interrupted.grad_fn.register_prehook(lambda gradients: held[0].no_such_attribute)
+            held.append(weakref.ref(interrupted))
+            with pytest.raises(AttributeError):
+                interrupted.backward()
+            del interrupted
+            gc.collect()
+            held.append(held[0]())
+            loss().backward()
+
+        self.loop(retry)
+        assert held[1] is None
 
     def test_a_part_whose_gradient_was_thrown_away_does_not_count(self) -> None:
         def backward(loss: Any, model: nn.Module, optimizer: Any) -> None:

@@ -91,7 +91,8 @@ def order_of(tensor: torch.Tensor, logical: bool) -> int:
     """The rule by which ``tensor`` is read. Resolving a lazy view would make it dense."""
     if logical:
         return LOGICAL
-    return STORAGE if tensor.is_conj() or tensor.is_neg() or is_dense(tensor) else LOGICAL
+    is_dense_storage = tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg()
+    return STORAGE if is_dense_storage or is_dense(tensor) else LOGICAL
 
 
 def dtype_and_order(tensor: torch.Tensor, logical: bool = False) -> tuple[int, int]:

@@ -220,10 +220,9 @@ def _run(
         node.ran_compiled = True
         named = list(zip(labels, tensors))
         try:
-            call = (observer.enter if is_enter else observer.leave)(node, named, traced)
             given = arguments_labelled(named) if is_enter else None
-            if given is not None:
-                observer.hold(node, *given, named, traced.is_grad_enabled)
+            held = () if given is None else ((*given, named, traced.is_grad_enabled),)
+            call = (observer.enter if is_enter else observer.leave)(node, named, traced, *held)
         except Exception as error:
             node.enabled = False
             if is_enter:

@@ -29,7 +29,7 @@ from fastcheck.monitor.session.session import Session
 from fastcheck.monitor.weight_updates import StaleCopies
 from fastcheck.utils.text.layout import listed
 from fastcheck.utils.torch.flatten import flatten
-from fastcheck.utils.torch.memory_ref import MemoryRef
+from fastcheck.utils.torch.memory_ref import MemoryRef, memory_ref
 from fastcheck.utils.torch.own_operators import no_grad, unobserved
 from fastcheck.utils.torch.rank import group_size
 from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read, has_memory, is_materialised
@@ -126,9 +126,9 @@ class _Losses:
         self._root: Optional[tuple[MemoryRef, int, int]] = None
 
     def scaled(self, scaler: Any, outputs: Any, results: Any) -> None:
-        self._given.extend(MemoryRef(tensor) for _, tensor in flatten(outputs, ""))
+        self._given.extend(memory_ref(tensor) for _, tensor in flatten(outputs, ""))
         ref = weakref.ref(scaler)
-        self._made.extend((MemoryRef(tensor), ref) for _, tensor in flatten(results, ""))
+        self._made.extend((memory_ref(tensor), ref) for _, tensor in flatten(results, ""))
 
     def backward_began(self, roots: Sequence[torch.Tensor]) -> bool:
         """True if it is on the same loss as the call before."""
@@ -141,10 +141,10 @@ class _Losses:
         root = roots[0] if len(roots) == 1 else None
         if root is None or root.grad_fn is None or root.numel() != 1:
             return False
-        if not root.untyped_storage().nbytes():
+        self._root = memory_ref(root), root._version, root.grad_fn._sequence_nr()
+        if before is None or not before[0].is_of(root) or before[1:] != self._root[1:]:
             return False
-        self._root = MemoryRef(root), root._version, root.grad_fn._sequence_nr()
-        return before is not None and before[0].is_of(root) and before[1:] == self._root[1:]
+        return root.untyped_storage().nbytes() > 0
 
     def update_comes(self) -> None:
         if self._given or self._made:
@@ -163,7 +163,7 @@ class _Chain:
         # Its group and its place in it: torch refuses to swap a parameter that has weak references.
         self._place: Optional[tuple[int, int]] = None
         # The gradient as the last update, backward() or clipping has left it.
-        self._left: Optional[tuple[MemoryRef, int, int]] = None
+        self._left: Optional[tuple[MemoryRef, int]] = None
         self.since = _SinceUpdate()
         self.since.is_whole = False
         # The last update came after a backward().
@@ -209,21 +209,14 @@ class _Chain:
             return False
         return self._left[0].is_of(gradient) and self._left[1] == gradient._version
 
-    def leave(self, gradient: Optional[torch.Tensor], *, is_new: bool = False) -> None:
-        left = self._left
-        if gradient is None:
-            self._left = None
-            return
-        # backward() may have made another object with the same id.
-        number = id(gradient)
-        is_known = left is not None and left[2] == number and not is_new
-        memory = left[0] if left is not None and is_known else MemoryRef(gradient)
-        self._left = memory, gradient._version, number
+    def leave(self, gradient: Optional[torch.Tensor]) -> None:
+        self._left = None if gradient is None else (memory_ref(gradient), gradient._version)
 
     def backward_began(self, is_again: bool) -> None:
         """``is_again``: on the same loss as the call before."""
-        gradient, since = self.gradient, self.since
-        is_as_left = self.is_left(gradient)
+        parameter, since = self.parameter, self.since
+        gradient = None if parameter is None else parameter.grad
+        is_as_left = gradient is not None and self.is_left(gradient)
         since.is_across = (since.is_across or since.is_passed) and is_as_left
         since.is_again = is_again and is_as_left
         since.clippings = since.clippings if is_as_left else 0
@@ -256,12 +249,13 @@ class _Chain:
         if place is not None:
             self._place, self.added, self.since.is_whole = place, 0, False
             self.weights = None
-            self.leave(self.gradient, is_new=True)
+            self.leave(self.gradient)
         return False
 
     def backward_ended(self, scaler: Any) -> None:
         """``scaler``: the GradScaler that has made the loss of it."""
-        optimizer, gradient, left = self._optimizer(), self.gradient, self._left
+        optimizer, parameter, left = self._optimizer(), self.parameter, self._left
+        gradient = None if parameter is None else parameter.grad
         if gradient is None and optimizer is not None:
             self._place = next((place for place, _ in _gradients_of(optimizer)), None)
             self.since.is_whole, self.weights = False, None
@@ -279,7 +273,7 @@ class _Chain:
             self.since.scaled = probe(gradient) if gradient.is_cpu else None
         elif scaler is None:
             self.since.scaled = None
-        self.leave(gradient, is_new=True)
+        self.leave(gradient)
         self.since.had_gradient = self._left is not None
 
     def is_multiplied_by(self, factor: float) -> bool:
@@ -704,7 +698,7 @@ class Facts:
             ends = (module.get_input_embeddings(), module.get_output_embeddings())
             given, made = (getattr(end, "weight", None) for end in ends)
             if given is not None and made is not None and given is not made:
-                is_one = has_memory(given) and MemoryRef(given).is_of(made)
+                is_one = has_memory(given) and memory_ref(given).is_of(made)
                 if given.shape == made.shape and not is_one:
                     about = "the input embedding and the output layer (tie_word_embeddings)"
                     self._tell("untied", 2, about)

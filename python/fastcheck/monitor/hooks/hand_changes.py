@@ -11,7 +11,7 @@ import torch
 from fastcheck.calls.module_calls import ModuleNode
 from fastcheck.calls.stored import StoredTensor, parameter_at
 from fastcheck.extension import status
-from fastcheck.utils.torch.memory_ref import MemoryRef
+from fastcheck.utils.torch.memory_ref import MemoryRef, memory_ref
 from fastcheck.utils.torch.own_operators import no_grad, unobserved
 from fastcheck.utils.torch.readable import can_read, has_memory
 from fastcheck.utils.torch.sharding import local
@@ -52,7 +52,7 @@ AnyProbe = Union["GradientProbe", Probe]
 def probe(gradient: torch.Tensor) -> AnyProbe:
     """A probe of a gradient: in C++ where it is an ordinary gradient, float32 on the CPU."""
     made = None if status.module is None else status.module.gradient_probe(gradient, _ELEMENTS)
-    return made or Probe(MemoryRef(gradient), local(gradient)._version, first_elements(gradient))
+    return made or Probe(memory_ref(gradient), local(gradient)._version, first_elements(gradient))
 
 
 #: Probes of the gradients of parameters, by place.

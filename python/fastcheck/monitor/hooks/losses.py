@@ -27,7 +27,7 @@ from fastcheck.monitor.session.session import Session
 from fastcheck.record.format import Flag
 from fastcheck.record.site import GIVEN_LOSS, GRAD_LOSS, SCALED_LOSS, Site
 from fastcheck.utils.torch.flatten import flatten
-from fastcheck.utils.torch.memory_ref import MemoryRef
+from fastcheck.utils.torch.memory_ref import MemoryRef, memory_ref
 from fastcheck.utils.torch.own_operators import unobserved
 from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read
 from fastcheck.verdict.step import Step
@@ -161,18 +161,21 @@ class LossReader:
             if loss.numel() == 1 and can_hold_nonfinite(loss) and can_read(loss):
                 is_own_scaled = session.config.training.has_own_scale and loss is root
                 name = GRAD_LOSS if is_grad else SCALED_LOSS if is_own_scaled else "loss"
-                gradient = gradients[position] if position < len(gradients) else None
-                value = _without_graph(loss) if gradient is None else _times(loss, gradient)
+                gradient = gradients[position] if gradients[position:] else None
+                # Reading it here keeps no graph.
+                value = loss if is_ours else _without_graph(loss)
+                value = value if gradient is None else _times(loss, gradient)
                 is_product = type(root.grad_fn).__name__ == "MulBackward0"
                 if is_product and loss is root and name == "loss":
                     backward.scale = _constant_scale(root)
                     if backward.scale is not None:
                         with unobserved():
-                            value = value / backward.scale
+                            value = value.detach() / backward.scale
                 backward.losses.append((value, position, name))
         backward.is_ours = is_ours
         if backward.is_ours:
             self._read_roots(backward)
+            backward.losses = []  # a backward() that raises does not hold their graph
         return backward.is_ours
 
     def ended(self, was_alone: bool) -> bool:
@@ -205,7 +208,7 @@ class LossReader:
         """A GradScaler has made ``results`` of ``outputs``."""
         for loss, result in zip(_tensors(outputs), _tensors(results)):
             # The graph of the loss is that of the result.
-            self._scaled[id(result)] = MemoryRef(result), _without_graph(loss)
+            self._scaled[id(result)] = memory_ref(result), _without_graph(loss)
 
     def _read_roots(self, backward: _Backward) -> None:
         session, training = self._session, self._session.config.training
@@ -221,7 +224,7 @@ class LossReader:
         if backward.losses:
             self._last = []
         for loss, position, name in backward.losses:
-            self._last.append(MemoryRef(loss))
+            self._last.append(memory_ref(loss))
             label = name if position == 0 else f"{name}[{position}]"
             flags |= int(Flag.SCALED) if name == SCALED_LOSS else 0
             self._read(loss, position, label, flags)

@@ -43,6 +43,9 @@ from .hook_support import look_again, warn_of_copy
 from .step_watcher import StepWatcher
 from .traced import Traced, trace_enter, trace_leave
 
+#: The arguments of a call, the tensors among them with their labels, and whether gradients are on.
+Given = tuple[tuple[Any, ...], dict[str, Any], list[tuple[str, torch.Tensor]], bool]
+
 _NOT_GIVEN = object()
 
 
@@ -206,8 +209,7 @@ def _enter(
     observer: ModuleObserver, node: ModuleNode, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
     tensors = flatten_arguments(args, kwargs)
-    _pass(observer.enter, node, tensors)
-    observer.hold(node, args, kwargs, tensors, torch.is_grad_enabled())
+    _pass(observer.enter, node, tensors, (args, kwargs, tensors, torch.is_grad_enabled()))
 
 
 def _leave(observer: ModuleObserver, node: ModuleNode, output: Any) -> None:
@@ -215,7 +217,10 @@ def _leave(observer: ModuleObserver, node: ModuleNode, output: Any) -> None:
 
 
 def _pass(
-    method: Callable[..., Any], node: ModuleNode, tensors: list[tuple[str, torch.Tensor]]
+    method: Callable[..., Any],
+    node: ModuleNode,
+    tensors: list[tuple[str, torch.Tensor]],
+    *given: Given,
 ) -> None:
     if is_transformed():
         with untransformed():
@@ -228,7 +233,7 @@ def _pass(
             # us.
             tensors = [_values_of(label, tensor) for label, tensor in tensors]
             break
-    method(node, tensors, None)
+    method(node, tensors, None, *given)
 
 
 def _values_of(label: str, tensor: torch.Tensor) -> tuple[str, torch.Tensor]:
@@ -362,9 +367,14 @@ class ModuleObserver:
             self.session.begin_pass()
 
     def enter(
-        self, node: ModuleNode, inputs: list[tuple[str, torch.Tensor]], traced: Optional[Traced]
+        self,
+        node: ModuleNode,
+        inputs: list[tuple[str, torch.Tensor]],
+        traced: Optional[Traced],
+        given: Optional[Given] = None,
     ) -> Optional[Call]:
-        """A module is called: reads the arguments that were not read yet.
+        """A module is called: reads the arguments that were not read yet. Those of a call from
+        outside are kept, which may be run again (``given``).
 
         ``traced``: the call runs compiled, and this is what tracing knew of the tensors.
         """
@@ -413,23 +423,11 @@ class ModuleObserver:
             if session.rings.settles_calls:
                 session.settle_call()
             session.level.open_recorder()
+            if given is not None and call.parent is None:
+                args, kwargs, tensors, is_grad_enabled = given
+                if is_grad_enabled and session.config.finds_operators and session.tape is None:
+                    session.passes.hold(step.index, call, args, kwargs, tensors)
         return call
-
-    def hold(
-        self,
-        node: ModuleNode,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        tensors: list[tuple[str, torch.Tensor]],
-        is_grad_enabled: bool,
-    ) -> None:
-        """Keeps the arguments of a call from outside, which may be run again."""
-        session, stack = self.session, self._local.stack
-        is_entry = len(stack) == 1 and stack[0].node is node
-        is_wanted = is_grad_enabled and session.config.finds_operators and session.tape is None
-        if is_entry and is_wanted and not is_transformed():
-            with session.lock:
-                session.passes.hold(session.step.index, stack[0], args, kwargs, tensors)
 
     def leave(
         self, node: ModuleNode, outputs: list[tuple[str, torch.Tensor]], traced: Optional[Traced]

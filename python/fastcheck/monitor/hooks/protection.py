@@ -52,7 +52,7 @@ class HostGuard:
         """
         self.after_update(optimizer)  # of a step that raised
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        if is_compiling() or not parameters or not are_on_host(parameters):
+        if not parameters or not are_on_host(parameters) or is_compiling():
             return None
         gradients = [grad for many in gradients_by_device(optimizer).values() for grad in many]
         if not are_on_host(gradients):

@@ -27,7 +27,7 @@ from fastcheck.monitor.session.session import Session
 from fastcheck.monitor.weight_updates import StalledWeights, UpdateInfo, UpdateWatcher
 from fastcheck.record.format import DTYPES, VALUE_BYTES, Depth, Flag
 from fastcheck.record.statistics import FLOAT_FORMATS
-from fastcheck.utils.torch.memory_ref import MemoryRef
+from fastcheck.utils.torch.memory_ref import MemoryRef, memory_ref
 from fastcheck.utils.torch.own_operators import no_grad, unobserved
 from fastcheck.utils.torch.readable import are_on_host, can_read, common_device, has_memory
 from fastcheck.utils.torch.sharding import is_part, local
@@ -68,7 +68,7 @@ class EarlyGradients:
 
     def add(self, gradient: torch.Tensor, seq: int) -> None:
         """``gradient`` was read, as the record ``seq``."""
-        self._read[id(gradient)] = MemoryRef(gradient), local(gradient)._version, seq
+        self._read[id(gradient)] = memory_ref(gradient), local(gradient)._version, seq
 
     def find(self, gradient: torch.Tensor) -> Optional[int]:
         """The number of its record; None where it was not read, or has changed since."""
@@ -115,7 +115,7 @@ class LargeSquares:
 
     def weigh(self, records: np.ndarray) -> None:
         """The records of an update's gradients are on the host."""
-        if not len(records) or records["depth"][0] < _STATS:
+        if not records.size or records["depth"][0] < _STATS:
             return
         module = status.module
         if module is not None and module.largest_magnitude(records) <= _SMALLEST_LIMIT:
@@ -237,7 +237,7 @@ class StateReader:
             self._large_squares.weigh(history.between(first, stop))
             return
         records = history.between(look.first, look.stop)
-        is_whole = len(records) == look.stop - look.first
+        is_whole = records.size == look.stop - look.first
         part = slice(first - look.first, stop - look.first)
         self._large_squares.weigh(records[part] if is_whole else history.between(first, stop))
         self.stalled_weights.settle(look, records)

@@ -181,7 +181,8 @@ class StepWatcher:
                 # Every rank has judged its records: if one stops, none applies its update.
                 self.ends.reach_boundary()
             self.protection.before_update(optimizer)
-        session.level.update_began()
+        if session.config.level == "op":
+            session.level.update_began()
         return True
 
     def _look_at_copies(self, optimizer: torch.optim.Optimizer, has_closure: bool) -> bool:
@@ -301,7 +302,7 @@ class StepWatcher:
         is_ours = self._apart("the loss", self._losses.began, roots, gradients, inputs, is_known)
         if is_ours and session.config.finds_operators and session.tape is None:
             note = session.backwards.derivatives.note
-            self._apart("derivatives", note, session.step.index, roots)
+            self._apart("derivatives", note, session.step.index, roots, session.rings.is_deferred)
         return is_ours or self._sees_all
 
     def pass_without_gradients(self, node: ModuleNode) -> None:
@@ -322,7 +323,8 @@ class StepWatcher:
             self._apart("updates by the loop", self._state.updated_by_loop)
             self.ends.closed_steps += 1
             return True
-        if self.session.config.level == "op" or not self.ends.unfinished.probes:
+        is_looked_for = self.ends.unfinished.probes and not self.session.is_closed
+        if self.session.config.level == "op" or not is_looked_for:
             return False
         is_within = self._evaluating is not None
         is_over = not is_within and self._apart("unfinished steps", self.ends.unfinished.is_over)
@@ -339,12 +341,11 @@ class StepWatcher:
 
     def backward_ended(self) -> bool:
         session, ends = self.session, self.ends
-        was_alone, owns = session.backwards.ended(), session.backwards.owns_gradients
-        is_captured = session.tape is not None
-        if was_alone is not None and owns and self._facts.is_on and not is_captured:
-            self._apart(_LOOP, self._facts.backward_ended)
+        was_alone, is_captured = session.backwards.ended(), session.tape is not None
+        if was_alone is not None:
+            self._notice(self._facts.backward_ended)
         is_ours = self._apart("the loss", self._losses.ended, bool(was_alone))
-        if is_ours and owns:
+        if is_ours and session.backwards.owns_gradients:
             self._apart("gradients after backward", self._read_after_backward)
             if ends.others.is_on:
                 self._apart("updates by the loop", ends.by_loop.after_backward)
@@ -380,7 +381,11 @@ class StepWatcher:
         """
         is_on = self._facts.is_on and self.session.tape is None
         if is_on and self.session.backwards.owns_gradients:
-            self._apart(_LOOP, method, *args)
+            try:
+                method(*args)
+            except Exception as error:
+                self._facts.is_on = False
+                self.session.report_internal_error(_LOOP, error)
 
     def before_clipping(self, gradients: Sequence[torch.Tensor]) -> bool:
         self._notice(self._facts.clipping, gradients)

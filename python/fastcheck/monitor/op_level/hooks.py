@@ -16,6 +16,7 @@ from fastcheck.extension import extension
 from fastcheck.monitor.hooks.module_observer import (
     ForwardHook,
     ForwardPreHook,
+    Given,
     ModuleObserver,
     last_pass,
 )
@@ -71,7 +72,11 @@ class OpModuleObserver(ModuleObserver):
         return ForwardPreHook(self, node), ForwardHook(self, node)
 
     def enter(
-        self, node: ModuleNode, inputs: list[tuple[str, torch.Tensor]], traced: Optional[Traced]
+        self,
+        node: ModuleNode,
+        inputs: list[tuple[str, torch.Tensor]],
+        traced: Optional[Traced],
+        given: Optional[Given] = None,
     ) -> Optional[Call]:
         stack, session = self._stack.nodes, self.session
         if stack and (session.is_closed or node is stack[0]) and not _is_called(stack[0], node):

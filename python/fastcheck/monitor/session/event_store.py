@@ -243,7 +243,7 @@ class EventStore:
             self.store(step)
 
     def _end(self, step: Step) -> None:
-        if not hasattr(step, "rules"):  # an interrupt came before the next step
+        if "rules" not in step.__dict__:  # an interrupt came before the next step
             return
         if step.findings.all:
             if step.findings.has_held_gradients:
@@ -336,7 +336,7 @@ class EventStore:
         """Judges one entry, whose records are on the host, or does what is due at that moment."""
         self._current = step
         if type(entry) is entries.Moment:
-            _AT[id(entry)](self, step)
+            _AT[entry._value_](self, step)
         elif isinstance(entry, entries.Task):
             entry.run(bad)
         elif isinstance(entry, entries.ScaleDecided):
@@ -480,15 +480,15 @@ class EventStore:
             self.archive.log.append_event(*self.events_of(changed))
 
 
-# The actions by the id() of the moment: an Enum's hash runs a line of Python.
+# The actions by the value of the moment: an Enum's hash runs a line of Python, as does `value`.
 _AT: Mapping[int, Callable[[EventStore, Step], object]] = {
-    id(entries.Moment.CLOSED): EventStore._close,
-    id(entries.Moment.ENDED): EventStore._end,
-    id(entries.Moment.UPDATE_DUE): lambda _, step: step.rules.ensure_event(),
-    id(entries.Moment.SCALED_USED): lambda _, step: step.rules.settle_scaled(skipped=False),
-    id(entries.Moment.UPDATE_LEFT_OUT): EventStore._settle_left_out,
-    id(entries.Moment.OWN_SCALE_UPDATED): EventStore._settle_own_scale,
-    id(entries.Moment.ALL_READ): lambda _, step: step.rules.settle(),
+    entries.Moment.CLOSED._value_: EventStore._close,
+    entries.Moment.ENDED._value_: EventStore._end,
+    entries.Moment.UPDATE_DUE._value_: lambda _, step: step.rules.ensure_event(),
+    entries.Moment.SCALED_USED._value_: lambda _, step: step.rules.settle_scaled(skipped=False),
+    entries.Moment.UPDATE_LEFT_OUT._value_: EventStore._settle_left_out,
+    entries.Moment.OWN_SCALE_UPDATED._value_: EventStore._settle_own_scale,
+    entries.Moment.ALL_READ._value_: lambda _, step: step.rules.settle(),
 }
 
 

@@ -103,7 +103,7 @@ class StatusReader:
     def __init__(self, session: StatusOwner) -> None:
         self._session = session
         self._resets = session.config.training.reset_overflow_status
-        self._devices: dict[torch.device, _Device] = {}
+        self.devices: dict[torch.device, _Device] = {}
         self._modes: dict[torch.device, DeviceMode] = {}
         # Behind operators: the last tensor that showed an overflow.
         self._last_bad = -1
@@ -113,7 +113,7 @@ class StatusReader:
         self._modes[device] = backend.device_mode
         if backend.overflow_status is None:
             return
-        entry = self._devices[device] = _Device(device, backend.overflow_status)
+        entry = self.devices[device] = _Device(device, backend.overflow_status)
         if self._resets:
             # The status that was set before does not come from this run.
             try:
@@ -124,7 +124,7 @@ class StatusReader:
     def read(self) -> None:
         """Starts to read, at a step boundary, what has overflowed since the boundary before."""
         session = self._session
-        for entry in self._devices.values():
+        for entry in self.devices.values():
             observe = functools.partial(
                 session.level.observe, site=self._site(entry), call=0, flags=0
             )
@@ -163,7 +163,7 @@ class StatusReader:
         """Lets read_after_op() be called for this device from now on; False: there is nothing to
         read.
         """
-        entry = self._devices.get(device)
+        entry = self.devices.get(device)
         if entry is None:
             return False
         entry.follows_ops = True
@@ -177,7 +177,7 @@ class StatusReader:
         def observe(word: torch.Tensor) -> None:
             ring.observe(word, (*identity, 0, *dtype_and_order(word)))
 
-        self._read(self._devices[device], observe)
+        self._read(self.devices[device], observe)
 
     def arrived(self, words: np.ndarray, bad: np.ndarray) -> list[Hit]:
         """Readings behind operators, and the numbers of the tensors in between that show an
@@ -186,7 +186,7 @@ class StatusReader:
         hits: list[Hit] = []
         sites = self._session.sites
         index = np.array([sites[site].index for site in words["site"]])
-        for entry in self._devices.values():
+        for entry in self.devices.values():
             mine = words[index == entry.device.index]
             if len(mine):
                 hits += entry.take(mine, self._resets)
@@ -255,7 +255,7 @@ class StatusReader:
         return f"{backward}{site.op} #{int(word['call'])} in {module_name(site)}"
 
     def _saturating(self, device: torch.device) -> str:
-        entry = self._devices.get(device)
+        entry = self.devices.get(device)
         said = (
             f"{device} saturates: an overflow leaves the largest finite number there, counted in "
             "outputs and gradients, and a NaN leaves 0, which no value shows"

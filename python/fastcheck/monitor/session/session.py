@@ -252,6 +252,8 @@ class ModuleLevel(Level):
         self.host = HostRing(session.rings.depths, when_full=self._make_room, cursor=self.cursor)
         self.seen: SeenTensors = make_seen()
         self.reader = make_reader(self.seen, self.host)
+        # The number of the next record when the drain was handed what was read until then.
+        self._submitted = 0
         self.recorder: HookRecorder = make_recorder(self.reader, self.cursor, session.lock)
 
     def _set_next_seq(self, value: int) -> None:
@@ -519,16 +521,22 @@ class ModuleLevel(Level):
             session.event_store.archive.history.add(self.host.take())
 
     def submit(self, closes_step: bool) -> None:
-        self.recorder.read_waiting()
+        # The end of a step follows its close, as a rule without any reading between them.
+        has_read, self._submitted = self.cursor.seq != self._submitted, self.cursor.seq
+        if has_read:
+            self.recorder.read_waiting()
         session, step = self.session, self.session.step
         journal, step.journal = step.journal, entries.Journal()
         if session.tape is not None:
             session.tape.take(step, journal, closes_step)
             return
         self.recorder.redirect(step.journal.entries)
-        self.recorder.clear_target()
         records = [self.host.take()] if self.cursor.slot else []
-        early, segments = session.rings.cut()
+        early: list[np.ndarray] = []
+        segments: list[tuple[DeviceRing, Segment]] = []
+        if has_read:
+            self.recorder.clear_target()
+            early, segments = session.rings.cut()
         compared = self.recorder.compared
         session.drain.submit(
             StepPart(step, journal, records + early, segments, closes_step, compared)
@@ -852,7 +860,8 @@ class Session:
             self.rings.set_depth(
                 self.rings.depth_at(self.step.index) if self.tape is None else Depth.HEALTH
             )
-        level.step_began()
+        if self.config.level == "op":
+            level.step_began()
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
@@ -910,7 +919,8 @@ class Session:
             # Findings that the pass would have decided stay as they are.
             self.due(entries.Moment.CLOSED)
         self.is_active = is_wanted
-        self.level.set_active(is_wanted)
+        if self.config.level == "op":
+            self.level.set_active(is_wanted)
 
     def close_step(self) -> None:
         """Settles the step and has it written down. May be called again for the same step, after
@@ -920,7 +930,8 @@ class Session:
             self.recorder.close()
             self.is_closed = True
             if self.is_active:
-                self.rings.overflow.read()
+                if self.rings.overflow.devices:
+                    self.rings.overflow.read()
                 self.due(entries.Moment.CLOSED)
                 if self.rings.is_deferred:
                     self.submit(closes_step=True)
@@ -928,7 +939,8 @@ class Session:
                         self.drain.bound()
                     else:
                         self.drain.wait()
-        self.level.step_closed()
+        if self.config.level == "op":
+            self.level.step_closed()
 
     def end_part(self) -> None:
         """An optimizer has stepped, and another optimizer is going to, in the same step."""

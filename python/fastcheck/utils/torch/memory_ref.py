@@ -4,7 +4,8 @@ sparse tensors.
 
 from __future__ import annotations
 
-from typing import Any, Optional
+import functools
+from typing import Any, Callable, Optional
 
 import torch
 
@@ -66,25 +67,28 @@ class MemoryRef:
     and with it the conversion of a module.
     """
 
-    __slots__ = ("_offset", "_ordinary", "_storage")
+    __slots__ = ("_offset", "_storage")
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        # The reference to an ordinary tensor, in C++ (csrc/torch/hooks/stored.h).
-        self._ordinary = None if status.module is None else status.module.memory_ref(tensor)
-        if self._ordinary is not None:
-            return
         storage, self._offset = _memory_of(tensor)
         self._storage = WeakStorage(storage)
 
     def is_of(self, tensor: torch.Tensor) -> bool:
         """True if ``tensor`` has the same memory; False where it has none."""
-        ordinary = self._ordinary
-        is_same: Optional[bool] = None if ordinary is None else ordinary.is_of(tensor)
-        if is_same is not None:
-            return is_same
-        storage, offset = _memory_of(tensor)
-        place = (self._storage.address, self._offset) if ordinary is None else ordinary.place
-        return storage is not None and (storage._cdata, offset) == place
+        return self.is_at(tensor, self._storage.address, self._offset)
+
+    @staticmethod
+    def is_at(tensor: torch.Tensor, address: int, offset: int) -> bool:
+        """True if this is where the memory of ``tensor`` begins."""
+        storage, begin = _memory_of(tensor)
+        return storage is not None and (storage._cdata, begin) == (address, offset)
+
+
+#: Makes a MemoryRef: in C++ of an ordinary tensor (csrc/torch/hooks/stored.h).
+memory_ref: Callable[[torch.Tensor], MemoryRef]
+memory_ref = (
+    MemoryRef if status.module is None else functools.partial(status.module.memory_ref, MemoryRef)
+)
 
 
 def _memory_of(tensor: torch.Tensor) -> tuple[Any, int]:

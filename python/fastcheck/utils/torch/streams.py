@@ -8,6 +8,8 @@ from typing import Any, Callable, Optional
 
 import torch
 
+from fastcheck.extension import status
+
 # cudaStreamCaptureModeRelaxed
 _RELAXED = 2
 
@@ -34,10 +36,9 @@ class DeviceStreams:
         # A tenth of the module's time; but events of some devices take only their own class of
         # streams.
         key = self._current_handle(self.device.index)
-        stream = self._known.get(key)
-        if stream is None:
-            stream = self._known[key] = self._module.current_stream(self.device)
-        return stream
+        if key not in self._known:
+            self._known[key] = self._module.current_stream(self.device)
+        return self._known[key]
 
     def here(self) -> contextlib.AbstractContextManager[Any]:
         """Makes this device the current device within a ``with`` statement. torch does not do so
@@ -83,6 +84,15 @@ class DeviceStreams:
     def on(self, stream: Any) -> contextlib.AbstractContextManager[Any]:
         """Makes ``stream`` the current stream within a ``with`` statement."""
         return self._module.stream(stream)
+
+    def copy_rows(self, stream: Any, source: torch.Tensor, to: torch.Tensor, count: int) -> None:
+        """Puts a copy of the first rows on ``stream``. Does not wait."""
+        if status.module is not None and isinstance(stream, torch.Stream):
+            place = stream.stream_id, stream.device_index, stream.device_type
+            status.module.copy_rows(source, to, count, *place)
+            return
+        with self.on(stream):
+            to[:count].copy_(source[:count], non_blocking=True)
 
     def pinned(self, rows: int, row_bytes: int) -> torch.Tensor:
         """A uint8 tensor of zeros on the host, to which the device can copy asynchronously."""
