@@ -716,8 +716,9 @@ def triplets_without_positives(fixed: bool) -> Made:
         far = (z[:, None] - z).square().sum(-1)
         count = same.sum()
         return update(
-            optimizer, (far * same).sum() / (count.clamp_min(1) if fixed else count)
-        )  # FAULT
+            optimizer,
+            (far * same).sum() / (count.clamp_min(1) if fixed else count),  # FAULT
+        )
 
     return [model], step
 

@@ -183,8 +183,9 @@ def character_without_a_frame(fixed: bool) -> Made:
             share = share.clamp_min(1e-10)
         target = whole(i, 1, 5, 4, 5).float()
         return update(
-            optimizer, -(target / target.sum(-1, keepdim=True) * share.log()).mean()
-        )  # FAULT
+            optimizer,
+            -(target / target.sum(-1, keepdim=True) * share.log()).mean(),  # FAULT
+        )
 
     return [model], step
 

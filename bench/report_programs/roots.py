@@ -270,8 +270,9 @@ def hyperbolic_distance_of_equal_points(fixed: bool) -> Made:
         ratio = (a - b).square().sum(-1) / ((1 - a.square().sum(-1)) * (1 - b.square().sum(-1)))
         inside = 1 + 2 * ratio
         return update(
-            optimizer, (inside.clamp_min(1 + 1e-5) if fixed else inside).acosh().mean()
-        )  # FAULT
+            optimizer,
+            (inside.clamp_min(1 + 1e-5) if fixed else inside).acosh().mean(),  # FAULT
+        )
 
     return [model], step
 

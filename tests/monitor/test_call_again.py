@@ -806,7 +806,9 @@ def test_a_bad_batch_is_named_with_the_line_that_assigned_it(level: str) -> None
             model(batch[0])
     made = stop.value.report.made_by
     assert made is not None and made.inputs == ()
-    assert "Usual sources: missing values" in " ".join(str(stop.value).split())
+    text = " ".join(str(stop.value).split())
+    assert "Look at the lines that may have made it: it divides, and 0/0 is NaN" in text
+    assert len(made.written) == 1 and " in _scaled: return {name: " in made.written[0]
     assert re.match(
         r"x, assigned at .*test_call_again.py:\d+ in test_\w+: x = _scaled\(", made.variable
     )

@@ -224,8 +224,13 @@ def test_a_value_from_outside_whose_variable_is_gone() -> None:
         weight = y.numel() / count / (y.numel() / count - 1)
         return (weight * y).mean()
 
-    text = " ".join(str(stop_of(weighted)).split())
+    stop = stop_of(weighted)
+    text = " ".join(str(stop).split())
     assert "try 1. The loss read a tensor that is not finite and has no graph" in text
+    assert "Look where it is made: it divides, and 0/0 is NaN" in text
+    assert stop.report.made_by is not None
+    (place,) = stop.report.made_by.written
+    assert place.endswith("in weighted: weight = y.numel() / count / (y.numel() / count - 1)")
 
 
 def test_what_a_bad_value_was_assigned_from() -> None:
@@ -860,7 +865,7 @@ def test_what_is_computed_between_two_models() -> None:
     assert made is not None and made.operator == "DivBackward0"
     assert "the first operator in the graph of input[0] whose result is not finite" in text
     assert "try 1. The divisor other (MulBackward0) is 0 throughout" in text
-    assert "To find the line, run again" in text
+    assert made.written[0].endswith(": second(y / (y.norm(dim=-1, keepdim=True) * 0))")
 
 
 @pytest.mark.parametrize("level", ["module", "op"])

@@ -77,9 +77,11 @@ def test_a_number_by_which_whole_weights_are_divided() -> None:
     assert "1 - beta ** t is 0 at t = 0" in _tried(stop)
 
 
-def test_without_a_state_nothing_is_said_of_it() -> None:
-    stop = stop_of(first=1, is_rsqrt=True, keeps=False)
-    assert stop.report.made_by is None
+def test_without_a_state_the_lines_of_the_step_are_named() -> None:
+    stop, made = made_by(first=1, is_rsqrt=True, keeps=False)
+    assert made.how == "Adam is an optimizer of the program's own."
+    sources = [place.partition(": ")[2] for place in made.written]
+    assert len(sources) == 3 and sources[1] == "p.sub_(1e-3 * m * (v.rsqrt() + 1e-8))"
     assert "state" not in _tried(stop)
 
 

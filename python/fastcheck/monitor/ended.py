@@ -17,7 +17,7 @@ from fastcheck.record.event import Event
 from fastcheck.record.format import Verdict
 from fastcheck.record.site import Site
 from fastcheck.report.advice.choose import advise
-from fastcheck.report.advice.source import on_source
+from fastcheck.report.advice.source import on_source, on_written
 from fastcheck.report.error import OverflowDetected
 from fastcheck.report.render import made_by_lines
 from fastcheck.report.stop_report import StopReport
@@ -28,6 +28,7 @@ from fastcheck.utils.torch.frames import past_frames
 
 from .loss_graph import search_held
 from .session.session import Session
+from .written_lines import with_lines
 
 _WIDTH = 86
 _KINDS = (("nan_count", "NaN"), ("posinf_count", "+Inf"))
@@ -58,9 +59,10 @@ def _text(error: BaseException, step: int) -> str:
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     with past_frames(frames[::-1]):
         held = search_held(frames, with_data=isinstance(error, _OF_NUMBERS))
-    if held is None:
-        return ""
-    name, tensor, made = held
+        if held is None:
+            return ""
+        name, tensor, made = held
+        made = None if made is None else with_lines(made)
     record = stats(tensor.detach()).record
     counts = (f"{int(record[field]):,} {kind}" for field, kind in _KINDS if record[field])
     head = f"{type(error).__name__} ended the run in step {step}, where {name} held "
@@ -71,7 +73,7 @@ def _text(error: BaseException, step: int) -> str:
         event = Event(site, record, step, Verdict.ORIGIN, "", counted=False)
         report = StopReport(event, step, made_by=made)
         lines += made_by_lines(report, _WIDTH)
-        of_line = on_source(made.variable.partition(": ")[2])
+        of_line = on_source(made.variable.partition(": ")[2]) or on_written(made.written)
         item = advise(report)[0] if made.operator else of_line
         lines += [] if item is None else wrap(f"try: {item.text}", _WIDTH)
     return "\n  ".join(lines)

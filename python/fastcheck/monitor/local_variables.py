@@ -9,7 +9,6 @@ import linecache
 import operator
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import starmap
 from types import FrameType
 from typing import Any, Callable, NamedTuple, Optional
 
@@ -92,11 +91,24 @@ class Variable(NamedTuple):
         )
         return sorted([*assignments.get(self.name, ()), *of_elements])
 
-    def __str__(self) -> str:
-        if self.last is None:
-            return self._as_argument()
+    def origin(self) -> tuple[Frame, list[tuple[int, int]]]:
+        """The statements that gave it its value, each by its first and last line, and the function
+        that they are in: its assignments, or the call of the program that it is an argument of.
+        """
+        if self.last is not None:
+            lines = dict.fromkeys((one.line, one.end) for one in self._assigned())
+            return self.frame, list(lines)[-_MOST_LINES:]
+        caller = self.frame.f_back
+        if caller is None or not self._is_argument:
+            return self.frame, []
+        if not isinstance(caller, HeldFrame) and caller not in program_frames():
+            return self.frame, []
+        return caller, [running_lines(caller)]
+
+    def _assigned(self) -> list[Assignment]:
+        """The assignments that may have given it its value."""
         known, last = assignments_of(self.frame), self.last
-        assigned = [one for one in self.assigned_in(known) if one.at <= last.at]
+        assigned = [one for one in self.assigned_in(known) if last and one.at <= last.at]
         # The branch that has run is not known.
         first = max((n for n, one in enumerate(assigned) if not one.may_be_skipped), default=0)
         # One that reads its own name goes on with what the one before has made.
@@ -105,21 +117,26 @@ class Variable(NamedTuple):
         assigned = assigned[first:]
         if len(assigned) > _MOST_LINES:
             assigned = [one for one in assigned if not one.is_change] or assigned
-        lines = list(dict.fromkeys((one.line, one.end) for one in assigned))[-_MOST_LINES:]
-        # The element may have been put there later.
-        is_whole = not self.key or self.shown in known
-        what = f"{self.shown}," if is_whole else f"{self.shown}; {self.name} is"
-        how = "assigned or changed" if any(one.is_change for one in assigned) else "assigned"
-        return f"{what} {how} at {_place(self.frame, *lines)}"
+        return assigned
 
-    def _as_argument(self) -> str:
-        code, caller = self.frame.f_code, self.frame.f_back
-        if self.name not in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
-            return f"{self.shown} in {code.co_name}"
-        what = f"{self.shown}, {'in ' * bool(self.key)}an argument of {code.co_name}"
-        if caller is None or not (isinstance(caller, HeldFrame) or caller in program_frames()):
-            return what
-        return f"{what}, which runs from {running_place(caller)}"
+    @property
+    def _is_argument(self) -> bool:
+        code = self.frame.f_code
+        return self.name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+
+    def __str__(self) -> str:
+        frame, statements = self.origin()
+        if self.last is None:
+            if not self._is_argument:
+                return f"{self.shown} in {self.frame.f_code.co_name}"
+            what = f"{self.shown}, {'in ' * bool(self.key)}an argument of "
+            what += self.frame.f_code.co_name
+            return f"{what}, which runs from {running_place(frame)}" if statements else what
+        # The element may have been put there later.
+        is_whole = not self.key or self.shown in assignments_of(self.frame)
+        what = f"{self.shown}," if is_whole else f"{self.shown}; {self.name} is"
+        how = "assigned or changed" if any(o.is_change for o in self._assigned()) else "assigned"
+        return f"{what} {how} at {_place(frame, *statements)}"
 
     def first_bad(self) -> str:
         return first_bad(self.shown, self.value)
@@ -148,30 +165,35 @@ class Variable(NamedTuple):
 
 def _place(frame: Frame, *statements: tuple[int, int], is_whole: bool = True) -> str:
     """The place of statements, each from one line to another, and their source."""
-    code = frame.f_code
-    text = linecache.getlines(code.co_filename, frame.f_globals)
-    closing = (")", "]", "}") if is_whole else ()
-
-    def source(first: int, last: int) -> str:
-        while text[last : last + 1] and text[last].lstrip().startswith(closing):
-            last += 1
-        # The comment of the last line stays.
-        lines = [re.sub(r"\s#\s.*", "", line) for line in text[first - 1 : last - 1]]
-        return " ".join("".join([*lines, *text[last - 1 : last]]).split())
-
-    sources = "; ".join(filter(None, starmap(source, statements)))[:_MOST_SOURCE]
+    code, text = frame.f_code, linecache.getlines(frame.f_code.co_filename, frame.f_globals)
+    sources = "; ".join(filter(None, (source_of(text, *one, is_whole) for one in statements)))
     lines = " or ".join(str(first) for first, _ in statements)
     where = f"{code.co_filename}:{lines} in {code.co_name}"
-    return f"{where}: {sources}" if sources else where
+    return f"{where}: {sources[:_MOST_SOURCE]}" if sources else where
+
+
+def source_of(text: Sequence[str], first: int, last: int, is_whole: bool = True) -> str:
+    """Joins these lines of a file, and those that close their brackets."""
+    closing = (")", "]", "}") if is_whole else ()
+    while text[last : last + 1] and text[last].lstrip().startswith(closing):
+        last += 1
+    # The comment of the last line stays.
+    lines = [re.sub(r"\s#\s.*", "", line) for line in text[first - 1 : last - 1]]
+    return " ".join("".join([*lines, *text[last - 1 : last]]).split())
 
 
 def running_place(frame: Frame) -> str:
-    """The place of what runs in a frame; all of its lines are known from Python 3.11 on."""
+    """The place of what runs in a frame."""
+    return _place(frame, running_lines(frame), is_whole=False)
+
+
+def running_lines(frame: Frame) -> tuple[int, int]:
+    """The first and the last line of what runs in a frame, which is known from Python 3.11 on."""
     first = frame.f_lineno
     begun = [one for one in dis.get_instructions(frame.f_code) if one.offset <= frame.f_lasti]
     place = getattr(begun[-1], "positions", None) if begun else None
     last = None if place is None else place.end_lineno
-    return _place(frame, (first, max(first, last or first)), is_whole=False)
+    return first, max(first, last or first)
 
 
 def caller_with(argument: torch.Tensor) -> Optional[FrameType]:

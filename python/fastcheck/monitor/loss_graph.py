@@ -39,8 +39,10 @@ from .local_variables import (
     is_same,
     local_variables,
     record_of,
+    running_lines,
     running_place,
 )
+from .written_lines import lines_behind, lines_of_data
 
 # A non-finite number that is found in a part of a larger graph may not be the first.
 _MOST_NODES = 20_000
@@ -214,7 +216,9 @@ def _outside(how: str, name: str, record: np.void, variable: Optional[Variable])
         read = f"{cause.name} ({cause.shown})" if cause.key else cause.name
         how += f" {variable.name} was assigned from {read}, which is not finite either."
         variable = cause
-    return MadeBy("", how, inputs=((name, record),), variable=_shown(variable))
+    is_loud = _is_loud(record)
+    written = lines_behind(*variable.origin(), is_loud) if variable else lines_of_data(is_loud)
+    return MadeBy("", how, inputs=((name, record),), variable=_shown(variable), written=written)
 
 
 def _from_variable(name: str, source: Variable, graph: str = "the graph of the loss") -> MadeBy:
@@ -664,7 +668,8 @@ def search_argument(tensor: torch.Tensor, label: str) -> Optional[MadeBy]:
         made = _outside(first_bad(label, tensor)[1:], label, record, variable)
     if caller is not None:
         how = f"{made.how} The call is at {running_place(caller)}"
-        made = replace(made, how=how.lstrip())
+        written = lines_behind(caller, [running_lines(caller)], _is_loud(record))
+        made = replace(made, how=how.lstrip(), written=written)
     # The stop shows its record already.
     return replace(made, inputs=()) if made.how or made.variable else None
 
@@ -689,7 +694,8 @@ def search_held(
         first = variable.first_cause() or variable
         how = f"{first.shown} has no graph: data, or computed under no_grad() or from detached "
         how += f"tensors.{first.first_bad()}"
-        return first.shown, first.value, MadeBy("", how, variable=str(first))
+        written = lines_behind(*first.origin(), is_loud=True)
+        return first.shown, first.value, MadeBy("", how, variable=str(first), written=written)
 
 
 def _address(tensor: torch.Tensor) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Callable, Optional
 
 import torch
@@ -12,6 +13,7 @@ from fastcheck.calls.module_calls import Call, outermost_of
 from fastcheck.monitor.session.passes import Pass
 from fastcheck.monitor.session.run_meta import RunMeta
 from fastcheck.monitor.session.session import Session
+from fastcheck.record.event import CHANGED_BY_LOOP
 from fastcheck.record.format import Verdict
 from fastcheck.record.site import Site
 from fastcheck.report.stop_report import MadeBy
@@ -31,6 +33,7 @@ from .loss_graph import (
 )
 from .on_request import Install
 from .update_state import search_state
+from .written_lines import lines_of_gradients, lines_of_update, with_lines
 
 _FORWARD = frozenset(("input", "output", "loss"))
 _GRADIENTS = frozenset(("grad_input", "grad_output", "param_grad"))
@@ -51,6 +54,10 @@ class Makers:
 
     def __call__(self, culprit: Finding, step: Step) -> Optional[MadeBy]:
         """Returns the operator, or None where no graph and no call is left to look in."""
+        made = self._found(culprit, step)
+        return None if made is None else with_lines(made)
+
+    def _found(self, culprit: Finding, step: Step) -> Optional[MadeBy]:
         session = self._session()
         if session is None or session.tape is not None:
             return None
@@ -76,6 +83,10 @@ class Makers:
             made = search_variables(culprit.record, written, self._memory())
             return made or self._of_update(session.sites[culprit.site].key)
         if culprit.role not in _FORWARD:
+            if culprit.reason.startswith(CHANGED_BY_LOOP):
+                lines = lines_of_gradients() if is_now else ()
+                how = "The program's code writes to gradients."
+                return MadeBy("", how, written=lines) if lines else None
             return self._of_gradient(culprit, step, session)
         if culprit.role == "input" and culprit.verdict is Verdict.ARRIVED:
             label, held = session.sites[culprit.site].label, session.passes.held
@@ -108,7 +119,13 @@ class Makers:
     def _of_update(self, key: str) -> Optional[MadeBy]:
         """The optimizer's state of the parameter that its update has broken."""
         held = self._meta.held_by_optimizer(key)
-        return None if held is None else search_state(*held, key)
+        if held is None:
+            return None
+        written = lines_of_update(held[0])
+        made = search_state(*held, key)
+        if made is None and written:
+            made = MadeBy("", f"{type(held[0]).__name__} is an optimizer of the program's own.")
+        return None if made is None else replace(made, written=written)
 
     def _of_gradient(self, culprit: Finding, step: Step, session: Session) -> Optional[MadeBy]:
         """The operator behind a gradient, or behind a buffer that its module made non-finite."""

@@ -423,6 +423,9 @@ def made_by_lines(report: StopReport, width: int) -> list[str]:
         lines += wrap(made.line, width, "line      ", " " * 10)
     if made.variable:
         lines += wrap(made.variable, width, "variable  ", " " * 10)
+    for number, place in enumerate(made.written):
+        head = " " * 10 if number else "line      "
+        lines += wrap(f"{'or' if number else 'perhaps'} {place}", width, head, " " * 10)[:2]
     return lines
 
 

@@ -78,9 +78,10 @@ class MadeBy:
     non-finite values, extremes). ``result``: the record of its result, where that was held.
     ``variable``: a local variable of the program that held the result or, without an operator, the
     value that came from outside the graph, and the line that assigns it
-    (``adv, assigned at train.py:9 in step: adv = adv / adv.std()``). ``is_backward``: the backward
-    of the operator made them. ``site``: that of the operator in its module, where a call was run
-    again.
+    (``adv, assigned at train.py:9 in step: adv = adv / adv.std()``). ``written``: where the line is
+    not known, those of the program's functions in which the operator is written, or one that may
+    make such numbers, as far as they were found. ``is_backward``: the backward of the operator made
+    them. ``site``: that of the operator in its module, where a call was run again.
     """
 
     operator: str
@@ -89,6 +90,7 @@ class MadeBy:
     inputs: tuple[tuple[str, np.void], ...] = ()
     result: Optional[np.void] = None
     variable: str = ""
+    written: tuple[str, ...] = ()
     is_backward: bool = False
     site: Optional[Site] = None
 

@@ -447,8 +447,10 @@ class RunMeta:
         """The parameter of this key, with the optimizer that holds it and has stepped."""
         for node, name, parameter in parameters_of(self._nodes, None):
             if ".".join(filter(None, (node.path, name))) == key:
-                held = (o for o in self._met if parameter in o.state)
-                return next(((optimizer, parameter) for optimizer in held), None)
+                for optimizer in self._met:
+                    held = (p for group in optimizer.param_groups for p in group["params"])
+                    if any(p is parameter for p in held):
+                        return optimizer, parameter
         return None
 
     def at_step_boundary(self, optimizer: torch.optim.Optimizer, step: int) -> bool:

@@ -18,7 +18,7 @@ from fastcheck.utils.text.layout import listed
 from fastcheck.utils.text.numbers import counted, format_number, format_share
 
 from .case import Advice, Case, Operation
-from .source import on_source
+from .source import on_source, on_written
 
 
 def fills_its_format(case: Case) -> bool:
@@ -401,11 +401,15 @@ def arrived(case: Case) -> Iterator[Advice]:
             f"of this step where they are loaded.{written}",
             "assert torch.isfinite(batch).all()",
         )
-        yield on_source(case.source) or Advice(
-            "Usual sources: missing values in the file, a normalisation that divides by a "
-            "standard deviation of zero, log of zero, an augmentation that makes an empty crop, "
-            "uninitialised memory (torch.empty), a state that is kept from an earlier step"
-            + (", a gradient that torch.func has made." if case.site.op else ".")
+        yield (
+            on_source(case.source)
+            or on_written(case.written)
+            or Advice(
+                "Usual sources: missing values in the file, a normalisation that divides by a "
+                "standard deviation of zero, log of zero, an augmentation that makes an empty "
+                "crop, uninitialised memory (torch.empty), a state that is kept from an earlier "
+                "step" + (", a gradient that torch.func has made." if case.site.op else ".")
+            )
         )
         yield from [cast] if case.is_narrow and not is_cast else ()
         return

@@ -137,6 +137,8 @@ class Case:
     #: The tensor without a graph in which the loss read it, under whatever name.
     outside_reading: RecordStatistics | None
     source: str
+    #: Places that may have made it, each with its source.
+    written: tuple[str, ...]
 
     @property
     def kind(self) -> str:

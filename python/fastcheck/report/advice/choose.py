@@ -25,7 +25,7 @@ from fastcheck.utils.text.numbers import counted, format_number
 from . import activations
 from .case import Advice, Case, Operation
 from .operators import by_operator, target_outgrows
-from .source import on_source
+from .source import how_written, on_source
 
 if TYPE_CHECKING:
     from fastcheck.record.site import Site
@@ -265,7 +265,9 @@ def loss(case: Case) -> Iterator[Advice]:
 
 def _how_made(case: Case) -> str:
     """The causes of NaN or infinite data, by what it holds."""
-    bad = case.outside_reading
+    bad, of_lines = case.outside_reading, how_written(case.written)
+    if of_lines:
+        return of_lines
     if bad is None or not bad.nonfinite_count:
         return "0/0 or x/0 (a count of 0: clamp it), log(0), a missing value, a cast out of range"
     if bad.neginf_count == bad.nonfinite_count:
@@ -460,6 +462,7 @@ def _case(report: StopReport) -> Case:
         if made is not None and not made.operator and made.inputs
         else None,
         source=variable.partition(": ")[2],
+        written=() if made is None else made.written,
     )
 
 
@@ -620,12 +623,15 @@ def _closer(case: Case, report: StopReport) -> Iterator[Advice]:
         return
     if case.site.role == "grad_norm" or (made is not None and made.line):
         return
-    what = "the line" if made is not None and made.operator else "the operator and the line"
+    is_near = bool(case.written or case.source)
+    what = "find the operator and the line"
+    if made is not None and made.operator:
+        what = "be sure of the line" if is_near else "find the line"
     # The step that made what is stored is over when it is read.
     replay = ", or with stop=fastcheck.Stop(replay=True) and monitor.run(step, batch)"
     yield Advice(
-        f'To find {what}, run again with install(..., level="op"){"" if was_finite else replay}.',
-        is_kept=True,
+        f'To {what}, run again with install(..., level="op"){"" if was_finite else replay}.',
+        is_kept=not is_near,
     )
 
 

@@ -697,9 +697,10 @@ def _domain(case: Case, made: Operation) -> Iterator[Advice]:
         if is_inside and not _has_zero(made):
             return
         at = "1" if is_above else f"{low:g} and 1"
+        reason = "a sigmoid that saturates" if is_share else "a cosine that is rounded"
+        reason = "" if is_above else f": {reason} does that"
         yield Advice(
-            f"The derivative of {made.name} is infinite at {at}, where its input came: "
-            f"{'a sigmoid that saturates' if is_share else 'a cosine that is rounded'} does that. "
+            f"The derivative of {made.name} is infinite at {at}, where its input came{reason}. "
             "Clamp it inside.",
             code,
         )

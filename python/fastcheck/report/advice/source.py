@@ -30,8 +30,21 @@ _IN_SOURCE = (
 
 def on_source(source: str) -> Advice | None:
     """Advice on lines of Python that have assigned NaN or Inf, or have gone before that."""
-    source = _NOT_CODE.sub("", source)
-    hints = [hint for pattern, hint in _IN_SOURCE if re.search(pattern, source)]
-    if not hints:
-        return None
-    return Advice(f"Look at the line that assigns it: {'; '.join(hints[:2])}.")
+    hints = _hints(source)
+    return Advice(f"Look at the line that assigns it: {hints}.") if hints else None
+
+
+def on_written(written: tuple[str, ...]) -> Advice | None:
+    """Advice on the places that may have made NaN or Inf, each with its source."""
+    hints = how_written(written)
+    return Advice(f"Look at the lines that may have made it: {hints}.") if hints else None
+
+
+def how_written(written: tuple[str, ...]) -> str:
+    """Says how these places may have made it; empty if it is not known."""
+    return _hints("; ".join(place.partition(": ")[2] for place in written))
+
+
+def _hints(source: str) -> str:
+    code = _NOT_CODE.sub("", source)
+    return "; ".join([hint for pattern, hint in _IN_SOURCE if re.search(pattern, code)][:2])

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import CodeType, FrameType
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 
@@ -52,18 +52,23 @@ def frames() -> Iterator[FrameType]:
 
 
 def program_frames() -> Iterator[FrameType]:
-    """The frames that are neither torch's, nor fastcheck's, nor pytest's, nor those of a graph that
-    torch.compile has made; of a call that runs again and is over its own alone.
-    """
+    """The frames of a program's functions; of a call that runs again and is over its own alone."""
     for frame in frames():
         if frame.f_code in PAST:
             return
-        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-        is_of_graph = any(name in frame.f_code.co_filename for name in _OF_GRAPHS)
-        is_of_graph |= any(name.startswith(_CALLS_OF_GRAPHS) for name in frame.f_code.co_names)
-        is_internal = package in ("torch", "fastcheck") or package.startswith("_pytest")
-        if not (is_internal or is_of_graph):
+        if is_of_program(frame.f_code, frame.f_globals):
             yield frame
+
+
+def is_of_program(code: CodeType, names: Mapping[str, Any]) -> bool:
+    """True for a function that is neither torch's, nor fastcheck's, nor pytest's, nor that of a
+    graph that torch.compile has made. ``names``: its global variables.
+    """
+    package = str(names.get("__name__", "")).partition(".")[0]
+    is_of_graph = any(name in code.co_filename for name in _OF_GRAPHS)
+    is_of_graph |= any(name.startswith(_CALLS_OF_GRAPHS) for name in code.co_names)
+    is_internal = package in ("torch", "fastcheck") or package.startswith("_pytest")
+    return not (is_internal or is_of_graph)
 
 
 def call_frames() -> Iterator[FrameType]:

@@ -1,0 +1,253 @@
+"""Tests of the lines in which an operator is written, in functions that run or are called."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Callable
+
+import pytest
+import torch
+from torch import nn
+
+import fastcheck
+from fastcheck.monitor.written_lines import lines_of_data, lines_of_gradients
+from fastcheck.report.stop_report import MadeBy
+
+BATCH = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
+
+
+def made_by(step: Callable[[nn.Module], Any], model: nn.Module) -> MadeBy:
+    with fastcheck.install(model), pytest.raises(fastcheck.OverflowDetected) as stop:
+        step(model)
+    made = stop.value.report.made_by
+    assert made is not None
+    return made
+
+
+def sources(written: tuple[str, ...]) -> list[str]:
+    """What is said of each place behind its file and line."""
+    return [place.partition(" in ")[2] for place in written]
+
+
+def surprise(y: torch.Tensor) -> torch.Tensor:
+    return (y - y).log()
+
+
+class Criterion(nn.Module):
+    def forward(self, y: torch.Tensor) -> torch.Tensor:
+        return self.of_all(y).mean()
+
+    def of_all(self, y: torch.Tensor) -> torch.Tensor:
+        return torch.log(y - y)
+
+    @staticmethod
+    def static(y: torch.Tensor) -> torch.Tensor:
+        return (0 * y).log()
+
+    @classmethod
+    def of_class(cls, y: torch.Tensor) -> torch.Tensor:
+        return cls.static(y)
+
+
+@torch.enable_grad()
+def decorated(y: torch.Tensor) -> torch.Tensor:
+    return torch.log(0 * y)
+
+
+CALLS: dict[str, tuple[Callable[[torch.Tensor], Any], str]] = {
+    "function": (surprise, "surprise: return (y - y).log()"),
+    "module": (Criterion(), "of_all: return torch.log(y - y)"),
+    "method": (Criterion().of_all, "of_all: return torch.log(y - y)"),
+    "class method": (Criterion.of_class, "static: return (0 * y).log()"),
+    "partial": (functools.partial(surprise), "surprise: return (y - y).log()"),
+    "decorated": (decorated, "decorated: return torch.log(0 * y)"),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_the_line_is_in_a_function_that_has_returned(name: str) -> None:
+    losses = {"own": CALLS[name][0]}
+
+    def step(model: nn.Module) -> None:
+        losses["own"](model(BATCH)).sum().backward()
+
+    made = made_by(step, nn.Linear(4, 3))
+    assert made.operator == "LogBackward0" and made.line == ""
+    assert sources(made.written) == [CALLS[name][1]]
+
+
+def test_the_line_is_in_a_function_within_one_that_has_returned() -> None:
+    def loss(y: torch.Tensor) -> torch.Tensor:
+        def inner() -> torch.Tensor:
+            return (y - y).log()
+
+        return inner().sum()
+
+    made = made_by(lambda model: loss(model(BATCH)).backward(), nn.Linear(4, 3))
+    assert sources(made.written) == ["inner: return (y - y).log()"]
+
+
+class Logarithm(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.abs().log()
+
+
+def test_an_observed_module_made_it_in_backward_alone() -> None:
+    def step(model: nn.Module) -> None:
+        y = model(BATCH)
+        (y.sum() + surprise(y).sum()).backward()
+
+    model = nn.Sequential(nn.Linear(4, 3), Logarithm())
+    assert sources(made_by(step, model).written) == ["surprise: return (y - y).log()"]
+
+    class Power(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.exponent = nn.Parameter(torch.tensor(2.0))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.pow(self.exponent)
+
+    layers = nn.ModuleDict({"power": nn.Sequential(nn.Linear(4, 3, bias=False), Power())})
+    optimizer = torch.optim.SGD(layers.parameters(), 0.1)
+
+    def through(model: nn.Module) -> None:
+        layers["power"](BATCH).sum().backward()
+        optimizer.step()
+
+    made = made_by(through, layers)
+    assert made.is_backward and made.operator == "PowBackward1"
+    assert sources(made.written) == ["forward: return x.pow(self.exponent)"]
+
+
+def test_the_line_of_the_variable_is_not_named_twice() -> None:
+    def step(model: nn.Module) -> None:
+        y = model(BATCH)
+        loss = (y - y).log()
+        loss.sum().backward()
+
+    made = made_by(step, nn.Linear(4, 3))
+    assert "loss = (y - y).log()" in made.variable and made.written == ()
+
+
+def test_the_first_functions_with_no_more_than_three_places() -> None:
+    def inner(y: torch.Tensor) -> tuple[str, ...]:
+        y /= y.sum()
+        return lines_of_data(is_loud=True)
+
+    def outer(y: torch.Tensor) -> tuple[str, ...]:
+        y = y / y.sum()
+        y = y.sqrt() + y.std()
+        y = y.log()
+        return inner(y)
+
+    assert sources(outer(BATCH)) == ["inner: y /= y.sum()"]
+
+
+def test_what_is_guarded_or_has_not_run_is_left_out() -> None:
+    eps = 1e-6
+
+    def data(y: torch.Tensor) -> tuple[str, ...]:
+        y = y / (y.norm() + 1e-8)
+        y = (y + eps).log() / y.sum().clamp(min=1)
+        y = y / 255
+        y = y / len(y)
+        written = lines_of_data(is_loud=True)
+        print(y.sqrt(), end="")
+        return written
+
+    assert sources(data(BATCH))[:1] == ["data: y = y / len(y)"]
+    assert len([one for one in sources(data(BATCH)) if one.startswith("data")]) == 1
+
+
+def normalised(x: torch.Tensor) -> torch.Tensor:
+    return (x - x.mean()) / x.std()
+
+
+def test_a_batch_that_a_function_has_made() -> None:
+    def step(model: nn.Module) -> None:
+        batch = normalised(BATCH * 0)
+        model(batch)
+
+    made = made_by(step, nn.Linear(4, 3))
+    assert made.variable.endswith("batch = normalised(BATCH * 0)")
+    assert sources(made.written) == ["normalised: return (x - x.mean()) / x.std()"]
+
+    def without(model: nn.Module) -> None:
+        model(normalised(BATCH * 0))
+
+    made = made_by(without, nn.Linear(4, 3))
+    assert sources(made.written) == ["normalised: return (x - x.mean()) / x.std()"]
+
+
+def test_of_neginf_alone_no_root_is_named() -> None:
+    def features(x: torch.Tensor) -> torch.Tensor:
+        return x.sqrt().log()
+
+    def step(model: nn.Module) -> None:
+        model(features(BATCH * 0))
+
+    made = made_by(step, nn.Linear(4, 3))
+    assert sources(made.written) == ["features: return x.sqrt().log()"]
+
+    def root(x: torch.Tensor) -> torch.Tensor:
+        return x.sqrt() - float("inf")
+
+    def other(model: nn.Module) -> None:
+        model(root(BATCH * 0))
+
+    assert made_by(other, nn.Linear(4, 3)).written == ()
+
+
+def test_lines_that_write_to_gradients() -> None:
+    def step(model: nn.Module) -> tuple[str, ...]:
+        for p in model.parameters():
+            p.grad = None
+        model(BATCH).sum().backward()
+        for p in model.parameters():
+            assert p.grad is not None
+            p.grad.zero_()
+            p.grad.mul_(2)
+            p.grad /= 3
+        return lines_of_gradients()
+
+    written = sources(step(nn.Linear(4, 3)))
+    assert [one for one in written if one.startswith("step")] == [
+        "step: p.grad.mul_(2)",
+        "step: p.grad /= 3",
+    ]
+
+
+def test_a_gradient_that_the_program_has_changed() -> None:
+    def clipped(model: nn.Module) -> None:
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        model(BATCH).sum().backward()
+        for p in model.parameters():
+            assert p.grad is not None
+            p.grad.mul_(float("nan"))
+        optimizer.step()
+
+    made = made_by(clipped, nn.Linear(4, 3))
+    assert sources(made.written) == ['clipped: p.grad.mul_(float("nan"))']
+
+
+def test_no_code_of_the_program_runs() -> None:
+    class Lazy:
+        @property
+        def loss(self) -> Any:
+            raise AssertionError
+
+        def __getattr__(self, name: str) -> Any:
+            raise AssertionError
+
+    lazy, table = Lazy(), {"loss": surprise}
+
+    def step(is_called: bool) -> tuple[str, ...]:
+        if is_called:
+            lazy.loss(BATCH)
+            lazy.other(BATCH)
+            table["none"](BATCH)
+            table["loss"](BATCH)
+        return lines_of_data(is_loud=True)
+
+    assert sources(step(is_called=False))[:1] == ["surprise: return (y - y).log()"]
