@@ -284,6 +284,23 @@ def test_a_view_of_a_variable_is_that_variable() -> None:
     assert made.variable.endswith("advantage = (rewards - 1) / rewards.std(1, keepdim=True)")
 
 
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_minus_infinity_from_outside_that_a_difference_made_nan_of(is_alone: bool) -> None:
+    """The log of the first variance of a diffusion, which is 0. Of other elements it is none."""
+
+    def loss(y: torch.Tensor) -> torch.Tensor:
+        table = torch.tensor([0.0, 0.1]).log().repeat(len(y) // 2)[:, None]
+        fraction = y.sigmoid()
+        mixed = (1 - fraction) * table - 2 * fraction
+        rows = torch.arange(len(y))[:, None]
+        least = table if is_alone else torch.where(rows == 0, -math.inf, 0.0)
+        return (least - mixed).exp().mean()
+
+    made = maker_of(loss)
+    assert ("MulBackward0 in the graph of the loss read it" in made.how) is is_alone
+    assert ("holds -Inf alone, as the log of 0 is" in made.how) is is_alone
+
+
 def test_what_the_line_of_a_composite_loss_has_read() -> None:
     def loss(y: torch.Tensor) -> torch.Tensor:
         goal = torch.tensor([0.0, 1.0]).log().expand(len(y), 2)

@@ -365,6 +365,15 @@ def test_a_factor_is_no_row_of_digits() -> None:
     assert "Stop the growth (1.00e+35 times over the steps shown)" in advice_of(report)
 
 
+def test_no_layer_is_put_before_a_loss_that_grew() -> None:
+    before, what = build.grown("float32", 1.0, 1e7, 6, 8), build.record(posinf_count=1, step=9)
+    loss = build.site("", "", role="loss", label="the loss")
+    told = advice_of(build.report(loss, what, before=before))
+    assert "standardise inputs and targets" in told and "LayerNorm" not in told
+    layer = advice_of(build.report(build.site("fc", "Linear"), what, before=before))
+    assert "LayerNorm or RMSNorm before this module" in layer and "standardise" not in layer
+
+
 def test_what_exploded_is_no_derivative_at_zero() -> None:
     where = build.site("1", "LayerNorm", direction="backward", role="grad_input", label="input[0]")
     what = build.record(nan_count=5, posinf_count=2, step=9)

@@ -449,6 +449,8 @@ class _GraphSearch:
                     # -Inf alone, which does harm here.
                     return self._from_outside(node, bad[0][0], inputs[bad[0][0]], bad[0][1])
                 before = None if result is None else self._before(node, result)
+                if result is not None and (mask := self._from_mask((before or [node])[0], result)):
+                    return mask
                 made = self._made(*(before or self._carried_from(node, records, result)))
                 is_one = result is not None and result["numel"] == 1
                 if not (is_one and made.operator and self._is_carried(node, saved)):
@@ -508,6 +510,27 @@ class _GraphSearch:
             n for n, dtype in enumerate(DTYPES) if f"torch.{dtype.name}" == str(narrow)
         )
         return child, [], before
+
+    def _from_mask(self, node: Any, result: np.void) -> Optional[MadeBy]:
+        """The -Inf without a graph that sums and products alone have led to this sum, which made
+        NaN of as large a share: Inf - Inf.
+        """
+        waiting, met = [node], {node}
+        while waiting:
+            user = waiting.pop()
+            if _kind(_name(user)) not in _SUMS or user not in self._saved:
+                continue
+            for name, tensor in self._saved[user].items():
+                record = None if tensor.grad_fn is not None else self._note(tensor)
+                if record is None or user is node or not record["neginf_count"]:
+                    continue
+                share = record["neginf_count"] * result["numel"]
+                if share == result["nan_count"] * record["numel"]:
+                    return self._from_outside(user, name, tensor, record)
+            children = {child for child, _ in user.next_functions if child is not None}
+            waiting += children - met
+            met |= children
+        return None
 
     def _from_outside(
         self, node: Any, name: str, tensor: torch.Tensor, record: np.void
@@ -819,6 +842,7 @@ _PAIRS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 #: Operators that make a NaN or an infinity of one, and rarely of other numbers.
 _CARRIERS = frozenset(("Add", "Div", "Mean", "Mul", "Neg", "Sub", "Sum"))
 #: Operators of one operand, and views; operators that add or choose, and keep no operand.
+_SUMS = frozenset(("Add", "Mul", "Neg", "Rsub", "Sub"))
 _UNARY = frozenset(("Clone", "Mean", "Neg", "Select", "Squeeze", "Sum", "Unsqueeze", "View"))
 #: Operators of one operand that keep their result, and have a NaN of a NaN alone.
 _KEEPERS = frozenset(("Exp", "Exp2", "Expm1", "Sigmoid", "Tanh"))

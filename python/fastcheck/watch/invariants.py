@@ -130,6 +130,13 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         advice="call optimizer.zero_grad() after each update", source="TrainCheck",
     ),
     _fact(
+        "never_stepped", cause="optimizer",
+        text="gradients were made and cleared {value} times, and no optimizer has stepped, though "
+        "{name} holds weights of the model",
+        advice="call optimizer.step() after backward(): without parentheses it does nothing",
+        source="forums: a loss that does not change",
+    ),
+    _fact(
         "cleared_early", cause="gradient",
         text="gradients were cleared between backward() and the update, in {value} updates in a "
         "row: the update had no gradient of {name}",

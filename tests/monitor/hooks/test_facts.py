@@ -930,6 +930,45 @@ def test_steps_without_a_backward_of_their_own_that_are_meant() -> None:
     assert not [text for step in (written, replayed, now_and_then) for text in texts(step, 40)]
 
 
+def test_an_optimizer_that_never_steps() -> None:
+    def unstepped(model: nn.Module, optimizer: Any) -> None:
+        optimizer.zero_grad()
+        loss(model).backward()
+        optimizer.step  # noqa: B018  # without parentheses
+
+    (said,) = texts(unstepped, 80)
+    assert "cleared 64 times, and no optimizer has stepped, though SGD holds" in said
+    assert not texts(unstepped, 60)
+
+
+def test_gradients_that_are_cleared_without_a_step_and_are_meant_to_be() -> None:
+    """The loop of a model whose gradients are looked at, a long accumulation, a line search."""
+
+    def looked_at(model: nn.Module) -> list[str]:
+        with fastcheck.install(model) as monitor:
+            for _ in range(80):
+                model.zero_grad()
+                loss(model).backward()
+        return [event.text for event in monitor.watch.events]
+
+    def accumulated(model: nn.Module, optimizer: Any) -> None:
+        loss(model).backward()
+
+    def searched(model: nn.Module, optimizer: Any) -> None:
+        def closure() -> torch.Tensor:
+            search.zero_grad()
+            value = loss(model)
+            value.backward()
+            return value
+
+        search = torch.optim.LBFGS(model.parameters(), 1e-4, max_iter=80, tolerance_change=0)
+        search.step(closure)
+
+    assert not looked_at(nn.Linear(8, 4))
+    assert not texts(accumulated, 80)
+    assert not [text for text in texts(searched, 1) if "no optimizer" in text]
+
+
 @pytest.mark.parametrize("is_twice", [False, True])
 def test_a_softmax_of_a_softmax(is_twice: bool) -> None:
     """transformers#45120: the balancing loss of a router that returns its probabilities."""
@@ -954,6 +993,10 @@ def test_a_softmax_of_a_softmax(is_twice: bool) -> None:
         (lambda y: torch.nn.functional.cross_entropy(y[:, :1], torch.zeros(8).long()), "one class"),
         (lambda y: F.nll_loss(F.log_softmax(y[:, :1], -1), torch.zeros(8).long()), "one class"),
         (lambda y: torch.nn.functional.cross_entropy(y, torch.zeros(8).long()), ""),
+        (lambda y: F.binary_cross_entropy(y[:, :1].softmax(1), torch.ones(8, 1)), "softmax over"),
+        (lambda y: F.mse_loss(y[:, :1].softmax(-1).squeeze(1), torch.ones(8)), "softmax over"),
+        (lambda y: F.mse_loss(y.softmax(-1), torch.ones(8, 4)), ""),
+        (lambda y: F.binary_cross_entropy(y.softmax(0)[:, :1], torch.ones(8, 1)), ""),
         (lambda y: torch.nn.functional.layer_norm(y[:, :1], (1,)).square().mean(), "layer_norm"),
         (lambda y: torch.nn.functional.layer_norm(y, (4,)).square().mean(), ""),
         (lambda y: torch.nn.functional.group_norm(y, 4).square().mean(), "group_norm"),

@@ -29,6 +29,7 @@ from fastcheck.monitor.session.session import Session
 from fastcheck.monitor.weight_updates import StaleCopies
 from fastcheck.utils.text.layout import listed
 from fastcheck.utils.torch.flatten import flatten
+from fastcheck.utils.torch.frames import program_frames
 from fastcheck.utils.torch.memory_ref import MemoryRef, memory_ref
 from fastcheck.utils.torch.own_operators import no_grad, unobserved
 from fastcheck.utils.torch.rank import group_size
@@ -56,6 +57,8 @@ _MADE = 3
 # The number of times that something else than an optimizer writes a weight, and the updates between
 # two of them at least.
 _WRITTEN, _SELDOM = 3, 10
+# The number of times that gradients were cleared before an optimizer has ever stepped.
+_CLEARED = 64
 # The number of windows that are kept, each the updates between two at which gradients were cleared.
 _WINDOWS = 8
 # The forms that are looked for in the graphs of losses.
@@ -119,6 +122,9 @@ class _Losses:
         # The results of GradScaler.scale(), with the scaler.
         self._made: deque[tuple[MemoryRef, Any]] = deque(maxlen=_SCALED)
         self.scaler: Any = None
+        #: How often a gradient that was there was cleared before the next call.
+        self.cleared = 0
+        self._had_gradient = False
         #: Criteria that are never negative; empty: a loss is none of them.
         self.criteria: set[str] = set()
         # The last of them, its version, and the number of the operation that made it: where a CUDA
@@ -145,6 +151,11 @@ class _Losses:
         if before is None or not before[0].is_of(root) or before[1:] != self._root[1:]:
             return False
         return root.untyped_storage().nbytes() > 0
+
+    def gradient_is(self, parameter: Optional[torch.Tensor], is_before: bool) -> None:
+        """Takes in whether there is a gradient, as a call begins or has ended."""
+        had, self._had_gradient = self._had_gradient, getattr(parameter, "grad", None) is not None
+        self.cleared += is_before and had and not self._had_gradient
 
     def update_comes(self) -> None:
         if self._given or self._made:
@@ -411,6 +422,8 @@ class Facts:
             self._runs.pop(("dropout_on", 0), None)
             self._runs.pop(("statistics_on", 0), None)
         is_again = self._losses.backward_began(roots)
+        if not self._updates:
+            self._look_for_step(is_before=True)
         for chain in self._of_all:
             chain.backward_began(is_again)
         # The losses of each of several optimizers that take turns are looked at.
@@ -426,6 +439,20 @@ class Facts:
         for form in _FORMS:
             self._count(form, form in forms, forms.get(form, ""), turn, times=_LOOKS)
 
+    def _look_for_step(self, is_before: bool) -> None:
+        """Names the optimizer of the program, if gradients were cleared again and again and none
+        has stepped so far.
+        """
+        if self._losses.cleared == _CLEARED:
+            return
+        parameters = [p for _, _, p in self._state.parameters() if p.requires_grad]
+        self._losses.gradient_is(next(iter(parameters), None), is_before)
+        if self._losses.cleared == _CLEARED:
+            numbers = set(map(id, parameters))
+            for optimizer in _optimizers_at_hand():
+                if not numbers.isdisjoint(parameter_ids(optimizer)):
+                    self._tell_once("never_stepped", _CLEARED, type(optimizer).__name__)
+
     def _known(self) -> set[int]:
         """The parameters of the models and of the optimizers that have stepped."""
         known = {id(parameter) for _, _, parameter in self._state.parameters()}
@@ -435,6 +462,8 @@ class Facts:
         """Backward has made gradients."""
         # The scaler of a loss, which autograd.grad() does not have.
         scaler, self._losses.scaler = self._losses.scaler, None
+        if not self._updates:
+            self._look_for_step(is_before=False)
         for chain in self._of_all:
             chain.backward_ended(scaler)
             if self._averaged > 1 and chain.gradient is not None:
@@ -769,6 +798,15 @@ class Facts:
     def _name_of(self, parameter: Optional[torch.Tensor]) -> str:
         names = (n.name_of(name) for n, name, p in self._state.parameters() if p is parameter)
         return next(names, "a parameter")
+
+
+def _optimizers_at_hand() -> Iterator[torch.optim.Optimizer]:
+    """Yields those in local variables of the program, and in attributes of ``self``."""
+    for frame in program_frames():
+        held = list(frame.f_locals.values())
+        for value in held + list(getattr(frame.f_locals.get("self"), "__dict__", {}).values()):
+            if issubclass(type(value), torch.optim.Optimizer):
+                yield value
 
 
 def _counted(modules: Sequence[torch.nn.Module]) -> str:

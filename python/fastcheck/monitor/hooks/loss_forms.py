@@ -151,6 +151,10 @@ def _constant(node: Any) -> str:
         child = node.next_functions[0][0]
         if _kind(child) == "LogSoftmax" and _shape(child)[_dimension(child) :][:1] == (1,):
             return "cross entropy is given one class: it is 0 whatever the logit is"
+    elif kind in ("BinaryCrossEntropy", "MseLoss"):
+        child = _behind(node)
+        if _kind(child) == "Softmax" and _shape(child)[_dimension(child) :][:1] == (1,):
+            return "the criterion is given a softmax over one element: it is 1 whatever that is"
     elif kind == "NativeLayerNorm":
         if math.prod(node._saved_normalized_shape) == 1:
             return f"layer_norm {_ONE}"

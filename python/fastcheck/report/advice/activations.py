@@ -121,10 +121,12 @@ def growth(case: Case) -> Iterator[Advice]:
         search = " Give LBFGS line_search_fn='strong_wolfe'." if case.searches else ""
         if not case.report.learning_rates:
             search = " Where the loop updates weights itself, look at the sign: p -= lr * p.grad."
+        bound = "put a LayerNorm or RMSNorm before this module"
+        if module_name(case.site) == OUTSIDE:
+            bound = "standardise inputs and targets that are large"
         yield Advice(
             f"Stop the growth ({format_factor(trend.growth)} over the steps shown): lower the "
-            f"learning rate{case.rates} or warm up for longer, clip gradients, or put a LayerNorm "
-            f"or RMSNorm before this module.{search}",
+            f"learning rate{case.rates} or warm up for longer, clip gradients, or {bound}.{search}",
             "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
         )
     elif trend.has_jumped:

@@ -668,8 +668,8 @@ def _difference(case: Case, made: Operation) -> Iterator[Advice]:
     if made.may_be_nan and is_open:
         yield Advice(
             f"{made.shown} makes NaN of Inf - Inf alone, or has it from what it read: look at both "
-            "operands for log(0), x/0, exp of a large number, a maximum over nothing (-Inf), or "
-            "-Inf that masks the same place in both."
+            "operands for log(0), x/0, exp of a large number, a maximum over nothing (-Inf), -Inf "
+            "that masks the same place in both, or the log or root of a negative number."
         )
 
 
