@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+import fastcheck
 from fastcheck.record.format import RECORD_DTYPE, Flag
 from fastcheck.record.site import Site
 from fastcheck.watch.event import WatchEvent
@@ -34,6 +37,27 @@ def test_what_has_a_past_explodes(place: int, name: str, cause: str, fields: Any
     assert run.steps(30) == []
     (event,) = explosions(run, {place: fields})
     assert name in event.text and event.is_warning and event.cause == cause
+
+
+@pytest.mark.parametrize("reaches", [False, True])
+def test_a_gradient_that_explodes_before_a_0_warns_of_nothing(reaches: bool) -> None:
+    """That of a division by an eps where all is 0, whose own gradient is 0 there."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Hardsigmoid())
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with warnings.catch_warnings(), fastcheck.install(model) as monitor:
+        warnings.simplefilter("ignore")
+        for step in range(40):
+            given = model(torch.randn(8, 4) * 8)
+            is_at_bound = (given == 0) | (given == 1)
+            if step == 30:
+                factor = torch.where(is_at_bound, 1e5, 1e5 if reaches else 0.0)
+                given = given + (given - given.detach()) * factor
+            optimizer.zero_grad()
+            given.sub(0.4).square().mean().backward()
+            optimizer.step()
+    found = [one for one in monitor.watch.events if one.kind == "explosion" and one.step == 30]
+    assert found and {event.is_warning for event in found} == {reaches}
 
 
 @pytest.mark.parametrize("given", [1e6, 100.0])

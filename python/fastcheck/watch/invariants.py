@@ -366,9 +366,9 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
     ),
     _fact(
         "made_in_forward", cause="layer",
-        text="in {value} checks in a row, ten updates apart, the graph of the loss had {name} that "
-        "were made anew, and that neither an installed model nor an optimizer that has stepped "
-        "holds: they are not trained",
+        text="in {value} checks in a row, ten updates apart, {name} in the graph of the loss were "
+        "made anew, and neither an installed model nor an optimizer that has stepped holds them: "
+        "they are not trained",
         advice="make layers in __init__(): one that forward() makes has other random weights in "
         "each call", source="forums: nn.Linear in forward()",
     ),

@@ -39,6 +39,8 @@ _PAST = FIRST
 #: Gradients that are smaller than the largest by this factor (log2) may be the rounding of 0, such
 #: as those of the bias of keys in attention, or of a bias before a BatchNorm.
 _ROUNDING_OF_ZERO = -19.0
+# The rise of a gradient of a parameter beside an explosion of another gradient, in doublings.
+_REACHES = 2.0
 _UNDERFLOW, _SUBNORMAL, _RISE = 0.9, 0.5, 0.3
 _ALIVE = 64
 # Shifts of the batch and of a weight that are unusual, in doublings.
@@ -250,6 +252,15 @@ def explodes(view: StepsView) -> np.ndarray:
         far &= ~(is_gradient & (is_rounding | now.is_skipped[:, None]))
         far &= ~now.is_tried
     return far & ((phases == ACTIVATION) | is_gradient | (phases == WEIGHT))
+
+
+def reaches_weights(view: StepsView, k: int) -> bool:
+    """True if a gradient of a parameter is larger than before in step ``k``, or none is known."""
+    now = view.now
+    at = now.is_of_parameter & now.is_read[k]
+    with np.errstate(invalid="ignore"):
+        rise = now.levels[ABS_MAX, k, at] - view.peak[k, at]
+    return not at.any() or bool((rise >= _REACHES).any())
 
 
 def comes_near_the_end(view: StepsView) -> np.ndarray:

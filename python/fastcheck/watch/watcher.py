@@ -30,6 +30,7 @@ from .rules import (
     loss_rises,
     never,
     norm_spikes,
+    reaches_weights,
     update_is_unusual,
 )
 from .signals import (
@@ -755,8 +756,10 @@ class Watcher:
     ) -> Optional[WatchEvent]:
         now, first = view.now, int(at[0])
         step, phase = int(now.steps[k]), int(now.phases[first])
-        # The gradients of a loss that is a thousand times as high are so too.
-        follows = rule.kind == "explosion" and phase == GRADIENT and loss_warns
+        # The gradients of a loss that is a thousand times as high are so too. That of a division by
+        # an eps may meet a 0 before it comes to a weight.
+        is_gradient = rule.kind == "explosion" and phase == GRADIENT
+        follows = is_gradient and (loss_warns or not reaches_weights(view, k))
         warns = rule.warns and not follows
         if rule.pause:
             is_recent = self._pauses.is_recent(step, rule.kind, warns)

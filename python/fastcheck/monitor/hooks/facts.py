@@ -122,7 +122,7 @@ class _Losses:
         # The results of GradScaler.scale(), with the scaler.
         self._made: deque[tuple[MemoryRef, Any]] = deque(maxlen=_SCALED)
         self.scaler: Any = None
-        #: How often a gradient that was there was cleared before the next call.
+        #: The number of times that a gradient was there and was cleared before the next call.
         self.cleared = 0
         self._had_gradient = False
         #: Criteria that are never negative; empty: a loss is none of them.
@@ -142,7 +142,6 @@ class _Losses:
             self.given_is_root |= any(ref.is_of(root) for ref in self._given for root in roots)
         made = self._made and [r() for of, r in self._made for root in roots if of.is_of(root)]
         self.scaler = made[0] if made else None
-        self.criteria.update(never_negative(root, self.scaler is not None) for root in roots)
         before, self._root = self._root, None
         root = roots[0] if len(roots) == 1 else None
         if root is None or root.grad_fn is None or root.numel() != 1:
@@ -151,6 +150,9 @@ class _Losses:
         if before is None or not before[0].is_of(root) or before[1:] != self._root[1:]:
             return False
         return root.untyped_storage().nbytes() > 0
+
+    def look_at_criteria(self, roots: Sequence[torch.Tensor]) -> None:
+        self.criteria.update(never_negative(root, self.scaler is not None) for root in roots)
 
     def gradient_is(self, parameter: Optional[torch.Tensor], is_before: bool) -> None:
         """Takes in whether there is a gradient, as a call begins or has ended."""
@@ -426,6 +428,8 @@ class Facts:
             self._look_for_step(is_before=True)
         for chain in self._of_all:
             chain.backward_began(is_again)
+        if self._updates % _EVERY == 0:
+            self._losses.look_at_criteria(roots)
         # The losses of each of several optimizers that take turns are looked at.
         turn = self._updates % _EVERY
         if turn < len(self._of_all):

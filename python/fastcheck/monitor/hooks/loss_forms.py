@@ -108,7 +108,7 @@ class LossForms:
         if not is_new or not strange or len(strange) == len(weights):
             return ""
         shapes = ", ".join(dict.fromkeys(str(list(weight.shape)) for weight in strange[:3]))
-        return f"{len(strange)} of its {len(weights)} weight matrices ({shapes})"
+        return f"{len(strange)} of {len(weights)} weight matrices ({shapes})"
 
 
 def never_negative(root: torch.Tensor, is_scaled: bool) -> str:
@@ -116,11 +116,17 @@ def never_negative(root: torch.Tensor, is_scaled: bool) -> str:
     never below 0 as it is meant. ``is_scaled``: a GradScaler has multiplied it.
     """
     node = root.grad_fn
-    if is_scaled and node is not None and _kind(node) == "Mul":
-        node = node.next_functions[0][0]
-    while node is not None and _kind(node) in ("Div", "Mean", "Sum"):
-        node = node.next_functions[0][0]
+    if is_scaled and _kind(node) == "Mul":
+        node = _operand(node)
+    while _kind(node) in ("Div", "Mean", "Sum", "Where"):
+        node = _operand(node)
     return _NEVER_NEGATIVE.get(_kind(node), "")
+
+
+def _operand(node: Any) -> Any:
+    """The node of its only operand with a graph; None: it has several."""
+    children = [child for child, _ in node.next_functions if child is not None]
+    return children[0] if len(children) == 1 else None
 
 
 def _kind(node: Any) -> str:
