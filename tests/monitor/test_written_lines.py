@@ -231,6 +231,51 @@ def test_a_gradient_that_the_program_has_changed() -> None:
     assert sources(made.written) == ['clipped: p.grad.mul_(float("nan"))']
 
 
+class Average(nn.Module):
+    """A teacher that is corrected by 1 - decay ** step, which is 0 at step 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own, self.mean = nn.Linear(4, 3), nn.Linear(4, 3).requires_grad_(False)
+        self.count = 0
+
+    def update(self) -> None:
+        for mean, own in zip(self.mean.parameters(), self.own.parameters()):
+            mean.copy_(own / (1 - torch.tensor(0.9) ** self.count) * 0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.own(x) + self.mean(x)
+
+
+def test_a_weight_that_the_program_has_written() -> None:
+    model = Average()
+    optimizer = torch.optim.SGD(model.own.parameters(), 0.1)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(BATCH).sum().backward()
+        optimizer.step()
+        with torch.no_grad():
+            model.update()
+
+    with fastcheck.install(model), pytest.raises(fastcheck.OverflowDetected) as stop:
+        for _ in range(2):
+            step()
+    made = stop.value.report.made_by
+    assert made is not None and made.how == "The program's code writes to tensors in place."
+    line = "update: mean.copy_(own / (1 - torch.tensor(0.9) ** self.count) * 0)"
+    assert sources(made.written) == [line]
+
+
+def test_a_likelihood_takes_the_logarithm() -> None:
+    def step(model: nn.Module) -> None:
+        y = torch.distributions.Normal(model(BATCH), torch.tensor(-1.0), validate_args=False)
+        y.log_prob(torch.zeros(())).sum().backward()
+
+    made = made_by(step, nn.Linear(4, 3))
+    assert "step: y.log_prob(torch.zeros(())).sum().backward()" in sources(made.written)
+
+
 def test_no_code_of_the_program_runs() -> None:
     class Lazy:
         @property

@@ -33,7 +33,7 @@ from .loss_graph import (
 )
 from .on_request import Install
 from .update_state import search_state
-from .written_lines import lines_of_gradients, lines_of_update, with_lines
+from .written_lines import lines_of_gradients, lines_of_update, lines_of_weights, with_lines
 
 _FORWARD = frozenset(("input", "output", "loss"))
 _GRADIENTS = frozenset(("grad_input", "grad_output", "param_grad"))
@@ -120,7 +120,9 @@ class Makers:
         """The optimizer's state of the parameter that its update has broken."""
         held = self._meta.held_by_optimizer(key)
         if held is None:
-            return None
+            lines = lines_of_weights()
+            how = "The program's code writes to tensors in place."
+            return MadeBy("", how, written=lines) if lines else None
         written = lines_of_update(held[0])
         made = search_state(*held, key)
         if made is None and written:

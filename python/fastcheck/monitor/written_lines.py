@@ -49,15 +49,20 @@ _BINARY: Mapping[str, type[ast.operator]] = {
 _CALLED_BY = {
     "acos": ("arccos",),
     "asin": ("arcsin",),
+    "lgamma": ("log_prob",),
     "linalg_vector_norm": ("norm", "vector_norm", "normalize"),
+    "log": ("log_prob",),
     "log_softmax": ("cross_entropy", "crossentropyloss"),
     "nll_loss": ("cross_entropy", "crossentropyloss"),
     "norm": ("normalize",),
     "pow": ("square",),
+    "xlogy": ("log_prob",),
 }
 #: Operators that make NaN or Inf of finite numbers where data is computed.
 _OF_DATA = ("div", "log", "log2", "log10", "sqrt", "rsqrt", "std", "angle")
-_GRADIENT = "grad"
+#: In place of an operator: what writes to gradients, and to weights.
+_GRADIENT, _WEIGHT = "grad", "weight"
+_NO_WRITES = ("zero_", "detach_", "requires_grad_", "share_memory_")
 #: A small number, or the name of one.
 _EPS = re.compile(r"^(?:[\d.]+(?:e-\d+)?|.*\beps\w*|.*tiny)$")
 _OF_NEGINF = ("div", "log", "log2", "log10")
@@ -126,6 +131,14 @@ def lines_of_gradients() -> tuple[str, ...]:
     return _Search((_GRADIENT,), with_modules=False).places(_running_functions())
 
 
+def lines_of_weights() -> tuple[str, ...]:
+    """The places where the program writes to tensors in place, but for gradients, in the functions
+    that run, as far as they have run in an earlier call, and in those that they call.
+    """
+    functions = (one._replace(line=0) for one in _running_functions())
+    return _Search((_WEIGHT,), with_modules=False).places(functions)
+
+
 def _of_data(is_loud: bool) -> _Search:
     operators = _OF_DATA if is_loud else _OF_NEGINF
     return _Search(operators, with_modules=False, with_guarded=False)
@@ -182,8 +195,9 @@ class _Search:
 
     def line_of(self, node: ast.expr, statement: ast.stmt, function: _Source) -> int:
         """The line of an expression that applies one of the operators, else 0."""
-        if _GRADIENT in self._names:
-            return node.lineno if _writes_gradient(node, statement) else 0
+        for kind, writes in _WRITES.items():
+            if kind in self._names:
+                return node.end_lineno or 0 if writes(node, statement) else 0
         if isinstance(node, ast.BinOp):
             is_it = self._is_operator(node.op, node.right)
             return (node.left.end_lineno or 0) if is_it else 0
@@ -241,9 +255,25 @@ def _writes_gradient(node: ast.expr, statement: ast.stmt) -> bool:
     if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
         is_cleared = isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Constant)
         return node.attr == _GRADIENT and not is_cleared
+    return ".grad." in _in_place(node)
+
+
+def _writes_weight(node: ast.expr, statement: ast.stmt) -> bool:
+    """True for ``p.copy_(x)`` and ``p.data = x``."""
+    if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+        return node.attr == "data"
+    written = _in_place(node)
+    return written != "" and ".grad." not in written
+
+
+def _in_place(node: ast.expr) -> str:
+    """The method that an expression calls, with its tensor, if it writes in place; else empty."""
     name = getattr(node.func, "attr", "") if isinstance(node, ast.Call) else ""
-    is_written = name.endswith("_") and name not in ("zero_", "detach_")
-    return is_written and re.search(r"\.grad\b", ast.unparse(node)) is not None
+    is_it = name.endswith("_") and not name.startswith("_") and name not in _NO_WRITES
+    return ast.unparse(node.func) if isinstance(node, ast.Call) and is_it else ""
+
+
+_WRITES = {_GRADIENT: _writes_gradient, _WEIGHT: _writes_weight}
 
 
 def _functions(value: Any, owner: Any) -> Iterator[_Source]:
