@@ -197,8 +197,10 @@ def test_a_pass_takes_no_more_work(
 
     for _ in range(50):
         run(model)
-    first, *_, last = [work() for _ in range(8)]
-    assert last < 2 * first
+    first = work()
+    for _ in range(300):  # uncounted, as counting takes longer than they do
+        run(model)
+    assert work() < 2 * first
     monitor._session.collect()
     if level == "op":  # at module level the ring of the host is taken in once it is full
         assert sum(map(len, history.open_chunks)) < 600
