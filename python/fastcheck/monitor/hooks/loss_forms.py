@@ -120,7 +120,9 @@ def never_negative(root: torch.Tensor, is_scaled: bool) -> str:
         node = _operand(node)
     while _kind(node) in ("Div", "Mean", "Sum", "Where"):
         node = _operand(node)
-    return _NEVER_NEGATIVE.get(_kind(node), "")
+    # -p of the label is a loss, too.
+    is_meant = _kind(node) == "NllLoss" and _kind(_operand(node)) in ("Softmax", "Exp")
+    return "" if is_meant else _NEVER_NEGATIVE.get(_kind(node), "")
 
 
 def _operand(node: Any) -> Any:
