@@ -258,9 +258,13 @@ MAX_SEGMENTS = 64
 _FIRST_SEGMENTS = 4
 
 
-#: Rows that a recorder writes to: the function that reads a tensor, their slots and identities; the
-#: next row is ``cursor.slot``.
-Rows = tuple[Callable[..., None], torch.Tensor, np.ndarray, Cursor]
+class Rows(NamedTuple):
+    """The rows that a recorder writes to; the next row is ``cursor.slot``."""
+
+    observe: Callable[..., None]
+    slots: torch.Tensor
+    identities: np.ndarray
+    cursor: Cursor
 
 
 class DeviceRing:
@@ -340,7 +344,7 @@ class DeviceRing:
         segment = self._last_used
         if segment is None:
             return None
-        return self.backend.observe, segment.slots, segment.identities, segment.cursor
+        return Rows(self.backend.observe, segment.slots, segment.identities, segment.cursor)
 
     def observe_list(
         self,

@@ -449,10 +449,11 @@ class Facts:
         """
         if self._losses.cleared == _CLEARED:
             return
-        parameters = [p for _, _, p in self._state.parameters() if p.requires_grad]
-        self._losses.gradient_is(next(iter(parameters), None), is_before)
+        parameters = (p for _, _, p in self._state.parameters() if p.requires_grad)
+        first = next(parameters, None)
+        self._losses.gradient_is(first, is_before)
         if self._losses.cleared == _CLEARED:
-            numbers = set(map(id, parameters))
+            numbers = {id(first), *map(id, parameters)}
             for optimizer in _optimizers_at_hand():
                 if not numbers.isdisjoint(parameter_ids(optimizer)):
                     self._tell_once("never_stepped", _CLEARED, type(optimizer).__name__)

@@ -161,7 +161,7 @@ class LossReader:
             if loss.numel() == 1 and can_hold_nonfinite(loss) and can_read(loss):
                 is_own_scaled = session.config.training.has_own_scale and loss is root
                 name = GRAD_LOSS if is_grad else SCALED_LOSS if is_own_scaled else "loss"
-                gradient = gradients[position] if gradients[position:] else None
+                gradient = gradients[position] if position < len(gradients) else None
                 # Reading it here keeps no graph.
                 value = loss if is_ours else _without_graph(loss)
                 value = value if gradient is None else _times(loss, gradient)

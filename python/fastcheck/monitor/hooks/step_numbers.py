@@ -49,14 +49,13 @@ class StepNumbers:
     def learning_rates(self, optimizer: torch.optim.Optimizer) -> None:
         """Reads the learning rates of the groups, as the optimizer is about to use them."""
         kind, role = type(optimizer).__name__, "learning_rate"
-        known = (kind, role) in self._sites
-        site = self._sites[kind, role] if known else self._site(kind, role, "lr")
+        site = self._sites.get((kind, role)) or self._site(kind, role, "lr")
         here: list[float] = []
         elsewhere: list[torch.Tensor] = []
         for group in optimizer.param_groups:
             rate = group.get("lr")
             if type(rate) is float:
-                here += (rate,)
+                here.append(rate)
             elif isinstance(rate, torch.Tensor) and not rate.is_cpu:
                 elsewhere.append(rate)
             elif isinstance(rate, (float, torch.Tensor, Real)):  # the ABC's own check is slow

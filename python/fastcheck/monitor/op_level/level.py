@@ -795,10 +795,10 @@ class Launcher:
         """Lets what is read next on this stream need no call of Python, as long as there are rows
         and no site is left out.
         """
-        direct = ring.backend.direct_observe
-        rows: Any = ring.next_rows()
+        direct, rows = ring.backend.direct_observe, ring.next_rows()
         if direct is not None and rows is not None and not level.session.faults.off_sites:
-            level.launches.set_rows(direct, *rows[1:])
+            cursor: Any = rows.cursor
+            level.launches.set_rows(direct, rows.slots, rows.identities, cursor)
 
 
 def where() -> str:

@@ -304,8 +304,11 @@ _near: Callable[..., tuple[list[_Saved], int]]
 _near = _saved_near if status.module is None else status.module.saved_near
 
 
-#: A backward pass: the step, its nodes, their bytes, and HeldLocals or None.
-_Graph = tuple[int, list[_Saved], int, Any]
+class _Graph(NamedTuple):
+    step: int
+    nodes: list[_Saved]
+    nbytes: int
+    frames: Any  # HeldLocals, or None
 
 
 def _versions(values: Mapping[str, Any]) -> list[int]:
@@ -358,22 +361,22 @@ class Derivatives:
         backward runs, without those of which a tensor was written since.
         """
         return [
-            [saved for node in nodes if (saved := SavedByNode(*node)).is_unchanged]
-            for at, nodes, _, _ in self._graphs
-            if at == step
+            [saved for node in graph.nodes if (saved := SavedByNode(*node)).is_unchanged]
+            for graph in self._graphs
+            if graph.step == step
         ]
 
     def frames(self, step: int) -> Iterator[HeldFrame]:
         """The frames of the program, as it called backward() in a step whose loss was on a device:
         innermost first.
         """
-        for at, _, _, frames in self._graphs:
-            if at == step and frames is not None:
-                yield from held_frames(frames.frames())
+        for graph in self._graphs:
+            if graph.step == step and graph.frames is not None:
+                yield from held_frames(graph.frames.frames())
 
     def drop_before(self, step: int) -> None:
         """Releases the graphs of earlier steps."""
-        while self._graphs and self._graphs[0][0] < step:
+        while self._graphs and self._graphs[0].step < step:
             del self._graphs[0]
 
     def note(self, step: int, roots: Sequence[torch.Tensor], is_late: bool = True) -> None:
@@ -381,8 +384,8 @@ class Derivatives:
         self._first = step if self._first is None else self._first
         is_first = step == self._first
         room = _MOST_BYTES
-        for at, _, held, _ in self._graphs:
-            room -= held if at == step else 0
+        for graph in self._graphs:
+            room -= graph.nbytes if graph.step == step else 0
         if room > 0:
             with unobserved():
                 nodes, nbytes = _near(roots, _attributes, _MOST_NODES, room)
@@ -392,4 +395,4 @@ class Derivatives:
                 frames = None if roots[0].is_cpu else _hold(room - nbytes)
             if nodes or frames is not None:
                 nbytes += 0 if frames is None else frames.nbytes
-                self._graphs.append((step, nodes, nbytes, frames))
+                self._graphs.append(_Graph(step, nodes, nbytes, frames))

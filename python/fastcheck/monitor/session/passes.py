@@ -207,11 +207,9 @@ class Backwards:
 
     def called(self, step: int) -> None:
         """Notes that this thread calls a model, in the step of this index."""
-        thread = _running.thread
         if step != self._called_in:
-            self._called_in, self._callers = step, {thread}
-        elif thread not in self._callers:
-            self._callers.add(thread)
+            self._called_in, self._callers = step, set()
+        self._callers.add(_running.thread)
 
     @property
     def is_foreign(self) -> bool:
@@ -240,11 +238,11 @@ class Backwards:
         parameters of the models. Returns whether it may be about them.
         """
         thread = _running.thread
-        self._together -= {thread}
+        self._under_way.pop(thread, None)
+        self._together.discard(thread)
         if not is_ours and thread not in self._callers:
-            self._under_way.pop(thread, None)
             return False
-        self._trainers |= {thread}
+        self._trainers.add(thread)
         self._under_way[thread] = roots
         if len(self._under_way) > 1:
             self._together.update(self._under_way)
@@ -258,5 +256,5 @@ class Backwards:
         if self._under_way.pop(thread, None) is None:
             return None
         is_alone = thread not in self._together
-        self._together -= {thread}
+        self._together.discard(thread)
         return is_alone
