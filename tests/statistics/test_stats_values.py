@@ -150,7 +150,7 @@ before = peak()
 for view in (x[:, ::2], x[:, 1:], x.t()[:, ::2], x[0].expand(4096, 4096), x.t()):
     for order in ("storage", "logical"):
         assert fastcheck.stats(view, order=order).sum == view.numel()
-print(peak() - before < 8 * 1024)
+print(peak() - before < 24 * 1024)  # the smallest copy has 32 MiB
 """
     done = run_code(code)
     assert (done.returncode, done.stdout) == (0, "True\n"), done.stdout + done.stderr
