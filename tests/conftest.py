@@ -180,6 +180,7 @@ SLOW = (
     "monitor/hooks/test_compile.py",
     "monitor/hooks/test_compile_again.py",
     "monitor/hooks/test_facts.py",
+    "monitor/hooks/test_loss_forms.py",
     "monitor/hooks/test_loss_scaling.py::TestGradScaler",
     "monitor/hooks/test_modules.py::TestModes::test_a_compiled_model_still_runs",
     "monitor/hooks/test_observe_compiled.py",

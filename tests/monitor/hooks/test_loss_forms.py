@@ -1,0 +1,219 @@
+"""Tests of losses that are no loss for what they are given, by their graph."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from support.told import loss, texts
+
+
+@pytest.mark.parametrize("is_twice", [False, True])
+def test_a_softmax_of_a_softmax(is_twice: bool) -> None:
+    """transformers#45120: the balancing loss of a router that returns its probabilities."""
+
+    def program(model: nn.Module, optimizer: Any) -> None:
+        logits = model(torch.randn(8, 8))
+        routed = logits.softmax(-1)
+        chosen = torch.nn.functional.one_hot(routed.argmax(-1), 4).float().mean(0)
+        balance = (routed if is_twice else logits).view(2, 4, 4).softmax(-1).mean((0, 1))
+        optimizer.zero_grad()
+        (routed.square().mean() + (chosen * balance).sum()).backward()
+        optimizer.step()
+
+    found = texts(program, 40, may_warn=False)
+    assert len(found) == is_twice
+    assert all("a softmax is given the result of softmax" in text for text in found)
+
+
+@pytest.mark.parametrize(
+    ("make", "found"),
+    [
+        (lambda y: torch.nn.functional.cross_entropy(y[:, :1], torch.zeros(8).long()), "one class"),
+        (lambda y: F.nll_loss(F.log_softmax(y[:, :1], -1), torch.zeros(8).long()), "one class"),
+        (lambda y: torch.nn.functional.cross_entropy(y, torch.zeros(8).long()), ""),
+        (lambda y: F.binary_cross_entropy(y[:, :1].softmax(1), torch.ones(8, 1)), "softmax over"),
+        (lambda y: F.mse_loss(y[:, :1].softmax(-1).squeeze(1), torch.ones(8)), "softmax over"),
+        (lambda y: F.mse_loss(y.softmax(-1), torch.ones(8, 4)), ""),
+        (lambda y: F.binary_cross_entropy(y.softmax(0)[:, :1], torch.ones(8, 1)), ""),
+        (lambda y: torch.nn.functional.layer_norm(y[:, :1], (1,)).square().mean(), "layer_norm"),
+        (lambda y: torch.nn.functional.layer_norm(y, (4,)).square().mean(), ""),
+        (lambda y: torch.nn.functional.group_norm(y, 4).square().mean(), "group_norm"),
+        (lambda y: torch.nn.functional.group_norm(y, 2).square().mean(), ""),
+    ],
+)
+def test_a_function_of_one_element(make: Any, found: str) -> None:
+    def program(model: nn.Module, optimizer: Any) -> None:
+        optimizer.zero_grad()
+        y = model(torch.randn(8, 8))
+        (make(y) + y.square().mean()).backward()
+        optimizer.step()
+
+    said = texts(program, 40)
+    assert len(said) == bool(found) and all(found in text for text in said)
+
+
+@pytest.mark.parametrize(
+    ("make", "is_other"),
+    [
+        (lambda y, t: F.nll_loss(F.log_softmax(y, 0), t), True),
+        (lambda y, t: F.nll_loss(F.log_softmax(y, -2), t), True),
+        (lambda y, t: F.nll_loss(F.softmax(y, 0).log(), t), True),
+        (lambda y, t: F.nll_loss(F.log_softmax(y, -1), t), False),
+        (lambda y, t: F.nll_loss(F.log_softmax(y.view(8, 4, 1, 1), -3), t.view(8, 1, 1)), False),
+        # Of a square, each column may be what is normalised, as of pairs.
+        (lambda y, t: F.nll_loss(F.log_softmax(y[:4], 0), torch.arange(4)), False),
+    ],
+)
+def test_a_softmax_over_another_dimension_than_that_of_the_classes(
+    make: Any, is_other: bool
+) -> None:
+    """pytorchfundamentals#21."""
+
+    def program(model: nn.Module, optimizer: Any) -> None:
+        optimizer.zero_grad()
+        make(model(torch.randn(8, 8)), torch.arange(8) % 4).backward()
+        optimizer.step()
+
+    said = texts(program, 40)
+    assert len(said) == is_other
+    assert all("taken over dimension 0" in text and "dim=1" in text for text in said)
+
+
+def _targets(target: torch.Tensor, scale: float) -> torch.Tensor:
+    return F.one_hot(target, 4) * scale
+
+
+@pytest.mark.parametrize(
+    ("make", "found"),
+    [
+        (lambda y, t: F.nll_loss(y - 5, t), ""),
+        (lambda y, t: F.nll_loss(y + 5, t), "log_softmax"),
+        (lambda y, t: F.nll_loss(y + 5, t) / 4, "log_softmax"),
+        (lambda y, t: F.nll_loss(y + 5, t, reduction="none").mean(), "log_softmax"),
+        (lambda y, t: F.nll_loss(F.log_softmax(y, 1), t), ""),
+        (lambda y, t: F.binary_cross_entropy_with_logits(y - 5, _targets(t, -255.0)), "targets"),
+        (lambda y, t: F.binary_cross_entropy_with_logits(y + 5, _targets(t, 255.0)), "targets"),
+        (lambda y, t: F.binary_cross_entropy_with_logits(y, _targets(t, 1.0)), ""),
+        # The rest of a cross entropy, and the ascent of a loss.
+        (lambda y, t: F.nll_loss(y, t) + y.logsumexp(1).mean(), ""),
+        (lambda y, t: -F.cross_entropy(y, t), ""),
+        (lambda y, t: -0.1 * F.cross_entropy(y, t), ""),
+    ],
+)
+@pytest.mark.parametrize("is_scaled", [False, True])
+def test_a_loss_below_0_that_is_never_below_0(make: Any, found: str, is_scaled: bool) -> None:
+    scaler = torch.amp.GradScaler("cpu", enabled=is_scaled)
+
+    def program(model: nn.Module, optimizer: Any) -> None:
+        optimizer.zero_grad()
+        scaler.scale(make(model(torch.randn(8, 8)), torch.arange(8) % 4)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    said = texts(program, 15)
+    assert len(said) == bool(found)
+    assert all("the loss is -" in text and found in text for text in said)
+
+
+@pytest.mark.parametrize("is_zeroed", [False, True])
+def test_a_ctc_loss_of_logits(is_zeroed: bool) -> None:
+    def program(model: nn.Module, optimizer: Any) -> None:
+        optimizer.zero_grad()
+        logits = 0.1 * model(torch.randn(6, 2, 8)) + 1
+        lengths = torch.full((2,), 6), torch.full((2,), 2)
+        targets = torch.tensor([[1, 2], [3, 1]])
+        F.ctc_loss(logits, targets, *lengths, zero_infinity=is_zeroed).backward()
+        optimizer.step()
+
+    (said,) = texts(program, 15)
+    assert "log_softmax may be missing" in said
+
+
+def test_a_loss_of_two_optimizers_is_not_that_of_one() -> None:
+    """What the other maximises is in the loss of the step."""
+    other: list[Any] = []
+
+    def program(model: nn.Module, optimizer: Any) -> None:
+        optimizer.zero_grad()
+        F.cross_entropy(model(torch.randn(8, 8)), torch.arange(8) % 4).backward()
+        optimizer.step()
+        other[:] = other or [torch.optim.SGD([model[0].bias], 1e-9)]
+        (-loss(model) - 100).backward()
+        other[0].step()
+
+    assert not [text for text in texts(program, 40) if "below 0" in text]
+
+
+_KEPT = nn.Linear(4, 4)
+
+
+@pytest.mark.parametrize(
+    ("make", "is_made"),
+    [
+        (lambda y: nn.Linear(4, 4)(y), True),
+        (lambda y: nn.Conv1d(1, 4, 3)(y[:, None]), True),
+        (lambda y: _KEPT(y), False),
+        (lambda y: F.linear(y, torch.randn(4, 4, requires_grad=True)), False),
+        (lambda y: F.linear(y, torch.randn(4, 4)), False),
+        (lambda y: y + nn.Parameter(torch.zeros(8, 4)), False),
+    ],
+)
+def test_a_layer_that_forward_makes(make: Any, is_made: bool) -> None:
+    def program(model: nn.Module, optimizer: Any) -> None:
+        optimizer.zero_grad()
+        make(model(torch.randn(8, 8))).square().mean().backward()
+        optimizer.step()
+
+    said = texts(program, 60)
+    assert len(said) == is_made
+    assert all("1 of 3 weight matrices ([4, " in text for text in said)
+
+
+def test_a_copy_that_is_trained_by_itself_is_no_layer_of_forward() -> None:
+    """An inner loop on a copy of the model, as in first-order MAML."""
+
+    def program(model: nn.Module, optimizer: Any) -> None:
+        inner = copy.deepcopy(model)
+        optimizer.zero_grad()
+        loss(inner).backward()
+        for own, made in zip(model.parameters(), inner.parameters()):
+            own.grad = made.grad
+        optimizer.step()
+
+    assert not [text for text in texts(program, 60) if "made anew" in text]
+
+
+@pytest.mark.parametrize(
+    ("difference", "is_broadcast"),
+    [
+        (lambda y, t: y.sum(1, True) - t, True),
+        (lambda y, t: t - y.sum(1, True), True),
+        (lambda y, t: y.sum(1, True).squeeze(1) - t[:, None], True),
+        (lambda y, t: y.sum(1) - t, False),
+        # Each with each, as it is written.
+        (lambda y, t: y.sum(1)[:, None] - t, False),
+        # Several targets, and several results for one.
+        (lambda y, t: y.sum(1, True) - torch.zeros(8, 3), False),
+        (lambda y, t: y - t[:, None], False),
+        # Results that are compared among themselves.
+        (lambda y, t: y.sum(1, True) - y.sum(1), False),
+    ],
+)
+@pytest.mark.parametrize("size", [torch.square, torch.abs])
+def test_a_result_that_is_broadcast_against_its_target(
+    difference: Any, is_broadcast: bool, size: Any
+) -> None:
+    def program(model: nn.Module, optimizer: Any) -> None:
+        optimizer.zero_grad()
+        size(difference(model(torch.randn(8, 8)), torch.randn(8))).mean().backward()
+        optimizer.step()
+
+    said = texts(program, 40)
+    assert len(said) == is_broadcast
+    assert all("was broadcast to [8, 8]" in text and "same shape" in text for text in said)
