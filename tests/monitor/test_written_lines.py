@@ -267,6 +267,20 @@ def test_a_weight_that_the_program_has_written() -> None:
     assert sources(made.written) == [line]
 
 
+def test_a_weight_that_was_never_finite_is_not_put_down_to_later_lines() -> None:
+    model = Average()
+    with torch.no_grad():
+        model.own.weight.fill_(float("nan"))
+
+    def step(model: nn.Module) -> None:
+        model(BATCH)
+        model.own.weight.mul_(2)
+
+    with fastcheck.install(model), pytest.raises(fastcheck.OverflowDetected) as stop:
+        step(model)
+    assert "first read" in stop.value.culprit.reason and stop.value.report.made_by is None
+
+
 def test_a_likelihood_takes_the_logarithm() -> None:
     def step(model: nn.Module) -> None:
         y = torch.distributions.Normal(model(BATCH), torch.tensor(-1.0), validate_args=False)

@@ -13,7 +13,7 @@ from fastcheck.calls.module_calls import Call, outermost_of
 from fastcheck.monitor.session.passes import Pass
 from fastcheck.monitor.session.run_meta import RunMeta
 from fastcheck.monitor.session.session import Session
-from fastcheck.record.event import CHANGED_BY_LOOP
+from fastcheck.record.event import CHANGED_BY_LOOP, NEVER_FINITE
 from fastcheck.record.format import Verdict
 from fastcheck.record.site import Site
 from fastcheck.report.stop_report import MadeBy
@@ -81,7 +81,7 @@ class Makers:
             if not is_now:
                 return None
             made = search_variables(culprit.record, written, self._memory())
-            return made or self._of_update(session.sites[culprit.site].key)
+            return made or self._of_write(culprit, session.sites[culprit.site].key)
         if culprit.role not in _FORWARD:
             if culprit.reason.startswith(CHANGED_BY_LOOP):
                 lines = lines_of_gradients() if is_now else ()
@@ -116,8 +116,12 @@ class Makers:
             made = search_operators(kept.of(step.index), frames, is_sure=not is_loss)
         return made or again
 
-    def _of_update(self, key: str) -> Optional[MadeBy]:
-        """The optimizer's state of the parameter that its update has broken."""
+    def _of_write(self, culprit: Finding, key: str) -> Optional[MadeBy]:
+        """Looks for the write that broke a parameter, in the optimizer's state of it and in lines
+        of the program.
+        """
+        if culprit.reason.startswith(NEVER_FINITE):
+            return None
         held = self._meta.held_by_optimizer(key)
         if held is None:
             lines = lines_of_weights()

@@ -18,6 +18,8 @@ GIVEN_INSTEAD = "functional_call() was given it"
 GIVEN_NUMBER = " but for a number that it was given, which is NaN or infinite"
 #: The end of a clause on parameters that may have been written before what read them.
 WHEN_LAST_READ = "when they were last read"
+#: The beginning for a stored tensor that was not finite at first.
+NEVER_FINITE = "it was non-finite when it was first read"
 #: The beginning for a gradient that the training loop has changed.
 CHANGED_BY_LOOP = "it was finite when backward() ended"
 #: A part of it for a gradient that was read after the training loop had changed gradients.

@@ -27,6 +27,7 @@ from fastcheck.record.event import (
     COMPUTED_OUTSIDE,
     GIVEN_INSTEAD,
     MAYBE_CHANGED,
+    NEVER_FINITE,
     NOT_STEPPED,
     WHEN_LAST_READ,
     WRITTEN_BY_LOOP,
@@ -409,10 +410,7 @@ class ModuleRules:
         if finding.uses.given is not None:
             reason = f"{GIVEN_INSTEAD} in place of the model's own"
         elif last_finite is None:
-            reason = (
-                "it was non-finite when it was first read: look at the checkpoint or at the "
-                "initialisation"
-            )
+            reason = f"{NEVER_FINITE}: look at the checkpoint or at the initialisation"
         elif not is_suspect and self._has_run(finding):
             verdict = Verdict.ORIGIN
             reason = f"{was_finite(finding.role, last_finite)}; its module has run since"

@@ -22,7 +22,7 @@ from typing import Any, Callable, Optional
 
 import numpy as np
 
-from fastcheck.record.event import GIVEN_NUMBER
+from fastcheck.record.event import GIVEN_NUMBER, NEVER_FINITE
 from fastcheck.record.format import VALUE_BYTES, Verdict
 
 from . import entries
@@ -383,10 +383,7 @@ class OpRules:
             if not (finding.has_nan or is_kept) and (finding.is_mask or finding.role == "buffer"):
                 self._intend(finding, "a stored infinity, probably written on purpose")
                 return
-            reason = (
-                "it was non-finite when it was first read: look at the checkpoint or at the "
-                "initialisation"
-            )
+            reason = f"{NEVER_FINITE}: look at the checkpoint or at the initialisation"
             if is_kept and not finding.has_nan:  # the norm returns its bias, which is finite
                 self.findings.decide(finding, Verdict.ARRIVED, reason)
             else:
