@@ -28,12 +28,14 @@ import socket
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Callable, Protocol
+from typing import Any, Callable
 
 import numpy as np
 
 from fastcheck.errors import LogError, warn
+from fastcheck.record.event import Event
 from fastcheck.record.format import RECORD_BYTES, RECORD_DTYPE, VERDICT_MASK, Flag
+from fastcheck.record.site import SiteTable
 from fastcheck.utils.private import (
     FILE_MODE,
     AppendFile,
@@ -43,18 +45,9 @@ from fastcheck.utils.private import (
 )
 from fastcheck.utils.text.numbers import to_json
 
-if TYPE_CHECKING:
-    from fastcheck.record.event import Event
-
 FORMAT = 1
 _SEGMENT_BYTES = 64 * 1024 * 1024
 _SEGMENTS_IN_LIMIT = 8
-
-
-class Sites(Protocol):
-    """The part of a SiteTable that the log needs."""
-
-    def to_dicts(self, first: int) -> list[dict[str, Any]]: ...
 
 
 def default_directory() -> str:
@@ -101,7 +94,7 @@ class RecordLog:
         directory: str | os.PathLike[str],
         rank: int = 0,
         limit_bytes: int | None = None,
-        sites: Sites | None = None,
+        sites: SiteTable | None = None,
         meta: Mapping[str, Any] | None = None,
         on_failure: Callable[[Exception, str], None] | None = None,
     ) -> None:
@@ -352,7 +345,7 @@ def save_log(
     rank: int,
     records: np.ndarray,
     events: Iterable[Event],
-    sites: Sites,
+    sites: SiteTable,
     meta: Mapping[str, Any],
     watched: Iterable[dict[str, Any]],
 ) -> str | None:

@@ -7,11 +7,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any, Optional, Protocol, Union
+from typing import Any, Optional, Union
 
 import numpy as np
 
-from fastcheck.log.history import has_not_overflowed
+from fastcheck.log.history import History
 from fastcheck.log.reader import read_batches
 from fastcheck.log.view import LogView
 from fastcheck.record.event import Event
@@ -24,21 +24,8 @@ from .stop_report import StopReport
 Evidence = list[tuple[Site, np.void]]
 
 
-class Records(Protocol):
-    """The records of one rank."""
-
-    def of_site(self, site: int, call: int, /) -> np.ndarray:
-        """The records of one site and call index, oldest first."""
-
-    def last_finite(self, record: np.void, /) -> Optional[np.void]:
-        """The last finite record of the same site and call index in an earlier step."""
-
-    def find(self, seq: int, /) -> Optional[np.void]:
-        """The record with this sequence number."""
-
-
 def make_report(
-    records: Records, culprit: Event, events: Iterable[Event], inputs: Evidence, **fields: Any
+    records: History, culprit: Event, events: Iterable[Event], inputs: Evidence, **fields: Any
 ) -> StopReport:
     """``events``: those of the culprit's step and rank; ``fields``: the others of StopReport."""
     record = culprit.record
@@ -56,7 +43,7 @@ def make_report(
 
 
 def argument_records(
-    records: Records, culprit: Event, sites: Union[SiteTable, Mapping[int, Site]]
+    records: History, culprit: Event, sites: Union[SiteTable, Mapping[int, Site]]
 ) -> Evidence:
     """The records of what the culprit's operator read, under the names of its arguments."""
     evidence: Evidence = []
@@ -96,7 +83,9 @@ def report_from_log(view: LogView, event: Optional[Event], style: str) -> Option
     stopped = _stopped(view.directory, event.rank)
     if stopped is not None and stopped.culprit.record["seq"] == event.record["seq"]:
         return replace(stopped, style=style, log_path=None, page=None)
-    records = _LogRecords(view.records[view.ranks == event.rank])
+    own = view.records[view.ranks == event.rank]
+    records = History(1, is_logged=False)
+    records.add(own[np.argsort(own["seq"], kind="stable")])
     inputs = argument_records(records, event, view.sites)
     events = [e for e in view.events if (e.step, e.rank) == (event.step, event.rank)]
     meta = view.meta.get(event.rank, {})
@@ -120,23 +109,3 @@ def _stopped(directory: str, rank: int) -> Optional[StopReport]:
             return unpacked(file.read(MOST_BYTES + 1))
     except (OSError, ValueError, TypeError, LookupError, RecursionError):
         return None
-
-
-class _LogRecords:
-    """The queries of :class:`Records` on one array."""
-
-    def __init__(self, records: np.ndarray) -> None:
-        self._records = records
-
-    def of_site(self, site: int, call: int) -> np.ndarray:
-        records = self._records
-        return records[(records["site"] == site) & (records["call"] == call)]
-
-    def last_finite(self, record: np.void) -> Optional[np.void]:
-        mine = self.of_site(int(record["site"]), int(record["call"]))
-        earlier = mine[(mine["step"] < record["step"]) & has_not_overflowed(mine)]
-        return earlier[-1].copy() if len(earlier) else None
-
-    def find(self, seq: int) -> Optional[np.void]:
-        matches = self._records[self._records["seq"] == seq]
-        return matches[0].copy() if len(matches) else None
