@@ -989,9 +989,16 @@ def test_a_loss_that_is_an_argument_is_named_with_the_call() -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["LogBackward0", "RsqrtBackward0", "MulBackward0", "VarBackward0"])
+def test_of_a_node_that_has_kept_nothing_nothing_is_known(name: str) -> None:
+    saved = SavedByNode(name, 0, (True,), {}, [])
+    assert loss_graph._made_bad(name, saved.values) is None
+    assert loss_graph._result_of(saved) is None
+
+
 def test_a_quotient_of_an_infinity_was_not_made_by_the_division() -> None:
     values = {"self": torch.tensor([math.inf, 1.0, 1.0]), "other": torch.tensor([0.0, 0.0, 1.0])}
-    found = loss_graph._made_by_node(SavedByNode("DivBackward0", 0, (True, True), values, []))
+    found = loss_graph._made_bad("DivBackward0", values)
     assert found is not None and found.tolist() == [False, True, False]
 
 

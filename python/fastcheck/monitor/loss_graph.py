@@ -9,6 +9,7 @@ may run a program's code.
 
 from __future__ import annotations
 
+import functools
 import heapq
 import itertools
 import re
@@ -53,8 +54,9 @@ _MADE = re.compile(r"result|out|total_weight|log_?sum_?exp|save|reserve|philox|r
 
 #: An edge: a node, and the number of a result of it.
 _Edge = tuple[Any, int]
-#: A function that tells if what an operator has read makes its result non-finite.
-_Maker = Callable[[Mapping[str, torch.Tensor], Any], Any]
+#: A function of what a node has saved, by name: the elements of the result that its operator made
+#: not finite, of finite numbers.
+_Maker = Callable[[Mapping[str, Any]], Any]
 
 
 def search_graph(root: torch.Tensor, name: str = "the loss") -> Optional[MadeBy]:
@@ -117,7 +119,7 @@ def search_operators(
                         return given
                     break
                 own = results.get((saved.order, saved.name))
-                made, result = _made_by_node(saved), _result_of(saved)
+                made, result = _made_bad(saved.name, saved.values), _result_of(saved)
                 if has_variables and result is None and own is not None:
                     result = record_of(own.tensor)
                 elif not has_variables and _kind(saved.name) == "LogSoftmax":
@@ -255,8 +257,8 @@ def _result_of(saved: SavedByNode) -> Optional[np.void]:
     values, name = saved.values, _kind(saved.name)
     read, other, exponent = map(values.get, ("self", "other", "exponent"))
     result = values.get("result")
-    if result is None and name in _AGAIN:
-        result = _AGAIN[name](values["self"])
+    if result is None and name in _AGAIN and read is not None:
+        result = _AGAIN[name](read)
     elif result is None and name in _PAIRS and torch.is_tensor(read) and torch.is_tensor(other):
         result = _PAIRS[name](read, other)
     elif result is None and name == "Pow" and torch.is_tensor(read) and exponent is not None:
@@ -269,7 +271,7 @@ def _source(steep: SavedByNode, known: Sequence[SavedByNode]) -> Optional[MadeBy
     read = [v for name, v in _tensors(steep) if not _MADE.match(name)]
     counts = [(v.shape, int((~v.isfinite()).sum())) for v in read]
     for saved in sorted(known, key=lambda node: node.order):
-        bad = _made_by_node(saved) if saved.order < steep.order else None
+        bad = _made_bad(saved.name, saved.values) if saved.order < steep.order else None
         if bad is None or not bad.any() or (bad.shape, int(bad.sum())) not in counts:
             continue
         return _made_in_forward(saved, steep, bad)
@@ -285,31 +287,6 @@ def _made_in_forward(saved: SavedByNode, steep: SavedByNode, bad: torch.Tensor) 
         inputs=tuple((n, r) for n, v in _tensors(saved) if (r := record_of(v)) is not None),
         variable=_later_variable(saved.is_node, lambda tensor: _leads_to(tensor.grad_fn, saved)),
     )
-
-
-def _made_by_node(saved: SavedByNode) -> Optional[torch.Tensor]:
-    """The elements that the operator of the node made not finite, of finite numbers; None: they are
-    not known.
-    """
-    values, name = saved.values, _kind(saved.name)
-    read, other, exponent = map(values.get, ("self", "other", "exponent"))
-    if name in ("Reciprocal", "Rsqrt"):  # an infinity comes of a number near 0 alone
-        return values["result"].isinf()
-    if name.startswith("NllLoss"):
-        return (values["total_weight"] == 0) & (values["reduction"] == 1)
-    if read is None:
-        return other == 0 if name == "Div" and isinstance(other, torch.Tensor) else None
-    if name in _PAIRS and isinstance(other, torch.Tensor):
-        # 0 * Inf is NaN.
-        is_good = read.isfinite() & other.isfinite()
-        result = _PAIRS[name](read, other)
-        return (~result.isfinite() & is_good) | (result.isnan() & ~read.isnan() & ~other.isnan())
-    if name == "Std":
-        return values["result"].isnan() & read.isfinite().all()
-    if not (name in _AGAIN or (name == "Pow" and exponent is not None)):
-        return None
-    result = _AGAIN[name](read) if name in _AGAIN else read.pow(exponent)
-    return ~result.isfinite() & read.isfinite()
 
 
 def _tensors(saved: SavedByNode) -> list[tuple[str, torch.Tensor]]:
@@ -851,25 +828,27 @@ _VIEWS = frozenset(("Clone", "Select", "Squeeze", "Unsqueeze", "View"))
 _CHOOSING = frozenset(("Add", "Cat", "Rsub", "Stack", "Sub", "Where"))
 
 
-def _again(function: Callable[[torch.Tensor], torch.Tensor]) -> _Maker:
-    """A maker for an operator of one operand, which is computed again."""
-
-    def makes(saved: Mapping[str, torch.Tensor], node: Any) -> Any:
-        read = saved["self"]
-        return (read.isfinite() & ~function(read).isfinite()).any()
-
-    return makes
+def _alone(function: Callable[[torch.Tensor], Any], values: Mapping[str, Any]) -> Any:
+    read = values["self"]
+    return ~function(read).isfinite() & read.isfinite()
 
 
-def _variance(saved: Mapping[str, torch.Tensor], node: Any) -> Any:
-    dims, read = node._saved_dim, saved["self"]
+def _paired(function: Callable[..., torch.Tensor], values: Mapping[str, Any]) -> Any:
+    read, other = values["self"], values["other"]
+    # 0 * Inf is NaN.
+    result, is_good = function(read, other), read.isfinite() & other.isfinite()
+    return (~result.isfinite() & is_good) | (result.isnan() & ~read.isnan() & ~other.isnan())
+
+
+def _variance(values: Mapping[str, Any]) -> Any:
+    dims, read = values["dim"], values["self"]
     count = read.numel()
     if dims:
         count = 1
         for dim in dims:
             # Negative numbers are kept as unsigned numbers.
             count *= read.shape[dim - 2**64 if dim >= 2**63 else dim]
-    correction = node._saved_correction
+    correction = values["correction"]
     return count <= (1 if correction is None else correction)
 
 
@@ -883,38 +862,51 @@ def _bad_power(read: torch.Tensor, node: Any) -> Optional[np.void]:
     return made if is_made and known is not None and not is_nonfinite(known) else None
 
 
-def _likelihood(saved: Mapping[str, torch.Tensor], node: Any) -> Any:
-    logs, target = saved["self"], saved["target"]
-    dim = min(logs.dim() - 1, 1)
+def _likelihood(values: Mapping[str, Any]) -> Any:
+    is_empty = (values["total_weight"] == 0) & (values["reduction"] == 1)
+    logs = values.get("self")
+    if logs is None:
+        return is_empty
+    target, dim = values["target"], min(logs.dim() - 1, 1)
     chosen = logs.gather(dim, target.clamp_min(0).unsqueeze(dim)).squeeze(dim)
-    is_infinite = (target != node._saved_ignore_index) & ~chosen.isfinite()
-    is_empty = node._saved_reduction == 1 and saved["total_weight"] == 0
-    return is_empty or is_infinite.any()
+    return is_empty | ((target != values["ignore_index"]) & ~chosen.isfinite())
 
 
 _MAKERS: dict[str, _Maker] = {
-    **{name: _again(function) for name, function in _AGAIN.items()},
-    "Div": lambda saved, node: (saved["other"] == 0).any(),
-    "Mean": lambda saved, node: node._saved_self_sym_numel == 0,
+    **{name: functools.partial(_alone, function) for name, function in _AGAIN.items()},
+    **{name: functools.partial(_paired, function) for name, function in _PAIRS.items()},
+    "Div": lambda values: _paired(torch.div, values) if "self" in values else values["other"] == 0,
+    "Mean": lambda values: values["self_sym_numel"] == 0,
     **dict.fromkeys(
         ("BinaryCrossEntropy", "BinaryCrossEntropyWithLogits", "Huber", "MseLoss", "SmoothL1Loss"),
-        lambda saved, node: node._saved_reduction == 1 and not saved["self"].numel(),
+        lambda values: values["reduction"] == 1 and not values["self"].numel(),
     ),
-    "Mul": lambda saved, node: not (saved["self"] * saved["other"]).isfinite().all(),
-    "NllLoss": _likelihood,
-    "NllLoss2D": _likelihood,
-    "Var": _variance,
-    "VarMean": _variance,
-    "Xlogy": lambda saved, node: not torch.xlogy(saved["self"], saved["other"]).isfinite().all(),
+    **dict.fromkeys(("NllLoss", "NllLoss2D"), _likelihood),
+    "Pow": lambda values: _alone(lambda read: read.pow(values["exponent"]), values),
+    # An infinity comes of a number near 0 alone.
+    **dict.fromkeys(("Reciprocal", "Rsqrt"), lambda values: values["result"].isinf()),
+    "Std": lambda values: values["result"].isnan() & values["self"].isfinite().all(),
+    **dict.fromkeys(("Var", "VarMean"), _variance),
 }
 
 
-def _makes_nonfinite(node: Any, saved: Mapping[str, torch.Tensor]) -> bool:
-    maker = _MAKERS.get(_kind(_name(node)))
+def _made_bad(name: str, values: Mapping[str, Any]) -> Optional[torch.Tensor]:
+    """The elements that the operator of a node made not finite, of finite numbers; None: they are
+    not known.
+    """
+    maker = _MAKERS.get(_kind(name))
     try:
-        return maker is not None and bool(maker(saved, node))
+        made = None if maker is None else maker(values)
     except (KeyError, AttributeError, RuntimeError):  # an operand that is not kept
-        return False
+        return None
+    return None if made is None else torch.as_tensor(made)
+
+
+def _makes_nonfinite(node: Any, saved: Mapping[str, torch.Tensor]) -> bool:
+    names = (name for name in dir(node) if name.startswith(_PREFIX))
+    numbers = {n[len(_PREFIX) :]: getattr(node, n) for n in names if not hasattr(node, f"_raw{n}")}
+    made = _made_bad(_name(node), {**numbers, **saved})
+    return made is not None and bool(made.any())
 
 
 # The program's variables
