@@ -205,7 +205,7 @@ def test_listeners_that_come_while_others_are_told() -> None:
     class Listener:
         pass
 
-    listeners: Listeners[Listener] = Listeners(lambda: None, lambda: None)
+    listeners: Listeners[Listener] = Listeners()
     first, second = Listener(), Listener()
     listeners.connect(first)
     told = []

@@ -14,6 +14,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Callable, Optional, Protocol
 
@@ -45,22 +46,13 @@ class OptimizerListener:
         """The step of an optimizer is over, in this thread."""
 
 
-_handles: list[Any] = []
-
-
-def _begin() -> None:
-    _handles.append(register_optimizer_step_pre_hook(_before_update))
-    _handles.append(register_optimizer_step_post_hook(_after_update))
-
-
-def _end() -> None:
-    for handle in _handles:
-        handle.remove()
-    _handles.clear()
+def _begin(at_end: ExitStack) -> None:
+    at_end.callback(register_optimizer_step_pre_hook(_before_update).remove)
+    at_end.callback(register_optimizer_step_post_hook(_after_update).remove)
 
 
 #: Told from connect() on, until disconnect() or until they are gone.
-optimizer_listeners: Listeners[OptimizerListener] = Listeners(_begin, _end)
+optimizer_listeners: Listeners[OptimizerListener] = Listeners(_begin)
 
 
 def _before_update(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -138,23 +130,21 @@ class ModuleTracker(OptimizerListener):
         self._local = _ThreadStack()
         self._known: dict[int, tuple[torch.nn.Module, ModuleNode]] = {}
         self._roots = 0
-        self._handles: list[Any] = []
+        self._at_end = ExitStack()
 
     def start(self) -> None:
         with self._session.lock:
             for model in self._given:
                 self._add_root(model)
-        self._handles = [
-            register_module_forward_pre_hook(self._before_call),
-            register_module_forward_hook(self._after_call, always_call=True),
-        ]
+        before = register_module_forward_pre_hook(self._before_call)
+        after = register_module_forward_hook(self._after_call, always_call=True)
+        self._at_end.callback(before.remove)
+        self._at_end.callback(after.remove)
         optimizer_listeners.connect(self)
 
     def stop(self) -> None:
         optimizer_listeners.disconnect(self)
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        self._at_end.close()
 
     @property
     def current(self) -> tuple[Optional[ModuleNode], bool, bool]:

@@ -9,12 +9,13 @@ import gc
 import threading
 import weakref
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from typing import Any, Callable, Optional
 
 import torch
 
 from fastcheck.errors import ConfigError, warn
-from fastcheck.utils.torch.patching import WrappedMethods
+from fastcheck.utils.torch.patching import wrap_method
 from fastcheck.utils.torch.versions import is_compiling
 
 from . import ended
@@ -39,7 +40,7 @@ class AutoInstall:
     def __init__(self, *, at_calls: bool = False, **options: Any) -> None:
         self._at_calls = at_calls
         self._options = options
-        self._methods = WrappedMethods()
+        self._at_end = ExitStack()
         # install() may make an optimizer, to try a device.
         self._lock = threading.RLock()
         self._observed: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
@@ -51,9 +52,9 @@ class AutoInstall:
         self.has_found = False
 
     def __enter__(self) -> AutoInstall:
-        self._methods.wrap(torch.optim.Optimizer, "__init__", self._wrap)
+        wrap_method(self._at_end, torch.optim.Optimizer, "__init__", self._wrap)
         if self._at_calls:
-            self._methods.wrap(torch.nn.Module, "__call__", self._wrap_call)
+            wrap_method(self._at_end, torch.nn.Module, "__call__", self._wrap_call)
         return self
 
     def __exit__(
@@ -62,7 +63,7 @@ class AutoInstall:
         """Removes the monitors. Without an exception under way, an exception that remove() raises
         is raised: a stop that the last step made due.
         """
-        self._methods.restore()
+        self._at_end.close()
         first: Optional[Exception] = None
         for monitor in self.monitors[:1]:
             ended.tell(error, monitor._session)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from contextlib import ExitStack
 from typing import Optional
 
 import torch
@@ -371,12 +372,13 @@ def _read_in_graph(
     return _number_of([hook for hook in hooks if hook is not None])
 
 
-def _begin() -> None:
+def _begin(at_end: ExitStack) -> None:
     global _is_on, _is_traced
     _is_traced = _define()
     if _is_traced:
         keep_out(observe)
     _is_on = True
+    at_end.callback(_end)
 
 
 def _end() -> None:
@@ -384,7 +386,7 @@ def _end() -> None:
     _is_on = False
 
 
-_readers: Listeners[NamedTensors] = Listeners(_begin, _end)
+_readers: Listeners[NamedTensors] = Listeners(_begin)
 
 
 def reader_for(observer: ModuleObserver) -> NamedTensors:

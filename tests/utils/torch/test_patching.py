@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import gc
+from contextlib import ExitStack
 from typing import Any, Callable
 
 import pytest
 
-from fastcheck.utils.torch.patching import Listeners, WrappedMethods
+from fastcheck.utils.torch.patching import Listeners, wrap_method
 
 
 class Listener:
@@ -17,7 +18,12 @@ class Listener:
 
 def counting() -> tuple[list[str], Listeners[Listener]]:
     log: list[str] = []
-    return log, Listeners(lambda: log.append("begin"), lambda: log.append("end"))
+
+    def begin(at_end: ExitStack) -> None:
+        log.append("begin")
+        at_end.callback(log.append, "end")
+
+    return log, Listeners(begin)
 
 
 def test_connected_with_the_first_and_let_go_with_the_last() -> None:
@@ -59,7 +65,7 @@ def test_the_collector_may_run_in_the_middle_of_the_end() -> None:
         listeners.disconnect(one)  # as a finalizer would
 
     one = Listener()
-    listeners: Listeners[Listener] = Listeners(lambda: None, end)
+    listeners: Listeners[Listener] = Listeners(lambda at_end: at_end.callback(end))
     listeners.connect(one)
     listeners.disconnect(one)
     assert calls == [0]
@@ -87,20 +93,19 @@ def theirs(self: Base) -> str:
 
 
 def test_methods_are_wrapped_once_and_put_back() -> None:
-    methods, before = WrappedMethods(), Base.say
-    methods.wrap(Child, "say", louder)  # which is Base's
-    methods.wrap(Base, "say", louder)
-    methods.wrap(Base, "say", louder)
+    at_end, before = ExitStack(), Base.say
+    wrap_method(at_end, Child, "say", louder)  # which is Base's
+    wrap_method(at_end, Base, "say", louder)
+    wrap_method(at_end, Base, "say", louder)
     assert Base().say() == Child().say() == "said!" and "say" not in vars(Child)
-    methods.restore()
-    methods.restore()
+    at_end.close()
+    at_end.close()
     assert Base.say is before
 
 
 def test_what_another_has_wrapped_meanwhile_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Base, "say", Base.say)  # put back afterwards
-    methods = WrappedMethods()
-    methods.wrap(Base, "say", louder)
-    Base.say = theirs
-    methods.restore()
+    with ExitStack() as at_end:
+        wrap_method(at_end, Base, "say", louder)
+        Base.say = theirs
     assert Base.say is theirs

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.distributed.algorithms.join import Join
 
 from fastcheck.errors import ConfigError, warn
-from fastcheck.utils.torch.patching import Listeners, WrappedMethods
+from fastcheck.utils.torch.patching import Listeners, wrap_method
 from fastcheck.utils.torch.rank import group_size
 
 from .agreement import RankAgreement
@@ -88,16 +88,13 @@ class JoinListener(Protocol):
         """
 
 
-_methods = WrappedMethods()
-
-
-def _wrap() -> None:
-    _methods.wrap(Join, "__exit__", _leave)
+def _wrap(at_end: contextlib.ExitStack) -> None:
+    wrap_method(at_end, Join, "__exit__", _leave)
 
 
 #: The listeners that follow each Join of the process, in the order of their making, which is the
 #: same on every rank: at the end of a Join their agreements align in this order.
-join_listeners: Listeners[JoinListener] = Listeners(_wrap, _methods.restore)
+join_listeners: Listeners[JoinListener] = Listeners(_wrap)
 
 
 def _leave(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -11,6 +11,7 @@ import functools
 import itertools
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Callable, Optional
 
 import torch
@@ -20,7 +21,7 @@ from fastcheck.monitor.hooks.step_watcher import StepWatcher
 from fastcheck.monitor.weight_updates import UpdateInfo
 from fastcheck.ring.device import DeviceRing, GraphSlots
 from fastcheck.ring.host import NO_SEQ
-from fastcheck.utils.torch.patching import Listeners, WrappedMethods
+from fastcheck.utils.torch.patching import Listeners, wrap_method
 from fastcheck.utils.torch.streams import DeviceStreams, streams_of
 from fastcheck.verdict.entries import (
     Entry,
@@ -268,8 +269,6 @@ _CLASSES = (
     ("accelerator", "Graph", None),
 )
 
-_methods = WrappedMethods()
-
 
 class _Followed:
     """A tape, and where the graph was replayed last."""
@@ -481,7 +480,7 @@ class GraphFollower:
 # ---- The classes of torch ------------------------------------------------------------------------
 
 
-def _wrap() -> None:
+def _wrap(at_end: ExitStack) -> None:
     for kind, device_type in _kinds():
         begin = functools.partial(_capture_begin, device_type=device_type)
         for name, wrap in (
@@ -489,7 +488,7 @@ def _wrap() -> None:
             ("capture_end", _capture_end),
             ("replay", _replay),
         ):
-            _methods.wrap(kind, name, wrap)
+            wrap_method(at_end, kind, name, wrap)
 
 
 def _kinds() -> Iterator[tuple[Any, Optional[str]]]:
@@ -569,4 +568,4 @@ def _replay(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 #: Told from connect() on. Graphs may still be replayed after disconnect().
-followers: Listeners[GraphFollower] = Listeners(_wrap, _methods.restore)
+followers: Listeners[GraphFollower] = Listeners(_wrap)

@@ -7,7 +7,8 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Callable, Optional
+from contextlib import ExitStack
+from typing import Callable, Optional
 
 import torch
 from torch.nn.modules.module import register_module_module_registration_hook
@@ -20,8 +21,6 @@ from fastcheck.utils.torch.patching import Listeners
 from fastcheck.utils.torch.versions import unwrap_compiled
 
 _NAMED_MODULES = 5
-
-_handles: list[Any] = []
 
 
 class ModuleTree:
@@ -93,14 +92,8 @@ class ModuleTree:
         return reference is not None and reference() is module
 
 
-def _begin() -> None:
-    _handles.append(register_module_module_registration_hook(_registered))
-
-
-def _end() -> None:
-    for handle in _handles:
-        handle.remove()
-    _handles.clear()
+def _begin(at_end: ExitStack) -> None:
+    at_end.callback(register_module_module_registration_hook(_registered).remove)
 
 
 def _registered(parent: torch.nn.Module, name: str, child: Optional[torch.nn.Module]) -> None:
@@ -114,7 +107,7 @@ def look_again() -> None:
         tree.may_differ = True
 
 
-_trees: Listeners[ModuleTree] = Listeners(_begin, _end)
+_trees: Listeners[ModuleTree] = Listeners(_begin)
 
 
 _followed: weakref.WeakKeyDictionary[Session, list[ModuleNode]] = weakref.WeakKeyDictionary()

@@ -25,39 +25,30 @@ from torch.optim.optimizer import (
 )
 
 from fastcheck.utils.torch.own_operators import unread
-from fastcheck.utils.torch.patching import Listeners, WrappedMethods
+from fastcheck.utils.torch.patching import Listeners, wrap_method
 from fastcheck.utils.torch.versions import GradScaler, is_compiling
 
 from .compiled import break_graphs
 from .step_watcher import StepWatcher
 
-_handles: list[Any] = []
 # Functions that are called before an evaluation of a closure, and after it.
 _at_evaluations: list[Callable[[torch.optim.Optimizer], None]] = []
-_methods = WrappedMethods()
 
 
-def _begin() -> None:
+def _begin(at_end: contextlib.ExitStack) -> None:
     # The hooks of an optimizer whose step is compiled break the graph, before it and after it.
-    _handles.append(register_optimizer_step_pre_hook(break_graphs(_before_update)))
-    _handles.append(register_optimizer_step_post_hook(break_graphs(_after_update)))
+    at_end.callback(register_optimizer_step_pre_hook(break_graphs(_before_update)).remove)
+    at_end.callback(register_optimizer_step_post_hook(break_graphs(_after_update)).remove)
     _at_evaluations[:] = break_graphs(_evaluation_began), break_graphs(_evaluation_ended)
-    _wrap_scaler()
+    _wrap_scaler(at_end)
     for kind in _kinds(LRScheduler):
-        _methods.wrap(kind, "step", _schedule)
-    _wrap_backward()
-    _wrap_clipping()
-
-
-def _end() -> None:
-    for handle in _handles:
-        handle.remove()
-    _handles.clear()
-    _methods.restore()
+        wrap_method(at_end, kind, "step", _schedule)
+    _wrap_backward(at_end)
+    _wrap_clipping(at_end)
 
 
 #: Told from connect() on, until disconnect() or until they are gone.
-watchers: Listeners[StepWatcher] = Listeners(_begin, _end)
+watchers: Listeners[StepWatcher] = Listeners(_begin)
 
 
 class _StepEnd(Protocol):
@@ -66,7 +57,7 @@ class _StepEnd(Protocol):
 
 #: Told after all watchers were, when an optimizer or a scaler is done, or monitor.step(): may
 #: install a monitor, or remove it.
-step_ends: Listeners[_StepEnd] = Listeners(lambda: None, lambda: None)
+step_ends: Listeners[_StepEnd] = Listeners()
 
 
 def tell_step_end() -> None:
@@ -132,13 +123,13 @@ def _after_update(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> N
         tell_step_end()
 
 
-def _wrap_scaler() -> None:
+def _wrap_scaler(at_end: contextlib.ExitStack) -> None:
     """Wraps the methods of torch's scaler and, of the classes made from it until now, those that
     replace a method, with or without asking torch's (FSDP's sharded scaler and torch_npu's do not).
     """
     for kind in _kinds(GradScaler):
         for name, wrap in _SCALER:
-            _methods.wrap(kind, name, wrap)
+            wrap_method(at_end, kind, name, wrap)
 
 
 def _kinds(kind: Any) -> Iterator[Any]:
@@ -281,21 +272,21 @@ _CLIPPING = (
 )
 
 
-def _wrap_clipping() -> None:
+def _wrap_clipping(at_end: contextlib.ExitStack) -> None:
     """Wraps the functions that clip gradients."""
     for module in (torch.nn.utils, clip_grad):
         for name in _CLIPPING:
-            _methods.wrap(module, name, _clip)
+            wrap_method(at_end, module, name, _clip)
     # Only where it was imported: otherwise no model is such a module.
     fsdp = sys.modules.get("torch.distributed.fsdp")
     sharded = getattr(fsdp, "FullyShardedDataParallel", None)
     if sharded is not None:
-        _methods.wrap(sharded, "clip_grad_norm_", _clip)
+        wrap_method(at_end, sharded, "clip_grad_norm_", _clip)
     # Called by each of them with the gradients, before anything is changed.
-    _methods.wrap(clip_grad, "_group_tensors_by_device_and_dtype", _group)
+    wrap_method(at_end, clip_grad, "_group_tensors_by_device_and_dtype", _group)
 
 
-def _wrap_backward() -> None:
+def _wrap_backward(at_end: contextlib.ExitStack) -> None:
     """Wraps Tensor.backward(), autograd.backward() and autograd.grad(). A backward within a
     backward is not told of.
     """
@@ -303,10 +294,12 @@ def _wrap_backward() -> None:
     if hasattr(autograd, "_engine_run_backward"):
         # After a trace torch.compiler puts in the place of both what it found in the second.
         for module in (autograd, autograd.graph):
-            _methods.wrap(module, "_engine_run_backward", partial(_backward, _asked_of_engine))
+            wrap_method(
+                at_end, module, "_engine_run_backward", partial(_backward, _asked_of_engine)
+            )
         return
     for name in ("backward", "grad"):  # before torch 2.3
-        _methods.wrap(autograd, name, _backward_by_name)
+        wrap_method(at_end, autograd, name, _backward_by_name)
 
 
 # The arguments of a backward: its roots, the gradients of these that the program has given, and

@@ -32,7 +32,7 @@ from fastcheck.ring.device import DeviceRing, Segment
 from fastcheck.utils.torch.flatten import flatten
 from fastcheck.utils.torch.frames import program_frames
 from fastcheck.utils.torch.own_operators import is_unobserved, unobserved
-from fastcheck.utils.torch.patching import Listeners, WrappedMethods
+from fastcheck.utils.torch.patching import Listeners, wrap_method
 from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read
 from fastcheck.utils.torch.streams import streams_of
 from fastcheck.utils.torch.transforms import take_off
@@ -215,12 +215,11 @@ def _has_traced() -> bool:
 # Methods by which the values of a tensor leave torch without an operator: arrays and pictures,
 # numbers, and files and other processes (pickle, torch.save).
 _LEAVES_BY = ("numpy", "tolist", "__reduce_ex__")
-_methods = WrappedMethods()
 
 
-def _wrap_leaving() -> None:
+def _wrap_leaving(at_end: contextlib.ExitStack) -> None:
     for name in _LEAVES_BY:
-        _methods.wrap(torch.Tensor, name, _telling, is_inherited=True)
+        wrap_method(at_end, torch.Tensor, name, _telling, is_inherited=True)
 
 
 def _telling(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -234,7 +233,7 @@ def _telling(original: Callable[..., Any]) -> Callable[..., Any]:
     return method
 
 
-_leaving: Listeners[Leaving] = Listeners(_wrap_leaving, _methods.restore)
+_leaving: Listeners[Leaving] = Listeners(_wrap_leaving)
 
 
 @dataclass(eq=False)

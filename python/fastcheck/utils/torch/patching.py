@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any, Callable, Generic, Optional, TypeVar
 
 T = TypeVar("T")
@@ -12,12 +13,12 @@ T = TypeVar("T")
 
 class Listeners(Generic[T]):
     """Objects that receive process-wide notifications, held weakly. ``begin`` is called when the
-    first of them connects, ``end`` when the last is gone.
+    first of them connects, with a stack that is closed when the last is gone.
     """
 
-    def __init__(self, begin: Callable[[], None], end: Callable[[], None]) -> None:
+    def __init__(self, begin: Callable[[ExitStack], object] = lambda at_end: None) -> None:
         self._begin = begin
-        self._end = end
+        self._at_end = ExitStack()
         #: References to the listeners; some may be gone.
         self.references: tuple[weakref.ref[T], ...] = ()
         self._has_begun = False
@@ -38,7 +39,7 @@ class Listeners(Generic[T]):
             self.references = (*self._others(listener), weakref.ref(listener))
             if not self._has_begun:
                 self._has_begun = True
-                self._begin()
+                self._begin(self._at_end)
         # A monitor whose model was deleted goes without remove().
         weakref.finalize(listener, self._release)
 
@@ -58,42 +59,35 @@ class Listeners(Generic[T]):
             if any(True for _ in self) or not self._has_begun:
                 return
             self._has_begun = False  # first: the collector may call this again in its middle
-            self._end()
+            self._at_end.close()
 
 
-class WrappedMethods:
-    """Replaces methods of torch's classes by wrappers, until restore()."""
+def wrap_method(
+    at_end: ExitStack,
+    kind: Any,
+    name: str,
+    wrap: Callable[[Callable[..., Any]], Any],
+    *,
+    is_inherited: bool = False,
+) -> None:
+    """Replaces a method of a class of torch's, or a function of a module, by a wrapper, until
+    ``at_end`` is closed; one that ``kind`` does not define itself only if it ``is_inherited``.
+    """
+    own = vars(kind).get(name)
+    original = getattr(kind, name) if is_inherited else own
+    if original is not None and not hasattr(original, "_fastcheck"):
+        wrapper = wrap(original)
+        # Marks this wrapper, to distinguish it from the original and from others.
+        wrapper._fastcheck = True
+        setattr(kind, name, wrapper)
+        at_end.callback(_put_back, kind, name, own)
 
-    def __init__(self) -> None:
-        # None: the class has inherited it.
-        self._originals: dict[tuple[Any, str], Optional[Callable[..., Any]]] = {}
 
-    def wrap(
-        self,
-        kind: Any,
-        name: str,
-        wrap: Callable[[Callable[..., Any]], Any],
-        *,
-        is_inherited: bool = False,
-    ) -> None:
-        """Wraps a method; a method that ``kind`` does not define itself only if it
-        ``is_inherited``.
-        """
-        original = getattr(kind, name) if is_inherited else vars(kind).get(name)
-        if original is not None and not hasattr(original, "_fastcheck"):
-            self._originals[kind, name] = vars(kind).get(name)
-            wrapper = wrap(original)
-            # Marks this wrapper, to distinguish it from the original and from others.
-            wrapper._fastcheck = True
-            setattr(kind, name, wrapper)
-
-    def restore(self) -> None:
-        originals = self._originals.copy()
-        self._originals.clear()
-        for (kind, name), original in originals.items():
-            # Another wrapper may have been put around this wrapper: then both stay in place.
-            if getattr(vars(kind).get(name), "_fastcheck", False):
-                if original is None:
-                    delattr(kind, name)
-                else:
-                    setattr(kind, name, original)
+def _put_back(kind: Any, name: str, own: Optional[Callable[..., Any]]) -> None:
+    """``own``: None where the class has inherited it."""
+    # Another wrapper may have been put around this wrapper: then both stay in place.
+    if getattr(vars(kind).get(name), "_fastcheck", False):
+        if own is None:
+            delattr(kind, name)
+        else:
+            setattr(kind, name, own)
