@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 import numpy as np
 import pytest
@@ -159,3 +159,159 @@ def test_steps_are_those_of_the_runs_where_a_module_has_another_name(tmp_path: P
     comparison = fastcheck.compare(actual, reference)
     assert [step.step for step in comparison.growth] == [0, 1, 2, 3]
     assert comparison.first is not None and comparison.first.row.step == 1
+
+
+def learn(
+    directory: Path,
+    criterion: Optional[nn.Module] = None,
+    loss: Callable[[torch.Tensor], torch.Tensor] = lambda made: made,
+    at_step_3: Callable[[nn.Module], object] = lambda net: None,
+    clip: Callable[..., Any] = lambda parameters: None,
+    leaves_out: int = -1,
+    net: Callable[[], nn.Module] = lambda: nn.Sequential(
+        nn.Linear(8, 16), nn.LayerNorm(16), nn.GELU(), nn.Linear(16, 4)
+    ),
+    **options: Any,
+) -> str:
+    """The directory of the log of six steps with a criterion. ``loss``: of what it returns."""
+    torch.manual_seed(0)
+    model, criterion = net(), criterion or nn.CrossEntropyLoss()
+    data = torch.Generator().manual_seed(1)
+    optimizer = torch.optim.AdamW(model.parameters())
+    with fastcheck.install(model, criterion, log_dir=directory, **options):
+        for step in range(6):
+            x, y = torch.randn(16, 8, generator=data), torch.arange(16) % 4
+            if step == 3:
+                at_step_3(model)
+            optimizer.zero_grad()
+            loss(criterion(model(x), y)).backward()
+            clip(model.parameters())
+            if step != leaves_out:
+                optimizer.step()
+    return str(directory)
+
+
+def flip(bit: int, name: str = "3.weight") -> Callable[[nn.Module], object]:
+    def do(net: nn.Module) -> None:
+        net.get_parameter(name).data.view(torch.int32)[0, 3] ^= 1 << bit
+
+    return do
+
+
+LATE = "equal to the bit in the steps before, as was all else"
+
+
+@pytest.mark.parametrize("bit", [0, 22])
+def test_a_bit_that_flips_is_no_formula_and_no_rounding(bit: int, tmp_path: Path) -> None:
+    actual, reference = learn(tmp_path / "a", at_step_3=flip(bit)), learn(tmp_path / "b")
+    text = text_of(actual, reference)
+    at = "step 2, 3 ·" if bit == 0 else "first step 2: 3 ·"
+    assert f"{at} optimizer · 3.weight" in text
+    assert LATE in text and "5 others of its kind are equal to the bit in that step" in text
+    assert "formula" not in text and "why rounding" not in text
+
+
+def test_a_formula_that_differs_from_the_first_step_on_is_named_as_one(tmp_path: Path) -> None:
+    def net(approximate: str) -> nn.Module:
+        made = nn.Sequential(nn.Linear(8, 512), nn.GELU(approximate), nn.Linear(512, 4))
+        made[0].weight.data.mul_(0.1)
+        return made
+
+    def side(approximate: str, **options: Any) -> str:
+        directory = tmp_path / f"{approximate} {len(options)}"
+        return learn(directory, net=lambda: net(approximate), **options)
+
+    text = text_of(side("tanh"), side("none"))
+    assert "the formula or a constant is different" in text and LATE not in text
+    assert "1.approximate is tanh in actual and none in reference" in text
+    stats = text_of(side("tanh", record="stats"), side("none", record="stats"))
+    assert "before it is equal as far as the statistics tell" in stats
+    assert "some of 18 tensors differ" in stats
+
+
+def test_an_attribute_of_the_module_that_differs_is_named(tmp_path: Path) -> None:
+    reference = learn(tmp_path / "reference")
+    smooth = learn(tmp_path / "smooth", nn.CrossEntropyLoss(label_smoothing=0.1))
+    named = "CrossEntropyLoss.label_smoothing is 0.1 in actual and 0.0 in reference"
+    assert named in text_of(smooth, reference)
+
+    def net() -> nn.Module:
+        return nn.Sequential(
+            nn.Linear(8, 16), nn.LayerNorm(16, 1e-2), nn.GELU(), nn.Linear(16, 4), nn.Dropout(0.0)
+        )
+
+    text = text_of(learn(tmp_path / "eps", net=net), reference)
+    assert "1.eps is 0.01 in actual and 1e-05 in reference" in text and "4.p" not in text
+    assert "other settings" not in text_of(reference, learn(tmp_path / "again"))
+
+
+@pytest.mark.parametrize("reduction", ["sum", "none"])
+def test_a_loss_that_is_divided_outside_of_the_criterion_is_the_same(
+    reduction: str, tmp_path: Path
+) -> None:
+    reference, criterion = learn(tmp_path / "mean"), nn.CrossEntropyLoss(reduction=reduction)
+    found = fastcheck.compare(
+        learn(tmp_path / "16", criterion, lambda made: made.sum() / 16), reference
+    )
+    assert found.verdict == "equal" and "CrossEntropyLoss · forward · output[0]" in str(found)
+    wrong = learn(tmp_path / "15", criterion, lambda made: made.sum() / 15)
+    assert not fastcheck.compare(wrong, reference).agrees
+
+
+def test_the_kind_of_clipping_is_a_setting(tmp_path: Path) -> None:
+    def side(name: str) -> str:
+        return learn(tmp_path / name, clip=lambda p: getattr(nn.utils, name)(p, 0.01))
+
+    sides = side("clip_grad_value_"), side("clip_grad_norm_")
+    settings = fastcheck.compare(*sides)["hyper-parameters"].settings
+    assert [tuple(setting) for setting in settings] == [
+        ("clipping.threshold from step 0 on", "not there", "0.01"),
+        ("clipping.value from step 0 on", "0.01", "not there"),
+    ]
+
+
+def test_an_update_that_is_left_out_explains_the_batches_after_it(tmp_path: Path) -> None:
+    sides = learn(tmp_path / "actual", leaves_out=2), learn(tmp_path / "reference")
+    text = text_of(*sides)
+    assert "step 2 has more batches in actual (the model · forward · input[0])" in text
+    other = learn(tmp_path / "other", at_step_3=lambda net: torch.manual_seed(7))
+    assert "more batches" not in text_of(other, sides[1])
+
+
+def test_a_shared_weight_is_not_swapped(tmp_path: Path) -> None:
+    class Tied(nn.Module):
+        def __init__(self, tied: bool) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
+            if tied:
+                self.first.weight = self.last.weight
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            made: torch.Tensor = self.last(torch.tanh(self.first(x)))
+            return made
+
+    sides = [learn(tmp_path / str(tied), net=lambda t=tied: Tied(t)) for tied in (True, False)]
+    text = text_of(*sides)
+    assert "swapped" not in text and "actual has no last.weight: it is shared" in text
+
+
+def test_records_without_statistics_have_no_loss(tmp_path: Path) -> None:
+    health = learn(tmp_path / "health", record="health")
+    assert not fastcheck.compare(health, learn(tmp_path / "full")).losses
+
+
+def test_logs_of_other_levels_are_named_as_such(tmp_path: Path) -> None:
+    sides = learn(tmp_path / "op", level="op"), learn(tmp_path / "module", record="stats")
+    notes = " ".join(fastcheck.compare(*sides).notes)
+    assert "level is op in actual and module in reference; record is full" in notes
+    assert "schedule" not in notes and "rename=" not in notes
+    assert not fastcheck.compare(sides[0], learn(tmp_path / "again", level="op")).notes
+
+
+def test_another_optimizer_has_no_kernel_of_the_same_update(tmp_path: Path) -> None:
+    def side(kind: Callable[..., torch.optim.Optimizer]) -> str:
+        return log_run(tmp_path / str(kind), optimizer=kind)
+
+    found = fastcheck.compare(side(torch.optim.RMSprop), side(torch.optim.AdamW))
+    assert found["hyper-parameters"].settings[0].path == "optimizers[0].type"
+    assert not any("kernel" in note for note in found.notes)

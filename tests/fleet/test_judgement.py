@@ -177,8 +177,32 @@ class TestReplicas:
         shape = synthetic.Shape(ranks=16, sites=20, steps=6, shards=1)
         folder = fleet(tmp_path, synthetic.Fault("bitflip", (5,), 17, 2), shape=shape)
         rewrite(folder, lambda row: {"replica_group": None})
-        assert judged(folder).accused == ()
+        report = judged(folder)
+        assert report.accused == ()
+        assert "the weights of 16 ranks are not compared" in report.text()
+        assert "not compared" not in judged(folder, are_replicas=True).text()
         assert judged(folder, are_replicas=True).accused == (5,)
+
+    def test_a_weight_that_is_read_twice_has_one_vote(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A weight that holds NaN is read in the forward, and again at the update."""
+        import pyarrow
+
+        made = synthetic.record_table
+        monkeypatch.setattr(
+            synthetic,
+            "record_table",
+            lambda rows: pyarrow.concat_tables(
+                [
+                    made(rows),
+                    made({name: column[rows["rank"] == 5] for name, column in rows.items()}),
+                ]
+            ),
+        )
+        shape = synthetic.Shape(ranks=32, sites=20, steps=6, shards=16)
+        report = judged(fleet(tmp_path, synthetic.Fault("bitflip", (5,), 17, 2), shape=shape))
+        assert "one of these two" in report.findings[0].what
 
 
 class TestNonfinite:

@@ -4,7 +4,8 @@ which option accepts it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from .block import Phase
 from .measure import PairState
@@ -12,7 +13,9 @@ from .origin import Cause, Origin
 from .over_time import SAME_LOSS
 from .questions import Answer, Questions
 from .row import factor_of, factor_text, is_whole
-from .tally import COMPUTED, Tally
+from .tally import COMPUTED, Found, Tally
+
+Modules = Mapping[str, Mapping[str, Any]]
 
 _ELEMENTS = (
     "Where a checksum differs, a log has only norms, sums and extremes to compare, which do not "
@@ -21,8 +24,16 @@ _ELEMENTS = (
 )
 
 
-def advice_of(questions: Questions, tally: Tally, answers: tuple[Answer, ...]) -> Iterator[str]:
-    """Sentences; none where the answers say it all."""
+def advice_of(
+    questions: Questions,
+    tally: Tally,
+    answers: tuple[Answer, ...],
+    actual: Modules,
+    reference: Modules,
+) -> Iterator[str]:
+    """Sentences; none where the answers say it all. ``actual``, ``reference``: the attributes of
+    the modules of either side.
+    """
     origin = questions.origin
     is_level = origin is None or origin.is_level
     is_level &= tally.first(tally.firsts.different, COMPUTED) is None
@@ -40,11 +51,16 @@ def advice_of(questions: Questions, tally: Tally, answers: tuple[Answer, ...]) -
             "memory layout (channels_last) or rows in another order. If this order is intended, "
             "use --accept order"
         )
+    yield from _of_steps(tally, answers)
     if tally.elsewhere and all(tally.elsewhere.values()):
         yield from _of_names(tally)
     if origin is not None and not given and questions.expects_bits:
-        yield from _of_origin(questions, origin)
+        has_bits = not tally.counts["without_bits"]
+        equal = "equal to the bit" if has_bits else "equal as far as the statistics tell"
+        yield from _of_origin(questions, origin, equal)
     first = questions.first
+    if first is not None and not given:
+        yield from _of_modules(first, actual, reference)
     if first is not None and first.row.phase in (Phase.LOSS, Phase.GRADIENTS):
         factor = factor_of(first.row.actual, first.row.reference)
         if is_whole(factor):
@@ -60,12 +76,51 @@ def advice_of(questions: Questions, tally: Tally, answers: tuple[Answer, ...]) -
         )
 
 
+def _of_steps(tally: Tally, answers: tuple[Answer, ...]) -> Iterator[str]:
+    """Advice for batches that differ because the steps of the two sides are not the same."""
+    step = min((a.found.row.step for a in answers[:4] if a.found is not None), default=None)
+    for entry in tally.missing.values():
+        if entry.phase is Phase.BATCHES and step is not None and entry.first_step <= step:
+            side = "actual" if entry.state is PairState.ONLY_ACTUAL else "reference"
+            yield (
+                f"step {entry.first_step:,} has more batches in {side} ({entry.name}), and the "
+                "steps after it may hold other batches for that reason alone: as where that side "
+                "leaves out an optimizer.step(), or takes more micro-batches"
+            )
+            return
+
+
+def _of_modules(first: Found, actual: Modules, reference: Modules) -> Iterator[str]:
+    """Advice for attributes that differ, of the module of the first difference and of those that
+    it lies in.
+    """
+    path = first.row.name.partition(" · ")[0]
+    path = "" if path == "the model" else path
+    differing = []
+    while True:
+        mine, other = actual.get(path, {}), reference.get(path, {})
+        differing += [
+            f"{path or 'the model'}.{key} is {mine[key]} in actual and {value} in reference"
+            for key, value in other.items()
+            if key in mine and mine[key] != value
+        ]
+        if not path:
+            break
+        path = path.rpartition(".")[0]
+    if differing:
+        yield f"other settings of modules, as install() has found them: {'; '.join(differing[:4])}"
+
+
 def _of_names(tally: Tally) -> Iterator[str]:
-    """Advice for weights that are swapped: each weight that differs equals another weight of the
-    reference.
+    """Advice for weights that are swapped or shared: each weight that differs equals another weight
+    of the reference.
     """
     name, other = next(iter(tally.elsewhere.items()))
     held = f"{name} is what {other} is in reference"
+    alone = {m.name for m in tally.missing.values() if m.state is PairState.ONLY_REFERENCE}
+    if any(missing.endswith(f" · {other}") for missing in alone):
+        yield f"{held}, and actual has no {other}: it is shared with another weight, or renamed"
+        return
     first = tally.losses[min(tally.losses)] if tally.losses else None
     if first is None:
         yield f"weights are swapped, or their names are (rename=): {held}"
@@ -81,8 +136,22 @@ def _of_names(tally: Tally) -> Iterator[str]:
         )
 
 
-def _of_origin(questions: Questions, origin: Origin) -> Iterator[str]:
+def _late(origin: Origin, equal: str) -> str:
+    """The end of a sentence on a tensor that was equal in the steps before."""
+    others = ""
+    if origin.alike and origin.row.name.count(" · optimizer · "):
+        others = f". {origin.alike:,} others of its kind are {equal} in that step"
+    return (
+        f"{equal} in the steps before, as was all else{others}: look for what begins there (code "
+        "or state that comes into play, an operator that is not deterministic, elements of another "
+        "size), or for a fault of the hardware"
+    )
+
+
+def _of_origin(questions: Questions, origin: Origin, equal: str) -> Iterator[str]:
+    """``equal``: how the tensors before it are equal."""
     first, where = questions.first, f"step {origin.row.step:,}, {origin.row.name}"
+    late = f". It was {_late(origin, equal)}" if origin.is_late else ""
     after, more = "", f". {_ELEMENTS}" if origin.row.elements is None else ""
     if origin.worst is not None:
         after = f"{origin.error_after:.2g} ({origin.worst.name})"
@@ -97,8 +166,9 @@ def _of_origin(questions: Questions, origin: Origin) -> Iterator[str]:
         )
     elif first is None and origin.cause is Cause.ROUNDING:
         yield (
-            f"rounding: {where} is the first tensor that is not equal to the bit, and what is "
-            f"computed after it in its step differs by no more than {after}{turned}{more}"
+            f"{'the size of ' if late else ''}rounding: {where} is the first tensor that is not "
+            "equal to the bit, and what is computed after it in its step differs by no more than "
+            f"{after}{turned}{late}{more}"
         )
     elif first is None:
         yield (
@@ -106,19 +176,28 @@ def _of_origin(questions: Questions, origin: Origin) -> Iterator[str]:
             + (f", and what is computed after it differs by up to {after}" if after else "")
             + more
         )
-    elif first.key != origin.key or origin.row.state not in (PairState.REORDERED, PairState.CLOSE):
+    elif first.key != origin.key:
         return
+    elif origin.row.state not in (PairState.REORDERED, PairState.CLOSE):
+        if late:
+            yield f"{where} was {_late(origin, equal)}"
     elif origin.is_other_update:
         yield (
-            "everything before it is equal to the bit, gradients too, and it differs by more than "
-            "rounding makes of an update: another formula or constant of the optimizer, or "
-            "something else that writes to it. If this is intended, use --accept order"
+            f"everything before it is {equal}, gradients too, and it differs by more than "
+            "rounding makes of an update"
+            + (
+                late
+                or ": another formula or constant of the optimizer, or something else that writes "
+                "to it"
+            )
+            + ". If this is intended, use --accept order"
         )
     elif origin.is_beyond:
         yield (
-            "everything before it is equal to the bit, and rounding makes an error of at most "
-            f"about {origin.limit:.2g}: the formula or a constant is different. If this is "
-            "intended, use --accept order"
+            f"everything before it is {equal}, and rounding makes an error of at most "
+            f"about {origin.limit:.2g}"
+            + (late or ": the formula or a constant is different")
+            + ". If this is intended, use --accept order"
         )
     elif origin.is_permuted:
         yield (

@@ -7,8 +7,9 @@ statistics of an msprobe dump fill the fields that they correspond to.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Callable, NamedTuple, Optional
 
 import numpy as np
@@ -102,6 +103,10 @@ class Source:
     settings: dict[Phase, Any]
     #: The number of modules that ran inside torch.compile, as far as the source records it.
     compiled_modules = 0
+    #: The attributes of each module that are numbers, by path, as far as the source records them.
+    modules: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
+    #: The options that say what was read, as far as the source records them.
+    options: Mapping[str, Any] = MappingProxyType({})
     #: True if names were chosen, so that what lies between them is not there.
     is_partial = False
 

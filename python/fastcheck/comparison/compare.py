@@ -96,6 +96,8 @@ _NOTES = {
     "resized": "{count} tensors between modules have another number of elements, {first} first, "
     "and the loss and the gradients of all parameters agree: what one side has more is in none of "
     "them",
+    "scaled": "{first} differs: the loss of the step, which is computed from it, and the gradients "
+    "of all parameters agree|; and {rest} more",
     "recomputed": "{count} tensors are recomputed otherwise than they were computed first: {first}",
     "strays": "the ranks do not have the same weights: {first} is not that of the first rank|, and "
     "{rest} more",
@@ -114,14 +116,26 @@ _NOTES = {
 def notes_of(tally: Tally, actual: Source, reference: Source) -> list[str]:
     """The notes of a report, which follow its answers."""
     notes = []
+    recorded = [
+        f"{key} is {actual.options[key]} in actual and {value} in reference"
+        for key, value in reference.options.items()
+        if key in actual.options and actual.options[key] != value
+    ]
+    if recorded:
+        notes.append(
+            f"the two were recorded with other options of install(): {'; '.join(recorded)}"
+        )
+    is_of_one_level = not any(text.startswith("level ") for text in recorded)
     for kind, text in _NOTES.items():
+        if kind == "rescheduled" and not is_of_one_level:
+            continue
         names = tally.noted[kind]
         count, first = tally.counts[kind] + len(names), next(iter(names), "")
         text, _, more = text.partition("|")
         if count:
             text += more if count > 1 else ""
             notes.append(text.format(count=f"{count:,}", first=first, rest=f"{count - 1:,}"))
-    if tally.lookalikes:
+    if tally.lookalikes and is_of_one_level:
         mine, other = next(iter(tally.lookalikes.items()))
         notes.append(
             f"{len(tally.lookalikes):,} names only in actual hold what names only in reference "
@@ -391,7 +405,9 @@ def compare(
         ),
         expects_bits=is_bitwise,
         is_partial=is_partial,
-        advice=tuple(advice_of(questions, tally, answers)) if kind.family == "run" else (),
+        advice=tuple(advice_of(questions, tally, answers, *(side.modules for side in sides)))
+        if kind.family == "run"
+        else (),
         growth=tuple(tally.growth[step] for step in sorted(tally.growth)),
         counts={
             phase.name.lower(): {state.name.lower(): n for state, n in sorted(counts.items())}

@@ -67,10 +67,11 @@ REASONS = (
     "a side has this gradient in parts: the sums of all elements of all parts agree",
     "beside the largest gradient of its step it is no larger than rounding",
     "another number of elements: the loss and the gradients of all parameters agree",
+    "scaled after it: the loss of the step and the gradients of all parameters agree",
 )
 NUMEL, NONFINITE, NORM, ABS_SUM, SUM, MIN, MAX, COUNTS, ORDER = range(1, 10)
 GIVEN, ELEMENTS, SHAPE, LARGEST, DTYPE, UNREADABLE, CANCELLED, DRIFTED, PART = range(10, 19)
-STILL, UPDATED, UNREDUCED, UNSTEADY, SCHEDULE, IN_PARTS, SMALL, RESIZED = range(19, 27)
+STILL, UPDATED, UNREDUCED, UNSTEADY, SCHEDULE, IN_PARTS, SMALL, RESIZED, SCALED = range(19, 28)
 #: Measures whose difference rounding can cause.
 MEASURED = (NORM, ABS_SUM, SUM, MIN, MAX, COUNTS, ELEMENTS, LARGEST, STILL, UPDATED)
 

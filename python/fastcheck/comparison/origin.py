@@ -63,6 +63,10 @@ class Origin:
     #: The number of parameters that ``worst`` leaves out: their updates differ by little of their
     #: size.
     turned: int = 0
+    #: True if the same tensor was equal to the bit in the step before.
+    is_late: bool = False
+    #: The number of tensors of its role that are equal to the bit in its step.
+    alike: int = 0
     is_open: bool = True  # an update that it has a part in is not read yet
 
     def follow(self, rows: int, worst: Optional[Row]) -> None:

@@ -206,13 +206,13 @@ class LossPair(NamedTuple):
 
 
 def loss_of(record: np.void) -> Optional[float]:
-    """The value of a record of one number; None of any other."""
+    """The value of a record of one number; None of any other, or of one without statistics."""
     if record["numel"] != 1 or not record["version"]:
         return None
     nan, positive, negative = (record[field] > 0 for field in NONFINITE_COUNTS)
     if nan or positive or negative:
         return math.nan if nan else math.inf if positive else -math.inf
-    return float(record["sum"])
+    return float(record["sum"]) if record["depth"] >= Depth.STATS else None
 
 
 def drift_start(losses: Iterable[LossPair], allowed: float) -> Optional[int]:

@@ -225,4 +225,5 @@ class Questions:
                 counts[PairState.CLOSE] if self._exact else 0
             )
         total = sum(counts[state] for state in PairState if state <= PairState.DIFFERENT)
-        return f"{different:,} of {total:,} tensors differ"
+        count = f"{different:,}" if different else "some"  # by less than the thresholds
+        return f"{count} of {total:,} tensors differ"

@@ -155,6 +155,8 @@ class BlockComparison:
         self._drifts: dict[int, Drift] = {}
         # The largest error, by rank, of what the step before computed, and whether it was exact.
         self.last_computed: dict[int, tuple[float, bool]] = {}
+        #: The names, by rank, of what the last step that was equal to the bit has computed.
+        self.computed_before: dict[int, np.ndarray] = {}
         #: The split of the batch, when the two sides split it in different ways.
         self.split: Optional[Split] = None
         #: The layout of tensors that are in other parts, on ranks or in modules.
@@ -444,7 +446,11 @@ class _Step(Pairs):
             self._note(tally.firsts.nonfinite, phase, here & (self.reasons == measure.NONFINITE))
             self._note_growth(Phase(phase), here)
         self._trace(
-            inexact & ~np.isin(self.reasons, (measure.IN_PARTS, measure.SCHEDULE, measure.RESIZED))
+            inexact
+            & ~np.isin(
+                self.reasons,
+                (measure.IN_PARTS, measure.SCHEDULE, measure.RESIZED, measure.SCALED),
+            )
         )
         self._keep_rows()
         self._keep_losses()
@@ -690,6 +696,7 @@ class _Step(Pairs):
                     tally.note("untold", name)
         differs = (self.states == PairState.DIFFERENT) | (self.states == PairState.REORDERED)
         resizing = self._resizing()
+        criteria = self._criteria() if differs.any() and self._has_same_loss() else set()
         is_faulty = is_resized = False
         for index in np.flatnonzero(differs & (self.reasons != measure.NONFINITE)).tolist():
             name, number = names[index], int(self.names[index])
@@ -708,6 +715,13 @@ class _Step(Pairs):
                 is_resized = True
                 self.set(index, PairState.CLOSE, 0.0, measure.RESIZED)
                 tally.note("resized", str(name))
+            elif (
+                name.module in criteria
+                and name.role in ("output", "grad_output")
+                and self.states[index] == PairState.DIFFERENT
+            ):
+                self.set(index, PairState.CLOSE, 0.0, measure.SCALED)
+                tally.note("scaled", str(name))
             elif number in self.in_parts:
                 self.set(index, PairState.CLOSE, self.in_parts[number][0], measure.IN_PARTS)
 
@@ -725,6 +739,11 @@ class _Step(Pairs):
             return set()
         read = (self.table[number] for number in np.concatenate(numbers).tolist())
         return {name.module for name in read if name.role == "input"}
+
+    def _criteria(self) -> set[str]:
+        """The modules that return a loss, which the program may divide or sum before backward()."""
+        losses = np.unique(self.names[self.phases == Phase.LOSS]).tolist()
+        return {name.module for name in map(self.table.__getitem__, losses) if name.module}
 
     def _has_same_inputs(self, names: Sequence[Name], index: int) -> bool:
         """True if this is an output of an operator whose inputs, which stand right before it, are
@@ -828,6 +847,7 @@ class _Step(Pairs):
             if len(where)
         }
         if not keys:
+            self._run.computed_before[rank] = self.names[computed]
             return
         key = min(keys)
         index = keys[key]
@@ -840,12 +860,19 @@ class _Step(Pairs):
             self.name(index).role == "param_grad",
             is_permuted(left, right, state, code),
             bool(self._beyond[index]),
+            is_late=self.names[index] in self._run.computed_before.get(rank, ()),
+            alike=self._alike(index),
             is_open=key[1] != Phase.UPDATE,
         )
         after = computed & (np.arange(len(computed)) != index)
         if origin.is_open:
             after &= ~is_update & (np.arange(len(computed)) > index)
         self._follow(origin, after, 0 if origin.is_parameters_gradient else int(after.sum()))
+
+    def _alike(self, index: int) -> int:
+        same = (self.phases == self.phases[index]) & (self.states == PairState.SAME)
+        role = self.name(index).role
+        return sum(self.table[n].role == role for n in self.names[same].tolist())
 
     def _follow(self, origin: Origin, which: np.ndarray, readers: int) -> None:
         where = np.flatnonzero(which)

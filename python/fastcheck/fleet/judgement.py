@@ -310,7 +310,20 @@ def _replicas(
         if not is_pair:
             what = f"{len(group):,} replicas differ, without a majority"
         findings.append(_replica_finding(group, what, is_pair, step))
-    return findings
+    return findings + _uncompared(ranks)
+
+
+def _uncompared(ranks: Mapping[int, FleetRank]) -> list[FleetFinding]:
+    """A remark where weights are compared with those of no other rank."""
+    unknown = [rank for rank in ranks.values() if rank.replica_group is None]
+    if len(unknown) < 2:
+        return []
+    what = f"the weights of {len(unknown):,} ranks are not compared: their replica group is unknown"
+    advice = (
+        "with plain data parallelism, --replicas all compares them with each other; else set "
+        "FASTCHECK_PLACEMENT in the launcher"
+    )
+    return [FleetFinding("replicas", False, what, advice, 0)]
 
 
 def _replica_finding(

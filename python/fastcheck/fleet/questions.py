@@ -103,9 +103,10 @@ WHERE s.role = 'param' AND k.replica_group IS NOT NULL AND r.checksum IS NOT NUL
 GROUP BY r.step, r.site, r.call, k.peer_group
 HAVING min(r.checksum) <> max(r.checksum)"""
 
-# The first steps hold all that there is to know if replicas differ from some step on.
+# The first steps hold all that there is to know if replicas differ from some step on. A rank that
+# reads a weight twice in a call, as one with a NaN, has one vote.
 _VOTES = """\
-SELECT r.step, r.site, r.call, k.peer_group, r.checksum, r.rank
+SELECT DISTINCT r.step, r.site, r.call, k.peer_group, r.checksum, r.rank
 FROM records r
 JOIN ranks k ON r.rank = k.rank
 JOIN (

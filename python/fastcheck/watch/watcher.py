@@ -294,7 +294,7 @@ class Causes:
 
 
 # Settings that make updates larger when they are raised.
-_RAISES = ("the learning rate", "clipping.threshold")
+_RAISES = ("the learning rate", "clipping.threshold", "clipping.value")
 
 
 # After an event of a kind there is none of the same kind for so many steps, but that a warning may

@@ -23,6 +23,7 @@ from fastcheck.log.view import lost_site
 from fastcheck.record.format import DTYPES
 from fastcheck.record.site import Site, is_valid
 
+_OPTIONS = ("level", "record", "every", "include", "exclude")
 _STORED = ("param", "buffer", "optimizer_state")
 _GRADIENTS = ("grad_input", "grad_output", "param_grad", "grad_norm", "found_inf", "loss_scale")
 
@@ -53,6 +54,10 @@ class LogSource(Source):
             coordinates = placed.get("coordinates") if isinstance(placed, dict) else None
             self.coordinates[rank] = coordinates if isinstance(coordinates, dict) else {}
             optimizers[rank] = meta.get("optimizers")
+            modules = meta.get("modules")
+            if isinstance(modules, dict) and not self.modules:
+                self.modules = {p: kept for p, kept in modules.items() if isinstance(kept, dict)}
+                self.options = {key: meta[key] for key in _OPTIONS if key in meta}
             compiled = meta.get("compiled_modules")
             if isinstance(compiled, int):
                 self.compiled_modules = max(self.compiled_modules, compiled)

@@ -401,7 +401,7 @@ class StepWatcher:
                 self._notice(self._facts.clipped, norm, threshold)
             if norm is not None:
                 self._apart("gradient clipping", self.session.level.gradients_clipped, norm)
-            self._meta.schedule.clipped(self.session.step.index, threshold)
+            self._meta.schedule.clipped(self.session.step.index, threshold, norm is not None)
             known = self.session.step.update.scaler
             scaler = None if known is None else known()
             if scaler is not None and not has_unscaled(scaler):

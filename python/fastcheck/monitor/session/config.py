@@ -215,6 +215,7 @@ class Config:
             "within": stop.within,
             "count": stop.count,
             "action": stop.action if isinstance(stop.action, str) else repr(stop.action),
+            "level": self.level,
             "record": self.record,
             "include": self.include,
             "exclude": self.exclude,

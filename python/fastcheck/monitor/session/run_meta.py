@@ -35,6 +35,7 @@ from .event_store import EventStore, SessionListener
 BatchId = Union[int, str]
 
 _MOST_STEPS = 4096
+_MOST_MODULES = 4096
 _MOST_CHARACTERS = 200
 # The most micro-batches of a step that are named; of more the first and the last.
 _MOST_SHOWN = 4
@@ -214,10 +215,10 @@ class Schedule:
             for listener in self._event_store.listeners:
                 listener.noticed(step, "fault", 1, self.fault)
 
-    def clipped(self, step: int, threshold: Any) -> None:
-        """Gradients were clipped to ``threshold``."""
+    def clipped(self, step: int, threshold: Any, by_norm: bool) -> None:
+        """Gradients were clipped to ``threshold``: by their total norm, or each element."""
         for _, value in _numbers({"lr": threshold}):
-            self._note(step, "clipping.threshold", value, True)
+            self._note(step, f"clipping.{'threshold' if by_norm else 'value'}", value, True)
 
     def clipped_scaled(self, threshold: Any) -> None:
         """Gradients were clipped to ``threshold`` while they carried a GradScaler's scale."""
@@ -349,6 +350,27 @@ def first_meta(config: Config, nodes: Sequence[ModuleNode]) -> dict[str, Any]:
     made = config.to_meta()
     made["environment"] = environment_or_error()
     made["placement"] = _placement(nodes)
+    made["modules"] = _attributes(nodes)
+    return made
+
+
+def _attributes(nodes: Sequence[ModuleNode]) -> dict[str, dict[str, Any]]:
+    """The attributes of each module that are numbers, and of torch's own modules the texts and
+    groups of numbers too, by path: eps, p, reduction, training.
+    """
+    made = {}
+    for node in nodes[:_MOST_MODULES]:
+        module = node.module()
+        is_torch = type(module).__module__.startswith("torch.nn.")
+        kinds = (bool, int, float, str) if is_torch else (bool, int, float)
+        found = {}
+        for name, value in vars(module).items() if module is not None else ():
+            parts = value if is_torch and type(value) is tuple else (value,)
+            is_plain = all(type(part) in kinds and part == part for part in parts)
+            if is_plain and not name.startswith("_"):
+                found[name] = list(value) if type(value) is tuple else value
+        if found:
+            made[node.path] = found
     return made
 
 
