@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import csv
 import os
 from collections.abc import Iterable, Sequence
@@ -19,7 +18,7 @@ from fastcheck.errors import CompareError, ConfigError, needed_module
 from fastcheck.log.reader import find_logs, read_log
 from fastcheck.log.step_table import STEP_NUMBERS, StepRow, step_rows
 from fastcheck.log.table import COLUMNS, log_table
-from fastcheck.utils.private import new_file, writing
+from fastcheck.utils.private import new_file, replacing, writing
 from fastcheck.utils.text.layout import csv_text
 
 from .console import print_json
@@ -81,20 +80,14 @@ def run(options: argparse.Namespace) -> int:
         path = places[0] if places else path
     if not places:
         read_log(options.log)  # raises the error
-    # Under another name until it is whole: half a table must not pass for a table.
-    part = options.file + ".part"
     damaged: list[int] = []
     columns = _STEP_COLUMNS if options.steps else COLUMNS
-    try:
-        with writing(options.file, "the table", CompareError):
-            os.close(new_file(part, 0o666))
-            tables = (log_table(place, damaged.append) for place in places)
-            pieces = [_step_columns(path)] if options.steps else chain.from_iterable(tables)
-            rows = _WRITERS[suffix](pieces, part, columns)
-            os.replace(part, options.file)
-    finally:
-        with contextlib.suppress(OSError):
-            os.unlink(part)
+    # Half a table must not pass for a table.
+    with writing(options.file, "the table", CompareError), replacing(options.file) as part:
+        os.close(new_file(part, 0o666))
+        tables = (log_table(place, damaged.append) for place in places)
+        pieces = [_step_columns(path)] if options.steps else chain.from_iterable(tables)
+        rows = _WRITERS[suffix](pieces, part, columns)
     size = os.path.getsize(options.file)
     if options.json:
         written = {"log": path, "file": options.file, "rows": rows, "bytes": size}

@@ -39,9 +39,9 @@ from fastcheck.record.site import SiteTable
 from fastcheck.utils.private import (
     FILE_MODE,
     AppendFile,
-    create_private,
     make_private_folders,
     write_all,
+    write_private,
 )
 from fastcheck.utils.text.numbers import to_json
 
@@ -175,9 +175,7 @@ class RecordLog:
 
     def _write_meta(self) -> None:
         path = os.path.join(self._root, f"meta-rank{self.rank}.json")
-        with create_private(f"{path}.new") as file:
-            file.write(_meta_text(self._meta))
-        os.replace(f"{path}.new", path)
+        write_private(path, _meta_text(self._meta))
 
     def sync(self) -> None:
         """Waits until everything written is on the disk, so that it survives a power cut."""

@@ -74,10 +74,16 @@ def create_private(path: str, mode: int = FILE_MODE) -> BinaryIO:
 
 def write_private(path: str, data: bytes, mode: int = FILE_MODE) -> None:
     """Writes a file as a whole: a reader sees the old file or the new file."""
+    with replacing(path) as part, create_private(part, mode) as file:
+        file.write(data)
+
+
+@contextlib.contextmanager
+def replacing(path: str) -> Iterator[str]:
+    """Gives the name to write a file under, which takes the file's place once it is whole."""
     part = f"{path}.{os.getpid()}.part"
     try:
-        with create_private(part, mode) as file:
-            file.write(data)
+        yield part
         os.replace(part, path)
     finally:
         with contextlib.suppress(OSError):

@@ -21,7 +21,7 @@ from typing import Any, Optional
 import torch
 
 from fastcheck.errors import CompareError, ConfigError, first_line
-from fastcheck.utils.private import create_private, make_private_folders
+from fastcheck.utils.private import make_private_folders, write_private
 from fastcheck.utils.reading import check_regular, read_json, read_json_lines
 from fastcheck.utils.text.numbers import to_json
 
@@ -32,7 +32,7 @@ REFERENCE = "reference.jsonl"
 _OURS = re.compile(
     r"(?:index\.json|calls\.jsonl|reference\.jsonl|tensors-\d+\.safetensors"
     r"|meta-rank\d+\.json|(?:sites|events)-rank\d+\.jsonl|events-rank\d+\.bin"
-    r"|records-rank\d+-\d+\.bin|random\.pt|replay\.py)(?:\.part|\.new)?"
+    r"|records-rank\d+-\d+\.bin|random\.pt|replay\.py)(?:(?:\.\d+)?\.part)?"
 )
 _STEP = re.compile(r"step(\d+)")
 _RANK = re.compile(r"rank(\d+)")
@@ -104,11 +104,8 @@ def json_text(value: object) -> str:
 def write_json(path: str, value: Mapping[str, Any]) -> None:
     """Strict JSON, there as a whole or not at all."""
     text = json.dumps(to_json(value), allow_nan=False, indent=1).encode() + b"\n"
-    part = f"{path}.part"
     try:
-        with create_private(part) as file:
-            file.write(text)
-        os.replace(part, path)
+        write_private(path, text)
     except OSError as error:
         error.filename = path
         raise
