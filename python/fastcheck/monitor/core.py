@@ -243,7 +243,8 @@ def build(
         requests = Requests(session, watcher, models.models, install_alone)
         boundary.at_end.callback(requests.close)
     if targets:
-        boundary.at_end.callback(SinkConnection(session, targets, watching).close)
+        scalars = dict if watching is None else watching.scalars
+        boundary.at_end.callback(SinkConnection(session, targets, scalars).close)
     return Core(
         models=[weakref.ref(model) for model in models.models],
         nodes=nodes,

@@ -290,7 +290,7 @@ class StepWatcher:
             if may_be_ours:
                 self._notice(self._facts.backward_began, roots)
             if session.config.level == "op":
-                self._apart("consequences", session.level.backward_began, roots)
+                self._apart("consequences", session.level.loss_given, roots)
         may_be_over = self.ends.by_loop.probes or self.ends.unfinished.probes
         is_next = may_be_over and (is_known or (may_be_ours and inputs is None))
         if is_next and self.ended_before(is_backward=True):

@@ -10,7 +10,7 @@ import sys
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Callable, Optional, Protocol
+from typing import Any, Callable, Optional
 
 import numpy as np
 import torch
@@ -35,7 +35,7 @@ from fastcheck.utils.torch.own_operators import is_unobserved, unobserved
 from fastcheck.utils.torch.patching import Listeners, wrap_method
 from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read
 from fastcheck.utils.torch.streams import streams_of
-from fastcheck.utils.torch.transforms import take_off
+from fastcheck.utils.torch.transforms import take_off, unwrapped
 from fastcheck.utils.torch.versions import is_compiling
 from fastcheck.verdict import entries
 from fastcheck.verdict.incident import HOST, Destination, Incident
@@ -57,12 +57,9 @@ class NothingSeen:
         return 0
 
 
-class LineNumbers(Protocol):
-    """The extension's: where Python was when the records of a step were requested."""
-
-    def of(self, seq: int) -> str:
-        """``train.py:12 in forward``; empty where it is not known."""
-        ...
+#: Where Python was when the record of this number was requested, ``train.py:12 in forward``; empty
+#: where it is not known.
+LineOf = Callable[[int], str]
 
 
 class OpPart(StepPart):
@@ -77,13 +74,13 @@ class OpPart(StepPart):
         segments: list[tuple[DeviceRing, Segment]],
         closes_step: bool,
         overflow: StatusReader,
-        lines: LineNumbers,
+        line_of: LineOf,
         compared: Callable[[int, bool], None],
     ) -> None:
         super().__init__(step, journal, records, segments, closes_step, compared)
         self._sites = sites
         self._overflow = overflow
-        self._lines = lines
+        self._line_of = line_of
 
     def take(self) -> np.ndarray:
         records = super().take()
@@ -96,7 +93,7 @@ class OpPart(StepPart):
         bad = records["seq"][overflowed(records) & ~is_status]
         hits = self._overflow.arrived(records[is_status], bad)
         for hit in reversed(hits):
-            line = self._lines.of(int(hit.record["seq"]))
+            line = self._line_of(int(hit.record["seq"]))
             note = entries.Note(self._overflow.tell, self.step, hit, line)
             self.journal.entries.insert(0, note)
             self.journal.due.insert(0, note)
@@ -113,7 +110,7 @@ class DeferredOps(entries.Task):
     _judge: Callable[[list[Incident], entries.Records], None]
     _waiting: Any
     _stop: int
-    _lines: LineNumbers
+    _line_of: LineOf
 
     def run(self, bad: entries.Records) -> None:
         raw_incidents = extension.op_observer().settle(self._waiting, list(bad), self._stop)
@@ -124,7 +121,7 @@ class DeferredOps(entries.Task):
         incident = Incident(raw)
         if not incident.line:
             seqs = (incident.forward_seq, *(seq for seq, _ in incident.made))
-            incident.line = next(filter(None, map(self._lines.of, seqs)), "")
+            incident.line = next(filter(None, map(self._line_of, seqs)), "")
         return incident
 
 
@@ -169,9 +166,7 @@ def plain_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
     """The tensors whose memory holds its values: those within functorch's wrappers, a DTensor or
     another subclass, or a sparse tensor.
     """
-    functorch: Any = torch._C._functorch
-    while functorch.is_functorch_wrapped_tensor(tensor):
-        tensor = functorch.get_unwrapped(tensor)
+    tensor = unwrapped(tensor)
     if not can_hold_nonfinite(tensor):
         return []
     if tensor.layout is torch.sparse_coo:
@@ -492,9 +487,6 @@ class OpLevel(Level):
             clause = "it reached the norm by which gradients were clipped"
             self.reach("norm", ((clause, norm),))
 
-    def backward_began(self, roots: Sequence[torch.Tensor]) -> None:
-        self.loss_given(roots)
-
     def backward_ended(self) -> None:
         self._read_waiting()
         # The scaler decides about scaled gradients.
@@ -695,7 +687,7 @@ class OpLevel(Level):
             def judge(incidents: list[Incident], bad: entries.Records) -> None:
                 self._judge_incidents(step, is_scaled, incidents, bad)
 
-            step.journal.add_due(DeferredOps(judge, waiting, stop, self.launches.lines()))
+            step.journal.add_due(DeferredOps(judge, waiting, stop, self.launches.lines().of))
 
     def submit(self, closes_step: bool) -> None:
         if self._sites is None or self.session.tape is not None:  # after the capture
@@ -709,8 +701,8 @@ class OpLevel(Level):
             records, self._rows = self._rows, []
             early, segments = self.session.rings.cut()
             records += early
-        overflow, lines = self.session.rings.overflow, self.launches.lines()
-        rest = closes_step, overflow, lines, self._ops.compared
+        overflow, line_of = self.session.rings.overflow, self.launches.lines().of
+        rest = closes_step, overflow, line_of, self._ops.compared
         self.session.drain.submit(OpPart(self._sites, step, journal, records, segments, *rest))
 
     def let_wait(self, device_type: str) -> None:

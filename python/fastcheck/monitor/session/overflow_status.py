@@ -7,7 +7,7 @@ so that nothing waits for it.
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Optional, Protocol
+from typing import Any, Callable, NamedTuple, Optional, Protocol
 
 import numpy as np
 import torch
@@ -18,28 +18,20 @@ from fastcheck.record.format import DeviceMode
 from fastcheck.record.site import Site, SiteTable, module_name
 from fastcheck.ring.device import DeviceRing
 from fastcheck.verdict.findings import Finding
+from fastcheck.verdict.step import Step
 
-if TYPE_CHECKING:
-    from fastcheck.verdict.step import Step
-
-    from .config import Config
-    from .drain import DeviceRings
-    from .event_store import EventStore
+from .config import Config
+from .drain import Observing
 
 ROLE = "overflow_status"
 
 _NOTHING = np.zeros(0, np.int64)
 
 
-class StatusOwner(Protocol):
+class StatusOwner(Observing, Protocol):
     """The part of the session that the reader of status words needs."""
 
     config: Config
-    event_store: EventStore
-    step: Step
-
-    @property
-    def rings(self) -> DeviceRings: ...
 
     @property
     def sites(self) -> SiteTable: ...

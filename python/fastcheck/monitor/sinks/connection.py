@@ -9,7 +9,7 @@ import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Callable, Optional, Protocol
+from typing import Any, Callable, Optional
 
 import numpy as np
 
@@ -212,20 +212,17 @@ def _headroom(records: np.ndarray) -> np.ndarray:
 _SITE = "fastcheck/least_headroom"
 
 
-class WatchScalars(Protocol):
-    """The part of monitor.watch that sinks need."""
-
-    def scalars(self) -> Mapping[str, float]: ...
-
-
 class SinkConnection(SessionListener):
     """Connects a session with its sinks, from install() to remove(). The thread that ended the step
     (on a device the drain's) computes what it passes on; the rest is computed and written by the
-    writer's thread.
+    writer's thread. ``watched``: the numbers of monitor.watch.
     """
 
     def __init__(
-        self, session: Session, sinks: Sequence[ScalarSink], watched: Optional[WatchScalars] = None
+        self,
+        session: Session,
+        sinks: Sequence[ScalarSink],
+        watched: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
         self._session = session
         self._watched = watched
@@ -252,7 +249,7 @@ class SinkConnection(SessionListener):
             "lag_steps": max(0, session.step.index - step.index),
             "host_waits": session.drain.wait_count,
             "tensors_lost": sum(ring.lost_count for ring in session.rings.of.values()),
-            **({} if self._watched is None else self._watched.scalars()),
+            **self._watched(),
         }
         self._writer.put(lambda: self._entry(row, chunks, counts))
 
