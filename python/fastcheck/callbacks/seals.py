@@ -11,6 +11,7 @@ import torch
 from fastcheck.errors import UnsealedCheckpointWarning, choice, warn
 from fastcheck.sealing.receipts import read_all
 from fastcheck.sealing.seal import refusal, seal
+from fastcheck.utils.grouping import grouped
 from fastcheck.utils.torch.rank import of_all_ranks, own_rank
 from fastcheck.utils.torch.sharding import is_part, local
 
@@ -71,10 +72,7 @@ class CheckpointSeals:
             bad = tuple(dict.fromkeys(key for keys in of_all_ranks(bad) for key in keys))
         if bad:
             raise refusal(f"{what} is not written", bad, hint)
-        by_reason: dict[str, list[str]] = {}
-        for key, reason in unread.items():
-            by_reason.setdefault(reason, []).append(key)
-        for reason, keys in by_reason.items():
+        for reason, keys in grouped(unread, unread.__getitem__).items():
             others = f" (and {len(keys) - 1:,} more)" if len(keys) > 1 else ""
             warn(f"{keys[0]}{others} is saved unchecked: {reason}", UnsealedCheckpointWarning)
 

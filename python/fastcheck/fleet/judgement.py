@@ -8,11 +8,12 @@ that get there by chance is below 0.0001.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from fastcheck.errors import ConfigError, LogError
+from fastcheck.utils.grouping import grouped
 from fastcheck.utils.text.layout import listed
 from fastcheck.utils.text.numbers import counted
 
@@ -341,14 +342,10 @@ def _replica_finding(
 def _outliers(
     answers: dict[str, list[Row]], names: Mapping[int, str], ranks: Mapping[int, FleetRank]
 ) -> list[FleetFinding]:
-    by_rank: dict[int, list[Row]] = defaultdict(list)
-    for row in answers["outliers"]:
-        by_rank[int(row["rank"])].append(row)
+    by_rank = grouped(answers["outliers"], lambda row: int(row["rank"]))
     fewest = fewest_steps(answers)
-    steps_of: dict[int, int] = defaultdict(int)
-    for row in answers["outlying_steps"]:
-        steps_of[int(row["rank"])] += 1
-    usual = usual_count([steps_of.get(rank, 0) for rank in ranks])
+    steps_of = Counter(int(row["rank"]) for row in answers["outlying_steps"])
+    usual = usual_count([steps_of[rank] for rank in ranks])
     rank_limit = fewest_by_chance(usual, len(ranks))
     suspects = []
     order = {site: number for number, site in enumerate(names)}
@@ -386,12 +383,8 @@ def _by_host(suspects: list[Suspect], ranks: Mapping[int, FleetRank]) -> list[Fl
         )
         few = tuple(suspects[:3])
         return [FleetFinding("outlier", False, what, advice, few[0].first_step, few)]
-    sizes: dict[str, int] = defaultdict(int)
-    for at in ranks.values():
-        sizes[at.host or ""] += 1
-    by_host: dict[str, list[Suspect]] = defaultdict(list)
-    for suspect in suspects:
-        by_host[ranks[suspect.rank].host or ""].append(suspect)
+    sizes = Counter(at.host or "" for at in ranks.values())
+    by_host = grouped(suspects, lambda suspect: ranks[suspect.rank].host or "")
     findings = []
     for host, group in by_host.items():
         step = group[0].first_step
@@ -440,9 +433,7 @@ def _stopped(
     ordered = sorted(rank.last_step for rank in ranks.values())
     last = ordered[len(ordered) // 2]
     behind = [rank for rank in ranks.values() if rank.last_step < last - lag]
-    by_node: dict[Any, list[FleetRank]] = defaultdict(list)
-    for rank in ranks.values():
-        by_node[rank.node].append(rank)
+    by_node = grouped(ranks.values(), lambda rank: rank.node)
     waiting = [
         rank
         for rank in behind

@@ -24,6 +24,7 @@ from fastcheck.record.format import Depth, Flag, nonfinite
 from fastcheck.record.site import Site, SiteTable
 from fastcheck.record.statistics import extreme_values
 from fastcheck.statistics.functions import stats
+from fastcheck.utils.grouping import grouped
 from fastcheck.utils.torch.flatten import flatten
 from fastcheck.utils.torch.rank import group_size, of_all_ranks, own_rank
 from fastcheck.utils.torch.sharding import local
@@ -173,10 +174,7 @@ class Trace:
 
     def add_tensors(self, named: Iterable[tuple[Site, torch.Tensor]]) -> None:
         """Adds the tensors that the run has left behind. Waits for their devices."""
-        by_device: dict[torch.device, list[tuple[Site, torch.Tensor]]] = {}
-        for site, tensor in named:
-            by_device.setdefault(tensor.device, []).append((site, tensor))
-        for pairs in by_device.values():
+        for pairs in grouped(named, lambda pair: pair[1].device).values():
             records: Iterable[Optional[np.void]]
             try:
                 records = stats([tensor for _, tensor in pairs]).numpy()

@@ -16,6 +16,7 @@ from fastcheck.log.reader import read_batches
 from fastcheck.log.view import LogView
 from fastcheck.record.event import Event
 from fastcheck.record.site import Site, SiteTable
+from fastcheck.utils.grouping import grouped
 
 from .message import MOST_BYTES, unpacked
 from .stop_report import StopReport
@@ -59,9 +60,7 @@ def argument_records(
 
 def _of_its_place(culprit: Event) -> Iterable[tuple[str, int]]:
     """The arguments of the culprit's operator; of its lists the elements that made this tensor."""
-    lists: dict[str, list[tuple[str, int]]] = {}
-    for argument in culprit.inputs:
-        lists.setdefault(argument[0], []).append(argument)
+    lists = grouped(culprit.inputs, lambda argument: argument[0])
     most = max(map(len, lists.values()), default=0)
     is_foreach = "_foreach_" in (culprit.site.op or "")
     if not is_foreach or any(len(elements) not in (1, most) for elements in lists.values()):

@@ -26,6 +26,7 @@ from fastcheck.comparison.sources.checkpoint import CheckpointSource
 from fastcheck.errors import CompareError, ConfigError, UnsupportedTensorError, choice, first_line
 from fastcheck.statistics.functions import checksums, stats
 from fastcheck.statistics.stats import Stats
+from fastcheck.utils.grouping import grouped
 from fastcheck.utils.reading import MAX_JSON_BYTES, parse_json, read_json
 from fastcheck.utils.torch.rank import group_size, own_rank
 from fastcheck.utils.torch.readable import unreadable_reason
@@ -519,11 +520,8 @@ def read_all(state: Mapping[str, torch.Tensor]) -> tuple[dict[str, Stats], dict[
     can't be read.
     """
     tensors, unread = split_readable(state)
-    by_device: dict[torch.device, list[str]] = {}
-    for key, tensor in tensors.items():
-        by_device.setdefault(tensor.device, []).append(key)
     statistics: dict[str, Stats] = {}
-    for keys in by_device.values():
+    for keys in grouped(tensors, lambda key: tensors[key].device).values():
         try:
             statistics.update(zip(keys, stats([tensors[k] for k in keys], order="logical")))
         except UnsupportedTensorError as error:

@@ -29,6 +29,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
 from fastcheck._version import __version__
+from fastcheck.utils.grouping import grouped
 from fastcheck.utils.text.layout import listed
 
 # Between two looks at the store while a reduction is not complete.
@@ -154,9 +155,8 @@ class Channel:
         }
         differences = []
         for name in dict.fromkeys(name for options in given.values() for name in options):
-            by_value: dict[str, list[int]] = {}
-            for rank, options in given.items():
-                by_value.setdefault(str(options.get(name)), []).append(rank)
+            values = {rank: str(options.get(name)) for rank, options in given.items()}
+            by_value = grouped(values, values.__getitem__)
             if len(by_value) > 1:
                 parts = [f"{value} on {spell(ranks)}" for value, ranks in by_value.items()]
                 differences.append(f"{name} is {' and '.join(parts)}")

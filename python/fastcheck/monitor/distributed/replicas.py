@@ -33,6 +33,7 @@ from fastcheck.backends.table import guarded_streams
 from fastcheck.errors import ConfigError, warn
 from fastcheck.record.format import RECORD_BYTES, RECORD_DTYPE
 from fastcheck.statistics.functions import stats
+from fastcheck.utils.grouping import grouped
 from fastcheck.utils.text.layout import listed
 from fastcheck.utils.torch.readable import has_memory, without_bytes
 from fastcheck.utils.torch.sharding import local
@@ -99,10 +100,7 @@ class ReplicaMismatch:
             lines.append(f"  differs on: {ranks}, without a majority: any of them may be wrong")
         if self.what:
             lines.append(f"  replicas:   {_spell_ranks(list(self.checksums))}, {self.what}")
-        by_value: dict[Optional[int], list[int]] = {}
-        for rank, value in self.checksums.items():
-            by_value.setdefault(value, []).append(rank)
-        for value, holders in by_value.items():
+        for value, holders in grouped(self.checksums, self.checksums.__getitem__).items():
             spelt = "no gradient" if value is None else f"{value:016x}"
             lines.append(f"  checksum:   {spelt} on {_spell_ranks(holders)}")
         if self.others:
@@ -400,23 +398,19 @@ class _ChecksumCopies:
         self._parts: list[tuple[list[int], torch.Tensor]] = []
         # Behind the copies, an event for each device.
         self._events: list[tuple[DeviceStreams, Any]] = []
-        by_device: dict[torch.device, list[int]] = {}
-        for position, tensor in enumerate(tensors):
-            if tensor is not None:
-                by_device.setdefault(tensor.device, []).append(position)
-        for device, positions in by_device.items():
+        there = [(place, tensor) for place, tensor in enumerate(tensors) if tensor is not None]
+        for device, held in grouped(there, lambda pair: pair[1].device).items():
             # Not in storage order: the same numbers count as the same in any memory format.
-            held = [tensor for tensor in map(tensors.__getitem__, positions) if tensor is not None]
-            rows = stats(held, order="logical").tensor
+            rows = stats([tensor for _, tensor in held], order="logical").tensor
             streams = None if rows.is_cpu else guarded_streams(device)
             if streams is not None:
-                on_host = streams.pinned(len(positions), RECORD_BYTES)
+                on_host = streams.pinned(len(held), RECORD_BYTES)
                 on_host.copy_(rows, non_blocking=True)
                 event = streams.new_event()
                 event.record(streams.current())
                 rows = on_host
                 self._events.append((streams, event))
-            self._parts.append((positions, rows))
+            self._parts.append(([place for place, _ in held], rows))
 
     def are_here(self) -> bool:
         return all(streams.is_done(event) for streams, event in self._events)

@@ -45,6 +45,7 @@ from fastcheck.ring.host import (
     make_reader,
     new_cursor,
 )
+from fastcheck.utils.grouping import grouped
 from fastcheck.utils.torch.own_operators import no_grad, unobserved
 from fastcheck.utils.torch.readable import are_on_host, can_hold_nonfinite, common_device
 from fastcheck.utils.torch.seen_tensors import SeenTensors, make_seen
@@ -229,14 +230,11 @@ class Level:
     def gradients_clipped(self, norm: torch.Tensor) -> None:
         """The gradients were clipped by this norm of theirs."""
 
-    def backward_began(self, roots: Sequence[torch.Tensor]) -> None:
-        """``torch.autograd.backward`` is called on these."""
-
     def backward_ended(self) -> None:
         """Called when backward, or ``torch.autograd.grad``, is over."""
 
     def loss_given(self, loss: Any) -> None:
-        """``monitor.step(loss=)`` was called with these tensors."""
+        """``monitor.step(loss=)`` or ``torch.autograd.backward`` was called with these tensors."""
 
 
 class ModuleLevel(Level):
@@ -651,10 +649,7 @@ def _by_device(
     """The tensors, sites and roles of one device after the other, and how many modules store."""
     tensors, sites, roles = batch.tensors, batch.sites, batch.roles
     parts: list[tuple[torch.device, Sequence[torch.Tensor], Sequence[int], Sequence[str], int]] = []
-    by_device: dict[torch.device, list[int]] = {}
-    for index, tensor in enumerate(tensors):
-        by_device.setdefault(tensor.device, []).append(index)
-    for device, chosen in by_device.items():
+    for device, chosen in grouped(range(len(tensors)), lambda i: tensors[i].device).items():
         part, numbers = [tensors[i] for i in chosen], [sites[i] for i in chosen]
         stored = sum(i < batch.stored_count for i in chosen)
         parts.append((device, part, numbers, [roles[i] for i in chosen], stored))
