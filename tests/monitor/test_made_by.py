@@ -478,6 +478,16 @@ def test_an_element_that_was_put_into_a_list_later() -> None:
     assert "was assigned from" not in made.how
 
 
+@pytest.mark.parametrize("name", ["huber_loss", "mse_loss", "smooth_l1_loss"])
+def test_a_mean_loss_of_nothing(name: str) -> None:
+    def loss(y: torch.Tensor) -> torch.Tensor:
+        result = getattr(F, name)(y[y < 0], torch.zeros(0)) + y.mean()
+        result.backward()
+        return result
+
+    assert maker_of(loss).operator == name.title().replace("_", "") + "Backward0"
+
+
 def test_an_empty_batch_is_not_what_a_mean_has_added() -> None:
     def loss(y: torch.Tensor) -> torch.Tensor:
         chosen = y[y < 0]

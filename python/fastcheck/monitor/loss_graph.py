@@ -878,7 +878,13 @@ _MAKERS: dict[str, _Maker] = {
     "Div": lambda values: _paired(torch.div, values) if "self" in values else values["other"] == 0,
     "Mean": lambda values: values["self_sym_numel"] == 0,
     **dict.fromkeys(
-        ("BinaryCrossEntropy", "BinaryCrossEntropyWithLogits", "Huber", "MseLoss", "SmoothL1Loss"),
+        (
+            "BinaryCrossEntropy",
+            "BinaryCrossEntropyWithLogits",
+            "HuberLoss",
+            "MseLoss",
+            "SmoothL1Loss",
+        ),
         lambda values: values["reduction"] == 1 and not values["self"].numel(),
     ),
     **dict.fromkeys(("NllLoss", "NllLoss2D"), _likelihood),
