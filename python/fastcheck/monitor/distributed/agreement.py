@@ -32,7 +32,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Callable, Optional, Protocol
+from typing import Callable, Optional
 
 import torch
 import torch.distributed as dist
@@ -42,20 +42,12 @@ from fastcheck.errors import warn
 from .channel import Agreed, Channel, Lost, Pending, decode, encode
 
 
-class Polled(Protocol):
-    """An object whose poll() the thread calls."""
-
-    def poll(self) -> float:
-        """Returns the seconds until the next call. Never raises, never waits long."""
-        ...
-
-
 class ProxyThread:
     """Runs ``watched.poll()`` from its own thread until stop(), or until ``watched`` is gone: it is
     held weakly.
     """
 
-    def __init__(self, watched: Polled, first_seconds: float) -> None:
+    def __init__(self, watched: RankAgreement, first_seconds: float) -> None:
         # A SimpleQueue, whose put() the garbage collector may call in the middle of anything.
         self._wake: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._thread = threading.Thread(
@@ -88,7 +80,7 @@ class ProxyThread:
 _live: weakref.WeakSet[ProxyThread] = weakref.WeakSet()
 
 
-def _run(watched: weakref.ref[Polled], wait: float, wake: queue.SimpleQueue[bool]) -> None:
+def _run(watched: weakref.ref[RankAgreement], wait: float, wake: queue.SimpleQueue[bool]) -> None:
     while True:
         with contextlib.suppress(queue.Empty):
             if not wake.get(timeout=wait):
@@ -496,7 +488,9 @@ class RankAgreement:
         self._boundary_count = self._reductions.next_number
 
     def poll(self) -> float:
-        """Called by the proxy thread; returns the seconds until the next call."""
+        """Called by the proxy thread; returns the seconds until the next call. Never raises, never
+        waits long.
+        """
         left = 0.0 if self._is_closed else self._presence.idle_in
         if left > 0:
             return left
