@@ -10,6 +10,10 @@ from types import ModuleType, SimpleNamespace
 from typing import Any, Callable, Optional
 
 import pytest
+from torch import nn
+
+import fastcheck
+from support.programs.training import Apply, chain, poison, stopped, train
 
 
 class Kept:
@@ -170,3 +174,14 @@ def pretend(monkeypatch: pytest.MonkeyPatch, name: str) -> list[Any]:
 
         monkeypatch.setattr(torch.utils, "tensorboard", module, raising=False)
     return calls
+
+
+def stopped_run(*sinks: Any) -> fastcheck.OverflowDetected:
+    """Three steps, of which the last is stopped."""
+    model = chain(fc=nn.Linear(8, 8), hole=Apply(), out=nn.Linear(8, 8))
+
+    def before(step: int) -> None:
+        model.hole.function = poison if step == 2 else Apply().function
+
+    with fastcheck.install(model, sinks=sinks):
+        return stopped(train, model, 3, before_step=before)

@@ -5,6 +5,7 @@ equal the CPU's, which tests/statistics/test_exponents.py holds to the reference
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from typing import Union
 
 import pytest
@@ -42,15 +43,25 @@ def normal(name: str, count: int, scale: Union[float, torch.Tensor] = 1.0) -> to
     return (x * scale).to(dtype)
 
 
+def of_size(name: str, count: int) -> Iterator[torch.Tensor]:
+    """Ordinary numbers, some of which are 0, and random bits."""
+    yield normal(name, count)
+    yield normal(name, count, torch.arange(count) % 3 != 0)
+    yield tensor_of(pattern("random", name, even(count, name), 7), name)
+
+
+def edges(name: str) -> torch.Tensor:
+    """Every edge of the format, twice."""
+    width = torch_dtype(name).itemsize // (2 if name.startswith("complex") else 1)
+    codes = special_codes(name)
+    return tensor_of(b"".join(code.to_bytes(width, "little") for code in codes * 2), name)
+
+
 @pytest.mark.parametrize("name", FLOAT_NAMES)
 def test_sizes(name: str) -> None:
     cuts = itertools.cycle(CUTS)
     for count in sample((0, 1, 15, 16, 17, 33, 64, 100, 2055, 4096, 3 * 4096 + 1001), 6):
-        for x in (
-            normal(name, count),
-            normal(name, count, torch.arange(count) % 3 != 0),
-            tensor_of(pattern("random", name, even(count, name), 7), name),
-        ):
+        for x in of_size(name, count):
             cut = next(cuts)
             assert exponent_words(x, cut=cut) == words(x), (count, cut)
 
@@ -58,9 +69,7 @@ def test_sizes(name: str) -> None:
 @pytest.mark.parametrize("name", FLOAT_NAMES)
 def test_every_edge_of_the_format(name: str) -> None:
     """Alone in a tile of ordinary numbers, and all of them together."""
-    width = torch_dtype(name).itemsize // (2 if name.startswith("complex") else 1)
-    codes = special_codes(name)
-    x = tensor_of(b"".join(code.to_bytes(width, "little") for code in codes * 2), name)
+    x = edges(name)
     assert exponent_words(x) == words(x)
     for i in sample(range(0, x.numel(), 3), 12):
         tile = normal(name, 600)

@@ -9,7 +9,7 @@ import itertools
 import pytest
 import torch
 
-from backends.cuda.test_exponents import CUTS, normal
+from backends.cuda.test_exponents import CUTS, edges, normal, of_size
 from fakes.cuda_on_cpu import driver
 from fakes.cuda_on_cpu.driver import (
     Cut,
@@ -19,9 +19,8 @@ from fakes.cuda_on_cpu.driver import (
     record_and_exponents,
 )
 from fakes.layouts import LAYOUTS
-from support.helpers import even, tensor_of
+from support.helpers import tensor_of
 from support.records.reference import FLOAT_NAMES, pattern
-from support.records.special_codes import special_codes
 from support.sampling import sample
 
 pytestmark = pytest.mark.skipif(driver.compiler() is None, reason="no C++ compiler")
@@ -40,11 +39,7 @@ def alone(x: torch.Tensor, order: str = "storage") -> tuple[bytes, list[int]]:
 def test_sizes(name: str) -> None:
     cuts = itertools.cycle(CHUNKS)
     for count in sample(SIZES, 4):
-        for x in (
-            normal(name, count),
-            normal(name, count, torch.arange(count) % 3 != 0),
-            tensor_of(pattern("random", name, even(count, name), 7), name),
-        ):
+        for x in of_size(name, count):
             cut = next(cuts)
             assert record_and_exponents(x, cut=cut) == alone(x), (count, cut)
 
@@ -65,9 +60,7 @@ def test_whole_tiles_that_are_read_again(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "float8_e5m2"])
 def test_every_edge_of_the_format(name: str) -> None:
-    codes = special_codes(name)
-    width = len(normal(name, 1).untyped_storage())
-    x = tensor_of(b"".join(code.to_bytes(width, "little") for code in codes * 2), name)
+    x = edges(name)
     assert record_and_exponents(x) == alone(x)
 
 

@@ -15,24 +15,14 @@ import pytest
 from torch import nn
 
 import fastcheck
-from support.programs.training import Apply, chain, poison, stopped, train
+from support.programs.training import Apply, chain, train
+from support.trackers import stopped_run
 
 pytestmark = [
     pytest.mark.usefixtures("fresh_start"),
     # What the libraries warn of themselves.
     pytest.mark.filterwarnings("default:::(?!fastcheck)"),
 ]
-
-
-def stopped_run(sink: Any) -> fastcheck.OverflowDetected:
-    """Three steps, of which the last is stopped."""
-    model = chain(fc=nn.Linear(8, 8), hole=Apply(), out=nn.Linear(8, 8))
-
-    def before(step: int) -> None:
-        model.hole.function = poison if step == 2 else Apply().function
-
-    with fastcheck.install(model, sinks=sink):
-        return stopped(train, model, 3, before_step=before)
 
 
 @pytest.mark.parametrize("is_given", [False, True])

@@ -21,8 +21,8 @@ from torch import nn
 import fastcheck
 from fastcheck.monitor.sinks import services
 from fastcheck.monitor.sinks.services import OpenTelemetry, Slack, Webhook
-from support.programs.training import Apply, batches, chain, poison, stopped, train
-from support.trackers import Kept
+from support.programs.training import batches, chain, train
+from support.trackers import Kept, stopped_run
 
 pytestmark = pytest.mark.usefixtures("fresh_start")
 
@@ -75,17 +75,6 @@ def server() -> Iterator[Server]:
         yield server
         server.shutdown()
         thread.join()
-
-
-def stopped_run(*sinks: Any) -> fastcheck.OverflowDetected:
-    """Three steps, of which the last is stopped."""
-    model = chain(fc=nn.Linear(8, 8), hole=Apply(), out=nn.Linear(8, 8))
-
-    def before(step: int) -> None:
-        model.hole.function = poison if step == 2 else Apply().function
-
-    with fastcheck.install(model, sinks=sinks):
-        return stopped(train, model, 3, before_step=before)
 
 
 def test_a_stop_is_posted_in_both_forms(server: Server) -> None:

@@ -19,6 +19,16 @@ from support.trackers import Kept
 pytestmark = pytest.mark.usefixtures("fresh_start")
 
 
+class Slow(Kept):
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_write = threading.Event()
+
+    def log(self, scalars: dict[str, float], step: int) -> None:
+        assert self.may_write.wait(30)
+        super().log(scalars, step)
+
+
 def test_each_step_is_written_with_the_numbers_of_the_table() -> None:
     sink, model = Kept(), Net()
     with fastcheck.install(model, sinks=sink) as monitor:
@@ -47,18 +57,11 @@ def test_the_names_are_few_and_the_same_for_any_model() -> None:
 
 
 def test_a_thread_writes_and_training_does_not_wait() -> None:
-    may_write, model = threading.Event(), Net()
-
-    class Slow(Kept):
-        def log(self, scalars: dict[str, float], step: int) -> None:
-            assert may_write.wait(30)
-            super().log(scalars, step)
-
-    sink = Slow()
+    sink, model = Slow(), Net()
     with fastcheck.install(model, sinks=sink):
         train(model, 5)
         assert sink.rows == []
-        may_write.set()
+        sink.may_write.set()
     assert len(sink.rows) == 5 and sink.threads == {"fastcheck-sinks"}
 
 
@@ -187,17 +190,10 @@ def test_headroom_is_that_of_the_narrowest_tensor(value: float, bits: Any) -> No
 
 def test_rows_that_find_no_room_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "_MOST", 2)
-    may_write, model = threading.Event(), Net()
-
-    class Slow(Kept):
-        def log(self, scalars: dict[str, float], step: int) -> None:
-            assert may_write.wait(30)
-            super().log(scalars, step)
-
-    sink = Slow()
+    sink, model = Slow(), Net()
     monitor = fastcheck.install(model, sinks=sink)
     train(model, 8)
-    may_write.set()
+    sink.may_write.set()
     with pytest.warns(fastcheck.FastcheckWarning, match="steps were not written"):
         monitor.remove()
     assert 3 <= len(sink.rows) < 8
