@@ -538,6 +538,24 @@ def test_what_a_sum_has_added_from_outside_of_the_graph(is_mean: bool) -> None:
     assert "try 1. The loss read a tensor, or a number, that is not finite" in text
 
 
+@pytest.mark.parametrize("is_divergence", [True, False])
+def test_a_divergence_from_logarithms(is_divergence: bool) -> None:
+    """Without log_target=True kl_div() takes the logarithm of its target."""
+    target = torch.randn(4, 8).log_softmax(-1)
+
+    def loss(y: torch.Tensor) -> torch.Tensor:
+        if is_divergence:
+            result = nn.functional.kl_div(y.log_softmax(-1), target, reduction="batchmean")
+        else:
+            result = (torch.zeros(4, 8).log() - target.exp() * y.log_softmax(-1)).sum()
+        result.backward()
+        return result
+
+    how = maker_of(loss).how
+    assert "SubBackward0 in the graph of the loss: its operand with a graph is finite" in how
+    assert ("Pass log_target=True" in how) is is_divergence
+
+
 def test_what_a_sum_within_a_product_has_added_from_outside_of_the_graph() -> None:
     """As a divergence does, of a target with zeros: p * (log(p) - log(q))."""
     target = torch.eye(4, 8)

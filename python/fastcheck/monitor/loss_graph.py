@@ -582,7 +582,9 @@ class _GraphSearch:
                 break
             node = children[0]
         edges = [edge for edge in node.next_functions if edge[0] is not None]
+        product, target = self._factor(edges)
         records = [self._known[edge] for edge in edges if self._state(edge) is False]
+        records += product
         has_all = 0 < len(records) == len(edges) < len(node.next_functions)
         # A sum of finite numbers may overflow, and a mean of nothing is NaN.
         is_small = all(
@@ -594,13 +596,36 @@ class _GraphSearch:
         is_wide = node._input_metadata[0].dtype in (torch.float32, torch.float64, torch.bfloat16)
         if not (has_all and is_small and is_wide) or _kind(_name(node)) not in _CHOOSING:
             return None
-        return MadeBy(
-            "",
+        how = (
             f"{_name(node)} in {self._graph}: its operand with a graph is finite, so that the "
             "infinity or NaN comes of the other, which has none: data, a number, or computed under "
-            "no_grad() or from detached tensors.",
+            "no_grad() or from detached tensors."
+        )
+        if target is not None and target["min"] < 0 and _kind(_name(node)) == "Sub":
+            how += (
+                " kl_div(input, target) is such a difference, xlogy(target, target) - target * "
+                "input, and its target has numbers below 0, as log-probabilities have: the log of "
+                "these is NaN. Pass log_target=True, or probabilities."
+            )
+            return MadeBy("", how, inputs=(("target", target),))
+        return MadeBy(
+            "",
+            how,
             inputs=tuple(("its operand with a graph", record) for record in records[:1]),
         )
+
+    def _factor(self, edges: Sequence[_Edge]) -> tuple[list[np.void], Optional[np.void]]:
+        """The operand with a graph of a product by a tensor without one, and that tensor, where it
+        is the only one of these and both are known to be finite.
+        """
+        product = edges[0][0] if len(edges) == 1 and edges[0] not in self._known else None
+        if product is None or not self._is_factor(product):
+            return [], None
+        operands = [edge for edge in product.next_functions if edge[0] is not None]
+        if len(operands) != 1 or self._state(operands[0]) is not False:
+            return [], None
+        (tensor,) = self._saved[product].values()
+        return [self._known[operands[0]]], self._note(tensor)
 
     def _is_factor(self, node: Any) -> bool:
         """True for a product by a tensor without a graph that is finite."""

@@ -14,7 +14,7 @@ import operator
 import re
 import weakref
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import starmap
 from typing import Callable, NamedTuple, Optional
@@ -92,6 +92,11 @@ class UpdateInfo:
     #: The records of gradients that were read before they were clipped.
     early_gradients: Sequence[int] = ()
     close: Optional[ParameterDetails] = None
+    #: False if no backward() was called so far.
+    has_backward = True
+    #: Sites of parameters that no optimizer holds, of the shape of one that is held and is in no
+    #: model.
+    replaced: Collection[int] = ()
     #: Sites of the buffers that may be constants: the same list while they are the same.
     buffers: Sequence[int] = ()
     is_training: Sequence[bool] = ()
@@ -157,6 +162,17 @@ class UpdateWatcher:
             for stored in parameters
             if id(stored[2]) not in held and stored[2].requires_grad and stored[2].grad is not None
         ]
+
+    def replaced(
+        self, strays: Sequence[StoredTensor], parameters: Sequence[StoredTensor]
+    ) -> set[int]:
+        """The sites of those of ``strays`` that may have come into the model in place of what an
+        optimizer holds: ``parameters``, those of the model, are not it.
+        """
+        own = {id(parameter) for _, _, parameter in parameters}
+        groups = (g for optimizer in (*self._watches, *self._given) for g in optimizer.param_groups)
+        shapes = {tuple(p.shape) for g in groups for p in g["params"] if id(p) not in own}
+        return {node.site("param", n, 0) for node, n, p in strays if tuple(p.shape) in shapes}
 
     def look_at_parameters(
         self,
@@ -493,6 +509,9 @@ _SPACING = np.array([_EPSILON.get(info.name, 2.0**-23) for info in DTYPES])
 # are 0 in truth, and has vanished on its way; and the updates in which it never was more.
 _FAINT, _FAINT_UPDATES = 1e-14, 48
 
+# Modules that add their bias to a product with their weight.
+_ADDED = re.compile(r"(?:Linear|Conv\dd|ConvTranspose\dd)$")
+
 # Columns of a table by site. ``first_alike``: the first parameter whose path is the same but for
 # its numbers; and, of that one, whether one of them had a gradient and then none (``is_left``), and
 # whether one without had one after that, or after its module was not called (``is_uncalled``):
@@ -508,6 +527,7 @@ _FLAGS = (
     "is_uncalled",
     "has_had_gradient",
     "was_strong",
+    "is_added",
     "is_said",
 )
 
@@ -522,6 +542,8 @@ class StalledWeights:
     _history: History
     _trouble: Callable[[str, Exception], None]
     _warn: Callable[[str], None]
+    # What alone leads to parameters in the graph of the loss, by site, where its derivative is 0.
+    _without_derivative: Mapping[int, str]
 
     def __post_init__(self) -> None:
         self._table = Columns(
@@ -582,7 +604,8 @@ class StalledWeights:
             self._warn_about(self._buffers.weigh(look, stored), _sudden)
         if strays_at < records.size:
             strays = records[strays_at:]
-            self._weigh_strays(dict(zip(strays["site"].tolist(), strays["checksum"].tolist())))
+            now = dict(zip(strays["site"].tolist(), strays["checksum"].tolist()))
+            self._weigh_strays(now, look.replaced)
 
     def settle_read(
         self, look: UpdateInfo, parameters: Sequence[torch.Tensor], sites: Sequence[int]
@@ -645,6 +668,7 @@ class StalledWeights:
                 table["parameter"][number] = parameter
             elif site.role == "param" and site.label == "bias":
                 table["weight"][number] = self._weight_of.get(site.module, -1)
+                table["is_added"][number] = bool(_ADDED.match(site.module_type))
 
     def _weigh_parameters(self, look: UpdateInfo, records: np.ndarray) -> None:
         """Finds the parameters that have moved since the last close look, and warns about those
@@ -707,7 +731,9 @@ class StalledWeights:
         weight = table["weight"][held]
         is_cancelled = (weight >= 0) & is_nonzero[weight]
         is_zero = is_read[held] & ~is_nonzero[held] & ~np.array(close.is_part) & ~is_cancelled
-        lacks = is_live & (~has_gradient | is_zero)
+        # A loss of derivatives of the output has none of a bias that is only added to it.
+        is_added = table["is_added"][held] & is_cancelled
+        lacks = is_live & ((~has_gradient & ~is_added) | is_zero)
         first, has_none = table["first_alike"][held], is_live & ~has_gradient
         table["is_left"][first[has_none & table["has_had_gradient"][held]]] = True
         is_reached = is_live & has_gradient
@@ -731,14 +757,25 @@ class StalledWeights:
         table["faint"][held[is_faint]] += 1
         if look.is_certain:
             zero = held[(updates >= UPDATES) & has_gradient]
-            self._warn_about(zero, lambda names: _zero(names) + self._where_zero(zero))
+            self._warn_about(zero, lambda names: self._zero(names, zero))
             self._warn_about(held[is_faint & (table["faint"][held] >= _FAINT_UPDATES)], _faint)
             is_all = not (has_gradient & is_live).any()
-            self._warn_about(
-                held[(updates >= UPDATES) & ~has_gradient], _none_at_all if is_all else _none
-            )
+            spell = _none_at_all if is_all else _none
+            if is_all and not look.has_backward:
+                spell = _no_backward
+            self._warn_about(held[(updates >= UPDATES) & ~has_gradient], spell)
         is_open = (is_pending & ~table["has_moved"][held]) | ((updates > 0) & (updates < UPDATES))
         return bool(((is_open | is_faint) & ~table["is_said"][held]).any())
+
+    def _zero(self, names: str, parameters: np.ndarray) -> str:
+        through = {self._without_derivative.get(int(site), "") for site in parameters}
+        causes = _CAUSES_OF_ZERO
+        if "" not in through:
+            causes = (
+                "In the graph of the loss each way to them leads through "
+                f"{' or '.join(sorted(through))}, whose derivative is 0: {_remedy(through)}."
+            )
+        return f"{_zero(names)} {causes}{self._where_zero(parameters)}"
 
     def _where_zero(self, parameters: np.ndarray) -> str:
         modules = {self._sites[int(site)].module for site in parameters}
@@ -748,24 +785,38 @@ class StalledWeights:
         losses = self._history.latest_of(self._losses)
         return len(losses) > 0 and not losses["abs_sum"].any()
 
-    def compare_strays(self, sites: Sequence[int], parameters: Sequence[torch.Tensor]) -> None:
+    def compare_strays(
+        self,
+        sites: Sequence[int],
+        parameters: Sequence[torch.Tensor],
+        replaced: Collection[int],
+    ) -> None:
         """Reads parameters that no optimizer holds, where an update does not: waits for a device,
         until they were told of. Called with the ledger's lock held. Never raises.
         """
-        self._guarded(self._compare_strays, sites, parameters)
+        self._guarded(self._compare_strays, sites, parameters, replaced)
 
-    def _compare_strays(self, sites: Sequence[int], parameters: Sequence[torch.Tensor]) -> None:
+    def _compare_strays(
+        self,
+        sites: Sequence[int],
+        parameters: Sequence[torch.Tensor],
+        replaced: Collection[int],
+    ) -> None:
         self._know_sites()
         new = [at for at, site in enumerate(sites) if not self._table["is_said"][site]]
         if new:
             sums = checksums([parameters[at] for at in new])
-            self._weigh_strays({sites[at]: checksum for at, checksum in zip(new, sums)})
+            self._weigh_strays({sites[at]: one for at, one in zip(new, sums)}, replaced)
 
-    def _weigh_strays(self, now: dict[int, int]) -> None:
+    def _weigh_strays(self, now: dict[int, int], replaced: Collection[int]) -> None:
         """``now``: the checksums, by site."""
         before, self._stray_checksums = self._stray_checksums, now
         unmoved = [site for site, checksum in now.items() if before.get(site) == checksum]
-        self._warn_about(np.array(unmoved, np.int64), _stray)
+        for sites, spell in (
+            ([site for site in unmoved if site in replaced], _replaced),
+            ([site for site in unmoved if site not in replaced], _stray),
+        ):
+            self._warn_about(np.array(sites, np.int64), spell)
 
     def _warn_about(self, sites: np.ndarray, spell: Callable[[str], str]) -> None:
         if not len(sites):
@@ -793,14 +844,24 @@ def _unmoved(names: str) -> str:
 
 
 def _zero(names: str) -> str:
-    return (
-        f"gradients that are all 0: of {names}, in {UPDATES} updates in a row. Possible causes: a "
-        "dead activation, an operator whose derivative is 0 (round, sign, clamp beyond its limits, "
-        "nearest sampling, ReLU in a second derivative, softmax over one element, a backward of "
-        "your own), a factor that is 0 throughout (both matrices of LoRA, a weight of the loss), a "
-        "term of the loss at its bound (a margin, free bits), float16 gradients that underflow, "
-        "NaN that was replaced by 0."
-    )
+    return f"gradients that are all 0: of {names}, in {UPDATES} updates in a row."
+
+
+_CAUSES_OF_ZERO = (
+    "Possible causes: a dead activation, an operator whose derivative is 0 (round, sign, clamp "
+    "beyond its limits, nearest sampling, ReLU in a second derivative, softmax over one element, a "
+    "backward of your own), a factor that is 0 throughout (both matrices of LoRA, a weight of the "
+    "loss), a term of the loss at its bound (a margin, free bits), float16 gradients that "
+    "underflow, NaN that was replaced by 0."
+)
+
+
+def _remedy(through: Collection[str]) -> str:
+    if any("itself" in what for what in through):
+        return "detach() one of the two, such as the log-probability of the old policy"
+    if not {"torch.normal", "bernoulli", "poisson"}.isdisjoint(through):
+        return "sample so that the gradient passes, as mean + std * torch.randn_like(std) does"
+    return "pass the gradient straight through, as x + (round(x) - x).detach() does"
 
 
 def _faint(names: str) -> str:
@@ -832,11 +893,34 @@ def _none_at_all(names: str) -> str:
     )
 
 
+def _no_backward(names: str) -> str:
+    return (
+        f"no gradient: {names} had grad=None in {UPDATES} updates of an optimizer in a row, and so "
+        "had every weight that it trains: backward() was not called. Call loss.backward() before "
+        "optimizer.step(): without parentheses it does nothing"
+    )
+
+
 def _stray(names: str) -> str:
     return (
+        f"{_held_by_none(names)} Give an optimizer these parameters, or freeze them with "
+        "requires_grad=False"
+    )
+
+
+def _replaced(names: str) -> str:
+    return (
+        f"{_held_by_none(names)} An optimizer holds what has their shape and is in no model: they "
+        "may have replaced it since the optimizer was made, as where forward() or a new head "
+        "assigns an nn.Parameter. Make the optimizer after that, or write into the parameter in "
+        "place, under no_grad()"
+    )
+
+
+def _held_by_none(names: str) -> str:
+    return (
         f"weights that don't move: no optimizer that has stepped holds {names}: there were "
-        f"gradients, and every bit was kept for {UPDATES} updates. Give an optimizer these "
-        "parameters, or freeze them with requires_grad=False"
+        f"gradients, and every bit was kept for {UPDATES} updates."
     )
 
 

@@ -130,6 +130,13 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         advice="call optimizer.zero_grad() after each update", source="TrainCheck",
     ),
     _fact(
+        "loaded_nothing", cause="optimizer",
+        text="load_state_dict(strict=False) has loaded no parameter: none of the {value} keys that "
+        "it left over is that of one ({name})",
+        advice="rename the keys (without a prefix such as module. or _orig_mod.), and look at what "
+        "load_state_dict() returns", source="forums: strict=False",
+    ),
+    _fact(
         "never_stepped", cause="optimizer",
         text="gradients were made and cleared {value} times, and no optimizer has stepped, though "
         "{name} holds weights of the model",
@@ -361,8 +368,24 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
     _fact(
         "other_dimension", cause="layer",
         text="in the graph of the loss {name}, in {value} checks in a row, ten updates apart",
-        advice="take the softmax over the dimension of the classes, dim=1",
+        advice="take the softmax over the dimension of the classes: dim=1 for nll_loss, dim=-1 of "
+        "what ctc_loss is given",
         source="pytorchfundamentals#21",
+    ),
+    _fact(
+        "no_logarithm", cause="loss",
+        text="in the graph of the loss {name}, in {value} checks in a row, ten updates apart: it "
+        "expects logarithms of probabilities as input",
+        advice="give it log_softmax of the logits (targets of kl_div stay probabilities, unless "
+        "log_target=True)", source="forums: kl_div that becomes negative, CTCLoss of logits",
+    ),
+    _fact(
+        "earlier_loss", cause="loss",
+        text="the graph of the loss holds a part that was in it at least ten updates before, in "
+        "{value} checks in a row: backward() goes through it once more",
+        advice="add losses up as numbers (loss.item()), and keep no result with its graph from one "
+        "update to the next (detach() it), in place of retain_graph=True",
+        source="forums: a running total of losses",
     ),
     _fact(
         "made_in_forward", cause="layer",

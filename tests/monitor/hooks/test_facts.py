@@ -54,6 +54,31 @@ def test_a_module_that_an_attribute_does_not_freeze(kind: str) -> None:
     assert all("0 has an attribute" in text and "holds its 2 parameters" in text for text in found)
 
 
+@pytest.mark.parametrize("kind", ["prefix", "none", "part", "other model", "within a wrapper"])
+def test_weights_of_which_none_were_loaded(kind: str) -> None:
+    """``none``: there were none to load; ``part``: those of a layer fit."""
+    model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 4))
+    state = {f"module.{name}": value for name, value in model.state_dict().items()}
+    if kind == "part":
+        state["0.weight"] = model[0].weight.detach()
+    target: nn.Module = nn.Linear(8, 4) if kind == "other model" else model
+    if kind == "within a wrapper":
+        target = nn.ModuleDict({"wrapped": model})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with fastcheck.install(model) as monitor:
+            target.load_state_dict({} if kind == "none" else state, strict=False)
+            for _ in range(3):
+                loss(model).backward()
+    found = [
+        event.text for event in monitor.watch.events if "has loaded no parameter" in event.text
+    ]
+    assert len(found) == (kind in ("prefix", "within a wrapper"))
+    assert all("4 keys" in text and "(module.0.weight, not " in text for text in found)
+    assert all(re.search(r"test_facts.py:\d+", text) for text in found)
+    assert not hasattr(nn.Module.load_state_dict, "_fastcheck")
+
+
 def test_ten_updates_have_to_agree() -> None:
     assert not texts(uncleared, 11)
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,7 +13,18 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import fastcheck
 from support.told import loss, texts
+
+
+@contextlib.contextmanager
+def warned() -> Iterator[list[str]]:
+    """The texts of the warnings within."""
+    said: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield said
+    said += [str(one.message) for one in caught]
 
 
 @pytest.mark.parametrize("is_twice", [False, True])
@@ -82,7 +96,7 @@ def test_a_softmax_over_another_dimension_than_that_of_the_classes(
 
     said = texts(program, 40)
     assert len(said) == is_other
-    assert all("taken over dimension 0" in text and "dim=1" in text for text in said)
+    assert all("taken over dimension 0" in text and "dim=1 for nll_loss" in text for text in said)
 
 
 def _targets(target: torch.Tensor, scale: float) -> torch.Tensor:
@@ -217,3 +231,81 @@ def test_a_result_that_is_broadcast_against_its_target(
     said = texts(program, 40)
     assert len(said) == is_broadcast
     assert all("was broadcast to [8, 8]" in text and "same shape" in text for text in said)
+
+
+def _divergence(y: torch.Tensor, **options: Any) -> torch.Tensor:
+    return F.kl_div(y, torch.ones(8, 4) / 4, **options)
+
+
+@pytest.mark.parametrize(
+    ("make", "found"),
+    [
+        (lambda y: _divergence(y.softmax(1), reduction="batchmean"), "kl_div"),
+        (lambda y: _divergence(y.softmax(1), reduction="none").sum(-1).mean(), "kl_div"),
+        (lambda y: _divergence(y.softmax(1).view(8, 4), reduction="sum"), "kl_div"),
+        (lambda y: _divergence(y.log_softmax(1), reduction="batchmean"), ""),
+        (lambda y: _divergence(y.softmax(1).log(), reduction="sum"), ""),
+        (lambda y: _divergence(y.softmax(1), reduction="sum", log_target=True), ""),
+        # The distance of probabilities to others, and what is expected of them.
+        (lambda y: (torch.ones(8, 4) - y.softmax(1)).abs().mean(), ""),
+        (lambda y: (1 - torch.ones(8, 4) * y.softmax(1)).mean(), ""),
+        (lambda y: (torch.ones(8, 4) - y.softmax(1) * torch.ones(8, 4)).mean(), ""),
+    ],
+)
+def test_a_divergence_of_probabilities(make: Any, found: str) -> None:
+    """kl_div() wants logarithms of probabilities as its input."""
+
+    def program(model: nn.Module, optimizer: Any) -> None:
+        optimizer.zero_grad()
+        make(model(torch.randn(8, 8))).backward()
+        optimizer.step()
+
+    said = texts(program, 40)
+    assert len(said) == bool(found)
+    assert all("kl_div is given the result of a softmax" in text for text in said)
+
+
+def _ctc(logits: torch.Tensor) -> torch.Tensor:
+    lengths = torch.full((2,), 6), torch.full((2,), 2)
+    return F.ctc_loss(logits, torch.tensor([[1, 2], [3, 1]]), *lengths)
+
+
+@pytest.mark.parametrize(
+    ("make", "found"),
+    [
+        (lambda y: _ctc(y), "the result of a linear layer"),
+        (lambda y: _ctc(y.softmax(-1)), "the result of a softmax"),
+        (lambda y: _ctc(y.log_softmax(0)), "taken over dimension 0 of [6, 2, 4]"),
+        (lambda y: _ctc(y.transpose(0, 1).log_softmax(1).transpose(0, 1)), "over dimension 1 of"),
+        (lambda y: _ctc(y.log_softmax(-1)), ""),
+        (lambda y: _ctc(y.transpose(0, 1).log_softmax(2).transpose(0, 1)), ""),
+        (lambda y: _ctc((y.softmax(-1) + 1e-6).log()), ""),
+    ],
+)
+def test_the_input_of_a_ctc_loss(make: Any, found: str) -> None:
+    def program(model: nn.Module, optimizer: Any) -> None:
+        optimizer.zero_grad()
+        make(model(torch.randn(6, 2, 8))).backward()
+        optimizer.step()
+
+    said = [text for text in texts(program, 40) if "in the graph of the loss" in text]
+    assert len(said) == bool(found) and all(found in text for text in said)
+
+
+@pytest.mark.parametrize("kind", ["total", "number", "twice", "features"])
+def test_a_loss_that_holds_those_before_it(kind: str) -> None:
+    """``twice``: the graph of a step is used twice; ``features``: data that has no graph."""
+    model, total = nn.Linear(8, 4), torch.zeros(())
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    features = nn.Linear(8, 8)(torch.randn(8, 8)).detach()
+    with warned() as said, fastcheck.install(model):
+        for _ in range(40):
+            now = model(features if kind == "features" else torch.randn(8, 8)).square().mean()
+            total = total + (now if kind == "total" else now.item())
+            optimizer.zero_grad()
+            (total if kind == "total" else now).backward(retain_graph=kind in ("total", "twice"))
+            if kind == "twice":
+                now.sqrt().backward()
+            optimizer.step()
+    held = [text for text in said if "holds a part that was in it at least ten updates" in text]
+    assert len(held) == (kind == "total")

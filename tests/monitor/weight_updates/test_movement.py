@@ -563,12 +563,12 @@ def test_an_optimizer_of_another_model(kind: str) -> None:
     assert kind != "teacher" or "those of Adam had no gradients in 10 updates" in texts[0]
 
 
-@pytest.mark.parametrize("writes", [False, True])
-def test_a_layer_that_no_optimizer_holds(writes: bool) -> None:
+@pytest.mark.parametrize(("writes", "width"), [(False, 4), (False, 5), (True, 4)])
+def test_a_layer_that_no_optimizer_holds(writes: bool, width: int) -> None:
     """``writes``: the loop updates it by itself."""
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    model.head = nn.Linear(8, 4)
+    model.head = nn.Linear(8, width)
     with warned() as texts, fastcheck.install(model):
         for x in batches(35):
             optimizer.zero_grad()
@@ -579,3 +579,42 @@ def test_a_layer_that_no_optimizer_holds(writes: bool) -> None:
                     model.head.weight.mul_(0.99)
                     model.head.bias.sub_(0.01)
     assert ["head.weight, head.bias" in text for text in texts] == [True] * (not writes)
+    # The optimizer holds the head that was there before, where that has the same shapes.
+    what = "Give an optimizer these" if width == 5 else "may have replaced it since the optimizer"
+    assert all(what in text for text in texts)
+
+
+@pytest.mark.parametrize("level", ["module", "op"])
+def test_a_parameter_that_forward_replaces(level: str) -> None:
+    class Normalised(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.rows = nn.Linear(8, 8), nn.Parameter(torch.randn(4, 8))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.rows = nn.Parameter(nn.functional.normalize(self.rows.data, dim=1))
+            return self.first(x) @ self.rows.t()
+
+    model: nn.Module = Normalised()
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with warned() as texts, fastcheck.install(model, level=level):
+        for x in batches(35):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+    (text,) = texts
+    assert "holds rows" in text and "may have replaced it since the optimizer was made" in text
+
+
+def test_a_bias_that_a_loss_of_derivatives_does_not_depend_on() -> None:
+    """A network of forces, as the derivative of an energy."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with warned() as texts, fastcheck.install(model):
+        for x in batches(15):
+            x = x.requires_grad_()
+            (force,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+            optimizer.zero_grad()
+            (force - 1).square().mean().backward()
+            optimizer.step()
+    assert texts == []

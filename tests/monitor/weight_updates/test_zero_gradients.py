@@ -61,6 +61,41 @@ def test_an_operator_whose_derivative_is_0(level: str) -> None:
     if level == "op":
         where = "aten.sign in outside the model was 0 throughout, and what was read before it was"
     assert f"the gradient of {where}" in text
+    assert "each way to them leads through sign, whose derivative is 0: pass the gradient" in text
+    assert "Possible causes" not in text
+
+
+def test_a_difference_of_a_tensor_and_itself() -> None:
+    """The ratio of a policy to itself, where the old one has to be detached."""
+    model = nn.Linear(8, 4)
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        new = model(x).log_softmax(-1)[:, 0]
+        return ((new - new).exp() * x[:, 0]).mean()
+
+    text = warning_of(model, loss)
+    assert "leads through the difference of a tensor and itself, whose derivative is 0" in text
+
+
+def test_a_gradient_that_another_way_could_have_reached() -> None:
+    """Of the second way the weight of the loss is 0."""
+    model = nn.Linear(8, 4)
+    text = warning_of(model, lambda x: (model(x).round() + 0 * model(x)).square().mean())
+    assert "Possible causes" in text and "leads through" not in text
+
+
+@pytest.mark.parametrize("is_called", [False, True])
+def test_a_training_without_backward(is_called: bool) -> None:
+    model = nn.Linear(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.warns(fastcheck.FastcheckWarning) as caught, fastcheck.install(model):
+        for _ in range(12):
+            loss = model(torch.randn(4, 8)).square().mean()
+            if is_called:
+                loss.detach().requires_grad_().backward()
+            optimizer.step()
+    (text,) = [str(warning.message) for warning in caught]
+    assert ("backward() was not called" in text) is not is_called
 
 
 def test_a_weight_of_a_loss_that_is_0() -> None:

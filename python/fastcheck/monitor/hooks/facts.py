@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 UPDATES = 10
 # Modes of modules are looked at in one update of so many, and all of these looks agree.
 _EVERY, _LOOKS = 10, 3
+# The update before which the graph of a loss is looked at first.
+_FIRST_LOOK = 5
 # The last losses that a scaler was given.
 _SCALED = 16
 # Passes without gradients in a row, between two that have some.
@@ -68,6 +70,8 @@ _FORMS = (
     "applied_twice",
     "one_element",
     "other_dimension",
+    "no_logarithm",
+    "earlier_loss",
     "broadcast",
     "made_in_forward",
 )
@@ -418,6 +422,20 @@ class Facts:
         about = _counted(norms)
         self._count("statistics_on", bool(norms), about, times=_PASSES)
 
+    def loaded(self, module: torch.nn.Module, keys: Any) -> None:
+        """load_state_dict() of this module has left out these keys, and found no weight for
+        others.
+        """
+        roots = [root for node in self._nodes if node.is_root and (root := node.module())]
+        names = [name for name, _ in module.named_parameters()]
+        has_none = bool(names) and set(names) <= set(keys.missing_keys)
+        is_part = any(module in root.modules() for root in roots)
+        if has_none and (is_part or any(root in module.modules() for root in roots)):
+            frame = next(program_frames(), None)
+            place = "" if frame is None else f" at {frame.f_code.co_filename}:{frame.f_lineno}"
+            about = f"{keys.unexpected_keys[0]}, not {names[0]}{place}"
+            self._tell_once("loaded_nothing", len(keys.unexpected_keys), about)
+
     def backward_began(self, roots: Sequence[torch.Tensor]) -> None:
         """backward() is called on these."""
         if self._runs:
@@ -431,17 +449,27 @@ class Facts:
         if self._updates % _EVERY == 0:
             self._losses.look_at_criteria(roots)
         # The losses of each of several optimizers that take turns are looked at.
-        turn = self._updates % _EVERY
-        if turn < len(self._of_all):
+        look, turn = divmod(self._updates + _EVERY - _FIRST_LOOK, _EVERY)
+        if turn < len(self._of_all) and self._forms.is_due(look, turn):
             self._look_at_graph(roots, turn)
 
     def _look_at_graph(self, roots: Sequence[torch.Tensor], turn: int) -> None:
         """Looks at the first loss after an update."""
-        if not self._forms.is_due(self._updates // _EVERY, turn):
-            return
         forms = self._forms.look(roots)
+        self._know_derivatives()
         for form in _FORMS:
             self._count(form, form in forms, forms.get(form, ""), turn, times=_LOOKS)
+
+    def _know_derivatives(self) -> None:
+        """Keeps what leads to each weight, for what is said of gradients that are 0."""
+        known, forms = self._state.without_derivative, self._forms
+        for node, name, parameter in self._state.parameters() if forms.without_derivative else ():
+            if id(parameter) in forms.without_derivative:
+                site = node.site("param", name, 0)
+                known[site] = forms.without_derivative[id(parameter)]
+        for node, name, parameter in self._state.parameters() if known else ():
+            if id(parameter) in forms.with_derivative:
+                known.pop(node.site("param", name, 0), None)
 
     def _look_for_step(self, is_before: bool) -> None:
         """Names the optimizer of the program, if gradients were cleared again and again and none

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Callable, Optional
 
 import torch
@@ -32,6 +32,20 @@ _NOT_GIVEN = {
     "Sigmoid": ("applied_twice", "a sigmoid", "Sigmoid"),
     "Softmax": ("applied_twice", "a softmax", "Softmax"),
 }
+# Operators whose derivative is 0 everywhere.
+_WITHOUT_DERIVATIVE = {
+    "Round": "round",
+    "Floor": "floor",
+    "Ceil": "ceil",
+    "Trunc": "trunc",
+    "Sign": "sign",
+    "Bernoulli": "bernoulli",
+    "Normal": "torch.normal",
+    "Poisson": "poisson",
+}
+_LINEAR = {"Addmm": "a linear layer", "Mm": "a linear layer", "Convolution": "a convolution"}
+# A mark on nodes of the graph of a loss, in what torch lets a program keep with a node.
+_MARK, _MARKED = "fastcheck: the graph of an earlier loss", 16
 # Criteria that are never below 0, where they are given what they are for.
 _OF_TARGETS = (
     "a binary cross entropy, which is never below 0 if all targets are from 0 to 1: look at the "
@@ -52,9 +66,10 @@ _ONE = "normalises one element at a time: it returns its bias, or 0, whatever it
 
 class LossForms:
     """Looks now and then in the graph of a loss for a softmax of a softmax, for a cross entropy
-    of logits that is given probabilities or one class, for classes that a softmax was not taken
-    over, for a normalisation of one element, for the square of what was broadcast, and for weights
-    that are made anew.
+    of logits that is given probabilities or one class, for a criterion of log-probabilities that is
+    given none, for classes that a softmax was not taken over, for a normalisation of one element,
+    for the square of what was broadcast, for weights that are made anew, and for a part that was
+    there before.
 
     ``known``: the numbers of all parameters of the models and the optimizers.
     """
@@ -62,6 +77,12 @@ class LossForms:
     def __init__(self, known: Callable[[], Collection[int]]) -> None:
         self._last = (0, 0)
         self._known = known
+        # The number of the newest node that was marked.
+        self._newest = -1
+        #: The parameters in the last graph that nothing with a derivative leads to, by number, with
+        #: what leads to them; the numbers of the others in it.
+        self.without_derivative: dict[int, str] = {}
+        self.with_derivative: set[int] = set()
         # The weights of the look before that are not among these.
         self._strange: list[MemoryRef] = []
 
@@ -76,8 +97,15 @@ class LossForms:
         weights: list[torch.nn.Parameter] = []
         waiting = [root.grad_fn for root in roots if root.grad_fn is not None]
         met = set(waiting)
+        flat: dict[Any, str] = {}
         while waiting and len(met) < _MOST_NODES:
             node = waiting.pop()
+            if self._was_there(node):
+                forms["earlier_loss"] = ""
+            if bare := _no_logarithm(node):
+                forms["no_logarithm"] = bare
+            if what := _flat(node):
+                flat[node] = what
             form, what, given = _NOT_GIVEN.get(_kind(node), ("", "", ""))
             if form and _kind(_behind(node)) == given:
                 forms[form] = f"{what} is given the result of {given.lower()}"
@@ -95,7 +123,33 @@ class LossForms:
                     waiting.append(child)
         if made := self._made_anew(weights):
             forms["made_in_forward"] = made
+        self._mark(roots)
+        self._know_derivatives(roots, met if not waiting else (), flat)
         return forms
+
+    def _mark(self, roots: Sequence[torch.Tensor]) -> None:
+        """Marks the nodes next to the losses."""
+        marked: list[Any] = [root.grad_fn for root in roots if root.grad_fn is not None]
+        for node in marked[:_MARKED]:
+            node.metadata[_MARK] = True
+            self._newest = max(self._newest, node._sequence_nr())
+            if len(marked) < _MARKED:
+                marked += [c for c, _ in node.next_functions if not hasattr(c, "variable") and c]
+
+    def _was_there(self, node: Any) -> bool:
+        """True for a node that was marked in an earlier look."""
+        is_old = not hasattr(node, "variable") and node._sequence_nr() <= self._newest
+        return is_old and _MARK in node.metadata
+
+    def _know_derivatives(
+        self, roots: Sequence[torch.Tensor], met: Collection[Any], flat: Mapping[Any, str]
+    ) -> None:
+        """``met``: all nodes of the graph; ``flat``: those without a derivative."""
+        reached = _reached(roots, flat) if flat else met
+        self.with_derivative = {id(v) for n in reached if (v := _leaf(n)) is not None}
+        others = {id(v) for n in met if flat and (v := _leaf(n)) is not None}
+        through = " or ".join(dict.fromkeys(flat.values()))
+        self.without_derivative = dict.fromkeys(others - self.with_derivative, through)
 
     def _made_anew(self, weights: Sequence[torch.nn.Parameter]) -> str:
         """Names the weights that others than the models and the optimizers hold, beside weights of
@@ -109,6 +163,56 @@ class LossForms:
             return ""
         shapes = ", ".join(dict.fromkeys(str(list(weight.shape)) for weight in strange[:3]))
         return f"{len(strange)} of {len(weights)} weight matrices ({shapes})"
+
+
+def _leaf(node: Any) -> Optional[torch.Tensor]:
+    return getattr(node, "variable", None)
+
+
+def _reached(roots: Sequence[torch.Tensor], flat: Collection[Any]) -> set[Any]:
+    """The nodes that a derivative leads to which is not known to be 0."""
+    waiting: list[Any] = [root.grad_fn for root in roots if root.grad_fn not in flat]
+    met = set(waiting)
+    while waiting:
+        for child, _ in waiting.pop().next_functions:
+            if child is not None and child not in met and child not in flat:
+                met.add(child)
+                waiting.append(child)
+    return met
+
+
+def _flat(node: Any) -> str:
+    """Names an operator whose derivative is 0 everywhere; empty: it is none."""
+    kind = _kind(node)
+    if kind == "Sub" and getattr(node, "_saved_alpha", 0) == 1:
+        first, second = node.next_functions
+        is_same = first[0] is not None and first == second
+        return "the difference of a tensor and itself" if is_same else ""
+    return _WITHOUT_DERIVATIVE.get(kind, "")
+
+
+def _no_logarithm(node: Any) -> str:
+    """Names a criterion of logarithms of probabilities that is given others; empty: it is none."""
+    kind = _kind(node)
+    if kind.endswith("CtcLoss"):
+        given = _behind(node)
+        what = _LINEAR.get(_kind(given), "a softmax" if _kind(given) == "Softmax" else "")
+        return f"ctc_loss is given the result of {what}" if what else ""
+    if kind not in ("Mean", "Sum"):
+        return ""
+    # kl_div() is the sum of xlogy(target, target) - target * input.
+    difference = node.next_functions[0][0]
+    if _kind(difference) != "Sub":
+        return ""
+    entropy, (product, _) = difference.next_functions
+    if _kind(product) != "Mul" or _kind(entropy[0]) not in ("NoneType", "Xlogy"):
+        return ""
+    given = product.next_functions[1][0]
+    while given is not None and _VIEWS.fullmatch(_kind(given)):
+        given = given.next_functions[0][0]
+    if _kind(given) != "Softmax":
+        return ""
+    return "kl_div is given the result of a softmax"
 
 
 def never_negative(root: torch.Tensor, is_scaled: bool) -> str:
@@ -175,6 +279,8 @@ def _across(node: Any) -> str:
     """The dimensions, where the negative log likelihood takes one of the numbers of each row, and
     the softmax before it was taken over each column. A square may be read both ways.
     """
+    if _kind(node).endswith("CtcLoss"):
+        return _across_columns(node)
     if _kind(node) != "NllLoss":
         return ""
     made = node.next_functions[0][0]
@@ -189,6 +295,20 @@ def _across(node: Any) -> str:
     return (
         f"the negative log likelihood has its {shape[1]} classes in dimension 1 of {list(shape)}, "
         f"and {_kind(made).lower().replace('logs', 'log_s')} was taken over dimension {dimension}"
+    )
+
+
+def _across_columns(node: Any) -> str:
+    """The same of a ctc_loss, whose classes are in the last dimension, however it was turned."""
+    made, shape = _behind(node), _shape(node.next_functions[0][0])
+    own = _shape(made)
+    if _kind(made) != "LogSoftmax" or not shape or sorted(own) != sorted(shape):
+        return ""
+    if own[_dimension(made)] == shape[-1]:
+        return ""
+    return (
+        f"ctc_loss has its {shape[-1]} classes in the last dimension of {list(shape)}, and "
+        f"log_softmax was taken over dimension {range(len(own))[_dimension(made)]} of {list(own)}"
     )
 
 

@@ -43,6 +43,7 @@ def _begin(at_end: contextlib.ExitStack) -> None:
     _wrap_scaler(at_end)
     for kind in _kinds(LRScheduler):
         wrap_method(at_end, kind, "step", _schedule)
+    wrap_method(at_end, torch.nn.Module, "load_state_dict", _load)
     _wrap_backward(at_end)
     _wrap_clipping(at_end)
 
@@ -232,6 +233,18 @@ def _schedule(original: Callable[..., Any]) -> Callable[..., Any]:
         return result
 
     return step
+
+
+def _load(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def load_state_dict(self: Any, *args: Any, **kwargs: Any) -> Any:
+        keys = original(self, *args, **kwargs)
+        # Of strict=False.
+        if getattr(keys, "missing_keys", None) and getattr(keys, "unexpected_keys", None):
+            _tell("loaded weights", StepWatcher.loaded, self, keys)
+        return keys
+
+    return load_state_dict
 
 
 def _update(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -145,6 +145,8 @@ class StateReader:
         self._finders: weakref.WeakKeyDictionary[torch.optim.Optimizer, ParameterFinder] = (
             weakref.WeakKeyDictionary()
         )
+        #: What alone leads to parameters in the graph of the loss, by site: its derivative is 0.
+        self.without_derivative: dict[int, str] = {}
         #: None where records have no checksum.
         self.stalled_weights: Optional[StalledWeights] = None
         if session.config.depth is Depth.FULL:
@@ -154,6 +156,7 @@ class StateReader:
                 store.archive.history,
                 session.report_internal_error,
                 store.warn_later,
+                self.without_derivative,
             )
         self._large_squares = LargeSquares()
         self.updates = UpdateWatcher(nodes, session.config.training.optimizers)
@@ -213,10 +216,11 @@ class StateReader:
         if look is not None:
             look.first, look.first_gradient, look.early_gradients = first, first_gradient, early
             look.first_stray = look.stop = stop
+            look.has_backward = session.backwards.has_begun
             is_turn = look.has_turn_for_strays and session.backwards.owns_gradients
             # Where the optimizer holds every parameter of the model there are none.
             if is_turn and len(self._finder.look(None)[1]) > len(parameters):
-                self._read_strays()
+                look.replaced = self._read_strays()
                 look.stop = session.level.next_seq
             stored = batch.sites[:buffers_at]
             updates.look_at_parameters(look, optimizer, parameters, stored, gradients_read)
@@ -257,10 +261,13 @@ class StateReader:
         if bad:
             self._session.due(GradientsUsed(bad))
 
-    def _read_strays(self) -> None:
-        batch = TensorBatch()
-        batch.add_stored(self.updates.unowned_parameters(self.parameters()), "param")
+    def _read_strays(self) -> set[int]:
+        """Reads the parameters that no optimizer holds. Those that may have replaced others."""
+        batch, parameters = TensorBatch(), self.parameters()
+        strays = self.updates.unowned_parameters(parameters)
+        batch.add_stored(strays, "param")
         self._session.level.observe_list(batch)
+        return self.updates.replaced(strays, parameters)
 
     def _held_by(
         self, optimizer: Optional[torch.optim.Optimizer]

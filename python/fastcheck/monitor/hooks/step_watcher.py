@@ -314,6 +314,11 @@ class StepWatcher:
         self._notice(self._facts.scheduler_stepped, scheduler)
         return False
 
+    def loaded(self, module: torch.nn.Module, keys: Any) -> bool:
+        """``module`` was given weights, of which some did not fit, as these ``keys`` say."""
+        self._notice(self._facts.loaded, module, keys)
+        return False
+
     def ended_before(self, *, is_backward: bool = False) -> bool:
         """A forward or backward pass begins: whether the open step ended without an optimizer's
         update.

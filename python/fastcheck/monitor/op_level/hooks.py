@@ -216,6 +216,7 @@ class OpState(StateReader):
         look = self.updates.begin(optimizer, session.step)
         if look is None or stalled_weights is None or not session.backwards.owns_gradients:
             return
+        look.has_backward = session.backwards.has_begun
         _, stored, _ = self._held_by(optimizer)
         parameters = [parameter for _, _, parameter in stored]
         if gradients and are_on_host(parameters):
@@ -225,10 +226,13 @@ class OpState(StateReader):
             with session.event_store.lock:
                 stalled_weights.settle_read(look, parameters, sites)
         if look.has_turn_for_strays:
-            strays = self.updates.unowned_parameters(self.parameters())
+            every = self.parameters()
+            strays = self.updates.unowned_parameters(every)
+            replaced = self.updates.replaced(strays, every)
             sites = [node.site("param", name, 0) for node, name, _ in strays]
             with session.event_store.lock:
-                stalled_weights.compare_strays(sites, [parameter for _, _, parameter in strays])
+                parameters = [parameter for _, _, parameter in strays]
+                stalled_weights.compare_strays(sites, parameters, replaced)
 
     def read_statistics(self, node: ModuleNode) -> None:
         """The running statistics of a norm that has just run, where its operator does not show that

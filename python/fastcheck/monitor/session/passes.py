@@ -202,6 +202,8 @@ class Backwards:
         self._under_way: dict[Thread, Sequence[torch.Tensor]] = {}
         # The threads whose pass was under way while another's was.
         self._together: set[Thread] = set()
+        #: True if there was any, of whatever model.
+        self.has_begun = False
         #: The values that are kept of the graphs of this step.
         self.derivatives = Derivatives()
 
@@ -238,6 +240,7 @@ class Backwards:
         parameters of the models. Returns whether it may be about them.
         """
         thread = _running.thread
+        self.has_begun = True
         self._under_way.pop(thread, None)
         self._together.discard(thread)
         if not is_ours and thread not in self._callers:

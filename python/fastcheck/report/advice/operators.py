@@ -344,6 +344,14 @@ def _exponential(case: Case, made: Operation) -> Iterator[Advice]:
     )
 
 
+def _matrix_exponential(case: Case, made: Operation) -> Iterator[Advice]:
+    yield Advice(
+        "matrix_exp grows as exp() of the largest real part of the eigenvalues, and so does its "
+        "derivative. Keep these below 0, or the time step small.",
+        "torch.matrix_exp((a - a.T) * dt)  # imaginary eigenvalues alone",
+    )
+
+
 def _gamma(case: Case, made: Operation) -> Iterator[Advice]:
     label, reading = made.operand(0)
     if reading is None or reading.min is None or reading.min > 0:
@@ -945,6 +953,7 @@ _FORWARD: tuple[tuple[str, _Rule], ...] = (
     (r"special_entr", _entropy),
     (r"r?sqrt|pow|float_power", _power),
     (r"exp2?|expm1|cosh|sinh", _exponential),
+    (r"(?:linalg_)?matrix_exp", _matrix_exponential),
     (r"(?:\w+_)?(?:layer|group|batch|instance|rms)_norm(?:_legit\w*)?", _normalisation),
     (r"lgamma|digamma", _gamma),
     (r"to_copy", _cast),
@@ -971,6 +980,7 @@ _BACKWARD: tuple[tuple[str, _Rule], ...] = (
     (r"div|reciprocal", _quotient_backward),
     (r"log(?:2|10|1p)?|xlogy", _logarithm_backward),
     (r"acosh?|asin|atanh|erfinv|logit", _domain),
+    (r"(?:linalg_)?matrix_exp", _matrix_exponential),
     (r"angle", _angle_backward),
     (r"hypot", _hypot_backward),
     (r"(?:linalg_)?(?:svd|eigh|eig|symeig|qr)", _decomposition),
