@@ -388,6 +388,13 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         source="forums: a running total of losses",
     ),
     _fact(
+        "ratio_of_itself", cause="loss",
+        text="in the graph of the loss there is the exponential of the difference of a tensor and "
+        "itself, in {value} checks in a row, ten updates apart: it is 1, and has no gradient",
+        advice="detach() the second, as the log-probability of the old policy",
+        source="forums: a PPO ratio that stays 1",
+    ),
+    _fact(
         "made_in_forward", cause="layer",
         text="in {value} checks in a row, ten updates apart, {name} in the graph of the loss were "
         "made anew, and neither an installed model nor an optimizer that has stepped holds them: "

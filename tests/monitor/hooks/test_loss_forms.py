@@ -292,20 +292,40 @@ def test_the_input_of_a_ctc_loss(make: Any, found: str) -> None:
     assert len(said) == bool(found) and all(found in text for text in said)
 
 
-@pytest.mark.parametrize("kind", ["total", "number", "twice", "features"])
+@pytest.mark.parametrize("kind", ["total", "term", "number", "twice", "features", "view"])
 def test_a_loss_that_holds_those_before_it(kind: str) -> None:
-    """``twice``: the graph of a step is used twice; ``features``: data that has no graph."""
+    """``term``: one that was made before; ``twice``: the graph of a step is used twice;
+    ``features``: data that has no graph; ``view``: of a weight, which shows what that holds now.
+    """
     model, total = nn.Linear(8, 4), torch.zeros(())
     optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    term, view = (model.weight * torch.ones(4, 8)).sum(), model.weight[0]
     features = nn.Linear(8, 8)(torch.randn(8, 8)).detach()
     with warned() as said, fastcheck.install(model):
         for _ in range(40):
             now = model(features if kind == "features" else torch.randn(8, 8)).square().mean()
             total = total + (now if kind == "total" else now.item())
+            now = now + {"term": term, "view": view.abs().mean()}.get(kind, 0)
             optimizer.zero_grad()
-            (total if kind == "total" else now).backward(retain_graph=kind in ("total", "twice"))
+            is_kept = kind in ("total", "term", "twice")
+            (total if kind == "total" else now).backward(retain_graph=is_kept)
             if kind == "twice":
                 now.sqrt().backward()
             optimizer.step()
     held = [text for text in said if "holds a part that was in it at least ten updates" in text]
-    assert len(held) == (kind == "total")
+    assert len(held) == (kind in ("total", "term"))
+
+
+@pytest.mark.parametrize("is_detached", [False, True])
+def test_a_ratio_of_a_policy_to_itself(is_detached: bool) -> None:
+    """Its gradient is 0, while that of the entropy is not."""
+
+    def program(model: nn.Module, optimizer: Any) -> None:
+        optimizer.zero_grad()
+        logs = model(torch.randn(8, 8)).log_softmax(-1)
+        ratio = (logs - (logs.detach() if is_detached else logs)).exp()
+        ((ratio * torch.randn(8, 4)).mean() + (logs.exp() * logs).mean()).backward()
+        optimizer.step()
+
+    said = [text for text in texts(program, 40) if "a tensor and itself" in text]
+    assert len(said) == (not is_detached)

@@ -72,6 +72,7 @@ _FORMS = (
     "other_dimension",
     "no_logarithm",
     "earlier_loss",
+    "ratio_of_itself",
     "broadcast",
     "made_in_forward",
 )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Callable, Optional
 
@@ -106,6 +107,8 @@ class LossForms:
                 forms["no_logarithm"] = bare
             if what := _flat(node):
                 flat[node] = what
+            if _kind(node) == "Exp" and "itself" in _flat(node.next_functions[0][0]):
+                forms["ratio_of_itself"] = ""
             form, what, given = _NOT_GIVEN.get(_kind(node), ("", "", ""))
             if form and _kind(_behind(node)) == given:
                 forms[form] = f"{what} is given the result of {given.lower()}"
@@ -129,12 +132,15 @@ class LossForms:
 
     def _mark(self, roots: Sequence[torch.Tensor]) -> None:
         """Marks the nodes next to the losses."""
-        marked: list[Any] = [root.grad_fn for root in roots if root.grad_fn is not None]
-        for node in marked[:_MARKED]:
-            node.metadata[_MARK] = True
-            self._newest = max(self._newest, node._sequence_nr())
-            if len(marked) < _MARKED:
-                marked += [c for c, _ in node.next_functions if not hasattr(c, "variable") and c]
+        waiting = deque(root.grad_fn for root in roots if root.grad_fn is not None)
+        marked = 0
+        while waiting and marked < _MARKED:
+            node: Any = waiting.popleft()
+            if not hasattr(node, "variable") and _MARK not in node.metadata:
+                node.metadata[_MARK] = True
+                self._newest = max(self._newest, node._sequence_nr())
+                marked += 1
+                waiting.extend(child for child, _ in node.next_functions if child is not None)
 
     def _was_there(self, node: Any) -> bool:
         """True for a node that was marked in an earlier look."""
