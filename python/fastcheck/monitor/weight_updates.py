@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import starmap
+from types import MappingProxyType
 from typing import Callable, NamedTuple, Optional
 
 import numpy as np
@@ -94,6 +95,9 @@ class UpdateInfo:
     close: Optional[ParameterDetails] = None
     #: False if no backward() was called so far.
     has_backward = True
+    #: Operators that alone lead to a parameter in the graph of the loss, and have a derivative of
+    #: 0, by site.
+    without_derivative: Mapping[int, str] = MappingProxyType({})
     #: Sites of parameters that no optimizer holds, of the shape of one that is held and is in no
     #: model.
     replaced: Collection[int] = ()
@@ -542,8 +546,6 @@ class StalledWeights:
     _history: History
     _trouble: Callable[[str, Exception], None]
     _warn: Callable[[str], None]
-    # What alone leads to parameters in the graph of the loss, by site, where its derivative is 0.
-    _without_derivative: Mapping[int, str]
 
     def __post_init__(self) -> None:
         self._table = Columns(
@@ -757,7 +759,7 @@ class StalledWeights:
         table["faint"][held[is_faint]] += 1
         if look.is_certain:
             zero = held[(updates >= UPDATES) & has_gradient]
-            self._warn_about(zero, lambda names: self._zero(names, zero))
+            self._warn_about(zero, lambda names: self._zero(names, zero, look))
             self._warn_about(held[is_faint & (table["faint"][held] >= _FAINT_UPDATES)], _faint)
             is_all = not (has_gradient & is_live).any()
             spell = _none_at_all if is_all else _none
@@ -767,8 +769,8 @@ class StalledWeights:
         is_open = (is_pending & ~table["has_moved"][held]) | ((updates > 0) & (updates < UPDATES))
         return bool(((is_open | is_faint) & ~table["is_said"][held]).any())
 
-    def _zero(self, names: str, parameters: np.ndarray) -> str:
-        through = {self._without_derivative.get(int(site), "") for site in parameters}
+    def _zero(self, names: str, parameters: np.ndarray, look: UpdateInfo) -> str:
+        through = {look.without_derivative.get(int(site), "") for site in parameters}
         causes = _CAUSES_OF_ZERO
         if "" not in through:
             causes = (

@@ -239,7 +239,7 @@ def _load(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def load_state_dict(self: Any, *args: Any, **kwargs: Any) -> Any:
         keys = original(self, *args, **kwargs)
-        # Of strict=False.
+        # Both are empty unless strict=False.
         if getattr(keys, "missing_keys", None) and getattr(keys, "unexpected_keys", None):
             _tell("loaded weights", StepWatcher.loaded, self, keys)
         return keys

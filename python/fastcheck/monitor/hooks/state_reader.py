@@ -145,7 +145,8 @@ class StateReader:
         self._finders: weakref.WeakKeyDictionary[torch.optim.Optimizer, ParameterFinder] = (
             weakref.WeakKeyDictionary()
         )
-        #: What alone leads to parameters in the graph of the loss, by site: its derivative is 0.
+        #: Operators that alone lead to a parameter in the graph of the loss, and have a derivative
+        #: of 0, by its site.
         self.without_derivative: dict[int, str] = {}
         #: None where records have no checksum.
         self.stalled_weights: Optional[StalledWeights] = None
@@ -156,7 +157,6 @@ class StateReader:
                 store.archive.history,
                 session.report_internal_error,
                 store.warn_later,
-                self.without_derivative,
             )
         self._large_squares = LargeSquares()
         self.updates = UpdateWatcher(nodes, session.config.training.optimizers)
@@ -217,6 +217,7 @@ class StateReader:
             look.first, look.first_gradient, look.early_gradients = first, first_gradient, early
             look.first_stray = look.stop = stop
             look.has_backward = session.backwards.has_begun
+            look.without_derivative = self.without_derivative
             is_turn = look.has_turn_for_strays and session.backwards.owns_gradients
             # Where the optimizer holds every parameter of the model there are none.
             if is_turn and len(self._finder.look(None)[1]) > len(parameters):

@@ -217,6 +217,7 @@ class OpState(StateReader):
         if look is None or stalled_weights is None or not session.backwards.owns_gradients:
             return
         look.has_backward = session.backwards.has_begun
+        look.without_derivative = self.without_derivative
         _, stored, _ = self._held_by(optimizer)
         parameters = [parameter for _, _, parameter in stored]
         if gradients and are_on_host(parameters):
