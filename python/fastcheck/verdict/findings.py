@@ -445,6 +445,13 @@ class Findings:
             finding, FindingState.FINAL, verdict, f"{reason}; {clause}" if clause else reason
         )
 
+    def release_root(self, finding: Finding, clause: str = "") -> None:
+        """Decides what a finding that matters follows from, and so the finding."""
+        root = finding.root
+        self.release(root, clause)
+        if finding is not root:
+            self.propagate(finding, root)
+
     def pass_blame(self, given: Finding, maker: Finding, reason: str) -> None:
         """Blames ``maker``, for this reason, in place of ``given``, which was counted."""
         maker.position, maker.counted, given.counted = given.position, True, False

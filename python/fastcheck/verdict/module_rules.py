@@ -327,10 +327,7 @@ class ModuleRules:
         if finding is not None and finding.state.is_pending:
             self._reach([finding.root], "it is the loss")
         elif finding is not None and finding.is_tentative:
-            root = finding.root
-            self.findings.release(root)
-            if finding is not root:
-                self.findings.propagate(finding, root)
+            self.findings.release_root(finding)
 
     # Parameters and buffers
 

@@ -261,17 +261,8 @@ class OpRules:
         if _is_open(waiting):
             self._count(waiting, clause)
             return
-        root = waiting.root
-        self._adopt(root)
-        self._harmed(root, clause)
-        if waiting is not root:
-            self.findings.propagate(waiting, root)
-
-    def _harmed(self, root: Finding, clause: str) -> None:
-        """The finding that others follow from did harm: it counts, unless it was decided."""
-        then = root.then if root.state.is_undecided else None
-        verdict, reason = then or (root.verdict, root.reason)
-        self.findings.decide(root, verdict, f"{reason}; {clause}")
+        self._adopt(waiting.root)
+        self.findings.release_root(waiting, clause)
 
     def _why(self, finding: Finding, intended: Sequence[Finding], incident: Incident) -> str:
         """The reason why what an operator made is an event. ``intended``: the infinities that it
@@ -418,7 +409,7 @@ class OpRules:
         elif entry.is_scaled:
             self.findings.hold_scaled(finding, then)
         elif root is not None:
-            self._harmed(root, harm(self.findings, root, finding))
+            self.findings.release(root, harm(self.findings, root, finding))
             self.findings.propagate(finding, root)
         else:
             self.findings.decide(finding, *then)
@@ -426,10 +417,7 @@ class OpRules:
     def _loss_known(self, entry: entries.LossKnown) -> None:
         finding = self.findings.by_seq.get(entry.seq)
         if self.is_strict and finding is not None and finding.is_tentative:
-            root = finding.root
-            self.findings.release(root)
-            if finding is not root:
-                self.findings.propagate(finding, root)
+            self.findings.release_root(finding)
 
     def _compiled(self, finding: Finding, entry: entries.Compiled) -> None:
         earlier = self.findings.first_confirmed
