@@ -133,6 +133,22 @@ py::set parameter_ids(const py::sequence& groups) {
   return ids;
 }
 
+py::object gradients_in(const py::sequence& groups) {
+  py::list gradients;
+  std::optional<at::Device> device;
+  bool are_ordinary = true;
+  each_held(groups, [&](PyObject* parameter) {
+    are_ordinary = are_ordinary && is_ordinary(parameter);
+    if (!are_ordinary || !unpack(parameter).grad().defined()) return;
+    const at::Tensor& gradient = unpack(parameter).grad();
+    are_ordinary = is_ordinary(gradient) && gradient.layout() == at::kStrided &&
+                   gradient.device() == device.value_or(gradient.device());
+    device = gradient.device();
+    gradients.append(wrap(gradient));
+  });
+  return are_ordinary ? py::object(std::move(gradients)) : py::none();
+}
+
 py::object stored_tensor(PyObject* node, PyObject* name, PyObject* tensor) {
   py::object stored = owned(PyTuple_Pack(3, node, name, tensor));
   // The collector, which so many new objects set going, would go through all of them.
@@ -692,6 +708,7 @@ void define_stored(py::module_& m) {
   m.def("parameter_states", parameter_states, py::arg("stored"), py::arg("state_of"));
   m.def("is_readable", is_readable, py::arg("tensor"));
   m.def("largest_magnitude", largest_magnitude, py::arg("records"));
+  m.def("gradients_in", gradients_in, py::arg("groups"));
   m.def("are_on_host", are_on_host, py::arg("tensors"));
   m.def("common_device", common_device, py::arg("tensors"));
   m.def("identities", identities, py::arg("tensors"), py::arg("sites"), py::arg("step"),

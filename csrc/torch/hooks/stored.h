@@ -10,6 +10,9 @@ namespace fastcheck {
 //
 // TensorList()                 a sequence of tensors, with append()
 // parameter_ids(groups) -> set of ids
+// gradients_in(groups) -> list of tensors | None
+//                              the gradients of what an optimizer with these groups holds; None:
+//                              one is not ordinary or not strided, or they are on several devices
 // stored_in(nodes, kind, owned) -> list of (node, name, tensor)
 //                              of `kind`, "_parameters" or "_buffers": each parameter once, under
 //                              its first name; `owned`: only those with one of these ids, or None

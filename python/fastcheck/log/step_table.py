@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import struct
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Optional
@@ -20,9 +22,8 @@ _SCALED_NONFINITE = _SCALED | int(Flag.NONFINITE)
 _VERDICT_SCALED = int(Verdict.SCALED)
 _NONFINITE = (("neginf_count", -math.inf), ("posinf_count", math.inf), ("nan_count", math.nan))
 STEP_NUMBERS = ("loss", "scale", "learning_rate", "gradient_norm")
-_KEPT = np.dtype(
-    [("step", "<i8"), ("overflow", "?"), ("known", "u1"), *((name, "<f8") for name in STEP_NUMBERS)]
-)
+# A row in memory: step, overflow, a bit for each of STEP_NUMBERS that is known, and these.
+_KEPT = struct.Struct(f"<q?B{len(STEP_NUMBERS)}d")
 _MOST = 100_000
 # Records, 192 bytes each.
 _MOST_HELD = 1 << 16
@@ -89,9 +90,8 @@ class StepTable:
         self._sites = sites
         self._rank = rank
         self._codes = np.zeros(0, np.int8)
-        # The rows of the steps that are over, and how many there are.
-        self._kept = np.zeros(64, _KEPT)
-        self._count = 0
+        # The rows of the steps that are over.
+        self._kept = bytearray()
         # Steps that are over, whose rows nobody has asked for yet: the rows of many are made in a
         # fraction of the time.
         self._late: list[_LateRows] = []
@@ -103,14 +103,10 @@ class StepTable:
         """The rows of the steps that are over, oldest first; the youngest 100,000."""
         self.settle()
         rows = []
-        for kept in self._kept[max(0, self._count - _MOST) : self._count]:
-            values = {
-                name: float(kept[name]) if kept["known"] >> bit & 1 else None
-                for bit, name in enumerate(STEP_NUMBERS)
-            }
-            rows.append(
-                StepRow(self._rank, int(kept["step"]), overflow=bool(kept["overflow"]), **values)
-            )
+        for step, overflow, known, *numbers in _KEPT.iter_unpack(bytes(self._kept)):
+            values = (number if known >> bit & 1 else None for bit, number in enumerate(numbers))
+            named = dict(zip(STEP_NUMBERS, values))
+            rows.append(StepRow(self._rank, step, overflow=overflow, **named))
         return rows
 
     def add(self, chunks: Sequence[np.ndarray]) -> Sequence[StepRow]:
@@ -134,17 +130,13 @@ class StepTable:
 
     def _keep(self, rows: Sequence[StepRow]) -> None:
         for row in rows:
-            if self._count == len(self._kept):
-                youngest = self._kept[-_MOST:]
-                self._count = len(youngest)
-                self._kept = np.concatenate([youngest, np.zeros(self._count, _KEPT)])
             values = row.loss, row.scale, row.learning_rate, row.gradient_norm
             known, numbers = 0, []
             for bit, value in enumerate(values):
                 known |= (value is not None) << bit
                 numbers.append(0.0 if value is None else value)
-            self._kept[self._count] = (row.step, row.overflow, known, *numbers)
-            self._count += 1
+            self._kept += _KEPT.pack(row.step, row.overflow, known, *numbers)
+        del self._kept[: -_MOST * _KEPT.size]
 
     def rows_of(self, chunks: Iterable[np.ndarray]) -> list[StepRow]:
         """A row for each step of these records."""
@@ -302,25 +294,24 @@ def _made(
     """The rows of the steps whose records begin at these places."""
     is_gradient, is_shard = kinds == _GRADIENT, kinds == _SHARD
     at = np.flatnonzero(~(is_gradient | is_shard) & (kinds != 0))
-    numbers = records[at]
-    columns = kinds[at].tolist(), numbers_in(numbers), (numbers["zero_count"] == 0).tolist()
+    kinds_at, numbers = kinds[at].tolist(), numbers_in(records[at])
     ends = np.searchsorted(at, [*starts[1:].tolist(), len(records)]).tolist()
-    have_shards, have_overflowed = (
-        np.logical_or.reduceat(mask, starts).tolist() for mask in (is_shard, overflowed)
+    is_found = kinds == _FOUND_INF
+    is_set = is_found & (records["zero_count"] == 0)
+    have_shards, have_overflowed, have_found, are_set = (
+        np.logical_or.reduceat(mask, starts).tolist()
+        for mask in (is_shard, overflowed, is_found, is_set)
     )
     counts = np.add.reduceat(is_gradient, starts, dtype=np.int64).tolist()
     norms = _norms(records.compress(is_gradient), counts)
     end = 0
     for at_step, step in enumerate(records["step"][starts].tolist()):
         begin, end = end, ends[at_step]
-        of: list[list[Reading]] = [[] for _ in range(_GRAD + 1)]
-        found: list[bool] = []
-        for kind, number, is_set in zip(*(column[begin:end] for column in columns)):
+        of: defaultdict[int, list[Reading]] = defaultdict(list)
+        for kind, number in zip(kinds_at[begin:end], numbers[begin:end]):
             of[kind].append(number)
-            if kind == _FOUND_INF:
-                found.append(is_set)
         # A backward may make an Inf and mask it: where the scaler has said so, it knows best.
-        overflow = any(found) if found else have_overflowed[at_step]
+        overflow = are_set[at_step] if have_found[at_step] else have_overflowed[at_step]
         scale = _last_value(of[_SCALE])
         rates = [value for value, _ in of[_RATE] if value is not None]
         norm = norms[at_step] if counts[at_step] else _last_value(of[_NORM])

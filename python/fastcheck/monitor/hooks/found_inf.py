@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fastcheck.errors import UnsupportedTensorError
+from fastcheck.extension import status
 from fastcheck.utils.torch.own_operators import no_grad
 from fastcheck.utils.torch.versions import is_compiling
 
@@ -190,6 +191,9 @@ def gradients_by_device(optimizer: Optimizer) -> dict[torch.device, list[Tensor]
     """The gradients that the step will use, by device: the values of sparse gradients, the local
     shard of DTensors.
     """
+    ordinary = status.module and status.module.gradients_in(optimizer.param_groups)
+    if ordinary:
+        return {ordinary[0].device: ordinary}
     gradients: dict[torch.device, list[Tensor]] = {}
     for group in optimizer.param_groups:
         for parameter in group["params"]:

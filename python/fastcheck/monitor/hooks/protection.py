@@ -51,8 +51,13 @@ class HostGuard:
         all in host memory, or the gradients can't be read.
         """
         self.after_update(optimizer)  # of a step that raised
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        if not parameters or not are_on_host(parameters) or is_compiling():
+        held = (p for group in optimizer.param_groups for p in group["params"])
+        first = next(held, None)
+        # On a device the first of many says so.
+        if first is None or not first.is_cpu or is_compiling():
+            return None
+        parameters = [first, *held]
+        if not are_on_host(parameters):
             return None
         gradients = [grad for many in gradients_by_device(optimizer).values() for grad in many]
         if not are_on_host(gradients):

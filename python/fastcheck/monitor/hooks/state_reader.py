@@ -115,10 +115,10 @@ class LargeSquares:
 
     def weigh(self, records: np.ndarray) -> None:
         """The records of an update's gradients are on the host."""
-        if not records.size or records["depth"][0] < _STATS:
-            return
         module = status.module
         if module is not None and module.largest_magnitude(records) <= _SMALLEST_LIMIT:
+            return
+        if not records.size or records["depth"][0] < _STATS:
             return
         limits = _LIMITS[records["dtype"]]
         is_large = (records["max"] > limits) | (records["min"] < -limits)

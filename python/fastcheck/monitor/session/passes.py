@@ -113,7 +113,9 @@ class Passes:
                 return
             args = tuple(map(_without_graph, args))
             kwargs = {name: _without_graph(value) for name, value in kwargs.items()}
-        kind = tensors[0][1].device.type if tensors else "cpu"
+        # torch makes a text for device.type each time.
+        is_host = not tensors or tensors[0][1].is_cpu
+        kind = "cpu" if is_host else tensors[0][1].device.type
         autocast = kind, autocast_dtype(kind)
         buffers = self._own_buffers(call.node)
         size = sum([entry.nbytes for entry in self.held]) if self.held else 0

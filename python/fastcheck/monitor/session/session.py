@@ -422,7 +422,7 @@ class ModuleLevel(Level):
         """Reads tensors of one device; the records that are non-finite, as far as they are here."""
         first, step = self.cursor.seq, self.session.step.index
         bad_records: list[np.void] = []
-        if device.type == "cpu":
+        if device == _HOST:  # torch makes a text for device.type each time
             for records in self.host.observe_list(tensors, sites, step, first, flags):
                 bad_records.extend(records)
         else:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import fastcheck
-from fastcheck.monitor.hooks.found_inf import UpdateGuard
+from fastcheck.monitor.hooks.found_inf import UpdateGuard, gradients_by_device
 from support.programs.guarding import (
     a_guard,
     attributes,
@@ -312,3 +312,27 @@ def test_a_guard_that_goes_within_a_step_leaves_the_other_its_word() -> None:
         optimizer.step()
     assert same_bits(before, [p.detach() for p in params])
     assert not attributes(optimizer)
+
+
+@pytest.mark.parametrize("kind", ["ordinary", "sparse", "of two devices"])
+def test_gradients_by_device_are_those_of_each_parameter(kind: str) -> None:
+    parameters = [nn.Parameter(torch.ones(2, 2)) for _ in range(4)]
+    for parameter in parameters[:3]:  # the last has none
+        parameter.grad = torch.rand(2, 2)
+    if kind == "sparse":
+        parameters[1].grad = torch.eye(2).to_sparse()
+    elif kind == "of two devices":
+        parameters[1] = nn.Parameter(torch.ones(2, 2, device="meta"))
+        parameters[1].grad = torch.ones(2, 2, device="meta")
+    optimizer = torch.optim.SGD([{"params": parameters[:2]}, {"params": parameters[2:]}])
+    expected: dict[torch.device, list[Tensor]] = {}
+    for gradient in (parameter.grad for parameter in parameters[:3]):
+        assert gradient is not None
+        values = gradient._values() if gradient.is_sparse else gradient
+        expected.setdefault(values.device, []).append(values)
+    found = gradients_by_device(optimizer)
+    assert list(found) == list(expected)
+    for device, gradients in expected.items():
+        assert len(found[device]) == len(gradients)
+        for gradient, values in zip(found[device], gradients):
+            assert gradient is values or (kind == "sparse" and torch.equal(gradient, values))
