@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 import sys
 import types
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import fastcheck
 from fastcheck import extension as extension_module
@@ -131,3 +133,47 @@ def test_doctor_without_the_extension_says_what_reads_instead(
     assert "pure Python: portable backend" in out
     assert re.search(r"cpu +no +no compiled kernels", out)
     assert re.search(r"portable +usable +pure Python, for .*, the CPU too", out)
+
+
+@pytest.mark.parametrize(
+    "arguments, text",
+    [
+        (
+            ["compare", "model.pt", "model.pt", "--loss-drift", "-1"],
+            "loss_drift= must be 0 or more",
+        ),
+        (["compare", "model.pt", ""], "it is empty, as from a variable of the shell"),
+        (["compare", "junk.pt", "model.pt"], "junk.pt: not a whole file of torch's"),
+        (["fleet", ".", "--lag", "-1"], "--lag is negative"),
+        (["prove", "no_such_module:step"], "a module that can be imported"),
+        (["verify", "missing.pt"], "there is no checkpoint here"),
+        (["verify", "model.pt"], "the checkpoint has no seal"),
+    ],
+)
+def test_what_cannot_be_used_is_exit_code_2_and_says_why(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    text: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.save({"a": torch.ones(3)}, "model.pt")
+    Path("junk.pt").write_bytes(bytes(range(149, 255)))
+    code, out, err = run(capsys, *arguments)
+    assert code == 2 and text in err, out + err
+
+
+def test_no_threads_are_wrong_usage_of_the_demo(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        run(capsys, "demo", "--threads", "0")
+    assert "argument --threads: must be 1 or more, got 0" in capsys.readouterr().err
+
+
+def test_a_module_that_a_program_lacks_is_an_error_of_the_program(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("proved_program.py").write_text("import no_such_module\n")
+    with pytest.raises(ModuleNotFoundError, match="no_such_module"):
+        run(capsys, "prove", "proved_program:step")

@@ -308,6 +308,23 @@ def test_logs_of_other_levels_are_named_as_such(tmp_path: Path) -> None:
     assert not fastcheck.compare(sides[0], learn(tmp_path / "again", level="op")).notes
 
 
+def test_names_that_a_log_has_lost_are_a_note(tmp_path: Path) -> None:
+    reference, actual = learn(tmp_path / "reference"), learn(tmp_path / "actual")
+    (sites,) = Path(actual).glob("sites-rank*")
+    sites.write_text("\n".join(sites.read_text().splitlines()[:-3]) + "\n")
+    notes = fastcheck.compare(actual, reference).notes
+    assert "actual: the log has lost names of tensors of rank 0: site N" in notes
+    assert not fastcheck.compare(reference, reference).notes
+
+
+def test_identical_says_that_steps_are_not_on_both_sides(tmp_path: Path) -> None:
+    shorter = run(tmp_path / "shorter", lambda: nn.Linear(8, 4), steps=2)
+    longer = run(tmp_path / "longer", lambda: nn.Linear(8, 4), steps=3)
+    ending = "in the steps and ranks that both have"
+    assert f"identical: equal to the bit, {ending}" in text_of(shorter, longer)
+    assert "identical: equal to the bit, nothing missing" in text_of(longer, longer)
+
+
 def test_another_optimizer_has_no_kernel_of_the_same_update(tmp_path: Path) -> None:
     def side(kind: Callable[..., torch.optim.Optimizer]) -> str:
         return log_run(tmp_path / str(kind), optimizer=kind)

@@ -28,7 +28,7 @@ CASES: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"sync": "always"}, ("unknown sync", '"never"')),
     ({"every": 0}, ("every", "every=1")),
     ({"every": "2"}, ("every", "'2'")),
-    ({"log_dir": 3}, ("dir is not a path", "3")),
+    ({"log_dir": 3}, ("the log's dir is not a path", "3")),
     ({"log_dir": "s3://bucket/log"}, ("dir is not a path on this machine", "s3://")),
     ({"include": "block.*"}, ("include pattern 'block.*' matches no module", "blocks.0")),
     ({"exclude": ["blocks.0", "haed"]}, ("exclude pattern 'haed'", "did you mean 'head'?")),

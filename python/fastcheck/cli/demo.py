@@ -293,6 +293,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     # keeps that core busy: the threads wait for each other in every product.
     parser.add_argument("--threads", type=int, default=1, help="CPU threads (default 1)")
     options = parser.parse_args(argv)
+    if options.threads < 1:
+        parser.error(f"argument --threads: must be 1 or more, got {options.threads}")
     torch.set_num_threads(options.threads)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # the report draws with more than ASCII

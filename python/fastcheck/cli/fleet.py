@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
-from fastcheck.errors import printable
+from fastcheck.errors import ConfigError, printable
 from fastcheck.fleet.damage import naming_damage
 from fastcheck.fleet.engines import ENGINES, open_engine, run_of
 from fastcheck.fleet.judgement import examine
@@ -63,6 +63,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Exit code 0 or 1; what goes wrong is raised."""
+    if options.lag < 0:
+        raise ConfigError("--lag is negative", expected="0 or more", got=str(options.lag))
     folder = Folder(options.folder)
     name = run_of(folder, options.run_name)
     with naming_damage(folder, name):

@@ -83,7 +83,14 @@ def _load(spec: str) -> tuple[Any, ...]:
         module_spec.loader.exec_module(module)
     else:
         sys.path.insert(0, os.getcwd())
-        module = importlib.import_module(where)
+        try:
+            module = importlib.import_module(where)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{where}.".startswith(f"{error.name}."):
+                raise  # what the program imports is missing
+            raise _refused(
+                "a module that can be imported, or a file that ends in .py", where
+            ) from error
     make = getattr(module, name, None)
     if not callable(make):
         raise _refused(f"a function in {where}", name)

@@ -196,7 +196,11 @@ def _of_origin(questions: Questions, origin: Origin, equal: str) -> Iterator[str
         yield (
             f"everything before it is {equal}, and rounding makes an error of at most "
             f"about {origin.limit:.2g}"
-            + (late or ": the formula or a constant is different")
+            + (
+                late
+                or ": the formula or a constant is different, or something has written to it or to "
+                "what it reads"
+            )
             + ". If this is intended, use --accept order"
         )
     elif origin.is_permuted:

@@ -329,6 +329,8 @@ def compare(
     step of one rank is in memory at a time.
     """
     accepted = _accepted(accept)
+    if not loss_drift >= 0:
+        raise ConfigError("loss_drift= must be 0 or more", expected="0.01", got=str(loss_drift))
     limits = make_thresholds(thresholds)
     renaming = Renaming.of(_mapping(rename))
     sides = (open_source(actual, "actual", trust), open_source(reference, "reference", trust))

@@ -131,7 +131,9 @@ def _details(answer: Answer, is_checkpoint: bool, indent: int) -> list[Part]:
 
 def _result(comparison: Result, color: bool) -> list[str]:
     if comparison.verdict == "identical":
-        return [paint("identical: equal to the bit, nothing missing.", "green", color)]
+        is_part = any(note.endswith(": not compared") for note in comparison.notes)
+        which = "in the steps and ranks that both have" if is_part else "nothing missing"
+        return [paint(f"identical: equal to the bit, {which}.", "green", color)]
     if comparison.verdict == "equal":
         accepted = [a.question for a in comparison.answers if a.answer == "accepted"]
         but = f", except for {_enumerated(accepted)} (accepted)" if accepted else ""

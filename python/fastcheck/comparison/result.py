@@ -19,8 +19,9 @@ from .tally import Found, Missing, StepError
 class Result:
     """The result of a comparison.
 
-    ``verdict``: ``identical`` (equal to the bit, nothing missing), ``equal`` (within the
-    thresholds; or nothing but what accept= names differs) or ``different``.
+    ``verdict``: ``identical`` (equal to the bit, nothing missing in the steps and ranks that both
+    have), ``equal`` (within the thresholds; or nothing but what accept= names differs) or
+    ``different``.
 
     ``first`` is the first thing computed that differs beyond the thresholds, ``first_inexact`` the
     first that is not equal to the bit. ``expects_bits``: the environments are known and equal, and

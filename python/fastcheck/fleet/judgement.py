@@ -317,9 +317,10 @@ def _replicas(
 def _uncompared(ranks: Mapping[int, FleetRank]) -> list[FleetFinding]:
     """A remark where weights are compared with those of no other rank."""
     unknown = [rank for rank in ranks.values() if rank.replica_group is None]
-    if len(unknown) < 2:
+    if not unknown or len(ranks) < 2:
         return []
-    what = f"the weights of {len(unknown):,} ranks are not compared: their replica group is unknown"
+    of = counted(len(unknown), "rank")
+    what = f"the weights of {of} are not compared: the replica group is unknown"
     advice = (
         "with plain data parallelism, --replicas all compares them with each other; else set "
         "FASTCHECK_PLACEMENT in the launcher"

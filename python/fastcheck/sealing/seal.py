@@ -374,6 +374,12 @@ def verify(
     path = seal_path(checkpoint)
     if not os.path.lexists(path) and os.path.islink(checkpoint):  # latest.pt
         path = seal_path(os.path.realpath(checkpoint))
+    if not os.path.lexists(path) and not os.path.exists(checkpoint):
+        raise CompareError(
+            "there is no checkpoint here",
+            expected="a file that was sealed, or a directory of such files",
+            got=f"{os.fspath(checkpoint)}: no such file or directory",
+        )
     content = _read_seal(path)
     sealed: dict[str, dict[str, Any]] = content["tensors"]
     source = CheckpointSource(checkpoint, trust)

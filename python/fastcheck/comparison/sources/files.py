@@ -234,6 +234,8 @@ def _culprit(error: Exception) -> str:
 
 def _unreadable(path: str, error: Exception) -> CompareError:
     reason = getattr(error, "strerror", None) or first_line(error) or type(error).__name__
+    if reason.startswith("Weights only load failed"):  # and advice to load it without a check
+        reason = "not a whole file of torch's"
     hint = "copy or write the file again"
     with contextlib.suppress(OSError, UnicodeDecodeError), open_regular(path) as file:
         line = file.read(80).decode("ascii").split("\n", 1)[0]

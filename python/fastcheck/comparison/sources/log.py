@@ -39,7 +39,7 @@ class LogSource(Source):
     kind = Kind.LOG
 
     def __init__(self, path: str, side: str) -> None:
-        self.title = find_logs(path)[-1]
+        self.title, self._side = find_logs(path)[-1], side
         self.notes: list[str] = []
         self._ranks: dict[int, _RankLog] = {}
         #: The coordinates of each rank that install() has found: ``{"tp": 1}``.
@@ -98,7 +98,12 @@ class LogSource(Source):
     def block(
         self, step: int, rank: int, names: NameTable, renaming: Renaming, is_first: bool
     ) -> Block:
-        return self._ranks[rank].block(step, names, renaming, is_first)
+        part = self._ranks[rank]
+        block = part.block(step, names, renaming, is_first)
+        if part.has_lost_names:
+            note = f"{self._side}: the log has lost names of tensors of rank {rank}: site N"
+            self.notes += [] if note in self.notes else [note]
+        return block
 
     def is_cut(self, step: int, rank: int) -> bool:
         return step == max(self._ranks[rank].places)
@@ -143,6 +148,11 @@ class _RankLog:
         self.places = dict(runs)
         self.first_whole = min(runs, default=0)
         self._lookups: dict[int, SiteLookup] = {}
+
+    @property
+    def has_lost_names(self) -> bool:
+        """True if records of sites were read whose names are not there."""
+        return any(lookup.has_lost_names for lookup in self._lookups.values())
 
     def _index(self, number: int, runs: dict[int, list[tuple[int, int, int]]]) -> None:
         path = self._segments[number]
@@ -215,6 +225,7 @@ class SiteLookup:
     ) -> None:
         self._sites, self._names, self._renaming = sites, names, renaming
         self._name_of = name_of or _site_name
+        self.has_lost_names = False
         size = max(sites, default=0) + 1
         self.names = np.full(size, -1, np.int64)
         self.phases = np.zeros(size, np.uint8)
@@ -246,6 +257,7 @@ class SiteLookup:
                 setattr(self, field, np.concatenate([column, added]))
         for number in numbers[self.names[numbers] < 0].tolist():
             site = self._sites.get(number) or lost_site(number)
+            self.has_lost_names |= number not in self._sites
             self.names[number] = self._names.number(self._name_of(site, self._renaming))
             self.phases[number] = _phase(site)
             self.is_stored[number] = site.role in _STORED

@@ -99,6 +99,8 @@ def open_source(value: Any, side: str, trust: bool = False) -> Source:
 
 def _near(path: str) -> str:
     folder, name = os.path.split(os.path.abspath(path))
+    if not path:
+        return "it is empty, as from a variable of the shell that is not set"
     if os.path.islink(path):
         return f"it is a link to {os.readlink(path)}, which is not there"
     try:

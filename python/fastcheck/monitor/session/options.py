@@ -211,7 +211,7 @@ class Log:
 
     def __post_init__(self) -> None:
         if self.dir is not None:
-            object.__setattr__(self, "dir", _directory("dir", self.dir))
+            object.__setattr__(self, "dir", _directory("the log's dir", self.dir))
         parse_bytes(self.limit)
         at_least_one("history", self.history, "a number of steps to hold")
 
