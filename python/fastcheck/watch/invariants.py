@@ -336,6 +336,20 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         "in a row ran in training mode ({name})", source="pytorch_stacked_hourglass#44",
     ),
     _fact(
+        "stale_statistics", cause="layer",
+        text="{name} is called in evaluation mode, and in {value} checks in a row, ten updates "
+        "apart, its weight has moved and its running statistics have not, while those of a "
+        "BatchNorm in training have: an average of the weights alone",
+        advice="copy the buffers, too, or average them (AveragedModel(use_buffers=True))",
+        source="pytorch: EMA models without buffers",
+    ),
+    _fact(
+        "mask", cause="layer",
+        text="attention is given a mask that does not mask what it is meant to: {name}",
+        advice="look at how the mask is made",
+        source="forums: key_padding_mask, attn_mask",
+    ),
+    _fact(
         "norm_momentum", cause="layer",
         text="the running statistics of batch norm are no average of many batches ({name}): with a "
         "momentum of 0 they stay as they are, near 1 they are those of the last batch, and Keras's "

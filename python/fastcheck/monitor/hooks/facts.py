@@ -15,14 +15,14 @@ import math
 import weakref
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Optional, Union
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parallel import DistributedDataParallel
 
-from fastcheck.calls.module_calls import ModuleNode
+from fastcheck.calls.module_calls import Call, ModuleNode
 from fastcheck.calls.stored import StoredTensor, parameter_ids
 from fastcheck.monitor.session.run_meta import Schedule
 from fastcheck.monitor.session.session import Session
@@ -35,8 +35,10 @@ from fastcheck.utils.torch.own_operators import no_grad, unobserved
 from fastcheck.utils.torch.rank import group_size
 from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read, has_memory, is_materialised
 
+from .averages import StaleStatistics
 from .hand_changes import FirstElements, Probe, elements_of, first_elements, probe
 from .loss_forms import LossForms, never_negative
+from .masks import Masks
 from .state_reader import StateReader
 
 if TYPE_CHECKING:
@@ -372,6 +374,12 @@ def _holds_nan(gradient: Optional[torch.Tensor]) -> bool:
         return bool(gradient.isnan().any())
 
 
+class _Looks(NamedTuple):
+    forms: LossForms
+    masks: Masks
+    statistics: StaleStatistics
+
+
 class Facts:
     """Notices facts of a session's training loop. Every method expects the session's lock to be
     held.
@@ -405,7 +413,9 @@ class Facts:
         self._updates = 0
         self._threshold = math.nan
         self._losses = _Losses()
-        self._forms = LossForms(self._known)
+        attends = any(isinstance(n.module(), torch.nn.MultiheadAttention) for n in nodes)
+        #: The parts that look at a graph or at tensors now and then.
+        self.looks = _Looks(LossForms(self._known), Masks(is_on and attends), StaleStatistics())
         # The number of optimizers that began without a state, by class and the parameters that they
         # hold.
         self._made: Counter[tuple[type, frozenset[int]]] = Counter()
@@ -422,6 +432,22 @@ class Facts:
         norms = [m for m in modal if isinstance(m, _BatchNorm)]
         about = _counted(norms)
         self._count("statistics_on", bool(norms), about, times=_PASSES)
+
+    def called(
+        self,
+        call: Call,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        tensors: Sequence[tuple[str, torch.Tensor]],
+    ) -> None:
+        """A call begins, with these arguments and the ``tensors`` among them."""
+        module = call.node.module()
+        if call.parent is None:
+            self.looks.masks.given(tensor for _, tensor in tensors)
+        if isinstance(module, torch.nn.MultiheadAttention):
+            fault = self.looks.masks.called(module, args, kwargs)
+            if fault:
+                self._tell_once("mask", 0, f"{call.node.path or 'the model'}: {fault}")
 
     def loaded(self, module: torch.nn.Module, keys: Any) -> None:
         """load_state_dict() of this module has left out these keys, and found no weight for
@@ -451,19 +477,19 @@ class Facts:
             self._losses.look_at_criteria(roots)
         # The losses of each of several optimizers that take turns are looked at.
         look, turn = divmod(self._updates + _EVERY - _FIRST_LOOK, _EVERY)
-        if turn < len(self._of_all) and self._forms.is_due(look, turn):
+        if turn < len(self._of_all) and self.looks.forms.is_due(look, turn):
             self._look_at_graph(roots, turn)
 
     def _look_at_graph(self, roots: Sequence[torch.Tensor], turn: int) -> None:
         """Looks at the first loss after an update."""
-        forms = self._forms.look(roots)
+        forms = self.looks.forms.look(roots)
         self._know_derivatives()
         for form in _FORMS:
             self._count(form, form in forms, forms.get(form, ""), turn, times=_LOOKS)
 
     def _know_derivatives(self) -> None:
         """Keeps what leads to each weight, for what is said of gradients that are 0."""
-        known, forms = self._state.without_derivative, self._forms
+        known, forms = self._state.without_derivative, self.looks.forms
         for node, name, parameter in self._state.parameters() if forms.without_derivative else ():
             if id(parameter) in forms.without_derivative:
                 site = node.site("param", name, 0)
@@ -778,6 +804,10 @@ class Facts:
         about = f"{_counted(norms)}, momentum={norms[0].momentum:g}" if norms else ""
         self._count("norm_momentum", bool(norms), about, times=_LOOKS)
         self._count("evaluation_mode", is_off, _counted(modal), times=_LOOKS)
+        if "stale_statistics" not in self._told:
+            held = {key for optimizer in self._chains for key in parameter_ids(optimizer)}
+            stale = self.looks.statistics.look(self._nodes, held)
+            self._count("stale_statistics", bool(stale), stale, times=_LOOKS)
 
     def _look_at_shares(self) -> None:
         parameters = [s for s in self._state.parameters() if is_materialised(s[2])]

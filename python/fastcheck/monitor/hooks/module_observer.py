@@ -423,6 +423,8 @@ class ModuleObserver:
             if session.rings.settles_calls:
                 session.settle_call()
             session.level.open_recorder()
+            if given is not None and self._watcher.looks_at_masks:
+                self._watcher.called(call, *given[:3])
             if given is not None and call.parent is None:
                 args, kwargs, tensors, is_grad_enabled = given
                 if is_grad_enabled and session.config.finds_operators and session.tape is None:

@@ -309,6 +309,15 @@ class StepWatcher:
         """Takes in that the outermost call of a forward pass has returned."""
         self._notice(self._facts.pass_without_gradients, node)
 
+    @property
+    def looks_at_masks(self) -> bool:
+        """True until attention was given a mask of each kind."""
+        return self._facts.looks.masks.is_on
+
+    def called(self, *given: Any) -> None:
+        """A call begins, with these arguments and the tensors among them."""
+        self._notice(self._facts.called, *given)
+
     def scheduler_stepped(self, scheduler: Any) -> bool:
         """A learning rate scheduler has."""
         self._notice(self._facts.scheduler_stepped, scheduler)
