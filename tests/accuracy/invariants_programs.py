@@ -892,6 +892,7 @@ class _Partly(nn.Module):
         self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(5))
         self.is_faulty, self.head = is_faulty, nn.Linear(16, 10)
 
+    @torch.autocast("cpu", torch.bfloat16)
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for number, layer in enumerate(self.layers):
             if number == 3 and self.is_faulty:
@@ -913,5 +914,4 @@ def layer_outside_of_autocast(is_faulty: bool) -> Iterator[Any]:
     def loss_of(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(output.float(), y)
 
-    with torch.autocast("cpu", torch.bfloat16):
-        train(model, adam(model), loss_of=loss_of)
+    train(model, adam(model), loss_of=loss_of)

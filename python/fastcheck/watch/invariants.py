@@ -402,6 +402,13 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         source="forums: a running total of losses",
     ),
     _fact(
+        "old_cast", cause="precision",
+        text="the graph of the loss holds a cast of a weight that was in it at least ten updates "
+        "before, in {value} checks in a row: the model computes with what the weight was then",
+        advice="enter autocast() in each step, around the forward pass alone: it keeps its casts "
+        "of weights until it is left", source="autocast around the whole loop",
+    ),
+    _fact(
         "ratio_of_itself", cause="loss",
         text="in the graph of the loss there is the exponential of the difference of a tensor and "
         "itself, in {value} checks in a row, ten updates apart: it is 1, and has no gradient",

@@ -316,6 +316,24 @@ def test_a_loss_that_holds_those_before_it(kind: str) -> None:
     assert len(held) == (kind in ("total", "term"))
 
 
+@pytest.mark.parametrize("kind", ["loop", "step", "no cache"])
+def test_an_autocast_around_the_loop(kind: str) -> None:
+    """It keeps its casts of the weights until it is left: the loss stays what it was."""
+    model = nn.Linear(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+    around: Any = contextlib.nullcontext()
+    if kind != "step":
+        around = torch.autocast("cpu", torch.bfloat16, cache_enabled=kind == "loop")
+    with warned() as said, fastcheck.install(model), around:
+        for _ in range(40):
+            with torch.autocast("cpu", torch.bfloat16, cache_enabled=kind != "no cache"):
+                result = model(torch.randn(8, 8))
+            optimizer.zero_grad()
+            result.float().square().mean().backward()
+            optimizer.step()
+    assert ["a cast of a weight" in text for text in said] == [True] * (kind == "loop")
+
+
 @pytest.mark.parametrize("is_detached", [False, True])
 def test_a_ratio_of_a_policy_to_itself(is_detached: bool) -> None:
     """Its gradient is 0, while that of the entropy is not."""

@@ -74,6 +74,7 @@ _FORMS = (
     "other_dimension",
     "no_logarithm",
     "earlier_loss",
+    "old_cast",
     "ratio_of_itself",
     "broadcast",
     "made_in_forward",

@@ -102,7 +102,8 @@ class LossForms:
         while waiting and len(met) < _MOST_NODES:
             node = waiting.pop()
             if self._was_there(node):
-                forms["earlier_loss"] = ""
+                is_cast = _kind(node) == "ToCopy" and _leaf(node.next_functions[0][0]) is not None
+                forms["old_cast" if is_cast else "earlier_loss"] = ""
             if bare := _no_logarithm(node):
                 forms["no_logarithm"] = bare
             if what := _flat(node):
