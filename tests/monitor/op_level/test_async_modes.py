@@ -62,7 +62,7 @@ class TestBesideOthers:
         found = {int(c) for c in monitor.records()["checksum"]}
         assert int(fastcheck.stats(y.cpu(), record="full").checksum) in found
 
-    @pytest.mark.parametrize("sync", ["never", "step"])
+    @pytest.mark.parametrize("sync", ["never", "step", "call"])
     def test_a_scaler_that_skips(self, sync: str) -> None:
         model = nn.Linear(8, 1).to(NAME)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
