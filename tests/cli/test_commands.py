@@ -144,6 +144,7 @@ def test_doctor_without_the_extension_says_what_reads_instead(
         ),
         (["compare", "model.pt", ""], "it is empty, as from a variable of the shell"),
         (["compare", "junk.pt", "model.pt"], "junk.pt: not a whole file of torch's"),
+        (["compare", "newer.json", "newer.json"], "this environment is of another format"),
         (["fleet", ".", "--lag", "-1"], "--lag is negative"),
         (["prove", "no_such_module:step"], "a module that can be imported"),
         (["verify", "missing.pt"], "there is no checkpoint here"),
@@ -159,6 +160,7 @@ def test_what_cannot_be_used_is_exit_code_2_and_says_why(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     torch.save({"a": torch.ones(3)}, "model.pt")
+    Path("newer.json").write_text('{"fastcheck": "environment", "format": 2}')
     Path("junk.pt").write_bytes(bytes(range(149, 255)))
     code, out, err = run(capsys, *arguments)
     assert code == 2 and text in err, out + err

@@ -52,6 +52,13 @@ class SettingsSource(Source):
     def __init__(self, title: str, value: Mapping[str, Any]) -> None:
         kind = settings_kind(value)
         assert kind is not None
+        if value.get("format", 1) != 1:
+            raise CompareError(
+                f"this {kind.value} is of another format",
+                expected="format 1",
+                got=f"{title}, format {value['format']}",
+                hint="if a newer fastcheck wrote it, read it with that one",
+            )
         self.title = title
         self.kind = kind
         self.notes: list[str] = []
