@@ -264,8 +264,12 @@ def whole_steps(device: str, rounds: int) -> dict[int, dict[str, np.ndarray]]:
     return {modules: whole_step(device, modules, rounds) for modules in MODULES}
 
 
-def training(device: str, modules: int, observed: bool) -> tuple[Run, Optional[fastcheck.Monitor]]:
-    """A step of a small model, after its first, and the monitor that it has if it is observed."""
+def training(
+    device: str, modules: int, observed: bool, clips: bool = False
+) -> tuple[Run, Optional[fastcheck.Monitor]]:
+    """A step of a small model, after its first, and the monitor that it has if it is observed.
+    ``clips``: its gradients are clipped.
+    """
     torch.manual_seed(0)
     model = nn.Sequential(*(Residual(8, 8) for _ in range(modules))).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
@@ -273,6 +277,8 @@ def training(device: str, modules: int, observed: bool) -> tuple[Run, Optional[f
 
     def step() -> None:
         (model(x) - y).square().mean().backward()
+        if clips:
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
 
@@ -284,12 +290,12 @@ def training(device: str, modules: int, observed: bool) -> tuple[Run, Optional[f
     return step, monitor
 
 
-def calls_of_step(device: str, observed: bool) -> int:
-    """The calls of a step of two modules, of this thread: the fewest of some steps, for others
-    judge what has waited.
+def calls_of_step(device: str, modules: int, observed: bool, clips: bool = False) -> int:
+    """The calls of a step of this thread: the fewest of some steps, for others judge what has
+    waited.
     """
     gc.collect()
-    step, _ = training(device, 2, observed)
+    step, _ = training(device, modules, observed, clips)
     counts: list[int] = []
 
     def count(frame: FrameType, event: str, argument: object) -> None:
@@ -373,7 +379,12 @@ def main() -> None:
     devices = ("cpu", fake.name())
     # First: an optimizer's step tells every monitor.
     calls = {
-        device: {name: calls_of_step(device, name == "monitor") for name in ("plain", "monitor")}
+        device: {
+            "plain": calls_of_step(device, 2, False),
+            "monitor": calls_of_step(device, 2, True),
+            "plain, 100 clipped": calls_of_step(device, 100, False, clips=True),
+            "monitor, 100 clipped": calls_of_step(device, 100, True, clips=True),
+        }
         for device in devices
     }
     gc.collect()
@@ -407,6 +418,8 @@ def main() -> None:
         print(f"a monitor adds {module:.1f} us a module (bar 8) and {step:.0f} us a step (bar 150)")
         counts = calls[device]
         print(f"a step of two modules: {counts['plain']} calls, {counts['monitor']} with a monitor")
+        clipped = [counts[f"{name}, 100 clipped"] for name in ("plain", "monitor")]
+        print("of 100 modules that clips its gradients: {} calls, {}".format(*clipped))
     requests = harness.spread(requests_cost(50 * rounds))
     print(f"on_request= adds {harness.with_spread(requests)} us to a step")
     harness.write_results(

@@ -5,7 +5,7 @@ TypeError: a tensor that can't be read (layout, dtype, device, freed storage), w
 RuntimeError: what CUDA said of a launch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import CodeType
 from typing import Any, Callable, Optional, Union
 
@@ -59,6 +59,16 @@ def add_stored(
 def add_gradients(
     batch: Any, stored: Sequence[Any], role: str, add: Callable[[Any], object]
 ) -> None: ...
+def add_unread_gradients(
+    batch: Any,
+    stored: Sequence[Any],
+    role: str,
+    add: Callable[[Any], object],
+    read: ReadGradients,
+    sites: list[int],
+    numbers: list[int],
+) -> None: ...
+def holders_of(gradients: Iterable[Tensor], stored: Sequence[Any]) -> list[Any]: ...
 def parameter_states(
     stored: Sequence[Any], state_of: Callable[[Any], tuple[bool, bool, bool]]
 ) -> tuple[list[bool], list[bool], list[bool]]: ...
@@ -84,6 +94,14 @@ def take_changed(probes: dict[Any, Any], owned: set[int] | None) -> bool | None:
 
 class MemoryRef:
     def is_of(self, tensor: Tensor) -> bool: ...
+
+class ReadGradients:
+    def __init__(self) -> None: ...
+    def __len__(self) -> int: ...
+    def add(self, tensors: Sequence[Tensor], first: int) -> None: ...
+    def find(self, gradient: Tensor) -> int | None: ...
+    def changed(self, gradients: Iterable[Tensor]) -> None: ...
+    def clear(self) -> None: ...
 
 class TensorList:
     def __init__(self) -> None: ...

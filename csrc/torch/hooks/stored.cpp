@@ -13,6 +13,7 @@
 #include <cstring>
 #include <memory>
 #include <optional>
+#include <unordered_map>
 #include <unordered_set>
 #include <vector>
 
@@ -556,6 +557,96 @@ py::object memory_ref(const py::object& other, py::handle object) {
   return owned(MemoryRefObject::make(memory_ref_type(), MemoryRef(unpack(object)), other));
 }
 
+// ---- Gradients that were read early -------------------------------------------------------------
+
+// Knows a gradient again while nothing has written to it since it was read, or changed() was told.
+class ReadGradients {
+ public:
+  // The tensors were read in this order, the first as the record `first`.
+  void add(const py::object& tensors, long long first) {
+    for (const at::Tensor& tensor : tensors_in(tensors)) {
+      known_.insert_or_assign(tensor.unsafeGetTensorImpl(),
+                              Reading{MemoryRef(tensor), version_of(tensor), first++});
+    }
+  }
+
+  // The number of its record.
+  std::optional<long long> find(const at::Tensor& gradient) {
+    const Reading* const reading = reading_of(gradient);
+    if (reading == nullptr || reading->version != version_of(gradient)) return std::nullopt;
+    return reading->seq;
+  }
+
+  void changed(const py::iterable& gradients) {
+    for (const py::handle gradient : gradients) {
+      Reading* const reading = reading_of(unpack(gradient));
+      if (reading != nullptr) reading->version = version_of(unpack(gradient));
+    }
+  }
+
+  void clear() { known_.clear(); }
+  std::size_t size() const { return known_.size(); }
+
+ private:
+  struct Reading {
+    MemoryRef memory;
+    std::int64_t version;
+    long long seq;
+  };
+
+  static std::int64_t version_of(const at::Tensor& tensor) {
+    return tensor.is_inference() ? 0 : static_cast<std::int64_t>(tensor._version());
+  }
+
+  Reading* reading_of(const at::Tensor& gradient) {
+    const auto found = known_.find(gradient.unsafeGetTensorImpl());
+    const bool is_same =
+        found != known_.end() && has_plain_memory(gradient) && found->second.memory.is_of(gradient);
+    return is_same ? &found->second : nullptr;
+  }
+
+  std::unordered_map<const at::TensorImpl*, Reading> known_;
+};
+
+void add_unread_gradients(const py::object& batch, const py::object& stored, const py::str& role,
+                          const py::object& add, ReadGradients& read, const py::list& sites,
+                          const py::list& numbers) {
+  Batch of(batch, role, add);
+  each_stored(stored, true, [&](const Item& item) {
+    const at::Tensor* const gradient =
+        is_ordinary(item.tensor) ? &unpack(item.tensor).grad() : nullptr;
+    if (gradient == nullptr || (gradient->defined() && !is_ordinary(*gradient))) {
+      add(item.stored());
+      return;
+    }
+    if (!gradient->defined()) return;
+    const std::optional<long long> number = read.find(*gradient);
+    PyObject* const site = number.has_value() ? of.site(item, 1) : nullptr;
+    if (site == nullptr) {
+      of.append(item, *gradient, 1);
+      return;
+    }
+    checked(PyList_Append(sites.ptr(), site));
+    checked(PyList_Append(numbers.ptr(), py::int_(*number).ptr()));
+  });
+}
+
+py::list holders_of(const py::iterable& gradients, const py::object& stored) {
+  std::unordered_set<const at::TensorImpl*> wanted;
+  for (const py::handle gradient : gradients) {
+    wanted.insert(unpack(gradient).unsafeGetTensorImpl());
+  }
+  py::list holders;
+  each_stored(stored, true, [&](const Item& item) {
+    const py::object gradient = py::handle(item.tensor).attr("grad");
+    if (gradient.is_none()) return;
+    if (wanted.count(unpack(gradient).unsafeGetTensorImpl()) != 0) holders.append(item.stored());
+  });
+  return holders;
+}
+
+// ---- Probes -------------------------------------------------------------------------------------
+
 // A gradient as it was.
 struct GradientProbe {
   MemoryRef memory;
@@ -713,6 +804,19 @@ void define_stored(py::module_& m) {
   m.def("common_device", common_device, py::arg("tensors"));
   m.def("identities", identities, py::arg("tensors"), py::arg("sites"), py::arg("step"),
         py::arg("first_seq"), py::arg("flags"), py::arg("depth"));
+  py::class_<ReadGradients>(m, "ReadGradients")
+      .def(py::init<>())
+      .def("__len__", &ReadGradients::size)
+      .def("add", &ReadGradients::add, py::arg("tensors"), py::arg("first"))
+      .def(
+          "find",
+          [](ReadGradients& read, py::handle gradient) { return read.find(unpack(gradient)); },
+          py::arg("gradient"))
+      .def("changed", &ReadGradients::changed, py::arg("gradients"))
+      .def("clear", &ReadGradients::clear);
+  m.def("add_unread_gradients", add_unread_gradients, py::arg("batch"), py::arg("stored"),
+        py::arg("role"), py::arg("add"), py::arg("read"), py::arg("sites"), py::arg("numbers"));
+  m.def("holders_of", holders_of, py::arg("gradients"), py::arg("stored"));
   m.attr("MemoryRef") = py::handle(reinterpret_cast<PyObject*>(memory_ref_type()));
   m.def("memory_ref", memory_ref, py::arg("other"), py::arg("tensor"));
   m.attr("GradientProbe") = py::handle(reinterpret_cast<PyObject*>(probe_type()));

@@ -6,7 +6,7 @@
 namespace fastcheck {
 
 // Defines functions that do for ordinary tensors what python/fastcheck/calls/stored.py does for
-// all, and the types TensorList, ParameterFinder, MemoryRef and GradientProbe.
+// all, and the types TensorList, ParameterFinder, ReadGradients, MemoryRef and GradientProbe.
 //
 // TensorList()                 a sequence of tensors, with append()
 // parameter_ids(groups) -> set of ids
@@ -26,6 +26,17 @@ namespace fastcheck {
 //                              `add(stored)` does it of one that is not ordinary or has no site yet
 // add_gradients(batch, stored, role, add)
 //                              the same with the gradients of parameters
+// ReadGradients()              gradients that were read, by tensor
+//   .add(tensors, first)       they were read in this order, the first as the record `first`
+//   .find(gradient) -> int | None
+//                              the number of its record, while nothing has written to it
+//   .changed(gradients)        what has written to them since is known, and changes nothing
+//   .clear(), len()
+// add_unread_gradients(batch, stored, role, add, read, sites, numbers)
+//                              add_gradients() of those that `read` does not know; of the others
+//                              appends the sites and the numbers of the records
+// holders_of(gradients, stored) -> list of (node, name, tensor)
+//                              those of the parameters whose gradient is one of these
 // parameter_states(stored, state_of) -> (list of bool, list of bool, list of bool)
 //                              of each parameter: whether it is trained, has a gradient, and is a
 //                              part of one; `state_of(stored)` tells it of one that is not ordinary

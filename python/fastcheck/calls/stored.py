@@ -104,6 +104,16 @@ def gradients_of(parameters: Iterable[StoredTensor]) -> Iterator[StoredTensor]:
             yield node, f"{name}.main_grad", main
 
 
+def holders_of(
+    gradients: Sequence[torch.Tensor], parameters: Sequence[StoredTensor]
+) -> list[StoredTensor]:
+    """Chooses the parameters whose gradient is one of these."""
+    if _module is not None:
+        return _module.holders_of(gradients, parameters)
+    ids = set(map(id, gradients))
+    return [stored for stored in parameters if id(stored[2].grad) in ids]
+
+
 def parameter_states(
     parameters: Sequence[StoredTensor],
 ) -> tuple[list[bool], list[bool], list[bool]]:
@@ -157,6 +167,11 @@ class TensorBatch:
             self.roles.append(role)
             return True
         return False
+
+    @property
+    def is_as_given(self) -> bool:
+        """True if each tensor is read as it was added."""
+        return not self._given
 
     def given(self, place: int) -> torch.Tensor:
         """The tensor at this place, as it was added."""

@@ -448,4 +448,5 @@ def _again(held: list[Any]) -> Iterator[Any]:
 
 
 def _present(parameters: Iterable[Any]) -> list[torch.Tensor]:
-    return [p.grad for p in parameters if isinstance(p, torch.Tensor) and p.grad is not None]
+    gradients = [p.grad for p in parameters if isinstance(p, torch.Tensor)]
+    return [gradient for gradient in gradients if gradient is not None]

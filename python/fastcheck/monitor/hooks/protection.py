@@ -178,8 +178,10 @@ class WeightProtection:
 
     def before_clipping(self, gradients: Sequence[torch.Tensor]) -> None:
         """Notes that these gradients are about to be clipped, in whatever way."""
+        if self._norm_limit is None or self._norm_limit() is None:
+            return
         strided = [gradient for gradient in gradients if gradient.layout is torch.strided]
-        if self._norm_limit is None or self._norm_limit() is None or not strided:
+        if not strided:
             return
         step = self._session.step.index
         if step != self._clipped_in:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Optional
+from typing import Any, Optional
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from fastcheck.calls.stored import (
     TensorBatch,
     buffers_of,
     gradients_of,
+    holders_of,
     new_finder,
     parameter_ids,
     parameters_of,
@@ -54,28 +55,45 @@ class EarlyGradients:
 
     def __init__(self) -> None:
         self._step = -1
-        # The memory, the version and the record's number of each gradient, by its id().
+        #: Readings of ordinary gradients, which the extension knows.
+        self.ordinary: Any = None if status.module is None else status.module.ReadGradients()
+        # The memory, the version and the record's number of each of the others, by its id().
         self._read: dict[int, tuple[MemoryRef, int, int]] = {}
         #: The numbers of the records of those that wait for what becomes of the gradient, by site;
         #: FINITE: it has none, because it was finite.
         self.waiting: dict[int, int] = {}
 
+    @property
+    def are_ordinary(self) -> bool:
+        """True if all that were read are, and none waits."""
+        return bool(self.ordinary) and not self._read and not self.waiting
+
     def begin(self, step: int) -> bool:
         """Forgets readings of other steps. Whether any of this step are left."""
         if step != self._step:
             self._step, self._read, self.waiting = step, {}, {}
-        return bool(self._read)
+            if self.ordinary:
+                self.ordinary.clear()
+        return bool(self._read or self.ordinary)
 
-    def add(self, gradient: torch.Tensor, seq: int) -> None:
-        """``gradient`` was read, as the record ``seq``."""
-        self._read[id(gradient)] = memory_ref(gradient), local(gradient)._version, seq
+    def add(self, batch: TensorBatch, order: Sequence[int], first: int) -> None:
+        """The tensors at these places were read, one after the other from the record ``first``
+        on.
+        """
+        if self.ordinary is not None and batch.is_as_given and order == range(len(batch.tensors)):
+            self.ordinary.add(batch.tensors, first)
+            return
+        for seq, at in enumerate(order, first):
+            gradient = batch.given(at)
+            self._read[id(gradient)] = memory_ref(gradient), local(gradient)._version, seq
 
     def find(self, gradient: torch.Tensor) -> Optional[int]:
         """The number of its record; None where it was not read, or has changed since."""
+        seq: Optional[int] = self.ordinary.find(gradient) if self.ordinary else None
         known = self._read.get(id(gradient))
         if known is None or not known[0].is_of(gradient) or known[1] != local(gradient)._version:
-            return None
-        return known[2]
+            return seq
+        return known[2] if seq is None else max(seq, known[2])
 
     def take_waiting(self, sites: Iterable[int]) -> dict[int, int]:
         """The numbers of those of these sites that waited, by site: the gradients are used."""
@@ -86,11 +104,13 @@ class EarlyGradients:
                 taken[site] = seq
         return taken
 
-    def changed(self, gradients: Iterable[torch.Tensor]) -> None:
+    def changed(self, gradients: Sequence[torch.Tensor]) -> None:
         """Takes in gradients that clipping has changed: their records are of the values before
         it.
         """
-        for gradient in gradients:
+        if self.ordinary:
+            self.ordinary.changed(gradients)
+        for gradient in gradients if self._read else ():
             known = self._read.get(id(gradient))
             if known is not None and known[0].is_of(gradient):
                 version = local(gradient)._version
@@ -326,11 +346,10 @@ class StateReader:
         """Reads those of ``gradients`` that belong to parameters of the model (``owned``: only to
         these). False: none does. ``scaled``: loss scaling decides what becomes of them.
         """
-        ids = set(map(id, gradients))
         if not self._session.backwards.owns_gradients:
             self.hand_changes.before_clipping(())
             return False
-        parameters = [s for s in parameters_of(self._nodes, owned) if id(s[2].grad) in ids]
+        parameters = holders_of(gradients, parameters_of(self._nodes, owned))
         is_changed = self.hand_changes.before_clipping(parameters)
         self._session.step.update.has_changed_gradients |= is_changed
         self._early.begin(self._session.step.index)
@@ -346,21 +365,20 @@ class StateReader:
         if not changes.after_backward(parameters):
             return False
         early.begin(session.step.index)
-        batch, read = TensorBatch(), []
+        batch = TensorBatch()
         parameters = parameters or parameters_of(self._nodes, owned)
         self._name_given(parameters)
         for node, name, gradient in gradients_of(parameters):
-            if batch.add(gradient, _gradient_site(node, name, gradient), "param_grad"):
-                read.append(gradient)
+            batch.add(gradient, _gradient_site(node, name, gradient), "param_grad")
         if all(t.is_cpu for t in batch.tensors) and not self._has_nonfinite(batch.tensors):
             early.waiting.update(dict.fromkeys(batch.sites, FINITE))
             return True
         first = session.level.next_seq
         fields = session.config.training.has_own_scale, self.hand_changes.was_seen
         self._session.level.observe_list(batch, 0, UnusedGradients, *fields)
-        for number, at in enumerate(_as_read(batch.tensors)):
-            early.add(read[at], first + number)
-            early.waiting[batch.sites[at]] = first + number
+        order = _as_read(batch.tensors)
+        early.add(batch, order, first)
+        early.waiting.update((batch.sites[at], seq) for seq, at in enumerate(order, first))
         return True
 
     def _has_nonfinite(self, tensors: Sequence[torch.Tensor]) -> bool:
@@ -398,17 +416,27 @@ class StateReader:
             batch = TensorBatch(is_used_now=batch.is_used_now)
         sites: list[int] = []
         known: list[int] = []
+
+        def add(entry: StoredTensor) -> None:
+            for node, name, gradient in gradients_of([entry]):
+                site = _gradient_site(node, name, gradient)
+                seq = early.find(gradient)
+                # Only torch's clipping is known to come right after backward().
+                if seq is not None and (is_early or site not in early.waiting):
+                    sites.append(site)
+                    known.append(seq)
+                else:
+                    batch.add(gradient, site, "param_grad")
+
         if not has_early:
             batch.add_gradients(parameters, _gradient_site)
-        for node, name, gradient in gradients_of(parameters) if has_early else ():
-            site = _gradient_site(node, name, gradient)
-            seq = early.find(gradient)
-            # Only torch's clipping is known to come right after backward().
-            if seq is not None and (is_early or site not in early.waiting):
-                sites.append(site)
-                known.append(seq)
-            else:
-                batch.add(gradient, site, "param_grad")
+        elif status.module is not None and early.are_ordinary:
+            status.module.add_unread_gradients(
+                batch, parameters, "param_grad", add, early.ordinary, sites, known
+            )
+        else:
+            for parameter in parameters:
+                add(parameter)
         before: dict[int, int] = {}
         if early.waiting:
             before, used = early.take_waiting(batch.sites), early.take_waiting(sites)
@@ -421,8 +449,8 @@ class StateReader:
         flags = int(Flag.SCALED) if scaled and not is_early else 0
         session.level.observe_list(batch, flags, UsedGradients, scaled, before)
         order = _as_read(batch.tensors) if is_early or before else ()
-        for number, at in enumerate(order if is_early else ()):
-            early.add(batch.given(at), first + number)
+        if is_early:
+            early.add(batch, order, first)
         if before and not self.hand_changes.was_seen:
             after = {batch.sites[at]: first + number for number, at in enumerate(order)}
             session.note(self._compare, [(before[site], after[site]) for site in before])
@@ -524,10 +552,10 @@ def _of_gradient(node: ModuleNode, name: str, is_shard: bool) -> int:
     return node.site("param_grad", name, 0)
 
 
-def _as_read(tensors: Sequence[torch.Tensor]) -> list[int]:
+def _as_read(tensors: Sequence[torch.Tensor]) -> Sequence[int]:
     """The places of tensors in the order of observe_list(): one device after the other."""
-    if are_on_host(tensors):
-        return list(range(len(tensors)))
+    if are_on_host(tensors) or common_device(tensors) is not None:
+        return range(len(tensors))
     devices = dict.fromkeys(tensor.device for tensor in tensors)
     return [
         at for device in devices for at, tensor in enumerate(tensors) if tensor.device == device

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 import pytest
 import torch
@@ -10,6 +10,8 @@ from torch import nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_  # imported before install()
 
 import fastcheck
+from fastcheck.calls.stored import TensorBatch
+from fastcheck.monitor.hooks.state_reader import EarlyGradients
 from fastcheck.record.event import CHANGED_BY_LOOP, MAYBE_CHANGED
 from support.programs.training import Net, batches, stopped, where
 
@@ -325,3 +327,26 @@ class TestTheNorm:
         clipped_training(model, CLIPS["norm"])
         roles = {(e.site.role, e.verdict.name) for e in monitor.events if e.step == 2}
         assert ("grad_norm", "PROPAGATED") in roles
+
+
+@pytest.mark.parametrize("is_compiled", [True, False])
+def test_a_gradient_is_known_again_until_something_writes_to_it(is_compiled: bool) -> None:
+    early, batch = EarlyGradients(), TensorBatch()
+    early.ordinary = early.ordinary if is_compiled else None
+    gradients = [torch.rand(3) for _ in range(3)]
+    for site, gradient in enumerate(gradients):
+        batch.add(gradient, site, "param_grad")
+
+    def known() -> list[Optional[int]]:
+        return [early.find(gradient) for gradient in gradients]
+
+    assert not early.begin(0)
+    early.add(batch, range(3), 7)
+    assert early.begin(0) and known() == [7, 8, 9]
+    gradients[0].mul_(2.0)
+    gradients[1].mul_(2.0)
+    early.changed(gradients[1:])
+    assert known() == [None, 8, 9]
+    gradients[2].data = torch.rand(3)
+    assert known() == [None, 8, None]
+    assert not early.begin(1) and known() == [None] * 3
