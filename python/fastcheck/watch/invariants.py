@@ -345,7 +345,7 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
     ),
     _fact(
         "mask", cause="layer",
-        text="attention is given a mask that does not mask what it is meant to: {name}",
+        text="the mask of {name}",
         advice="look at how the mask is made",
         source="forums: key_padding_mask, attn_mask",
     ),

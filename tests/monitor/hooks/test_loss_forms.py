@@ -250,6 +250,8 @@ def _divergence(y: torch.Tensor, **options: Any) -> torch.Tensor:
         (lambda y: (torch.ones(8, 4) - y.softmax(1)).abs().mean(), ""),
         (lambda y: (1 - torch.ones(8, 4) * y.softmax(1)).mean(), ""),
         (lambda y: (torch.ones(8, 4) - y.softmax(1) * torch.ones(8, 4)).mean(), ""),
+        # The same form with rewards in place of targets.
+        (lambda y: (torch.ones(8, 4) - torch.rand(8, 4) * y.softmax(1)).mean(), ""),
     ],
 )
 def test_a_divergence_of_probabilities(make: Any, found: str) -> None:

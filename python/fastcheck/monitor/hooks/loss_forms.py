@@ -1,9 +1,9 @@
 """Forms in the graph of a loss that a healthy graph has not.
 
 Only the types of torch's nodes, their edges, their numbers, the shapes of what they have made and
-the parameters that they lead to are looked at: a tensor that a node has saved may be unpacked by a
-function of the program or computed again, and a node of an autograd.Function has attributes that
-the program chose.
+the parameters that they lead to are looked at, and the targets of what may be kl_div(): a tensor
+that a node has saved may be unpacked by a function of the program or computed again, and a node of
+an autograd.Function has attributes that the program chose.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from typing import Any, Callable, Optional
 import torch
 
 from fastcheck.utils.torch.memory_ref import MemoryRef
+from fastcheck.utils.torch.own_operators import no_grad, unobserved
+from fastcheck.utils.torch.readable import can_read
 
 _MOST_NODES = 20_000
 _LOOKS = 5
@@ -217,9 +219,24 @@ def _no_logarithm(node: Any) -> str:
     given = product.next_functions[1][0]
     while given is not None and _VIEWS.fullmatch(_kind(given)):
         given = given.next_functions[0][0]
-    if _kind(given) != "Softmax":
-        return ""
-    return "kl_div is given the result of a softmax"
+    is_softmax = _kind(given) == "Softmax"
+    if is_softmax and _are_distributions(product, _shape(given)[_dimension(given)]):
+        return "kl_div is given the result of a softmax"
+    return ""
+
+
+def _are_distributions(product: Any, classes: int) -> bool:
+    """True if the first factor is probabilities that add up to 1 for each ``classes`` of them, as
+    targets do and weights or rewards do not. Waits for a device.
+    """
+    if getattr(product._raw_saved_self, "unpack_hook", True) is not None:
+        return False  # a hook has packed it
+    target = product._saved_self
+    if not target.numel() or not can_read(target):
+        return False
+    with unobserved(), no_grad():
+        rows = float(target.sum(dtype=torch.float64)) * classes / target.numel()
+        return math.isclose(rows, 1, rel_tol=1e-3) and bool((target >= 0).all())
 
 
 def never_negative(root: torch.Tensor, is_scaled: bool) -> str:
