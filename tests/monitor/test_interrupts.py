@@ -104,7 +104,7 @@ def interrupt(training: Training, case: int, state: Callable[[], object]) -> Non
             training.step()
         counts.append(points.count)
     expected, before = training.sites_after_two_steps(), state()
-    assert min(counts) > 1000 and expected
+    assert min(counts) > 500 and expected
     usual = sorted(counts)[len(counts) // 2]
     stride = usual // (_TRIED or usual)
     for at in range(101 * case % stride, usual, stride):

@@ -95,8 +95,7 @@ def test_healthy_changes_of_a_tree() -> None:
 
 def test_nothing_is_left_of_the_hook(monkeypatch: pytest.MonkeyPatch) -> None:
     # Without the monitors that other tests may have left.
-    monkeypatch.setattr(hook_support, "_handles", [])
-    own = Listeners[hook_support.ModuleTree](hook_support._begin, hook_support._end)
+    own = Listeners[hook_support.ModuleTree](hook_support._begin)
     monkeypatch.setattr(hook_support, "_trees", own)
     hooks = torch.nn.modules.module._global_module_registration_hooks
     before = len(hooks)
