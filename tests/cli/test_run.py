@@ -124,6 +124,8 @@ def test_the_exit_code_is_the_program_s(text: str, code: int, shown: str) -> Non
 def test_a_program_that_is_not_there() -> None:
     done = run("nothing.py")
     assert done.returncode == 2 and "there is no such program" in done.stderr
+    done = run("-m", "no_such_module.train")
+    assert done.returncode == 2 and "there is no such module" in done.stderr
 
 
 def test_two_models_are_observed_each() -> None:

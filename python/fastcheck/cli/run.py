@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import runpy
 import sys
@@ -80,6 +81,10 @@ def run(options: argparse.Namespace) -> int:
     # Python does the same for a program: its folder for a file, the current one for a module.
     folder = os.getcwd() if options.module else os.path.dirname(os.path.abspath(options.program))
     sys.path.insert(0, folder)
+    if options.module:
+        package = options.program.partition(".")[0]
+        if not package or importlib.util.find_spec(package) is None:
+            raise ConfigError(f"there is no such module: {options.program}; without -m: a file")
     auto = AutoInstall(**given, **({} if options.watch else {"watch": False}))
     try:
         with auto:
