@@ -973,6 +973,10 @@ OPERATORS = {
         operator_report("aten.special_i0", {"self": of(high=2000.0)}, nan_count=8),
         "aten.special_i0 made NaN of numbers up to 2,000 in magnitude: a number left",
     ),
+    "matrix_exp of large numbers": (
+        operator_report("aten.linalg_matrix_exp", {"self": of(high=2000.0)}, nan_count=8),
+        "matrix_exp grows as exp() of the largest real part of the eigenvalues",
+    ),
     "cosh of -95": (
         operator_report("aten.cosh", {"self": of(-95.0, 1.0)}, posinf_count=1),
         "self reaches 95 in magnitude: cosh of more than 89.4 is beyond the range of float32",

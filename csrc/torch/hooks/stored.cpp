@@ -369,17 +369,26 @@ void add_stored(const py::object& batch, const py::object& stored, const py::str
   });
 }
 
-void add_gradients(const py::object& batch, const py::object& stored, const py::str& role,
-                   const py::object& add) {
-  Batch of(batch, role, add);
+// Visits the gradients of the parameters; `add` takes a parameter that is not ordinary, or whose
+// gradient is not.
+template <class Visit>
+void each_gradient(const py::object& stored, const py::object& add, Visit visit) {
   each_stored(stored, true, [&](const Item& item) {
     const at::Tensor* const gradient =
         is_ordinary(item.tensor) ? &unpack(item.tensor).grad() : nullptr;
     if (gradient == nullptr || (gradient->defined() && !is_ordinary(*gradient))) {
       add(item.stored());
     } else if (gradient->defined()) {
-      of.append(item, *gradient, 1);
+      visit(item, *gradient);
     }
+  });
+}
+
+void add_gradients(const py::object& batch, const py::object& stored, const py::str& role,
+                   const py::object& add) {
+  Batch of(batch, role, add);
+  each_gradient(stored, add, [&](const Item& item, const at::Tensor& gradient) {
+    of.append(item, gradient, 1);
   });
 }
 
@@ -612,18 +621,11 @@ void add_unread_gradients(const py::object& batch, const py::object& stored, con
                           const py::object& add, ReadGradients& read, const py::list& sites,
                           const py::list& numbers) {
   Batch of(batch, role, add);
-  each_stored(stored, true, [&](const Item& item) {
-    const at::Tensor* const gradient =
-        is_ordinary(item.tensor) ? &unpack(item.tensor).grad() : nullptr;
-    if (gradient == nullptr || (gradient->defined() && !is_ordinary(*gradient))) {
-      add(item.stored());
-      return;
-    }
-    if (!gradient->defined()) return;
-    const std::optional<long long> number = read.find(*gradient);
+  each_gradient(stored, add, [&](const Item& item, const at::Tensor& gradient) {
+    const std::optional<long long> number = read.find(gradient);
     PyObject* const site = number.has_value() ? of.site(item, 1) : nullptr;
     if (site == nullptr) {
-      of.append(item, *gradient, 1);
+      of.append(item, gradient, 1);
       return;
     }
     checked(PyList_Append(sites.ptr(), site));

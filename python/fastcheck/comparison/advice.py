@@ -139,7 +139,7 @@ def _of_names(tally: Tally) -> Iterator[str]:
 def _late(origin: Origin, equal: str) -> str:
     """The end of a sentence on a tensor that was equal in the steps before."""
     others = ""
-    if origin.alike and origin.row.name.count(" · optimizer · "):
+    if origin.alike and origin.row.phase is Phase.UPDATE:
         others = f". {origin.alike:,} others of its kind are {equal} in that step"
     return (
         f"{equal} in the steps before, as was all else{others}: look for what begins there (code "

@@ -125,7 +125,8 @@ def notes_of(tally: Tally, actual: Source, reference: Source) -> list[str]:
         notes.append(
             f"the two were recorded with other options of install(): {'; '.join(recorded)}"
         )
-    is_of_one_level = not any(text.startswith("level ") for text in recorded)
+    levels = (side.options.get("level") for side in (actual, reference))
+    is_of_one_level = len({level for level in levels if level is not None}) < 2
     for kind, text in _NOTES.items():
         if kind == "rescheduled" and not is_of_one_level:
             continue
@@ -407,6 +408,7 @@ def compare(
         ),
         expects_bits=is_bitwise,
         is_partial=is_partial,
+        leaves_out=pairing.leaves_out_steps or bool(pairing.other_ranks),
         advice=tuple(advice_of(questions, tally, answers, *(side.modules for side in sides)))
         if kind.family == "run"
         else (),
@@ -623,7 +625,8 @@ def without_other_ranks(pairing: Pairing, note: str) -> Pairing:
     """
     lowest = min(rank for _, _, rank in pairing.places)
     places = [place for place in pairing.places if place[2] == lowest]
-    return Pairing(places, False, [*pairing.notes, note])
+    notes = [*pairing.notes, note]
+    return Pairing(places, False, notes, leaves_out_steps=pairing.leaves_out_steps)
 
 
 def _unsteady(

@@ -239,13 +239,14 @@ def shown_losses(losses: list[LossPair], start: Optional[int]) -> list[LossPair]
 class Pairing:
     """``places``: (step of actual, step of reference, rank). ``is_shifted``: some of them pair two
     different steps, which are not expected to agree. ``notes``: what is not compared,
-    ``other_ranks`` of ranks that one side alone has.
+    ``other_ranks`` of ranks that one side alone has. ``leaves_out_steps``: one side alone has some.
     """
 
     places: list[tuple[int, int, int]]
     is_shifted: bool
     notes: list[str]
     other_ranks: Sequence[str] = ()
+    leaves_out_steps: bool = False
 
     @property
     def starts(self) -> tuple[int, int]:
@@ -338,7 +339,7 @@ def _with_notes(
         if ranks := sorted({rank for _, rank in left} - common):
             span = format_steps(sorted({step - back for step, rank in left if rank in ranks}))
             other_ranks.append(f"only {side} has {span} of ranks {ranks}: not compared")
-    return Pairing(places, False, notes, other_ranks)
+    return Pairing(places, False, notes, other_ranks, bool(notes))
 
 
 _RANGE = re.compile(r"(\d+)-(\d*):(\d+)-(\d*)")

@@ -131,8 +131,8 @@ def _details(answer: Answer, is_checkpoint: bool, indent: int) -> list[Part]:
 
 def _result(comparison: Result, color: bool) -> list[str]:
     if comparison.verdict == "identical":
-        is_part = any(note.endswith(": not compared") for note in comparison.notes)
-        which = "in the steps and ranks that both have" if is_part else "nothing missing"
+        both = "in the steps and ranks that both have"
+        which = both if comparison.leaves_out else "nothing missing"
         return [paint(f"identical: equal to the bit, {which}.", "green", color)]
     if comparison.verdict == "equal":
         accepted = [a.question for a in comparison.answers if a.answer == "accepted"]

@@ -52,6 +52,8 @@ class Result:
     losses: tuple[LossPair, ...]
     drifts_from: Optional[int]
     notes: tuple[str, ...]
+    #: True if steps or ranks of one side were not compared, because the other has none of them.
+    leaves_out: bool = False
     #: The kinds of the differences, as far as they are known, and the options that accept them.
     advice: tuple[str, ...] = ()
 

@@ -339,7 +339,7 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         "stale_statistics", cause="layer",
         text="{name} is called in evaluation mode, and in {value} checks in a row, ten updates "
         "apart, its weight has moved and its running statistics have not, while those of a "
-        "BatchNorm in training have: an average of the weights alone",
+        "BatchNorm in training have, as where an average takes in the weights alone",
         advice="copy the buffers, too, or average them (AveragedModel(use_buffers=True))",
         source="pytorch: EMA models without buffers",
     ),

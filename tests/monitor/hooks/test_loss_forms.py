@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,16 +13,7 @@ from torch import nn
 
 import fastcheck
 from support.told import loss, texts
-
-
-@contextlib.contextmanager
-def warned() -> Iterator[list[str]]:
-    """The texts of the warnings within."""
-    said: list[str] = []
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        yield said
-    said += [str(one.message) for one in caught]
+from support.warned import warned
 
 
 @pytest.mark.parametrize("is_twice", [False, True])

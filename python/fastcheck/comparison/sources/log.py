@@ -100,9 +100,9 @@ class LogSource(Source):
     ) -> Block:
         part = self._ranks[rank]
         block = part.block(step, names, renaming, is_first)
-        if part.has_lost_names:
-            note = f"{self._side}: the log has lost names of tensors of rank {rank}: site N"
-            self.notes += [] if note in self.notes else [note]
+        note = f"{self._side}: the log has lost names of tensors of rank {rank}: site N"
+        if part.has_lost_names and note not in self.notes:
+            self.notes.append(note)
         return block
 
     def is_cut(self, step: int, rank: int) -> bool:
