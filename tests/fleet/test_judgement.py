@@ -158,6 +158,17 @@ def test_few_hosts(tmp_path: Path, hosts: int, faulty: int) -> None:
         assert [one.host for one in report.findings if one.is_accusation] == ["host0000"]
 
 
+@pytest.mark.parametrize(("known", "text"), [(0, "unknown hosts"), (8, "1 host and unknown hosts")])
+def test_an_unknown_host_is_no_other_host(tmp_path: Path, known: int, text: str) -> None:
+    shape = synthetic.Shape(ranks=24, sites=20, steps=24, shards=1)
+    folder = fleet(tmp_path, synthetic.Fault("host", (0, 1, 2, 3), 3, 2), shape=shape)
+    rewrite(folder, lambda row: {} if row["rank"] < known else {"host": None})
+    report = judged(folder)
+    assert f"24 ranks on {text}, " in report.extent
+    assert report.to_dict()["hosts"] == bool(known)
+    assert not any(one.kind == "host" for one in report.findings)
+
+
 class TestReplicas:
     def test_of_two_it_is_one_of_these_two(self, tmp_path: Path) -> None:
         shape = synthetic.Shape(ranks=32, sites=20, steps=6, shards=16)

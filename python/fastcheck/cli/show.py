@@ -134,6 +134,7 @@ def _log_lines(others: list[str], view: LogView) -> list[str]:
         origin.insert(0, f"ranks {', '.join(map(str, ranks))}")
     if origin:
         lines.append(" · ".join(origin))
+    lines += [str(m["unreadable"]) for m in view.meta.values() if "unreadable" in m]
     lines += lost_lines(view.meta)
     if view.dropped_bytes:
         lines.append(

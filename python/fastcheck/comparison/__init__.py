@@ -8,7 +8,8 @@ two Blocks; ``pairs`` has what is found of each pair; ``measure`` computes how f
 and updates of parameters, and ``noise`` finds differences that rounding explains; ``run`` does so
 block by block, and ``tally`` collects the outcome. ``relation`` proves by the elements how two
 tensors belong together.
-``origin`` follows what the first tensor with other bits leads to, and ``advice`` says it.
+``origin`` follows what the first tensor with other bits leads to, and ``advice`` says it, with what
+``earlier`` finds in the step before it, and ``programs`` of the programs themselves.
 ``page`` makes an HTML file of it.
 ``nested_diff`` compares environments and hyper-parameters. ``questions`` turns the outcome into
 answers; ``result``, ``row`` and ``render`` present them. ``compare`` is the public function, with

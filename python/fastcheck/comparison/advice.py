@@ -4,23 +4,25 @@ which option accepts it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from .block import Phase
+from .earlier import of_order
 from .measure import PairState
 from .origin import Cause, Origin
 from .over_time import SAME_LOSS
+from .programs import Sides, of_gradient, of_modules, of_one_side, of_state, path_of
 from .questions import Answer, Questions
 from .row import factor_of, factor_text, is_whole
 from .tally import COMPUTED, Found, Tally
-
-Modules = Mapping[str, Mapping[str, Any]]
 
 _ELEMENTS = (
     "Where a checksum differs, a log has only norms, sums and extremes to compare, which do not "
     "depend on the order of the elements. --exact demands equal bits; a Dumper(tensors=True) of "
     "that module, on both sides, compares the elements"
+)
+_FORMULA = (
+    ": the formula or a constant is different, or something has written to it or to what it reads"
 )
 
 
@@ -28,11 +30,11 @@ def advice_of(
     questions: Questions,
     tally: Tally,
     answers: tuple[Answer, ...],
-    actual: Modules,
-    reference: Modules,
+    sides: Sides,
+    starts: tuple[int, int],
 ) -> Iterator[str]:
-    """Sentences; none where the answers say it all. ``actual``, ``reference``: the attributes of
-    the modules of either side.
+    """Sentences; none where the answers say it all. ``starts``: the first steps of the two that are
+    compared.
     """
     origin = questions.origin
     is_level = origin is None or origin.is_level
@@ -59,11 +61,25 @@ def advice_of(
         equal = "equal to the bit" if has_bits else "equal as far as the statistics tell"
         yield from _of_origin(questions, origin, equal)
     first = questions.first
+    if any(answer.answer in ("partly", "no") for answer in answers):
+        yield from of_one_side(tally, sides)
     if first is not None and not given:
-        yield from _of_modules(first, actual, reference)
+        yield from of_modules(first, sides)
+        if sides[1].options.get("level") != "op" and path_of(first.row.name) in sides[1].classes:
+            yield from _of_inputs(first)
+        if first.row.phase is Phase.UPDATE:
+            yield from of_gradient(first, tally, starts)
+            yield from of_state(first, sides, starts)
     if first is not None and first.row.phase in (Phase.LOSS, Phase.GRADIENTS):
         factor = factor_of(first.row.actual, first.row.reference)
-        if is_whole(factor):
+        is_alone = origin is not None and first.key == origin.key and origin.is_alone and not given
+        if is_alone and origin is not None and origin.is_parameters_gradient and origin.alike:
+            yield (
+                f"it is the only gradient of a parameter that differs in that step, of "
+                f"{origin.alike + 1:,}: look at what changes it by itself (a hook on the "
+                "parameter, a loss that it alone has a part in, a write to it)"
+            )
+        elif is_whole(factor):
             yield (
                 f"a whole factor, {factor_text(factor)}: for example a mean on one side and a "
                 "sum on the other, gradients that are not cleared, or a division by a loss scale, "
@@ -88,27 +104,33 @@ def _of_steps(tally: Tally, answers: tuple[Answer, ...]) -> Iterator[str]:
                 "leaves out an optimizer.step(), or takes more micro-batches"
             )
             return
+    if step is not None:
+        yield from of_order(tally)
 
 
-def _of_modules(first: Found, actual: Modules, reference: Modules) -> Iterator[str]:
-    """Advice for attributes that differ, of the module of the first difference and of those that
-    it lies in.
-    """
-    path = first.row.name.partition(" · ")[0]
-    path = "" if path == "the model" else path
-    differing = []
-    while True:
-        mine, other = actual.get(path, {}), reference.get(path, {})
-        differing += [
-            f"{path or 'the model'}.{key} is {mine[key]} in actual and {value} in reference"
-            for key, value in other.items()
-            if key in mine and mine[key] != value
-        ]
-        if not path:
-            break
-        path = path.rpartition(".")[0]
-    if differing:
-        yield f"other settings of modules, as install() has found them: {'; '.join(differing[:4])}"
+def _own_inputs(first: Found) -> list[list[str]]:
+    """The inputs of the module of the first difference that each side alone has."""
+    own = f"{first.row.name.partition(' · ')[0]} · forward · input"
+    return [[name for name in names if name.startswith(own)] for names in first.alone]
+
+
+def _of_inputs(first: Found) -> Iterator[str]:
+    """Advice for a tensor that code between the modules has made."""
+    if " · forward · input" in first.row.name:
+        after = f", after {first.after}" if first.after else ""
+        yield (
+            f"{first.row.name} is nothing that an observed module has returned as it is: code "
+            f"between these modules computes it{after}"
+        )
+    inputs = _own_inputs(first)
+    for place, (side, other) in enumerate((("actual", "reference"), ("reference", "actual"))):
+        if inputs[place] and not inputs[1 - place]:
+            yield (
+                f"in {side} alone {path_of(first.row.name)} reads "
+                f"{inputs[place][0].rpartition(' · ')[2]} as a tensor of its own; in {other} it "
+                "reads there what an earlier module has returned or read, or nothing. Look at what "
+                "hands it to the module (code between the modules, a hook)"
+            )
 
 
 def _of_names(tally: Tally) -> Iterator[str]:
@@ -139,12 +161,14 @@ def _of_names(tally: Tally) -> Iterator[str]:
 def _late(origin: Origin, equal: str) -> str:
     """The end of a sentence on a tensor that was equal in the steps before."""
     others = ""
-    if origin.alike and origin.row.phase is Phase.UPDATE:
+    if origin.alike and (origin.row.phase is Phase.UPDATE or origin.is_parameters_gradient):
         others = f". {origin.alike:,} others of its kind are {equal} in that step"
+    known = f"{equal} in the steps before, as was all else{others}"
+    if origin.causes:
+        return known
     return (
-        f"{equal} in the steps before, as was all else{others}: look for what begins there (code "
-        "or state that comes into play, an operator that is not deterministic, elements of another "
-        "size), or for a fault of the hardware"
+        f"{known}: look for what begins there (code or state that comes into play, an operator "
+        "that is not deterministic, elements of another size), or for a fault of the hardware"
     )
 
 
@@ -179,6 +203,7 @@ def _of_origin(questions: Questions, origin: Origin, equal: str) -> Iterator[str
     elif first.key != origin.key:
         return
     elif origin.row.state not in (PairState.REORDERED, PairState.CLOSE):
+        yield from origin.causes
         if late:
             yield f"{where} was {_late(origin, equal)}"
     elif origin.is_other_update:
@@ -196,11 +221,7 @@ def _of_origin(questions: Questions, origin: Origin, equal: str) -> Iterator[str
         yield (
             f"everything before it is {equal}, and rounding makes an error of at most "
             f"about {origin.limit:.2g}"
-            + (
-                late
-                or ": the formula or a constant is different, or something has written to it or to "
-                "what it reads"
-            )
+            + (late or (": it reads another tensor" if any(_own_inputs(first)) else _FORMULA))
             + ". If this is intended, use --accept order"
         )
     elif origin.is_permuted:

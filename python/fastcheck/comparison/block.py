@@ -105,6 +105,10 @@ class Source:
     compiled_modules = 0
     #: The attributes of each module that are numbers, by path, as far as the source records them.
     modules: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
+    #: The classes of the modules that were observed, by path, as far as the source records them.
+    classes: Mapping[str, str] = MappingProxyType({})
+    #: The state that each optimizer began from, as far as the source records it.
+    optimizer_states: Sequence[Mapping[str, Any]] = ()
     #: The options that say what was read, as far as the source records them.
     options: Mapping[str, Any] = MappingProxyType({})
     #: True if names were chosen, so that what lies between them is not there.

@@ -340,6 +340,9 @@ def compare(
     look_through_wrappers(*sides)
     if rename is None:
         renaming = unwrapped(*sides)
+    for side, own in zip(sides, (renaming, renaming.of_reference())):
+        side.modules = {own(path): held for path, held in side.modules.items()}
+        side.classes = {own(path): kind for path, kind in side.classes.items()}
     pairing = pair_steps(*sides, steps)
     layout = None
     if pairing.places and not pairing.is_shifted:
@@ -409,7 +412,7 @@ def compare(
         expects_bits=is_bitwise,
         is_partial=is_partial,
         leaves_out=pairing.leaves_out_steps or bool(pairing.other_ranks),
-        advice=tuple(advice_of(questions, tally, answers, *(side.modules for side in sides)))
+        advice=tuple(advice_of(questions, tally, answers, sides, pairing.starts))
         if kind.family == "run"
         else (),
         growth=tuple(tally.growth[step] for step in sorted(tally.growth)),

@@ -8,6 +8,7 @@ reads the tensor tells which: rounding stays at the level of rounding, a permuta
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Optional
 
@@ -65,8 +66,12 @@ class Origin:
     turned: int = 0
     #: True if the same tensor was equal to the bit in the step before.
     is_late: bool = False
-    #: The number of tensors of its role that are equal to the bit in its step.
+    #: The causes that the step before shows.
+    causes: Sequence[str] = ()
+    #: The number of tensors of its role that are equal to the bit in its step, and whether all
+    #: others are.
     alike: int = 0
+    is_alone: bool = False
     is_open: bool = True  # an update that it has a part in is not read yet
 
     def follow(self, rows: int, worst: Optional[Row]) -> None:

@@ -20,6 +20,7 @@ from fastcheck.statistics.thresholds import BY_COARSENESS, COARSENESS, Threshold
 from . import measure
 from .align import Alignment, align, uneven_calls
 from .block import Block, Kind, Phase, Source
+from .earlier import causes_of, keep_batches
 from .layout import Layout, gather
 from .measure import MEASURED, PairState, Parameters, judge_updates, measure_records
 from .names import Name, NameTable, Renaming
@@ -157,6 +158,8 @@ class BlockComparison:
         self.last_computed: dict[int, tuple[float, bool]] = {}
         #: The names, by rank, of what the last step that was equal to the bit has computed.
         self.computed_before: dict[int, np.ndarray] = {}
+        #: The last step, by rank, that was equal to the bit.
+        self.equal_step: dict[int, Pairs] = {}
         #: The split of the batch, when the two sides split it in different ways.
         self.split: Optional[Split] = None
         #: The layout of tensors that are in other parts, on ranks or in modules.
@@ -454,6 +457,7 @@ class _Step(Pairs):
         )
         self._keep_rows()
         self._keep_losses()
+        keep_batches(self, tally)
         if tally.unchanged is not None:
             for index, is_same in enumerate((self.states == PairState.SAME).tolist()):
                 name = str(self.name(index))
@@ -848,6 +852,7 @@ class _Step(Pairs):
         }
         if not keys:
             self._run.computed_before[rank] = self.names[computed]
+            self._run.equal_step[rank] = self
             return
         key = min(keys)
         index = keys[key]
@@ -860,8 +865,10 @@ class _Step(Pairs):
             self.name(index).role == "param_grad",
             is_permuted(left, right, state, code),
             bool(self._beyond[index]),
-            is_late=self.names[index] in self._run.computed_before.get(rank, ()),
-            alike=self._alike(index),
+            is_late=(is_late := self.names[index] in self._run.computed_before.get(rank, ())),
+            causes=list(causes_of(self, index, self._run.equal_step[rank])) if is_late else [],
+            alike=(alike := self._alike(index))[0],
+            is_alone=alike[1] == 1,
             is_open=key[1] != Phase.UPDATE,
         )
         after = computed & (np.arange(len(computed)) != index)
@@ -869,10 +876,15 @@ class _Step(Pairs):
             after &= ~is_update & (np.arange(len(computed)) > index)
         self._follow(origin, after, 0 if origin.is_parameters_gradient else int(after.sum()))
 
-    def _alike(self, index: int) -> int:
-        same = (self.phases == self.phases[index]) & (self.states == PairState.SAME)
-        role = self.name(index).role
-        return sum(self.table[n].role == role for n in self.names[same].tolist())
+    def _alike(self, index: int) -> tuple[int, int]:
+        """The number of tensors of its role that are equal to the bit, and of all others."""
+        role, here = self.name(index).role, self.phases == self.phases[index]
+        same = [
+            state == PairState.SAME
+            for n, state in zip(self.names[here].tolist(), self.states[here].tolist())
+            if self.table[n].role == role
+        ]
+        return sum(same), len(same) - sum(same)
 
     def _follow(self, origin: Origin, which: np.ndarray, readers: int) -> None:
         where = np.flatnonzero(which)
@@ -896,6 +908,7 @@ class _Step(Pairs):
         beside = computed & ((self.phases == Phase.UPDATE) == (phase == Phase.UPDATE))
         after = np.flatnonzero(beside & (np.arange(len(beside)) > first))[:_TRAIL]
         beside[first:] = False
+        last = str(self.name(int(np.flatnonzero(beside)[-1]))) if beside.any() else ""
         error, exact = self._summed_up(beside)
         count = int(beside.sum())
         if phase == Phase.UPDATE:
@@ -905,10 +918,12 @@ class _Step(Pairs):
         trail = tuple(self.row(index) for index in after.tolist())
         has_places = phase in (Phase.FORWARD, Phase.GRADIENTS)
         alone = self._alone_before(phase, first) if has_places else ((), ())
-        table[Phase(phase)] = Found(key, self.row(first), error, exact, trail, count, alone)
+        table[Phase(phase)] = Found(key, self.row(first), error, exact, trail, count, alone, last)
 
     def _alone_before(self, phase: int, first: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The outputs, or gradients, that one side alone has before this pair of them."""
+        """The outputs, or gradients, that one side alone has before this pair of them; and what the
+        module of this pair reads.
+        """
         found = []
         for block, only_here, matched in (
             (self.ours, self.aligned.only_ours, self.aligned.ours),
@@ -916,7 +931,14 @@ class _Step(Pairs):
         ):
             is_before = (only_here < matched[first]) & (block.phases[only_here] == phase)
             names = [self.table[number] for number in block.names[only_here[is_before]].tolist()]
-            shown = [n for n in names if phase == Phase.GRADIENTS or n.role == "output"]
+            own = self.name(first).module
+            shown = [
+                n
+                for n in names
+                if phase == Phase.GRADIENTS
+                or n.role == "output"
+                or (n.role == "input" and n.module == own)
+            ]
             found.append(tuple(dict.fromkeys(map(str, shown))))
         return found[0], found[1]
 

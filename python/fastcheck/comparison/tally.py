@@ -38,6 +38,19 @@ class Found(NamedTuple):
     #: The names that actual alone, and reference alone, has before it in that step, of the same
     #: question.
     alone: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+    #: The computed pair of its step that comes right before it.
+    after: str = ""
+
+
+class BatchPair(NamedTuple):
+    """An input of a step: the checksums of the two sides, and the sums of their magnitudes and of
+    their squares.
+    """
+
+    step: int
+    actual: int
+    reference: int
+    sums: tuple[tuple[float, float], ...]
 
 
 class StepError(NamedTuple):
@@ -50,7 +63,9 @@ class StepError(NamedTuple):
 
 @dataclass(frozen=True)
 class Missing:
-    """A name that one side has fewer of. ``is_explained``: it makes no difference."""
+    """A name that one side has fewer of. ``is_explained``: it makes no difference. ``is_given``: it
+    is missing among the initial weights already.
+    """
 
     state: PairState
     name: str
@@ -58,6 +73,7 @@ class Missing:
     count: int
     first_step: int
     is_explained: bool = False
+    is_given: bool = False
 
 
 class Firsts(NamedTuple):
@@ -94,6 +110,8 @@ class Tally:
         #: By name, whether all compared pairs are equal to the bit; None: it is not asked.
         self.unchanged: Optional[dict[str, bool]] = None
         self.losses: dict[int, LossPair] = {}
+        #: The batches, by rank and number of the name.
+        self.batches: dict[tuple[int, int], list[BatchPair]] = {}
         #: Pairs of the same numbers in another order, by question about what was given.
         self.given_reordered: Counter[Phase] = Counter()
 
@@ -126,7 +144,10 @@ class Tally:
         count = 1 if before is None else before.count + 1
         first = step if before is None else before.first_step
         is_explained &= before is None or before.is_explained
-        self.missing[state, name] = Missing(state, name, phase, count, first, is_explained)
+        is_given = phase is Phase.WEIGHTS if before is None else before.is_given
+        self.missing[state, name] = Missing(
+            state, name, phase, count, first, is_explained, is_given
+        )
 
     def first(self, table: dict[Phase, Found], phases: tuple[Phase, ...]) -> Optional[Found]:
         """The earliest of these questions' finds."""

@@ -104,11 +104,18 @@ class FleetReport:
         return tuple(sorted(ranks))
 
     @property
+    def _hosts(self) -> set[str]:
+        """The hosts that are known."""
+        return {rank.host for rank in self.ranks.values() if rank.host is not None}
+
+    @property
     def extent(self) -> str:
         """The extent of the records that were read, in words."""
-        hosts = len({rank.host for rank in self.ranks.values()})
+        places = [counted(len(self._hosts), "host")] if self._hosts else []
+        if any(rank.host is None for rank in self.ranks.values()):
+            places.append("unknown hosts")
         return (
-            f"{counted(len(self.ranks), 'rank')} on {counted(hosts, 'host')}, "
+            f"{counted(len(self.ranks), 'rank')} on {' and '.join(places)}, "
             f"{counted(self.site_count, 'site')}, steps {self.first_step:,} to "
             f"{self.last_step:,}, {counted(self.row_count, 'row')}"
         )
@@ -119,7 +126,7 @@ class FleetReport:
             "run": self.run,
             "engine": self.engine,
             "ranks": len(self.ranks),
-            "hosts": len({rank.host for rank in self.ranks.values()}),
+            "hosts": len(self._hosts),
             "sites": self.site_count,
             "rows": self.row_count,
             "first_step": self.first_step,

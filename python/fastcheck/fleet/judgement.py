@@ -384,7 +384,7 @@ def _by_host(suspects: list[Suspect], ranks: Mapping[int, FleetRank]) -> list[Fl
         )
         few = tuple(suspects[:3])
         return [FleetFinding("outlier", False, what, advice, few[0].first_step, few)]
-    sizes = Counter(at.host or "" for at in ranks.values())
+    sizes = Counter(at.host for at in ranks.values() if at.host)
     by_host = grouped(suspects, lambda suspect: ranks[suspect.rank].host or "")
     findings = []
     for host, group in by_host.items():

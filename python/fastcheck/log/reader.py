@@ -211,8 +211,16 @@ def _read_lines(path: str) -> tuple[list[dict[str, Any]], int]:
 
 
 def read_meta(path: str) -> dict[str, Any]:
+    """The contents of a meta file; empty where there is none. Of one that is damaged, the reason
+    under ``unreadable``.
+    """
     try:
         meta = read_json(path, _MAX_META_BYTES)
-    except (OSError, ValueError):
+    except FileNotFoundError:
         return {}
-    return meta if isinstance(meta, dict) else {}
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        return {"unreadable": f"{os.path.basename(path)} can't be read: {reason}"}
+    if not isinstance(meta, dict):
+        return {"unreadable": f"{os.path.basename(path)} can't be read: it is no JSON object"}
+    return meta

@@ -25,6 +25,7 @@ from fastcheck.record.site import Site, is_valid
 
 _OPTIONS = ("level", "record", "every", "include", "exclude")
 _STORED = ("param", "buffer", "optimizer_state")
+_OF_MODULES = ("input", "output", "param")
 _GRADIENTS = ("grad_input", "grad_output", "param_grad", "grad_norm", "found_inf", "loss_scale")
 
 
@@ -49,6 +50,11 @@ class LogSource(Source):
             sites, meta = read_sites_and_meta(self.title, rank)
             if segments:
                 self._ranks[rank] = _RankLog(rank, segments, sites)
+            if "unreadable" in meta:
+                self.notes.append(
+                    f"{side}: {meta['unreadable']}. Environment, hyper-parameters, options and "
+                    "attributes of modules are unknown"
+                )
             environments[rank] = meta.get("environment")
             placed = meta.get("placement")
             coordinates = placed.get("coordinates") if isinstance(placed, dict) else None
@@ -58,6 +64,14 @@ class LogSource(Source):
             if isinstance(modules, dict) and not self.modules:
                 self.modules = {p: kept for p, kept in modules.items() if isinstance(kept, dict)}
                 self.options = {key: meta[key] for key in _OPTIONS if key in meta}
+                self.classes = {
+                    site.module: site.module_type
+                    for site in sites.values()
+                    if site.role in _OF_MODULES
+                }
+                states = meta.get("optimizer_states")
+                if isinstance(states, list) and all(isinstance(one, dict) for one in states):
+                    self.optimizer_states = states
             compiled = meta.get("compiled_modules")
             if isinstance(compiled, int):
                 self.compiled_modules = max(self.compiled_modules, compiled)

@@ -424,7 +424,11 @@ def _group(original: Callable[..., Any]) -> Callable[..., Any]:
     def group(tensors: Any, *args: Any, **kwargs: Any) -> Any:
         if not (is_compiling() or _running.is_clipping):
             gradients = [gradient for part in tensors for gradient in part if gradient is not None]
-            _tell("gradient clipping", StepWatcher.before_clipping, gradients)
+            caller = sys._getframe(1)
+            # One that was imported by name before install().
+            is_value = caller.f_code.co_name == "clip_grad_value_"
+            value = caller.f_locals.get("clip_value") if is_value else None
+            _tell("gradient clipping", StepWatcher.before_clipping, gradients, value)
         return original(tensors, *args, **kwargs)
 
     return group

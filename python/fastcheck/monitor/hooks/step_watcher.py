@@ -401,9 +401,15 @@ class StepWatcher:
                 self._facts.is_on = False
                 self.session.report_internal_error(_LOOP, error)
 
-    def before_clipping(self, gradients: Sequence[torch.Tensor]) -> bool:
+    def before_clipping(self, gradients: Sequence[torch.Tensor], value: object = None) -> bool:
+        """Gradients are about to be clipped. ``value``: to which each element is, if nothing else
+        will tell of it.
+        """
         self._notice(self._facts.clipping, gradients)
-        return self._apart("gradient clipping", self._read_before_clipping, gradients)
+        is_ours = self._apart("gradient clipping", self._read_before_clipping, gradients)
+        if is_ours and value is not None:
+            self._meta.schedule.clipped(self.session.step.index, value, False)
+        return is_ours
 
     def after_clipping(
         self, gradients: Sequence[torch.Tensor], norm: Optional[torch.Tensor], threshold: object

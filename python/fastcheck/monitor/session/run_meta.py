@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import numbers
 import operator
@@ -374,6 +375,30 @@ def _attributes(nodes: Sequence[ModuleNode]) -> dict[str, dict[str, Any]]:
     return made
 
 
+def _states_of(optimizer: torch.optim.Optimizer) -> list[Mapping[str, Any]]:
+    """The states of its parameters that hold something."""
+    parameters = (p for group in optimizer.param_groups for p in group["params"])
+    states = (optimizer.state.get(parameter) or {} for parameter in parameters)
+    return [state for state in states if any(value is not None for value in state.values())]
+
+
+def _beginning(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """The state that an optimizer has before its first step here: of how many parameters, and the
+    smallest and the largest step count, where these are numbers on the host.
+    """
+    states = _states_of(optimizer)
+    made: dict[str, Any] = {
+        "parameters": sum(len(group["params"]) for group in optimizer.param_groups),
+        "with_state": len(states),
+    }
+    counts = [number for state in states for _, number in _numbers({"lr": state.get("step")})]
+    if counts:
+        made["steps"] = [min(counts), max(counts)]
+    if states:
+        made["keeps"] = True  # else the next step tells
+    return made
+
+
 def _placement(nodes: Sequence[ModuleNode]) -> dict[str, Any]:
     roots = (node.module() for node in nodes if node.is_root)
     return placement(module for module in roots if module is not None)
@@ -399,6 +424,8 @@ class RunMeta:
         #: The options that leave something unread.
         self.left_out_by = self._config.left_out_by
         self._optimizers: list[dict[str, Any]] = []
+        #: The state that each of these began from.
+        self._states: list[dict[str, Any]] = []
         self._met: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = (
             weakref.WeakKeyDictionary()
         )
@@ -413,7 +440,7 @@ class RunMeta:
         """
         made = first_meta(self._config, self._nodes)
         if self._optimizers:
-            made["optimizers"] = self._optimizers
+            made |= {"optimizers": self._optimizers, "optimizer_states": self._states}
         if self._compiled:
             made["compiled_modules"] = len(self._compiled)
         if self._config.level == "op":
@@ -486,6 +513,9 @@ class RunMeta:
         number = self._met.get(optimizer)
         if number is not None:
             self.schedule.follow(step, number, optimizer)
+            if number < len(self._states) and "keeps" not in self._states[number]:
+                self._states[number]["keeps"] = bool(_states_of(optimizer))
+                self._add(optimizer_states=self._states)
             return False
         number = self._met[optimizer] = len(self._optimizers)
         self.schedule.follow(step, number, optimizer)
@@ -501,8 +531,15 @@ class RunMeta:
             self._optimizers.append(describe_optimizer(optimizer, names))
         except Exception as error:
             self._optimizers.append({"type": type(optimizer).__name__, "error": str(error)})
+        with contextlib.suppress(Exception):
+            if len(self._states) == number:
+                self._states.append(_beginning(optimizer))
         # Wrapped or sharded since install(), it may hold another part of the model.
-        self._add(optimizers=self._optimizers, placement=_placement(self._nodes))
+        self._add(
+            optimizers=self._optimizers,
+            optimizer_states=self._states,
+            placement=_placement(self._nodes),
+        )
         return True
 
     def _add(self, **fields: Any) -> None:

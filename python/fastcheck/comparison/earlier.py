@@ -1,0 +1,121 @@
+"""The first difference beside the step before it: gradients that are not cleared, buffers that do
+not move any more, batches in another order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from fastcheck.record.format import Depth
+
+from .block import Phase
+from .measure import PairState
+from .pairs import Pairs
+from .tally import KEPT_STEPS, BatchPair, Tally
+
+_SIDES = ("actual", "reference")
+#: The relative difference of two sums that are equal but for rounding, and the smallest part of the
+#: magnitudes that a sum has to be to say anything.
+_SUMMED, _SIGNIFICANT = 1e-5, 1e-3
+#: The relative difference of sums of the same numbers in another order.
+_SAME_SUM = 1e-7
+_FEW = 3
+
+
+def causes_of(now: Pairs, index: int, before: Pairs) -> Iterator[str]:
+    """Causes that a pair shows which differs first, after a step that was equal to the bit."""
+    name = now.name(index)
+    if name.role == "param_grad":
+        for place, side in enumerate(_SIDES):
+            if _adds_up(now, before, place):
+                yield (
+                    f"the gradients of {side} are the sums of those of this step and of the step "
+                    f"before, in all parameters: {side} does not clear them "
+                    "(optimizer.zero_grad())"
+                )
+    if now.phases[index] == Phase.FORWARD and name.role == "output":
+        for label, side in _still_buffers(now, before, name.module):
+            yield (
+                f"{label} stays as it was in {side}, and moves on the other side: {name.module} "
+                f"runs in eval mode in {side}, or its momentum is 0 there"
+            )
+
+
+def _adds_up(now: Pairs, before: Pairs, place: int) -> bool:
+    """True if each gradient that differs is what the other side has, and the last one added."""
+    last = {number: at for at, number in enumerate(before.names.tolist())}
+    told = 0
+    for index in np.flatnonzero(now.states == PairState.DIFFERENT).tolist():
+        number = int(now.names[index])
+        if now.name(index).role != "param_grad" or number not in last:
+            continue
+        mine, other = (
+            side[index] for side in ((now.left, now.right), (now.right, now.left))[place]
+        )
+        old = (before.left, before.right)[place][last[number]]
+        if min(side["depth"] for side in (mine, other, old)) < Depth.STATS:
+            return False
+        size = float(other["abs_sum"] + old["abs_sum"])
+        if abs(float(old["sum"])) < _SIGNIFICANT * size:
+            continue
+        if abs(float(mine["sum"] - other["sum"] - old["sum"])) > _SUMMED * size:
+            return False
+        told += 1
+    return told >= _FEW
+
+
+def _still_buffers(now: Pairs, before: Pairs, module: str) -> Iterator[tuple[str, str]]:
+    last = {number: at for at, number in enumerate(before.names.tolist())}
+    for index, number in enumerate(now.names.tolist()):
+        name = now.table[number]
+        if name.role != "buffer" or name.module != module or number not in last:
+            continue
+        old = last[number]
+        moved = [
+            bool(after[index]["checksum"] != earlier[old]["checksum"])
+            for after, earlier in ((now.left, before.left), (now.right, before.right))
+        ]
+        if moved[0] != moved[1]:
+            yield f"{module}.{name.label}", _SIDES[moved.index(False)]
+            return
+
+
+def keep_batches(pairs: Pairs, tally: Tally) -> None:
+    """Keeps what tells the batches of a step from those of other steps."""
+    for index in np.flatnonzero(pairs.phases == Phase.BATCHES).tolist():
+        sides = pairs.left[index], pairs.right[index]
+        held = tally.batches.setdefault((pairs.rank, int(pairs.names[index])), [])
+        if len(held) < KEPT_STEPS and all(side["depth"] == Depth.FULL for side in sides):
+            sums = tuple((float(side["abs_sum"]), float(side["sum_sq"])) for side in sides)
+            mine, other = (int(side["checksum"]) for side in sides)
+            held.append(BatchPair(pairs.step, mine, other, sums))
+
+
+def of_order(tally: Tally) -> Iterator[str]:
+    """Batches that differ, and are those of other steps of the reference, or hold the same samples
+    over all steps.
+    """
+    totals = []
+    for held in tally.batches.values():
+        differing = [batch for batch in held if batch.actual != batch.reference]
+        steps = {batch.reference: batch.step for batch in reversed(held)}
+        found = [(batch.step, steps[batch.actual]) for batch in differing if batch.actual in steps]
+        if found:
+            yield (
+                f"batches in another order: that of step {found[0][0]:,} in actual is that of step "
+                f"{found[0][1]:,} in reference. Of the {len(differing):,} that differ, "
+                f"{len(found):,} are those of other steps"
+            )
+            return
+        if differing:
+            totals.append((len(differing), *np.array([batch.sums for batch in held]).sum(0)))
+    # The sums of zeros and ones agree by chance.
+    if any(count > 1 and mine[0] != mine[1] for count, mine, _ in totals) and all(
+        np.allclose(mine, other, rtol=_SAME_SUM, atol=0) for _, mine, other in totals
+    ):
+        yield (
+            "over the steps that are compared the batches hold the same numbers, as far as their "
+            "sums tell: the same samples in another order (a seed, a sampler)"
+        )

@@ -1,0 +1,252 @@
+"""What the report of two runs says of their programs: what one side was not given, does not clear,
+has not loaded, or computes between its modules.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import clip_grad_value_  # by name, before install()
+
+import fastcheck
+from fastcheck.cli.main import main
+
+
+class Net(nn.Module):
+    """``factor``: of what is computed between the first layer and the norm."""
+
+    def __init__(self, tied: bool = False, factor: float = 1.0, act: nn.Module | None = None):
+        super().__init__()
+        self.first, self.act, self.last = nn.Linear(8, 8), act or nn.GELU(), nn.Linear(8, 8)
+        self.norm, self.head, self.factor = nn.BatchNorm1d(8), nn.Linear(8, 4), factor
+        if tied:
+            self.last.weight = self.first.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.last(self.act(self.first(x)))
+        made: torch.Tensor = self.head(self.norm(x + self.factor * x.square()))
+        return made
+
+
+def batches(steps: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    data = torch.Generator().manual_seed(1)
+    return [
+        (torch.randn(16, 8, generator=data), torch.randint(0, 4, (16,), generator=data))
+        for _ in range(steps)
+    ]
+
+
+def train(
+    log: Path,
+    net: Callable[[], nn.Module] = Net,
+    begin: Callable[[nn.Module, torch.optim.Optimizer], object] = lambda net, optimizer: None,
+    at_step: Callable[[int, nn.Module], object] = lambda step, net: None,
+    clip: Callable[[Any], object] = lambda parameters: None,
+    data: list[tuple[torch.Tensor, torch.Tensor]] | None = None,
+    optimizer: Callable[[Any], torch.optim.Optimizer] = torch.optim.AdamW,
+    clears: bool = True,
+    given: bool = True,
+    calls: bool = True,
+    saves: str = "",
+) -> str:
+    """The directory of the log of some steps. ``saves``: where the third saves its state."""
+    torch.manual_seed(0)
+    model, criterion = net(), nn.CrossEntropyLoss()
+    opt = optimizer(model.parameters())
+    begin(model, opt)
+    loss_of = criterion if calls else nn.functional.cross_entropy
+    with fastcheck.install(model, *[criterion][: int(given)], log_dir=log):
+        for step, (x, y) in enumerate(batches(6) if data is None else data):
+            at_step(step, model)
+            if clears:
+                opt.zero_grad()
+            loss_of(model(x), y).backward()
+            clip(model.parameters())
+            opt.step()
+            if saves and step == 2:
+                torch.save((model.state_dict(), opt.state_dict()), saves)
+    return str(log)
+
+
+def why(actual: str, reference: str) -> str:
+    return " ".join(" ".join(fastcheck.compare(actual, reference).advice).split())
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return train(tmp_path_factory.mktemp("plain") / "log")
+
+
+def freeze(net: nn.Module) -> None:
+    net.get_parameter("last.weight").requires_grad_(False)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"given": False}, "CrossEntropyLoss was given to install() in reference alone: what it"),
+        ({"calls": False}, "CrossEntropyLoss is called in reference, and not in actual"),
+        ({"net": lambda: Net(act=nn.SiLU())}, "act is of class SiLU in actual and GELU in ref"),
+        ({"net": lambda: Net(tied=True)}, "last is in both, and has last.weight in reference alo"),
+        (
+            {"net": lambda: Net(factor=2.0)},
+            "norm · forward · input[0] is nothing that an observed module has returned as it is: "
+            "code between these modules computes it, after last · forward · output[0]",
+        ),
+        (
+            {"begin": lambda net, _: freeze(net)},
+            "from step 0 on reference alone has a gradient of last.weight: in actual the optimizer",
+        ),
+        (
+            {"at_step": lambda step, net: freeze(net) if step == 3 else None},
+            "from step 3 on reference alone has a gradient of last.weight: in actual the optimizer",
+        ),
+        ({"clears": False}, "of actual are the sums of those of this step and of the step before"),
+        (
+            {"at_step": lambda step, net: net.train(step < 3)},
+            "norm.running_mean stays as it was in actual, and moves on the other side: norm runs",
+        ),
+        (
+            {"begin": lambda net, _: net.last.weight.register_hook(lambda grad: grad / 2)},
+            "it is the only gradient of a parameter that differs in that step, of 8: look at what",
+        ),
+        (
+            {"data": [batches(6)[place] for place in (0, 1, 4, 3, 2, 5)]},
+            "that of step 2 in actual is that of step 4 in reference. Of the 2 that differ, 2 are",
+        ),
+    ],
+)
+def test_the_cause_is_named(options: dict[str, Any], text: str, plain: str, tmp_path: Path) -> None:
+    assert text in why(train(tmp_path / "log", **options), plain)
+
+
+def test_a_hook_that_changes_an_input_is_looked_for(plain: str, tmp_path: Path) -> None:
+    def round_inputs(net: nn.Module, _: object) -> None:
+        net.get_submodule("last").register_forward_pre_hook(
+            lambda _, args: args[0].bfloat16().float()
+        )
+
+    told = why(train(tmp_path / "log", begin=round_inputs), plain)
+    assert "in actual alone last reads input[0] as a tensor of its own; in reference it" in told
+    assert "formula" not in told
+
+
+def test_samples_in_another_order_over_all_steps(plain: str, tmp_path: Path) -> None:
+    xs, ys = (torch.cat(parts) for parts in zip(*batches(6)))
+    order = torch.randperm(len(xs), generator=torch.Generator().manual_seed(5))
+    shuffled = list(zip(xs[order].split(16), ys[order].split(16)))
+    told = why(train(tmp_path / "shuffled", data=shuffled), plain)
+    assert "the batches hold the same numbers, as far as their sums tell: the same samples" in told
+    other = [(x + 0.1, y) for x, y in batches(6)]
+    assert not why(train(tmp_path / "other", data=other), plain)
+
+
+def test_a_weight_that_the_optimizer_lacks_is_in_both_models(plain: str, tmp_path: Path) -> None:
+    def without(parameters: Iterator[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(list(parameters)[:-2])
+
+    actual = train(tmp_path / "log", optimizer=without)
+    assert not fastcheck.compare(actual, plain)
+    assert "is in both" not in why(actual, plain)
+
+
+def test_a_dropout_in_eval_mode_is_called(tmp_path: Path) -> None:
+    def net() -> nn.Module:
+        return nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, 4))
+
+    reference = train(tmp_path / "reference", net=net)
+    told = why(train(tmp_path / "log", net=net, begin=lambda net, _: net.eval()), reference)
+    assert "1.training is False" in told or "the model.training is False in actual" in told
+    assert "not in actual" not in told
+
+
+def load(saved: str, changes: Callable[[dict[str, Any]], object] | None) -> Callable[..., None]:
+    """Loads the weights, and the optimizer's state as ``changes`` leaves it (None: no state)."""
+
+    def begin(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        weights, state = torch.load(saved)
+        net.load_state_dict(weights)
+        if changes is not None:
+            for held in state["state"].values():
+                changes(held)
+            optimizer.load_state_dict(state)
+
+    return begin
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        (None, "began without state, and reference had taken 3 steps by then: its state was not"),
+        (
+            lambda held: held["step"].zero_(),
+            "began with a state of 8 of its 8 parameters and step counts of 0, and reference had "
+            "taken 3 steps by then: step counts that start again",
+        ),
+        (lambda held: held["exp_avg"].zero_(), "so look at the rest of the optimizer's state"),
+    ],
+)
+def test_the_state_of_an_optimizer_that_was_not_restored(
+    changes: Callable[[dict[str, Any]], object] | None, text: str, tmp_path: Path
+) -> None:
+    saved = str(tmp_path / "saved.pt")
+    whole = train(tmp_path / "whole", saves=saved)
+    begin, rest = load(saved, changes), batches(6)[3:]
+    resumed = train(tmp_path / "resumed", begin=begin, data=rest)
+    assert text in why(resumed, whole)
+    perfect = train(tmp_path / "perfect", begin=load(saved, lambda held: None), data=rest)
+    assert fastcheck.compare(perfect, whole).is_identical
+    # Two runs that both continue: neither is paired with a later step of the other.
+    if changes is None:
+        told = why(resumed, perfect)
+        assert "began without state in actual, and with a state of 8 of its 8 parameters" in told
+
+
+def test_plain_sgd_keeps_no_state(tmp_path: Path) -> None:
+    def sgd(momentum: float) -> Callable[[Any], torch.optim.Optimizer]:
+        return lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=momentum)
+
+    saved = str(tmp_path / "saved.pt")
+    for momentum, is_told in ((0.0, False), (0.9, True)):
+        whole = train(tmp_path / f"whole{momentum}", saves=saved, optimizer=sgd(momentum))
+
+        def spoil(step: int, net: nn.Module) -> None:
+            if step == 1:
+                net.get_parameter("head.weight").data.mul_(2)
+
+        options: dict[str, Any] = {"begin": load(saved, None), "data": batches(6)[3:]}
+        options.update(optimizer=sgd(momentum), at_step=spoil)
+        told = why(train(tmp_path / f"resumed{momentum}", **options), whole)
+        assert ("its state was not loaded" in told) is is_told
+
+
+def test_clipping_by_value_that_was_imported_by_name(tmp_path: Path) -> None:
+    sides = [
+        train(tmp_path / str(value), clip=lambda p, value=value: clip_grad_value_(p, value))
+        for value in (0.01, 0.02)
+    ]
+    answer = fastcheck.compare(*sides)["hyper-parameters"]
+    assert [tuple(setting) for setting in answer.settings] == [
+        ("clipping.value from step 0 on", "0.01", "0.02")
+    ]
+
+
+@pytest.mark.parametrize("content", ["{", "[1]", None])
+def test_a_meta_file_that_cannot_be_read_is_named(
+    content: str | None, plain: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = train(tmp_path / "log")
+    meta = Path(log, "meta-rank0.json")
+    assert isinstance(json.loads(meta.read_text()), dict)
+    meta.unlink() if content is None else meta.write_text(content)
+    comparison = fastcheck.compare(log, plain)
+    assert comparison["environment"].answer == "unknown"
+    main(["show", log])
+    for text in (" ".join(str(comparison).split()), capsys.readouterr().out):
+        assert ("meta-rank0.json can't be read: " in text) is (content is not None)
