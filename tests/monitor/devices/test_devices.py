@@ -19,6 +19,7 @@ from torch import nn
 
 import fastcheck
 from fastcheck.backends import table
+from fastcheck.monitor.session import drain
 from fastcheck.ring.device import DeviceRing
 from support.devices.training_on_fake import NAME, fake, loop
 from support.paths import TESTS
@@ -68,20 +69,45 @@ def test_when_the_judging_thread_is_woken(monkeypatch: pytest.MonkeyPatch) -> No
     with fastcheck.install(model, sync="never") as monitor:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         loop(model, 2, optimizer=optimizer)
-        drain, woken = monitor._session.drain, []
-        put = drain._wake.put
+        of_monitor, woken = monitor._session.drain, []
+        put = of_monitor._wake.put
         counting = SimpleNamespace(put=lambda goes_on: (woken.append(goes_on), put(goes_on)))
-        monkeypatch.setattr(drain, "_wake", counting)
+        monkeypatch.setattr(of_monitor, "_wake", counting)
         loop(model, 5, optimizer=optimizer)
         assert len(woken) == 5
         monitor.flush()
         assert monitor.table()["step"].max() == 6
         for passes in range(1, 4):  # without gradients: what they have recorded waits for nothing
-            while drain.process():
+            while of_monitor.process():
                 pass
             with torch.no_grad():
                 model(torch.ones(4, 8).to(NAME))
             assert len(woken) == 5 + passes
+
+
+def test_the_judging_thread_looks_less_often_while_a_copy_takes_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each look takes the lock of Python from the training thread."""
+    model = deep().to(NAME)
+    with fastcheck.install(model, stop=fastcheck.Stop(max_lag=None)) as monitor:
+        loop(model, 2)
+        monitor.flush()
+        pauses: list[float] = []
+        has_looked = threading.Event()
+
+        def sleep(seconds: float) -> None:
+            pauses.append(seconds)
+            if len(pauses) == 6:
+                has_looked.set()
+            time.sleep(0.001)
+
+        monkeypatch.setattr(drain, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
+        with fake.held():
+            loop(model, 1)
+            assert has_looked.wait(60)
+        monitor.flush()
+    assert pauses[:6] == [0.001, 0.002, 0.004, 0.008, 0.008, 0.008]
 
 
 class TestNothingWaits:

@@ -145,8 +145,10 @@ def _first(store: EventStore, step: int) -> Optional[Event]:
     return min(begun or events, key=lambda event: int(event.record["seq"]), default=None)
 
 
-# The time between two looks of the thread whether a copy is done; only while a copy is under way.
+# The time between two looks of the thread whether a copy is done, only while one is under way. It
+# doubles with each look, up to the longest: a look takes Python's lock from the training thread.
 _POLL_SECONDS = 0.001
+_LONGEST_POLL = 0.008
 
 
 @dataclass(eq=False)
@@ -312,10 +314,12 @@ class Drain:
 def _run(drain_ref: weakref.ref[Drain], wake: queue.SimpleQueue[bool]) -> None:
     """The thread: holds the drain only while it works, so that a deleted model takes it along."""
     while wake.get():
+        pause = _POLL_SECONDS
         while True:
             drain = drain_ref()
             if drain is None or not drain.process():
                 break
             del drain
-            time.sleep(_POLL_SECONDS)
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_POLL)
         drain = None
