@@ -284,11 +284,13 @@ class _Copies:
     ``sums``: the checksums of the model's parameters at the first of them.
     """
 
-    __slots__ = ("are_copies", "have_gradients", "is_over", "sums", "updates")
+    __slots__ = ("are_copies", "have_gradients", "held", "is_over", "sums", "updates")
 
     def __init__(self) -> None:
         self.are_copies = self.have_gradients = self.is_over = False
         self.updates = 0
+        # The ids of what the optimizer holds.
+        self.held: set[int] = set()
         self.sums: Sequence[int] = ()
 
 
@@ -315,9 +317,9 @@ class StaleCopies:
         is_alone: bool,
     ) -> Optional[str]:
         """``optimizer``, which holds no parameter of the model, is about to step. What to warn of,
-        once: it has stepped several times, with the shapes of all trained parameters or without
-        any gradient, while these have gradients and keep every bit. ``is_alone``: no optimizer of
-        the model has stepped, and this one is given no closure.
+        once: it has stepped several times, with the shapes of all trained parameters, without any
+        gradient, or with just what another holds, while these have gradients and keep every bit.
+        ``is_alone``: no optimizer of the model has stepped, and this one is given no closure.
         """
         known = self._of.setdefault(optimizer, _Copies())
         trained = [p for _, _, p in parameters if p.requires_grad] if not known.is_over else []
@@ -328,7 +330,10 @@ class StaleCopies:
         is_still = have_gradients and all(map(_is_still, optimizer.param_groups))
         shapes, wanted = (Counter(tuple(p.shape) for p in many) for many in (held, trained))
         are_copies = shapes == wanted
-        if is_still or not (are_copies or (is_alone and not have_gradients)):
+        known.held = set(map(id, held))
+        twins = [each for each in self._of.values() if each.held == known.held]
+        has_twin = not are_copies and have_gradients and len(twins) > 1
+        if is_still or not (are_copies or (is_alone and (has_twin or not have_gradients))):
             return None
         if have_gradients and _storages(trained) & _storages(held):
             return None  # other objects for the same values
@@ -344,8 +349,17 @@ class StaleCopies:
             return None
         known.is_over = True
         is_moved = checksums(trained) != known.sums
-        if is_moved or (have_gradients and not _have_same_gradient(held, trained)):
+        if is_moved or (are_copies and have_gradients and not _have_same_gradient(held, trained)):
             return None
+        if has_twin:
+            for twin in twins:
+                twin.is_over = True
+            return (
+                f"{len(twins)} optimizers hold the same parameters, none of which is the model's: "
+                f"one is {type(optimizer).__name__}. In {known.updates} updates the model's "
+                "parameters had gradients and kept every bit. Was one of these optimizers to "
+                "train the model? Give it the model's parameters"
+            )
         which = f"those of {type(optimizer).__name__}"
         which += " have the same shapes and" if are_copies else ""
         if have_gradients:
@@ -758,7 +772,7 @@ class StalledWeights:
         is_faint = is_live & is_nonzero[held] & ~table["was_strong"][held] & (weight < 0)
         table["faint"][held[is_faint]] += 1
         if look.is_certain:
-            zero = held[(updates >= UPDATES) & has_gradient]
+            zero = held[(updates >= UPDATES) & has_gradient & ~table["is_said"][held]]
             self._warn_about(zero, lambda names: self._zero(names, zero, look))
             self._warn_about(held[is_faint & (table["faint"][held] >= _FAINT_UPDATES)], _faint)
             is_all = not (has_gradient & is_live).any()

@@ -38,12 +38,17 @@ def where_zero(records: np.ndarray, table: SiteTable, modules: Collection[str]) 
     passed = [k for k, site in enumerate(sites) if is_loss[k] or site.role.startswith("grad_")]
     is_end = [is_zero[k] and sites[k].module in modules and not is_loss[k] for k in passed]
     at = is_end.index(True) if True in is_end else 0
+    others = {site.module for site in sites if site.role == "param"}.difference(modules)
     while at and is_zero[passed[at - 1]] and not is_loss[passed[at - 1]]:
+        if sites[passed[at - 1]].module in others:  # that of another branch, told of before
+            break
         at -= 1
     if at:
         before, first = sites[passed[at - 1]], sites[passed[at]]
         if is_loss[passed[at - 1]]:
             seen.append(f"{_named(first)} was 0 already where it came from the loss")
+        elif is_zero[passed[at - 1]] or not (first.op or _are_near(first.module, before.module)):
+            seen.append(f"{_named(first)} was 0 throughout")
         else:
             # At op level the gradient of a bias may come between.
             one = "what" if first.op else f"{_named(before)}, which"
@@ -52,6 +57,14 @@ def where_zero(records: np.ndarray, table: SiteTable, modules: Collection[str]) 
                 f"{'' if first.op else ','} was not"
             )
     return f" In the last of these steps {'; '.join(seen)}." if seen else ""
+
+
+def _are_near(one: str, other: str) -> bool:
+    """True if two modules are in the same one, or within the same part of the model: the gradient
+    of one part need not have come from that of another.
+    """
+    parents = one.rpartition(".")[0], other.rpartition(".")[0]
+    return parents[0] == parents[1] or one.split(".")[0] == other.split(".")[0]
 
 
 def _named(site: Site) -> str:

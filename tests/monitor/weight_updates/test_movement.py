@@ -563,6 +563,32 @@ def test_an_optimizer_of_another_model(kind: str) -> None:
     assert kind != "teacher" or "those of Adam had no gradients in 10 updates" in texts[0]
 
 
+@pytest.mark.parametrize("kind", ["same", "other", "late"])
+def test_two_optimizers_of_another_model(kind: str) -> None:
+    """A discriminator is trained, and its gradients reach the generator, which is observed.
+    ``same``: both optimizers were given the discriminator; ``other``: each holds a part of it;
+    ``late``: the generator has an optimizer that steps in the last steps alone.
+    """
+    model, other = Net(), nn.Sequential(nn.Linear(4, 2), nn.Linear(2, 1))
+    first, second = ([*other], [*other]) if kind != "other" else ([other[0]], [other[1]])
+    optimizers = [
+        torch.optim.Adam([p for layer in layers for p in layer.parameters()], 1e-3)
+        for layers in (first, second)
+    ]
+    late = torch.optim.SGD(model.parameters(), 0.01)
+    with warned() as texts, fastcheck.install(model):
+        for step, x in enumerate(batches(STEPS)):
+            model.zero_grad()
+            other.zero_grad()
+            other(model(x)).mean().backward()
+            if kind == "late" and step % 5 == 4:
+                late.step()
+            for optimizer in optimizers:
+                optimizer.step()
+    is_told = kind == "same"
+    assert ["2 optimizers hold the same parameters, none" in t for t in texts] == [True] * is_told
+
+
 @pytest.mark.parametrize(("writes", "width"), [(False, 4), (False, 5), (True, 4)])
 def test_a_layer_that_no_optimizer_holds(writes: bool, width: int) -> None:
     """``writes``: the loop updates it by itself."""

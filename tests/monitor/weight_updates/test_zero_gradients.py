@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import fastcheck
+from support.warned import warned
 
 pytestmark = pytest.mark.usefixtures("fresh_start")
 
@@ -63,6 +64,31 @@ def test_an_operator_whose_derivative_is_0(level: str) -> None:
     assert f"the gradient of {where}" in text
     assert "each way to them leads through sign, whose derivative is 0: pass the gradient" in text
     assert "Possible causes" not in text
+
+
+@pytest.mark.parametrize("is_first_zero", [False, True])
+def test_branches_of_a_model(is_first_zero: bool) -> None:
+    """The gradient of one part is read after that of the other, and does not come from it.
+    ``is_first_zero``: that of the other became 0 in an earlier step, and was told of then.
+    """
+    model = nn.ModuleDict(
+        {
+            "actor": nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4)),
+            "critic": nn.Sequential(nn.Linear(8, 8), Times(1.0), nn.Linear(8, 1)),
+        }
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with warned() as texts, fastcheck.install(model):
+        for step in range(24):
+            optimizer.zero_grad()
+            x = torch.randn(4, 8)
+            model["critic"][1].factor = 0.0 if is_first_zero else 1.0
+            (model["actor"](x) * (step < 12)).sum().add(model["critic"](x).sum()).backward()
+            optimizer.step()
+    text = texts[-1]
+    assert text.startswith("gradients that are all 0: of actor.0.weight")
+    assert "In the last of these steps " in text
+    assert "the gradient of output of actor.1 (Linear) was 0 throughout." in text
 
 
 def test_a_difference_of_a_tensor_and_itself() -> None:
