@@ -221,7 +221,7 @@ def flags(isa: str) -> list[str]:
         *(f for f in find(r"set\(FASTCHECK_OPTIONS ([^)]*)\)").split() if f[:2] != "-W"),
         *find(rf"fastcheck_vector_kernel\({isa} ([^)]*)\)").split(),
         "-w",
-        "-O3",
+        harness.size("-O3", "-O0"),  # in small nothing is timed
         "-DNDEBUG",
     ]
 

@@ -74,8 +74,6 @@ foreach(source IN LISTS FASTCHECK_SOURCES)
   endif()
   set_source_files_properties(${source} PROPERTIES UNITY_GROUP ${group})
 endforeach()
-# It defines functions with the names of some that the other files declare.
-set_source_files_properties(${CMAKE_CURRENT_LIST_DIR}/binding/ops.cpp PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
 # It includes headers of CPython's own, which other files can't.
 set_source_files_properties(${CMAKE_CURRENT_LIST_DIR}/python/line.cpp PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
 # torch's headers then declare the operators that they use in place of all, which take seconds in each file.

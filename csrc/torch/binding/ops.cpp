@@ -21,7 +21,7 @@ TORCH_LIBRARY(fastcheck, m) {
       "int seq, int flags) -> ()");
 }
 
-namespace fastcheck {
+namespace fastcheck::ops {
 namespace {
 
 constexpr std::int64_t kRecordBytes = sizeof(Record);
@@ -124,4 +124,4 @@ TORCH_LIBRARY_IMPL(fastcheck, Autograd, m) {
   }
 }
 
-}  // namespace fastcheck
+}  // namespace fastcheck::ops
