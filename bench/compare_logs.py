@@ -15,8 +15,6 @@ import argparse
 import json
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -133,13 +131,7 @@ def write(directory: Path, of: str, case: str, records: int) -> str:
 def measure(small: str, actual: str, reference: str, want: str, rounds: int) -> dict[str, Any]:
     runs = []
     for _ in range(rounds):
-        done = subprocess.run(
-            [sys.executable, "-c", CHILD, small, actual, reference],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        runs.append(json.loads(done.stdout))
+        runs.append(json.loads(harness.output_of("-c", CHILD, small, actual, reference)))
         if runs[-1]["verdict"] != want:
             raise SystemExit(f"{actual}: expected {want}, compare() says {runs[-1]['verdict']}")
     return {

@@ -18,8 +18,6 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -94,12 +92,9 @@ def take_steps(name: str, directory: Path, threads: int) -> None:
 
 
 def peak_of(name: str, directory: Path) -> int:
-    options = ["--memory-of", name, "--directory", str(directory)]
-    options += ["--threads", str(torch.get_num_threads())]
-    told = subprocess.run(
-        [sys.executable, __file__, *options], stdout=subprocess.PIPE, text=True, check=True
-    )
-    return int(told.stdout)
+    options = ["--memory-of", name, "--directory", directory]
+    options += ["--threads", torch.get_num_threads()]
+    return int(harness.output_of(__file__, *options))
 
 
 def measure(name: str, options: dict[str, Any], rounds: int, directory: Path) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from fastcheck.fleet.schema import need
 from fastcheck.fleet.store import Folder
 from fastcheck.record.format import RECORD_BYTES
 from fleet_synthetic import FAULTS, NOISE, Shape, choose_fault, write_fleet
-from harness import RESULTS, machine, size
+from harness import RESULTS, machine, output_of, size
 from synthetic_log import write_log
 
 _SMALL = size(Shape(64, 100, 50, shards=4), Shape(8, 20, 20, shards=2))
@@ -89,14 +89,8 @@ def large(place: Path, shape: Shape) -> dict[str, Any]:
         write_fleet(folder, shape, planted, 2)
     stored = sum(folder.files("run=synthetic").values())
     code = f"import fleet; fleet._ask_and_print({str(place)!r})"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=Path(__file__).parent,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    made: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    told = output_of("-c", code, cwd=Path(__file__).parent)
+    made: dict[str, Any] = json.loads(told.splitlines()[-1])
     rows = shape.ranks * shape.sites * shape.steps
     return {
         "shape": vars(shape),

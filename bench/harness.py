@@ -73,6 +73,23 @@ def time_rounds(
     return seconds
 
 
+def output_of(*arguments: object, python: str = sys.executable, cwd: Optional[Path] = None) -> str:
+    """What ``python *arguments`` prints, a process of its own: in a smoke run one that is forked
+    from a process with torch imported, which takes longer than most benches in small.
+    """
+    words = [str(argument) for argument in arguments]
+    if IS_SMOKE:
+        from support.processes import run_python
+
+        done = run_python(*words, cwd=cwd)
+    else:
+        command = [python, "-W", "ignore", *words]
+        done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(words)} failed:\n{done.stderr[-3000:]}")
+    return done.stdout
+
+
 def spread(values: np.ndarray) -> dict[str, float]:
     """Median, and the range that holds the middle 80% of the values."""
     low, median, high = np.percentile(values, [10, 50, 90])

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -43,15 +41,7 @@ BARS = {(1000, 1000): (1e6, 2.0, 1000.0), (10_000, 10_000): (10e6, None, None)}
 
 def written(log: Path, page: Path, times: int) -> dict[str, Any]:
     """The medians of several runs."""
-    runs = []
-    for _ in range(times):
-        done = subprocess.run(
-            [sys.executable, "-c", CHILD, str(log), str(page)],
-            check=True,
-            capture_output=True,
-            text=True,
-        )
-        runs.append(json.loads(done.stdout))
+    runs = [json.loads(harness.output_of("-c", CHILD, log, page)) for _ in range(times)]
     return {name: float(np.median([run[name] for run in runs])) for name in runs[0]}
 
 

@@ -1,7 +1,7 @@
 """All benches, one after the other: those that this machine can run.
 
     python bench/run.py              a process for each; tables also in bench/results/tables.md
-    python bench/run.py --smoke      each in small, in this process: whether it works, no figure
+    python bench/run.py --smoke      each in small, here or in a fork: whether it works, no figure
     python bench/run.py drain top    some of them
 
 Exit status 1 when one failed. A bench that needs what is not here is left out, and named. Run it on
@@ -135,7 +135,7 @@ def run_here(bench: Bench, arguments: Sequence[str]) -> None:
             raise
 
 
-def output(bench: Bench, arguments: Sequence[str], scratch: str) -> Iterator[str]:
+def output(bench: Bench, arguments: Sequence[str], scratch: str, is_smoke: bool) -> Iterator[str]:
     """The lines that a program of its own process prints; C++ is compiled first. Raises
     CalledProcessError if it fails.
     """
@@ -143,7 +143,8 @@ def output(bench: Bench, arguments: Sequence[str], scratch: str) -> Iterator[str
     program = [sys.executable, "-W", "ignore", source]
     if bench.file.endswith(".cpp"):
         program = [os.path.join(scratch, bench.name)]
-        flags = ["-O3", "-march=native", "-std=c++17", "-pthread", f"-I{HERE.parent / 'csrc'}"]
+        flags = ["-O1" if is_smoke else "-O3", "-march=native", "-std=c++17", "-pthread"]
+        flags.append(f"-I{HERE.parent / 'csrc'}")
         subprocess.run([COMPILER, *flags, source, "-o", *program], check=True)
     with subprocess.Popen([*program, *arguments], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -183,11 +184,13 @@ def main() -> int:
         arguments = bench.in_smoke if options.smoke and bench.in_smoke else bench.arguments
         start = time.monotonic()
         try:
-            if options.smoke and bench.file.endswith(".py") and not bench.has_fake_device:
+            if options.smoke and bench.has_fake_device:
+                say(harness.output_of(HERE / bench.file, *arguments))
+            elif options.smoke and bench.file.endswith(".py"):
                 run_here(bench, arguments)
             else:
                 with tempfile.TemporaryDirectory() as scratch:
-                    for line in output(bench, arguments, scratch):
+                    for line in output(bench, arguments, scratch, options.smoke):
                         say(line)
         except (Exception, SystemExit):
             traceback.print_exc()

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -31,11 +30,8 @@ FULL_BAR = 1.04  # fastcheck full, times a step without
 
 
 def work(python: str, threads: int, rounds: int, tools: list[str]) -> list[dict[str, Any]]:
-    command = [python, "-W", "ignore", str(WORKER), str(threads), str(rounds), "none", *tools]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode != 0:
-        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
-    result = json.loads(done.stdout.splitlines()[-1])
+    told = harness.output_of(WORKER, threads, rounds, "none", *tools, python=python)
+    result = json.loads(told.splitlines()[-1])
     base = np.array(result["seconds"]["none"])
     rows = []
     for tool, values in result["seconds"].items():
