@@ -551,9 +551,13 @@ def test_a_divergence_from_logarithms(is_divergence: bool) -> None:
         result.backward()
         return result
 
-    how = maker_of(loss).how
-    assert "SubBackward0 in the graph of the loss: its operand with a graph is finite" in how
-    assert ("Pass log_target=True" in how) is is_divergence
+    stop = stop_of(loss)
+    made, text = stop.report.made_by, " ".join(str(stop).split())
+    assert made is not None
+    assert "SubBackward0 in the graph of the loss: its operand with a graph is finite" in made.how
+    assert ("its target has numbers below 0" in made.how) is is_divergence
+    remedy = "try 1. If the target of kl_div holds log-probabilities, pass log_target=True"
+    assert (remedy in text) is is_divergence
 
 
 def test_what_a_sum_within_a_product_has_added_from_outside_of_the_graph() -> None:

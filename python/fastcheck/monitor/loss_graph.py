@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from fastcheck.monitor.session.derivatives import DECOMPOSITIONS, SavedByNode
+from fastcheck.record.event import TARGET_OF_KL
 from fastcheck.record.format import DTYPES, NONFINITE_COUNTS, Depth, is_nonfinite
 from fastcheck.report.stop_report import MadeBy
 from fastcheck.statistics.functions import stats
@@ -605,9 +606,9 @@ class _GraphSearch:
             how += (
                 " kl_div(input, target) is such a difference, xlogy(target, target) - target * "
                 "input, and its target has numbers below 0, as log-probabilities have: the log of "
-                "these is NaN. Pass log_target=True, or probabilities."
+                "these is NaN."
             )
-            return MadeBy("", how, inputs=(("target", target),))
+            return MadeBy("", how, inputs=((TARGET_OF_KL, target),))
         return MadeBy(
             "",
             how,

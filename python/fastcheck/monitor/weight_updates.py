@@ -69,6 +69,13 @@ class ObservedUpdates:
         self.zero = b""
 
 
+class NoDerivative(NamedTuple):
+    """Operators whose derivative is 0, and what to do instead."""
+
+    operators: str
+    remedy: str
+
+
 class ParameterDetails(NamedTuple):
     """Details of each parameter; ``parameters`` holds the numbers of their sites."""
 
@@ -97,7 +104,7 @@ class UpdateInfo:
     has_backward = True
     #: Operators that alone lead to a parameter in the graph of the loss, and have a derivative of
     #: 0, by site.
-    without_derivative: Mapping[int, str] = MappingProxyType({})
+    without_derivative: Mapping[int, NoDerivative] = MappingProxyType({})
     #: Sites of parameters that no optimizer holds, of the shape of one that is held and is in no
     #: model.
     replaced: Collection[int] = ()
@@ -784,12 +791,15 @@ class StalledWeights:
         return bool(((is_open | is_faint) & ~table["is_said"][held]).any())
 
     def _zero(self, names: str, parameters: np.ndarray, look: UpdateInfo) -> str:
-        through = {look.without_derivative.get(int(site), "") for site in parameters}
+        through = {look.without_derivative.get(int(site)) for site in parameters}
+        known = sorted(operators for operators in through if operators is not None)
         causes = _CAUSES_OF_ZERO
-        if "" not in through:
+        if len(known) == len(through):
+            remedies = dict.fromkeys(one.remedy for one in known)
             causes = (
                 "In the graph of the loss each way to them leads through "
-                f"{' or '.join(sorted(through))}, whose derivative is 0: {_remedy(through)}."
+                f"{' or '.join(one.operators for one in known)}, whose derivative is 0: "
+                f"{'; or '.join(remedies)}."
             )
         return f"{_zero(names)} {causes}{self._where_zero(parameters)}"
 
@@ -872,14 +882,6 @@ _CAUSES_OF_ZERO = (
 )
 
 
-def _remedy(through: Collection[str]) -> str:
-    if any("itself" in what for what in through):
-        return "detach() one of the two, such as the log-probability of the old policy"
-    if not {"torch.normal", "bernoulli", "poisson"}.isdisjoint(through):
-        return "sample so that the gradient passes, as mean + std * torch.randn_like(std) does"
-    return "pass the gradient straight through, as x + (round(x) - x).detach() does"
-
-
 def _faint(names: str) -> str:
     return (
         f"gradients that vanish: those of {names} were not 0, but never more than {_FAINT:g} of "
@@ -894,8 +896,9 @@ def _none(names: str) -> str:
         f"no gradient: {names} had grad=None in {UPDATES} updates of an optimizer in a row. Check "
         "whether the branch is detached, runs under no_grad(), is within a reentrant checkpoint "
         "none of whose inputs requires a gradient (use_reentrant=False), is used as an index or in "
-        "a comparison alone (argmax, topk), goes through a backward of your own that returns None, "
-        "or is never called; where that is intended, set requires_grad=False"
+        "a comparison alone (argmax, topk: pass the gradient straight through, as z + (q - "
+        "z).detach() does), goes through a backward of your own that returns None, or is never "
+        "called; where that is intended, set requires_grad=False"
     )
 
 
@@ -903,9 +906,9 @@ def _none_at_all(names: str) -> str:
     return (
         f"no gradient: {names} had grad=None in {UPDATES} updates of an optimizer in a row, and so "
         "had every weight that it trains. backward() may have been called on a tensor that has "
-        "none of them in its graph: one that was made anew (torch.tensor(), .item(), NumPy), or of "
-        "what has no derivative (argmax, a comparison), and given requires_grad; or the loss is "
-        "that of another model, or of a copy"
+        "none of them in its graph: one that was cut from it (detach(), no_grad()) or made anew "
+        "(torch.tensor(), .item(), NumPy), or of what has no derivative (argmax, a comparison), "
+        "and given requires_grad; or the loss is that of another model, or of a copy"
     )
 
 

@@ -14,6 +14,8 @@ from fastcheck.record.site import Site
 COMPUTED_OUTSIDE = "it was computed"
 #: The beginning for a tensor that functional_call() has put in the place of a parameter.
 GIVEN_INSTEAD = "functional_call() was given it"
+#: The name of the target of kl_div(), where it has numbers below 0.
+TARGET_OF_KL = "target of kl_div"
 #: The end for what an operator has made of finite tensors and such a number.
 GIVEN_NUMBER = " but for a number that it was given, which is NaN or infinite"
 #: The end of a clause on parameters that may have been written before what read them.

@@ -344,6 +344,14 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         source="pytorch: EMA models without buffers",
     ),
     _fact(
+        "average", cause="optimizer",
+        text="{name}, which has the shapes of weights that are trained, kept {value} of itself and "
+        "took in the rest from these, in each of 3 updates that were measured: it is hardly an "
+        "average",
+        advice="if it is meant as one (an EMA, a target network), its decay and 1 - decay are "
+        "swapped", source="forums: EMA and tau the wrong way round",
+    ),
+    _fact(
         "mask", cause="layer",
         text="the mask of {name}",
         advice="look at how the mask is made",
@@ -383,7 +391,7 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         "other_dimension", cause="layer",
         text="in the graph of the loss {name}, in {value} checks in a row, ten updates apart",
         advice="take the softmax over the dimension of the classes: dim=1 for nll_loss, dim=-1 of "
-        "what ctc_loss is given",
+        "what ctc_loss and gather() are given",
         source="pytorchfundamentals#21",
     ),
     _fact(
@@ -395,11 +403,20 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
     ),
     _fact(
         "earlier_loss", cause="loss",
-        text="the graph of the loss holds a part that was in it at least ten updates before, in "
-        "{value} checks in a row: backward() goes through it once more",
+        text="the graph of the loss {name}, {value} times in a row: backward() goes through all of "
+        "it once more",
         advice="add losses up as numbers (loss.item()), and keep no result with its graph from one "
         "update to the next (detach() it), in place of retain_graph=True",
         source="forums: a running total of losses",
+    ),
+    _fact(
+        "constant_term", cause="loss",
+        text="a term of the loss has no graph, and autograd.grad() of an output with respect to an "
+        "input was called with retain_graph=True, without create_graph=True, in {value} checks in "
+        "a row, ten updates apart: what is made of its result, such as a gradient penalty, trains "
+        "nothing",
+        advice="call torch.autograd.grad(..., create_graph=True)",
+        source="forums: WGAN-GP and PINN without create_graph",
     ),
     _fact(
         "old_cast", cause="precision",
@@ -409,11 +426,32 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         "of weights until it is left", source="autocast around the whole loop",
     ),
     _fact(
-        "ratio_of_itself", cause="loss",
-        text="in the graph of the loss there is the exponential of the difference of a tensor and "
-        "itself, in {value} checks in a row, ten updates apart: it is 1, and has no gradient",
-        advice="detach() the second, as the log-probability of the old policy",
-        source="forums: a PPO ratio that stays 1",
+        "of_itself", cause="loss",
+        text="in the graph of the loss there is {name}, in {value} checks in a row, ten updates "
+        "apart",
+        advice="compute the other of another example, or detach() it, as the log-probability of "
+        "the old policy", source="forums: a PPO ratio that stays 1",
+    ),
+    _fact(
+        "across_samples", cause="layer",
+        text="in the graph of the loss {name}, in {value} checks in a row, ten updates apart",
+        advice="attention takes the softmax over what is added up, dim=-1: nn.Softmax() without "
+        "dim takes another", source="forums: softmax over the heads or the batch",
+    ),
+    _fact(
+        "wrong_targets", cause="data",
+        text="in the graph of the loss {name}, in {value} checks in a row, ten updates apart",
+        advice="look at the targets: a binary cross entropy expects numbers from 0 to 1, the "
+        "losses of a margin or an embedding 1 and -1 (2 * target - 1)",
+        source="forums: labels of 0 and 1 for SoftMarginLoss",
+    ),
+    _fact(
+        "alike", cause="loss",
+        text="the loss consists of cosine similarities whose sides both have a gradient, in "
+        "{value} checks in a row, ten updates apart: it is least where all results are the same, "
+        "whatever the input, and nothing keeps them apart",
+        advice="stop the gradient at one side of each with detach(), as SimSiam and BYOL do, or "
+        "add a term for pairs that should differ", source="forums: SimSiam that collapses",
     ),
     _fact(
         "made_in_forward", cause="layer",
@@ -431,9 +469,9 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
     ),
     _fact(
         "broadcast", cause="loss",
-        text="in the graph of the loss {name}, and the square or magnitude of that is averaged or "
-        "added up, in {value} checks in a row, ten updates apart",
-        advice="if each result has one target, give both the same shape, as "
+        text="in the graph of the loss {name} is averaged or added up, in {value} checks in a row, "
+        "ten updates apart",
+        advice="if each result has one target, or one weight, give both the same shape, as "
         "target.view_as(prediction) has",
         source="pytorch#16045",
     ),

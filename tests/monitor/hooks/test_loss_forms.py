@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import re
 from typing import Any
 
 import pytest
@@ -69,6 +70,14 @@ def test_a_function_of_one_element(make: Any, found: str) -> None:
         (lambda y, t: F.nll_loss(F.softmax(y, 0).log(), t), True),
         (lambda y, t: F.nll_loss(F.log_softmax(y, -1), t), False),
         (lambda y, t: F.nll_loss(F.log_softmax(y.view(8, 4, 1, 1), -3), t.view(8, 1, 1)), False),
+        (lambda y, t: -F.log_softmax(y, 0).gather(1, t[:, None]).mean(), True),
+        (lambda y, t: -(F.log_softmax(y, 0) * F.one_hot(t, 4)).sum(1).mean(), True),
+        (lambda y, t: -F.log_softmax(y, -1).gather(1, t[:, None]).mean(), False),
+        (lambda y, t: -(F.one_hot(t, 4) * F.log_softmax(y, 1)).sum(1).mean(), False),
+        # Each column is one list, as of a ranking, and one weight is that of several.
+        (lambda y, t: -F.log_softmax(y, 0).gather(0, t[None, :4]).mean(), False),
+        (lambda y, t: -(torch.ones(8, 4) / 8 * F.log_softmax(y, 0)).sum(), False),
+        (lambda y, t: (F.log_softmax(y, 0) * torch.ones(4)).mean(), False),
         # Of a square, each column may be what is normalised, as of pairs.
         (lambda y, t: F.nll_loss(F.log_softmax(y[:4], 0), torch.arange(4)), False),
     ],
@@ -303,8 +312,10 @@ def test_a_loss_that_holds_those_before_it(kind: str) -> None:
             if kind == "twice":
                 now.sqrt().backward()
             optimizer.step()
-    held = [text for text in said if "holds a part that was in it at least ten updates" in text]
+    held = [text for text in said if "backward() goes through all of it once more" in text]
     assert len(held) == (kind in ("total", "term"))
+    what = "step 3: .* is that of the update before" if kind == "total" else "at least ten updates"
+    assert all(re.search(what, text) for text in held)
 
 
 @pytest.mark.parametrize("kind", ["loop", "step", "no cache"])
@@ -338,3 +349,179 @@ def test_a_ratio_of_a_policy_to_itself(is_detached: bool) -> None:
 
     said = [text for text in texts(program, 40) if "a tensor and itself" in text]
     assert len(said) == (not is_detached)
+
+
+def _signs(size: int = 8) -> torch.Tensor:
+    return torch.arange(size) % 2 * 2 - 1.0
+
+
+def _halves(y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return y[:, :2], y[:, 2:]
+
+
+@pytest.mark.parametrize(
+    ("make", "found"),
+    [
+        (lambda y, t: F.soft_margin_loss(y[:, 0], t), "soft_margin_loss"),
+        (lambda y, t: F.hinge_embedding_loss(y.abs().sum(1), t), "hinge_embedding_loss"),
+        (lambda y, t: F.cosine_embedding_loss(*_halves(y), t), "cosine_embedding_loss"),
+        (lambda y, t: F.margin_ranking_loss(y[:, 0], y[:, 1], t, margin=1.0), "margin_ranking"),
+    ],
+)
+@pytest.mark.parametrize("targets", ["0 and 1", "signs", "ones"])
+def test_targets_of_0_and_1_where_signs_are_expected(make: Any, found: str, targets: str) -> None:
+    made = {"0 and 1": _signs().clamp(min=0), "signs": _signs(), "ones": torch.ones(8)}[targets]
+
+    def program(model: nn.Module, optimizer: Any) -> None:
+        optimizer.zero_grad()
+        make(model(torch.randn(8, 8)), made).backward()
+        optimizer.step()
+
+    said = texts(program, 40)
+    assert len(said) == (targets == "0 and 1")
+    assert all(f"{found}" in text and "1 and -1" in text for text in said)
+
+
+@pytest.mark.parametrize(
+    ("make", "is_wrong"),
+    [
+        (lambda y: F.binary_cross_entropy_with_logits(y, torch.ones(8, 4) + 1), True),
+        (lambda y: F.binary_cross_entropy_with_logits(y, torch.ones(8, 4) - 2), True),
+        (lambda y: F.binary_cross_entropy_with_logits(y, torch.ones(8, 4) * 1.2), False),
+        # What is -1 may be masked.
+        (
+            lambda y: F.binary_cross_entropy_with_logits(y, -torch.ones(8, 4), torch.zeros(8, 4)),
+            False,
+        ),
+        (
+            lambda y: (
+                F.binary_cross_entropy_with_logits(y, -torch.ones(8, 4), reduction="none")
+                * torch.zeros(8, 4)
+            ).mean(),
+            False,
+        ),
+    ],
+)
+def test_targets_beyond_0_and_1(make: Any, is_wrong: bool) -> None:
+    def program(model: nn.Module, optimizer: Any) -> None:
+        optimizer.zero_grad()
+        y = model(torch.randn(8, 8))
+        (make(y) + y.square().mean()).backward()
+        optimizer.step()
+
+    said = texts(program, 40)
+    assert len(said) == is_wrong
+    assert all("a binary cross entropy is given targets from" in text for text in said)
+
+
+@pytest.mark.parametrize(("dimension", "is_mixed"), [(0, True), (1, True), (2, False), (-1, False)])
+def test_a_softmax_over_samples_or_heads(dimension: int, is_mixed: bool) -> None:
+    """Over dimension 2 it may be meant: each value is given to one cluster or slot."""
+
+    def program(model: nn.Module, optimizer: Any) -> None:
+        optimizer.zero_grad()
+        x = model(torch.randn(24, 8)).view(2, 2, 6, 4)
+        weights = F.dropout((x @ x.transpose(-1, -2)).softmax(dimension), 0.1)
+        (weights @ x).square().mean().backward()
+        optimizer.step()
+
+    said = texts(program, 40)
+    assert len(said) == is_mixed
+    what = f"over dimension {dimension} of [2, 2, 6, 6], and the matrix product"
+    assert all(what in text and "dim=-1" in text for text in said)
+
+
+def _similarity(kind: str, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    fixed = other.detach()
+    normal, of_other = F.normalize(one, dim=-1), F.normalize(other, dim=-1)
+    return {
+        "both": lambda: -F.cosine_similarity(one, other).mean(),
+        "half": lambda: 1 - (normal * of_other).sum(-1).mean() / 2,
+        "two": lambda: (2 - 2 * (normal * of_other).sum(-1)).mean() - (of_other * normal).sum(),
+        "detached": lambda: -F.cosine_similarity(one, fixed).mean(),
+        "apart": lambda: F.cosine_similarity(one, other).mean(),
+        "negatives": lambda: (
+            F.cosine_similarity(one, other.roll(1, 0)).mean()
+            - F.cosine_similarity(one, other).mean()
+        ),
+        "variance": lambda: -F.cosine_similarity(one, other).mean() - one.std(0).mean(),
+        "teacher": lambda: -F.cosine_similarity(one, other).mean(),
+        "labelled": lambda: -(F.cosine_similarity(one, other) * torch.randn(8)).mean(),
+    }[kind]()
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["both", "half", "two", "detached", "apart", "negatives", "variance", "teacher", "labelled"],
+)
+def test_a_loss_that_is_least_where_all_results_are_the_same(kind: str) -> None:
+    """SimSiam without its stop-gradient. No optimizer holds a teacher, though it has a graph."""
+    teacher = nn.Linear(8, 4)
+
+    def program(model: nn.Module, optimizer: Any) -> None:
+        optimizer.zero_grad()
+        x = torch.randn(8, 8)
+        other = teacher(x) if kind == "teacher" else model(x)
+        _similarity(kind, model(x), other).backward()
+        optimizer.step()
+
+    said = texts(program, 40)
+    assert len(said) == (kind in ("both", "half", "two"))
+    assert all("where all results are the same" in text and "detach()" in text for text in said)
+
+
+@pytest.mark.parametrize(
+    ("weights", "is_broadcast"), [((8, 1), True), ((8,), False), ((8, 8), False), ((1,), False)]
+)
+def test_a_weight_that_is_broadcast_against_its_result(
+    weights: tuple[int, ...], is_broadcast: bool
+) -> None:
+    """An advantage of shape [N, 1] and log-probabilities of shape [N]."""
+
+    def program(model: nn.Module, optimizer: Any) -> None:
+        optimizer.zero_grad()
+        logs = model(torch.randn(8, 8)).log_softmax(1)[:, 0]
+        torch.min(-logs * torch.randn(weights), -logs * torch.randn(weights)).mean().backward()
+        optimizer.step()
+
+    said = texts(program, 40)
+    assert len(said) == is_broadcast
+    assert all("the product of a result of shape [8]" in text for text in said)
+
+
+@pytest.mark.parametrize("is_same", [False, True])
+def test_a_triplet_whose_positive_is_its_anchor(is_same: bool) -> None:
+    def program(model: nn.Module, optimizer: Any) -> None:
+        optimizer.zero_grad()
+        anchor, positive, negative = (model(torch.randn(8, 8)) for _ in range(3))
+        F.triplet_margin_loss(anchor, anchor if is_same else positive, negative).backward()
+        optimizer.step()
+
+    said = texts(program, 40)
+    assert len(said) == is_same
+    assert all("a tensor and itself, which is 0 without a gradient" in text for text in said)
+
+
+@pytest.mark.parametrize("kind", ["penalty", "graph", "attack", "alone", "parameters"])
+def test_a_penalty_on_a_gradient_without_a_graph(kind: str) -> None:
+    """``attack``: the input is moved by the gradient of a loss; ``alone``: by that of an output."""
+
+    def program(model: nn.Module, optimizer: Any) -> None:
+        optimizer.zero_grad()
+        x = torch.randn(8, 8, requires_grad=True)
+        y = model(x)
+        if kind == "attack":
+            y = F.cross_entropy(y, torch.zeros(8).long())
+        inputs = list(model.parameters()) if kind == "parameters" else [x]
+        is_kept, has_graph = kind != "alone", kind == "graph"
+        found, *_ = torch.autograd.grad(
+            y.sum(), inputs, retain_graph=is_kept, create_graph=has_graph
+        )
+        loss = F.cross_entropy(model(x.detach() + found[:8].sign().mean()), torch.ones(8).long())
+        sum([loss] if kind == "alone" else [loss, (found.norm() - 1) ** 2]).backward()
+        optimizer.step()
+
+    said = texts(program, 40)
+    # sum() begins with a number, which looks like a term without a graph.
+    assert len(said) == (kind == "penalty")
+    assert all("create_graph=True" in text for text in said)

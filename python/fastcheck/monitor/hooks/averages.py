@@ -1,19 +1,28 @@
-"""An average of a model, such as a teacher, whose weights move and whose BatchNorm statistics do
-not.
+"""Averages of a model, such as a teacher: one whose weights move and whose BatchNorm statistics do
+not, and one that is hardly an average.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import Optional
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any, Optional
 
+import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fastcheck.calls.module_calls import ModuleNode
 from fastcheck.monitor.weight_updates import checksums
+from fastcheck.utils.torch.frames import values_at_hand
+from fastcheck.utils.torch.own_operators import no_grad, unobserved
+from fastcheck.utils.torch.readable import can_read
 
 # Looks that read tensors, of which four tell.
 _LOOKS = 5
+# The update of an optimizer before which averages are measured first, the updates between two
+# measurements, and their number.
+_FIRST, _BETWEEN, _TURNS = 30, 10, 3
+_MOST_KEPT, _RESIDUE = 0.1, 0.1
+_MOST_ELEMENTS = 4096
 
 
 class StaleStatistics:
@@ -48,3 +57,81 @@ class StaleStatistics:
         are_same = [before == after for before, after in zip(last[2], now)]
         is_stale = are_same == [False, True, False]
         return f"{node.path} ({type(module).__name__})" if is_stale else ""
+
+
+class Averages:
+    """Measures in three updates how much averages keep of themselves: modules like one that is
+    trained, or tensors like its parameters, in local variables of the program or attributes of
+    these. Reads the beginning of one weight of each, and waits for a device then.
+    """
+
+    def __init__(self) -> None:
+        # Elements of each before the last update, by name.
+        self._before: dict[str, torch.Tensor] = {}
+        # The names of those that have kept little, each with the shares that were measured.
+        self._kept: dict[str, list[float]] = {}
+
+    def is_due(self, updates: int) -> bool:
+        """True before two updates in a row of each turn, as long as one has kept little."""
+        turn, place = divmod(updates - _FIRST, _BETWEEN)
+        return 0 <= turn < _TURNS and place < 2 and (turn == 0 or bool(self._kept))
+
+    def look(
+        self, updates: int, held: Collection[int], others: Collection[int]
+    ) -> tuple[str, float]:
+        """The name of an average that keeps little of itself, and the share; empty: none is known.
+        ``updates``: of the optimizer that is about to step, and holds ``held``; ``others``: what
+        all optimizers hold.
+        """
+        place = (updates - _FIRST) % _BETWEEN
+        before, self._before = self._before, {}
+        kept, self._kept = self._kept, {} if place else self._kept
+        for name, trained, copy in _copies(held, others):
+            if place == 0:
+                self._before.setdefault(name, _elements(copy))
+            elif name in before:
+                share = _share(_elements(copy), before.pop(name), _elements(trained))
+                if share is not None and share < _MOST_KEPT:
+                    self._kept[name] = [*kept.get(name, ()), share]
+        return next(((n, max(s)) for n, s in self._kept.items() if len(s) == _TURNS), ("", 0.0))
+
+
+def _elements(tensor: torch.Tensor) -> torch.Tensor:
+    with unobserved(), no_grad():
+        return tensor.detach().reshape(-1)[:_MOST_ELEMENTS].double().cpu().clone()
+
+
+def _share(now: torch.Tensor, then: torch.Tensor, trained: torch.Tensor) -> Optional[float]:
+    """The share that a copy has kept of itself, if that is the same for all elements."""
+    with unobserved(), no_grad():
+        far, near = then - trained, now - trained
+        if not (bool(near.any()) and bool(far.any())):
+            return None
+        share = float(near @ far / (far @ far))
+        is_one = float((near - share * far).norm()) <= _RESIDUE * float(near.norm())
+    return share if is_one else None
+
+
+def _copies(
+    held: Collection[int], others: Collection[int]
+) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    """Yields the name of each copy, a parameter that an optimizer holds, and the copy's of it."""
+    tensors: list[tuple[str, dict[str, Any]]] = []
+    for name, value in values_at_hand():
+        if issubclass(type(value), torch.nn.Module):
+            tensors.append((name, dict(value.named_parameters())))
+        elif type(value) is dict:
+            tensors.append((name, value))
+    trained = [of for _, of in tensors if any(id(p) in held for p in of.values())]
+    for name, own in tensors:
+        like = (of for of in trained if all(_is_like(own.get(key), p) for key, p in of.items()))
+        of = next(like, None)
+        key = next((key for key, p in (of or {}).items() if id(p) in held), None)
+        if of and key and not any(id(own[key]) in others for key in of) and can_read(own[key]):
+            yield name, of[key], own[key]
+
+
+def _is_like(tensor: Any, other: Any) -> bool:
+    if not all(issubclass(type(one), torch.Tensor) for one in (tensor, other)):
+        return False
+    return (tensor.shape, tensor.dtype) == (other.shape, other.dtype)

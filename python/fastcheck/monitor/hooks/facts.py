@@ -29,15 +29,15 @@ from fastcheck.monitor.session.session import Session
 from fastcheck.monitor.weight_updates import StaleCopies
 from fastcheck.utils.text.layout import listed
 from fastcheck.utils.torch.flatten import flatten
-from fastcheck.utils.torch.frames import program_frames
+from fastcheck.utils.torch.frames import program_frames, values_at_hand
 from fastcheck.utils.torch.memory_ref import MemoryRef, memory_ref
 from fastcheck.utils.torch.own_operators import no_grad, unobserved
 from fastcheck.utils.torch.rank import group_size
 from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read, has_memory, is_materialised
 
-from .averages import StaleStatistics
+from .averages import Averages, StaleStatistics
 from .hand_changes import FirstElements, Probe, elements_of, first_elements, probe
-from .loss_forms import LossForms, never_negative
+from .loss_forms import LossForms, is_output, never_negative, sum_of
 from .masks import Masks
 from .state_reader import StateReader
 
@@ -75,10 +75,15 @@ _FORMS = (
     "no_logarithm",
     "earlier_loss",
     "old_cast",
-    "ratio_of_itself",
+    "constant_term",
+    "of_itself",
+    "across_samples",
+    "wrong_targets",
+    "alike",
     "broadcast",
     "made_in_forward",
 )
+_TOTAL = "is that of the update before, to which another loss was added"
 # A momentum of batch norm from which on its statistics are nearly those of the last batch.
 _LARGE_MOMENTUM = 0.9
 _MOST_TRAINED = 0.02
@@ -135,6 +140,13 @@ class _Losses:
         self._had_gradient = False
         #: Criteria that are never negative; empty: a loss is none of them.
         self.criteria: set[str] = set()
+        #: autograd.grad() was asked for the derivative of the model's output with respect to an
+        #: input, and its result has no graph.
+        self.is_without_graph = False
+        #: A loss of this update is a sum, one of whose terms is that of the update before.
+        self.is_total = False
+        # The number of the sum that the last loss is, and that of the update before.
+        self._sum = self._sum_before = -1
         # The last of them, its version, and the number of the operation that made it: where a CUDA
         # graph is replayed all losses have one memory.
         self._root: Optional[tuple[MemoryRef, int, int]] = None
@@ -159,6 +171,20 @@ class _Losses:
             return False
         return root.untyped_storage().nbytes() > 0
 
+    @property
+    def is_sum(self) -> bool:
+        """True if a loss of this update is a sum."""
+        return self._sum >= 0
+
+    def look_at_sums(self, roots: Sequence[torch.Tensor]) -> None:
+        """Compares the sums that these losses are with those of the update before."""
+        for root in roots:
+            total = sum_of(root)
+            if total is not None:
+                self._sum = total._sequence_nr()
+                terms = (term for term, _ in total.next_functions if term is not None)
+                self.is_total |= self._sum_before in [term._sequence_nr() for term in terms]
+
     def look_at_criteria(self, roots: Sequence[torch.Tensor]) -> None:
         self.criteria.update(never_negative(root, self.scaler is not None) for root in roots)
 
@@ -172,7 +198,9 @@ class _Losses:
             self._given.clear()
             self._made.clear()
         self.criteria.clear()
-        self.given_is_root = False
+        self.given_is_root = self.is_without_graph = False
+        if self._sum >= 0:
+            self._sum, self._sum_before, self.is_total = -1, self._sum, False
         self._root = None
 
 
@@ -379,6 +407,7 @@ class _Looks(NamedTuple):
     forms: LossForms
     masks: Masks
     statistics: StaleStatistics
+    averages: Averages
 
 
 class Facts:
@@ -416,7 +445,12 @@ class Facts:
         self._losses = _Losses()
         attends = any(isinstance(n.module(), torch.nn.MultiheadAttention) for n in nodes)
         #: The parts that look at a graph or at tensors now and then.
-        self.looks = _Looks(LossForms(self._known), Masks(is_on and attends), StaleStatistics())
+        self.looks = _Looks(
+            LossForms(self._known, self._held),
+            Masks(is_on and attends),
+            StaleStatistics(),
+            Averages(),
+        )
         # The number of optimizers that began without a state, by class and the parameters that they
         # hold.
         self._made: Counter[tuple[type, frozenset[int]]] = Counter()
@@ -476,14 +510,25 @@ class Facts:
             chain.backward_began(is_again)
         if self._updates % _EVERY == 0:
             self._losses.look_at_criteria(roots)
+        if self._updates < _EVERY:
+            self._losses.look_at_sums(roots)
         # The losses of each of several optimizers that take turns are looked at.
         look, turn = divmod(self._updates + _EVERY - _FIRST_LOOK, _EVERY)
         if turn < len(self._of_all) and self.looks.forms.is_due(look, turn):
             self._look_at_graph(roots, turn)
 
+    def gradient_asked(self, roots: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> None:
+        """autograd.grad() of ``roots`` is asked for that of ``inputs``, keeps the graph, and makes
+        none.
+        """
+        if not any(isinstance(tensor, torch.nn.Parameter) for tensor in inputs):
+            self._losses.is_without_graph |= all(map(is_output, roots))
+
     def _look_at_graph(self, roots: Sequence[torch.Tensor], turn: int) -> None:
         """Looks at the first loss after an update."""
         forms = self.looks.forms.look(roots)
+        if not self._losses.is_without_graph:
+            forms.pop("constant_term", None)
         self._know_derivatives()
         for form in _FORMS:
             self._count(form, form in forms, forms.get(form, ""), turn, times=_LOOKS)
@@ -510,14 +555,19 @@ class Facts:
         self._losses.gradient_is(first, is_before)
         if self._losses.cleared == _CLEARED:
             numbers = {id(first), *map(id, parameters)}
-            for optimizer in _optimizers_at_hand():
+            for _, optimizer in values_at_hand():
+                if not issubclass(type(optimizer), torch.optim.Optimizer):
+                    continue
                 if not numbers.isdisjoint(parameter_ids(optimizer)):
                     self._tell_once("never_stepped", _CLEARED, type(optimizer).__name__)
 
     def _known(self) -> set[int]:
         """The parameters of the models and of the optimizers that have stepped."""
-        known = {id(parameter) for _, _, parameter in self._state.parameters()}
-        return known.union(*map(parameter_ids, self._chains))
+        return {id(parameter) for _, _, parameter in self._state.parameters()} | self._held()
+
+    def _held(self) -> set[int]:
+        """The parameters of the optimizers that have stepped."""
+        return set().union(*map(parameter_ids, self._chains))
 
     def backward_ended(self) -> None:
         """Backward has made gradients."""
@@ -609,6 +659,7 @@ class Facts:
                 self._look_at_schedulers(chain.schedulers)
             if since.elements is not None and not is_scaled:
                 self._look_at_reduction(optimizer, chain)
+            self._look_at_averages(optimizer, chain.updates)
             if chain.count_written(parameter):
                 self._tell_once("written", chain.written, parameter)
             if chain.has_state and not optimizer.state:
@@ -624,6 +675,8 @@ class Facts:
             (criterion,) = self._losses.criteria
             if criterion:
                 self._tell("negative", 0.0, criterion)
+        if self._updates < _EVERY and self._losses.is_sum:
+            self._count("earlier_loss", self._losses.is_total, _TOTAL, -1, times=_LOOKS)
         self._losses.update_comes()
         self._updates += 1
         if self._updates % _EVERY == 0:
@@ -633,6 +686,14 @@ class Facts:
             self._look_at_attributes()
             self._look_at_holders()
             self._look_at_ties()
+
+    def _look_at_averages(self, optimizer: torch.optim.Optimizer, updates: int) -> None:
+        if not self.looks.averages.is_due(updates):
+            return
+        held = parameter_ids(optimizer)
+        name, share = self.looks.averages.look(updates, held, self._held())
+        if name:
+            self._tell_once("average", share, name)
 
     def _look_at_scale(
         self, optimizer: torch.optim.Optimizer, chain: _Chain, is_scaled: bool
@@ -806,8 +867,7 @@ class Facts:
         self._count("norm_momentum", bool(norms), about, times=_LOOKS)
         self._count("evaluation_mode", is_off, _counted(modal), times=_LOOKS)
         if "stale_statistics" not in self._told:
-            held = {key for optimizer in self._chains for key in parameter_ids(optimizer)}
-            stale = self.looks.statistics.look(self._nodes, held)
+            stale = self.looks.statistics.look(self._nodes, self._held())
             self._count("stale_statistics", bool(stale), stale, times=_LOOKS)
 
     def _look_at_shares(self) -> None:
@@ -820,7 +880,7 @@ class Facts:
 
     def _look_at_attributes(self) -> None:
         """Modules that were to be frozen by an attribute, which torch does not read."""
-        ids = {key for optimizer in self._chains for key in parameter_ids(optimizer)}
+        ids = self._held()
         roots = [(node, root) for node in self._nodes if node.is_root and (root := node.module())]
         for node, root in roots:
             for path, module in root.named_modules(prefix=node.path):
@@ -863,15 +923,6 @@ class Facts:
     def _name_of(self, parameter: Optional[torch.Tensor]) -> str:
         names = (n.name_of(name) for n, name, p in self._state.parameters() if p is parameter)
         return next(names, "a parameter")
-
-
-def _optimizers_at_hand() -> Iterator[torch.optim.Optimizer]:
-    """Yields those in local variables of the program, and in attributes of ``self``."""
-    for frame in program_frames():
-        held = list(frame.f_locals.values())
-        for value in held + list(getattr(frame.f_locals.get("self"), "__dict__", {}).values()):
-            if issubclass(type(value), torch.optim.Optimizer):
-                yield value
 
 
 def _counted(modules: Sequence[torch.nn.Module]) -> str:

@@ -1,32 +1,29 @@
 """Forms in the graph of a loss that a healthy graph has not.
 
 Only the types of torch's nodes, their edges, their numbers, the shapes of what they have made and
-the parameters that they lead to are looked at, and the targets of what may be kl_div(): a tensor
-that a node has saved may be unpacked by a function of the program or computed again, and a node of
-an autograd.Function has attributes that the program chose.
+the parameters that they lead to are looked at, and what some criteria have saved of their targets,
+where no function of the program unpacks it: it may compute it again. A node of an autograd.Function
+has attributes that the program chose.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Callable, Optional
 
 import torch
 
+from fastcheck.monitor.weight_updates import NoDerivative
 from fastcheck.utils.torch.memory_ref import MemoryRef
 from fastcheck.utils.torch.own_operators import no_grad, unobserved
-from fastcheck.utils.torch.readable import can_read
+
+from .nodes import VIEWS, axis_of, kind_of, leaf_of, maker_of, match, operand_of, saved_by, shape_of
+from .targets import are_distributions, wrong_targets
 
 _MOST_NODES = 20_000
 _LOOKS = 5
-# Nodes whose result has the elements of what they are given.
-_VIEWS = re.compile(
-    "View|UnsafeView|ReshapeAlias|Transpose|T|Permute|Squeeze|Unsqueeze|Slice|Select|Index|Alias|"
-    "Clone|ToCopy|Expand"
-)
 # The rule of a criterion's node: the form, what the criterion is, and what it is not to be given.
 _NOT_GIVEN = {
     "LogSoftmax": ("given_twice", "log_softmax, of which cross entropy is made,", "Softmax"),
@@ -35,17 +32,19 @@ _NOT_GIVEN = {
     "Sigmoid": ("applied_twice", "a sigmoid", "Sigmoid"),
     "Softmax": ("applied_twice", "a softmax", "Softmax"),
 }
+_STRAIGHT = "pass the gradient straight through, as x + (round(x) - x).detach() does"
+_SAMPLE = "sample so that the gradient passes, as mean + std * torch.randn_like(std) does"
 # Operators whose derivative is 0 everywhere.
 _WITHOUT_DERIVATIVE = {
-    "Round": "round",
-    "Floor": "floor",
-    "Ceil": "ceil",
-    "Trunc": "trunc",
-    "Sign": "sign",
-    "Bernoulli": "bernoulli",
-    "Normal": "torch.normal",
-    "Poisson": "poisson",
+    **{name: NoDerivative(name.lower(), _STRAIGHT) for name in ("Round", "Floor", "Ceil")},
+    **{name: NoDerivative(name.lower(), _STRAIGHT) for name in ("Trunc", "Sign")},
+    **{name: NoDerivative(name.lower(), _SAMPLE) for name in ("Bernoulli", "Poisson")},
+    "Normal": NoDerivative("torch.normal", _SAMPLE),
 }
+_OF_ITSELF = NoDerivative(
+    "the difference of a tensor and itself",
+    "detach() one of the two, such as the log-probability of the old policy",
+)
 _LINEAR = {"Addmm": "a linear layer", "Mm": "a linear layer", "Convolution": "a convolution"}
 # A mark on nodes of the graph of a loss, in what torch lets a program keep with a node.
 _MARK, _MARKED = "fastcheck: the graph of an earlier loss", 16
@@ -64,6 +63,7 @@ _NEVER_NEGATIVE = {
     "NllLoss": _OF_LOGARITHMS,
     "CtcLoss": _OF_LOGARITHMS,
 }
+_NORM = ("LinalgVectorNorm|Norm", "x:*")
 _ONE = "normalises one element at a time: it returns its bias, or 0, whatever it is given"
 
 
@@ -74,17 +74,21 @@ class LossForms:
     for the square of what was broadcast, for weights that are made anew, and for a part that was
     there before.
 
-    ``known``: the numbers of all parameters of the models and the optimizers.
+    ``known``: the numbers of all parameters of the models and the optimizers; ``held``: of the
+    optimizers alone.
     """
 
-    def __init__(self, known: Callable[[], Collection[int]]) -> None:
+    def __init__(
+        self, known: Callable[[], Collection[int]], held: Callable[[], Collection[int]]
+    ) -> None:
         self._last = (0, 0)
         self._known = known
+        self._held = held
         # The number of the newest node that was marked.
         self._newest = -1
         #: The parameters in the last graph that nothing with a derivative leads to, by number, with
         #: what leads to them; the numbers of the others in it.
-        self.without_derivative: dict[int, str] = {}
+        self.without_derivative: dict[int, NoDerivative] = {}
         self.with_derivative: set[int] = set()
         # The weights of the look before that are not among these.
         self._strange: list[MemoryRef] = []
@@ -100,27 +104,22 @@ class LossForms:
         weights: list[torch.nn.Parameter] = []
         waiting = [root.grad_fn for root in roots if root.grad_fn is not None]
         met = set(waiting)
-        flat: dict[Any, str] = {}
+        flat: dict[Any, NoDerivative] = {}
         while waiting and len(met) < _MOST_NODES:
             node = waiting.pop()
             if self._was_there(node):
-                is_cast = _kind(node) == "ToCopy" and _leaf(node.next_functions[0][0]) is not None
-                forms["old_cast" if is_cast else "earlier_loss"] = ""
-            if bare := _no_logarithm(node):
-                forms["no_logarithm"] = bare
-            if what := _flat(node):
-                flat[node] = what
-            if _kind(node) == "Exp" and "itself" in _flat(node.next_functions[0][0]):
-                forms["ratio_of_itself"] = ""
-            form, what, given = _NOT_GIVEN.get(_kind(node), ("", "", ""))
-            if form and _kind(_behind(node)) == given:
+                is_copy = kind_of(node) == "ToCopy"
+                is_cast = is_copy and leaf_of(node.next_functions[0][0]) is not None
+                about = "holds a part that was in it at least ten updates before"
+                forms["old_cast" if is_cast else "earlier_loss"] = about
+            if (without := _flat(node)) is not None:
+                flat[node] = without
+            form, what, given = _NOT_GIVEN.get(kind_of(node), ("", "", ""))
+            if form and kind_of(maker_of(node)) == given:
                 forms[form] = f"{what} is given the result of {given.lower()}"
-            if constant := _constant(node):
-                forms["one_element"] = constant
-            if dimensions := _across(node):
-                forms["other_dimension"] = dimensions
-            if shapes := _broadcast(node):
-                forms["broadcast"] = shapes
+            for form, check in _CHECKS:
+                if what := check(node):
+                    forms.setdefault(form, what)
             if (weight := _weight_of(node)) is not None:
                 weights.append(weight)
             for child, _ in node.next_functions:
@@ -129,6 +128,12 @@ class LossForms:
                     waiting.append(child)
         if made := self._made_anew(weights):
             forms["made_in_forward"] = made
+        for root in roots:
+            sides = _similarities(root.grad_fn)
+            if sides and all(map(self._trains, sides)):
+                forms["alike"] = ""
+            if _has_constant(root.grad_fn):
+                forms["constant_term"] = ""
         self._mark(roots)
         self._know_derivatives(roots, met if not waiting else (), flat)
         return forms
@@ -150,14 +155,23 @@ class LossForms:
         is_old = not hasattr(node, "variable") and node._sequence_nr() <= self._newest
         return is_old and _MARK in node.metadata
 
+    def _trains(self, node: Any) -> bool:
+        """True if an optimizer holds a parameter that this node is made of."""
+        held = self._held()
+        return any(id(leaf_of(made)) in held for made in _reached([node]))
+
     def _know_derivatives(
-        self, roots: Sequence[torch.Tensor], met: Collection[Any], flat: Mapping[Any, str]
+        self, roots: Sequence[torch.Tensor], met: Collection[Any], flat: Mapping[Any, NoDerivative]
     ) -> None:
         """``met``: all nodes of the graph; ``flat``: those without a derivative."""
-        reached = _reached(roots, flat) if flat else met
-        self.with_derivative = {id(v) for n in reached if (v := _leaf(n)) is not None}
-        others = {id(v) for n in met if flat and (v := _leaf(n)) is not None}
-        through = " or ".join(dict.fromkeys(flat.values()))
+        first = [root.grad_fn for root in roots if root.grad_fn is not None]
+        reached = _reached(first, flat) if flat else met
+        self.with_derivative = {id(v) for n in reached if (v := leaf_of(n)) is not None}
+        others = {id(v) for n in met if flat and (v := leaf_of(n)) is not None}
+        operators, remedies = (
+            (dict.fromkeys(each) for each in zip(*flat.values())) if flat else ((), ())
+        )
+        through = NoDerivative(" or ".join(operators), "; or ".join(remedies))
         self.without_derivative = dict.fromkeys(others - self.with_derivative, through)
 
     def _made_anew(self, weights: Sequence[torch.nn.Parameter]) -> str:
@@ -174,13 +188,9 @@ class LossForms:
         return f"{len(strange)} of {len(weights)} weight matrices ({shapes})"
 
 
-def _leaf(node: Any) -> Optional[torch.Tensor]:
-    return getattr(node, "variable", None)
-
-
-def _reached(roots: Sequence[torch.Tensor], flat: Collection[Any]) -> set[Any]:
+def _reached(nodes: Sequence[Any], flat: Collection[Any] = ()) -> set[Any]:
     """The nodes that a derivative leads to which is not known to be 0."""
-    waiting: list[Any] = [root.grad_fn for root in roots if root.grad_fn not in flat]
+    waiting: list[Any] = [node for node in nodes if node not in flat]
     met = set(waiting)
     while waiting:
         for child, _ in waiting.pop().next_functions:
@@ -190,53 +200,37 @@ def _reached(roots: Sequence[torch.Tensor], flat: Collection[Any]) -> set[Any]:
     return met
 
 
-def _flat(node: Any) -> str:
-    """Names an operator whose derivative is 0 everywhere; empty: it is none."""
-    kind = _kind(node)
+def _flat(node: Any) -> Optional[NoDerivative]:
+    """An operator whose derivative is 0 everywhere; None: it is none."""
+    kind = kind_of(node)
     if kind == "Sub" and getattr(node, "_saved_alpha", 0) == 1:
         first, second = node.next_functions
         is_same = first[0] is not None and first == second
-        return "the difference of a tensor and itself" if is_same else ""
-    return _WITHOUT_DERIVATIVE.get(kind, "")
+        return _OF_ITSELF if is_same else None
+    return _WITHOUT_DERIVATIVE.get(kind)
 
 
 def _no_logarithm(node: Any) -> str:
     """Names a criterion of logarithms of probabilities that is given others; empty: it is none."""
-    kind = _kind(node)
-    if kind.endswith("CtcLoss"):
-        given = _behind(node)
-        what = _LINEAR.get(_kind(given), "a softmax" if _kind(given) == "Softmax" else "")
+    if kind_of(node).endswith("CtcLoss"):
+        given = maker_of(node)
+        what = _LINEAR.get(kind_of(given), "a softmax" if kind_of(given) == "Softmax" else "")
         return f"ctc_loss is given the result of {what}" if what else ""
-    if kind not in ("Mean", "Sum"):
-        return ""
     # kl_div() is the sum of xlogy(target, target) - target * input.
-    difference = node.next_functions[0][0]
-    if _kind(difference) != "Sub":
+    found = match(node, ("Mean|Sum", ("Sub", "-|Xlogy", ("t:Mul", "-", "x:*"))))
+    target = saved_by(found["t"], "self") if found else None
+    if found is None or target is None:
         return ""
-    entropy, (product, _) = difference.next_functions
-    if _kind(product) != "Mul" or _kind(entropy[0]) not in ("NoneType", "Xlogy"):
-        return ""
-    given = product.next_functions[1][0]
-    while given is not None and _VIEWS.fullmatch(_kind(given)):
+    given = found["x"]
+    while VIEWS.fullmatch(kind_of(given)):
         given = given.next_functions[0][0]
-    is_softmax = _kind(given) == "Softmax"
-    if is_softmax and _are_distributions(product, _shape(given)[_dimension(given)]):
-        return "kl_div is given the result of a softmax"
-    return ""
-
-
-def _are_distributions(product: Any, classes: int) -> bool:
-    """True if the first factor is probabilities that add up to 1 for each ``classes`` of them, as
-    targets do and weights or rewards do not. Waits for a device.
-    """
-    if getattr(product._raw_saved_self, "unpack_hook", True) is not None:
-        return False  # a hook has packed it
-    target = product._saved_self
-    if not target.numel() or not can_read(target):
-        return False
+    if kind_of(given) != "Softmax":
+        return ""
+    dimension, shape = axis_of(given)
     with unobserved(), no_grad():
-        rows = float(target.sum(dtype=torch.float64)) * classes / target.numel()
-        return math.isclose(rows, 1, rel_tol=1e-3) and bool((target >= 0).all())
+        rows = target.sum(dtype=torch.float64) * shape[dimension] / target.numel()
+        is_target = math.isclose(rows, 1, rel_tol=1e-3) and bool((target >= 0).all())
+    return "kl_div is given the result of a softmax" if is_target else ""
 
 
 def never_negative(root: torch.Tensor, is_scaled: bool) -> str:
@@ -244,53 +238,35 @@ def never_negative(root: torch.Tensor, is_scaled: bool) -> str:
     never below 0 as it is meant. ``is_scaled``: a GradScaler has multiplied it.
     """
     node = root.grad_fn
-    if is_scaled and _kind(node) == "Mul":
-        node = _operand(node)
-    while _kind(node) in ("Div", "Mean", "Sum", "Where"):
-        node = _operand(node)
+    if is_scaled and kind_of(node) == "Mul":
+        node = operand_of(node)
+    while kind_of(node) in ("Div", "Mean", "Sum", "Where"):
+        node = operand_of(node)
     # -p of the label is a loss, too.
-    is_meant = _kind(node) == "NllLoss" and _kind(_operand(node)) in ("Softmax", "Exp")
-    return "" if is_meant else _NEVER_NEGATIVE.get(_kind(node), "")
-
-
-def _operand(node: Any) -> Any:
-    """The node of its only operand with a graph; None: it has several."""
-    children = [child for child, _ in node.next_functions if child is not None]
-    return children[0] if len(children) == 1 else None
-
-
-def _kind(node: Any) -> str:
-    """``Div`` of ``DivBackward0``. Nodes of an autograd.Function have no number."""
-    return re.sub(r"(2D)?Backward\d+$", "", type(node).__name__)
+    is_meant = kind_of(node) == "NllLoss" and kind_of(operand_of(node)) in ("Softmax", "Exp")
+    return "" if is_meant else _NEVER_NEGATIVE.get(kind_of(node), "")
 
 
 def _weight_of(node: Any) -> Optional[torch.nn.Parameter]:
     """The parameter that this node transposes, as a linear layer does, or convolves with."""
-    place = {"T": 0, "Convolution": 1}.get(_kind(node))
+    place = {"T": 0, "Convolution": 1}.get(kind_of(node))
     child = None if place is None else node.next_functions[place][0]
     weight = getattr(child, "variable", None)
     return weight if type(weight) is torch.nn.Parameter else None
 
 
-def _behind(node: Any) -> Any:
-    """The node that has made the elements that this node is given first."""
-    node = node.next_functions[0][0]
-    while node is not None and _VIEWS.fullmatch(_kind(node)):
-        node = node.next_functions[0][0]
-    return node
-
-
 def _constant(node: Any) -> str:
     """Names a function of one element, whose result is always the same; empty: it is none."""
-    kind = _kind(node)
-    if kind == "NllLoss":
-        child = node.next_functions[0][0]
-        if _kind(child) == "LogSoftmax" and _shape(child)[_dimension(child) :][:1] == (1,):
-            return "cross entropy is given one class: it is 0 whatever the logit is"
-    elif kind in ("BinaryCrossEntropy", "MseLoss"):
-        child = _behind(node)
-        if _kind(child) == "Softmax" and _shape(child)[_dimension(child) :][:1] == (1,):
-            return "the criterion is given a softmax over one element: it is 1 whatever that is"
+    kind = kind_of(node)
+    if kind in ("NllLoss", "BinaryCrossEntropy", "MseLoss"):
+        child = node.next_functions[0][0] if kind == "NllLoss" else maker_of(node)
+        is_log = kind == "NllLoss"
+        if kind_of(child) == ("LogSoftmax" if is_log else "Softmax"):
+            dimension, shape = axis_of(child)
+            if shape[dimension] == 1 and is_log:
+                return "cross entropy is given one class: it is 0 whatever the logit is"
+            if shape[dimension] == 1:
+                return "the criterion is given a softmax over one element: it is 1 whatever that is"
     elif kind == "NativeLayerNorm":
         if math.prod(node._saved_normalized_shape) == 1:
             return f"layer_norm {_ONE}"
@@ -300,79 +276,173 @@ def _constant(node: Any) -> str:
 
 
 def _across(node: Any) -> str:
-    """The dimensions, where the negative log likelihood takes one of the numbers of each row, and
-    the softmax before it was taken over each column. A square may be read both ways.
+    """The dimensions, where one of the classes of each row is taken, or each row is multiplied by
+    probabilities, and the softmax before that was over another dimension. A square may be read both
+    ways.
     """
-    if _kind(node).endswith("CtcLoss"):
-        return _across_columns(node)
-    if _kind(node) != "NllLoss":
+    kind, edges = kind_of(node), [child for child, _ in node.next_functions]
+    made: Any = next((child for child in edges if child is not None), None)
+    made = made.next_functions[0][0] if match(node, ("NllLoss", "Log")) else made
+    shape, place = shape_of(made), -1
+    if kind.endswith("CtcLoss"):
+        what, made = "ctc_loss has its", maker_of(node)
+    elif kind == "NllLoss":
+        what, place = "the negative log likelihood has its", 1
+    elif kind == "Gather" and shape_of(node)[-1:] == (1,):
+        what, dimension = "gather takes one of the", axis_of(node)[0]
+        made = made if dimension == len(shape) - 1 else None
+    elif kind == "Mul" and None in edges:
+        what = "probabilities are multiplied with the"
+    else:
         return ""
-    made = node.next_functions[0][0]
-    if _kind(made) == "Log":
-        made = made.next_functions[0][0]
-    shape = _shape(made)
-    if _kind(made) not in ("LogSoftmax", "Softmax") or len(shape) < 2 or shape[0] == shape[1]:
+    if kind_of(made) not in ("LogSoftmax", "Softmax" if kind == "NllLoss" else ""):
         return ""
-    dimension = range(len(shape))[_dimension(made)]
-    if dimension == 1:
+    dimension, own = axis_of(made)
+    if sorted(own) != sorted(shape) or len(own) < 2 or 1 in (own[dimension], len(shape)):
+        return ""
+    if own[dimension] == shape[place] or (own == shape and dimension == range(len(own))[place]):
+        return ""
+    if kind == "Mul" and not _are_rows(
+        saved_by(node, "self" if edges[0] is None else "other"), made
+    ):
         return ""
     return (
-        f"the negative log likelihood has its {shape[1]} classes in dimension 1 of {list(shape)}, "
-        f"and {_kind(made).lower().replace('logs', 'log_s')} was taken over dimension {dimension}"
+        f"{what} {shape[place]} classes in dimension {range(len(shape))[place]} of {list(shape)}, "
+        f"and {kind_of(made).lower().replace('logs', 'log_s')} was taken over dimension "
+        f"{dimension} of {list(own)}"
     )
 
 
-def _across_columns(node: Any) -> str:
-    """The same of a ctc_loss, whose classes are in the last dimension, however it was turned."""
-    made, shape = _behind(node), _shape(node.next_functions[0][0])
-    own = _shape(made)
-    if _kind(made) != "LogSoftmax" or not shape or sorted(own) != sorted(shape):
-        return ""
-    if own[_dimension(made)] == shape[-1]:
-        return ""
-    return (
-        f"ctc_loss has its {shape[-1]} classes in the last dimension of {list(shape)}, and "
-        f"log_softmax was taken over dimension {range(len(own))[_dimension(made)]} of {list(own)}"
-    )
+def _are_rows(target: Optional[torch.Tensor], made: Any) -> bool:
+    """True if each row of this target adds up to 1, and not what the softmax was taken over."""
+    dimension, shape = axis_of(made)
+    if target is None or tuple(target.shape) != shape:
+        return False
+    with unobserved(), no_grad():
+        return are_distributions(target, -1) and not are_distributions(target, dimension)
 
 
 def _broadcast(node: Any) -> str:
-    """The shapes, where the magnitude or the square of a difference is averaged or added up that is
-    N x N, of N x 1 results and a tensor without a graph.
+    """The shapes, where the magnitude or the square of a difference, of N x 1 results and a tensor
+    without a graph, is averaged or added up and is N x N; or a product of N and of N x 1 numbers.
     """
-    if _kind(node) not in ("Mean", "Sum"):
+    inner: Any = node.next_functions[0][0] if kind_of(node) in ("Mean", "Sum") else None
+    while kind_of(inner) in ("Neg", "Minimum"):
+        inner = inner.next_functions[0][0]
+    is_size = kind_of(inner) == "Abs" or (kind_of(inner) == "Pow" and inner._saved_exponent == 2)
+    inner = inner.next_functions[0][0] if is_size else inner
+    kind, shape = kind_of(inner), shape_of(inner)
+    if kind not in (("Sub", "Rsub") if is_size else ("Mul",)):
         return ""
-    square = node.next_functions[0][0]
-    is_square = _kind(square) == "Pow" and square._saved_exponent == 2
-    if not is_square and _kind(square) != "Abs":
-        return ""
-    difference = square.next_functions[0][0]
-    if _kind(difference) not in ("Sub", "Rsub"):
-        return ""
-    made = [one for one, _ in difference.next_functions if one is not None]
-    shape = _shape(difference)
+    edges = [child for child, _ in inner.next_functions]
+    made = [child for child in edges if child is not None]
     if len(made) != 1 or len(shape) != 2 or shape[0] != shape[1] or shape[0] < 2:
         return ""
-    # A view may be there for that: x[:, None] - y.
-    of = _shape(made[0])
-    is_column = of == (shape[0], 1) and not _VIEWS.fullmatch(_kind(made[0]))
-    is_row = of == (shape[0],) and _kind(made[0]) in ("Squeeze", "Select", "View")
-    is_row &= is_row and _shape(made[0].next_functions[0][0]) == (shape[0], 1)
-    if not (is_column or is_row):
+    of, column, row = shape_of(made[0]), (shape[0], 1), (shape[0],)
+    if is_size:
+        # A view may be there for that: x[:, None] - y.
+        is_so = of == column and not VIEWS.fullmatch(kind_of(made[0]))
+        if of == row and kind_of(made[0]) in ("Squeeze", "Select", "View"):
+            is_so = shape_of(made[0].next_functions[0][0]) == column
+        what, after = "difference", ", and the square or magnitude of that"
+    else:
+        other = saved_by(inner, "self" if edges[0] is None else "other")
+        is_so = other is not None and {of, tuple(other.shape)} == {row, column}
+        what, after = "product", ", and that"
+    return (
+        f"the {what} of a result of shape {list(of)} and of a tensor without a graph was broadcast "
+        f"to {list(shape)}{after}"
+    ) * is_so
+
+
+def _itself(node: Any) -> str:
+    """Names a difference of a tensor and itself, or its exponential; empty: it is none."""
+    if kind_of(node) == "Exp" and _flat(node.next_functions[0][0]) is _OF_ITSELF:
+        return f"the exponential of {_OF_ITSELF.operators}, which is 1 without a gradient"
+    is_so = _flat(node) is _OF_ITSELF
+    return f"{_OF_ITSELF.operators}, which is 0 without a gradient" if is_so else ""
+
+
+def _mixed(node: Any) -> str:
+    """The dimensions, where a matrix product adds up over the last dimension of a softmax that was
+    taken over one that is neither that nor the one before it, as over the samples or the heads.
+    """
+    made: Any = node.next_functions[0][0] if kind_of(node) == "Bmm" else None
+    last = shape_of(made)[-2:]
+    while kind_of(made) in ("View", "UnsafeView", "Expand", "ReshapeAlias", "Mul", "NativeDropout"):
+        made = made.next_functions[0][0]
+        if shape_of(made)[-2:] != last:
+            return ""
+    dimension, shape = axis_of(made) if kind_of(made) == "Softmax" else (0, ())
+    if dimension >= len(shape) - 2 or shape[dimension] == 1:
         return ""
     return (
-        f"the difference of a result of shape {list(of)} and of a tensor without a graph was "
-        f"broadcast to {list(shape)}"
+        f"softmax was taken over dimension {dimension} of {list(shape)}, and the matrix product "
+        f"that follows adds up over dimension {len(shape) - 1}"
     )
 
 
-def _dimension(node: Any) -> int:
-    """The dimension of a softmax, of which torch shows a negative one as an unsigned number."""
-    saved: int = node._saved_dim
-    return saved - 2**64 if saved >= 2**63 else saved
+def _similarities(node: Any, sign: int = 1) -> Optional[list[Any]]:
+    """Both operands of each similarity by the cosine of which a loss consists, that it makes as
+    large as it can. None: it has other terms, or a side without a graph.
+    """
+    kind = kind_of(node)
+    children = [] if node is None else [child for child, _ in node.next_functions]
+    with_graph = [child for child in children if child is not None]
+    if kind == "Sum" and kind_of(children[0]) == "Mul":
+        factors = [child for child, _ in children[0].next_functions]
+        if all(map(_is_normalised, factors)):
+            return factors if sign < 0 else None
+    if kind in ("Mean", "Sum", "View", "Squeeze", "Neg", "Rsub"):
+        return _similarities(children[0], -sign if kind in ("Neg", "Rsub") else sign)
+    if kind in ("Mul", "Div") and len(with_graph) == 1:
+        factor = saved_by(node, "self" if children[0] is None else "other")
+        if factor is None or factor.numel() != 1:
+            return None
+        return _similarities(with_graph[0], sign if float(factor) > 0 else -sign)
+    if kind in ("Add", "Sub") and with_graph:
+        signs = sign, sign if kind == "Add" else -sign
+        terms = [_similarities(c, s) for c, s in zip(children, signs) if c is not None]
+        return None if None in terms else [side for term in terms for side in term or ()]
+    return None
 
 
-def _shape(node: Any) -> tuple[int, ...]:
-    """The shape of the first result of a node; empty where it is not known."""
-    made = getattr(node, "_input_metadata", ())
-    return tuple(made[0].shape) if made else ()
+def _is_normalised(node: Any) -> bool:
+    """True for what is divided by its own norm."""
+    norms = ("Clone|Expand", ("ClampMin", _NORM)), ("Clone|Expand|ClampMin", _NORM), _NORM
+    return any(match(node, ("Div", "x:*", norm)) for norm in norms)
+
+
+def is_output(root: torch.Tensor) -> bool:
+    """True if these are the numbers of a linear layer or a convolution, or their sum."""
+    node: Any = root.grad_fn
+    while kind_of(node) in ("Sum", "Mean") or VIEWS.fullmatch(kind_of(node)):
+        node = node.next_functions[0][0]
+    return kind_of(node) in _LINEAR
+
+
+def sum_of(root: torch.Tensor) -> Any:
+    """The node of the sum that this loss is, perhaps multiplied or divided; None: it is none."""
+    node = root.grad_fn
+    while kind_of(node) in ("Mul", "Div"):
+        node = operand_of(node)
+    return node if kind_of(node) == "Add" else None
+
+
+def _has_constant(node: Any) -> bool:
+    """True if something that has no graph is added to a loss."""
+    while match(node, ("Add|Sub", "*", "*")):
+        node = node.next_functions[0][0]
+    return any(match(node, ("Add|Sub", *edges)) for edges in (("*", "-"), ("-", "*")))
+
+
+#: The forms that one node shows, each with what names it.
+_CHECKS: tuple[tuple[str, Callable[[Any], str]], ...] = (
+    ("no_logarithm", _no_logarithm),
+    ("one_element", _constant),
+    ("other_dimension", _across),
+    ("across_samples", _mixed),
+    ("broadcast", _broadcast),
+    ("of_itself", _itself),
+    ("wrong_targets", wrong_targets),
+)

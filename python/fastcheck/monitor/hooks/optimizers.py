@@ -315,9 +315,11 @@ def _wrap_backward(at_end: contextlib.ExitStack) -> None:
         wrap_method(at_end, autograd, name, _backward_by_name)
 
 
-# The arguments of a backward: its roots, the gradients of these that the program has given, and
-# what autograd.grad() is asked for.
-_Asked = tuple[Sequence[torch.Tensor], Sequence[Optional[torch.Tensor]], Optional[Sequence[Any]]]
+# The arguments of a backward: its roots, the gradients of these that the program has given, what
+# autograd.grad() is asked for, and whether it keeps the graph, and its result has none.
+_Asked = tuple[
+    Sequence[torch.Tensor], Sequence[Optional[torch.Tensor]], Optional[Sequence[Any]], bool
+]
 
 
 def _backward(
@@ -362,9 +364,10 @@ def _asked_of_engine(args: Any, kwargs: Any) -> _Asked:
         given = ()
     roots = args[0] if args else kwargs.get("t_outputs", ())
     if kwargs.get("accumulate_grad", True):
-        return roots, given, None
+        return roots, given, None, False
     # Behind the roots: their gradients, retain_graph, create_graph, inputs.
-    return roots, given, args[4] if len(args) > 4 else kwargs.get("inputs", ())
+    inputs = args[4] if len(args) > 4 else kwargs.get("inputs", ())
+    return roots, given, inputs, tuple(args[2:4]) == (True, False)
 
 
 def _backward_by_name(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -388,7 +391,8 @@ def _asked_by_name(of_grad: bool, args: Any, kwargs: Any) -> _Asked:
     place = 1 + of_grad
     name = "grad_outputs" if of_grad else "grad_tensors"
     gradients = args[place] if len(args) > place else kwargs.get(name)
-    return _as_tuple(roots), _as_tuple(gradients), _as_tuple(inputs) if of_grad else None
+    given = _as_tuple(inputs) if of_grad else None
+    return _as_tuple(roots), _as_tuple(gradients), given, False
 
 
 def _as_tuple(value: Any) -> tuple[Any, ...]:

@@ -25,7 +25,12 @@ from fastcheck.calls.stored import (
 )
 from fastcheck.extension import status
 from fastcheck.monitor.session.session import Session
-from fastcheck.monitor.weight_updates import StalledWeights, UpdateInfo, UpdateWatcher
+from fastcheck.monitor.weight_updates import (
+    NoDerivative,
+    StalledWeights,
+    UpdateInfo,
+    UpdateWatcher,
+)
 from fastcheck.record.format import DTYPES, VALUE_BYTES, Depth, Flag
 from fastcheck.record.statistics import FLOAT_FORMATS
 from fastcheck.utils.torch.memory_ref import MemoryRef, memory_ref
@@ -167,7 +172,7 @@ class StateReader:
         )
         #: Operators that alone lead to a parameter in the graph of the loss, and have a derivative
         #: of 0, by its site.
-        self.without_derivative: dict[int, str] = {}
+        self.without_derivative: dict[int, NoDerivative] = {}
         #: None where records have no checksum.
         self.stalled_weights: Optional[StalledWeights] = None
         if session.config.depth is Depth.FULL:

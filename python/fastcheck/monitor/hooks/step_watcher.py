@@ -274,9 +274,10 @@ class StepWatcher:
         roots: Sequence[torch.Tensor],
         gradients: Sequence[Optional[torch.Tensor]],
         inputs: Optional[Sequence[torch.Tensor]],
+        is_kept: bool = False,
     ) -> bool:
         """backward() is called on ``roots``, and given these ``gradients``, if any; ``inputs``:
-        what autograd.grad() is asked for.
+        what autograd.grad() is asked for; ``is_kept``: it keeps the graph, and its result has none.
         """
         session = self.session
         is_known = (session.is_active or session.is_closed) and self._apart(
@@ -286,6 +287,8 @@ class StepWatcher:
             # The model may be called by another name than its own, which no hook sees.
             session.begin_step_if_closed()
         may_be_ours = session.backwards.began(is_known, roots)
+        if inputs is not None and is_kept:
+            self._notice(self._facts.gradient_asked, roots, inputs)
         if inputs is None:
             if may_be_ours:
                 self._notice(self._facts.backward_began, roots)

@@ -14,6 +14,7 @@ from fastcheck.record.event import (
     MAYBE_CHANGED,
     NOT_STEPPED,
     NOT_UPDATED,
+    TARGET_OF_KL,
     WRITTEN_BY_LOOP,
 )
 from fastcheck.record.format import Verdict, is_nonfinite
@@ -214,6 +215,13 @@ def loss(case: Case) -> Iterator[Advice]:
     if case.outside_reading is not None:
         what = "a tensor" if case.outside_reading.nonfinite_count else "a tensor, or a number,"
         inputs = case.report.made_by.inputs if case.report.made_by is not None else ()
+        if any(label == TARGET_OF_KL for label, _ in inputs):
+            yield Advice(
+                "If the target of kl_div holds log-probabilities, pass log_target=True. If not, "
+                "give it probabilities: numbers below 0 have no logarithm.",
+                "F.kl_div(log_p, log_q, log_target=True)",
+            )
+            return
         if any(label == "target" and is_nonfinite(record) for label, record in inputs):
             yield Advice(
                 "The target was not finite before the loss read it: look at the data, or at what "

@@ -6,7 +6,7 @@ import contextlib
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from types import CodeType, FrameType
+from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any, Optional
 
 import torch
@@ -58,6 +58,31 @@ def program_frames() -> Iterator[FrameType]:
             return
         if is_of_program(frame.f_code, frame.f_globals):
             yield frame
+
+
+def values_at_hand() -> Iterator[tuple[str, Any]]:
+    """The values of the program's local variables, then what these hold as attributes or, modules,
+    as children, then what those hold.
+    """
+    level = [each for frame in program_frames() for each in list(frame.f_locals.items())]
+    for _ in range(3):
+        yield from level
+        level = [
+            (f"{name}.{attribute}", held)
+            for name, value in level
+            if not issubclass(type(value), (type, ModuleType, FunctionType))
+            for attribute, held in _held_by(value).items()
+        ]
+
+
+def _held_by(value: Any) -> dict[str, Any]:
+    try:
+        held = dict(object.__getattribute__(value, "__dict__"))
+    except (AttributeError, TypeError):
+        return {}
+    return (
+        {**held, **held.pop("_modules", {})} if issubclass(type(value), torch.nn.Module) else held
+    )
 
 
 def is_of_program(code: CodeType, names: Mapping[str, Any]) -> bool:

@@ -1,0 +1,89 @@
+"""Nodes of an autograd graph: what kind each is, what it was given and what it has saved."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Optional
+
+import torch
+
+from fastcheck.utils.torch.readable import can_read
+
+# Nodes whose result has the elements of what they are given.
+VIEWS = re.compile(
+    "View|UnsafeView|ReshapeAlias|Transpose|T|Permute|Squeeze|Unsqueeze|Slice|Select|Index|Alias|"
+    "Clone|ToCopy|Expand"
+)
+
+
+def kind_of(node: Any) -> str:
+    """``Div`` of ``DivBackward0``. Nodes of an autograd.Function have no number."""
+    return re.sub(r"(2D)?Backward\d+$", "", type(node).__name__)
+
+
+def leaf_of(node: Any) -> Optional[torch.Tensor]:
+    return getattr(node, "variable", None)
+
+
+def operand_of(node: Any) -> Any:
+    """The node of its only operand with a graph; None: it has several."""
+    children = [child for child, _ in node.next_functions if child is not None]
+    return children[0] if len(children) == 1 else None
+
+
+def maker_of(node: Any) -> Any:
+    """The node that has made the elements that this node is given first."""
+    node = node.next_functions[0][0]
+    while node is not None and VIEWS.fullmatch(kind_of(node)):
+        node = node.next_functions[0][0]
+    return node
+
+
+def shape_of(node: Any) -> tuple[int, ...]:
+    """The shape of the first result of a node; empty where it is not known."""
+    made = getattr(node, "_input_metadata", ())
+    return tuple(made[0].shape) if made else ()
+
+
+def axis_of(node: Any) -> tuple[int, tuple[int, ...]]:
+    """The dimension of a softmax, or of gather(), and the shape of its result."""
+    shape = shape_of(node) or (0,)
+    saved: int = node._saved_dim
+    # torch shows a negative one as an unsigned number.
+    return range(len(shape))[saved - 2**64 if saved >= 2**63 else saved], shape
+
+
+def match(node: Any, pattern: Any) -> Optional[dict[str, Any]]:
+    """The named nodes of a graph that is like ``pattern``; None: it is not. A pattern is the kinds
+    of a node (``Mean|Sum``; ``*``: any; ``-``: no graph), perhaps after a name and a colon, or a
+    tuple of that and the patterns of what the node was given. One name is one node.
+    """
+    head, *edges = pattern if isinstance(pattern, tuple) else (pattern,)
+    name, _, kinds = head.rpartition(":")
+    kind = "-" if node is None else kind_of(node)
+    if kind not in kinds.split("|") and (kinds != "*" or node is None):
+        return None
+    given = [] if node is None else [child for child, _ in node.next_functions]
+    found = {name: node}
+    if len(given) < len(edges):
+        return None
+    for child, edge in zip(given, edges):
+        inner = match(child, edge)
+        if inner is None or any(found.get(key, of) is not of for key, of in inner.items() if key):
+            return None
+        found.update(inner)
+    return found
+
+
+def saved_by(node: Any, name: str) -> Optional[torch.Tensor]:
+    """A tensor that a node has saved; None: a hook of the program has packed it, it was freed, or
+    it can't be read.
+    """
+    if getattr(getattr(node, f"_raw_saved_{name}", None), "unpack_hook", True) is not None:
+        return None
+    try:
+        tensor = getattr(node, f"_saved_{name}")
+    except RuntimeError:
+        return None
+    is_whole = isinstance(tensor, torch.Tensor) and tensor.numel() > 0 and can_read(tensor)
+    return tensor if is_whole else None

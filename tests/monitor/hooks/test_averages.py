@@ -1,0 +1,76 @@
+"""Tests of averages of weights that keep next to nothing of themselves."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fastcheck
+from support.warned import warned
+
+
+class Shadow:
+    """An average as programs write it: tensors by the names of the parameters."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.tensors = {name: p.detach().clone() for name, p in model.named_parameters()}
+
+    def update(self, model: nn.Module, decay: float) -> None:
+        for name, p in model.named_parameters():
+            self.tensors[name] = decay * self.tensors[name] + (1 - decay) * p.detach()
+
+
+def _update(average: nn.Module, model: nn.Module, decay: float) -> None:
+    with torch.no_grad():
+        for mean, parameter in zip(average.parameters(), model.parameters()):
+            mean.lerp_(parameter, 1 - decay)
+
+
+def _train(update: Any, kind: Any, steps: int = 60) -> list[str]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    average = kind(model)
+    with warned() as said, fastcheck.install(model):
+        for step in range(steps):
+            optimizer.zero_grad()
+            model(torch.randn(8, 8)).square().mean().backward()
+            optimizer.step()
+            update(average, model, step)
+    return [text for text in said if "hardly an average" in text]
+
+
+@pytest.mark.parametrize("decay", [0.001, 0.005, 0.99, 0.999])
+@pytest.mark.parametrize("kind", [copy.deepcopy, Shadow])
+def test_a_decay_that_is_swapped(kind: Any, decay: float) -> None:
+    update = Shadow.update if kind is Shadow else _update
+    said = _train(lambda average, model, step: update(average, model, decay), kind)
+    assert len(said) == (decay < 0.1)
+    name = "average.tensors" if kind is Shadow else "average"
+    assert all(f"step 51: {name}, which" in text and "swapped" in text for text in said)
+
+
+def _copied(average: nn.Module, model: nn.Module, step: int) -> None:
+    average.load_state_dict(model.state_dict())
+
+
+def _warmed_up(average: nn.Module, model: nn.Module, step: int) -> None:
+    _update(average, model, min(0.999, (1 + step) / (10 + step)))
+
+
+def _rounded(average: nn.Module, model: nn.Module, step: int) -> None:
+    average.load_state_dict({k: p.bfloat16().float() for k, p in model.state_dict().items()})
+
+
+def _seldom(average: nn.Module, model: nn.Module, step: int) -> None:
+    if step % 20 == 0:
+        _update(average, model, 0.001)
+
+
+@pytest.mark.parametrize("update", [_copied, _warmed_up, _rounded, _seldom])
+def test_copies_that_are_no_average(update: Any) -> None:
+    assert _train(update, copy.deepcopy) == []
