@@ -16,11 +16,15 @@ from fastcheck.log.reader import read_batches
 from fastcheck.log.view import LogView
 from fastcheck.record.event import Event
 from fastcheck.record.site import Site, SiteTable
+from fastcheck.record.statistics import statistics_of
 from fastcheck.utils.grouping import grouped
+from fastcheck.utils.text.numbers import format_number
 
 from .message import MOST_BYTES, unpacked
 from .stop_report import StopReport
 
+# An input is an outlier if it is so many times as large as in at least so many steps before.
+_OUTLYING, _BEFORE = 20.0, 5
 #: Tensors that the culprit was computed from, with their records.
 Evidence = list[tuple[Site, np.void]]
 
@@ -56,6 +60,27 @@ def argument_records(
             label = f"{name} ({origin})" if source.role != "input" else name
             evidence.append((replace(culprit.site, role="input", label=label), record))
     return evidence
+
+
+def outlier(records: History, sites: Iterable[Site], step: int) -> str:
+    """Says which floating-point input of the model is far larger in this step than in those before;
+    empty: none is.
+    """
+    for number, site in enumerate(sites):
+        if site.role != "input" or site.module or site.op:
+            continue
+        of_it = records.of_site(number, 0)
+        levels = [statistics_of(record).abs_max or 0.0 for record in of_it if record["step"] < step]
+        now = [statistics_of(record) for record in of_it if record["step"] == step][:1]
+        if not now or now[0].float_format is None or len(levels) < _BEFORE:
+            continue
+        largest, before = now[0].abs_max or 0.0, max(levels)
+        if largest >= _OUTLYING * before > 0:
+            return (
+                f"{site.label} of the model reaches {format_number(largest)} in this step; in the "
+                f"{len(levels)} steps before it was at most {format_number(before)}."
+            )
+    return ""
 
 
 def _of_its_place(culprit: Event) -> Iterable[tuple[str, int]]:

@@ -295,7 +295,8 @@ def _when(report: StopReport, reading: RecordStatistics, width: int) -> list[str
         lines += wrap(number, width)
     texts = [_updated_text(report), _weights_text(report)]
     texts += [] if report.scale is None else [f"Loss scale {format_number(report.scale)}."]
-    return lines + wrap(" ".join(text for text in texts if text), width)
+    lines += wrap(" ".join(text for text in texts if text), width)
+    return lines + wrap(report.outlier, width) if report.outlier else lines
 
 
 def _log(report: StopReport, width: int, has_page: bool) -> list[str]:
