@@ -501,7 +501,19 @@ def test_a_triplet_whose_positive_is_its_anchor(is_same: bool) -> None:
 
     said = texts(program, 40)
     assert len(said) == is_same
-    assert all("a tensor and itself, which is 0 without a gradient" in text for text in said)
+    assert all("whose anchor and positive are one tensor" in text for text in said)
+
+
+def test_differences_of_all_pairs() -> None:
+    """Those of one and itself among them."""
+
+    def program(model: nn.Module, optimizer: Any) -> None:
+        optimizer.zero_grad()
+        rows = model(torch.randn(3, 8)).unbind()
+        sum((one - other).norm() for one in rows for other in rows).backward()
+        optimizer.step()
+
+    assert texts(program, 40) == []
 
 
 @pytest.mark.parametrize("kind", ["penalty", "graph", "attack", "alone", "parameters"])

@@ -289,8 +289,9 @@ def _across(node: Any) -> str:
     elif kind == "NllLoss":
         what, place = "the negative log likelihood has its", 1
     elif kind == "Gather" and shape_of(node)[-1:] == (1,):
-        what, dimension = "gather takes one of the", axis_of(node)[0]
-        made = made if dimension == len(shape) - 1 else None
+        what = "gather takes one of the"
+        is_of_row = axis_of(node)[0] == len(shape) - 1 and match(made, "LogSoftmax")
+        made = made if is_of_row and axis_of(made)[0] == 0 else None
     elif kind == "Mul" and None in edges:
         what = "probabilities are multiplied with the"
     else:
@@ -356,11 +357,13 @@ def _broadcast(node: Any) -> str:
 
 
 def _itself(node: Any) -> str:
-    """Names a difference of a tensor and itself, or its exponential; empty: it is none."""
+    """Names a function of the difference of a tensor and itself that should not be constant."""
     if kind_of(node) == "Exp" and _flat(node.next_functions[0][0]) is _OF_ITSELF:
         return f"the exponential of {_OF_ITSELF.operators}, which is 1 without a gradient"
-    is_so = _flat(node) is _OF_ITSELF
-    return f"{_OF_ITSELF.operators}, which is 0 without a gradient" if is_so else ""
+    found = match(node, ("Sub", ("Add", ("Norm", ("Add", "s:Sub"))), "*"))
+    if found and _flat(found["s"]) is _OF_ITSELF:
+        return "a triplet whose anchor and positive are one tensor: their distance has no gradient"
+    return ""
 
 
 def _mixed(node: Any) -> str:
