@@ -15,10 +15,9 @@ from fastcheck.log.history import History
 from fastcheck.log.reader import read_batches
 from fastcheck.log.view import LogView
 from fastcheck.record.event import Event
+from fastcheck.record.format import DTYPES
 from fastcheck.record.site import Site, SiteTable
-from fastcheck.record.statistics import statistics_of
 from fastcheck.utils.grouping import grouped
-from fastcheck.utils.text.numbers import format_number
 
 from .message import MOST_BYTES, unpacked
 from .stop_report import StopReport
@@ -30,9 +29,16 @@ Evidence = list[tuple[Site, np.void]]
 
 
 def make_report(
-    records: History, culprit: Event, events: Iterable[Event], inputs: Evidence, **fields: Any
+    records: History,
+    culprit: Event,
+    events: Iterable[Event],
+    inputs: Evidence,
+    sites: Iterable[Site] = (),
+    **fields: Any,
 ) -> StopReport:
-    """``events``: those of the culprit's step and rank; ``fields``: the others of StopReport."""
+    """``events``: those of the culprit's step and rank; ``sites``: all, by number; ``fields``: the
+    others of StopReport.
+    """
     record = culprit.record
     trend = records.of_site(int(record["site"]), int(record["call"]))
     return StopReport(
@@ -43,6 +49,7 @@ def make_report(
         inputs_before=tuple(records.last_finite(input_record) for _, input_record in inputs),
         trend=trend[trend["seq"] <= record["seq"]],
         rank=culprit.rank,
+        outlier=_outlier(records, sites, culprit.step),
         **fields,
     )
 
@@ -62,25 +69,20 @@ def argument_records(
     return evidence
 
 
-def outlier(records: History, sites: Iterable[Site], step: int) -> str:
-    """Says which floating-point input of the model is far larger in this step than in those before;
-    empty: none is.
-    """
+def _outlier(
+    records: History, sites: Iterable[Site], step: int
+) -> Optional[tuple[str, float, float, int]]:
     for number, site in enumerate(sites):
         if site.role != "input" or site.module or site.op:
             continue
         of_it = records.of_site(number, 0)
-        levels = [statistics_of(record).abs_max or 0.0 for record in of_it if record["step"] < step]
-        now = [statistics_of(record) for record in of_it if record["step"] == step][:1]
-        if not now or now[0].float_format is None or len(levels) < _BEFORE:
+        levels = np.maximum(-of_it["min"], of_it["max"])
+        before, now = levels[of_it["step"] < step], levels[of_it["step"] == step]
+        if not len(now) or len(before) < _BEFORE or "float" not in DTYPES[of_it["dtype"][-1]].name:
             continue
-        largest, before = now[0].abs_max or 0.0, max(levels)
-        if largest >= _OUTLYING * before > 0:
-            return (
-                f"{site.label} of the model reaches {format_number(largest)} in this step; in the "
-                f"{len(levels)} steps before it was at most {format_number(before)}."
-            )
-    return ""
+        if now[0] >= _OUTLYING * before.max() > 0:
+            return site.label, float(now[0]), float(before.max()), len(before)
+    return None
 
 
 def _of_its_place(culprit: Event) -> Iterable[tuple[str, int]]:

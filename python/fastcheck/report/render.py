@@ -296,7 +296,14 @@ def _when(report: StopReport, reading: RecordStatistics, width: int) -> list[str
     texts = [_updated_text(report), _weights_text(report)]
     texts += [] if report.scale is None else [f"Loss scale {format_number(report.scale)}."]
     lines += wrap(" ".join(text for text in texts if text), width)
-    return lines + wrap(report.outlier, width) if report.outlier else lines
+    if report.outlier is not None:
+        label, now, before, steps = report.outlier
+        lines += wrap(
+            f"{label} of the model reaches {format_number(now)} in this step; in the {steps} steps "
+            f"before it was at most {format_number(before)}.",
+            width,
+        )
+    return lines
 
 
 def _log(report: StopReport, width: int, has_page: bool) -> list[str]:

@@ -121,8 +121,8 @@ class StopReport:
     call of was seen, though the module that holds them had a call that was over. ``not_updated``:
     the parameters among the inputs that no optimizer holds, though some of the model have stepped
     (of an operator: those of its module, if it has one, that have as many elements as an operand
-    that was written in place). ``outlier``: a sentence on an input of the model that is far larger
-    in this step than in those before.
+    that was written in place). ``outlier``: an input of the model that is far larger
+    than before: its label, how large it is and was at most, in how many steps.
     """
 
     culprit: Event
@@ -153,4 +153,4 @@ class StopReport:
     made_by: Optional[MadeBy] = None
     silent_norms: tuple[str, ...] = ()
     not_updated: tuple[str, ...] = ()
-    outlier: str = ""
+    outlier: Optional[tuple[str, float, float, int]] = None

@@ -1,4 +1,4 @@
-"""What a criterion is given to compare with, where that can't be what the criterion expects.
+"""Targets of a criterion that can't be what the criterion expects.
 
 Reads tensors that the graph of the loss has saved, and waits for a device.
 """
@@ -74,7 +74,7 @@ def _signed(name: str, what: str) -> str:
 
 
 def _beyond_one(node: Any) -> str:
-    # What is not averaged may be masked later, and a weight of 0 is a mask.
+    # A loss that is not averaged may be masked later, and a weight of 0 is a mask.
     target = saved_by(node, "target")
     if target is None or not node._saved_reduction or node._saved_weight is not None:
         return ""

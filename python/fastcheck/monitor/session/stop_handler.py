@@ -34,7 +34,7 @@ from fastcheck.monitor.distributed.replicas import ReplicaCheck, ReplicaMismatch
 from fastcheck.record.event import NOT_UPDATED, WHEN_LAST_READ, Event
 from fastcheck.record.format import RECORD_DTYPE, Verdict, is_nonfinite
 from fastcheck.record.site import Site
-from fastcheck.report.build import Evidence, argument_records, make_report, outlier
+from fastcheck.report.build import Evidence, argument_records, make_report
 from fastcheck.report.error import OverflowDetected
 from fastcheck.report.message import packed, unpacked
 from fastcheck.report.page.write import with_page, write_stop_page
@@ -155,6 +155,7 @@ def build_report(
         culprit,
         event_store.events_of(step.findings.all),
         inputs,
+        event_store.sites,
         event_count=event_store.counter.total,
         overflow_nums=session.config.overflow_nums,
         log_path=log_path,
@@ -167,7 +168,6 @@ def build_report(
         left_out_by=meta.left_out_by,
         silent_norms=meta.silent_norms(culprit.site.module),
         not_updated=tuple(key for key in never_updated if key in weights),
-        outlier=outlier(event_store.archive.history, event_store.sites, step.index),
         **_update(session, finding, step),
     )
 
