@@ -162,7 +162,7 @@ def build() -> Path:
     npu = torch_npu_folder()
     compiler = os.environ.get("CXX", "g++")
     acl = npu / "include" / "third_party" / "acl" / "inc"
-    flags = [*compile_flags(), f"-I{SOURCE}", f"-I{DRIVER}", f"-isystem{acl}"]
+    flags = [*compile_flags(), "-std=c++20", f"-I{SOURCE}", f"-I{DRIVER}", f"-isystem{acl}"]
     headers = [p.read_text() for p in sorted((*SOURCE.glob("*.h"), *DRIVER.glob("runtime.h")))]
     base = _digest(torch.__version__, compiler, *flags, *headers)
     BUILD.mkdir(parents=True, exist_ok=True)
