@@ -221,13 +221,32 @@ def test_the_class_of_a_model() -> None:
         fastcheck.install(Net)  # type: ignore[arg-type]  # also seen by mypy
 
 
-def test_a_model_without_parameters() -> None:
-    criterion = nn.CrossEntropyLoss()
-    with pytest.raises(fastcheck.ConfigError, match="without parameters") as caught:
-        fastcheck.install(criterion)
-    assert "got:      CrossEntropyLoss, which has none" in str(caught.value)
+class Logarithm(nn.Module):
+    def forward(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return (x * weight).log()
+
+
+@pytest.mark.parametrize("models", [(nn.CrossEntropyLoss(),), (Logarithm(), nn.Linear(2, 2))])
+def test_a_criterion_in_the_place_of_the_model(models: tuple[nn.Module, ...]) -> None:
+    with pytest.raises(fastcheck.ConfigError, match="a criterion as its model") as caught:
+        fastcheck.install(*models)
+    assert f"got:      {type(models[0]).__name__}, which has no parameters" in str(caught.value)
     assert "fastcheck.install(model, criterion)" in str(caught.value)
-    assert not criterion._forward_hooks
+    assert not models[0]._forward_hooks
+
+
+def test_a_model_without_parameters_is_observed() -> None:
+    """Quantized, or given its weights by the caller."""
+    model, weight = Logarithm(), torch.ones(3, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    with fastcheck.install(model, overflow_nums=1) as monitor:
+        for step in range(3):
+            optimizer.zero_grad()
+            model(torch.ones(3), weight).sum().backward()
+            optimizer.step()
+        assert monitor.records()["step"].max() == step
+        with pytest.raises(fastcheck.OverflowDetected, match="3 NaN in output of Logarithm"):
+            model(-torch.ones(3), weight).sum().backward()
 
 
 def test_a_further_module_needs_no_parameters() -> None:

@@ -180,7 +180,7 @@ def _install(
         start = f"{node.path}." if node.path else ""
         node.has_excluded_parts = any(path.startswith(start) for path in gaps)
     _mark_roots(nodes, (model, *others))
-    _check_observable(model, any(node.is_selected for node in nodes))
+    _check_observable((model, *others), any(node.is_selected for node in nodes))
     devices = {p.device for module in models for p in module.parameters()}
     for device in devices:
         with contextlib.suppress(Exception):  # reported where a tensor can't be read
@@ -309,12 +309,14 @@ def _mark_roots(nodes: list[ModuleNode], models: tuple[torch.nn.Module, ...]) ->
         node.is_root = id(module) in ids or (is_part and has_parameters)
 
 
-def _check_observable(model: torch.nn.Module, has_any: bool) -> None:
-    if next(model.parameters(), None) is None:
+def _check_observable(models: Sequence[torch.nn.Module], has_any: bool) -> None:
+    model = models[0]
+    has_parameters = [next(one.parameters(), None) is not None for one in models]
+    if not has_parameters[0] and (any(has_parameters) or isinstance(model, torch.nn.modules.loss._Loss)):
         raise ConfigError(
-            "install() was given a model without parameters",
+            "install() was given a criterion as its model",
             expected="the model that is trained, first",
-            got=f"{type(model).__name__}, which has none",
+            got=f"{type(model).__name__}, which has no parameters",
             hint="give the model first and the criterion after it: "
             "fastcheck.install(model, criterion)",
         )
