@@ -87,12 +87,19 @@ def freeze(net: nn.Module) -> None:
     net.get_parameter("last.weight").requires_grad_(False)
 
 
+def cumulative() -> nn.Module:
+    net = Net()
+    net.norm.momentum = None
+    return net
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [
         ({"given": False}, "CrossEntropyLoss was given to install() in reference alone: what it"),
         ({"calls": False}, "CrossEntropyLoss is called in reference, and not in actual"),
         ({"net": lambda: Net(act=nn.SiLU())}, "act is of class SiLU in actual and GELU in ref"),
+        ({"net": cumulative}, "norm.momentum is None in actual and 0.1 in reference"),
         ({"net": lambda: Net(tied=True)}, "last is in both, and has last.weight in reference alo"),
         (
             {"net": lambda: Net(factor=2.0)},
@@ -135,6 +142,7 @@ def test_a_hook_that_changes_an_input_is_looked_for(plain: str, tmp_path: Path) 
     told = why(train(tmp_path / "log", begin=round_inputs), plain)
     assert "in actual alone last reads input[0] as a tensor of its own; in reference it" in told
     assert "formula" not in told
+    assert "alone: last · forward" not in str(fastcheck.compare(tmp_path / "log", plain))
 
 
 def test_samples_in_another_order_over_all_steps(plain: str, tmp_path: Path) -> None:
@@ -154,6 +162,22 @@ def test_a_weight_that_the_optimizer_lacks_is_in_both_models(plain: str, tmp_pat
     actual = train(tmp_path / "log", optimizer=without)
     assert not fastcheck.compare(actual, plain)
     assert "is in both" not in why(actual, plain)
+
+
+def test_gradients_that_one_side_reads_twice_are_on_both(plain: str, tmp_path: Path) -> None:
+    class Steps(torch.optim.AdamW):
+        """Its step calls that of a class that has stepped by itself: both are observed."""
+
+        def step(self, closure: Any = None) -> Any:
+            made = super().step(closure)
+            with torch.no_grad():
+                self.param_groups[0]["params"][0].mul_(0.5)
+            return made
+
+    Steps.__name__ = "AdamW"
+    actual = train(tmp_path / "log", optimizer=Steps)
+    assert any("gradient of" in entry.name for entry in fastcheck.compare(actual, plain).missing)
+    assert "alone has a gradient" not in why(actual, plain)
 
 
 def test_a_dropout_in_eval_mode_is_called(tmp_path: Path) -> None:
@@ -183,11 +207,11 @@ def load(saved: str, changes: Callable[[dict[str, Any]], object] | None) -> Call
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        (None, "began without state, and reference had taken 3 steps by then: its state was not"),
+        (None, "began without state, and reference had run 3 steps by then: its state was not"),
         (
             lambda held: held["step"].zero_(),
             "began with a state of 8 of its 8 parameters and step counts of 0, and reference had "
-            "taken 3 steps by then: step counts that start again",
+            "run 3 steps by then: its step counts start again",
         ),
         (lambda held: held["exp_avg"].zero_(), "so look at the rest of the optimizer's state"),
     ],

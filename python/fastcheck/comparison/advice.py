@@ -62,7 +62,7 @@ def advice_of(
         yield from _of_origin(questions, origin, equal)
     first = questions.first
     if any(answer.answer in ("partly", "no") for answer in answers):
-        yield from of_one_side(tally, sides)
+        yield from of_one_side(tally, sides, starts)
     if first is not None and not given:
         yield from of_modules(first, sides)
         if sides[1].options.get("level") != "op" and path_of(first.row.name) in sides[1].classes:

@@ -32,8 +32,7 @@ def causes_of(now: Pairs, index: int, before: Pairs) -> Iterator[str]:
             if _adds_up(now, before, place):
                 yield (
                     f"the gradients of {side} are the sums of those of this step and of the step "
-                    f"before, in all parameters: {side} does not clear them "
-                    "(optimizer.zero_grad())"
+                    f"before: {side} does not clear them (optimizer.zero_grad())"
                 )
     if now.phases[index] == Phase.FORWARD and name.role == "output":
         for label, side in _still_buffers(now, before, name.module):

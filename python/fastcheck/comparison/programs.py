@@ -50,7 +50,7 @@ def of_modules(first: Found, sides: Sides) -> Iterator[str]:
         yield f"other modules: {'; '.join(classes[:_MOST])}"
 
 
-def of_one_side(tally: Tally, sides: Sides) -> Iterator[str]:
+def of_one_side(tally: Tally, sides: Sides, starts: tuple[int, int]) -> Iterator[str]:
     """Parameters that one side alone has in a module of both, and criteria that one side alone was
     given, or calls.
     """
@@ -60,7 +60,9 @@ def of_one_side(tally: Tally, sides: Sides) -> Iterator[str]:
         path, (has, lacks) = path_of(entry.name), _places(entry)
         kind = re.escape(sides[has].classes.get(path, ""))
         if path in sides[lacks].classes:
-            if entry.is_given and " · optimizer · " in entry.name:
+            # One that is read less often later is not the optimizer's.
+            is_first = entry.is_alone and entry.first_step == starts[has]
+            if is_first and _is_parameter(entry.name):
                 parameters.setdefault(path, entry)
         elif kind and re.fullmatch(rf"{kind}(_\d+)?", path):
             criteria.setdefault(path, entry)
@@ -88,6 +90,10 @@ def of_one_side(tally: Tally, sides: Sides) -> Iterator[str]:
         )
 
 
+def _is_parameter(name: str) -> bool:
+    return " · optimizer · " in name and " · gradient of " not in name
+
+
 def _places(entry: Missing) -> tuple[int, int]:
     """The side that has what is missing, and the side that lacks it."""
     return (0, 1) if entry.state is PairState.ONLY_ACTUAL else (1, 0)
@@ -99,7 +105,7 @@ def of_gradient(first: Found, tally: Tally, starts: tuple[int, int]) -> Iterator
     for place, state in enumerate((PairState.ONLY_REFERENCE, PairState.ONLY_ACTUAL)):
         entry = tally.missing.get((state, f"{module} · gradient of {label}"))
         step = first.row.step - starts[1] + starts[1 - place]
-        if entry is not None and entry.first_step <= step:
+        if entry is not None and entry.is_alone and entry.first_step <= step:
             yield (
                 f"from step {entry.first_step:,} on {_SIDES[1 - place]} alone has a gradient of "
                 f"{label}: in {_SIDES[place]} the optimizer finds none (frozen: "
@@ -110,34 +116,31 @@ def of_gradient(first: Found, tally: Tally, starts: tuple[int, int]) -> Iterator
 def of_state(first: Found, sides: Sides, starts: tuple[int, int]) -> Iterator[str]:
     """The state that the optimizers began from, where the first update that is compared differs."""
     begun = [side.optimizer_states for side in sides]
-    if first.row.step != starts[1] or not all(begun):
+    # Of two runs the shorter continues the longer: steps count from install() on.
+    late = int(starts[1] > starts[0])
+    if first.row.step != starts[1] or starts[1 - late] or not all(begun):
         return
-    is_resumed = starts[0] != starts[1]
-    for number, (mine, other) in enumerate(zip(*begun)):
-        name = f"optimizers[{number}]"
-        texts = [_state_text(state) for state in (mine, other)]
-        if not is_resumed:
-            if texts[0] != texts[1]:
-                yield f"{name} began {texts[0]} in actual, and {texts[1]} in reference"
+    ran = f"{_SIDES[late]} had run {starts[late]:,} steps by then"
+    certain, texts = [], []
+    for number, states in enumerate(zip(*begun)):
+        name, began = f"optimizers[{number}]", [_state_text(state) for state in states]
+        new, old = states[1 - late], states[late]
+        if not starts[late]:
+            if began[0] != began[1]:
+                certain.append(f"{name} began {began[0]} in actual, and {began[1]} in reference")
             continue
-        # The run that is continued has taken steps before the first that is compared.
-        late = int(starts[1] > starts[0])
-        new, old = (mine, other) if late else (other, mine)
-        taken = starts[late] - starts[1 - late]
-        ran = f"{_SIDES[late]} had taken {taken:,} steps by then"
-        begins = f"{name} of {_SIDES[1 - late]} began {texts[1 - late]}"
-        counts, before = new.get("steps"), (old.get("steps") or [0])[0]
-        if not new.get("with_state"):
-            if old.get("keeps"):
-                yield f"{begins}, and {ran}: its state was not loaded (load_state_dict())"
-        elif counts and counts[0] < before + taken:
-            yield f"{begins}, and {ran}: step counts that start again correct Adam's averages anew"
-        else:
-            yield (
-                f"gradients and settings agree, so look at the rest of the optimizer's state "
-                f"(averages, momentum): {begins}, and {ran}. fastcheck compare of the two "
-                "checkpoints names what differs in it"
-            )
+        texts.append(f"{name} of {_SIDES[1 - late]} began {began[1 - late]}")
+        if old.get("keeps") and not new.get("with_state"):
+            certain.append(f"{texts[-1]}, and {ran}: its state was not loaded (load_state_dict())")
+        elif old.get("keeps") and (new.get("steps") or [1])[-1] == 0:
+            certain.append(f"{texts[-1]}, and {ran}: its step counts start again")
+    yield from certain
+    if texts and not certain:
+        yield (
+            "gradients and settings agree, so look at the rest of the optimizer's state (averages, "
+            f"momentum): {'; '.join(texts)}, and {ran}. fastcheck compare of the two checkpoints "
+            "names what differs in it"
+        )
 
 
 def _state_text(state: Mapping[str, Any]) -> str:

@@ -173,7 +173,8 @@ def _first(comparison: Result, difference: Found) -> list[Part]:
         reason += f": error {_format_error(row.error)}"
     lines += wrap("; ".join(filter(None, [reason, row.relation, text])) + ".", _BODY)
     for side, names in zip(("actual", "reference"), difference.alone):
-        if names:
+        # The advice has what is read.
+        if names := tuple(name for name in names if " · forward · input" not in name):
             shown = ", ".join([*names[:_FEW], *and_more(len(names) - _FEW)])
             lines += wrap(f"Before it, in {side} alone: {shown}. {_ALONE[row.phase]}.", _BODY)
     lines.append("")

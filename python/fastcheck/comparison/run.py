@@ -353,6 +353,7 @@ class BlockComparison:
         return self._drifts[rank]
 
     def _note_missing(self, ours: Block, theirs: Block, pairs: Alignment, compared: _Step) -> None:
+        paired = set(compared.names.tolist())
         for state, block, index, phase in missing_of(
             (self._actual, self._reference), ours, theirs, pairs
         ):
@@ -366,7 +367,8 @@ class BlockComparison:
                 self.tally.miss(state, str(name), phase, block.step, True)
                 continue
             self.tally.states[phase][state] += 1
-            self.tally.miss(state, str(name), phase, block.step)
+            is_alone = int(block.names[index]) not in paired
+            self.tally.miss(state, str(name), phase, block.step, is_alone=is_alone)
             sides = (block, index), None
             left, right = sides if state is PairState.ONLY_ACTUAL else sides[::-1]
             self._report(make_row(self.names, block.step, phase, state, 0.0, 0, left, right))

@@ -63,8 +63,8 @@ class StepError(NamedTuple):
 
 @dataclass(frozen=True)
 class Missing:
-    """A name that one side has fewer of. ``is_explained``: it makes no difference. ``is_given``: it
-    is missing among the initial weights already.
+    """A name that one side has fewer of. ``is_explained``: it makes no difference. ``is_alone``: in
+    the first of these steps that side has none of it.
     """
 
     state: PairState
@@ -73,7 +73,7 @@ class Missing:
     count: int
     first_step: int
     is_explained: bool = False
-    is_given: bool = False
+    is_alone: bool = False
 
 
 class Firsts(NamedTuple):
@@ -138,15 +138,21 @@ class Tally:
             self.growth[step] = StepError(step, error, name)
 
     def miss(
-        self, state: PairState, name: str, phase: Phase, step: int, is_explained: bool = False
+        self,
+        state: PairState,
+        name: str,
+        phase: Phase,
+        step: int,
+        is_explained: bool = False,
+        is_alone: bool = False,
     ) -> None:
         before = self.missing.get((state, name))
-        count = 1 if before is None else before.count + 1
-        first = step if before is None else before.first_step
-        is_explained &= before is None or before.is_explained
-        is_given = phase is Phase.WEIGHTS if before is None else before.is_given
+        count, first = 1, step
+        if before is not None:
+            count, first, is_alone = before.count + 1, before.first_step, before.is_alone
+            is_explained &= before.is_explained
         self.missing[state, name] = Missing(
-            state, name, phase, count, first, is_explained, is_given
+            state, name, phase, count, first, is_explained, is_alone
         )
 
     def first(self, table: dict[Phase, Found], phases: tuple[Phase, ...]) -> Optional[Found]:

@@ -46,6 +46,8 @@ class LogSource(Source):
         #: The coordinates of each rank that install() has found: ``{"tp": 1}``.
         self.coordinates: dict[int, dict[str, Any]] = {}
         environments, optimizers = {}, {}
+        classes: dict[str, str] = {}
+        self.classes = classes
         for rank, segments in log_parts(self.title).items():
             sites, meta = read_sites_and_meta(self.title, rank)
             if segments:
@@ -60,18 +62,19 @@ class LogSource(Source):
             coordinates = placed.get("coordinates") if isinstance(placed, dict) else None
             self.coordinates[rank] = coordinates if isinstance(coordinates, dict) else {}
             optimizers[rank] = meta.get("optimizers")
+            classes.update(
+                (site.module, site.module_type)
+                for site in sites.values()
+                if site.role in _OF_MODULES
+            )
             modules = meta.get("modules")
-            if isinstance(modules, dict) and not self.modules:
-                self.modules = {p: kept for p, kept in modules.items() if isinstance(kept, dict)}
-                self.options = {key: meta[key] for key in _OPTIONS if key in meta}
-                self.classes = {
-                    site.module: site.module_type
-                    for site in sites.values()
-                    if site.role in _OF_MODULES
-                }
-                states = meta.get("optimizer_states")
-                if isinstance(states, list) and all(isinstance(one, dict) for one in states):
-                    self.optimizer_states = states
+            if isinstance(modules, dict):
+                kept = {path: held for path, held in modules.items() if isinstance(held, dict)}
+                self.modules = {**kept, **self.modules}
+                self.options = self.options or {key: meta[key] for key in _OPTIONS if key in meta}
+            states = meta.get("optimizer_states")
+            if isinstance(states, list) and all(isinstance(one, dict) for one in states):
+                self.optimizer_states = self.optimizer_states or states
             compiled = meta.get("compiled_modules")
             if isinstance(compiled, int):
                 self.compiled_modules = max(self.compiled_modules, compiled)

@@ -356,14 +356,14 @@ def first_meta(config: Config, nodes: Sequence[ModuleNode]) -> dict[str, Any]:
 
 
 def _attributes(nodes: Sequence[ModuleNode]) -> dict[str, dict[str, Any]]:
-    """The attributes of each module that are numbers, and of torch's own modules the texts and
-    groups of numbers too, by path: eps, p, reduction, training.
+    """The attributes of each module that are numbers, and of torch's own modules the texts, None
+    and groups of numbers too, by path: eps, p, reduction, training.
     """
     made = {}
     for node in nodes[:_MOST_MODULES]:
         module = node.module()
         is_torch = type(module).__module__.startswith("torch.nn.")
-        kinds = (bool, int, float, str) if is_torch else (bool, int, float)
+        kinds = (bool, int, float, str, type(None)) if is_torch else (bool, int, float)
         found = {}
         for name, value in vars(module).items() if module is not None else ():
             parts = value if is_torch and type(value) is tuple else (value,)
