@@ -116,7 +116,7 @@ def of_gradient(first: Found, tally: Tally, starts: tuple[int, int]) -> Iterator
 def of_state(first: Found, sides: Sides, starts: tuple[int, int]) -> Iterator[str]:
     """The state that the optimizers began from, where the first update that is compared differs."""
     begun = [side.optimizer_states for side in sides]
-    # Of two runs the shorter continues the longer: steps count from install() on.
+    # The shorter of two runs continues the longer: steps count from install() on.
     late = int(starts[1] > starts[0])
     if first.row.step != starts[1] or starts[1 - late] or not all(begun):
         return
