@@ -13,14 +13,12 @@ from fastcheck.record.format import Depth
 from .block import Phase
 from .measure import PairState
 from .pairs import Pairs
-from .tally import KEPT_STEPS, BatchPair, Tally
+from .tally import KEPT_STEPS, Tally
 
 _SIDES = ("actual", "reference")
 #: The relative difference of two sums that are equal but for rounding, and the smallest part of the
 #: magnitudes that a sum has to be to say anything.
 _SUMMED, _SIGNIFICANT = 1e-5, 1e-3
-#: The relative difference of sums of the same numbers in another order.
-_SAME_SUM = 1e-7
 _FEW = 3
 
 
@@ -83,24 +81,19 @@ def _still_buffers(now: Pairs, before: Pairs, module: str) -> Iterator[tuple[str
 
 def keep_batches(pairs: Pairs, tally: Tally) -> None:
     """Keeps what tells the batches of a step from those of other steps."""
-    for index in np.flatnonzero(pairs.phases == Phase.BATCHES).tolist():
-        sides = pairs.left[index], pairs.right[index]
-        held = tally.batches.setdefault((pairs.rank, int(pairs.names[index])), [])
-        if len(held) < KEPT_STEPS and all(side["depth"] == Depth.FULL for side in sides):
-            sums = tuple((float(side["abs_sum"]), float(side["sum_sq"])) for side in sides)
-            mine, other = (int(side["checksum"]) for side in sides)
-            held.append(BatchPair(pairs.step, mine, other, sums))
+    for index in np.flatnonzero((pairs.phases == Phase.BATCHES) & pairs.has_bits).tolist():
+        held = tally.batches[pairs.rank, int(pairs.names[index])]
+        if len(held) < KEPT_STEPS:
+            sums = (int(side["checksum"][index]) for side in (pairs.left, pairs.right))
+            held.append((pairs.step, *sums))  # type: ignore[arg-type]  # of two
 
 
 def of_order(tally: Tally) -> Iterator[str]:
-    """Batches that differ, and are those of other steps of the reference, or hold the same samples
-    over all steps.
-    """
-    totals = []
+    """Batches that differ, and are those of other steps of the reference."""
     for held in tally.batches.values():
-        differing = [batch for batch in held if batch.actual != batch.reference]
-        steps = {batch.reference: batch.step for batch in reversed(held)}
-        found = [(batch.step, steps[batch.actual]) for batch in differing if batch.actual in steps]
+        differing = [(step, mine) for step, mine, other in held if mine != other]
+        steps = {other: step for step, _, other in reversed(held)}
+        found = [(step, steps[mine]) for step, mine in differing if mine in steps]
         if found:
             yield (
                 f"batches in another order: that of step {found[0][0]:,} in actual is that of step "
@@ -108,13 +101,3 @@ def of_order(tally: Tally) -> Iterator[str]:
                 f"{len(found):,} are those of other steps"
             )
             return
-        if differing:
-            totals.append((len(differing), *np.array([batch.sums for batch in held]).sum(0)))
-    # The sums of zeros and ones agree by chance.
-    if any(count > 1 and mine[0] != mine[1] for count, mine, _ in totals) and all(
-        np.allclose(mine, other, rtol=_SAME_SUM, atol=0) for _, mine, other in totals
-    ):
-        yield (
-            "over the steps that are compared the batches hold the same numbers, as far as their "
-            "sums tell: the same samples in another order (a seed, a sampler)"
-        )

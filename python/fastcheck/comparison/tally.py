@@ -42,17 +42,6 @@ class Found(NamedTuple):
     after: str = ""
 
 
-class BatchPair(NamedTuple):
-    """An input of a step: the checksums of the two sides, and the sums of their magnitudes and of
-    their squares.
-    """
-
-    step: int
-    actual: int
-    reference: int
-    sums: tuple[tuple[float, float], ...]
-
-
 class StepError(NamedTuple):
     """The largest error of a step, and where."""
 
@@ -110,8 +99,8 @@ class Tally:
         #: By name, whether all compared pairs are equal to the bit; None: it is not asked.
         self.unchanged: Optional[dict[str, bool]] = None
         self.losses: dict[int, LossPair] = {}
-        #: The batches, by rank and number of the name.
-        self.batches: dict[tuple[int, int], list[BatchPair]] = {}
+        #: The step and both checksums of each batch, by rank and number of the name.
+        self.batches: dict[tuple[int, int], list[tuple[int, int, int]]] = defaultdict(list)
         #: Pairs of the same numbers in another order, by question about what was given.
         self.given_reordered: Counter[Phase] = Counter()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import os
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
@@ -312,9 +313,8 @@ def _mark_roots(nodes: list[ModuleNode], models: tuple[torch.nn.Module, ...]) ->
 def _check_observable(models: Sequence[torch.nn.Module], has_any: bool) -> None:
     model = models[0]
     has_parameters = [next(one.parameters(), None) is not None for one in models]
-    if not has_parameters[0] and (
-        any(has_parameters) or isinstance(model, torch.nn.modules.loss._Loss)
-    ):
+    is_loss = inspect.getmodule(type(model)) is torch.nn.modules.loss
+    if not has_parameters[0] and (any(has_parameters) or is_loss):
         raise ConfigError(
             "install() was given a criterion as its model",
             expected="the model that is trained, first",
