@@ -523,8 +523,7 @@ def _likelihood(case: Case, made: Operation) -> Iterator[Advice]:
         yield Advice(
             f"A mean over no targets is 0/0: {ignored}. Sum and divide by the count, or leave such "
             "a batch out.",
-            'loss_fn(logits, target, reduction="sum") '
-            "/ (target != ignore_index).sum().clamp_min(1)",
+            'loss_fn(logits, y, reduction="sum") / (y != ignore_index).sum().clamp_min(1)',
         )
 
 
