@@ -3,8 +3,9 @@
 
 CUDA 12's nvcc is on no package index, but the compiler inside it is, as NVRTC. It compiles kernels
 alone: of a source in csrc/cuda it is given the kernels that the source instantiates, without the
-host code around them. Understands what tests/fakes/ptx_on_cpu passes to nvcc, and nothing else:
+host code around them. Understands what tests/fakes passes to nvcc, and nothing else:
 
+    nvrtc.py --version
     nvrtc.py ... -arch=compute_70 -ptx SOURCE -o TARGET
     nvrtc.py ... -arch=sm_70 -Xptxas=-v -cubin PTX -o TARGET
 
@@ -149,6 +150,9 @@ def without_constants(code: str) -> str:
 
 
 def main(arguments: list[str]) -> int:
+    ptxas = str(HOME / "cuda_nvcc" / "bin" / "ptxas")
+    if arguments == ["--version"]:
+        return subprocess.run([ptxas, "--version"], check=False).returncode
     target = Path(arguments[arguments.index("-o") + 1])
     arch = next(a.partition("=")[2] for a in arguments if a.startswith("-arch="))
     if "-ptx" in arguments:
@@ -157,8 +161,7 @@ def main(arguments: list[str]) -> int:
         target.write_bytes(ptx(source, arch, options))
         return 0
     source = Path(arguments[arguments.index("-cubin") + 1])
-    ptxas = HOME / "cuda_nvcc" / "bin" / "ptxas"
-    command = [str(ptxas), f"-arch={arch}", "-v", str(source), "-o", str(target)]
+    command = [ptxas, f"-arch={arch}", "-v", str(source), "-o", str(target)]
     return subprocess.run(command, check=False).returncode
 
 

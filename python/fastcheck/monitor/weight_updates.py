@@ -149,10 +149,10 @@ class UpdateWatcher:
 
     def begin(self, optimizer: Optional[torch.optim.Optimizer], step: Step) -> Optional[UpdateInfo]:
         """A Look at the update that is about to be applied. None for the second call of a step()
-        that calls that of its base class.
+        that calls that of its base class, and where nothing is left of the gradients.
         """
         last, self._last = self._last, (id(optimizer), step.index, step.update.count)
-        if last == self._last:
+        if last == self._last or step.update.is_clipped_away:
             return None
         if optimizer is None:
             return UpdateInfo(self._watch_of_none, is_certain=False)

@@ -81,6 +81,8 @@ class Update:
     scale: Any = None
     # Gradients were changed before they were read.
     has_changed_gradients = False
+    # They were clipped to 0 since.
+    is_clipped_away = False
     # The tensors that modules and optimizers store were read.
     state_read = False
     count = 0

@@ -181,6 +181,12 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         advice="clip between backward() and optimizer.step()", source="tabm#20",
     ),
     _fact(
+        "wrong_limit", cause="gradient",
+        text="gradients were clipped to {name}, in {value} updates in a row",
+        advice="give a threshold above 0; with math.inf clip_grad_norm_() returns the norm and "
+        "clips nothing",
+    ),
+    _fact(
         "cleared_between", cause="gradient",
         text="the gradients of {name} calls of backward() were cleared before the update, in "
         "{value} updates in a row: it used those of the last call alone", source="RAE#67",

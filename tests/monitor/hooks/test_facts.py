@@ -189,6 +189,29 @@ def test_clipping_of_nothing() -> None:
     assert len(found) == 1 and "clipping was given no gradient" in found[0]
 
 
+@pytest.mark.parametrize(
+    ("limit", "by", "what"),
+    [
+        ({"max_norm": 0.0}, "norm", "clipped to 0, which makes them 0"),
+        ({"max_norm": -1.0}, "norm", "clipped to -1, which turns their sign"),
+        ({"clip_value": 0}, "value", "clipped to 0, which makes them 0"),
+        ({"clip_value": -0.5}, "value", "clipped to -0.5, which makes this number of each"),
+        ({"max_norm": 0.1}, "norm", ""),
+    ],
+)
+def test_clipping_to_no_positive_number(limit: dict[str, float], by: str, what: str) -> None:
+    clip = nn.utils.clip_grad_norm_ if by == "norm" else nn.utils.clip_grad_value_
+
+    def program(model: nn.Module, optimizer: Any) -> None:
+        optimizer.zero_grad()
+        loss(model).backward()
+        clip(model.parameters(), **limit)
+        optimizer.step()
+
+    found = texts(program)
+    assert len(found) == bool(what) and what in "".join(found)
+
+
 def test_a_loss_that_is_not_the_scaled_one() -> None:
     scaler = torch.amp.GradScaler("cpu")
 

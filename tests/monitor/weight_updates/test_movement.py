@@ -563,6 +563,20 @@ def test_an_optimizer_of_another_model(kind: str) -> None:
     assert kind != "teacher" or "those of Adam had no gradients in 10 updates" in texts[0]
 
 
+def test_gradients_that_are_clipped_to_0() -> None:
+    """They were not 0 when they were read, but their update has none."""
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with warned() as texts, fastcheck.install(model):
+        for x in batches(STEPS):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            nn.utils.clip_grad_norm_(model.parameters(), max_norm=0.0)
+            optimizer.step()
+    (text,) = texts
+    assert "gradients were clipped to 0, which makes them 0" in text
+
+
 @pytest.mark.parametrize("kind", ["same", "other", "late"])
 def test_two_optimizers_of_another_model(kind: str) -> None:
     """A discriminator is trained, and its gradients reach the generator, which is observed.

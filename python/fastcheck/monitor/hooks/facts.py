@@ -442,6 +442,8 @@ class Facts:
         self._told: set[str] = set()
         self._updates = 0
         self._threshold = math.nan
+        # What the last clipping has made of gradients, if its threshold was not above 0.
+        self._wrong_limit = ""
         self._losses = _Losses()
         attends = any(isinstance(n.module(), torch.nn.MultiheadAttention) for n in nodes)
         #: The parts that look at a graph or at tensors now and then.
@@ -622,6 +624,12 @@ class Facts:
                 self._tell("norm_threshold", threshold, "")
             self._threshold = threshold
 
+    def limit_given(self, threshold: float, by_norm: bool) -> None:
+        """Gradients are clipped to ``threshold``: by their norm, or each element."""
+        made = "makes this number of each element" if threshold else "makes them 0"
+        made = "turns their sign" if by_norm and threshold else made
+        self._wrong_limit = "" if threshold > 0 else f"{threshold:g}, which {made}"
+
     def before_update(self, optimizer: torch.optim.Optimizer, is_scaled: bool) -> None:
         """The optimizer is about to step. ``is_scaled``: a GradScaler has it step, and has divided
         its gradients.
@@ -640,6 +648,8 @@ class Facts:
                 self._tell_once("cleared_seldom", window, parameter)
             is_any = is_kept or is_lost or since.is_across or since.is_doubled
             is_any |= since.is_clipped_early or since.clippings > 1 or since.lost >= _LOST
+            wrong_limit = self._wrong_limit if since.is_clipped else ""
+            is_any |= bool(wrong_limit)
             # In most steps none holds, as in the step before.
             if is_any or chain.is_any:
                 for fact, holds, about in (
@@ -649,6 +659,7 @@ class Facts:
                     ("clipped_between", since.clippings > 1, f"{since.clippings} times"),
                     ("cleared_early", is_lost, parameter),
                     ("clipped_early", since.is_clipped_early, ""),
+                    ("wrong_limit", bool(wrong_limit), wrong_limit),
                     ("cleared_between", since.lost >= _LOST, f"{since.lost} of {since.lost + 1}"),
                 ):
                     self._count(fact, holds, about, id(optimizer))

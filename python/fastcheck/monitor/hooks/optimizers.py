@@ -414,8 +414,7 @@ def _clip(original: Callable[..., Any]) -> Callable[..., Any]:
         finally:
             _running.is_clipping = False
         norm = result if result is not None else kwargs.get("total_norm", (*args, None, None)[1])
-        given = {"max_norm": None, "clip_value": None, **kwargs}
-        threshold = args[0] if args else given["max_norm"] or given["clip_value"]
+        threshold = args[0] if args else kwargs.get("max_norm", kwargs.get("clip_value"))
         norm = norm if isinstance(norm, torch.Tensor) else None
         _tell("gradient clipping", StepWatcher.after_clipping, gradients, norm, threshold)
         return result
