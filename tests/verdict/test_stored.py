@@ -200,6 +200,9 @@ def test_a_second_moment_that_overflows(install: Any, kind: Any) -> None:
     assert where(stop.culprit) == ("a", "optimizer_state", f"weight.{key}", "origin")
     assert stop.step == 2 and not stop.report.weights_intact
     assert f"optimizer state a.weight.{key}" in str(stop)
+    (gradient, record), *_ = stop.report.inputs
+    assert gradient.key == "a.weight" and 1e22 < float(record["max"]) < 1e26
+    assert "1. The gradient of a.weight reaches " in str(stop)
     assert monitor.event_count == 1
 
 

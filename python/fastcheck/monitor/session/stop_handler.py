@@ -248,6 +248,8 @@ def _loss_scale(session: Session, step: Step) -> Optional[float]:
 
 def _module_inputs(session: Session, finding: Finding, step: Step) -> Evidence:
     call = finding.blamed.call
+    if finding.role == "optimizer_state":
+        return _gradient_of_state(session, finding, step)
     if call is None:
         return []
     evidence: Evidence = []
@@ -258,6 +260,19 @@ def _module_inputs(session: Session, finding: Finding, step: Step) -> Evidence:
         if record is not None:
             evidence.append((session.event_store.sites[site], record))
     return evidence + _parameters(session, call, step)
+
+
+def _gradient_of_state(session: Session, finding: Finding, step: Step) -> Evidence:
+    """The gradient of which this is the optimizer's state."""
+    sites = session.event_store.sites
+    module, parameter = sites[finding.site].module, sites[finding.site].label.rpartition(".")[0]
+    its = {
+        number
+        for number, site in enumerate(sites)
+        if (site.module, site.role, site.label) == (module, "param_grad", parameter)
+    }
+    records = session.event_store.archive.history.latest_of(its)
+    return [(sites[int(r["site"])], r) for r in records if r["step"] == step.index]
 
 
 def report_of_step(

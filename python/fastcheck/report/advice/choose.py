@@ -78,10 +78,21 @@ def stored(case: Case) -> Iterator[Advice]:
         yield from activations.arrived(case)
         return
     if case.site.role == "optimizer_state":
+        form = case.reading.float_format
+        for gradient, reading in case.read_inputs:
+            peak = float(reading.abs_max or 0)
+            if form is None or peak * peak <= form.max:
+                continue
+            yield Advice(
+                f"The gradient of {gradient.key} reaches {format_number(peak)}, whose "
+                f"square is beyond {case.reading.dtype}'s {case.limit}: look at what makes it so "
+                "large, such as the loss of this step, and clip gradients before the update.",
+                "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
+            )
         yield Advice(
             "The optimizer's state is bad, and every later update will be: go back to a "
-            "checkpoint from before the first bad gradient, then clip gradients or lower the "
-            f"learning rate{case.rates}."
+            "checkpoint from before this step, then clip gradients or lower the learning rate"
+            f"{case.rates}."
         )
         return
     if case.reason.startswith(GIVEN_INSTEAD):
