@@ -339,14 +339,31 @@ class TestForecasts:
 
 
 @pytest.mark.parametrize(
-    ("factor", "grown", "is_told"), [(1.3, 5.0, 1), (-1.3, 5.0, 1), (1.3, 3.9, 0), (1.02, 5.0, 0)]
+    ("factor", "grown", "told"),
+    [
+        (1.3, 5.0, "divergence"),
+        (1.3, 3.9, ""),
+        (1.02, 5.0, ""),
+        (-1.3, 1.0, "descent"),
+        (-1.05, 1.0, ""),
+        (-1.02, 5.0, ""),
+    ],
 )
-def test_a_loss_that_grows_with_the_weights(factor: float, grown: float, is_told: int) -> None:
+def test_a_loss_that_goes_on_growing(factor: float, grown: float, told: str) -> None:
+    """Above 0 with the weights, or below 0 whatever these do."""
     standstill, found = Standstill(), []
     for at in range(80):
         standstill.add(math.copysign(abs(factor) ** at, factor))
         found += standstill.look(at, grown)
-    assert [number.name for number in found[:1]] == ["divergence"] * is_told
+    assert [number.name for number in found[:1]] == [told] * bool(told)
+
+
+def test_a_loss_near_zero_may_fall_by_orders_of_magnitude() -> None:
+    """As the gain of a policy, which is 0 at first."""
+    standstill = Standstill()
+    for at in range(80):
+        standstill.add(-1e-6 * 1.3**at)
+        assert not standstill.look(at, 1.0)
 
 
 def test_a_loss_that_was_near_zero_at_first_may_grow_slowly() -> None:

@@ -120,8 +120,12 @@ class Standstill:
         sizes = [abs(loss) for _, _, loss in self._looks]
         goes_on = all(size > _GOES_ON * last for last, size in zip(sizes, sizes[1:]))
         is_far = sizes[-1] >= _DIVERGED * abs(first) and grown >= _BLOWN_UP
-        if goes_on and is_far and len(sizes) == _LOOKS:
-            return [Number("divergence", low, first, full_name=f"{grown:.3g}")]
+        if goes_on and len(sizes) == _LOOKS:
+            # Whatever the weights do: a loss has a bound below.
+            if -low >= _DIVERGED * max(abs(first), 1.0):
+                return [Number("descent", low, first)]
+            if is_far:
+                return [Number("divergence", low, first, full_name=f"{grown:.3g}")]
         fall = first - high
         # A loss that is low stands still since there is little left to learn.
         if len(self._looks) < _LOOKS or not fall >= _LEAST_FALL * first > 0 or low < _HIGH * first:

@@ -427,6 +427,12 @@ NUMBER_RULES: tuple[NumberRule, ...] = (
         "that the model itself makes", source="fastcheck",
     ),
     NumberRule(
+        kind="update", names=["descent"], condition=lambda loss: True, is_over=never, steps=1,
+        cause="loss", text="the loss is {value}, was {usual} at first, and goes on falling: a term "
+        "of it has no lower bound", advice="look at signs, as of a KL divergence, an entropy or a "
+        "critic, and at targets that the criterion is not for, as of 255 where it takes 0 to 1",
+    ),
+    NumberRule(
         kind="loss_scale", names=["loss_scale"], condition=scale_falls, is_over=scale_is_well,
         steps=1, cause="precision",
         text="the loss scale is {value}; {share} of the last steps were skipped",
