@@ -442,7 +442,7 @@ class Facts:
         self._told: set[str] = set()
         self._updates = 0
         self._threshold = math.nan
-        # What the last clipping has made of gradients, if its threshold was not above 0.
+        # The effect of the last clipping, if its threshold was not above 0.
         self._wrong_limit = ""
         self._losses = _Losses()
         attends = any(isinstance(n.module(), torch.nn.MultiheadAttention) for n in nodes)
