@@ -99,11 +99,12 @@ class _SinceUpdate:
     clipping came before the first backward(). ``is_passed``: another optimizer has stepped while it
     was there; ``is_across``: and backward() has added to it then. ``is_clipped``: it was clipped,
     and backward() has not begun since; ``clippings``: how often, with a backward() that added to
-    what was clipped between two. ``is_again``: the last backward() is on the loss of the call
-    before, and ``is_doubled``: has added to what that left. ``has_scale``: a GradScaler has
-    multiplied the loss of a backward() that changed it; ``is_mixed``: after unscale_() had divided
-    it. ``scaled``: a probe of what that left, on the CPU. ``elements``: its first elements when
-    the last backward() ended, if they are looked at.
+    what was clipped between two; ``wrong_limit``: a threshold that is not above 0, and its effect.
+    ``is_again``: the last backward() is on the loss of the call before, and ``is_doubled``: has
+    added to what that left. ``has_scale``: a GradScaler has multiplied the loss of a backward()
+    that changed it; ``is_mixed``: after unscale_() had divided it. ``scaled``: a probe of what that
+    left, on the CPU. ``elements``: its first elements when the last backward() ended, if they are
+    looked at.
     """
 
     is_whole: bool = True
@@ -115,6 +116,7 @@ class _SinceUpdate:
     is_across: bool = False
     is_clipped: bool = False
     clippings: int = 0
+    wrong_limit: str = ""
     is_again: bool = False
     is_doubled: bool = False
     has_scale: bool = False
@@ -442,8 +444,6 @@ class Facts:
         self._told: set[str] = set()
         self._updates = 0
         self._threshold = math.nan
-        # The effect of the last clipping, if its threshold was not above 0.
-        self._wrong_limit = ""
         self._losses = _Losses()
         attends = any(isinstance(n.module(), torch.nn.MultiheadAttention) for n in nodes)
         #: The parts that look at a graph or at tensors now and then.
@@ -624,11 +624,16 @@ class Facts:
                 self._tell("norm_threshold", threshold, "")
             self._threshold = threshold
 
-    def limit_given(self, threshold: float, by_norm: bool) -> None:
-        """Gradients are clipped to ``threshold``: by their norm, or each element."""
+    def limit_given(
+        self, gradients: Sequence[torch.Tensor], threshold: float, by_norm: bool
+    ) -> None:
+        """These are clipped to ``threshold``: by their norm, or each element."""
         made = "makes this number of each element" if threshold else "makes them 0"
         made = "turns their sign" if by_norm and threshold else made
-        self._wrong_limit = "" if threshold > 0 else f"{threshold:g}, which {made}"
+        what = "" if threshold > 0 else f"{threshold:g}, which {made}"
+        for chain in self._of_all:
+            if any(chain.gradient is gradient for gradient in gradients):
+                chain.since.wrong_limit = what
 
     def before_update(self, optimizer: torch.optim.Optimizer, is_scaled: bool) -> None:
         """The optimizer is about to step. ``is_scaled``: a GradScaler has it step, and has divided
@@ -648,8 +653,8 @@ class Facts:
                 self._tell_once("cleared_seldom", window, parameter)
             is_any = is_kept or is_lost or since.is_across or since.is_doubled
             is_any |= since.is_clipped_early or since.clippings > 1 or since.lost >= _LOST
-            wrong_limit = self._wrong_limit if since.is_clipped else ""
-            is_any |= bool(wrong_limit)
+            is_wrong = since.is_clipped and bool(since.wrong_limit)
+            is_any |= is_wrong
             # In most steps none holds, as in the step before.
             if is_any or chain.is_any:
                 for fact, holds, about in (
@@ -659,7 +664,7 @@ class Facts:
                     ("clipped_between", since.clippings > 1, f"{since.clippings} times"),
                     ("cleared_early", is_lost, parameter),
                     ("clipped_early", since.is_clipped_early, ""),
-                    ("wrong_limit", bool(wrong_limit), wrong_limit),
+                    ("wrong_limit", is_wrong, since.wrong_limit),
                     ("cleared_between", since.lost >= _LOST, f"{since.lost} of {since.lost + 1}"),
                 ):
                     self._count(fact, holds, about, id(optimizer))

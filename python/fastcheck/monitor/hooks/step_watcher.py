@@ -411,7 +411,7 @@ class StepWatcher:
         self._notice(self._facts.clipping, gradients)
         is_ours = self._apart("gradient clipping", self._read_before_clipping, gradients)
         if is_ours and value is not None:
-            self._clipped_to(value, by_norm=False)
+            self._clipped_to(gradients, value, by_norm=False)
         return is_ours
 
     def after_clipping(
@@ -424,18 +424,20 @@ class StepWatcher:
                 self._notice(self._facts.clipped, norm, threshold)
             if norm is not None:
                 self._apart("gradient clipping", self.session.level.gradients_clipped, norm)
-            self._clipped_to(threshold, by_norm=norm is not None)
+            self._clipped_to(gradients, threshold, by_norm=norm is not None)
             known = self.session.step.update.scaler
             scaler = None if known is None else known()
             if scaler is not None and not has_unscaled(scaler):
                 self._scaling.clipped_to = threshold
         return is_ours
 
-    def _clipped_to(self, threshold: object, *, by_norm: bool) -> None:
-        """Gradients of the model are clipped to ``threshold``: by their norm, or each element."""
+    def _clipped_to(
+        self, gradients: Sequence[torch.Tensor], threshold: object, *, by_norm: bool
+    ) -> None:
+        """These, of the model, are clipped to ``threshold``: by their norm, or each element."""
         if isinstance(threshold, (int, float)):
             self.session.step.update.is_clipped_away |= threshold == 0
-            self._notice(self._facts.limit_given, threshold, by_norm)
+            self._notice(self._facts.limit_given, gradients, threshold, by_norm)
         self._meta.schedule.clipped(self.session.step.index, threshold, by_norm)
 
     def _read_before_clipping(self, gradients: Sequence[torch.Tensor]) -> bool:
