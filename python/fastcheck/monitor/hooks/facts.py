@@ -97,9 +97,9 @@ class _SinceUpdate:
     ``is_whole``: every backward() has begun with what was left there. ``lost``: how often it was
     None when backward() began, though an earlier backward() had made it. ``is_clipped_early``:
     clipping came before the first backward(). ``is_passed``: another optimizer has stepped while it
-    was there; ``is_across``: and backward() has added to it then. ``is_clipped``: it was clipped,
-    and backward() has not begun since; ``clippings``: how often, with a backward() that added to
-    what was clipped between two; ``wrong_limit``: a threshold that is not above 0, and its effect.
+    was there; ``is_across``: and backward() has added to it then. ``clipped``: the effect of a
+    threshold that is not above 0, "" of any other; None: it was not clipped since backward() began;
+    ``clippings``: how often, with a backward() that added to what was clipped between two.
     ``is_again``: the last backward() is on the loss of the call before, and ``is_doubled``: has
     added to what that left. ``has_scale``: a GradScaler has multiplied the loss of a backward()
     that changed it; ``is_mixed``: after unscale_() had divided it. ``scaled``: a probe of what that
@@ -114,9 +114,8 @@ class _SinceUpdate:
     is_clipped_early: bool = False
     is_passed: bool = False
     is_across: bool = False
-    is_clipped: bool = False
+    clipped: Optional[str] = None
     clippings: int = 0
-    wrong_limit: str = ""
     is_again: bool = False
     is_doubled: bool = False
     has_scale: bool = False
@@ -271,7 +270,7 @@ class _Chain:
         since.is_across = (since.is_across or since.is_passed) and is_as_left
         since.is_again = is_again and is_as_left
         since.clippings = since.clippings if is_as_left else 0
-        since.is_passed = since.is_clipped = False
+        since.is_passed, since.clipped = False, None
         since.lost += since.had_gradient and gradient is None
         since.has_backward = True
         since.is_whole = since.is_whole and is_as_left
@@ -608,8 +607,8 @@ class Facts:
                 is_late = not chain.since.has_backward and chain.is_left(gradient)
                 self._count("clipped_late", is_late, "")
                 if chain.since.has_backward:
-                    chain.since.clippings += not chain.since.is_clipped
-                    chain.since.is_clipped = True
+                    chain.since.clippings += chain.since.clipped is None
+                    chain.since.clipped = ""
             chain.since.is_clipped_early = False
             if chain.since.has_backward:
                 self._count("clipped_none", not gradients, chain.parameter)
@@ -627,13 +626,14 @@ class Facts:
     def limit_given(
         self, gradients: Sequence[torch.Tensor], threshold: float, by_norm: bool
     ) -> None:
-        """These are clipped to ``threshold``: by their norm, or each element."""
+        """The threshold to which gradients are clipped: by their norm, or each element."""
         made = "makes this number of each element" if threshold else "makes them 0"
         made = "turns their sign" if by_norm and threshold else made
         what = "" if threshold > 0 else f"{threshold:g}, which {made}"
         for chain in self._of_all:
-            if any(chain.gradient is gradient for gradient in gradients):
-                chain.since.wrong_limit = what
+            is_clipped = chain.since.clipped is not None
+            if is_clipped and any(chain.gradient is gradient for gradient in gradients):
+                chain.since.clipped = what
 
     def before_update(self, optimizer: torch.optim.Optimizer, is_scaled: bool) -> None:
         """The optimizer is about to step. ``is_scaled``: a GradScaler has it step, and has divided
@@ -653,8 +653,7 @@ class Facts:
                 self._tell_once("cleared_seldom", window, parameter)
             is_any = is_kept or is_lost or since.is_across or since.is_doubled
             is_any |= since.is_clipped_early or since.clippings > 1 or since.lost >= _LOST
-            is_wrong = since.is_clipped and bool(since.wrong_limit)
-            is_any |= is_wrong
+            is_any |= bool(since.clipped)
             # In most steps none holds, as in the step before.
             if is_any or chain.is_any:
                 for fact, holds, about in (
@@ -664,7 +663,7 @@ class Facts:
                     ("clipped_between", since.clippings > 1, f"{since.clippings} times"),
                     ("cleared_early", is_lost, parameter),
                     ("clipped_early", since.is_clipped_early, ""),
-                    ("wrong_limit", is_wrong, since.wrong_limit),
+                    ("wrong_limit", bool(since.clipped), since.clipped),
                     ("cleared_between", since.lost >= _LOST, f"{since.lost} of {since.lost + 1}"),
                 ):
                     self._count(fact, holds, about, id(optimizer))

@@ -434,7 +434,7 @@ class StepWatcher:
     def _clipped_to(
         self, gradients: Sequence[torch.Tensor], threshold: object, *, by_norm: bool
     ) -> None:
-        """These, of the model, are clipped to ``threshold``: by their norm, or each element."""
+        """The threshold to which gradients are clipped: by their norm, or each element."""
         if isinstance(threshold, (int, float)):
             self.session.step.update.is_clipped_away |= threshold == 0
             self._notice(self._facts.limit_given, gradients, threshold, by_norm)
