@@ -68,6 +68,8 @@ def test_a_function_of_one_element(make: Any, found: str) -> None:
         (lambda y, t: F.nll_loss(F.log_softmax(y, 0), t), True),
         (lambda y, t: F.nll_loss(F.log_softmax(y, -2), t), True),
         (lambda y, t: F.nll_loss(F.softmax(y, 0).log(), t), True),
+        (lambda y, t: F.nll_loss(F.log_softmax(y, 0)[torch.arange(6)], t[:6]), True),
+        (lambda y, t: F.nll_loss(F.log_softmax(y, 1)[torch.arange(6)], t[:6]), False),
         (lambda y, t: F.nll_loss(F.log_softmax(y, -1), t), False),
         (lambda y, t: F.nll_loss(F.log_softmax(y.view(8, 4, 1, 1), -3), t.view(8, 1, 1)), False),
         (lambda y, t: -F.log_softmax(y, 0).gather(1, t[:, None]).mean(), True),
@@ -207,6 +209,7 @@ def test_a_copy_that_is_trained_by_itself_is_no_layer_of_forward() -> None:
         (lambda y, t: y.sum(1, True) - t, True),
         (lambda y, t: t - y.sum(1, True), True),
         (lambda y, t: y.sum(1, True).squeeze(1) - t[:, None], True),
+        (lambda y, t: y.sum(1, True) + t, True),
         (lambda y, t: y.sum(1) - t, False),
         # Each with each, as it is written.
         (lambda y, t: y.sum(1)[:, None] - t, False),
@@ -334,6 +337,38 @@ def test_an_autocast_around_the_loop(kind: str) -> None:
             result.float().square().mean().backward()
             optimizer.step()
     assert ["a cast of a weight" in text for text in said] == [True] * (kind == "loop")
+
+
+@pytest.mark.parametrize(
+    ("make", "is_told"),
+    [
+        (lambda y, t: F.cross_entropy(F.log_softmax(y, 1).exp(), t), True),
+        (lambda y, t: F.cross_entropy(F.log_softmax(y, 1), t), False),
+        (lambda y, t: F.cross_entropy(y.exp(), t), False),
+    ],
+)
+def test_a_cross_entropy_of_the_exponential_of_log_softmax(make: Any, is_told: bool) -> None:
+    def program(model: nn.Module, optimizer: Any) -> None:
+        optimizer.zero_grad()
+        make(model(torch.randn(8, 8)), torch.arange(8) % 4).backward()
+        optimizer.step()
+
+    said = [text for text in texts(program, 40) if "is given the result of exp(log_softm" in text]
+    assert len(said) == is_told
+
+
+@pytest.mark.parametrize("criterion", [F.mse_loss, F.smooth_l1_loss, F.huber_loss])
+@pytest.mark.parametrize("is_same", [False, True])
+def test_a_criterion_of_a_tensor_and_itself(criterion: Any, is_same: bool) -> None:
+    def program(model: nn.Module, optimizer: Any) -> None:
+        optimizer.zero_grad()
+        y = model(torch.randn(8, 8))
+        target = y.detach() if is_same else y.detach().clone()
+        (criterion(y, target) + y.square().mean()).backward()
+        optimizer.step()
+
+    said = [text for text in texts(program, 40) if "the distance of a tensor and itself" in text]
+    assert len(said) == is_same
 
 
 @pytest.mark.parametrize("is_detached", [False, True])

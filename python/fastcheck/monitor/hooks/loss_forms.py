@@ -115,7 +115,10 @@ class LossForms:
             if (without := _flat(node)) is not None:
                 flat[node] = without
             form, what, given = _NOT_GIVEN.get(kind_of(node), ("", "", ""))
-            if form and kind_of(maker_of(node)) == given:
+            made = maker_of(node) if form else None
+            if given == "Softmax" and match(made, ("Exp", "LogSoftmax")):
+                forms[form] = f"{what} is given the result of exp(log_softmax)"
+            elif form and kind_of(made) == given:
                 forms[form] = f"{what} is given the result of {given.lower()}"
             for form, check in _CHECKS:
                 if what := check(node):
@@ -283,6 +286,9 @@ def _across(node: Any) -> str:
     kind, edges = kind_of(node), [child for child, _ in node.next_functions]
     made: Any = next((child for child in edges if child is not None), None)
     made = made.next_functions[0][0] if match(node, ("NllLoss", "Log")) else made
+    rows = match(node, ("NllLoss", ("Index", "m:LogSoftmax|Softmax")))
+    if rows is not None and shape_of(rows["m"])[1:] == shape_of(made)[1:]:
+        made = rows["m"]
     shape, place = shape_of(made), -1
     if kind.endswith("CtcLoss"):
         what, made = "ctc_loss has its", maker_of(node)
@@ -324,8 +330,9 @@ def _are_rows(target: Optional[torch.Tensor], made: Any) -> bool:
 
 
 def _broadcast(node: Any) -> str:
-    """The shapes, where the magnitude or the square of a difference, of N x 1 results and a tensor
-    without a graph, is averaged or added up and is N x N; or a product of N and of N x 1 numbers.
+    """The shapes, where the magnitude or the square of a difference or sum, of N x 1 results and a
+    tensor without a graph, is averaged or added up and is N x N; or a product of N and of N x 1
+    numbers.
     """
     inner: Any = node.next_functions[0][0] if kind_of(node) in ("Mean", "Sum") else None
     while kind_of(inner) in ("Neg", "Minimum"):
@@ -333,7 +340,7 @@ def _broadcast(node: Any) -> str:
     is_size = kind_of(inner) == "Abs" or (kind_of(inner) == "Pow" and inner._saved_exponent == 2)
     inner = inner.next_functions[0][0] if is_size else inner
     kind, shape = kind_of(inner), shape_of(inner)
-    if kind not in (("Sub", "Rsub") if is_size else ("Mul",)):
+    if kind not in (("Sub", "Rsub", "Add") if is_size else ("Mul",)):
         return ""
     edges = [child for child, _ in inner.next_functions]
     made = [child for child in edges if child is not None]
@@ -345,7 +352,8 @@ def _broadcast(node: Any) -> str:
         is_so = of == column and not VIEWS.fullmatch(kind_of(made[0]))
         if of == row and kind_of(made[0]) in ("Squeeze", "Select", "View"):
             is_so = shape_of(made[0].next_functions[0][0]) == column
-        what, after = "difference", ", and the square or magnitude of that"
+        what = "sum" if kind == "Add" else "difference"
+        after = ", and the square or magnitude of that"
     else:
         other = saved_by(inner, "self" if edges[0] is None else "other")
         is_so = other is not None and {of, tuple(other.shape)} == {row, column}
@@ -363,6 +371,11 @@ def _itself(node: Any) -> str:
     found = match(node, ("Sub", ("Add", ("Norm", ("Add", "s:Sub"))), "*"))
     if found and _flat(found["s"]) is _OF_ITSELF:
         return "a triplet whose anchor and positive are one tensor: their distance has no gradient"
+    if kind_of(node) in ("MseLoss", "SmoothL1Loss", "HuberLoss"):
+        given = [saved_by(node, name) for name in ("self", "target")]
+        places = [None if g is None else (g.data_ptr(), g.shape, g.stride()) for g in given]
+        if None not in places and places[0] == places[1]:
+            return "the distance of a tensor and itself, which is 0 without a gradient"
     return ""
 
 
