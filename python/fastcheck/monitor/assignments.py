@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dis
+import functools
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import CodeType, FrameType
 from typing import Any, NamedTuple, Optional, Union
 
@@ -39,12 +40,18 @@ def each(value: Any) -> tuple[Any, ...]:
     return tuple(value) if isinstance(value, (tuple, list)) else (value,)
 
 
-def assignments_of(frame: Frame) -> dict[str, list[Assignment]]:
+def assignments_of(frame: Frame) -> Mapping[str, Sequence[Assignment]]:
     """The assignments of a function to each variable that may have run until now, and to its
     elements with a constant key (``losses['box']``), in the order in which they last ran.
     """
+    return _assignments(frame.f_code, frame.f_lasti)
+
+
+# A stop asks for each frame again and again.
+@functools.lru_cache(maxsize=256)
+def _assignments(code: CodeType, now: int) -> Mapping[str, Sequence[Assignment]]:
+    """The assignments of this code, as it runs the instruction ``now``."""
     assignments: dict[str, list[Assignment]] = {}
-    code, now = frame.f_code, frame.f_lasti
     starts, line = dict(dis.findlinestarts(code)), code.co_firstlineno
     instructions = list(dis.get_instructions(code))
     jumps = [(i.offset, i.argval) for i in instructions if i.opcode in _JUMPS]

@@ -76,7 +76,7 @@ class Variable(NamedTuple):
     def shown(self) -> str:
         return self.name + self.key
 
-    def assigned_in(self, assignments: Mapping[str, list[Assignment]]) -> list[Assignment]:
+    def assigned_in(self, assignments: Mapping[str, Sequence[Assignment]]) -> Sequence[Assignment]:
         """Returns its assignments: of an element those of the whole, where none to it by itself is
         known.
         """
