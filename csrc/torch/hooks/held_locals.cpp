@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "torch/python/line.h"
@@ -128,9 +129,23 @@ class HeldLocals {
   std::size_t nbytes_ = 0;
 };
 
+py::list local_variables(std::size_t most) {
+  // Held before anything is made of them, which may run the program's code to collect garbage.
+  std::vector<std::pair<py::object, py::object>> held;
+  for (const ProgramFrame& frame : program_frames(most)) {
+    for (const auto& [name, value] : frame.variables) {
+      held.emplace_back(borrowed(name), borrowed(value));
+    }
+  }
+  py::list found;
+  for (const auto& [name, value] : held) found.append(py::make_tuple(name, value));
+  return found;
+}
+
 }  // namespace
 
 void define_held_locals(py::module_& m) {
+  m.def("local_variables", local_variables, py::arg("most"));
   py::class_<HeldLocals>(m, "HeldLocals")
       .def(py::init<std::size_t, std::size_t>(), py::arg("most"), py::arg("room"))
       .def_property_readonly("nbytes", &HeldLocals::nbytes)

@@ -7,6 +7,8 @@ namespace fastcheck {
 
 // Defines
 //
+// local_variables(most) -> list of (name, value)
+//                              the local variables of the innermost calls of the program
 // HeldLocals(most, room)       the tensors of floating point among the local variables of the
 //                              innermost calls of the program, or in their lists, tuples and
 //                              dictionaries: the smaller ones, of at most ``room`` bytes, without

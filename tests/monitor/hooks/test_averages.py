@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from typing import Any
 
 import pytest
@@ -74,3 +75,18 @@ def _seldom(average: nn.Module, model: nn.Module, step: int) -> None:
 @pytest.mark.parametrize("update", [_copied, _warmed_up, _rounded, _seldom])
 def test_copies_that_are_no_average(update: Any) -> None:
     assert _train(update, copy.deepcopy) == []
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 13), reason="locals() is a copy from Python 3.13 on")
+def test_what_locals_has_given_the_program_stays_as_it_is() -> None:
+    """Averages are looked for among local variables, in updates 30 to 51."""
+    model = nn.Linear(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    settings = locals()
+    with fastcheck.install(model):
+        for _ in range(60):
+            optimizer.zero_grad()
+            later = model(torch.randn(8, 8)).square().mean()
+            later.backward()
+            optimizer.step()
+    assert set(settings) == {"model", "optimizer"}

@@ -11,6 +11,8 @@ from typing import Any, Optional
 
 import torch
 
+from fastcheck.extension import status
+
 CALL = torch.nn.Module._call_impl.__code__
 #: Parts of the file names of the code that torch.compile makes, as in csrc/torch/python/line.cpp.
 _OF_GRAPHS = ("<eval_with_key", "_aot_autograd")
@@ -19,6 +21,9 @@ _OF_GRAPHS = ("<eval_with_key", "_aot_autograd")
 _CALLS_OF_GRAPHS = ("__compiled_fn", "__resume_at")
 #: The code of functions that run a call again which is over: the program is elsewhere by then.
 PAST: set[CodeType] = set()
+
+
+_MOST_FRAMES = 32
 
 
 class _Left(threading.local):
@@ -62,9 +67,12 @@ def program_frames() -> Iterator[FrameType]:
 
 def values_at_hand() -> Iterator[tuple[str, Any]]:
     """The values of the program's local variables, then what these hold as attributes or, modules,
-    as children, then what those hold.
+    as children, then what those hold. None without the compiled extension.
     """
-    level = [each for frame in program_frames() for each in list(frame.f_locals.items())]
+    # Not by f_locals: that is a dictionary which Python keeps, with all that is in it, until the
+    # call is over, and which locals() has given the program.
+    module = status.module
+    level = [] if module is None else module.local_variables(_MOST_FRAMES)
     for _ in range(3):
         yield from level
         level = [
