@@ -84,8 +84,8 @@ def keep_batches(pairs: Pairs, tally: Tally) -> None:
     for index in np.flatnonzero((pairs.phases == Phase.BATCHES) & pairs.has_bits).tolist():
         held = tally.batches[pairs.rank, int(pairs.names[index])]
         if len(held) < KEPT_STEPS:
-            sums = (int(side["checksum"][index]) for side in (pairs.left, pairs.right))
-            held.append((pairs.step, *sums))  # type: ignore[arg-type]  # of two
+            mine, other = (int(side["checksum"][index]) for side in (pairs.left, pairs.right))
+            held.append((pairs.step, mine, other))
 
 
 def of_order(tally: Tally) -> Iterator[str]:

@@ -90,3 +90,10 @@ def test_what_locals_has_given_the_program_stays_as_it_is() -> None:
             later.backward()
             optimizer.step()
     assert set(settings) == {"model", "optimizer"}
+
+
+def test_a_module_without_its_parts_beside_an_average() -> None:
+    """One whose __init__() has not run is left alone."""
+    bare = nn.Module.__new__(nn.Linear)
+    said = _train(lambda average, model, step: _update(average, model, 0.001), copy.deepcopy)
+    assert len(said) == 1 and type(bare) is nn.Linear

@@ -507,6 +507,23 @@ def test_a_loss_that_is_least_where_all_results_are_the_same(kind: str) -> None:
     assert all("where all results are the same" in text and "detach()" in text for text in said)
 
 
+def test_a_loss_of_many_terms() -> None:
+    """As of a long sequence: more than Python nests calls."""
+
+    def program(model: nn.Module, optimizer: Any) -> None:
+        optimizer.zero_grad()
+        losses = -F.cosine_similarity(model(torch.randn(8, 8)), model(torch.randn(8, 8)))
+        sum(losses[step % 8] for step in range(2000)).backward()
+        optimizer.step()
+
+    model = nn.Linear(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-6)
+    with warned() as said, fastcheck.install(model) as monitor:
+        for _ in range(12):
+            program(model, optimizer)
+    assert not said and "no longer" not in str(monitor.summary())
+
+
 @pytest.mark.parametrize(
     ("weights", "is_broadcast"), [((8, 1), True), ((8,), False), ((8, 8), False), ((1,), False)]
 )

@@ -4,6 +4,7 @@ not, and one that is hardly an average.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Optional
 
@@ -23,6 +24,7 @@ _LOOKS = 5
 _FIRST, _BETWEEN, _TURNS = 30, 10, 3
 _MOST_KEPT, _RESIDUE = 0.1, 0.1
 _MOST_ELEMENTS = 4096
+_MOST_TENSORS = 100_000
 
 
 class StaleStatistics:
@@ -119,15 +121,18 @@ def _copies(
     tensors: list[tuple[str, dict[str, Any]]] = []
     for name, value in values_at_hand():
         if issubclass(type(value), torch.nn.Module):
-            tensors.append((name, dict(value.named_parameters())))
-        elif type(value) is dict:
-            tensors.append((name, value))
+            with contextlib.suppress(AttributeError):  # one whose __init__() has not run
+                tensors.append((name, dict(torch.nn.Module.named_parameters(value))))
+        elif type(value) is dict and len(value) <= _MOST_TENSORS:
+            tensors.append((name, value.copy()))  # another thread may write to it
     trained = [of for _, of in tensors if any(id(p) in held for p in of.values())]
     for name, own in tensors:
         like = (of for of in trained if all(_is_like(own.get(key), p) for key, p in of.items()))
         of = next(like, None)
         key = next((key for key, p in (of or {}).items() if id(p) in held), None)
-        if of and key and not any(id(own[key]) in others for key in of) and can_read(own[key]):
+        if not of or key is None or any(id(own[each]) in others for each in of):
+            continue
+        if can_read(own[key]) and can_read(of[key]):
             yield name, of[key], own[key]
 
 

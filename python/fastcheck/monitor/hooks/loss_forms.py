@@ -398,29 +398,37 @@ def _mixed(node: Any) -> str:
     )
 
 
-def _similarities(node: Any, sign: int = 1) -> Optional[list[Any]]:
+def _similarities(loss: Any) -> Optional[list[Any]]:
     """Both operands of each similarity by the cosine of which a loss consists, that it makes as
     large as it can. None: it has other terms, or a side without a graph.
     """
-    kind = kind_of(node)
-    children = [] if node is None else [child for child, _ in node.next_functions]
-    with_graph = [child for child in children if child is not None]
-    if kind == "Sum" and kind_of(children[0]) == "Mul":
-        factors = [child for child, _ in children[0].next_functions]
-        if all(map(_is_normalised, factors)):
-            return factors if sign < 0 else None
-    if kind in ("Mean", "Sum", "View", "Squeeze", "Neg", "Rsub"):
-        return _similarities(children[0], -sign if kind in ("Neg", "Rsub") else sign)
-    if kind in ("Mul", "Div") and len(with_graph) == 1:
-        factor = saved_by(node, "self" if children[0] is None else "other")
-        if factor is None or factor.numel() != 1:
+    sides: list[Any] = []
+    waiting = [(loss, 1)]
+    while waiting:
+        node, sign = waiting.pop()
+        kind = kind_of(node)
+        children = [] if node is None else [child for child, _ in node.next_functions]
+        with_graph = [child for child in children if child is not None]
+        factors: list[Any] = []
+        if kind == "Sum" and kind_of(children[0]) == "Mul":
+            factors = [child for child, _ in children[0].next_functions]
+        if factors and all(map(_is_normalised, factors)):
+            if sign > 0:
+                return None
+            sides += factors
+        elif kind in ("Mean", "Sum", "View", "Squeeze", "Neg", "Rsub"):
+            waiting.append((children[0], -sign if kind in ("Neg", "Rsub") else sign))
+        elif kind in ("Mul", "Div") and len(with_graph) == 1:
+            factor = saved_by(node, "self" if children[0] is None else "other")
+            if factor is None or factor.numel() != 1:
+                return None
+            waiting.append((with_graph[0], sign if float(factor) > 0 else -sign))
+        elif kind in ("Add", "Sub") and with_graph:
+            signs = (sign, sign if kind == "Add" else -sign)
+            waiting += [(child, own) for child, own in zip(children, signs) if child is not None]
+        else:
             return None
-        return _similarities(with_graph[0], sign if float(factor) > 0 else -sign)
-    if kind in ("Add", "Sub") and with_graph:
-        signs = sign, sign if kind == "Add" else -sign
-        terms = [_similarities(c, s) for c, s in zip(children, signs) if c is not None]
-        return None if None in terms else [side for term in terms for side in term or ()]
-    return None
+    return sides
 
 
 def _is_normalised(node: Any) -> bool:
