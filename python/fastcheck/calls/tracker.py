@@ -20,13 +20,10 @@ from typing import Any, Callable, Optional, Protocol
 
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
 
 from fastcheck.record.site import SiteTable
 from fastcheck.utils.torch.flatten import flatten, flatten_arguments
+from fastcheck.utils.torch.optimizer_steps import around_steps
 from fastcheck.utils.torch.own_operators import is_unobserved, unobserved
 from fastcheck.utils.torch.patching import Listeners
 from fastcheck.utils.torch.versions import is_compiling
@@ -47,8 +44,7 @@ class OptimizerListener:
 
 
 def _begin(at_end: ExitStack) -> None:
-    at_end.callback(register_optimizer_step_pre_hook(_before_update).remove)
-    at_end.callback(register_optimizer_step_post_hook(_after_update).remove)
+    around_steps(at_end, _before_update, _after_update)
 
 
 #: Told from connect() on, until disconnect() or until they are gone.

@@ -9,7 +9,8 @@ and updates of parameters, and ``noise`` finds differences that rounding explain
 block by block, and ``tally`` collects the outcome. ``relation`` proves by the elements how two
 tensors belong together.
 ``origin`` follows what the first tensor with other bits leads to, and ``advice`` says it, with what
-``earlier`` finds in the step before it, and ``programs`` of the programs themselves.
+``earlier`` finds in the step before it, ``batches`` in the order of the batches, and ``programs``
+of the programs themselves.
 ``page`` makes an HTML file of it.
 ``nested_diff`` compares environments and hyper-parameters. ``questions`` turns the outcome into
 answers; ``result``, ``row`` and ``render`` present them. ``compare`` is the public function, with

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from .batches import of_order
 from .block import Phase
-from .earlier import of_order
 from .measure import PairState
 from .origin import Cause, Origin
 from .over_time import SAME_LOSS
-from .programs import Sides, of_gradient, of_modules, of_one_side, of_state, path_of
+from .programs import Sides, of_classes, of_gradient, of_modules, of_one_side, of_state, path_of
 from .questions import Answer, Questions
 from .row import factor_of, factor_text, is_whole
 from .tally import COMPUTED, Found, Tally
@@ -22,7 +22,8 @@ _ELEMENTS = (
     "that module, on both sides, compares the elements"
 )
 _FORMULA = (
-    ": the formula or a constant is different, or something has written to it or to what it reads"
+    ": the formula, a constant or the precision (TF32, bfloat16) is different, or something has "
+    "written to it or to what it reads"
 )
 
 
@@ -86,6 +87,7 @@ def advice_of(
                 "or by the number of micro-batches or of ranks, that one side leaves out"
             )
     if any(answer.answer == "partly" for answer in answers) and questions.first is None:
+        yield from of_classes(tally, sides)
         yield (
             "If some tensors are on one side only on purpose (fused or split modules), use "
             "--accept missing"
@@ -105,7 +107,7 @@ def _of_steps(tally: Tally, answers: tuple[Answer, ...]) -> Iterator[str]:
             )
             return
     if step is not None:
-        yield from of_order(tally)
+        yield from of_order(tally.batches.values())
 
 
 def _own_inputs(first: Found) -> list[list[str]]:
@@ -166,9 +168,10 @@ def _late(origin: Origin, equal: str) -> str:
     known = f"{equal} in the steps before, as was all else{others}"
     if origin.causes:
         return known
+    code = "code that writes to it, " if origin.row.phase is Phase.UPDATE else "code or "
     return (
-        f"{known}: look for what begins there (code or state that comes into play, an operator "
-        "that is not deterministic, elements of another size), or for a fault of the hardware"
+        f"{known}: look for what begins there ({code}state that comes into play, an operator that "
+        "is not deterministic, elements of another size), or for a fault of the hardware"
     )
 
 

@@ -1,5 +1,5 @@
 """The first difference beside the step before it: gradients that are not cleared, buffers that do
-not move any more, batches in another order.
+not move any more.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from fastcheck.record.format import Depth
 from .block import Phase
 from .measure import PairState
 from .pairs import Pairs
-from .tally import KEPT_STEPS, Tally
 
 _SIDES = ("actual", "reference")
 #: The relative difference of two sums that are equal but for rounding, and the smallest part of the
@@ -76,28 +75,4 @@ def _still_buffers(now: Pairs, before: Pairs, module: str) -> Iterator[tuple[str
         ]
         if moved[0] != moved[1]:
             yield f"{module}.{name.label}", _SIDES[moved.index(False)]
-            return
-
-
-def keep_batches(pairs: Pairs, tally: Tally) -> None:
-    """Keeps what tells the batches of a step from those of other steps."""
-    for index in np.flatnonzero((pairs.phases == Phase.BATCHES) & pairs.has_bits).tolist():
-        held = tally.batches[pairs.rank, int(pairs.names[index])]
-        if len(held) < KEPT_STEPS:
-            mine, other = (int(side["checksum"][index]) for side in (pairs.left, pairs.right))
-            held.append((pairs.step, mine, other))
-
-
-def of_order(tally: Tally) -> Iterator[str]:
-    """Batches that differ, and are those of other steps of the reference."""
-    for held in tally.batches.values():
-        differing = [(step, mine) for step, mine, other in held if mine != other]
-        steps = {other: step for step, _, other in reversed(held)}
-        found = [(step, steps[mine]) for step, mine in differing if mine in steps]
-        if found:
-            yield (
-                f"batches in another order: that of step {found[0][0]:,} in actual is that of step "
-                f"{found[0][1]:,} in reference. Of the {len(differing):,} that differ, "
-                f"{len(found):,} are those of other steps"
-            )
             return

@@ -15,6 +15,13 @@ from .tally import Found, Missing, Tally
 Sides = tuple[Source, Source]
 _SIDES = ("actual", "reference")
 _MOST = 3
+# The key of a module's class among its attributes.
+_CLASS = "class"
+#: Classes of torch whose output has random numbers in it.
+_RANDOM = (
+    *("Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "FeatureAlphaDropout"),
+    "RReLU",
+)
 
 
 def path_of(name: str) -> str:
@@ -24,30 +31,53 @@ def path_of(name: str) -> str:
 
 
 def of_modules(first: Found, sides: Sides) -> Iterator[str]:
-    """Attributes and classes that differ, of the module of the first difference and of those that
-    it lies in.
+    """Attributes and classes that differ, of the module of the first difference, of those that it
+    lies in, and of those that one side alone reads before it.
     """
-    path = path_of(first.row.name)
+    own = path_of(first.row.name)
+    parts = own.split(".") if own else []
+    around = [".".join(parts[:count]) for count in range(len(parts), -1, -1)]
+    alone = [path_of(name) for names in first.alone for name in names]
     settings, classes = [], []
-    while True:
+    for path in dict.fromkeys([*around, *alone]):
         mine, other = (side.modules.get(path, {}) for side in sides)
-        shown = path or "the model"
         settings += [
-            f"{shown}.{key} is {mine[key]} in actual and {value} in reference"
+            f"{path or 'the model'}.{key} is {mine[key]} in actual and {value} in reference"
             for key, value in other.items()
-            if key in mine and mine[key] != value
+            if key != _CLASS and key in mine and mine[key] != value
         ]
-        kinds = [side.classes.get(path) for side in sides]
-        if None not in kinds and kinds[0] != kinds[1]:
-            classes.append(f"{shown} is of class {kinds[0]} in actual and {kinds[1]} in reference")
-        if not path:
-            break
-        path = path.rpartition(".")[0]
+        classes += other_class(path, sides)
     if settings:
         found = "; ".join(settings[: _MOST + 1])
         yield f"other settings of modules, as install() has found them: {found}"
     if classes:
         yield f"other modules: {'; '.join(classes[:_MOST])}"
+    kind = class_of(sides[1], own)
+    if " · forward · output" in first.row.name and kind in _RANDOM and not settings and not classes:
+        yield (
+            f"{own} ({kind}) draws random numbers: look at the seeds, and at what draws from the "
+            "same generator before it on one side alone"
+        )
+
+
+def class_of(side: Source, path: str) -> str:
+    """The class of a module; "" where it is not known."""
+    return str(side.modules.get(path, {}).get(_CLASS) or side.classes.get(path, ""))
+
+
+def other_class(path: str, sides: Sides) -> list[str]:
+    """The text on a module that is of another class on the two sides."""
+    kinds = [class_of(side, path) for side in sides]
+    if "" in kinds or kinds[0] == kinds[1]:
+        return []
+    return [f"{path or 'the model'} is of class {kinds[0]} in actual and {kinds[1]} in reference"]
+
+
+def of_classes(tally: Tally, sides: Sides) -> Iterator[str]:
+    """Modules of other classes, among those that one side alone reads or calls."""
+    paths = dict.fromkeys(path_of(entry.name) for entry in tally.missing.values())
+    if found := [text for path in paths for text in other_class(path, sides)]:
+        yield f"other modules: {'; '.join(found[:_MOST])}"
 
 
 def of_one_side(tally: Tally, sides: Sides, starts: tuple[int, int]) -> Iterator[str]:

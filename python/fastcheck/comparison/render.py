@@ -176,7 +176,8 @@ def _first(comparison: Result, difference: Found) -> list[Part]:
         # The advice has what is read.
         if names := tuple(name for name in names if " · forward · input" not in name):
             shown = ", ".join([*names[:_FEW], *and_more(len(names) - _FEW)])
-            lines += wrap(f"Before it, in {side} alone: {shown}. {_ALONE[row.phase]}.", _BODY)
+            alone = _ALONE.get(row.phase, _ALONE[Phase.FORWARD])
+            lines += wrap(f"Before it, in {side} alone: {shown}. {alone}.", _BODY)
     lines.append("")
     lines += _sides(row)
     inexact = comparison.first_inexact

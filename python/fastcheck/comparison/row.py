@@ -89,6 +89,8 @@ def make_row(
     sides = [None if side is None else _side(*side) for side in (actual, reference)]
     if not relation and state is PairState.DIFFERENT and (factor := factor_of(*sides)) != 1:
         relation = f"its statistics are {factor_text(factor)} times those of reference"
+    elif not relation and state is PairState.DIFFERENT and elements is None:
+        relation = _constant_text(*sides)
     return Row(
         step=step,
         rank=block.rank,
@@ -103,6 +105,17 @@ def make_row(
         elements=elements,
         relation=relation,
     )
+
+
+def _constant_text(*sides: Optional[dict[str, Any]]) -> str:
+    """The text on the first side whose elements are all equal; "" where there are others."""
+    for name, side in zip(("actual", "reference"), sides):
+        if side is not None and (side["numel"] or 0) > 1 and side["min"] is not None:
+            is_finite = not any(side[column] for column in NONFINITE_COUNTS)
+            if is_finite and side["min"] == side["max"]:
+                each = f"each element is {side['min']:.6g}" if side["min"] else "all zeros"
+                return f"{each} in {name}"
+    return ""
 
 
 def _reason_text(

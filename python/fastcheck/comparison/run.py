@@ -20,7 +20,7 @@ from fastcheck.statistics.thresholds import BY_COARSENESS, COARSENESS, Threshold
 from . import measure
 from .align import Alignment, align, uneven_calls
 from .block import Block, Kind, Phase, Source
-from .earlier import causes_of, keep_batches
+from .earlier import causes_of
 from .layout import Layout, gather
 from .measure import MEASURED, PairState, Parameters, judge_updates, measure_records
 from .names import Name, NameTable, Renaming
@@ -441,9 +441,10 @@ class _Step(Pairs):
         tally.counts["without_bits"] += int(without_bits.sum())
         depth = np.minimum(self.left["depth"], self.right["depth"])
         tally.counts["without_statistics"] += int((without_bits & (depth < Depth.STATS)).sum())
+        is_counted = self._is_counted()
         for phase in np.unique(self.phases).tolist():
             here = self.phases == phase
-            states, counts = np.unique(self.states[here], return_counts=True)
+            states, counts = np.unique(self.states[here & is_counted], return_counts=True)
             for state, count in zip(states.tolist(), counts.tolist()):
                 tally.states[Phase(phase)][PairState(state)] += count
             self._note(tally.firsts.different, phase, here & (self.states == PairState.DIFFERENT))
@@ -459,7 +460,9 @@ class _Step(Pairs):
         )
         self._keep_rows()
         self._keep_losses()
-        keep_batches(self, tally)
+        given = (self.phases == Phase.BATCHES) & self.has_bits
+        batches = self.names[given], self.left[given], self.right[given]
+        tally.batches[self.rank].keep(self.step, *batches)
         if tally.unchanged is not None:
             for index, is_same in enumerate((self.states == PairState.SAME).tolist()):
                 name = str(self.name(index))
@@ -468,6 +471,13 @@ class _Step(Pairs):
         self._run.last_computed[self.rank] = self._summed_up(computed)
         if self._run.observer is not None:
             self._run.observer(self)
+
+    def _is_counted(self) -> np.ndarray:
+        """A boolean array: all but earlier readings of the same first weight."""
+        _, last = np.unique(self.names[::-1], return_index=True)
+        is_counted: np.ndarray = self.phases != Phase.WEIGHTS
+        is_counted[len(self.names) - 1 - last] = True
+        return is_counted
 
     # Measuring
 
@@ -613,7 +623,7 @@ class _Step(Pairs):
         known = np.isin(np.arange(len(given)), list(self.elements)) | self.has_bits
         given &= known | (self.errors > _GIVEN_BY_STATISTICS)
         reordered = given & (self.states == PairState.REORDERED)
-        for phase in self.phases[reordered].tolist():
+        for phase in self.phases[reordered & self._is_counted()].tolist():
             self._run.tally.given_reordered[Phase(phase)] += 1
         if "order" in self._run._accept:
             given &= ~reordered
@@ -918,14 +928,15 @@ class _Step(Pairs):
             before_error, before_exact = self._run.last_computed.get(self.rank, (0.0, True))
             error, exact = max(error, before_error), exact and before_exact
         trail = tuple(self.row(index) for index in after.tolist())
-        has_places = phase in (Phase.FORWARD, Phase.GRADIENTS)
+        has_places = phase in (Phase.FORWARD, Phase.LOSS, Phase.GRADIENTS)
         alone = self._alone_before(phase, first) if has_places else ((), ())
         table[Phase(phase)] = Found(key, self.row(first), error, exact, trail, count, alone, last)
 
     def _alone_before(self, phase: int, first: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The outputs, or gradients, that one side alone has before this pair of them; and what the
-        module of this pair reads.
+        """The outputs, or gradients, that one side alone has before this pair of them, or before a
+        loss; and what the module of this pair reads.
         """
+        phase = Phase.FORWARD if phase == Phase.LOSS else phase
         found = []
         for block, only_here, matched in (
             (self.ours, self.aligned.only_ours, self.aligned.ours),

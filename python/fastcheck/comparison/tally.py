@@ -8,6 +8,7 @@ from typing import NamedTuple, Optional
 
 from fastcheck.comparison.over_time import LossPair
 
+from .batches import BatchOrder
 from .block import Phase
 from .measure import PairState
 from .origin import Origin
@@ -99,8 +100,7 @@ class Tally:
         #: By name, whether all compared pairs are equal to the bit; None: it is not asked.
         self.unchanged: Optional[dict[str, bool]] = None
         self.losses: dict[int, LossPair] = {}
-        #: The step and both checksums of each batch, by rank and number of the name.
-        self.batches: dict[tuple[int, int], list[tuple[int, int, int]]] = defaultdict(list)
+        self.batches: dict[int, BatchOrder] = defaultdict(BatchOrder)  # by rank
         #: Pairs of the same numbers in another order, by question about what was given.
         self.given_reordered: Counter[Phase] = Counter()
 

@@ -19,11 +19,8 @@ from typing import Any, Callable, Optional, Protocol
 import torch
 from torch.nn.utils import clip_grad
 from torch.optim.lr_scheduler import LRScheduler
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
 
+from fastcheck.utils.torch.optimizer_steps import around_steps
 from fastcheck.utils.torch.own_operators import unread
 from fastcheck.utils.torch.patching import Listeners, wrap_method
 from fastcheck.utils.torch.versions import GradScaler, is_compiling
@@ -37,8 +34,7 @@ _at_evaluations: list[Callable[[torch.optim.Optimizer], None]] = []
 
 def _begin(at_end: contextlib.ExitStack) -> None:
     # The hooks of an optimizer whose step is compiled break the graph, before it and after it.
-    at_end.callback(register_optimizer_step_pre_hook(break_graphs(_before_update)).remove)
-    at_end.callback(register_optimizer_step_post_hook(break_graphs(_after_update)).remove)
+    around_steps(at_end, _before_update, _after_update, break_graphs)
     _at_evaluations[:] = break_graphs(_evaluation_began), break_graphs(_evaluation_ended)
     _wrap_scaler(at_end)
     for kind in _kinds(LRScheduler):
@@ -78,7 +74,7 @@ def _before_update(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> 
     """The arguments of an optimizer's step, where they are others from now on."""
     closure = _closure_of(args, kwargs) if args[1:] or kwargs else None
     _tell("optimizer steps", StepWatcher.before_update, optimizer, closure is not None)
-    if closure is None or getattr(closure, "_fastcheck_optimizer", None) == id(optimizer):
+    if closure is None:
         return None
     watched = _watched(closure, optimizer)
     if len(args) > 1:
@@ -105,7 +101,6 @@ def _watched(closure: Callable[..., Any], optimizer: torch.optim.Optimizer) -> C
         ended(optimizer)
         return result
 
-    evaluate._fastcheck_optimizer = id(optimizer)  # type: ignore[attr-defined]  # not twice
     return evaluate
 
 

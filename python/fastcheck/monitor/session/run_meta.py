@@ -356,22 +356,21 @@ def first_meta(config: Config, nodes: Sequence[ModuleNode]) -> dict[str, Any]:
 
 
 def _attributes(nodes: Sequence[ModuleNode]) -> dict[str, dict[str, Any]]:
-    """The attributes of each module that are numbers, and of torch's own modules the texts, None
-    and groups of numbers too, by path: eps, p, reduction, training.
+    """The class of each module and its attributes that are numbers, and of torch's own modules the
+    texts, None and groups of numbers too, by path: eps, p, reduction, training.
     """
     made = {}
     for node in nodes[:_MOST_MODULES]:
         module = node.module()
         is_torch = type(module).__module__.startswith("torch.nn.")
         kinds = (bool, int, float, str, type(None)) if is_torch else (bool, int, float)
-        found = {}
+        found: dict[str, Any] = {"class": node.type_name}  # no attribute has such a name
         for name, value in vars(module).items() if module is not None else ():
             parts = value if is_torch and type(value) is tuple else (value,)
             is_plain = all(type(part) in kinds and part == part for part in parts)
             if is_plain and not name.startswith("_"):
                 found[name] = list(value) if type(value) is tuple else value
-        if found:
-            made[node.path] = found
+        made[node.path] = found
     return made
 
 

@@ -1,0 +1,97 @@
+"""Batches that differ, and are those of other steps, or the same samples in another order."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import Optional
+
+import numpy as np
+
+from fastcheck.record.format import COUNTS
+from fastcheck.record.statistics import extreme_values
+
+from .split import merged
+
+_MOST = 100_000
+_ENDS = ("min", "max")
+#: Sums of the same numbers in another order agree to this.
+_SUMMED = 1e-6
+#: Numbers that span less may have the same sums by chance.
+_SPAN = 16
+
+
+class BatchOrder:
+    """The batches of one rank: ``held`` has the step and both checksums of each, by number of the
+    name. Counts, extremes and sums are added up from the ``first`` step on whose batches differ,
+    ``until`` those of all inputs are the same on both sides.
+    """
+
+    def __init__(self) -> None:
+        self.held: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
+        self.first = 0
+        self.until: Optional[int] = None
+        self._totals: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+
+    def keep(self, step: int, names: np.ndarray, left: np.ndarray, right: np.ndarray) -> None:
+        """Adds the batches of a step, by the numbers of their names and both sides' records."""
+        for place, number in enumerate(names.tolist()):
+            mine, other = int(left["checksum"][place]), int(right["checksum"][place])
+            if len(self.held[number]) < _MOST:
+                self.held[number].append((step, mine, other))
+            if self.until is None and (mine != other or number in self._totals):
+                self.first = self.first if self._totals else step
+                self._add(number, left[place : place + 1], right[place : place + 1])
+        if self._totals and self.until is None and all(map(_are_same, self._totals.values())):
+            self.until = step
+
+    def _add(self, number: int, *records: np.ndarray) -> None:
+        held = self._totals.get(number)
+        if held is not None:
+            pairs = zip(held, records)
+            records = tuple(np.array([merged(np.concatenate(pair))]) for pair in pairs)
+        self._totals[number] = records[0], records[1]
+
+    @property
+    def are_shuffled(self) -> bool:
+        """True if they are the same only when several steps are taken together, and of numbers that
+        are not so few that their sums may be the same by chance.
+        """
+        if self.until is None or self.until == self.first:
+            return False
+        totals = [right for _, right in self._totals.values()]
+        spans = [np.ptp([extreme_values(total, end) for end in _ENDS]) for total in totals]
+        return max(spans) >= _SPAN or any(float(total["sum"][0]) % 1 for total in totals)
+
+
+def _are_same(records: tuple[np.ndarray, np.ndarray]) -> bool:
+    left, right = records
+    if any(left[field] != right[field] for field in (*COUNTS, *_ENDS)):
+        return False
+    return all(
+        abs(left[field] - right[field]) <= _SUMMED * abs(right[size])
+        for field, size in (("sum", "abs_sum"), ("abs_sum", "abs_sum"), ("sum_sq", "sum_sq"))
+    )
+
+
+def of_order(ranks: Iterable[BatchOrder]) -> Iterator[str]:
+    """Sentences on batches that are those of other steps of the reference, or the same samples."""
+    for batches in ranks:
+        for held in batches.held.values():
+            differing = [(step, mine) for step, mine, other in held if mine != other]
+            steps = {other: step for step, _, other in reversed(held)}
+            found = [(step, steps[mine]) for step, mine in differing if mine in steps]
+            if found:
+                yield (
+                    f"batches in another order: that of step {found[0][0]:,} in actual is that of "
+                    f"step {found[0][1]:,} in reference. Of the {len(differing):,} that differ, "
+                    f"{len(found):,} are those of other steps"
+                )
+                return
+        if batches.are_shuffled:
+            yield (
+                f"the batches of steps {batches.first:,} to {batches.until:,}, taken together, "
+                "have the same counts, extremes and sums on both sides: the same samples, shuffled "
+                "in another way (another seed, another sampler)"
+            )
+            return
