@@ -45,7 +45,7 @@ def test_rules_are_data() -> None:
 def test_texts_use_what_there_is(rule: Rule) -> None:
     known = {"value", "usual"}
     known |= (
-        {"name", "share", "most", "steps"}
+        {"name", "share", "most", "steps", "checks"}
         if rule in NUMBER_RULES
         else {"dtype", "count", "reaches"}
     )

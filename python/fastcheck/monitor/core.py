@@ -4,6 +4,7 @@ puts nothing into a part that was made. What has effects outside is begun by Hoo
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import weakref
@@ -208,11 +209,12 @@ def build(
     write_dump = _dump_writer(config, nodes, rank, together, captures)
     makers = Makers(session, install_alone, state.memory, run_meta)
 
-    def watch_events() -> Sequence[WatchEvent]:
-        return () if watching is None else watching.events
-
+    facts = Facts(session, state, nodes, run_meta.schedule, is_on=watching is not None)
+    watched_at_stop: Callable[[], Sequence[WatchEvent]] = tuple
+    if watching is not None:
+        watched_at_stop = functools.partial(watching.at_stop, facts.tell_early)
     stops = StopHandler(
-        session, run_meta, agreement, write_dump, makers, state.broken_weights, watch_events
+        session, run_meta, agreement, write_dump, makers, state.broken_weights, watched_at_stop
     )
     checks: Sequence[ReplicaCheck] = ()
     if agreement is not None and watching is not None:
@@ -224,7 +226,6 @@ def build(
     tree = ModuleTree(models.models, models.named, nodes, models.is_selected)
     limits = watched is not None and watched.skip_above is not None
     norm_limit = watching.norm_limit if watching is not None and limits else None
-    facts = Facts(session, state, nodes, run_meta.schedule, is_on=watching is not None)
     watcher = StepWatcher(session, state, run_meta, stops, boundary, tree, facts, norm_limit)
     graphs = GraphFollower(watcher, nodes)
     # Objects that live as long as the hooks on the model do.

@@ -123,6 +123,24 @@ class Watching(SessionListener):
             self._judge()
             return self._watcher.warning_count
 
+    def at_stop(self, tell_early: Callable[[], None]) -> Sequence[WatchEvent]:
+        """The events of a run that stops now. Those of what ``tell_early()`` tells of don't warn:
+        the stop does.
+        """
+        session = self._session()
+        if session is None or self._is_off:
+            return self.events
+        with session.lock, self._lock:
+            self._judge()
+            step, log = session.step.index, session.event_store.archive.log
+            try:
+                self._take(self._watcher.add_facts(step))
+                tell_early()
+                _write(self._watcher.add_facts(step), log)
+            except Exception as error:
+                self._switch_off(error)
+            return tuple(self._watcher.events)
+
     def lines(self) -> list[str]:
         """The events as text, for the summary: those that warn, or else the last events."""
         events = self.events

@@ -1,13 +1,14 @@
 """Renders the stop report as text.
 
 The order of the sections is fixed: what, where, why, replay, when, numbers, inputs, spread, trend,
-dump, try, log. Each section is one function below; ``utils/text/layout.py`` lays the text out, and
-``report/advice`` chooses what to try. The text of a stop has what fits 25 lines; ``fastcheck show``
-and the page have the numbers, the spread and the trend as well.
+dump, noticed, try, log. Each section is one function below; ``utils/text/layout.py`` lays the text
+out, and ``report/advice`` chooses what to try. The text of a stop has what fits 25 lines;
+``fastcheck show`` and the page have the numbers, the spread and the trend as well.
 """
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from fastcheck.errors import printable
@@ -261,12 +262,16 @@ def _short_sections(report: StopReport, body: int, room: int) -> list[tuple[str,
     history = wrap(trend.sentence(), body) if is_told else []
     sections: list[tuple[str, list[str]]] = []
     tries: list[str] = []
-    # Rows of inputs, the page's line and the trend go, in this order, where there is no room.
-    for rows, has_page, has_history in (
-        (4, True, True),
-        (2, True, True),
-        (2, False, True),
-        (2, False, False),
+    told = f"{report.noticed}." if report.noticed else ""
+    # Rows of inputs, the page's line, the trend, and what was noticed but for its first sentence,
+    # go, in this order, where there is no room.
+    for rows, has_page, has_history, noticed in (
+        (4, True, True, told),
+        (2, True, True, told),
+        (2, False, True, told),
+        (2, False, False, told),
+        (2, False, False, re.sub(r"\. .*", ".", told)),
+        (2, False, False, ""),
     ):
         is_known = report.made_by is not None or report.replay is not None
         inputs = input_lines(report, body, rows) if report.inputs and not is_known else []
@@ -278,6 +283,7 @@ def _short_sections(report: StopReport, body: int, room: int) -> list[tuple[str,
             ("when", _when(report, reading, body)),
             ("inputs", inputs),
             ("dump", [] if report.dump is None else report.dump.lines(body)),
+            ("noticed", wrap(noticed, body) if noticed else []),
             ("log", _log(report, body, has_page)),
         ]
         left = room - sum(len(lines) for _, lines in sections)

@@ -112,7 +112,8 @@ class StopReport:
     ``replay``: the result of running the step again at op level, if it was. ``dump``: the dump of
     the culprit, if any. ``style``: how tensors are named, ``"fastcheck"`` or ``"msprobe"``.
     ``learning_rates``: those of the optimizers' groups, by the optimizer's class, where they are
-    numbers. ``fault``: a sentence on what an optimizer has stepped with, where training can't work.
+    numbers. ``fault``: a sentence on what an optimizer has stepped with, where training can't work,
+    or on what the watch has seen that may have let the numbers grow.
     ``left_out_by``: the options that leave modules or steps unread. ``page``: the path of
     the log as an HTML page, if this rank has written it. ``batch``: what the step trains on, if
     ``monitor.batch()`` or ``monitor.step(batch_id=)`` named it. ``made_by``: the operator that made
@@ -122,7 +123,8 @@ class StopReport:
     the parameters among the inputs that no optimizer holds, though some of the model have stepped
     (of an operator: those of its module, if it has one, that have as many elements as an operand
     that was written in place). ``outlier``: an input of the model that is far larger
-    than before: its label, how large it is and was at most, in how many steps.
+    than before: its label, how large it is and was at most, in how many steps. ``noticed``: another
+    warning of the watch about what does not hold in a healthy training; empty if there was none.
     """
 
     culprit: Event
@@ -154,3 +156,4 @@ class StopReport:
     silent_norms: tuple[str, ...] = ()
     not_updated: tuple[str, ...] = ()
     outlier: Optional[tuple[str, float, float, int]] = None
+    noticed: str = ""

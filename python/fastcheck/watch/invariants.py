@@ -2,8 +2,8 @@
 
 The rows have the form of those of ``rules``. Each reports once in a run, or once for each tensor.
 Facts that no record holds come from ``monitor/hooks/facts.py``, which counts updates in a row:
-``value`` is that count, and ``name`` what the fact is about. docs/invariants.md has the table in
-words.
+``value`` is that count, and ``name`` what the fact is about; ``checks`` says how often a form was
+seen in a graph. docs/invariants.md has the table in words.
 """
 
 from __future__ import annotations
@@ -371,46 +371,45 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
     ),
     _fact(
         "given_twice", cause="layer",
-        text="in the graph of the loss {name}, in {value} checks in a row, ten updates apart",
+        text="in the graph of the loss {name}{checks}",
         advice="give the criterion what that function is given",
     ),
     _fact(
         "given_probabilities", cause="layer",
-        text="in the graph of the loss {name}, in {value} checks in a row, ten updates apart. It "
+        text="in the graph of the loss {name}{checks}. It "
         "expects logarithms of probabilities: log_softmax, or cross_entropy on what softmax was "
         "given",
     ),
     _fact(
         "applied_twice", cause="layer",
-        text="in the graph of the loss {name}, in {value} checks in a row, ten updates apart: it "
+        text="in the graph of the loss {name}{checks}: it "
         "flattens what the first has made, whose input may be meant",
         source="transformers#45120",
     ),
     _fact(
         "one_element", cause="layer",
-        text="in the graph of the loss {name}, in {value} checks in a row, ten updates apart",
+        text="in the graph of the loss {name}{checks}",
         advice="check the number of outputs and the shape: binary_cross_entropy_with_logits is for "
         "one output, and a normalisation needs several elements",
         source="forums: CrossEntropyLoss of one output, LayerNorm(1)",
     ),
     _fact(
         "other_dimension", cause="layer",
-        text="in the graph of the loss {name}, in {value} checks in a row, ten updates apart",
+        text="in the graph of the loss {name}{checks}",
         advice="take the softmax over the dimension of the classes: dim=1 for nll_loss, dim=-1 of "
         "what ctc_loss and gather() are given",
         source="pytorchfundamentals#21",
     ),
     _fact(
         "no_logarithm", cause="loss",
-        text="in the graph of the loss {name}, in {value} checks in a row, ten updates apart: it "
+        text="in the graph of the loss {name}{checks}: it "
         "expects logarithms of probabilities as input",
         advice="give it log_softmax of the logits (targets of kl_div stay probabilities, unless "
         "log_target=True)", source="forums: kl_div that becomes negative, CTCLoss of logits",
     ),
     _fact(
         "earlier_loss", cause="loss",
-        text="the graph of the loss {name}, {value} times in a row: backward() goes through all of "
-        "it once more",
+        text="the graph of the loss {name}: backward() goes through all of it once more",
         advice="add losses up as numbers (loss.item()), and keep no result with its graph from one "
         "update to the next (detach() it), in place of retain_graph=True",
         source="forums: a running total of losses",
@@ -418,52 +417,49 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
     _fact(
         "constant_term", cause="loss",
         text="a term of the loss has no graph, and autograd.grad() of an output with respect to an "
-        "input was called with retain_graph=True, without create_graph=True, in {value} checks in "
-        "a row, ten updates apart: what is made of its result, such as a gradient penalty, trains "
-        "nothing",
+        "input was called with retain_graph=True, without create_graph=True{checks}: what is made "
+        "of its result, such as a gradient penalty, trains nothing",
         advice="call torch.autograd.grad(..., create_graph=True)",
         source="forums: WGAN-GP and PINN without create_graph",
     ),
     _fact(
         "old_cast", cause="precision",
         text="the graph of the loss holds a cast of a weight that was in it at least ten updates "
-        "before, in {value} checks in a row: the model computes with what the weight was then",
+        "before{checks}: the model computes with what the weight was then",
         advice="enter autocast() in each step, around the forward pass alone: it keeps its casts "
         "of weights until it is left", source="autocast around the whole loop",
     ),
     _fact(
         "of_itself", cause="loss",
-        text="in the graph of the loss there is {name}, in {value} checks in a row, ten updates "
-        "apart",
+        text="in the graph of the loss there is {name}{checks}",
         advice="compute the other of another example, or detach() it, as the log-probability of "
         "the old policy", source="forums: a PPO ratio that stays 1",
     ),
     _fact(
         "across_samples", cause="layer",
-        text="in the graph of the loss {name}, in {value} checks in a row, ten updates apart",
+        text="in the graph of the loss {name}{checks}",
         advice="attention takes the softmax over what is added up, dim=-1: nn.Softmax() without "
         "dim takes another", source="forums: softmax over the heads or the batch",
     ),
     _fact(
         "wrong_targets", cause="data",
-        text="in the graph of the loss {name}, in {value} checks in a row, ten updates apart",
+        text="in the graph of the loss {name}{checks}",
         advice="look at the targets: a binary cross entropy expects numbers from 0 to 1, the "
         "losses of a margin or an embedding 1 and -1 (2 * target - 1)",
         source="forums: labels of 0 and 1 for SoftMarginLoss",
     ),
     _fact(
         "alike", cause="loss",
-        text="the loss consists of cosine similarities whose sides both have a gradient, in "
-        "{value} checks in a row, ten updates apart: it is least where all results are the same, "
-        "whatever the input, and nothing keeps them apart",
+        text="the loss consists of cosine similarities whose sides both have a gradient{checks}: "
+        "it is least where all results are the same, whatever the input, and nothing keeps them "
+        "apart",
         advice="stop the gradient at one side of each with detach(), as SimSiam and BYOL do, or "
         "add a term for pairs that should differ", source="forums: SimSiam that collapses",
     ),
     _fact(
         "made_in_forward", cause="layer",
-        text="in {value} checks in a row, ten updates apart, {name} in the graph of the loss were "
-        "made anew, and neither an installed model nor an optimizer that has stepped holds them: "
-        "they are not trained",
+        text="{name} in the graph of the loss were made anew{checks}, and neither an installed "
+        "model nor an optimizer that has stepped holds them: they are not trained",
         advice="make layers in __init__(): one that forward() makes has other random weights in "
         "each call", source="forums: nn.Linear in forward()",
     ),
@@ -475,8 +471,7 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
     ),
     _fact(
         "broadcast", cause="loss",
-        text="in the graph of the loss {name} is averaged or added up, in {value} checks in a row, "
-        "ten updates apart",
+        text="in the graph of the loss {name} is averaged or added up{checks}",
         advice="if each result has one target, or one weight, give both the same shape, as "
         "target.view_as(prediction) has",
         source="pytorch#16045",

@@ -533,10 +533,20 @@ class Watcher:
                 for k in part:
                     events += self._step(block, k)
                 self._numbers.part_ended()
+        self._note(events)
+        return events
+
+    def add_facts(self, step: int) -> list[WatchEvent]:
+        """The events of what was noticed in a step in which the run stops, and before it."""
+        due = self._due(step, 0, self._program.take_noticed(step, None))
+        events = [event for rule, number in due if (event := self._of_number(step, rule, number))]
+        self._note(events)
+        return events
+
+    def _note(self, events: Sequence[WatchEvent]) -> None:
         self.events.extend(events)
         self.count += len(events)
         self.warning_count += sum(event.is_warning for event in events)
-        return events
 
     @property
     def norm_limit(self) -> Optional[float]:
@@ -740,6 +750,10 @@ class Watcher:
             name=number.full_name or number.name,
             share=f"{number.share:.0%}",
             steps=number.steps,
+            # A run that stops early may have had only one.
+            checks=f", in {number.value:g} checks in a row, ten updates apart"
+            if number.value > 1
+            else "",
         )
         origin = FirstMovers((), rule.cause)
         if number.is_jump and math.isnan(number.usual):

@@ -48,8 +48,6 @@ if TYPE_CHECKING:
 UPDATES = 10
 # Modes of modules are looked at in one update of so many, and all of these looks agree.
 _EVERY, _LOOKS = 10, 3
-# The update before which the graph of a loss is looked at first.
-_FIRST_LOOK = 5
 # The last losses that a scaler was given.
 _SCALED = 16
 # Passes without gradients in a row, between two that have some.
@@ -404,6 +402,16 @@ def _holds_nan(gradient: Optional[torch.Tensor]) -> bool:
         return bool(gradient.isnan().any())
 
 
+class _Run(NamedTuple):
+    """A number of updates, or looks, in a row in which a fact has held. ``since``: the number of
+    updates before the first. ``about``: perhaps the number of a parameter.
+    """
+
+    times: int
+    since: int
+    about: Union[str, int]
+
+
 class _Looks(NamedTuple):
     forms: LossForms
     masks: Masks
@@ -438,8 +446,8 @@ class Facts:
         )
         # The same, without those of optimizers that were gone when the youngest was met.
         self._of_all: tuple[_Chain, ...] = ()
-        # The number of updates in a row in which a fact has held, by the fact and what it is of.
-        self._runs: dict[tuple[str, int], int] = {}
+        # By the fact and what it is of.
+        self._runs: dict[tuple[str, int], _Run] = {}
         self._told: set[str] = set()
         self._updates = 0
         self._threshold = math.nan
@@ -509,14 +517,18 @@ class Facts:
             self._look_for_step(is_before=True)
         for chain in self._of_all:
             chain.backward_began(is_again)
-        if self._updates % _EVERY == 0:
+        if self._is_early or self._updates % _EVERY == 0:
             self._losses.look_at_criteria(roots)
-        if self._updates < _EVERY:
+        if self._is_early:
             self._losses.look_at_sums(roots)
         # The losses of each of several optimizers that take turns are looked at.
-        look, turn = divmod(self._updates + _EVERY - _FIRST_LOOK, _EVERY)
-        if turn < len(self._of_all) and self.looks.forms.is_due(look, turn):
+        look, turn = divmod(self._updates, _EVERY)
+        if turn < max(len(self._of_all), 1) and self.looks.forms.is_due(look, turn):
             self._look_at_graph(roots, turn)
+
+    @property
+    def _is_early(self) -> bool:
+        return self._updates < _EVERY
 
     def gradient_asked(self, roots: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> None:
         """autograd.grad() of ``roots`` is asked for that of ``inputs``, keeps the graph, and makes
@@ -686,11 +698,11 @@ class Facts:
         if is_scaled:
             self._count("not_multiplied", self._losses.given_is_root, "")
         # The loss of the step is that of all optimizers.
-        if self._updates % _EVERY == 0 and len(self._of_all) == 1 == len(self._losses.criteria):
+        if len(self._of_all) == 1 == len(self._losses.criteria):
             (criterion,) = self._losses.criteria
             if criterion:
                 self._tell("negative", 0.0, criterion)
-        if self._updates < _EVERY and self._losses.is_sum:
+        if self._is_early and self._losses.is_sum:
             self._count("earlier_loss", self._losses.is_total, _TOTAL, -1, times=_LOOKS)
         self._losses.update_comes()
         self._updates += 1
@@ -918,12 +930,22 @@ class Facts:
         if not holds:
             self._runs.pop((fact, key), None)
             return
-        run = self._runs[fact, key] = self._runs.get((fact, key), 0) + 1
-        if run >= times:
-            self._tell_once(fact, run, about)
+        run = self._runs.get((fact, key), _Run(0, self._updates, ""))
+        of = about if isinstance(about, str) else id(about)
+        self._runs[fact, key] = run = _Run(run.times + 1, run.since, of)
+        if run.times >= times:
+            self._tell_once(fact, run.times, about)
+
+    def tell_early(self) -> None:
+        """The run stops: tells of what the last graph of a loss has shown, and of what has held in
+        each update since the first.
+        """
+        for (fact, _), run in self._runs.items():
+            if fact in _FORMS or (run.times > 1 and run.since <= 3 * len(self._of_all)):
+                self._tell_once(fact, run.times, run.about)
 
     def _tell_once(
-        self, fact: str, value: float, about: Union[str, torch.Tensor, None] = None
+        self, fact: str, value: float, about: Union[str, int, torch.Tensor, None] = None
     ) -> None:
         if fact not in self._told:
             self._told.add(fact)
@@ -935,8 +957,10 @@ class Facts:
             for listener in store.listeners:
                 listener.noticed(self._session.step.index, fact, value, about)
 
-    def _name_of(self, parameter: Optional[torch.Tensor]) -> str:
-        names = (n.name_of(name) for n, name, p in self._state.parameters() if p is parameter)
+    def _name_of(self, parameter: Union[int, torch.Tensor, None]) -> str:
+        """``parameter``: perhaps its number."""
+        number = parameter if isinstance(parameter, int) else id(parameter)
+        names = (n.name_of(name) for n, name, p in self._state.parameters() if id(p) == number)
         return next(names, "a parameter")
 
 

@@ -81,7 +81,7 @@ class LossForms:
     def __init__(
         self, known: Callable[[], Collection[int]], held: Callable[[], Collection[int]]
     ) -> None:
-        self._last = (0, 0)
+        self._last = (-1, 0)
         self._known = known
         self._held = held
         # The number of the newest node that was marked.
@@ -96,7 +96,7 @@ class LossForms:
     def is_due(self, look: int, turn: int) -> bool:
         """True if this is the first loss of one of the first looks, or of a turn of it."""
         before, self._last = self._last, (look, turn)
-        return 0 < look <= _LOOKS and self._last != before
+        return look < _LOOKS and self._last != before
 
     def look(self, roots: Sequence[torch.Tensor]) -> dict[str, str]:
         """The forms of these losses, each with what is known of it."""

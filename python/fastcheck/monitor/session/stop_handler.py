@@ -41,6 +41,7 @@ from fastcheck.report.page.write import with_page, write_stop_page
 from fastcheck.report.render import brief
 from fastcheck.report.spread import pending_lines
 from fastcheck.report.stop_report import Dumped, MadeBy, StopReport
+from fastcheck.report.trend import Trend
 from fastcheck.utils.torch.versions import GradScaler
 from fastcheck.verdict.findings import Finding
 from fastcheck.verdict.step import Decision, Step
@@ -336,6 +337,9 @@ _BEGINNINGS = (Verdict.ORIGIN, Verdict.ARRIVED)
 _BEGAN, _ARRIVED, _FOLLOWED = 0, 1, 2
 _GRADE_SHIFT = 48
 _EXIT_WIDTH = 86
+#: Causes of events of the watch that may let numbers grow, and the length of what is cut to a
+#: sentence there, to three lines.
+_GROWING, _LONG = ("gradient", "loss", "data", "optimizer"), 220
 # The time for which the end of the process waits for a device that may hang.
 _EXIT_SECONDS = 5.0
 
@@ -348,7 +352,7 @@ class StopHandler:
     ``agreement``: that of the ranks, None where this rank decides alone. ``write_dump``: writes the
     call that is to blame to disk, for Stop(dump=). ``find_maker``: finds the operator that made a
     finding. ``broken_weights``: returns the names of the parameters that hold NaN or Inf.
-    ``watched``: returns the events of the watch.
+    ``watched``: returns the events of the watch, as the run stops.
     """
 
     _session: Session
@@ -591,6 +595,7 @@ class StopHandler:
             if self.agreement is None:
                 path = self._save(path)
         report = build_report(session, self._meta, culprit, step, path, world_size)
+        report = _with_noticed(report, self._watched())
         return self._with_page(replace(report, broken_weights=self._broken_weights(report)))
 
     def _broken_weights(self, report: StopReport) -> Optional[tuple[str, ...]]:
@@ -621,6 +626,20 @@ class StopHandler:
         if directory is None or self._log_directory() is not None:
             return None
         return save_held(self._session, self._meta, self._watched(), directory)
+
+
+def _with_noticed(report: StopReport, events: Sequence[WatchEvent]) -> StopReport:
+    """The report with the last invariant that warns, rather one that may let numbers grow: if they
+    have grown, it is to blame.
+    """
+    told = [e for e in reversed(events) if e.kind == "invariant" and e.is_warning]
+    if not told or report.fault:
+        return report
+    last = min(told, key=lambda event: event.cause not in _GROWING)
+    if last.cause not in _GROWING or not Trend.of(report.trend).has_grown:
+        return replace(report, noticed=f"by {last.text}")
+    text = f"By {last.text}"
+    return replace(report, fault=text if len(text) <= _LONG else text.partition(". ")[0])
 
 
 _live: weakref.WeakSet[StopHandler] = weakref.WeakSet()
