@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import fastcheck
+from fastcheck.utils.torch.frames import values_at_hand
 from support.warned import warned
 
 
@@ -97,3 +98,37 @@ def test_a_module_without_its_parts_beside_an_average() -> None:
     bare = nn.Module.__new__(nn.Linear)
     said = _train(lambda average, model, step: _update(average, model, 0.001), copy.deepcopy)
     assert len(said) == 1 and type(bare) is nn.Linear
+
+
+class _Asked:
+    """Counts how often one of its class is asked for its ``__dict__``, from when on Python keeps
+    the attributes in a dictionary, where they are slower to reach.
+    """
+
+    count = 0
+
+    def __init__(self, held: object) -> None:
+        self.held = held
+
+    @property
+    def __dict__(self) -> Any:  # type: ignore[override]  # a property in the place of a dictionary
+        type(self).count += 1
+        return {"held": self.held}
+
+
+class _Data(_Asked):
+    pass
+
+
+class _Trainer(_Asked):
+    pass
+
+
+def test_objects_of_the_program_that_lead_to_no_model_are_left_alone() -> None:
+    data, trainer = _Data(_Data([1.0])), _Trainer(_Trainer(nn.Linear(2, 2)))
+    monitor = fastcheck.install(nn.Linear(2, 2))
+    with monitor:
+        names = [name for name, _ in values_at_hand()]
+    assert (type(data).count, type(trainer).count) == (0, 2)
+    assert {"data", "trainer", "trainer.held", "trainer.held.held", "monitor"} <= set(names)
+    assert not [name for name in names if name.startswith(("data.", "monitor."))]

@@ -10,11 +10,11 @@ DistributedDataParallel has averaged, and of a weight.
 
 from __future__ import annotations
 
-import functools
 import math
 import weakref
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
 
 import torch
@@ -89,6 +89,7 @@ _NAMED = 3
 _LOOKED_AT = (_DropoutNd, _BatchNorm, DistributedDataParallel)
 
 
+@dataclass(eq=False)
 class _SinceUpdate:
     """Events at a gradient since the last update.
 
@@ -413,10 +414,13 @@ class _Run(NamedTuple):
 
 
 class _Looks(NamedTuple):
+    """``ranks``: the number of them over which DistributedDataParallel averages gradients."""
+
     forms: LossForms
     masks: Masks
     statistics: StaleStatistics
     averages: Averages
+    ranks: int
 
 
 class Facts:
@@ -452,6 +456,8 @@ class Facts:
         self._updates = 0
         self._threshold = math.nan
         self._losses = _Losses()
+        modules = (node.module() for node in self._nodes)
+        wrappers = (m for m in modules if isinstance(m, DistributedDataParallel))
         attends = any(isinstance(n.module(), torch.nn.MultiheadAttention) for n in nodes)
         #: The parts that look at a graph or at tensors now and then.
         self.looks = _Looks(
@@ -459,6 +465,7 @@ class Facts:
             Masks(is_on and attends),
             StaleStatistics(),
             Averages(),
+            max((group_size(m.process_group) for m in wrappers), default=1),
         )
         # The number of optimizers that began without a state, by class and the parameters that they
         # hold.
@@ -590,7 +597,7 @@ class Facts:
             self._look_for_step(is_before=False)
         for chain in self._of_all:
             chain.backward_ended(scaler)
-            if self._averaged > 1 and chain.gradient is not None:
+            if self.looks.ranks > 1 and chain.gradient is not None:
                 chain.since.elements = first_elements(chain.gradient)
             if chain.added and "nan_kept" not in self._told and chain.keeps_nan():
                 self._tell_once("nan_kept", chain.added, chain.parameter)
@@ -807,15 +814,8 @@ class Facts:
             self._count("scheduled_twice", calls[0] > 1, about, id(scheduler))
             calls[0] = 0
 
-    @functools.cached_property
-    def _averaged(self) -> int:
-        """The number of ranks over which DistributedDataParallel averages."""
-        modules = (node.module() for node in self._nodes)
-        wrappers = (m for m in modules if isinstance(m, DistributedDataParallel))
-        return max((group_size(m.process_group) for m in wrappers), default=1)
-
     def _look_at_reduction(self, optimizer: torch.optim.Optimizer, chain: _Chain) -> None:
-        ranks, where = self._averaged, self._name_of(chain.parameter)
+        ranks, where = self.looks.ranks, self._name_of(chain.parameter)
         for factor, text in ((float(ranks), str(ranks)), (1 / ranks, f"1/{ranks}")):
             about = f"{text} (seen at {where})"
             is_so = chain.is_multiplied_by(factor)

@@ -243,7 +243,7 @@ class EventStore:
             self.store(step)
 
     def _end(self, step: Step) -> None:
-        if "rules" not in step.__dict__:  # an interrupt came before the next step
+        if not hasattr(step, "rules"):  # an interrupt came before the next step
             return
         if step.findings.all:
             if step.findings.has_held_gradients:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +25,8 @@ PAST: set[CodeType] = set()
 
 
 _MOST_FRAMES = 32
+# In a dictionary that is looked into.
+_MOST_HELD = 100_000
 
 
 class _Left(threading.local):
@@ -67,20 +70,49 @@ def program_frames() -> Iterator[FrameType]:
 
 def values_at_hand() -> Iterator[tuple[str, Any]]:
     """The values of the program's local variables, then what these hold as attributes or, modules,
-    as children, then what those hold. None without the compiled extension.
+    as children, then what those hold: of objects that lead to a module, an optimizer or a
+    dictionary of tensors. None without the compiled extension.
     """
     # Not by f_locals: that is a dictionary which Python keeps, with all that is in it, until the
     # call is over, and which locals() has given the program.
     module = status.module
     level = [] if module is None else module.local_variables(_MOST_FRAMES)
-    for _ in range(3):
+    for steps in (2, 1, 0):
         yield from level
         level = [
             (f"{name}.{attribute}", held)
             for name, value in level
-            if not issubclass(type(value), (type, ModuleType, FunctionType))
+            if _leads(value, steps)
             for attribute, held in _held_by(value).items()
         ]
+
+
+def _leads(value: Any, steps: int) -> bool:
+    """True for a module, and for an object of the program that leads to what is looked for in so
+    many steps. Its ``__dict__`` is not asked for: up to Python 3.12 an object that was asked once
+    is slower at each of its attributes, for good.
+    """
+    kind = type(value)
+    if issubclass(kind, torch.nn.Module):
+        return True
+    is_object = kind.__dictoffset__ and not issubclass(kind, (type, ModuleType, FunctionType))
+    if not (steps and is_object):
+        return False
+    held = gc.get_referents(value)
+    # One of them may be the object's own __dict__.
+    held += [inner for one in held for inner in _values(one)]
+    return any(_is_wanted(one) or _leads(one, steps - 1) for one in held)
+
+
+def _is_wanted(value: Any) -> bool:
+    if issubclass(type(value), (torch.nn.Module, torch.optim.Optimizer)):
+        return True
+    return any(issubclass(type(one), torch.Tensor) for one in _values(value))
+
+
+def _values(value: Any) -> list[Any]:
+    """The values of a dictionary, to which another thread may write; of others none."""
+    return list(value.values()) if type(value) is dict and len(value) <= _MOST_HELD else []
 
 
 def _held_by(value: Any) -> dict[str, Any]:
