@@ -126,7 +126,7 @@ def test_dropout_of_one_side_is_named(tmp_path: Path) -> None:
         run(tmp_path / "plain", Residual),
         run(tmp_path / "drop", lambda: Residual(0.5)),
     )
-    alone = "alone: drop · forward · output[0]. On the other side its module is not called, or"
+    alone = "alone: drop · forward · output[0]. On the other side its module is called less often"
     assert f"Before it, in actual {alone}" in text_of(dropped, plain)
     first = fastcheck.compare(dropped, plain).to_dict()["first"]
     assert first["alone"] == {"actual": ["drop · forward · output[0]"], "reference": []}

@@ -202,6 +202,30 @@ def test_modules_in_each_others_place_are_named(tmp_path: Path) -> None:
     assert "1 is of class Dropout in actual and ReLU in reference" in why(*sides)
 
 
+def test_a_second_update_in_each_step_shifts_no_steps(tmp_path: Path) -> None:
+    held: list[torch.optim.Optimizer] = []
+
+    def step(step: int, net: nn.Module) -> None:
+        if step > 0:  # that of the step before, again
+            held[0].step()
+
+    def net() -> nn.Module:
+        """Its norms have equal weights until the first update."""
+        norms = [nn.LayerNorm(8) for _ in range(4)]
+        return nn.Sequential(nn.Linear(8, 8), *norms, nn.Linear(8, 4))
+
+    def begin(_: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        held[:] = [optimizer]
+
+    reference = train(tmp_path / "reference", net=net)
+    actual = train(tmp_path / "log", net=net, begin=begin, at_step=step)
+    comparison = fastcheck.compare(actual, reference)
+    assert comparison.steps == (0, 1, 2, 3, 4, 5) and comparison["batches"].answer == "yes"
+    more = "from step 0 on an optimizer updates more often within a step in"
+    assert f"{more} actual" in why(actual, reference)
+    assert f"{more} reference" in why(reference, actual)
+
+
 def test_a_dropout_that_draws_other_numbers_is_named(tmp_path: Path) -> None:
     def net() -> nn.Module:
         return nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, 4))

@@ -11,7 +11,16 @@ from .block import Phase
 from .measure import PairState
 from .origin import Cause, Origin
 from .over_time import SAME_LOSS
-from .programs import Sides, of_classes, of_gradient, of_modules, of_one_side, of_state, path_of
+from .programs import (
+    Sides,
+    of_classes,
+    of_gradient,
+    of_modules,
+    of_one_side,
+    of_state,
+    of_updates,
+    path_of,
+)
 from .questions import Answer, Questions
 from .row import factor_of, factor_text, is_whole
 from .tally import COMPUTED, Found, Tally
@@ -63,6 +72,7 @@ def advice_of(
         yield from _of_origin(questions, origin, equal)
     first = questions.first
     if any(answer.answer in ("partly", "no") for answer in answers):
+        yield from of_classes(None if given else first, tally, sides)
         yield from of_one_side(tally, sides, starts)
     if first is not None and not given:
         yield from of_modules(first, sides)
@@ -70,6 +80,7 @@ def advice_of(
             yield from _of_inputs(first)
         if first.row.phase is Phase.UPDATE:
             yield from of_gradient(first, tally, starts)
+            yield from of_updates(tally)
             yield from of_state(first, sides, starts)
     if first is not None and first.row.phase in (Phase.LOSS, Phase.GRADIENTS):
         factor = factor_of(first.row.actual, first.row.reference)
@@ -87,7 +98,6 @@ def advice_of(
                 "or by the number of micro-batches or of ranks, that one side leaves out"
             )
     if any(answer.answer == "partly" for answer in answers) and questions.first is None:
-        yield from of_classes(tally, sides)
         yield (
             "If some tensors are on one side only on purpose (fused or split modules), use "
             "--accept missing"

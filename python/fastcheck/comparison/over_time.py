@@ -428,7 +428,9 @@ def _place_of(mine: _Side, other: _Side) -> Optional[tuple[int, str]]:
     start = mine.steps[0]
     weights, batch = mine.read(start)
     before = other.read(start) if start in other.steps else (frozenset(), frozenset())
-    if batch == before[1] and weights == before[0]:
+    # A step with two updates has the weights between them too.
+    is_same = bool(before[0]) and (weights <= before[0] or before[0] <= weights)
+    if batch == before[1] and is_same:
         return None
     best, same_batch = (len(weights & before[0]), start), []
     for step in other.steps:
@@ -440,10 +442,10 @@ def _place_of(mine: _Side, other: _Side) -> Optional[tuple[int, str]]:
         if weights and weights == contents[0]:
             break
     count, step = best
-    if step != start and count >= _ENOUGH * len(weights):
+    if not is_same and step != start and count >= _ENOUGH * len(weights):
         whole = "the weights are" if count == len(weights) else f"{count:,} weights are"
         return step, f"{whole} equal to the bit"
-    if weights == before[0]:
+    if is_same:
         same_batch = [step for step in other.steps if batch and other.read(step)[1] == batch]
     if len(same_batch) == 1 and same_batch[0] != start:
         follows = [(s.steps.index(n) + 1, s) for s, n in ((mine, start), (other, same_batch[0]))]

@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Optional
 
 from .block import Source
 from .measure import PairState
+from .names import Name
 from .tally import Found, Missing, Tally
 
 Sides = tuple[Source, Source]
@@ -17,6 +18,8 @@ _SIDES = ("actual", "reference")
 _MOST = 3
 # The key of a module's class among its attributes.
 _CLASS = "class"
+#: Each update has a record of its learning rates.
+_RATE = str(Name("", "optimizer", "learning_rate", "lr"))
 #: Classes of torch whose output has random numbers in it.
 _RANDOM = (
     *("Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "FeatureAlphaDropout"),
@@ -31,33 +34,44 @@ def path_of(name: str) -> str:
 
 
 def of_modules(first: Found, sides: Sides) -> Iterator[str]:
-    """Attributes and classes that differ, of the module of the first difference, of those that it
-    lies in, and of those that one side alone reads before it.
+    """Attributes that differ of the module of the first difference, of those that it lies in, and
+    of those that one side alone reads before it; or that the module draws random numbers.
     """
     own = path_of(first.row.name)
-    parts = own.split(".") if own else []
-    around = [".".join(parts[:count]) for count in range(len(parts), -1, -1)]
     alone = [path_of(name) for names in first.alone for name in names]
-    settings, classes = [], []
-    for path in dict.fromkeys([*around, *alone]):
+    settings = []
+    for path in dict.fromkeys([*_around(own), *alone]):
         mine, other = (side.modules.get(path, {}) for side in sides)
         settings += [
             f"{path or 'the model'}.{key} is {mine[key]} in actual and {value} in reference"
             for key, value in other.items()
             if key != _CLASS and key in mine and mine[key] != value
         ]
-        classes += other_class(path, sides)
     if settings:
         found = "; ".join(settings[: _MOST + 1])
         yield f"other settings of modules, as install() has found them: {found}"
-    if classes:
-        yield f"other modules: {'; '.join(classes[:_MOST])}"
-    kind = class_of(sides[1], own)
-    if " · forward · output" in first.row.name and kind in _RANDOM and not settings and not classes:
+    elif " · forward · output" in first.row.name and class_of(sides[1], own) in _RANDOM:
         yield (
-            f"{own} ({kind}) draws random numbers: look at the seeds, and at what draws from the "
-            "same generator before it on one side alone"
+            f"{own} ({class_of(sides[1], own)}) draws random numbers: look at the seeds, and at "
+            "what draws from the same generator before it on one side alone"
         )
+
+
+def of_classes(first: Optional[Found], tally: Tally, sides: Sides) -> Iterator[str]:
+    """Modules of other classes, among that of the first difference, those that it lies in, and
+    those that one side alone reads or calls.
+    """
+    own = [] if first is None else _around(path_of(first.row.name))
+    alone = (path_of(entry.name) for entry in tally.missing.values())
+    paths = dict.fromkeys([*own, *alone])
+    if found := [text for path in paths for text in other_class(path, sides)]:
+        yield f"other modules: {'; '.join(found[:_MOST])}"
+
+
+def _around(path: str) -> list[str]:
+    """A module's path, and those of the modules that it lies in."""
+    parts = path.split(".") if path else []
+    return [".".join(parts[:count]) for count in range(len(parts), -1, -1)]
 
 
 def class_of(side: Source, path: str) -> str:
@@ -73,13 +87,6 @@ def other_class(path: str, sides: Sides) -> list[str]:
     return [f"{path or 'the model'} is of class {kinds[0]} in actual and {kinds[1]} in reference"]
 
 
-def of_classes(tally: Tally, sides: Sides) -> Iterator[str]:
-    """Modules of other classes, among those that one side alone reads or calls."""
-    paths = dict.fromkeys(path_of(entry.name) for entry in tally.missing.values())
-    if found := [text for path in paths for text in other_class(path, sides)]:
-        yield f"other modules: {'; '.join(found[:_MOST])}"
-
-
 def of_one_side(tally: Tally, sides: Sides, starts: tuple[int, int]) -> Iterator[str]:
     """Parameters that one side alone has in a module of both, and criteria that one side alone was
     given, or calls.
@@ -92,7 +99,7 @@ def of_one_side(tally: Tally, sides: Sides, starts: tuple[int, int]) -> Iterator
         if path in sides[lacks].classes:
             # One that is read less often later is not the optimizer's.
             is_first = entry.is_alone and entry.first_step == starts[has]
-            if is_first and _is_parameter(entry.name):
+            if is_first and _is_parameter(entry.name) and not other_class(path, sides):
                 parameters.setdefault(path, entry)
         elif kind and re.fullmatch(rf"{kind}(_\d+)?", path):
             criteria.setdefault(path, entry)
@@ -107,16 +114,10 @@ def of_one_side(tally: Tally, sides: Sides, starts: tuple[int, int]) -> Iterator
             )
     for path, entry in list(parameters.items())[:_MOST]:
         has, lacks = _places(entry)
-        kinds = [side.classes[path] for side in sides]
         yield (
             f"{path or 'the model'} is in both, and has {entry.name.rpartition(' · ')[2]} in "
-            f"{_SIDES[has]} alone. In {_SIDES[lacks]} "
-            + (
-                f"the module is of another class ({kinds[0]} in actual, {kinds[1]} in reference)"
-                if kinds[0] != kinds[1]
-                else "it is shared with another module (tied weights), has another name, or is not "
-                "there"
-            )
+            f"{_SIDES[has]} alone. In {_SIDES[lacks]} it is shared with another module (tied "
+            "weights), has another name, or is not there"
         )
 
 
@@ -140,6 +141,17 @@ def of_gradient(first: Found, tally: Tally, starts: tuple[int, int]) -> Iterator
                 f"from step {entry.first_step:,} on {_SIDES[1 - place]} alone has a gradient of "
                 f"{label}: in {_SIDES[place]} the optimizer finds none (frozen: "
                 "requires_grad=False, a detach(), no path from the loss), and passes over it"
+            )
+
+
+def of_updates(tally: Tally) -> Iterator[str]:
+    """Updates of one side alone, within steps that both have."""
+    for side, state in zip(_SIDES, (PairState.ONLY_ACTUAL, PairState.ONLY_REFERENCE)):
+        entry = tally.missing.get((state, _RATE))
+        if entry is not None and not entry.is_alone:
+            yield (
+                f"from step {entry.first_step:,} on an optimizer updates more often within a step "
+                f"in {side}: look for another optimizer.step()"
             )
 
 

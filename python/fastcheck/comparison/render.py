@@ -26,8 +26,8 @@ _NAMES = 6
 _TENSORS = 20
 _FEW = 3
 _ALONE = {
-    Phase.FORWARD: "On the other side its module is not called, or not observed, or returns a "
-    "tensor that was read by another name, as dropout does in eval mode",
+    Phase.FORWARD: "On the other side its module is called less often or not at all, or is not "
+    "observed, or returns a tensor that was read by another name, as dropout does in eval mode",
     Phase.GRADIENTS: "On the other side no gradient comes there (detach(), no_grad(), frozen "
     "weights), or it is not observed, or read by another name",
 }

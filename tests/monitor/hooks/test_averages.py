@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import distributed, nn
 
 import fastcheck
 from fastcheck.utils.torch.frames import values_at_hand
@@ -132,3 +133,62 @@ def test_objects_of_the_program_that_lead_to_no_model_are_left_alone() -> None:
     assert (type(data).count, type(trainer).count) == (0, 2)
     assert {"data", "trainer", "trainer.held", "trainer.held.held", "monitor"} <= set(names)
     assert not [name for name in names if name.startswith(("data.", "monitor."))]
+
+
+class Name(str):
+    """A name in a dictionary that changes each time it is looked up somewhere."""
+
+    weights: dict[Any, Any]
+
+    def __hash__(self) -> int:
+        self.weights[len(self.weights)] = None
+        return str.__hash__(self)
+
+
+def test_a_dictionary_that_is_written_meanwhile() -> None:
+    """As another thread may do at any time."""
+    Name.weights = {}
+    torch.manual_seed(0)
+    weights: dict[Any, Any] = {}  # the first of the variables here
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+    weights.update({Name(name): p for name, p in model.named_parameters()})
+    Name.weights = weights
+    optimizer, average = torch.optim.Adam(model.parameters(), 1e-3), copy.deepcopy(model)
+    before = len(weights)
+    with warned() as said, fastcheck.install(model):
+        for _ in range(60):
+            optimizer.zero_grad()
+            model(torch.randn(8, 8)).square().mean().backward()
+            optimizer.step()
+            _update(average, model, 0.001)
+    (text,) = said
+    assert "average, which" in text and "hardly an average" in text
+    assert len(weights) > before
+
+
+@pytest.fixture
+def one_rank() -> Iterator[None]:
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_sharded_weights_beside_a_whole_average() -> None:
+    """Nothing is gathered, and nothing is said."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, distribute_module
+
+    torch.manual_seed(0)
+    model = nn.Linear(8, 4)
+    average = {name: p.detach().clone() for name, p in model.named_parameters()}
+    distribute_module(model, mesh := init_device_mesh("cpu", (1,)))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with warned() as said, fastcheck.install(model):
+        for _ in range(60):
+            optimizer.zero_grad()
+            model(DTensor.from_local(torch.randn(8, 8), mesh)).square().mean().backward()
+            optimizer.step()
+            for name, p in model.named_parameters():
+                average[name].lerp_(p.full_tensor().detach(), 0.999)
+    assert said == []
