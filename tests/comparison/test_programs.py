@@ -105,6 +105,12 @@ def cumulative() -> nn.Module:
     return net
 
 
+def unaffine() -> nn.Module:
+    net = Net()
+    net.norm = nn.BatchNorm1d(8, affine=False)
+    return net
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [
@@ -146,6 +152,24 @@ def cumulative() -> nn.Module:
         (
             {"data": shuffled(batches(6)[:4]) + batches(6)[4:]},
             "the batches of steps 0 to 3, taken together, have the same counts, extremes and sums",
+        ),
+        (
+            {"data": [*batches(2), batches(9)[8], *batches(5)[2:]]},
+            "that of step 3 in actual is that of step 2 in reference, and so on, so actual has 1 "
+            "more before it (drop_last=, a batch that is taken twice or left out)",
+        ),
+        (
+            {"data": [*batches(2), *batches(7)[3:]]},
+            "that of step 2 in actual is that of step 3 in reference, and so on, so reference has",
+        ),
+        (
+            {"at_step": lambda step, net: step == 3 and net(batches(1)[0][0])},
+            "step 3 has more batches in actual (the model · forward · input[0]): a call that the",
+        ),
+        (
+            {"net": unaffine},
+            "norm is in both, and has norm.weight in reference alone. In actual it is shared with "
+            "another module (tied weights), has another name, or is not there. norm.affine is",
         ),
         (
             {"at_step": lambda step, net: net.head.weight.data.add_(step == 3)},

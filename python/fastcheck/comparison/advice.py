@@ -5,6 +5,7 @@ which option accepts it.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Optional
 
 from .batches import of_order
 from .block import Phase
@@ -63,7 +64,7 @@ def advice_of(
             "memory layout (channels_last) or rows in another order. If this order is intended, "
             "use --accept order"
         )
-    yield from _of_steps(tally, answers)
+    yield from _of_steps(tally, answers, questions.first)
     if tally.elsewhere and all(tally.elsewhere.values()):
         yield from _of_names(tally)
     if origin is not None and not given and questions.expects_bits:
@@ -104,16 +105,26 @@ def advice_of(
         )
 
 
-def _of_steps(tally: Tally, answers: tuple[Answer, ...]) -> Iterator[str]:
-    """Advice for batches that differ because the steps of the two sides are not the same."""
+def _of_steps(tally: Tally, answers: tuple[Answer, ...], first: Optional[Found]) -> Iterator[str]:
+    """Advice for batches that differ because the steps of the two sides are not the same, and for
+    calls of one side alone.
+    """
     step = min((a.found.row.step for a in answers[:4] if a.found is not None), default=None)
     for entry in tally.missing.values():
-        if entry.phase is Phase.BATCHES and step is not None and entry.first_step <= step:
-            side = "actual" if entry.state is PairState.ONLY_ACTUAL else "reference"
+        if entry.phase is not Phase.BATCHES:
+            continue
+        side = "actual" if entry.state is PairState.ONLY_ACTUAL else "reference"
+        more = f"step {entry.first_step:,} has more batches in {side} ({entry.name})"
+        if step is not None and entry.first_step <= step:
             yield (
-                f"step {entry.first_step:,} has more batches in {side} ({entry.name}), and the "
-                "steps after it may hold other batches for that reason alone: as where that side "
-                "leaves out an optimizer.step(), or takes more micro-batches"
+                f"{more}, and the steps after it may hold other batches for that reason alone: as "
+                "where that side leaves out an optimizer.step(), or takes more micro-batches"
+            )
+            return
+        if step is None and first is not None and entry.first_step <= first.row.step:
+            yield (
+                f"{more}: a call that the other side does not make, as of an evaluation, may move "
+                "what BatchNorm keeps, and draw random numbers"
             )
             return
     if step is not None:

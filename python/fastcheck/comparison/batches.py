@@ -82,11 +82,20 @@ def of_order(ranks: Iterable[BatchOrder]) -> Iterator[str]:
             steps = {other: step for step, _, other in reversed(held)}
             found = [(step, steps[mine]) for step, mine in differing if mine in steps]
             if found:
-                yield (
-                    f"batches in another order: that of step {found[0][0]:,} in actual is that of "
-                    f"step {found[0][1]:,} in reference. Of the {len(differing):,} that differ, "
-                    f"{len(found):,} are those of other steps"
-                )
+                step, other = found[0]
+                text = f"that of step {step:,} in actual is that of step {other:,} in reference"
+                if len(found) > 1 and {mine - its for mine, its in found} == {step - other}:
+                    more = "actual" if step > other else "reference"
+                    yield (
+                        f"batches are shifted: {text}, and so on, so {more} has "
+                        f"{abs(step - other):,} more before it (drop_last=, a batch that is taken "
+                        "twice or left out)"
+                    )
+                else:
+                    yield (
+                        f"batches in another order: {text}. Of the {len(differing):,} that differ, "
+                        f"{len(found):,} are those of other steps"
+                    )
                 return
         if batches.are_shuffled:
             yield (

@@ -19,6 +19,7 @@ import torch
 
 from fastcheck.comparison.block import Block, Extra, Phase, Source
 from fastcheck.comparison.names import VOCABULARY, Name, NameTable, Renaming
+from fastcheck.comparison.nested_diff import by_name
 from fastcheck.comparison.relation import group_counts
 from fastcheck.comparison.split import merged
 from fastcheck.record.format import RECORD_DTYPE, Depth
@@ -62,26 +63,13 @@ class Layout:
             return value
         is_by_rank = isinstance(described, Mapping)
         parts = [
-            _renamed(described[f"rank {rank}"] if is_by_rank else described, renaming)
+            by_name(described[f"rank {rank}"] if is_by_rank else described, renaming)
             for rank, renaming in own.items()
             if not is_by_rank or f"rank {rank}" in described
         ]
         for part in parts[1:]:
             _join(parts[0], part)
         return {"optimizers": parts[0]}
-
-
-def _renamed(value: Any, renaming: Renaming) -> Any:
-    if isinstance(value, list):
-        return [_renamed(item, renaming) for item in value]
-    if not isinstance(value, Mapping):
-        return value
-    return {
-        key: dict.fromkeys((renaming(str(name)) for name in item), "in the group")
-        if key == "parameters" and isinstance(item, list)
-        else _renamed(item, renaming)
-        for key, item in value.items()
-    }
 
 
 def _join(whole: Any, part: Any) -> None:

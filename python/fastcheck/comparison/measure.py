@@ -217,7 +217,6 @@ class Parameters(NamedTuple):
     ``formats``: the codes of the dtypes whose rounding they carry.
     """
 
-    step: int
     names: np.ndarray
     left: np.ndarray
     right: np.ndarray

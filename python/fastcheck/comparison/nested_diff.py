@@ -32,7 +32,7 @@ def differing_settings(
     are renamed on the actual side.
     """
     if phase is Phase.HYPERPARAMETERS:
-        actual, reference = _by_name(actual, renaming), _by_name(reference, renaming.of_reference())
+        actual, reference = by_name(actual, renaming), by_name(reference, renaming.of_reference())
     return list(_differences("", actual, reference))
 
 
@@ -85,12 +85,12 @@ def without_implementations(settings: list[Setting]) -> tuple[list[Setting], lis
     return kept, notes
 
 
-def _by_name(value: Any, renaming: Renaming) -> Any:
+def by_name(value: Any, renaming: Renaming) -> Any:
     """The settings with renamed keys, and a group's parameters as a set: their order changes no
     update.
     """
     if isinstance(value, list):
-        return [_by_name(item, renaming) for item in value]
+        return [by_name(item, renaming) for item in value]
     if not isinstance(value, Mapping):
         return value
     renamed: dict[str, Any] = {}
@@ -100,7 +100,7 @@ def _by_name(value: Any, renaming: Renaming) -> Any:
         elif key == "parameters" and isinstance(item, list):
             renamed[key] = {renaming(str(name)): "in the group" for name in item}
         else:
-            renamed[key] = _by_name(item, renaming)
+            renamed[key] = by_name(item, renaming)
     return renamed
 
 

@@ -39,14 +39,8 @@ def of_modules(first: Found, sides: Sides) -> Iterator[str]:
     """
     own = path_of(first.row.name)
     alone = [path_of(name) for names in first.alone for name in names]
-    settings = []
-    for path in dict.fromkeys([*_around(own), *alone]):
-        mine, other = (side.modules.get(path, {}) for side in sides)
-        settings += [
-            f"{path or 'the model'}.{key} is {mine[key]} in actual and {value} in reference"
-            for key, value in other.items()
-            if key != _CLASS and key in mine and mine[key] != value
-        ]
+    paths = dict.fromkeys([*_around(own), *alone])
+    settings = [text for path in paths for text in _other_settings(path, sides)]
     if settings:
         found = "; ".join(settings[: _MOST + 1])
         yield f"other settings of modules, as install() has found them: {found}"
@@ -72,6 +66,16 @@ def _around(path: str) -> list[str]:
     """A module's path, and those of the modules that it lies in."""
     parts = path.split(".") if path else []
     return [".".join(parts[:count]) for count in range(len(parts), -1, -1)]
+
+
+def _other_settings(path: str, sides: Sides) -> list[str]:
+    """Texts on the attributes of a module that differ."""
+    mine, other = (side.modules.get(path, {}) for side in sides)
+    return [
+        f"{path or 'the model'}.{key} is {mine[key]} in actual and {value} in reference"
+        for key, value in other.items()
+        if key != _CLASS and key in mine and mine[key] != value
+    ]
 
 
 def class_of(side: Source, path: str) -> str:
@@ -114,11 +118,12 @@ def of_one_side(tally: Tally, sides: Sides, starts: tuple[int, int]) -> Iterator
             )
     for path, entry in list(parameters.items())[:_MOST]:
         has, lacks = _places(entry)
-        yield (
+        text = (
             f"{path or 'the model'} is in both, and has {entry.name.rpartition(' · ')[2]} in "
             f"{_SIDES[has]} alone. In {_SIDES[lacks]} it is shared with another module (tied "
             "weights), has another name, or is not there"
         )
+        yield ". ".join([text, *_other_settings(path, sides)[:_MOST]])
 
 
 def _is_parameter(name: str) -> bool:

@@ -637,7 +637,7 @@ class _Step(Pairs):
         is_parameter = [self.name(index).role == "param" for index in stored.tolist()]
         where = stored[np.array(is_parameter, bool)]
         arrays = (self.names, self.left, self.right, self.formats)
-        now = Parameters(self.step, *(array[where] for array in arrays))
+        now = Parameters(*(array[where] for array in arrays))
         before, run.parameters[rank] = run.parameters.get(rank), now
         if before is None or not run._given or run.tally.unchanged is not None:
             return
