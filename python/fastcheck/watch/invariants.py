@@ -44,6 +44,8 @@ _ENDED = 64
 #: Classes of modules whose weight is a matrix, or several matrices.
 _MATRICES = re.compile(r"(Linear|(Lazy)?Conv(Transpose)?[123]d|Embedding)$")
 _COUNTED = 32
+# The largest number of an image as it is stored, and the least number of elements of a batch.
+_BRIGHTEST, _PIXELS = 255, 1024
 # The largest number up to which a 16-bit format holds all whole numbers; 0: a wider format.
 _WHOLE = np.array([{"bfloat16": 256, "float16": 2048}.get(d.name, 0) for d in DTYPES])
 
@@ -449,6 +451,22 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         source="forums: labels of 0 and 1 for SoftMarginLoss",
     ),
     _fact(
+        "unshifted", cause="data",
+        text="in the graph of the loss cross entropy is given as targets what the embedding was "
+        "given, number for number, though attention at each place looks at that place, too"
+        "{checks}: the model has to copy its input",
+        advice="shift them by one, as logits[:, :-1] and tokens[:, 1:] are, unless a function that "
+        "is given both does it",
+        source="forums: a language model whose loss falls to 0",
+    ),
+    _fact(
+        "no_second", cause="layer",
+        text="autograd.grad() of a derivative with respect to an input has returned 0 in every "
+        "element{checks}: it leads through ReLU, whose second derivative is 0",
+        advice="use an activation that is curved, as tanh, sin or SiLU, where the loss has second "
+        "derivatives", source="forums: PINN with ReLU",
+    ),
+    _fact(
         "alike", cause="loss",
         text="the loss consists of cosine similarities whose sides both have a gradient{checks}: "
         "it is least where all results are the same, whatever the input, and nothing keeps them "
@@ -480,6 +498,13 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         "one_number", cause="layer",
         text="every element of {name} was {value} in the first observed step: the units of such a "
         "layer may compute the same, and get equal gradients",
+    ),
+    _fact(
+        "stored_images", cause="data",
+        text="the batch has whole numbers from 0 to {value}, as images are stored, and {name} is "
+        "given them as they are, though no norm follows it: initial weights are made for inputs of "
+        "about 1",
+        source="forums: images that were not divided by 255",
     ),
     _fact(
         "same_batch", cause="data",
@@ -635,6 +660,23 @@ def _odd_siblings(sites: SiteTable, now: Signals, k: int) -> Iterator[Number]:
             return
 
 
+def _of_stored_images(sites: SiteTable, now: Signals, k: int) -> Iterator[Number]:
+    """A batch of whole numbers from 0 to 255 in step ``k`` that is given as it is to a layer that
+    is trained, which no norm follows.
+    """
+    is_stored = (now.phases == INPUT) & now.is_read[k] & now.is_count[k] & IS_FLOAT[now.codes[0]]
+    is_stored &= (now.abs_max[k] == _BRIGHTEST) & (now.numel[k] >= _PIXELS)
+    if not is_stored.any():
+        return
+    of_step = [(sites[int(n)], phase) for n, phase in zip(now.sites, now.phases * now.is_read[k])]
+    first, *others = [site for site, phase in of_step if phase == ACTIVATION]
+    is_layer = first.role == "output" and _MATRICES.match(first.module_type)
+    is_trained = any(s.role == "param_grad" and s.module == first.module for s, _ in of_step)
+    following = next((site.module_type for site in others if site.role == "output"), "")
+    if is_layer and is_trained and "Norm" not in following:
+        yield Number("stored_images", _BRIGHTEST, full_name=f"{first.module} ({first.module_type})")
+
+
 def _of_one_number(sites: SiteTable, now: Signals, k: int) -> Iterator[Number]:
     """A weight whose elements are equal in step ``k``, before the first update."""
     is_one = (now.phases == WEIGHT) & now.is_read[k] & now.is_equal[k] & (now.sums[k] != 0)
@@ -689,6 +731,7 @@ class Invariants:
         self._steps += 1
         if self._steps == _SETTLED:
             numbers += _odd_siblings(self._sites, now, k)
+            numbers += _of_stored_images(self._sites, now, k)
         elif self._steps == 1:
             numbers += _of_one_number(self._sites, now, k)
         if step == self._has_ended:

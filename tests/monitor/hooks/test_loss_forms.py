@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import re
+import warnings
 from typing import Any
 
 import pytest
@@ -591,3 +592,105 @@ def test_a_penalty_on_a_gradient_without_a_graph(kind: str) -> None:
     # sum() begins with a number, which looks like a term without a graph.
     assert len(said) == (kind == "penalty")
     assert all("create_graph=True" in text for text in said)
+
+
+class _Causal(nn.Module):
+    """A small transformer. ``kind``: how attention looks back; ``both``: it does not."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.embedding, self.place = nn.Embedding(12, 8), nn.Embedding(16, 8)
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.head = nn.Linear(8, 12)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        size = tokens.shape[1]
+        x = self.embedding(tokens) + self.place(torch.arange(size))
+        later = torch.ones(size, size, dtype=torch.bool).triu(1)
+        if self.kind == "shifts":
+            x = torch.cat([torch.zeros(len(x), 1, 8), x[:, :-1]], 1)
+        if self.kind == "by hand":
+            weights = (x @ x.transpose(1, 2)).masked_fill(later, -torch.inf).softmax(-1)
+            x = x + weights @ x
+        elif self.kind in ("causal", "shifts"):
+            x = x + F.scaled_dot_product_attention(x, x, x, is_causal=True)
+        else:
+            x = self.layer(x, src_mask=later if self.kind == "mask" else None)
+        return self.head(x)
+
+
+def _told_in(model: nn.Module, loss: Any, steps: int = 35) -> list[str]:
+    """The invariants that a loop of this loss is told of."""
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", fastcheck.FastcheckWarning)
+        with fastcheck.install(model) as monitor:
+            for _ in range(steps):
+                optimizer.zero_grad()
+                loss(model).backward()
+                optimizer.step()
+    return [event.text for event in monitor.watch.events if event.kind == "invariant"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "targets", "is_told"),
+    [
+        ("by hand", "same", True),
+        ("causal", "same", True),
+        ("mask", "same", True),
+        ("causal", "same, padded", True),
+        ("causal", "shifted", False),
+        # As transformers does: as many, the last of them ignored.
+        ("causal", "shifted, padded", False),
+        # An encoder that gives back what it was given, and a masked language model.
+        ("both", "same", False),
+        ("both", "masked", False),
+        # A model that is given all tokens, and shifts them itself.
+        ("shifts", "same", False),
+    ],
+)
+def test_targets_that_are_not_shifted(kind: str, targets: str, is_told: bool) -> None:
+    torch.manual_seed(0)
+
+    def loss(model: nn.Module) -> torch.Tensor:
+        tokens = torch.randint(1, 12, (4, 9))
+        given, labels = tokens, tokens.clone()
+        if targets == "shifted":
+            given, labels = tokens[:, :-1], tokens[:, 1:]
+        elif targets == "shifted, padded":
+            labels = F.pad(tokens[:, 1:], (0, 1), value=-100)
+        elif targets == "same, padded":
+            labels[:, 6:] = -100
+        elif targets == "masked":
+            given = tokens.masked_fill(torch.rand(4, 9) < 0.2, 0)
+        return F.cross_entropy(model(given).flatten(0, 1), labels.flatten())
+
+    found = _told_in(_Causal(kind), loss)
+    assert len(found) == is_told and all("the model has to copy its input" in t for t in found)
+
+
+@pytest.mark.parametrize(
+    ("layer", "order", "is_told"),
+    [
+        (nn.ReLU(), 2, True),
+        (nn.LeakyReLU(), 2, True),
+        (nn.Tanh(), 2, False),
+        (nn.SiLU(), 2, False),
+        # A gradient penalty has first derivatives alone.
+        (nn.ReLU(), 1, False),
+    ],
+)
+def test_second_derivatives_through_relu(layer: nn.Module, order: int, is_told: bool) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(1, 16), layer, nn.Linear(16, 16), layer, nn.Linear(16, 1))
+
+    def loss(model: nn.Module) -> torch.Tensor:
+        x = torch.rand(32, 1, requires_grad=True)
+        value = made = model(x)
+        for _ in range(order):
+            (made,) = torch.autograd.grad(made.sum(), x, create_graph=True)
+        return (made + value - x.sin()).square().mean()
+
+    found = _told_in(net, loss)
+    assert len(found) == is_told and all("whose second derivative is 0" in text for text in found)

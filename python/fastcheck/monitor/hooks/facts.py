@@ -2,10 +2,10 @@
 
 Each is an order of calls or a flag of a module: whether gradients were cleared between two updates,
 when they were clipped, what scaler.scale() was given, in which mode the model is. A fact is told
-when it has held in so many updates in a row, once. Four read tensors: gradients to which many
+when it has held in so many updates in a row, once. Five read tensors: gradients to which many
 calls of backward() have added without an update, once for all of these; the moments of an optimizer
-that has stepped before, as a rule one of them; and on the CPU the first elements of a gradient that
-DistributedDataParallel has averaged, and of a weight.
+that has stepped before, as a rule one of them; derivatives of derivatives, in a few updates; and on
+the CPU the first elements of a gradient that DistributedDataParallel has averaged, and of a weight.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from fastcheck.monitor.session.run_meta import Schedule
 from fastcheck.monitor.session.session import Session
 from fastcheck.monitor.weight_updates import StaleCopies
 from fastcheck.utils.text.layout import listed
-from fastcheck.utils.torch.flatten import flatten
 from fastcheck.utils.torch.frames import program_frames, values_at_hand
 from fastcheck.utils.torch.memory_ref import MemoryRef, memory_ref
 from fastcheck.utils.torch.own_operators import no_grad, unobserved
@@ -37,9 +36,10 @@ from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read, has_mem
 
 from .averages import Averages, StaleStatistics
 from .hand_changes import FirstElements, Probe, elements_of, first_elements, probe
-from .loss_forms import LossForms, is_output, never_negative, sum_of
+from .loss_forms import LossForms, has_no_second, is_output
 from .masks import Masks
 from .state_reader import StateReader
+from .update_losses import UpdateLosses
 
 if TYPE_CHECKING:
     from fastcheck._C import GradientProbe
@@ -48,8 +48,8 @@ if TYPE_CHECKING:
 UPDATES = 10
 # Modes of modules are looked at in one update of so many, and all of these looks agree.
 _EVERY, _LOOKS = 10, 3
-# The last losses that a scaler was given.
-_SCALED = 16
+# The updates before which derivatives of derivatives are read.
+_LAST_LOOK = 50
 # Passes without gradients in a row, between two that have some.
 _PASSES = 3
 # Calls of backward() for one update whose gradients were cleared.
@@ -77,6 +77,8 @@ _FORMS = (
     "of_itself",
     "across_samples",
     "wrong_targets",
+    "unshifted",
+    "no_second",
     "alike",
     "broadcast",
     "made_in_forward",
@@ -121,87 +123,6 @@ class _SinceUpdate:
     is_mixed: bool = False
     scaled: Optional[Union[GradientProbe, Probe]] = None
     elements: Optional[torch.Tensor] = None
-
-
-class _Losses:
-    """The losses on which backward() was called since the last update. ``given_is_root``: a loss
-    that GradScaler.scale() was given is among them. ``scaler``: it has made the last of them.
-    """
-
-    def __init__(self) -> None:
-        # A frozen model never has an update that clears them.
-        self._given: deque[MemoryRef] = deque(maxlen=_SCALED)
-        self.given_is_root = False
-        # The results of GradScaler.scale(), with the scaler.
-        self._made: deque[tuple[MemoryRef, Any]] = deque(maxlen=_SCALED)
-        self.scaler: Any = None
-        #: The number of times that a gradient was there and was cleared before the next call.
-        self.cleared = 0
-        self._had_gradient = False
-        #: Criteria that are never negative; empty: a loss is none of them.
-        self.criteria: set[str] = set()
-        #: autograd.grad() was asked for the derivative of the model's output with respect to an
-        #: input, and its result has no graph.
-        self.is_without_graph = False
-        #: A loss of this update is a sum, one of whose terms is that of the update before.
-        self.is_total = False
-        # The number of the sum that the last loss is, and that of the update before.
-        self._sum = self._sum_before = -1
-        # The last of them, its version, and the number of the operation that made it: where a CUDA
-        # graph is replayed all losses have one memory.
-        self._root: Optional[tuple[MemoryRef, int, int]] = None
-
-    def scaled(self, scaler: Any, outputs: Any, results: Any) -> None:
-        self._given.extend(memory_ref(tensor) for _, tensor in flatten(outputs, ""))
-        ref = weakref.ref(scaler)
-        self._made.extend((memory_ref(tensor), ref) for _, tensor in flatten(results, ""))
-
-    def backward_began(self, roots: Sequence[torch.Tensor]) -> bool:
-        """True if it is on the same loss as the call before."""
-        if self._given:
-            self.given_is_root |= any(ref.is_of(root) for ref in self._given for root in roots)
-        made = self._made and [r() for of, r in self._made for root in roots if of.is_of(root)]
-        self.scaler = made[0] if made else None
-        before, self._root = self._root, None
-        root = roots[0] if len(roots) == 1 else None
-        if root is None or root.grad_fn is None or root.numel() != 1:
-            return False
-        self._root = memory_ref(root), root._version, root.grad_fn._sequence_nr()
-        if before is None or not before[0].is_of(root) or before[1:] != self._root[1:]:
-            return False
-        return root.untyped_storage().nbytes() > 0
-
-    @property
-    def is_sum(self) -> bool:
-        """True if a loss of this update is a sum."""
-        return self._sum >= 0
-
-    def look_at_sums(self, roots: Sequence[torch.Tensor]) -> None:
-        """Compares the sums that these losses are with those of the update before."""
-        for root in roots:
-            total = sum_of(root)
-            if total is not None:
-                self._sum = total._sequence_nr()
-                terms = (term for term, _ in total.next_functions if term is not None)
-                self.is_total |= self._sum_before in [term._sequence_nr() for term in terms]
-
-    def look_at_criteria(self, roots: Sequence[torch.Tensor]) -> None:
-        self.criteria.update(never_negative(root, self.scaler is not None) for root in roots)
-
-    def gradient_is(self, parameter: Optional[torch.Tensor], is_before: bool) -> None:
-        """Takes in whether there is a gradient, as a call begins or has ended."""
-        had, self._had_gradient = self._had_gradient, getattr(parameter, "grad", None) is not None
-        self.cleared += is_before and had and not self._had_gradient
-
-    def update_comes(self) -> None:
-        if self._given or self._made:
-            self._given.clear()
-            self._made.clear()
-        self.criteria.clear()
-        self.given_is_root = self.is_without_graph = False
-        if self._sum >= 0:
-            self._sum, self._sum_before, self.is_total = -1, self._sum, False
-        self._root = None
 
 
 class _Chain:
@@ -455,7 +376,7 @@ class Facts:
         self._told: set[str] = set()
         self._updates = 0
         self._threshold = math.nan
-        self._losses = _Losses()
+        self._losses = UpdateLosses()
         modules = (node.module() for node in self._nodes)
         wrappers = (m for m in modules if isinstance(m, DistributedDataParallel))
         attends = any(isinstance(n.module(), torch.nn.MultiheadAttention) for n in nodes)
@@ -544,11 +465,26 @@ class Facts:
         if not any(isinstance(tensor, torch.nn.Parameter) for tensor in inputs):
             self._losses.is_without_graph |= all(map(is_output, roots))
 
+    def derived(
+        self,
+        roots: Sequence[torch.Tensor],
+        inputs: Sequence[torch.Tensor],
+        results: Sequence[Any],
+    ) -> None:
+        """autograd.grad() of ``roots`` has returned these, that of ``inputs``. Reads them now and
+        then, if they are derivatives of derivatives.
+        """
+        is_due = self._updates % _EVERY == 0 and self._updates < _LAST_LOOK
+        if is_due and not any(isinstance(tensor, torch.nn.Parameter) for tensor in inputs):
+            self._losses.has_no_second |= has_no_second(roots, results)
+
     def _look_at_graph(self, roots: Sequence[torch.Tensor], turn: int) -> None:
         """Looks at the first loss after an update."""
         forms = self.looks.forms.look(roots)
         if not self._losses.is_without_graph:
             forms.pop("constant_term", None)
+        if self._losses.has_no_second:
+            forms["no_second"] = ""
         self._know_derivatives()
         for form in _FORMS:
             self._count(form, form in forms, forms.get(form, ""), turn, times=_LOOKS)

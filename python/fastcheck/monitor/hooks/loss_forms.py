@@ -18,9 +18,10 @@ import torch
 from fastcheck.monitor.weight_updates import NoDerivative
 from fastcheck.utils.torch.memory_ref import MemoryRef
 from fastcheck.utils.torch.own_operators import no_grad, unobserved
+from fastcheck.utils.torch.readable import can_read
 
 from .nodes import VIEWS, axis_of, kind_of, leaf_of, maker_of, match, operand_of, saved_by, shape_of
-from .targets import are_distributions, wrong_targets
+from .targets import are_distributions, unshifted, wrong_targets
 
 _MOST_NODES = 20_000
 _LOOKS = 5
@@ -129,6 +130,8 @@ class LossForms:
                 if child is not None and child not in met:
                     met.add(child)
                     waiting.append(child)
+        if unshifted(met):
+            forms["unshifted"] = ""
         if made := self._made_anew(weights):
             forms["made_in_forward"] = made
         for root in roots:
@@ -435,6 +438,19 @@ def _is_normalised(node: Any) -> bool:
     """True for what is divided by its own norm."""
     norms = ("Clone|Expand", ("ClampMin", _NORM)), ("Clone|Expand|ClampMin", _NORM), _NORM
     return any(match(node, ("Div", "x:*", norm)) for norm in norms)
+
+
+def has_no_second(roots: Sequence[torch.Tensor], results: Sequence[Any]) -> bool:
+    """True if ``roots`` are derivatives that lead through ReLU, and ``results``, the derivatives of
+    these, are 0.
+    """
+    if not all(isinstance(made, torch.Tensor) and made.grad_fn is not None for made in results):
+        return False
+    nodes = _reached([root.grad_fn for root in roots if root.grad_fn is not None])
+    if not any(kind_of(node) in ("ThresholdBackward", "LeakyReluBackward") for node in nodes):
+        return False
+    with unobserved(), no_grad():
+        return all(can_read(made) and not bool(made.any()) for made in results)
 
 
 def is_output(root: torch.Tensor) -> bool:

@@ -327,7 +327,8 @@ def _backward(
         is_traced = is_compiling() or getattr(torch.compiler, _NON_STRICT, False)
         if is_traced or torch._C._current_graph_task_id() != -1:
             return original(*args, **kwargs)
-        _tell("the loss", StepWatcher.backward_began, *asked(args, kwargs))
+        about = asked(args, kwargs)
+        _tell("the loss", StepWatcher.backward_began, *about)
         try:
             result = original(*args, **kwargs)
         except BaseException:
@@ -335,6 +336,8 @@ def _backward(
                 watcher.backward_left()
             raise
         _tell("the loss", StepWatcher.backward_ended)
+        if about[2] is not None:
+            _tell("the loss", StepWatcher.derived, about[0], about[2], result)
         return result
 
     # While Dynamo traces nothing is told of.

@@ -382,6 +382,16 @@ class StepWatcher:
                 self._apart("endless steps", ends.endless.close_step, ends.turns)
         return is_ours or self._sees_all
 
+    def derived(
+        self,
+        roots: Sequence[torch.Tensor],
+        inputs: Sequence[torch.Tensor],
+        results: Sequence[Optional[torch.Tensor]],
+    ) -> bool:
+        """autograd.grad() has returned these."""
+        self._notice(self._facts.derived, roots, inputs, results)
+        return False
+
     def backward_left(self) -> None:
         """backward() has raised."""
         with self.session.lock:
