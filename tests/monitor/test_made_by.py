@@ -35,13 +35,13 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*degrees of freedom:UserWarning
 Loss = Callable[[torch.Tensor], torch.Tensor]
 
 
-def stop_of(loss: Loss, **options: Any) -> fastcheck.OverflowDetected:
+def stop_of(loss: Loss, *, steps: int = 2, **options: Any) -> fastcheck.OverflowDetected:
     """The stop of a run whose loss is ``loss(y)``, where y are positive logits."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), nn.Softplus())
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with fastcheck.install(model, **options), pytest.raises(fastcheck.OverflowDetected) as stop:
-        for x in batches(2):
+        for x in batches(steps):
             optimizer.zero_grad()
             loss(model(x)).backward()
             optimizer.step()
@@ -136,6 +136,21 @@ def test_the_first_operator_of_a_loss(name: str) -> None:
     if made.result is not None:
         assert statistics_of(made.result).nonfinite_count > 0
     assert operator in str(stop)
+
+
+@pytest.mark.parametrize(
+    ("loss", "told"),
+    [
+        (lambda y: y[:0].mean(), "try 1. A mean over no elements is 0/0: self is empty."),
+        (lambda y: torch.special.i0(y * 0 + 100).mean(), "log(0), x/0 or exp of a large number"),
+    ],
+)
+def test_a_loss_that_was_small_in_its_last_steps_did_not_overflow(loss: Loss, told: str) -> None:
+    """A loss of random numbers may be 70 times as large in the next step, and far from Inf."""
+    values = iter((lambda y: y.mean() * 0 + 0.03, lambda y: y.mean() * 0 + 2.0, loss))
+    text = " ".join(str(stop_of(lambda y: next(values)(y), steps=3)).split())
+    assert "grew 67 times in 1 step" in text
+    assert told in text and "Stop the growth" not in text
 
 
 def test_its_inputs() -> None:

@@ -37,10 +37,10 @@ class Adam(torch.optim.Optimizer):
     betas = (("m", 0.9), ("v", 0.999))
 
 
-def stop_of(**options: Any) -> fastcheck.OverflowDetected:
+def stop_of(kind: Any = Adam, **options: Any) -> fastcheck.OverflowDetected:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(12, 8), nn.Linear(8, 3))
-    optimizer = Adam(model.parameters(), **options)
+    optimizer = kind(model.parameters(), **options)
     ids = torch.arange(16) % 9
     with fastcheck.install(model), pytest.raises(fastcheck.OverflowDetected) as stop:
         for _ in range(3):
@@ -68,6 +68,14 @@ def test_a_moment_of_0_where_the_weight_broke() -> None:
     ]
     assert "state m, state v of the optimizer are 0 in the elements that broke" in _tried(stop)
     assert "bias correction" not in _tried(stop)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.RMSprop, torch.optim.Adagrad])
+def test_an_eps_of_0(kind: Any) -> None:
+    stop = stop_of(kind, eps=0.0)
+    made = stop.report.made_by
+    assert made is not None and made.how.endswith("in no others. Its eps is 0.")
+    assert "give an optimizer that has one an eps above 0" in _tried(stop)
 
 
 def test_a_number_by_which_whole_weights_are_divided() -> None:

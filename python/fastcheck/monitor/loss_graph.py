@@ -555,6 +555,9 @@ class _GraphSearch:
             known_of = [(name, record) for name, record in read if record is not None]
             is_all = len(known_of) == len(edges)
             inputs = [(name, r) for name, r in known_of if is_all or is_nonfinite(r)]
+        if not inputs and result is not None and getattr(node, "_saved_self_sym_numel", None) == 0:
+            empty = record_of(torch.empty(0, dtype=getattr(torch, DTYPES[result["dtype"]].name)))
+            inputs = [] if empty is None else [("self", empty)]
         later = self._users(node)
         variable = _later_variable(
             lambda fn: fn is node,

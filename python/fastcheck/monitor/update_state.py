@@ -49,6 +49,8 @@ def search_state(
         how += (
             f"of {is_bad.numel():,} elements that are not finite in the weight, and in no others."
         )
+        groups = (g for g in optimizer.param_groups if any(p is weight for p in g["params"]))
+        how += " Its eps is 0." if any(group.get("eps") == 0 for group in groups) else ""
         return MadeBy("", how, inputs=records)
     if not records:
         return None

@@ -194,6 +194,13 @@ class Case:
         return form is not None and form.is_narrow
 
     @property
+    def has_run_away(self) -> bool:
+        """True if it grew so far that an overflow may have come of it: a few doublings lead to none
+        in a wide format.
+        """
+        return self.trend.has_exploded or (self.is_narrow and self.trend.has_grown)
+
+    @property
     def limit(self) -> str:
         form = self.reading.float_format
         return format_number(form.max) if form is not None else "?"

@@ -188,7 +188,7 @@ def _quotient_of_update(case: Case) -> Iterator[Advice]:
             f"The weight was far from overflowing, and {which} of the optimizer {verb} 0 in the "
             "elements that broke: divided by such a number, its root or a sum of them, 0 is NaN "
             "and another number Inf, and 0 * rsqrt(0) is NaN. Add the eps to what is divided by, "
-            "before the division or the rsqrt.",
+            "before the division or the rsqrt, and give an optimizer that has one an eps above 0.",
             "update = m / (v.sqrt() + eps)",
         )
         return
@@ -257,7 +257,7 @@ def loss(case: Case) -> Iterator[Advice]:
         if is_finite and has_left:
             yield activations.narrow(made, result.dtype, form.max)
             return
-    yield from activations.growth(case) if case.trend.has_grown else ()
+    yield from activations.growth(case) if case.has_run_away else ()
     if made is not None and result is not None and made.inputs and is_finite and is_safe:
         yield activations.unexplained(made)
     elif of_line is not None:
@@ -268,7 +268,7 @@ def loss(case: Case) -> Iterator[Advice]:
             "look for 0/0 (a mean over nothing: every target ignored, an empty mask; a std of one "
             "element), Inf - Inf, or the log or root of a negative number."
         )
-    elif not case.trend.has_grown:
+    elif not case.has_run_away:
         yield Advice(
             "The loss's own code made it, or what that read beside the model (targets, weights): "
             "look for log(0), x/0 or exp of a large number. Use cross_entropy, log_softmax or "
@@ -430,10 +430,7 @@ def advise(report: StopReport) -> list[Advice]:
                 "has to clear the gradients before each backward()."
             )
         )
-    # A few doublings have led to no overflow in a wide format.
-    has_changed = case.trend.has_exploded or (
-        case.is_narrow and (case.trend.has_grown or case.trend.has_jumped)
-    )
+    has_changed = case.has_run_away or (case.is_narrow and case.trend.has_jumped)
     is_of_target = case.operation is not None and target_outgrows(case.operation)
     has_changed = has_changed and not is_of_target
     developed = list(activations.growth(case)) if known and has_changed else []
