@@ -685,6 +685,9 @@ class _Step(Pairs):
         if their sums and the loss agree too.
         """
         run, tally = self._run, self._run.tally
+        has_missing = len(self.aligned.only_ours) + len(self.aligned.only_theirs) > 0
+        if not has_missing and (self.states == PairState.SAME).all():
+            return
         names = [self.table[n] for n in self.names.tolist()]
         grads = np.array([name.role == "param_grad" for name in names], bool)
         if not grads.any() or not run.judges_operators or not self._has_all_gradients():
@@ -702,7 +705,6 @@ class _Step(Pairs):
         if not self.are_gradients_alike:
             return
         limits = np.where(np.isin(codes, _FINE), _SUMMED, 1) * limits
-        has_missing = len(self.aligned.only_ours) + len(self.aligned.only_theirs) > 0
         if has_missing and bool(((errors <= limits) | is_small).all()):
             self._find_parts()
             for part, (_, is_told) in self.in_parts.items():
