@@ -14,8 +14,8 @@ from fastcheck.record.format import RECORD_BYTES, RECORD_DTYPE, RECORD_VERSION
 from fastcheck.record.site import is_valid
 from fastcheck.utils.reading import check_regular, open_regular
 
-# 12 MiB.
-_RECORDS = 1 << 16
+# 3 MiB: two are in memory at a time.
+_RECORDS = 1 << 14
 
 
 class Piece(NamedTuple):
@@ -75,7 +75,7 @@ def check_version(records: np.ndarray, path: str, first: int = 0) -> None:
 
 
 def read_spans(path: str, start: int = 0, end: int = 1 << 62) -> Iterator[np.ndarray]:
-    """The records from ``start`` to ``end`` as they are, at most 65,536 at a time.
+    """The records from ``start`` to ``end`` as they are, at most 16,384 at a time.
 
     Raises:
         OSError: the file can't be read.
@@ -96,7 +96,7 @@ def checked(records: np.ndarray) -> Piece:
 
 
 def read_pieces(path: str) -> Iterator[Piece]:
-    """The records of a file in order, at most 65,536 at a time.
+    """The records of a file in order, at most 16,384 at a time.
 
     Raises:
         FileNotFoundError: there is none.

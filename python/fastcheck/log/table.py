@@ -52,7 +52,7 @@ COLUMNS = (
 def log_table(
     directory: str, on_damage: Optional[Callable[[int], None]] = None
 ) -> Iterator[dict[str, np.ndarray]]:
-    """The records of all ranks, rank by rank in the order of the log, at most 65536 at a time.
+    """The records of all ranks, rank by rank in the order of the log, at most 16,384 at a time.
 
     ``min`` and ``max`` of integer tensors are float64 here: beyond 2**53 they are rounded.
     Damaged records are left out; ``on_damage`` is called with the number of those in each piece.
