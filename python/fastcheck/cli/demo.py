@@ -218,7 +218,8 @@ def abs_max_of_outputs(monitor: fastcheck.Monitor) -> dict[str, list[float]]:
     A module that returns what another has just made, such as MLP its ``down``, has no own records.
     """
     records = monitor.records()
-    abs_max = np.maximum(np.abs(records["min"]), np.abs(records["max"]))
+    low, high = np.abs(records["min"]), np.abs(records["max"])
+    abs_max = np.maximum(low, high)
     abs_max[(records["flags"] & fastcheck.types.Flag.NONFINITE) != 0] = math.inf
     series = {
         site.module: abs_max[records["site"] == number].tolist()

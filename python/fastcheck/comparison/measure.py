@@ -128,7 +128,7 @@ def _measure(
     note(ABS_SUM, np.where(has_stats, _relative(left["abs_sum"], right["abs_sum"]), 0.0), allowed)
     # Against the sum of magnitudes: a sum that cancels to nearly nothing has no digits of its own.
     scale = np.where(np.isnan(right["abs_sum"]), theirs * np.sqrt(components), right["abs_sum"])
-    note(SUM, np.where(has_stats, _ratio(np.abs(left["sum"] - right["sum"]), scale), 0.0), allowed)
+    note(SUM, np.where(has_stats, _ratio(_apart(left, right, "sum"), scale), 0.0), allowed)
     extent = np.maximum(np.abs(ref_low), np.abs(ref_high))
     extent = np.where(np.isfinite(extent), extent, 0.0)
     for code, mine, other in ((MIN, low, ref_low), (MAX, high, ref_high)):
@@ -139,7 +139,7 @@ def _measure(
         states[beyond] = PairState.DIFFERENT
     counts = np.zeros(count)
     for field in FINITE_COUNTS:
-        apart = np.abs(left[field] - right[field]) / components
+        apart = _apart(left, right, field) / components
         np.maximum(counts, np.where(_both_known(left, right, field), apart, 0.0), out=counts)
     note(COUNTS, np.where(has_stats, 0.0, counts), allowed)
 
@@ -173,8 +173,13 @@ def _is_reordered(
         is_reordered &= left[field] == right[field]
     is_reordered &= _relative(left["abs_sum"], right["abs_sum"]) <= _ORDER_ONLY
     is_reordered &= _relative(left["sum_sq"], right["sum_sq"]) <= _ORDER_ONLY
-    is_reordered &= np.abs(left["sum"] - right["sum"]) <= _ORDER_ONLY * right["abs_sum"]
+    is_reordered &= _apart(left, right, "sum") <= _ORDER_ONLY * right["abs_sum"]
     return is_reordered
+
+
+def _apart(left: np.ndarray, right: np.ndarray, field: str) -> np.ndarray:
+    difference = left[field] - right[field]
+    return np.abs(difference)
 
 
 def _has_nonfinite(records: np.ndarray) -> np.ndarray:

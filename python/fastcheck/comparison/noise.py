@@ -130,9 +130,8 @@ class Cancellation:
 
     def __post_init__(self) -> None:
         # The norms of the larger side: either side may have cancelled further than the other.
-        self._norms = np.sqrt(
-            np.maximum(np.nan_to_num(self._left["sum_sq"]), np.nan_to_num(self._right["sum_sq"]))
-        )
+        ours, theirs = (np.nan_to_num(side["sum_sq"]) for side in (self._left, self._right))
+        self._norms = np.sqrt(np.maximum(ours, theirs))
         # The most that the norm allows, for statistics without a sum of magnitudes.
         most = self._norms * np.sqrt(np.maximum(self._right["numel"], 1))
         magnitudes = np.maximum(self._left["abs_sum"], self._right["abs_sum"])
@@ -282,7 +281,8 @@ def sizes_in_step(
     """The norm of each gradient over the largest of the step, of the larger side; and whether it is
     rounding noise beside that on both sides: never where a norm is not known.
     """
-    norms = np.sqrt(np.maximum(left["sum_sq"], right["sum_sq"]))
+    squares = np.maximum(left["sum_sq"], right["sum_sq"])
+    norms = np.sqrt(squares)
     largest = float(np.nanmax(norms, initial=0.0))
     if not 0 < largest < np.inf:
         return np.ones(len(norms)), np.zeros(len(norms), bool)

@@ -741,7 +741,8 @@ class StalledWeights:
         is_nonzero, is_read, is_felt = np.zeros((3, len(table["weight"])), np.bool_)
         is_nonzero[of[~all_zero]] = True
         is_read[of] = True
-        largest = np.maximum(np.abs(gradients["min"]), np.abs(gradients["max"]))
+        low, high = np.abs(gradients["min"]), np.abs(gradients["max"])
+        largest = np.maximum(low, high)
         noise = _ROUNDINGS * _SPACING[dtypes] * np.max(largest, initial=0.0)
         is_felt[of[~all_zero & (largest > noise)]] = True
         is_strong = largest >= _FAINT * np.max(largest, initial=0.0)

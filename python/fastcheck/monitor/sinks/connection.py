@@ -202,7 +202,8 @@ def _headroom(records: np.ndarray) -> np.ndarray:
     """
     largest = LARGEST_FINITE[records["dtype"]]
     with np.errstate(all="ignore"):  # of integers min and max are other types' bits
-        reached = np.maximum(np.abs(records["min"]), np.abs(records["max"]))
+        low, high = np.abs(records["min"]), np.abs(records["max"])
+        reached = np.maximum(low, high)
         known = (records["depth"] >= Depth.STATS) & (reached > 0) & (reached <= largest)
         saturates = records["device_mode"] == int(DeviceMode.SATURATING)
         known &= (reached < largest) | saturates

@@ -71,8 +71,9 @@ class SiteRows(PageRows):
         if len(bad):
             self["bad_records"][:] += np.bincount(rows[bad], minlength=self.count)
             first_rows, at = np.unique(rows[bad], return_index=True)
-            is_new = self["first_bad_step"][first_rows] < 0
-            self["first_bad_step"][first_rows[is_new]] = records["step"][bad[at[is_new]]]
+            first_bad_step = self["first_bad_step"]
+            is_new = first_bad_step[first_rows] < 0
+            first_bad_step[first_rows[is_new]] = records["step"][bad[at[is_new]]]
         self._compare(rows, records)
 
     def _compare(self, rows: np.ndarray, records: np.ndarray) -> None:
@@ -247,10 +248,11 @@ class _Reading:
         if low < self._first or high > self._last:
             self.outside = [low, high]
             return False
-        lost = np.unique(records["site"][number_of[records["site"]] < 0])
-        for index in lost.tolist():
+        sites = records["site"]
+        is_lost = number_of[sites] < 0
+        for index in np.unique(sites[is_lost]).tolist():
             number_of[index] = self._number(lost_site(index))
-        rows = contents.rows.number(rank, number_of[records["site"]])
+        rows = contents.rows.number(rank, number_of[sites])
         values = values_of(records)
         contents.grid.add(rows, steps, values)
         contents.rows.add(rows, records, values)
