@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.usefixtures("op_observer", "fake_accelerator" if ON_FAKE else "one_thread"),
 ]
 
-CYCLES = (25 if IS_WHOLE else 12) if ON_FAKE else (100 if IS_WHOLE else 30)
+CYCLES = (25 if IS_WHOLE else 8) if ON_FAKE else (100 if IS_WHOLE else 30)
 RING = (CAPACITY + ON_FAKE * 2 * _FIRST_SEGMENTS * SEGMENT_SLOTS) * RECORD_DTYPE.itemsize
 
 

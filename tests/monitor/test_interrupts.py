@@ -200,7 +200,7 @@ def test_an_interrupt_where_modules_begin_and_end_at_op_level() -> None:
     os.environ.get("FASTCHECK_FAKE_DEVICE") != "1", reason="make test-fake-device runs it"
 )
 @pytest.mark.parametrize(
-    "options", sample([{"level": "op"}, {}, {"record": "range"}, {"sync": "call"}], 2)
+    "options", sample([{"level": "op"}, {}, {"record": "range"}, {"sync": "call"}], 1)
 )
 def test_on_a_device(options: dict[str, Any], fake_accelerator: Any) -> None:
     name = fake_accelerator.name()

@@ -70,7 +70,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     built = subprocess.run(build, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stdout
     target = tmp_path_factory.mktemp("cuda") / "fastcheck"
-    ignored = shutil.ignore_patterns("*.so", "_build_info.py", "__pycache__")
+    ignored = shutil.ignore_patterns("*.so", "_build_info.py")
     shutil.copytree(ROOT / "python" / "fastcheck", target, ignore=ignored)
     for path in (BUILD / "_build_info.py", *BUILD.glob("_kernels*.so"), Path(_C.__file__)):
         shutil.copy(path, target)

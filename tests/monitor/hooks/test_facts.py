@@ -639,7 +639,7 @@ def test_nothing_is_said_where_nothing_is_watched() -> None:
             "weights_of_one_number",
             "weights_untied",
         ],
-        11,
+        7,
     ),
 )
 def test_a_fault_and_its_fixed_version(name: str) -> None:

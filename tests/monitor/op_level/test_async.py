@@ -143,7 +143,7 @@ class TestNothingWaits:
             torch.manual_seed(0)
             model = nn.Sequential(masked(causal), nn.LayerNorm(8), Net(dropout=0.1)).to(NAME)
             optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-            data = [x.to(NAME) for x in batches(12, 2, 6, 8)]
+            data = [x.to(NAME) for x in batches(8, 2, 6, 8)]
             options: dict[str, Any] = {"record": record, "stop": fastcheck.Stop(max_lag=None)}
             monitor = fastcheck.install(model, level="op", **options) if is_watched else None
             losses = loop(model, data[:4], optimizer=optimizer)  # constants, rings
@@ -158,7 +158,7 @@ class TestNothingWaits:
                 assert monitor.event_count == 0
                 said = monitor.summary()
                 assert "no longer observes" not in said and "full ring" not in said
-                assert len(monitor.records()) > 12 * 100
+                assert len(monitor.records()) > 8 * 100
             return [*losses, *model.parameters()], None
 
         plain, _ = run(False)

@@ -125,7 +125,8 @@ def _copies(
                 tensors.append((name, dict(torch.nn.Module.named_parameters(value))))
         elif type(value) is dict and len(value) <= _MOST_TENSORS:
             tensors.append((name, value.copy()))  # another thread may write to it
-    trained = [of for _, of in tensors if any(id(p) in held for p in of.values())]
+    holding = frozenset(held)
+    trained = [of for _, of in tensors if not holding.isdisjoint(map(id, of.values()))]
     for name, own in tensors:
         like = (of for of in trained if all(_is_like(own.get(key), p) for key, p in of.items()))
         of = next(like, None)
