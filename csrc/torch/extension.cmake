@@ -60,7 +60,8 @@ endif()
 # for it, so that the threads are those of torch's own runtime, which is g++'s: what clang compiles needs its own.
 target_compile_options(_C PRIVATE $<$<CXX_COMPILER_ID:GNU>:-fopenmp>)
 # Most of the time goes into the headers of torch and pybind11, which all files include: several
-# folders are compiled as one file, in two of about the same length. With OFF each file is: an edit compiles less, all takes longer.
+# folders are compiled as one file, in two of about the same length. With OFF each file is: an edit
+# compiles less, all takes longer.
 option(FASTCHECK_UNITY "Compile the folders of csrc/torch as a few files" ON)
 set_target_properties(_C PROPERTIES UNITY_BUILD ${FASTCHECK_UNITY} UNITY_BUILD_MODE GROUP)
 get_target_property(FASTCHECK_SOURCES _C SOURCES)
