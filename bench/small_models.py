@@ -385,7 +385,9 @@ def main() -> None:
     for name in names[: harness.size(None, 3)]:
         gc.collect()
         is_slow = is_large(name)
-        rows += measure(name, options.rounds // (5 if is_slow else 1), 1 if is_slow else 5)
+        rows += measure(
+            name, max(1, options.rounds // 5) if is_slow else options.rounds, 1 if is_slow else 5
+        )
     header = ["model", "case", "ms a step", "times plain", "bar"]
     lines = [
         [
