@@ -445,18 +445,15 @@ class Facts:
             self._look_for_step(is_before=True)
         for chain in self._of_all:
             chain.backward_began(is_again)
-        if self._is_early or self._updates % _EVERY == 0:
+        is_early = self._updates < _EVERY
+        if is_early or self._updates % _EVERY == 0:
             self._losses.look_at_criteria(roots)
-        if self._is_early:
+        if is_early:
             self._losses.look_at_sums(roots)
         # The losses of each of several optimizers that take turns are looked at.
         look, turn = divmod(self._updates, _EVERY)
-        if turn < max(len(self._of_all), 1) and self.looks.forms.is_due(look, turn):
+        if (not turn or turn < len(self._of_all)) and self.looks.forms.is_due(look, turn):
             self._look_at_graph(roots, turn)
-
-    @property
-    def _is_early(self) -> bool:
-        return self._updates < _EVERY
 
     def gradient_asked(self, roots: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> None:
         """autograd.grad() of ``roots`` is asked for that of ``inputs``, keeps the graph, and makes
@@ -641,11 +638,12 @@ class Facts:
         if is_scaled:
             self._count("not_multiplied", self._losses.given_is_root, "")
         # The loss of the step is that of all optimizers.
-        if len(self._of_all) == 1 == len(self._losses.criteria):
-            (criterion,) = self._losses.criteria
+        criteria = self._losses.criteria
+        if criteria and len(self._of_all) == 1 == len(criteria):
+            (criterion,) = criteria
             if criterion:
                 self._tell("negative", 0.0, criterion)
-        if self._is_early and self._losses.is_sum:
+        if self._updates < _EVERY and self._losses.is_sum:
             self._count("earlier_loss", self._losses.is_total, _TOTAL, -1, times=_LOOKS)
         self._losses.update_comes()
         self._updates += 1

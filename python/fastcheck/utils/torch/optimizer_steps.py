@@ -43,10 +43,10 @@ def around_steps(
 
     def ends(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         key = id(optimizer)
-        if running.inner.get(key):
-            running.inner[key] -= 1
+        inner = running.inner.pop(key, 0)
+        if inner:
+            running.inner[key] = inner - 1
             return
-        running.inner.pop(key, None)
         after(optimizer, args, kwargs)
 
     at_end.callback(register_optimizer_step_pre_hook(wrap(begins)).remove)
