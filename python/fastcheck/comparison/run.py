@@ -935,9 +935,7 @@ class _Step(Pairs):
         table[Phase(phase)] = Found(key, self.row(first), error, exact, trail, count, alone, last)
 
     def _alone_before(self, phase: int, first: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The outputs, or gradients, that one side alone has before this pair of them, or before a
-        loss; and what the module of this pair reads.
-        """
+        """Outputs, or gradients, of one side alone before this pair; and what its module reads."""
         phase = Phase.FORWARD if phase == Phase.LOSS else phase
         found = []
         for block, only_here, matched in (

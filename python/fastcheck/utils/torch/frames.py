@@ -77,7 +77,7 @@ def values_at_hand() -> Iterator[tuple[str, Any]]:
     # call is over, and which locals() has given the program.
     module = status.module
     level = [] if module is None else module.local_variables(_MOST_FRAMES)
-    for steps in (2, 1, 0):
+    for steps in (2, 1):
         yield from level
         level = [
             (f"{name}.{attribute}", held)
@@ -85,6 +85,7 @@ def values_at_hand() -> Iterator[tuple[str, Any]]:
             if _leads(value, steps)
             for attribute, held in _held_by(value).items()
         ]
+    yield from level
 
 
 def _leads(value: Any, steps: int) -> bool:
