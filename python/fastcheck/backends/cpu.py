@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Callable
 
 import torch
 
@@ -56,17 +56,20 @@ def _found_nonfinite(module: Any, tensors: Sequence[torch.Tensor]) -> torch.Tens
 
 
 def _exponents(module: Any, tensor: torch.Tensor, logical: bool) -> torch.Tensor:
-    words = torch.empty(EXPONENT_WORDS, dtype=torch.int64, device="cpu")
-    arguments, kept = arguments_of([tensor])
-    module.exponents(arguments, logical, torch.get_num_threads(), words.data_ptr())
-    del kept  # read by now
-    return words
+    return _words(module.exponents, [tensor], logical, EXPONENT_WORDS)
 
 
 def _checksums(module: Any, tensors: Sequence[torch.Tensor], logical: bool) -> torch.Tensor:
-    words = torch.empty(len(tensors), dtype=torch.int64, device="cpu")
+    return _words(module.checksums, tensors, logical, len(tensors))
+
+
+def _words(
+    read: Callable[..., Any], tensors: Sequence[torch.Tensor], logical: bool, count: int
+) -> torch.Tensor:
+    """The int64 (count,) that ``read`` makes of the tensors."""
+    words = torch.empty(count, dtype=torch.int64, device="cpu")
     arguments, kept = arguments_of(tensors)
-    module.checksums(arguments, logical, torch.get_num_threads(), words.data_ptr())
+    read(arguments, logical, torch.get_num_threads(), words.data_ptr())
     del kept  # read by now
     return words
 

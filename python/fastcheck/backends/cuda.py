@@ -188,7 +188,8 @@ class Launches:
             if is_external or self._module.cuda_is_capturing(handle):
                 buffers, most = _Buffers(), _WITHOUT_TABLE
             else:
-                buffers, most = self._buffers_of(device.index, handle), len(arguments)
+                buffers = self._buffers.setdefault((device.index, handle), _Buffers())
+                most = len(arguments)
             for done in range(0, len(arguments), most):
                 part = arguments[done : done + most]
                 if sizes_of is None:
@@ -207,9 +208,6 @@ class Launches:
         if index not in self._multiprocessors:
             self._multiprocessors[index] = self._module.cuda_device()
         return self._multiprocessors[index]
-
-    def _buffers_of(self, index: int, handle: int) -> _Buffers:
-        return self._buffers.setdefault((index, handle), _Buffers())
 
     def _workspace(
         self, buffers: _Buffers, sizes: tuple[int, int, int], device: torch.device

@@ -71,8 +71,7 @@ class DumpSession:
 
     def read(self, tensor: torch.Tensor, site: int, call: int, flags: int = 0) -> dict[str, Any]:
         """Reads a tensor; returns the fields of its entry in the index."""
-        fields, _ = self._records.read(tensor, site, call, flags)
-        return fields
+        return self._records.read(tensor, site, call, flags)
 
     def entry(
         self, label: str, tensor: torch.Tensor, site: int, call: int, flags: int = 0

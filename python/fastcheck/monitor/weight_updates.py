@@ -29,7 +29,7 @@ from fastcheck.calls.module_calls import ModuleNode
 from fastcheck.calls.stored import StoredTensor, parameter_ids, parameter_states
 from fastcheck.log.history import History, joined
 from fastcheck.record.format import DTYPES, RECORD_DTYPE, Depth, Flag
-from fastcheck.record.site import Site, SiteTable
+from fastcheck.record.site import SiteTable
 from fastcheck.record.statistics import component_counts
 from fastcheck.statistics.functions import stats
 from fastcheck.utils.text.layout import listed
@@ -556,6 +556,62 @@ _FLAGS = (
     "is_said",
 )
 
+#: Texts of warnings, in which ``{names}`` stands for the parameters or buffers.
+_UNMOVED = (
+    f"weights that don't move: {{names}} kept every bit for at least {UPDATES} updates although "
+    "gradient and learning rate were not 0. Either updates are smaller than the spacing of the "
+    "dtype (16-bit weights need a float32 master copy), or something writes old values back"
+)
+_CAUSES_OF_ZERO = (
+    "Possible causes: a dead activation, an operator whose derivative is 0 (round, sign, clamp "
+    "beyond its limits, nearest sampling, ReLU in a second derivative, softmax over one element, a "
+    "backward of your own), a factor that is 0 throughout (both matrices of LoRA, a weight of the "
+    "loss), a term of the loss at its bound (a margin, free bits), float16 gradients that "
+    "underflow, NaN that was replaced by 0."
+)
+_FAINT_TEXT = (
+    f"gradients that vanish: those of {{names}} were not 0, but never more than {_FAINT:g} of "
+    f"the largest of an update, in {_FAINT_UPDATES} updates. Possible causes: many layers of "
+    "sigmoid or tanh, or small initial weights, without residual connections or norms between "
+    "them; a factor that is next to 0"
+)
+_NONE = f"no gradient: {{names}} had grad=None in {UPDATES} updates of an optimizer in a row"
+_NONE_OF_SOME = (
+    _NONE + ". Check "
+    "whether the branch is detached, runs under no_grad(), is within a reentrant checkpoint "
+    "none of whose inputs requires a gradient (use_reentrant=False), is used as an index or in "
+    "a comparison alone (argmax, topk: pass the gradient straight through, as z + (q - "
+    "z).detach() does), goes through a backward of your own that returns None, or is never "
+    "called; where that is intended, set requires_grad=False"
+)
+_NONE_AT_ALL = (
+    _NONE + ", and so "
+    "had every weight that it trains. backward() may have been called on a tensor that has "
+    "none of them in its graph: one that was cut from it (detach(), no_grad()) or made anew "
+    "(torch.tensor(), .item(), NumPy), or of what has no derivative (argmax, a comparison), "
+    "and given requires_grad; or the loss is that of another model, or of a copy"
+)
+_NO_BACKWARD = (
+    _NONE + ", and so "
+    "had every weight that it trains: backward() was not called. Call loss.backward() before "
+    "optimizer.step(): without parentheses it does nothing"
+)
+_STRAY = (
+    "weights that don't move: no optimizer that has stepped holds {names}: there were "
+    f"gradients, and every bit was kept for {UPDATES} updates."
+)
+_FORGOTTEN = _STRAY + " Give an optimizer these parameters, or freeze them with requires_grad=False"
+_REPLACED = (
+    _STRAY + " An optimizer holds what has their shape and is in no model: they "
+    "may have replaced it since the optimizer was made, as where forward() or a new head "
+    "assigns an nn.Parameter. Make the optimizer after that, or write into the parameter in "
+    "place, under no_grad()"
+)
+_SUDDEN = (
+    f"a buffer that had been constant has changed: {{names}}, after at least {UPDATES} updates "
+    "without a change, in a forward pass. An in-place operator may have written to it"
+)
+
 
 @dataclass(eq=False)
 class StalledWeights:
@@ -624,7 +680,7 @@ class StalledWeights:
             self._weigh_parameters(look, stored)
             look.watch.is_close = self._weigh_gradients(look, look.close, gradients)
         if look.buffers:
-            self._warn_about(self._buffers.weigh(look, stored), _sudden)
+            self._warn_about(self._buffers.weigh(look, stored), _SUDDEN)
         if strays_at < records.size:
             strays = records[strays_at:]
             now = dict(zip(strays["site"].tolist(), strays["checksum"].tolist()))
@@ -714,7 +770,7 @@ class StalledWeights:
         if len(idle):
             total = table["idle"] + table["idle_alone"]
             late = (table["idle"] >= UPDATES) | (total >= _UPDATES_OF_NONE)
-            self._warn_about(np.flatnonzero(late & ~table["has_moved"]), _unmoved)
+            self._warn_about(np.flatnonzero(late & ~table["has_moved"]), _UNMOVED)
 
     def _weigh_gradients(
         self, look: UpdateInfo, close: ParameterDetails, gradients: np.ndarray
@@ -781,17 +837,18 @@ class StalledWeights:
         table["faint"][held[is_faint]] += 1
         if look.is_certain:
             zero = held[(updates >= UPDATES) & has_gradient & ~table["is_said"][held]]
-            self._warn_about(zero, lambda names: self._zero(names, zero, look))
-            self._warn_about(held[is_faint & (table["faint"][held] >= _FAINT_UPDATES)], _faint)
+            if len(zero):
+                self._warn_about(zero, self._text_of_zero(zero, look))
+            self._warn_about(held[is_faint & (table["faint"][held] >= _FAINT_UPDATES)], _FAINT_TEXT)
             is_all = not (has_gradient & is_live).any()
-            spell = _none_at_all if is_all else _none
+            text = _NONE_AT_ALL if is_all else _NONE_OF_SOME
             if is_all and not look.has_backward:
-                spell = _no_backward
-            self._warn_about(held[(updates >= UPDATES) & ~has_gradient], spell)
+                text = _NO_BACKWARD
+            self._warn_about(held[(updates >= UPDATES) & ~has_gradient], text)
         is_open = (is_pending & ~table["has_moved"][held]) | ((updates > 0) & (updates < UPDATES))
         return bool(((is_open | is_faint) & ~table["is_said"][held]).any())
 
-    def _zero(self, names: str, parameters: np.ndarray, look: UpdateInfo) -> str:
+    def _text_of_zero(self, parameters: np.ndarray, look: UpdateInfo) -> str:
         through = {look.without_derivative.get(int(site)) for site in parameters}
         known = sorted(operators for operators in through if operators is not None)
         causes = _CAUSES_OF_ZERO
@@ -802,11 +859,10 @@ class StalledWeights:
                 f"{' or '.join(one.operators for one in known)}, whose derivative is 0: "
                 f"{'; or '.join(remedies)}."
             )
-        return f"{_zero(names)} {causes}{self._where_zero(parameters)}"
-
-    def _where_zero(self, parameters: np.ndarray) -> str:
         modules = {self._sites[int(site)].module for site in parameters}
-        return where_zero(self._history.last_step(), self._sites, modules)
+        where = where_zero(self._history.last_step(), self._sites, modules)
+        what = f"gradients that are all 0: of {{names}}, in {UPDATES} updates in a row."
+        return f"{what} {causes}{where}"
 
     def _loss_is_zero(self) -> bool:
         losses = self._history.latest_of(self._losses)
@@ -839,113 +895,19 @@ class StalledWeights:
         """``now``: the checksums, by site."""
         before, self._stray_checksums = self._stray_checksums, now
         unmoved = [site for site, checksum in now.items() if before.get(site) == checksum]
-        for sites, spell in (
-            ([site for site in unmoved if site in replaced], _replaced),
-            ([site for site in unmoved if site not in replaced], _stray),
+        for sites, text in (
+            ([site for site in unmoved if site in replaced], _REPLACED),
+            ([site for site in unmoved if site not in replaced], _FORGOTTEN),
         ):
-            self._warn_about(np.array(sites, np.int64), spell)
+            self._warn_about(np.array(sites, np.int64), text)
 
-    def _warn_about(self, sites: np.ndarray, spell: Callable[[str], str]) -> None:
-        if not len(sites):
-            return
+    def _warn_about(self, sites: np.ndarray, text: str) -> None:
         said = self._table["is_said"]
         new = [int(site) for site in sites if not said[site]]
         if not new:
             return
         said[new] = True
-        text = spell(_names([self._sites[site] for site in new]))
+        names = listed([self._sites[site].key for site in new], _NAMED)
+        text = text.replace("{names}", names)
         self.notes.append(text)
         self._warn(text)
-
-
-def _names(sites: Sequence[Site]) -> str:
-    return listed([site.key for site in sites], _NAMED)
-
-
-def _unmoved(names: str) -> str:
-    return (
-        f"weights that don't move: {names} kept every bit for at least {UPDATES} updates although "
-        "gradient and learning rate were not 0. Either updates are smaller than the spacing of the "
-        "dtype (16-bit weights need a float32 master copy), or something writes old values back"
-    )
-
-
-def _zero(names: str) -> str:
-    return f"gradients that are all 0: of {names}, in {UPDATES} updates in a row."
-
-
-_CAUSES_OF_ZERO = (
-    "Possible causes: a dead activation, an operator whose derivative is 0 (round, sign, clamp "
-    "beyond its limits, nearest sampling, ReLU in a second derivative, softmax over one element, a "
-    "backward of your own), a factor that is 0 throughout (both matrices of LoRA, a weight of the "
-    "loss), a term of the loss at its bound (a margin, free bits), float16 gradients that "
-    "underflow, NaN that was replaced by 0."
-)
-
-
-def _faint(names: str) -> str:
-    return (
-        f"gradients that vanish: those of {names} were not 0, but never more than {_FAINT:g} of "
-        f"the largest of an update, in {_FAINT_UPDATES} updates. Possible causes: many layers of "
-        "sigmoid or tanh, or small initial weights, without residual connections or norms between "
-        "them; a factor that is next to 0"
-    )
-
-
-def _none(names: str) -> str:
-    return (
-        f"no gradient: {names} had grad=None in {UPDATES} updates of an optimizer in a row. Check "
-        "whether the branch is detached, runs under no_grad(), is within a reentrant checkpoint "
-        "none of whose inputs requires a gradient (use_reentrant=False), is used as an index or in "
-        "a comparison alone (argmax, topk: pass the gradient straight through, as z + (q - "
-        "z).detach() does), goes through a backward of your own that returns None, or is never "
-        "called; where that is intended, set requires_grad=False"
-    )
-
-
-def _none_at_all(names: str) -> str:
-    return (
-        f"no gradient: {names} had grad=None in {UPDATES} updates of an optimizer in a row, and so "
-        "had every weight that it trains. backward() may have been called on a tensor that has "
-        "none of them in its graph: one that was cut from it (detach(), no_grad()) or made anew "
-        "(torch.tensor(), .item(), NumPy), or of what has no derivative (argmax, a comparison), "
-        "and given requires_grad; or the loss is that of another model, or of a copy"
-    )
-
-
-def _no_backward(names: str) -> str:
-    return (
-        f"no gradient: {names} had grad=None in {UPDATES} updates of an optimizer in a row, and so "
-        "had every weight that it trains: backward() was not called. Call loss.backward() before "
-        "optimizer.step(): without parentheses it does nothing"
-    )
-
-
-def _stray(names: str) -> str:
-    return (
-        f"{_held_by_none(names)} Give an optimizer these parameters, or freeze them with "
-        "requires_grad=False"
-    )
-
-
-def _replaced(names: str) -> str:
-    return (
-        f"{_held_by_none(names)} An optimizer holds what has their shape and is in no model: they "
-        "may have replaced it since the optimizer was made, as where forward() or a new head "
-        "assigns an nn.Parameter. Make the optimizer after that, or write into the parameter in "
-        "place, under no_grad()"
-    )
-
-
-def _held_by_none(names: str) -> str:
-    return (
-        f"weights that don't move: no optimizer that has stepped holds {names}: there were "
-        f"gradients, and every bit was kept for {UPDATES} updates."
-    )
-
-
-def _sudden(names: str) -> str:
-    return (
-        f"a buffer that had been constant has changed: {names}, after at least {UPDATES} updates "
-        "without a change, in a forward pass. An in-place operator may have written to it"
-    )

@@ -32,7 +32,7 @@ class Source(NamedTuple):
 def source(name: str, dtype: str, target: launch.Target, depth: int = 3) -> Source:
     kernel = KERNELS[name]
     reader = launch.Reader(FORMATS[getattr(torch, dtype)], depth, target)
-    constants = dict(reader.variant)
+    constants = {name: n for name, n in reader.options.items() if name not in target.options}
     if name.startswith("fold"):
         constants["BLOCK"] = target.block
     else:

@@ -136,11 +136,13 @@ class Reader:
             kind = kernels.BOOL
         else:
             kind = kernels.SIGNED if info.kind == "i8" else kernels.UNSIGNED
-        self.variant = {
+        #: What all launches are given by name.
+        self.options: dict[str, Any] = {
             "SIZE": self.size,
             "KIND": kind.value,
             "MANTISSA": _MANTISSA.get(info.name, 0),
             "DEPTH": int(Depth(depth)),
+            **target.options,
         }
         self.groups = max(1, target.lanes // min(self.width, 64))
 
@@ -158,45 +160,20 @@ class Reader:
 
     def whole(self, chunk: torch.Tensor, slot: torch.Tensor, numbers: tuple[int, ...]) -> None:
         words, tail, sizes = self._arguments(chunk, 0, slot)
-        kernels.whole_kernel[(1,)](
-            words,
-            tail,
-            slot,
-            *sizes,
-            *numbers,
-            **self.variant,
-            GROUPS=self.groups,
-            **self.target.options,
-        )
+        given = (words, tail, slot, *sizes, *numbers)
+        kernels.whole_kernel[(1,)](*given, GROUPS=self.groups, **self.options)
 
     def part(self, chunk: torch.Tensor, partials: torch.Tensor, row: int, chains: int) -> int:
         """Fills a row for each program; returns their number."""
         words, tail, sizes = self._arguments(chunk, chains, partials)
         programs = self.programs(chunk.numel())
-        kernels.part_kernel[(programs,)](
-            words,
-            tail,
-            partials,
-            partials.shape[1],
-            row,
-            *sizes,
-            **self.variant,
-            GROUPS=self.groups,
-            **self.target.options,
-        )
+        given = (words, tail, partials, partials.shape[1], row, *sizes)
+        kernels.part_kernel[(programs,)](*given, GROUPS=self.groups, **self.options)
         return programs
 
     def fold(self, partials: torch.Tensor, slot: torch.Tensor, numbers: tuple[int, ...]) -> None:
-        kernels.fold_kernel[(1,)](
-            partials,
-            slot,
-            partials.shape[1],
-            partials.shape[1],
-            *numbers,
-            **self.variant,
-            BLOCK=self.target.block,
-            **self.target.options,
-        )
+        given = (partials, slot, partials.shape[1], partials.shape[1], *numbers)
+        kernels.fold_kernel[(1,)](*given, BLOCK=self.target.block, **self.options)
 
     def _words(self, components: int) -> int:
         return -(-components * self.size // 4)

@@ -66,26 +66,11 @@ def launch_records(
         addresses = torch.tensor([x.bits.data_ptr() for x in xs], dtype=torch.int64, device="cpu")
         programs = plan.owners.numel()
         partials = torch.empty((kernels.COLUMNS, programs), dtype=torch.int32, device=device)
-        kernels.part_list_kernel[(programs,)](
-            upload(addresses, device),
-            plan.owners,
-            plan.shapes,
-            partials,
-            programs,
-            *sum64.seeds(0),
-            **reader.variant,
-            GROUPS=reader.groups,
-            **target.options,
-        )
-        kernels.fold_list_kernel[(len(xs),)](
-            plan.shapes,
-            partials,
-            slots.view(torch.int32),
-            programs,
-            **reader.variant,
-            BLOCK=target.block,
-            **target.options,
-        )
+        sent = upload(addresses, device)
+        read = (sent, plan.owners, plan.shapes, partials, programs, *sum64.seeds(0))
+        kernels.part_list_kernel[(programs,)](*read, GROUPS=reader.groups, **reader.options)
+        folded = (plan.shapes, partials, slots.view(torch.int32), programs)
+        kernels.fold_list_kernel[(len(xs),)](*folded, BLOCK=target.block, **reader.options)
 
 
 @functools.lru_cache(maxsize=_KEPT)

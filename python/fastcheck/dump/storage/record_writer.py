@@ -87,14 +87,12 @@ class RecordWriter:
             return None
         return status.module.OpRecorder(python, self, self._slots, self._depth, self._step)
 
-    def read(
-        self, tensor: torch.Tensor, site: int, call: int, flags: int = 0
-    ) -> tuple[dict[str, Any], int]:
-        """Reads a tensor: (fields of its entry in the index, number of its record). -1 and a
-        ``problem`` when it can't be read.
+    def read(self, tensor: torch.Tensor, site: int, call: int, flags: int = 0) -> dict[str, Any]:
+        """Reads a tensor; the fields of its entry in the index: ``seq``, the number of its record,
+        or a ``problem`` when it can't be read.
         """
         if not can_read(tensor):
-            return {"problem": unreadable_reason(tensor) or _IN_FLIGHT}, -1
+            return {"problem": unreadable_reason(tensor) or _IN_FLIGHT}
         seq = self.count
         host = tensor
         if not tensor.is_cpu and self._store is not None:
@@ -119,7 +117,7 @@ class RecordWriter:
         except TypeError as error:
             if not isinstance(error, UnsupportedTensorError) and unreadable_reason(host) is None:
                 raise  # an error of the call, not of the tensor
-            return {"problem": str(error)}, -1
+            return {"problem": str(error)}
         fields: dict[str, Any] = {"seq": seq}
         self.count += 1
         self.used += 1
@@ -130,7 +128,7 @@ class RecordWriter:
                 fields["value"] = [slot.file, slot.key]
         if self.used == _SLOTS:
             self.flush()
-        return fields, seq
+        return fields
 
     def _put(self, index: int, row: torch.Tensor, site: int, call: int, flags: int) -> None:
         if row.is_cpu:

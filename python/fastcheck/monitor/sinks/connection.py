@@ -43,16 +43,40 @@ class Entry:
     alert: Optional[tuple[str, str, str]] = None
 
 
-class SinkWriter:
-    """``on_failure(sink, error)`` is called once for each sink that fails, which gets nothing from
-    then on.
+class _Targets:
+    """The sinks that work. ``on_failure(sink, error)`` is called once for each sink that fails,
+    which gets nothing from then on.
     """
 
     def __init__(
         self, sinks: Sequence[ScalarSink], on_failure: Callable[[ScalarSink, Exception], None]
     ) -> None:
-        self._sinks = list(sinks)
+        self.sinks = list(sinks)
         self._on_failure = on_failure
+
+    def attempt(self, sink: ScalarSink, method: Callable[..., Any], *args: Any) -> None:
+        """Calls the method, by which something reaches the sink."""
+        try:
+            method(*args)
+        except Exception as error:
+            self.sinks.remove(sink)
+            with contextlib.suppress(Exception):  # a warning may be an error here
+                self._on_failure(sink, error)
+
+    def write(self, make: Callable[[], Entry]) -> None:
+        """Writes what ``make()`` returns to each."""
+        made: list[Entry] = []  # by the first sink's attempt: an error in it is one of all sinks
+        for sink in list(self.sinks):
+            self.attempt(sink, _write_to, sink, make, made)
+
+
+class SinkWriter:
+    """Writes to sinks, in a thread of its own. ``on_failure``: as of _Targets."""
+
+    def __init__(
+        self, sinks: Sequence[ScalarSink], on_failure: Callable[[ScalarSink, Exception], None]
+    ) -> None:
+        self._targets = _Targets(sinks, on_failure)
         self._queue: queue.SimpleQueue[Optional[Callable[[], Entry]]] = queue.SimpleQueue()
         self._thread: Optional[threading.Thread] = None
         self._is_closed = False
@@ -65,21 +89,17 @@ class SinkWriter:
         once, for a report at the end of the process.
         """
         if self._is_closed:
-            _write(make, self._sinks, self._on_failure)
+            self._targets.write(make)
             return
         if may_drop and self._queue.qsize() >= _MOST:
             self.dropped += 1
             return
         if self._thread is None:
-            thread = threading.Thread(
-                target=_run,
-                args=(self._queue, self._sinks, self._on_failure),
-                name="fastcheck-sinks",
-                daemon=True,
-            )
-            for sink in list(self._sinks):  # a process may be allowed no more threads
+            given = (self._queue, self._targets)
+            thread = threading.Thread(target=_run, args=given, name="fastcheck-sinks", daemon=True)
+            for sink in list(self._targets.sinks):  # a process may be allowed no more threads
                 if not thread.is_alive():
-                    _attempt(self._sinks, sink, self._on_failure, thread.start)
+                    self._targets.attempt(sink, thread.start)
             if not thread.is_alive():
                 return
             self._thread = thread
@@ -100,30 +120,16 @@ class SinkWriter:
 _live: weakref.WeakSet[SinkWriter] = weakref.WeakSet()
 
 
-def _run(
-    waiting: queue.SimpleQueue[Optional[Callable[[], Entry]]],
-    sinks: list[ScalarSink],
-    on_failure: Callable[[ScalarSink, Exception], None],
-) -> None:
+def _run(waiting: queue.SimpleQueue[Optional[Callable[[], Entry]]], targets: _Targets) -> None:
     """The thread. It does not hold the writer, which a deleted model takes along."""
     while True:
         make = waiting.get()
         if make is None:
             break
-        _write(make, sinks, on_failure)
+        targets.write(make)
         del make  # it holds the session while the thread waits
-    for sink in list(sinks):
-        _attempt(sinks, sink, on_failure, getattr(sink, "close", lambda: None))
-
-
-def _write(
-    make: Callable[[], Entry],
-    sinks: list[ScalarSink],
-    on_failure: Callable[[ScalarSink, Exception], None],
-) -> None:
-    made: list[Entry] = []  # by the first sink's attempt: an error in it is one of all sinks
-    for sink in list(sinks):
-        _attempt(sinks, sink, on_failure, _write_to, sink, make, made)
+    for sink in list(targets.sinks):
+        targets.attempt(sink, getattr(sink, "close", lambda: None))
 
 
 def _write_to(sink: Any, make: Callable[[], Entry], made: list[Entry]) -> None:
@@ -138,21 +144,6 @@ def _write_to(sink: Any, make: Callable[[], Entry], made: list[Entry]) -> None:
     if entry.alert is not None:
         method, *texts = entry.alert
         getattr(sink, method, lambda *_: None)(*texts, entry.step)
-
-
-def _attempt(
-    sinks: list[ScalarSink],
-    sink: ScalarSink,
-    on_failure: Callable[[ScalarSink, Exception], None],
-    method: Callable[..., Any],
-    *args: Any,
-) -> None:
-    try:
-        method(*args)
-    except Exception as error:
-        sinks.remove(sink)
-        with contextlib.suppress(Exception):  # a warning may be an error here
-            on_failure(sink, error)
 
 
 @atexit.register
