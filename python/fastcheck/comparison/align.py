@@ -6,7 +6,7 @@ aligns lines, with the least total distance between their statistics."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -152,16 +152,9 @@ def _align_calls(
     """Positions in ``mine`` and ``other`` that belong together, and how many came in another
     order.
     """
-    places: dict[object, list[int]] = {}
-    for position in range(len(other) - 1, -1, -1):
-        key = _content(reference, int(other[position]))
-        if key is not None:
-            places.setdefault(key, []).append(position)
-    pairs: list[tuple[int, int]] = []
-    for position in range(len(mine)):
-        waiting = places.get(_content(actual, int(mine[position])))
-        if waiting:
-            pairs.append((position, waiting.pop()))
+    sides = (actual, mine), (reference, other)
+    contents = ([_content(block, at) for at in places.tolist()] for block, places in sides)
+    pairs = _equal(*contents)
     latest, swapped = -1, 0
     for _, position in pairs:
         swapped += position < latest
@@ -243,18 +236,20 @@ def _by_content(
     actual: Block, mine: np.ndarray, reference: Block, other: np.ndarray
 ) -> list[tuple[int, int]]:
     """The pairs, among what is left over, that are equal to the bit."""
-    places: dict[object, list[int]] = {}
-    for index in other.tolist()[::-1]:
-        key = _content(reference, index)
-        if key is not None:
-            role = int(reference.phases[index])
-            places.setdefault((key, role), []).append(index)
-    pairs = []
-    for index in mine.tolist():
-        waiting = places.get((_content(actual, index), int(actual.phases[index])))
-        if waiting:
-            pairs.append((index, waiting.pop()))
-    return pairs
+    keys = (
+        [(key := _content(block, at)) and (key, int(block.phases[at])) for at in left.tolist()]
+        for block, left in ((actual, mine), (reference, other))
+    )
+    return [(int(mine[i]), int(other[j])) for i, j in _equal(*keys)]
+
+
+def _equal(mine: Sequence[object], other: Sequence[object]) -> list[tuple[int, int]]:
+    """Positions of equal keys, each once, in order; None is the key of nothing."""
+    places: dict[object, list[int]] = {None: []}
+    for position in reversed(range(len(other))):
+        if other[position] is not None:
+            places.setdefault(other[position], []).append(position)
+    return [(at, places[key].pop()) for at, key in enumerate(mine) if places.get(key)]
 
 
 def _unmatched(size: int, taken: np.ndarray) -> np.ndarray:

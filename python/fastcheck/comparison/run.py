@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Callable, Optional
@@ -153,7 +154,8 @@ class BlockComparison:
         self._last_step: dict[int, int] = {}
         # The coarsest dtype, by rank, of what was not equal to the bit in the steps before.
         self.coarsest: dict[int, Optional[int]] = {}
-        self._drifts: dict[int, Drift] = {}
+        #: What updates by noise have moved until now, by rank.
+        self.drifts: dict[int, Drift] = defaultdict(lambda: Drift(self._actual, self._reference))
         # The largest error, by rank, of what the step before computed, and whether it was exact.
         self.last_computed: dict[int, tuple[float, bool]] = {}
         #: The names, by rank, of what the last step that was equal to the bit has computed.
@@ -345,12 +347,6 @@ class BlockComparison:
     def _scale_of(self, block: Block) -> Optional[float]:
         scales = block.records[block.names == self.names.number(_SCALE)]
         return float(scales["max"][-1]) if len(scales) else None
-
-    def drift_of(self, rank: int) -> Drift:
-        """The drift of this rank: what updates by noise have moved on it until now."""
-        if rank not in self._drifts:
-            self._drifts[rank] = Drift(self._actual, self._reference)
-        return self._drifts[rank]
 
     def _note_missing(self, ours: Block, theirs: Block, pairs: Alignment, compared: _Step) -> None:
         paired = set(compared.names.tolist())
@@ -673,7 +669,7 @@ class _Step(Pairs):
             return
         if run.compares_parts:
             run.tally.counts["parts"] += excuse_parts(self)
-        drift = run.drift_of(self.rank)
+        drift = run.drifts[self.rank]
         if run.split is not None:
             run.tally.note("small", *excuse_small(self, drift))
         run.tally.note("cancelled", *excuse(self, drift, COMPUTED))
@@ -837,7 +833,7 @@ class _Step(Pairs):
         origins, rank = self._run.tally.origins, self.rank
         computed = np.isin(self.phases, COMPUTED)
         is_update = self.phases == Phase.UPDATE
-        drift = self._run.drift_of(rank)
+        drift = self._run.drifts[rank]
         # Rounding noise moves some parameters as far as an update does.
         for index in np.flatnonzero(is_update & (self.states == PairState.CLOSE)).tolist():
             computed[index] &= not drift.may_move(self.name(index))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Optional
 
 from fastcheck.comparison.over_time import LossPair
@@ -135,13 +135,11 @@ class Tally:
         is_explained: bool = False,
         is_alone: bool = False,
     ) -> None:
-        before = self.missing.get((state, name))
-        count, first = 1, step
-        if before is not None:
-            count, first, is_alone = before.count + 1, before.first_step, before.is_alone
-            is_explained &= before.is_explained
-        self.missing[state, name] = Missing(
-            state, name, phase, count, first, is_explained, is_alone
+        new = Missing(state, name, phase, 0, step, is_explained, is_alone)
+        known = self.missing.get((state, name), new)
+        is_explained &= known.is_explained
+        self.missing[state, name] = replace(
+            known, phase=phase, count=known.count + 1, is_explained=is_explained
         )
 
     def first(self, table: dict[Phase, Found], phases: tuple[Phase, ...]) -> Optional[Found]:

@@ -14,7 +14,7 @@ from fastcheck._version import __version__
 from fastcheck.comparison.block import Kind, Phase
 from fastcheck.comparison.measure import REASONS
 from fastcheck.comparison.names import Name, NameTable
-from fastcheck.comparison.over_time import LOSS_DRIFT
+from fastcheck.comparison.over_time import LOSS_DRIFT, LossPair
 from fastcheck.comparison.questions import IN_A_RUN
 from fastcheck.comparison.render import sections
 from fastcheck.comparison.result import Result
@@ -63,10 +63,10 @@ def parted_signals(actual: Sequence[StepRow], reference: Sequence[StepRow]) -> l
     signals = []
     for name in _SIGNALS:
         pairs = [(step, getattr(ours[step], name), getattr(theirs[step], name)) for step in steps]
-        apart = [(step, mine, other) for step, mine, other in pairs if not _same(mine, other)]
+        apart = [LossPair(*pair) for pair in pairs if not _same(*pair[1:])]
         if apart:
             step, mine, other = apart[0]
-            far = (step for step, mine, other in apart if _distance(mine, other) > LOSS_DRIFT)
+            far = (pair.step for pair in apart if pair.error > LOSS_DRIFT)
             signals.append(
                 {
                     "signal": _PAGE_TITLES.get(name, name),
@@ -84,13 +84,6 @@ def _same(mine: Optional[float], other: Optional[float]) -> bool:
     if mine is None or other is None:
         return True  # one side has not read it
     return mine == other or (math.isnan(mine) and math.isnan(other))
-
-
-def _distance(mine: float, other: float) -> float:
-    apart = abs(float(mine) - float(other))
-    if not math.isfinite(apart) or not other:
-        return math.inf
-    return apart / abs(other)
 
 
 def _cell(value: Any) -> Any:
