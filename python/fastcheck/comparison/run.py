@@ -154,7 +154,7 @@ class BlockComparison:
         self._last_step: dict[int, int] = {}
         # The coarsest dtype, by rank, of what was not equal to the bit in the steps before.
         self.coarsest: dict[int, Optional[int]] = {}
-        #: What updates by noise have moved until now, by rank.
+        #: The parameters that updates by noise have moved until now, by rank.
         self.drifts: dict[int, Drift] = defaultdict(lambda: Drift(self._actual, self._reference))
         # The largest error, by rank, of what the step before computed, and whether it was exact.
         self.last_computed: dict[int, tuple[float, bool]] = {}

@@ -223,7 +223,7 @@ class StepsView:
     now: Signals
     threshold: float
     horizon: int
-    # Of _ranges(), _peaks() and _first(), in their order.
+    # Results of _ranges(), _peaks() and _first(), in their order.
     median: np.ndarray
     highest: np.ndarray
     scores: np.ndarray
@@ -234,7 +234,7 @@ class StepsView:
     subnormal_at_first: np.ndarray
     saturated_at_first: np.ndarray
     ends_at_first: np.ndarray
-    # Of Forecasts.
+    # Results of Forecasts.
     steps_left: np.ndarray
     most_steps_left: np.ndarray
     is_weighed: np.ndarray

@@ -136,7 +136,7 @@ class Reader:
             kind = kernels.BOOL
         else:
             kind = kernels.SIGNED if info.kind == "i8" else kernels.UNSIGNED
-        #: What all launches are given by name.
+        #: The arguments that all launches are given by name.
         self.options: dict[str, Any] = {
             "SIZE": self.size,
             "KIND": kind.value,
