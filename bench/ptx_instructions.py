@@ -32,9 +32,9 @@ CHUNKS = (2, 8, 32, 128, 256, 257)
 MOST = (8, 256)  # warps and chunks at once
 
 
-def load_kernels() -> ctypes.CDLL:
-    """The interpreter with the record kernels of the wider floating-point formats."""
-    return ptx_on_cpu.load(ptx_on_cpu.ptx(ptx_on_cpu.KERNELS, "90")[:1])
+def load_kernels(*sources: str) -> ctypes.CDLL:
+    """The interpreter with some kernels."""
+    return ptx_on_cpu.load(ptx_on_cpu.ptx(sources, "90"))
 
 
 def ordinary(dtype: str, count: int, offset: int = 0, exponent: int = -3) -> torch.Tensor:
@@ -85,7 +85,7 @@ def of_one_tensor(machine: ctypes.CDLL, dtype: str) -> list[dict[str, Any]]:
 def main() -> None:
     if shutil.which("nvcc") is None:
         raise SystemExit("ptx_instructions.py needs nvcc, and there is none on PATH")
-    machine = load_kernels()
+    machine = load_kernels("csrc/cuda/records_floats.cu")
     rows = [row for dtype in DTYPES for row in of_one_tensor(machine, dtype)]
     merges = [{"warps": n, "chunks": 1, "more": merging(machine, n, 1)} for n in WARPS]
     merges += [{"warps": 1, "chunks": n, "more": merging(machine, 1, n)} for n in CHUNKS]

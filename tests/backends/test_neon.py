@@ -176,7 +176,7 @@ def test_floating_point_modes_of_the_caller(isa: str, threads: int) -> None:
         tensor_of(pattern("random", "float8_e4m3fn", 600_001, 3), "float8_e4m3fn"),
         tensor_of(pattern("random", "int64", 70_001, 3), "int64"),  # rounded to float64
     ]
-    modes = sample((FZ, FZ | FZ16 | DN, RZ, RM, AHP, AHP | DN | FZ | RM | FZ16), 3)
+    modes = sample((FZ, FZ | FZ16 | DN, RZ, RM, AHP, AHP | DN | FZ | RM | FZ16), 2)
     cases = [Case(x, isa, fpcr=mode, threads=threads) for x in tensors for mode in modes]
     check(cases)
     assert [a.flushed for a in records(cases[: len(modes)])] == [bool(mode & FZ) for mode in modes]

@@ -2,7 +2,7 @@
 whole tile, and in PTX (tests/fakes/ptx_on_cpu) on the longest thread of real launches.
 
 The bars are what was counted with nvcc 13.0, and a little room for other releases. Nothing here is
-a time. Machine code of the one-byte formats and of exponents is made in whole runs (``make
+a time. Other kernels than that of float32 at full depth are compiled in whole runs (``make
 test-release``).
 """
 
@@ -55,9 +55,11 @@ REACH = {
     "float8_e4m3fn": (1.0, 0.28, 0.24),
 }
 
-SOURCES = instructions.SOURCES if IS_WHOLE else ("records_floats",)
-COLUMNS = instructions.COLUMNS if IS_WHOLE else instructions.DEPTHS
-FORMATS = {name: form for name, form in instructions.FORMATS.items() if form.source in SOURCES}
+FLOATS = ("csrc/cuda/records_floats.cu",) if IS_WHOLE else ptx_on_cpu.FLOAT32_KERNELS
+WIDE = ("float32", "bfloat16", "float16") if IS_WHOLE else ("float32",)
+FORMATS = {n: form for n, form in instructions.FORMATS.items() if IS_WHOLE or n in WIDE}
+DEPTHS = instructions.DEPTHS if IS_WHOLE else ("full",)
+COLUMNS = instructions.COLUMNS if IS_WHOLE else DEPTHS
 
 
 def kernels_in(sources: Iterable[str], wanted: re.Pattern[str]) -> instructions.Kernels:
@@ -66,19 +68,20 @@ def kernels_in(sources: Iterable[str], wanted: re.Pattern[str]) -> instructions.
         pytest.skip("neither nvdisasm nor Triton is installed")
     found: instructions.Kernels = {}
     for name in sources:
-        path, _ = ptx_on_cpu.cubin(f"csrc/cuda/{name}.cu", "90")
+        path, _ = ptx_on_cpu.cubin(name, "90")
         found |= machine_code.kernels(path, program, wanted)
     return found
 
 
 @pytest.fixture(scope="module")
 def kernels() -> instructions.Kernels:
-    return kernels_in(SOURCES, instructions.IS_COUNTED)
+    every = [f"csrc/cuda/{name}.cu" for name in instructions.SOURCES]
+    return kernels_in(every if IS_WHOLE else FLOATS, instructions.IS_COUNTED)
 
 
 @pytest.fixture(scope="module")
 def kernels_of_one() -> instructions.Kernels:
-    return kernels_in(["records_floats"], instructions.IS_OF_ONE)
+    return kernels_in(FLOATS, instructions.IS_OF_ONE)
 
 
 Slots = Callable[[str, str], "collections.Counter[str]"]
@@ -92,23 +95,27 @@ def slots_of(kernels: instructions.Kernels) -> Slots:
 
 @pytest.mark.parametrize("dtype", FORMATS)
 def test_slots_of_a_whole_tile(dtype: str, slots_of: Slots) -> None:
-    for depth, bar in zip(instructions.DEPTHS, SLOTS[dtype]):
+    for depth, bar in bars(dtype):
         slots = slots_of(dtype, depth).total()
         # Below half of the bar, the path that was found is not that of a tile.
         assert bar / 2 < slots <= bar, depth
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def bars(dtype: str) -> list[tuple[str, float]]:
+    return [row for row in zip(instructions.DEPTHS, SLOTS[dtype]) if row[0] in DEPTHS]
+
+
+@pytest.mark.parametrize("dtype", WIDE)
 def test_slots_of_a_whole_tile_of_the_only_tensor(
     dtype: str, kernels_of_one: instructions.Kernels
 ) -> None:
-    for depth, bar in zip(instructions.DEPTHS, SLOTS[dtype]):
+    for depth, bar in bars(dtype):
         slots = instructions.per_component(kernels_of_one, dtype, depth).total()
         assert bar / 2 < slots <= bar, depth
 
 
-@pytest.mark.parametrize("depth", ["stats", "full"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("depth", [depth for depth in DEPTHS if depth != "health"])
+@pytest.mark.parametrize("dtype", WIDE)
 def test_a_batch_is_loaded_while_the_one_in_front_is_taken(
     dtype: str, depth: str, kernels: instructions.Kernels, kernels_of_one: instructions.Kernels
 ) -> None:
@@ -131,7 +138,7 @@ def test_slots_of_an_exponent(dtype: str, slots_of: Slots) -> None:
 @pytest.mark.parametrize("dtype", FORMATS)
 def test_the_busiest_pipe(dtype: str, slots_of: Slots) -> None:
     size = instructions.FORMATS[dtype].size
-    for depth, least in zip(COLUMNS[2:], REACH[dtype]):
+    for depth, least in zip(COLUMNS[COLUMNS.index("full") :], REACH[dtype]):
         counts = slots_of(dtype, depth)
         unknown = {
             opcode
@@ -162,12 +169,14 @@ def test_all_of_the_bench_runs(
 
 # ---- PTX ----------------------------------------------------------------------------------------
 
+RUN = ptx_instructions.DTYPES if IS_WHOLE else ("float32",)
+
 
 @pytest.fixture(scope="module")
 def machine() -> ctypes.CDLL:
     if driver.compiler() is None:
         pytest.skip("no C++ compiler")
-    return load_kernels()
+    return load_kernels(*FLOATS)
 
 
 # A tensor of one tile. When the bars were set, a whole one took 2,925 and 2,170; one of 4,033 and
@@ -178,7 +187,7 @@ OF_PARTIAL = 1.22
 OF_NOT_ALIGNED = 1.33
 
 
-@pytest.mark.parametrize("dtype", WHOLE)
+@pytest.mark.parametrize("dtype", RUN)
 def test_a_partial_tile_costs_little_more_than_a_whole_one(
     dtype: str, machine: ctypes.CDLL
 ) -> None:
@@ -190,7 +199,7 @@ def test_a_partial_tile_costs_little_more_than_a_whole_one(
 
 # When the bars were set: 291 and 279; 111 more for the warps of a block; for chunks in blocks of
 # one warp 252, 252, 242, 368, 536 and 1,028 more.
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", RUN)
 def test_what_follows_the_tiles_of_a_tensor(dtype: str, machine: ctypes.CDLL) -> None:
     assert executed(machine, [ordinary(dtype, 0)])[1] <= 303
 
@@ -208,7 +217,7 @@ def test_merging_chunks(chunks: int, machine: ctypes.CDLL) -> None:
     assert merging(machine, 1, chunks) <= MERGES[chunks]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", RUN)
 def test_a_tensor_that_is_not_aligned_costs_little_more(dtype: str, machine: ctypes.CDLL) -> None:
     whole = executed(machine, [ordinary(dtype, 4096)])[1]
     for count in (4095, 4096):
@@ -228,7 +237,7 @@ def test_a_tile_that_is_read_again(kind: str, machine: ctypes.CDLL) -> None:
     assert executed(machine, [x])[1] <= AGAIN[kind]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", RUN)
 def test_tiles_of_one_scale_are_read_once(dtype: str, machine: ctypes.CDLL) -> None:
     """All but the first two of a warp's share, which no cache holds when it is read again."""
     cut = Cut(warps=1, share=16, blocks=1)
@@ -247,7 +256,8 @@ def test_tensors_that_are_not_aligned_share_a_launch(machine: ctypes.CDLL) -> No
 def test_all_of_the_bench_of_ptx_runs(
     machine: ctypes.CDLL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ptx_instructions, "load_kernels", lambda: machine)
+    monkeypatch.setattr(ptx_instructions, "load_kernels", lambda *_: machine)
+    monkeypatch.setattr(ptx_instructions, "DTYPES", RUN)
     monkeypatch.setattr(ptx_instructions, "PARTIAL", (1,))
     monkeypatch.setattr(ptx_instructions, "OFFSETS", dict.fromkeys(OFFSETS, (4,)))
     monkeypatch.setattr(ptx_instructions, "CHUNKS", (2,))

@@ -12,10 +12,11 @@ from backends.cuda.test_exponents import (
     test_sizes,
     test_the_window_moves_with_the_numbers,
 )
-from backends.cuda.test_ptx import compiled, pytestmark
+from backends.cuda.test_ptx import compiled, of_what_is_compiled, pytestmark
 
 __all__ = [
     "compiled",
+    "of_what_is_compiled",
     "pytestmark",
     "test_alignment",
     "test_layouts",

@@ -96,21 +96,21 @@ def test_what_is_read() -> None:
 @pytest.mark.parametrize("dtype", READ)
 def test_sizes(dtype: str) -> None:
     first, *others = kinds(dtype)
-    for size in sample((0, 1, 3, 63, 65, 4096, 4097, 3 * 4096 + 1003), 3):
+    for size in sample((0, 1, 3, 63, 65, 4096, 4097, 3 * 4096 + 1003), 2):
         check(tensor_of(pattern(first, dtype, size, size), dtype), (first, size))
     for kind in others:
         for size in sample((4097, 3), 1):
             check(tensor_of(pattern(kind, dtype, size, size), dtype), (kind, size))
 
 
-@pytest.mark.parametrize("dtype", sample(OF_EACH_KIND, 2))
+@pytest.mark.parametrize("dtype", sample(OF_EACH_KIND, 1))
 def test_several_programs(dtype: str) -> None:
     """Each of which has a row of partials; the last of them a part of a step."""
     x = tensor_of(pattern(kinds(dtype)[-1], dtype, 5 * 4096 + 19, 9), dtype)
     check(x, target=NARROW)
 
 
-@pytest.mark.parametrize("dtype", sample(OF_EACH_KIND, 2))
+@pytest.mark.parametrize("dtype", sample(OF_EACH_KIND[::-1], 1))
 def test_several_chunks(dtype: str) -> None:
     """The first chain of a chunk has the number that it has in the tensor."""
     per_chunk = CHUNK // DTYPES[dtype].itemsize
@@ -157,7 +157,7 @@ def test_every_exponent_of_float32() -> None:
         check(of_bits([code] * 70, "float32"), hex(code))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", sample(["float32", "bfloat16"], 1))
 def test_sums_of_very_different_magnitudes(dtype: str) -> None:
     apart = (
         [3e38] * 4000,  # whose sum and squares leave float32
@@ -239,7 +239,7 @@ def test_logical_order() -> None:
 
 
 def test_memory_that_no_word_starts_at() -> None:
-    for dtype in ("int8", "bfloat16"):
+    for dtype in sample(("int8", "bfloat16"), 1):
         base = tensor_of(pattern("random", dtype, 2 * CHUNK, 8), dtype)
         check(base[3:1027], dtype)
         count = CHUNK // base.element_size() + 70
@@ -260,7 +260,7 @@ def test_numbers_of_chains_beyond_32_bits() -> None:
     x = tensor_of(pattern("random", "int32", 4096, 3), "int32")
     words = x.numpy().reshape(4, 16, 64)
     reader = launch.Reader(FORMATS[torch.int32], 3, WIDE)
-    for origin in (0, (1 << 31) - 256, (1 << 32) - 256, 1 << 32, (5 << 32) + 512):
+    for origin in sample((0, (1 << 31) - 256, (1 << 32) - 256, 1 << 32, (5 << 32) + 512), 2):
         partials = torch.zeros(kernels.COLUMNS, 1, dtype=torch.int32)
         assert reader.part(x, partials, 0, origin) == 1
         wanted = dict.fromkeys(HALVES, 0)

@@ -27,13 +27,15 @@ BUILD = paths.BUILD / "ptx_on_cpu"
 KERNELS = (
     "csrc/cuda/records_floats.cu",
     "csrc/cuda/records_bytes.cu",
+    "csrc/cuda/records_integers.cu",
     "csrc/cuda/found_nonfinite.cu",
     "csrc/cuda/exponents.cu",
+    "csrc/cuda/record_and_exponents.cu",
 )
-#: nvcc and ptxas take longer for them than for all the others: whole runs alone have them.
-LONG = ("csrc/cuda/records_integers.cu", "csrc/cuda/record_and_exponents.cu")
 FLOAT32_KERNELS = ("tests/fakes/cuda_on_cpu/float32_alone.cpp",)
 FLOAT32_EXPONENTS = ("tests/fakes/ptx_on_cpu/float32_exponents.cu",)
+#: nvcc takes a minute for all of them: other runs than whole ones have float32 at full depth.
+SAMPLE = (*FLOAT32_KERNELS, *FLOAT32_EXPONENTS, "csrc/cuda/found_nonfinite.cu")
 MACHINE = (
     "csrc/cuda/launch.cu",
     "csrc/cuda/launch_exponents.cu",
@@ -70,24 +72,24 @@ def ptx(sources: Sequence[str], arch: str, root: Path = ROOT) -> list[Path]:
     compiler = nvcc()
     assert compiler is not None
     command = (compiler, *NVCC_FLAGS, f"-arch=compute_{arch}", "-ptx")
-    folder = BUILD / driver.fingerprint(command, (*sources, *driver.HEADERS), root)
-    targets = [folder / f"{Path(source).stem}.sm_{arch}.ptx" for source in sources]
 
-    def make(source: str, target: Path) -> None:
-        if not target.exists():
-            unfinished = target.with_suffix(".part")
-            driver.run([*command, source, "-o", str(unfinished)], root)
-            unfinished.replace(target)
+    def make(source: str) -> Path:
+        folder = BUILD / driver.fingerprint(command, (source, *driver.HEADERS), root)
+        target = folder / f"{Path(source).stem}.sm_{arch}.ptx"
+        with driver.locked(folder):
+            if not target.exists():
+                unfinished = target.with_suffix(".part")
+                driver.run([*command, source, "-o", str(unfinished)], root)
+                unfinished.replace(target)
+        return target
 
-    with driver.locked(folder), ThreadPoolExecutor(2) as pool:
-        list(pool.map(make, sources, targets))
-    return targets
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(make, sources))
 
 
 def cubin(source: str, arch: str) -> tuple[Path, str]:
     """The machine code of a source, and what ptxas says of it; compiled unless it is there."""
-    together = KERNELS if source in KERNELS else (source,)
-    text = dict(zip(together, ptx(together, arch)))[source]
+    (text,) = ptx((source,), arch)
     target = text.with_suffix(".cubin")
     said = text.with_suffix(".ptxas")
     with driver.locked(text.parent):
@@ -136,7 +138,6 @@ def count(lib: ctypes.CDLL) -> tuple[int, int]:
 
 @contextlib.contextmanager
 def kernels(arch: str) -> Iterator[None]:
-    """Calls that name no library go to the PTX of the kernels; of ``LONG`` in whole runs alone."""
-    paths = [*ptx(KERNELS, arch), *(ptx(LONG, arch) if IS_WHOLE else [])]
-    with driver.using(load(paths)):
+    """Calls that name no library go to the PTX of the kernels, or of ``SAMPLE``."""
+    with driver.using(load(ptx(KERNELS if IS_WHOLE else SAMPLE, arch))):
         yield
