@@ -43,7 +43,7 @@ from .advice import advice_of
 from .block import Kind, Phase, Source
 from .layout import Layout, find_layout
 from .measure import PairState
-from .names import Name, Renaming
+from .names import Name, Renamed, Renaming
 from .nested_diff import (
     Setting,
     alike_ranks,
@@ -256,7 +256,7 @@ def _place(row: Row) -> str:
     return f"{row.name}, step {row.step:,}, error {row.error:.3g}"
 
 
-Rename = Union[str, os.PathLike[str], Mapping[str, Union[str, Sequence[str]]], None]
+Rename = Union[Renamed, os.PathLike[str]]
 Accept = Union[str, Iterable[str]]
 Progress = Callable[[int, int], None]
 
@@ -382,17 +382,8 @@ def compare(
     is_bitwise = is_alike and expects_bits(*sides, settings)
     is_partial = any(side.is_partial for side in sides)
     ask_all = ask_all or pairing.is_shifted
-    questions = Questions(
-        kind,
-        tally,
-        settings,
-        accepted,
-        exact,
-        ask_all,
-        is_bitwise,
-        is_partial,
-        runner.split is not None,
-    )
+    options = accepted, exact, ask_all, is_bitwise, is_partial
+    questions = Questions(kind, tally, settings, *options, runner.split is not None)
     answers = questions.answers()
     # Not before the run: a source notes what it could not read of a block.
     notes = [*sides[0].notes, *sides[1].notes, *pairing.notes, *pairing.other_ranks]
@@ -440,7 +431,7 @@ def _accepted(accept: Accept) -> frozenset[str]:
     return frozenset(choice("accept=", name, ACCEPTABLE) for name in named)
 
 
-def _mapping(rename: Rename) -> Union[str, Mapping[str, Union[str, Sequence[str]]], None]:
+def _mapping(rename: Rename) -> Renamed:
     """Reads the mapping file, if it is such a file: JSON, {"name in actual": "name in
     reference"}.
     """

@@ -20,6 +20,38 @@ _LAST_PARTS: Mapping[str, Mapping[str, str]] = {
         "embedding_table": "weight",
     }
 }
+#: Names within a layer of Megatron-Core, and what they are made of in one of Hugging Face's.
+_MEGATRON_LAYER: Sequence[tuple[str, Sequence[str]]] = (
+    ("input_layernorm", ("input_layernorm",)),
+    ("self_attention.linear_qkv", tuple(f"self_attn.{kind}_proj" for kind in "qkv")),
+    ("self_attention.q_layernorm", ("self_attn.q_norm",)),
+    ("self_attention.k_layernorm", ("self_attn.k_norm",)),
+    ("self_attention.linear_proj", ("self_attn.o_proj",)),
+    ("self_attention", ("self_attn",)),
+    ("pre_mlp_layernorm", ("post_attention_layernorm",)),
+    ("mlp.linear_fc1", ("mlp.gate_proj", "mlp.up_proj")),
+    ("mlp.linear_fc2", ("mlp.down_proj",)),
+    ("mlp.router", ("block_sparse_moe.gate",)),
+    ("mlp.router", ("mlp.gate",)),
+    (
+        "mlp.experts.local_experts.*.linear_fc1",
+        ("block_sparse_moe.experts.*.w1", "block_sparse_moe.experts.*.w3"),
+    ),
+    (
+        "mlp.experts.local_experts.*.linear_fc1",
+        ("mlp.experts.*.gate_proj", "mlp.experts.*.up_proj"),
+    ),
+    ("mlp.experts.local_experts.*.linear_fc2", ("block_sparse_moe.experts.*.w2",)),
+    ("mlp.experts.local_experts.*.linear_fc2", ("mlp.experts.*.down_proj",)),
+    (
+        "mlp.shared_experts.linear_fc1",
+        ("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"),
+    ),
+    ("mlp.shared_experts.linear_fc2", ("mlp.shared_experts.down_proj",)),
+    ("mlp.shared_experts.gate_weight", ("mlp.shared_expert_gate.weight",)),
+    ("mlp", ("mlp",)),
+    ("mlp", ("block_sparse_moe",)),
+)
 #: Names of other programs, and what they are made of in those of Hugging Face, one below the other.
 #: The names on the right that belong to a name on the left are of several models.
 _FUSED: Mapping[str, Sequence[tuple[str, Sequence[str]]]] = {
@@ -35,53 +67,10 @@ _FUSED: Mapping[str, Sequence[tuple[str, Sequence[str]]]] = {
     ),
     "megatron": (
         ("embedding.word_embeddings", ("model.embed_tokens",)),
-        ("decoder.layers.*.input_layernorm", ("model.layers.*.input_layernorm",)),
-        (
-            "decoder.layers.*.self_attention.linear_qkv",
-            tuple(f"model.layers.*.self_attn.{kind}_proj" for kind in "qkv"),
+        *(
+            (f"decoder.layers.*.{whole}", tuple(f"model.layers.*.{part}" for part in parts))
+            for whole, parts in _MEGATRON_LAYER
         ),
-        ("decoder.layers.*.self_attention.q_layernorm", ("model.layers.*.self_attn.q_norm",)),
-        ("decoder.layers.*.self_attention.k_layernorm", ("model.layers.*.self_attn.k_norm",)),
-        ("decoder.layers.*.self_attention.linear_proj", ("model.layers.*.self_attn.o_proj",)),
-        ("decoder.layers.*.self_attention", ("model.layers.*.self_attn",)),
-        ("decoder.layers.*.pre_mlp_layernorm", ("model.layers.*.post_attention_layernorm",)),
-        (
-            "decoder.layers.*.mlp.linear_fc1",
-            ("model.layers.*.mlp.gate_proj", "model.layers.*.mlp.up_proj"),
-        ),
-        ("decoder.layers.*.mlp.linear_fc2", ("model.layers.*.mlp.down_proj",)),
-        ("decoder.layers.*.mlp.router", ("model.layers.*.block_sparse_moe.gate",)),
-        ("decoder.layers.*.mlp.router", ("model.layers.*.mlp.gate",)),
-        (
-            "decoder.layers.*.mlp.experts.local_experts.*.linear_fc1",
-            tuple(f"model.layers.*.block_sparse_moe.experts.*.{kind}" for kind in ("w1", "w3")),
-        ),
-        (
-            "decoder.layers.*.mlp.experts.local_experts.*.linear_fc1",
-            tuple(f"model.layers.*.mlp.experts.*.{kind}_proj" for kind in ("gate", "up")),
-        ),
-        (
-            "decoder.layers.*.mlp.experts.local_experts.*.linear_fc2",
-            ("model.layers.*.block_sparse_moe.experts.*.w2",),
-        ),
-        (
-            "decoder.layers.*.mlp.experts.local_experts.*.linear_fc2",
-            ("model.layers.*.mlp.experts.*.down_proj",),
-        ),
-        (
-            "decoder.layers.*.mlp.shared_experts.linear_fc1",
-            tuple(f"model.layers.*.mlp.shared_experts.{kind}_proj" for kind in ("gate", "up")),
-        ),
-        (
-            "decoder.layers.*.mlp.shared_experts.linear_fc2",
-            ("model.layers.*.mlp.shared_experts.down_proj",),
-        ),
-        (
-            "decoder.layers.*.mlp.shared_experts.gate_weight",
-            ("model.layers.*.mlp.shared_expert_gate.weight",),
-        ),
-        ("decoder.layers.*.mlp", ("model.layers.*.mlp",)),
-        ("decoder.layers.*.mlp", ("model.layers.*.block_sparse_moe",)),
         ("decoder", ("model",)),
         ("decoder.final_layernorm", ("model.norm",)),
         ("output_layer", ("lm_head",)),
@@ -169,7 +158,8 @@ class NameTable:
         return len(self._names)
 
 
-Rename = Union[str, Mapping[str, Union[str, Sequence[str]]], None]
+#: Names, and what they are on the other side; the name of a map that is built in; None: no other.
+Renamed = Union[str, Mapping[str, Union[str, Sequence[str]]], None]
 
 
 class _Rule(NamedTuple):
@@ -230,7 +220,7 @@ class Renaming:
         self._rules = sorted(all_rules, key=lambda rule: (-rule.left.count("."), -len(rule.left)))
 
     @classmethod
-    def of(cls, rename: Rename) -> Renaming:
+    def of(cls, rename: Renamed) -> Renaming:
         """Makes a renaming of what ``compare(rename=)`` takes: a mapping, the name of a built-in
         mapping, or None.
         """

@@ -91,20 +91,10 @@ def make_row(
         relation = f"its statistics are {factor_text(factor)} times those of reference"
     elif not relation and state is PairState.DIFFERENT and elements is None:
         relation = _constant_text(*sides)
-    return Row(
-        step=step,
-        rank=block.rank,
-        phase=phase,
-        name=str(names[int(block.names[index])]),
-        call=int(block.records[index]["call"]),
-        state=state,
-        error=error,
-        reason=_reason_text(reason, actual, reference),
-        actual=sides[0],
-        reference=sides[1],
-        elements=elements,
-        relation=relation,
-    )
+    name, call = str(names[int(block.names[index])]), int(block.records[index]["call"])
+    text = _reason_text(reason, actual, reference)
+    place = (step, block.rank, phase, name, call)
+    return Row(*place, state, error, text, sides[0], sides[1], elements, relation)
 
 
 def _constant_text(*sides: Optional[dict[str, Any]]) -> str:

@@ -221,14 +221,7 @@ class Dumper:
         if not self.enabled:
             return
         self._options = check_options(
-            step=step,
-            tensors=tensors,
-            reference=reference,
-            level=level,
-            record=record,
-            order=order,
-            memory=memory,
-            overwrite=overwrite,
+            step, tensors, reference, level, record, order, memory, overwrite
         )
         self._selection = make_selection(
             level,

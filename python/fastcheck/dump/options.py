@@ -31,7 +31,6 @@ class Options(NamedTuple):
 
 
 def check_options(
-    *,
     step: int,
     tensors: bool,
     reference: Optional[str],

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fastcheck.errors import ConfigError, LogError
@@ -65,6 +65,8 @@ def usual_count(values: Iterable[int]) -> float:
 
 
 _MOST_CELLS = 1_000_000
+#: The answers that have cells, and the kind of these.
+_CELLS = ("outlying_steps", "outlying"), ("replica_cells", "replicas"), ("bad_cells", "nonfinite")
 Answers = Mapping[str, list[dict[str, Any]]]
 
 
@@ -88,20 +90,12 @@ def unusual_cells(answers: Answers) -> tuple[Cell, ...]:
     """
     if "step_list" not in answers:
         return ()
-    cells = sorted(_cells(answers), key=lambda cell: -cell.z)
-    return tuple(cells[:_MOST_CELLS])
-
-
-def _cells(answers: Answers) -> Iterator[Cell]:
-    for row in answers["outlying_steps"]:
-        yield _cell(row, "outlying", float(row["z"]))
-    for name, kind in (("replica_cells", "replicas"), ("bad_cells", "nonfinite")):
+    cells = []
+    for name, kind in _CELLS:
         for row in answers.get(name, ()):
-            yield _cell(row, kind, math.inf)
-
-
-def _cell(row: Mapping[str, Any], kind: str, z: float) -> Cell:
-    return Cell(int(row["rank"]), int(row["step"]), kind, z, int(row["site_count"]))
+            rank, step, sites = (int(row[key]) for key in ("rank", "step", "site_count"))
+            cells.append(Cell(rank, step, kind, float(row.get("z", math.inf)), sites))
+    return tuple(sorted(cells, key=lambda cell: -cell.z)[:_MOST_CELLS])
 
 
 # The share of all ranks beyond which it is no fault of ranks.

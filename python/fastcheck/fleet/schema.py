@@ -53,10 +53,7 @@ TABLES: dict[str, dict[str, str]] = {
     },
     "ranks": {
         "rank": "int32",
-        "node": "string",
-        "host": "string",
-        "device": "string",
-        "serial": "string",
+        **dict.fromkeys(("node", "host", "device", "serial"), "string"),
         "world_size": "int32",
         **dict.fromkeys(COORDINATES, "int32"),
         "replica_group": "string",
@@ -65,13 +62,10 @@ TABLES: dict[str, dict[str, str]] = {
     },
     "events": {
         "rank": "int32",
-        "step": "int64",
-        "site": "int64",
-        "seq": "int64",
+        **dict.fromkeys(("step", "site", "seq"), "int64"),
         "verdict": "string",
         "counted": "bool",
-        "name": "string",
-        "reason": "string",
+        **dict.fromkeys(("name", "reason"), "string"),
     },
     "meta": {"rank": "int32", "format": "int32", "text": "string"},
 }

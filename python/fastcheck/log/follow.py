@@ -133,7 +133,7 @@ class _RankFollower:
         self._sizes = {**sizes, **{path: _size_of(path) for path in paths[-1:]}}
         growth.total_bytes = sum(self._sizes.values())
         if paths:
-            growth.changed = _modified(paths[-1])
+            growth.changed = _size_and_time(paths[-1])[1]
 
     def _read(self, path: str, growth: Growth) -> None:
         for records in read_spans(path, self._offset // RECORD_BYTES):
@@ -214,14 +214,13 @@ def _place(paths: list[str], segment: Optional[str]) -> int:
 
 
 def _size_of(path: str) -> int:
-    try:
-        return os.path.getsize(path)
-    except FileNotFoundError:
-        return 0
+    return _size_and_time(path)[0]
 
 
-def _modified(path: str) -> float:
+def _size_and_time(path: str) -> tuple[int, float]:
+    """The size of a file, and when it was written last; 0 of a file that was removed."""
     try:
-        return os.path.getmtime(path)
+        status = os.stat(path)
     except FileNotFoundError:
-        return 0.0
+        return 0, 0.0
+    return status.st_size, status.st_mtime

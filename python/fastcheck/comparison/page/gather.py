@@ -28,17 +28,11 @@ NEVER = -(1 << 53)
 _EMPTY: dict[str, np.generic] = {
     **dict.fromkeys(("dtype", "numel", "phase", "records", "same", "different"), np.int64(0)),
     "bad_records": np.int64(0),
-    "peak_step": np.int64(NEVER),
-    "first_inexact": np.int64(NEVER),
-    "first_different": np.int64(NEVER),
-    "worst_step": np.int64(NEVER),
+    **dict.fromkeys(("peak_step", "first_inexact", "first_different"), np.int64(NEVER)),
+    **dict.fromkeys(("worst_step", "first_bad_step", "last_step"), np.int64(NEVER)),
     "reason": np.int64(-1),
-    "first_bad_step": np.int64(NEVER),
-    "last_step": np.int64(NEVER),
-    "peak": np.float64(-1),
-    "reference_peak": np.float64(-1),
-    "worst": np.float64(0),
-    "worst_error": np.float64(0),
+    **dict.fromkeys(("peak", "reference_peak"), np.float64(-1)),
+    **dict.fromkeys(("worst", "worst_error"), np.float64(0)),
 }
 
 

@@ -113,15 +113,15 @@ class DumpSource(Source):
             read = [number for number, site in sites.items() if _is_among(site, self.parameters)]
             stored = np.uint8(Phase.WEIGHTS if is_first else Phase.UPDATE)
             phases = np.where(np.isin(numbers, read), stored, phases)
-        is_root_input = (phases == Phase.ARRIVED) & lookup.is_model[numbers]
+        is_root_input = (phases == Phase.ARRIVED) & lookup["is_model"][numbers]
         phases = np.where(is_root_input, np.uint8(Phase.BATCHES), phases)
-        is_computed = (phases == Phase.ARRIVED) & lookup.is_op[numbers]
+        is_computed = (phases == Phase.ARRIVED) & lookup["is_op"][numbers]
         if not self.is_partial:
             # A dump of chosen operators does not show which tensors were given to the step.
             is_computed &= _is_known(records, phases)
         phases = np.where(is_computed, np.uint8(Phase.FORWARD), phases)
         return Block(
-            step, rank, lookup.names[numbers], phases, records, self._extras(place, records)
+            step, rank, lookup["name"][numbers], phases, records, self._extras(place, records)
         )
 
     def _extras(self, place: str, records: np.ndarray) -> list[Extra]:

@@ -204,10 +204,10 @@ class _RankLog:
         numbers = records["site"]
         phases = lookup.phases_of(records, is_first)
         is_batch = (phases == Phase.ARRIVED) & (
-            lookup.is_model[numbers] | _IS_INTEGER[records["dtype"]]
+            lookup["is_model"][numbers] | _IS_INTEGER[records["dtype"]]
         )
         phases = np.where(is_batch, np.uint8(Phase.BATCHES), phases)
-        return Block(step, self.rank, lookup.names[numbers], phases, records)
+        return Block(step, self.rank, lookup["name"][numbers], phases, records)
 
 
 def unreadable_log(path: str, error: OSError) -> CompareError:
@@ -230,8 +230,12 @@ def _is_early(records: np.ndarray) -> np.ndarray:
     return is_first
 
 
+_COLUMNS = [("name", np.int64), ("phase", np.uint8)]
+_COLUMNS += [(name, bool) for name in ("is_stored", "is_param", "is_model", "is_op")]
+
+
 class SiteLookup:
-    """A table with one row per site, as arrays that the ``site`` column of a block indexes."""
+    """A table with one row per site, whose columns the ``site`` column of a block indexes."""
 
     def __init__(
         self,
@@ -243,13 +247,16 @@ class SiteLookup:
         self._sites, self._names, self._renaming = sites, names, renaming
         self._name_of = name_of or _site_name
         self.has_lost_names = False
-        size = max(sites, default=0) + 1
-        self.names = np.full(size, -1, np.int64)
-        self.phases = np.zeros(size, np.uint8)
-        self.is_stored = np.zeros(size, bool)
-        self.is_param = np.zeros(size, bool)
-        self.is_model = np.zeros(size, bool)
-        self.is_op = np.zeros(size, bool)
+        self.table = self._rows(max(sites, default=0) + 1)
+
+    def __getitem__(self, column: str) -> np.ndarray:
+        return self.table[column]
+
+    @staticmethod
+    def _rows(count: int) -> np.ndarray:
+        rows = np.zeros(count, _COLUMNS)
+        rows["name"] = -1
+        return rows
 
     def phases_of(self, records: np.ndarray, is_first: bool) -> np.ndarray:
         """The phase of each record. ``is_first``: parameters and buffers that are stored are
@@ -257,31 +264,27 @@ class SiteLookup:
         """
         numbers = records["site"]
         self.cover(np.unique(numbers))
-        phases: np.ndarray = self.phases[numbers]
+        phases: np.ndarray = self["phase"][numbers]
         if is_first:
-            stored = self.is_stored[numbers] & (self.is_param[numbers] | _is_early(records))
+            stored = self["is_stored"][numbers] & (self["is_param"][numbers] | _is_early(records))
             phases = np.where(stored, np.uint8(Phase.WEIGHTS), phases)
         return phases
 
     def cover(self, numbers: np.ndarray) -> None:
         if not len(numbers):
             return
-        missing = int(numbers[-1]) + 1 - len(self.names)
+        missing = int(numbers[-1]) + 1 - len(self.table)
         if missing > 0:
-            for field in ("names", "phases", "is_stored", "is_param", "is_model", "is_op"):
-                column = getattr(self, field)
-                added = np.full(missing, -1 if field == "names" else 0, column.dtype)
-                setattr(self, field, np.concatenate([column, added]))
-        for number in numbers[self.names[numbers] < 0].tolist():
+            self.table = np.concatenate([self.table, self._rows(missing)])
+        for number in numbers[self["name"][numbers] < 0].tolist():
             site = self._sites.get(number) or lost_site(number)
             self.has_lost_names |= number not in self._sites
-            self.names[number] = self._names.number(self._name_of(site, self._renaming))
-            self.phases[number] = _phase(site)
-            self.is_stored[number] = site.role in _STORED
-            self.is_param[number] = site.role == "param"
             # The input of an op outside the modules is not the model's batch, at op level.
-            self.is_model[number] = site.module == "" and site.op is None
-            self.is_op[number] = site.op is not None
+            is_model = site.module == "" and site.op is None
+            name = self._names.number(self._name_of(site, self._renaming))
+            is_stored, is_param = site.role in _STORED, site.role == "param"
+            row = name, _phase(site), is_stored, is_param, is_model, site.op is not None
+            self.table[number] = row
 
 
 def _site_name(site: Site, renaming: Renaming) -> Name:

@@ -24,19 +24,12 @@ from .grid import Axis, Grid, values_of
 from .rows import PageRows
 
 # The values of a row without records.
-_EMPTY = {
-    "records": np.int64(0),
-    "dtype": np.int64(0),
-    "numel": np.int64(0),
-    "last_step": np.int64(0),
-    "last_abs_max": np.float64(np.nan),
+_EMPTY: dict[str, np.generic] = {
+    **dict.fromkeys(("records", "dtype", "numel", "last_step", "peak_step"), np.int64(0)),
+    **dict.fromkeys(("bad_records", "compared", "changed"), np.int64(0)),
+    **dict.fromkeys(("last_abs_max", "zero_share"), np.float64(np.nan)),
     "peak": np.float64(-1),
-    "peak_step": np.int64(0),
-    "zero_share": np.float64(np.nan),
-    "bad_records": np.int64(0),
     "first_bad_step": np.int64(-1),
-    "compared": np.int64(0),
-    "changed": np.int64(0),
 }
 
 
