@@ -566,8 +566,8 @@ _CAUSES_OF_ZERO = (
     "Possible causes: a dead activation, an operator whose derivative is 0 (round, sign, clamp "
     "beyond its limits, nearest sampling, ReLU in a second derivative, softmax over one element, a "
     "backward of your own), a factor that is 0 throughout (both matrices of LoRA, a weight of the "
-    "loss), a term of the loss at its bound (a margin, free bits), float16 gradients that "
-    "underflow, NaN that was replaced by 0."
+    "loss), a result of which the loss uses another part (an index, a mask), a term of the loss at "
+    "its bound (a margin, free bits), float16 gradients that underflow, NaN that was replaced by 0."
 )
 _FAINT_TEXT = (
     f"gradients that vanish: those of {{names}} were not 0, but never more than {_FAINT:g} of "
