@@ -174,6 +174,24 @@ def test_a_call_is_run_on_copies(raises: bool) -> None:
     assert_same(state_after(True), state_after(False))
 
 
+def test_statistics_of_a_norm_do_not_explain_an_output() -> None:
+    norm = nn.BatchNorm1d(4)
+    model = nn.Sequential(nn.Linear(4, 4), norm, nn.Linear(4, 4), nn.Linear(4, 1))
+
+    def bad(module: nn.Module, args: Any) -> tuple[torch.Tensor]:
+        # The running variance of three overflows, of which nothing is made in training.
+        return (args[0] * torch.tensor([1e25, 1e25, 1e25, 1.0]),)
+
+    norm.register_forward_pre_hook(bad)
+    with torch.no_grad():
+        model[2].weight.fill_(3e38)
+    with fastcheck.install(model), pytest.raises(fastcheck.OverflowDetected) as stop:
+        model(torch.randn(16, 4)).mean().backward()
+    text = " ".join(str(stop.value).split())
+    assert "in output of 2 (Linear)" in text
+    assert "aten.addmm in 2 made it" in text
+
+
 def test_hooks_of_the_call_itself_do_not_run_twice() -> None:
     model = Block(negative_root)
     seen: list[int] = []

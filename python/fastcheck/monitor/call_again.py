@@ -545,6 +545,9 @@ def _observed(
 
 def _beginning(events: Sequence[Event], known: Optional[_Known]) -> Optional[Event]:
     began = [e for e in events if e.counted and e.verdict is Verdict.ORIGIN]
+    if known is None or known.kind != "buffer":
+        # Nothing in training is made of the statistics that a norm has written.
+        began = [e for e in began if e.site.op]
     if known is not None and not began:
         # Nothing was made yet of what is in a buffer, or of a criterion's gradients.
         absorbed = [e for e in events if e.verdict is Verdict.ABSORBED]
