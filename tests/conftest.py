@@ -35,7 +35,7 @@ if not IS_WHOLE:
 hypothesis.settings.register_profile(
     "fastcheck",
     deadline=None,
-    max_examples=200 if IS_WHOLE else 15,
+    max_examples=200 if IS_WHOLE else 10,
     print_blob=True,
     database=None,
 )

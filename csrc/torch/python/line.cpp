@@ -83,7 +83,8 @@ bool is_of_user(PyObject* globals) {
   if (text == nullptr) PyErr_Clear();
   const std::string_view module = text == nullptr ? "" : text;
   const std::string_view package = module.substr(0, module.find('.'));
-  return package != "torch" && package != "fastcheck" && package.substr(0, 7) != "_pytest";
+  return package != "torch" && package != "fastcheck" && package != "pluggy" &&
+         package.substr(0, 7) != "_pytest";
 }
 
 std::string_view text_of(PyObject* string) {

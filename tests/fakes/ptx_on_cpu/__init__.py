@@ -53,7 +53,7 @@ MACHINE = (
     "tests/fakes/ptx_on_cpu/parse.cpp",
 )
 # Lambdas without a capture are made from their type alone, which is C++20.
-MACHINE_FLAGS = ("-std=c++20", "-O2", *driver.FLAGS[2:])
+MACHINE_FLAGS = ("-std=c++20", "-O2" if IS_WHOLE else "-O1", *driver.FLAGS[2:])
 # As CMakeLists.txt compiles them.
 NVCC_FLAGS = (
     *("-std=c++17", "-fmad=false", "-Werror=all-warnings"),

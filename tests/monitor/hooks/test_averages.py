@@ -12,7 +12,7 @@ import torch
 from torch import distributed, nn
 
 import fastcheck
-from fastcheck.utils.torch.frames import values_at_hand
+from fastcheck.utils.torch.frames import program_frames, values_at_hand
 from support.warned import warned
 
 
@@ -133,6 +133,14 @@ def test_objects_of_the_program_that_lead_to_no_model_are_left_alone() -> None:
     assert (type(data).count, type(trainer).count) == (0, 2)
     assert {"data", "trainer", "trainer.held", "trainer.held.held", "monitor"} <= set(names)
     assert not [name for name in names if name.startswith(("data.", "monitor."))]
+
+
+def test_variables_of_pytest_are_none_of_the_program() -> None:
+    own = nn.Linear(2, 2)
+    names = {name for name, value in values_at_hand() if value is own or name == "hook_impls"}
+    assert names == {"own"}  # the other one is pluggy's
+    packages = {str(frame.f_globals["__name__"]).partition(".")[0] for frame in program_frames()}
+    assert "tests" in packages and packages.isdisjoint({"_pytest", "pluggy"})
 
 
 class Name(str):

@@ -127,13 +127,13 @@ def _held_by(value: Any) -> dict[str, Any]:
 
 
 def is_of_program(code: CodeType, names: Mapping[str, Any]) -> bool:
-    """True for a function that is neither torch's, nor fastcheck's, nor pytest's, nor that of a
-    graph that torch.compile has made. ``names``: its global variables.
+    """True for a function that is neither torch's, nor fastcheck's, nor of pytest or its pluggy,
+    nor that of a graph that torch.compile has made. ``names``: its global variables.
     """
     package = str(names.get("__name__", "")).partition(".")[0]
     is_of_graph = any(name in code.co_filename for name in _OF_GRAPHS)
     is_of_graph |= any(name.startswith(_CALLS_OF_GRAPHS) for name in code.co_names)
-    is_internal = package in ("torch", "fastcheck") or package.startswith("_pytest")
+    is_internal = package in ("torch", "fastcheck", "pluggy") or package.startswith("_pytest")
     return not (is_internal or is_of_graph)
 
 
