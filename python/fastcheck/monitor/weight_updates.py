@@ -336,7 +336,7 @@ class StaleCopies:
         have_gradients = any(p.grad is not None for p in held)
         is_still = have_gradients and all(map(_is_still, optimizer.param_groups))
         shapes, wanted = (Counter(tuple(p.shape) for p in many) for many in (held, trained))
-        are_copies = shapes == wanted
+        are_copies = shapes == wanted or _is_flat(held, trained)
         known.held = set(map(id, held))
         twins = [each for each in self._of.values() if each.held == known.held]
         has_twin = not are_copies and have_gradients and len(twins) > 1
@@ -368,7 +368,7 @@ class StaleCopies:
                 "train the model? Give it the model's parameters"
             )
         which = f"those of {type(optimizer).__name__}"
-        which += " have the same shapes and" if are_copies else ""
+        which += " have the same shapes and" if shapes == wanted else ""
         if have_gradients:
             return (
                 f"an optimizer that holds none of the model's parameters: {which} had "
@@ -387,14 +387,23 @@ def _have_same_gradient(held: Sequence[torch.Tensor], trained: Sequence[torch.Te
     """True if one of ``held`` was given the gradient of the largest of ``trained``, whatever it was
     multiplied by: those of a twin, with a backward of its own, have others.
     """
+    is_flat = _is_flat(held, trained)
     largest = max(trained, key=torch.Tensor.numel)
-    given = [p.grad for p in held if p.shape == largest.shape and p.grad is not None]
-    if largest.grad is None or not all(map(can_read, (largest.grad, *given))):
+    given = [p.grad for p in held if is_flat or p.shape == largest.shape]
+    wanted = [p.grad for p in (trained if is_flat else [largest])]
+    made, copies = ([g for g in many if g is not None] for many in (wanted, given))
+    if len(made) < len(wanted) or not all(map(can_read, (*made, *copies))):
         return False
     with unobserved(), no_grad():
-        wanted = largest.grad.double().flatten()
-        likeness = [F.cosine_similarity(wanted, g.double().flatten(), 0) for g in given]
-        return any(float(cosine) > _SAME for cosine in likeness)
+        whole = torch.cat([gradient.double().flatten() for gradient in made])
+        parts = [gradient.double().flatten()[: len(whole)] for gradient in copies]
+        return any(float(F.cosine_similarity(whole, part, 0)) > _SAME for part in parts)
+
+
+def _is_flat(held: Sequence[torch.Tensor], trained: Sequence[torch.Tensor]) -> bool:
+    """True if an optimizer holds one row that may be all parameters, perhaps with padding."""
+    count = sum(map(torch.Tensor.numel, trained))
+    return len(held) == 1 < len(trained) and held[0].dim() == 1 and held[0].numel() >= count
 
 
 def _storages(parameters: Sequence[torch.Tensor]) -> set[int]:

@@ -360,6 +360,13 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         "swapped", source="forums: EMA and tau the wrong way round",
     ),
     _fact(
+        "average_stands", cause="precision",
+        text="{name}, which has the shapes of weights that are trained, is in 16 bits and is "
+        "written to at each update, and at least 9 of 10 of its elements kept every bit in each of "
+        "3 updates that were measured: what an average takes in rounds away",
+        advice="keep the average in float32", source="forums: EMA of bfloat16 weights",
+    ),
+    _fact(
         "mask", cause="layer",
         text="the mask of {name}",
         advice="look at how the mask is made",
@@ -374,7 +381,7 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
     _fact(
         "given_twice", cause="layer",
         text="in the graph of the loss {name}{checks}",
-        advice="give the criterion what that function is given",
+        advice="give the criterion the logits: what that function is given",
     ),
     _fact(
         "given_probabilities", cause="layer",
@@ -440,8 +447,51 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
     _fact(
         "across_samples", cause="layer",
         text="in the graph of the loss {name}{checks}",
-        advice="attention takes the softmax over what is added up, dim=-1: nn.Softmax() without "
-        "dim takes another", source="forums: softmax over the heads or the batch",
+        advice="take the softmax of attention, or the norm of each sample, over what is added up, "
+        "dim=-1: nn.Softmax() without dim, and normalize() of another than 1, take another",
+        source="forums: softmax over the heads or the batch",
+    ),
+    _fact(
+        "moved", cause="layer",
+        text="in the graph of the loss {name}{checks}: a view keeps the order of the elements, and "
+        "mixes up the dimensions here",
+        advice="move them with permute() or transpose(): y.permute(0, 2, 3, 1).reshape(-1, C) of "
+        "a convolution, x.view(B, T, H, d).transpose(1, 2) for heads, and transpose(1, 2) before "
+        "these are joined", source="forums: view() in place of permute()",
+    ),
+    _fact(
+        "last_sample", cause="layer",
+        text="of what a recurrent layer returns, of shape {name}, the last element of dimension 1 "
+        "is taken{checks}, which is the last sample: without batch_first=True its dimensions are "
+        "those of time and of the samples",
+        advice="give nn.LSTM, nn.GRU or nn.RNN batch_first=True, or take output[-1]",
+        source="forums: nn.LSTM of (batch, time, features)",
+    ),
+    _fact(
+        "dropped", cause="layer",
+        text="in the graph of the loss {name}{checks}: it loses logits at random, where dropout "
+        "before the last layer would lose features", source="forums: dropout after the last layer",
+    ),
+    _fact(
+        "narrow", cause="loss",
+        text="in the graph of the loss {name}{checks}",
+        advice="divide cosines by the temperature; give binary_cross_entropy_with_logits what a "
+        "layer returns: clamp() has no gradient outside of its bounds",
+        source="forums: a loss that does not fall",
+    ),
+    _fact(
+        "sees_next", cause="data",
+        text="in the graph of the loss cross entropy is given as targets what the embedding was "
+        "given, one place on, and attention at each place looks at the next place, too{checks}: "
+        "the model has to copy its input",
+        advice="mask what comes later, with is_causal=True or -inf above the diagonal",
+        source="forums: a language model without a causal mask",
+    ),
+    _fact(
+        "padding", cause="data",
+        text="in the graph of the loss cross entropy counts {name} of places at which the "
+        "embedding was given its padding_idx{checks}: ignore_index leaves such targets out",
+        source="forums: ignore_index",
     ),
     _fact(
         "wrong_targets", cause="data",

@@ -596,6 +596,26 @@ def test_dropout_in_passes_without_gradients() -> None:
     assert not texts(lambda model, optimizer: program(model, optimizer, 2))
 
 
+@pytest.mark.parametrize("kind", ["training", "evaluation", "trained"])
+def test_a_teacher_with_dropout(kind: str) -> None:
+    torch.manual_seed(0)
+    student, teacher = nn.Linear(8, 4), nn.Sequential(nn.Linear(8, 4), nn.Dropout(0.1))
+    teacher.train(kind != "evaluation")
+    held = [*student.parameters(), *(teacher.parameters() if kind == "trained" else ())]
+    optimizer = torch.optim.SGD(held, 0.01)
+    with fastcheck.install(student, teacher) as monitor:
+        for _ in range(15):
+            x = torch.randn(8, 8)
+            with torch.no_grad():
+                y = teacher(x)
+            optimizer.zero_grad()
+            (student(x) - (teacher(x) if kind == "trained" else y)).square().mean().backward()
+            optimizer.step()
+    found = [event.text for event in monitor.watch.events if "dropout is active" in event.text]
+    assert len(found) == (kind == "training")
+    assert all("Dropout, p=0.1, in Sequential, which no optimizer holds" in text for text in found)
+
+
 def test_nothing_is_said_where_nothing_is_watched() -> None:
     model = nn.Linear(8, 4)
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
@@ -684,12 +704,12 @@ def test_a_healthy_program(name: str) -> None:
             pass
 
 
-def scaled_loop(order: str) -> Callable[[nn.Module, Any], None]:
+def scaled_loop(order: str, scale: float = 4.0) -> Callable[[nn.Module, Any], None]:
     """A step that calls these in turn: "b"ackward of a scaled loss, "p"lain backward, "u"nscale,
     "d"ivision by hand, "D" through .data, "c"lipping, "g"rad(), "s"tep of the scaler and its
     update, "U"pdate of the scaler, "o"wn step.
     """
-    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale)
 
     def step(model: nn.Module, optimizer: Any) -> None:
         optimizer.zero_grad()
@@ -747,6 +767,15 @@ def test_a_scale_that_gradients_still_carry_at_the_update(
     found = texts(scaled_loop(order), level=level)
     assert len(found) == bool(said)
     assert not said or found[0].startswith(f"step 1: SGD has stepped with {said}")
+
+
+@pytest.mark.parametrize("order", ["bcs", "bucs", "bdcs", "bDcs"])
+def test_gradients_that_are_clipped_with_the_scale(order: str) -> None:
+    """Those that the program has divided itself carry it no more."""
+    said = texts(scaled_loop(order, 65536.0), kinds=("settings",))
+    assert ["while they were still multiplied" in text for text in said] == [True] * (
+        order == "bcs"
+    )
 
 
 @pytest.mark.parametrize("is_after", [False, True])

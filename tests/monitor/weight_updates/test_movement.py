@@ -537,6 +537,29 @@ def test_an_optimizer_of_a_copy(kind: str) -> None:
     assert ("those of Adam have the same shapes" in " ".join(summary.split())) == is_told
 
 
+@pytest.mark.parametrize("kind", ["apart", "of views", "other"])
+def test_an_optimizer_of_one_row_of_all_parameters(kind: str) -> None:
+    """``of views``: the parameters are views of it; ``other``: it has other gradients."""
+    model = Net()
+    parameters = list(model.parameters())
+    row = nn.Parameter(torch.cat([p.detach().flatten() for p in parameters]))
+    if kind == "of views":
+        parts = row.detach().split([p.numel() for p in parameters])
+        for parameter, part in zip(parameters, parts):
+            parameter.data = part.view_as(parameter)
+    optimizer = torch.optim.Adam([row], 1e-3)
+    with warnings.catch_warnings(record=True) as caught, fastcheck.install(model):
+        warnings.simplefilter("always")
+        for x in batches(STEPS):
+            model.zero_grad()
+            model(x).square().mean().backward()
+            gradients = [p.grad.flatten() for p in parameters if p.grad is not None]
+            row.grad = torch.randn_like(row) if kind == "other" else torch.cat(gradients)
+            optimizer.step()
+    told = [str(w.message) for w in caught if "holds none of the model's" in str(w.message)]
+    assert len(told) == (kind == "apart")
+
+
 @pytest.mark.parametrize("kind", ["teacher", "trained", "by hand", "beside"])
 def test_an_optimizer_of_another_model(kind: str) -> None:
     """``teacher``: it has no gradients; ``trained``: it has some; ``by hand``: the loop updates the

@@ -1,5 +1,5 @@
 """Averages of a model, such as a teacher: one whose weights move and whose BatchNorm statistics do
-not, and one that is hardly an average.
+not, one that is hardly an average, and one whose updates round away.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ _LOOKS = 5
 # measurements, and their number.
 _FIRST, _BETWEEN, _TURNS = 30, 10, 3
 _MOST_KEPT, _RESIDUE = 0.1, 0.1
+# The part of the elements of an average that is written to, which keep every bit of it.
+_STILL = 0.9
 _MOST_ELEMENTS = 4096
 _MOST_TENSORS = 100_000
 
@@ -68,8 +70,8 @@ class Averages:
     """
 
     def __init__(self) -> None:
-        # Elements of each before the last update, by name.
-        self._before: dict[str, torch.Tensor] = {}
+        # Elements of each before the last update, by name, and its version then.
+        self._before: dict[str, tuple[torch.Tensor, int]] = {}
         # The names of those that have kept little, each with the shares that were measured.
         self._kept: dict[str, list[float]] = {}
 
@@ -81,7 +83,8 @@ class Averages:
     def look(
         self, updates: int, held: Collection[int], others: Collection[int]
     ) -> tuple[str, float]:
-        """The name of an average that keeps little of itself, and the share; empty: none is known.
+        """The name of an average that keeps little of itself, and the share, or that keeps all of
+        it, in few bits, though it is written to (1); empty: none is known.
         ``updates``: of the optimizer that is about to step, and holds ``held``; ``others``: what
         all optimizers hold.
         """
@@ -90,10 +93,18 @@ class Averages:
         kept, self._kept = self._kept, {} if place else self._kept
         for name, trained, copy in _copies(held, others):
             if place == 0:
-                self._before.setdefault(name, _elements(copy))
+                self._before.setdefault(name, (_elements(copy), copy._version))
             elif name in before:
-                share = _share(_elements(copy), before.pop(name), _elements(trained))
-                if share is not None and share < _MOST_KEPT:
+                then, version = before.pop(name)
+                now, of = _elements(copy), _elements(trained)
+                share = _share(now, then, of) if copy.dtype == trained.dtype else None
+                is_little = share is not None and share < _MOST_KEPT
+                is_written = copy.dtype.itemsize < 4 and copy._version != version
+                if is_written and bool((now != of).any()):
+                    is_still = float((now == then).double().mean()) > _STILL
+                    share = 1.0 if is_still else share
+                    is_little |= is_still
+                if is_little and share is not None:
                     self._kept[name] = [*kept.get(name, ()), share]
         return next(((n, max(s)) for n, s in self._kept.items() if len(s) == _TURNS), ("", 0.0))
 
@@ -140,4 +151,5 @@ def _copies(
 def _is_like(tensor: Any, other: Any) -> bool:
     if not all(issubclass(type(one), torch.Tensor) for one in (tensor, other)):
         return False
-    return (tensor.shape, tensor.dtype) == (other.shape, other.dtype)
+    is_few = tensor.is_floating_point() and tensor.dtype.itemsize < 4
+    return tensor.shape == other.shape and (is_few or tensor.dtype == other.dtype)

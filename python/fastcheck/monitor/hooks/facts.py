@@ -48,7 +48,8 @@ if TYPE_CHECKING:
 UPDATES = 10
 # Modes of modules are looked at in one update of so many, and all of these looks agree.
 _EVERY, _LOOKS = 10, 3
-# The updates before which derivatives of derivatives are read.
+# The updates before which derivatives of derivatives are read, and passes of further models are
+# looked at.
 _LAST_LOOK = 50
 # Passes without gradients in a row, between two that have some.
 _PASSES = 3
@@ -76,6 +77,13 @@ _FORMS = (
     "constant_term",
     "of_itself",
     "across_samples",
+    "moved",
+    "last_sample",
+    "narrow",
+    "dropped",
+    "mask",
+    "sees_next",
+    "padding",
     "wrong_targets",
     "unshifted",
     "no_second",
@@ -200,7 +208,11 @@ class _Chain:
 
     def keeps_scale(self, gradient: Optional[torch.Tensor]) -> bool:
         """True if its gradient is multiplied by a scale, and nothing has changed it since."""
-        if gradient is None or not (self.since.has_scale and self.is_left(gradient)):
+        return gradient is not None and self.since.has_scale and self.is_as_made(gradient)
+
+    def is_as_made(self, gradient: torch.Tensor) -> bool:
+        """True if nothing is known to have changed its gradient since the last backward()."""
+        if not self.is_left(gradient):
             return False
         return self.since.scaled is None or not self.since.scaled.is_changed(gradient)
 
@@ -395,11 +407,19 @@ class Facts:
     def pass_without_gradients(self, node: ModuleNode) -> None:
         """Takes in that a forward pass of this module without gradients has ended."""
         module = node.module()
-        if module is None or not node.is_primary or {"dropout_on", "statistics_on"} <= self._told:
+        if module is None or {"dropout_on", "statistics_on"} <= self._told:
+            return
+        # One that is not trained, as a teacher, has no training pass in between.
+        if not node.is_primary and (not self._chains or self._updates > _LAST_LOOK):
             return
         modal = [m for m in module.modules() if m.training and _has_modes(m)]
         drops = [m for m in modal if isinstance(m, _DropoutNd)]
         about = f"{type(drops[0]).__name__}, p={drops[0].p:g}" if drops else ""
+        if not node.is_primary:
+            is_apart = bool(drops) and self._held().isdisjoint(map(id, module.parameters()))
+            about += f", in {node.path or type(module).__name__}, which no optimizer holds"
+            self._count("dropout_on", is_apart, about, id(node), times=UPDATES)
+            return
         self._count("dropout_on", bool(drops), about, times=_PASSES)
         norms = [m for m in modal if isinstance(m, _BatchNorm)]
         about = _counted(norms)
@@ -549,6 +569,7 @@ class Facts:
 
     def clipping(self, gradients: Sequence[torch.Tensor]) -> None:
         """Gradients are about to be clipped."""
+        self._losses.are_clipped_as_made = False
         for chain in self._of_all:
             gradient = chain.gradient
             if gradient is None:
@@ -556,6 +577,7 @@ class Facts:
                 continue
             chain.since.has_scale = chain.keeps_scale(gradient)
             if any(gradient is other for other in gradients):
+                self._losses.are_clipped_as_made |= chain.is_as_made(gradient)
                 is_late = not chain.since.has_backward and chain.is_left(gradient)
                 self._count("clipped_late", is_late, "")
                 if chain.since.has_backward:
@@ -564,6 +586,11 @@ class Facts:
             chain.since.is_clipped_early = False
             if chain.since.has_backward:
                 self._count("clipped_none", not gradients, chain.parameter)
+
+    @property
+    def clips_as_made(self) -> bool:
+        """True if a gradient that was clipped last was as backward() had made it."""
+        return self._losses.are_clipped_as_made
 
     def clipped(self, norm: Optional[torch.Tensor], threshold: object) -> None:
         """Gradients were clipped, to ``threshold``; ``norm``: None where each element was."""
@@ -661,7 +688,7 @@ class Facts:
         held = parameter_ids(optimizer)
         name, share = self.looks.averages.look(updates, held, self._held())
         if name:
-            self._tell_once("average", share, name)
+            self._tell_once("average_stands" if share == 1 else "average", share, name)
 
     def _look_at_scale(
         self, optimizer: torch.optim.Optimizer, chain: _Chain, is_scaled: bool

@@ -20,19 +20,45 @@ from fastcheck.utils.torch.memory_ref import MemoryRef
 from fastcheck.utils.torch.own_operators import no_grad, unobserved
 from fastcheck.utils.torch.readable import can_read
 
-from .nodes import VIEWS, axis_of, kind_of, leaf_of, maker_of, match, operand_of, saved_by, shape_of
-from .targets import are_distributions, unshifted, wrong_targets
+from .axes import last_sample, mixed, moved
+from .masks import fault_of_masks
+from .nodes import (
+    VIEWS,
+    axis_of,
+    is_normalised,
+    kind_of,
+    leaf_of,
+    maker_of,
+    match,
+    operand_of,
+    saved_by,
+    shape_of,
+)
+from .targets import are_distributions, counts_padding, token_targets, wrong_targets
 
 _MOST_NODES = 20_000
 _LOOKS = 5
 # The rule of a criterion's node: the form, what the criterion is, and what it is not to be given.
 _NOT_GIVEN = {
-    "LogSoftmax": ("given_twice", "log_softmax, of which cross entropy is made,", "Softmax"),
-    "BinaryCrossEntropyWithLogits": ("given_twice", "binary cross entropy with logits", "Sigmoid"),
-    "NllLoss": ("given_probabilities", "the negative log likelihood", "Softmax"),
-    "Sigmoid": ("applied_twice", "a sigmoid", "Sigmoid"),
-    "Softmax": ("applied_twice", "a softmax", "Softmax"),
+    "LogSoftmax": (
+        "given_twice",
+        "log_softmax, of which cross entropy is made,",
+        ("Softmax", "Sigmoid", "Tanh"),
+    ),
+    "BinaryCrossEntropyWithLogits": (
+        "given_twice",
+        "binary cross entropy with logits",
+        ("Sigmoid", "Softmax", "Tanh", "Relu"),
+    ),
+    "NllLoss": ("given_probabilities", "the negative log likelihood", ("Softmax",)),
+    "Sigmoid": ("applied_twice", "a sigmoid", ("Sigmoid",)),
+    "Softmax": ("applied_twice", "a softmax", ("Softmax",)),
 }
+# The numbers that a function returns, and the largest difference of two of them.
+_RANGES = {"Sigmoid": ("from 0 to 1", 1), "Tanh": ("from -1 to 1", 2)}
+# Cosines times less than this are hardly logits.
+_LEAST_SCALE = 0.5
+_OF_LOGITS = ("LogSoftmax", "BinaryCrossEntropyWithLogits")
 _STRAIGHT = "pass the gradient straight through, as x + (round(x) - x).detach() does"
 _SAMPLE = "sample so that the gradient passes, as mean + std * torch.randn_like(std) does"
 # Operators whose derivative is 0 everywhere.
@@ -64,7 +90,6 @@ _NEVER_NEGATIVE = {
     "NllLoss": _OF_LOGARITHMS,
     "CtcLoss": _OF_LOGARITHMS,
 }
-_NORM = ("LinalgVectorNorm|Norm", "x:*")
 _ONE = "normalises one element at a time: it returns its bias, or 0, whatever it is given"
 
 
@@ -115,12 +140,9 @@ class LossForms:
                 forms["old_cast" if is_cast else "earlier_loss"] = about
             if (without := _flat(node)) is not None:
                 flat[node] = without
-            form, what, given = _NOT_GIVEN.get(kind_of(node), ("", "", ""))
-            made = maker_of(node) if form else None
-            if given == "Softmax" and match(made, ("Exp", "LogSoftmax")):
-                forms[form] = f"{what} is given the result of exp(log_softmax)"
-            elif form and kind_of(made) == given:
-                forms[form] = f"{what} is given the result of {given.lower()}"
+            form, what, not_to_be = _NOT_GIVEN.get(kind_of(node), ("", "", ()))
+            if given := _given(node, not_to_be):
+                forms[form] = f"{what} is given {given}"
             for form, check in _CHECKS:
                 if what := check(node):
                     forms.setdefault(form, what)
@@ -130,8 +152,11 @@ class LossForms:
                 if child is not None and child not in met:
                     met.add(child)
                     waiting.append(child)
-        if unshifted(met):
-            forms["unshifted"] = ""
+        forms.update(token_targets(met))
+        if mask := fault_of_masks(met):
+            forms["mask"] = mask
+        if padding := counts_padding(met):
+            forms["padding"] = padding
         if made := self._made_anew(weights):
             forms["made_in_forward"] = made
         for root in roots:
@@ -214,6 +239,76 @@ def _flat(node: Any) -> Optional[NoDerivative]:
         is_same = first[0] is not None and first == second
         return _OF_ITSELF if is_same else None
     return _WITHOUT_DERIVATIVE.get(kind)
+
+
+def _given(node: Any, kinds: Sequence[str]) -> str:
+    """Names what a criterion is given, if it is of one of these kinds; empty: it is none."""
+    made = maker_of(node) if kinds else None
+    kind = kind_of(made)
+    if "Softmax" in kinds and match(made, ("Exp", "LogSoftmax")):
+        return "the result of exp(log_softmax)"
+    if kind not in kinds:
+        return ""
+    about = ""
+    if kind_of(node) == "LogSoftmax" and kind in _RANGES:
+        numbers, width = _RANGES[kind]
+        dimension, shape = axis_of(node)
+        about = f", numbers {numbers}: no probability is above {_most(width, shape[dimension])}"
+    elif kind == "Relu":
+        about = ", no number below 0: no probability is below 0.5"
+    return f"the result of {kind.lower()}{about}"
+
+
+def _most(width: float, classes: int) -> str:
+    """The largest probability that a softmax makes of numbers that differ so far at most."""
+    return f"{1 / (1 + (classes - 1) * math.exp(-width)):.2g}"
+
+
+def _dropped(node: Any) -> str:
+    """Names a criterion that is given the result of a dropout, which on the CPU is a product with 0
+    and one number.
+    """
+    _, what, _ = _NOT_GIVEN.get(kind_of(node), ("", "", ()))
+    made = maker_of(node) if kind_of(node) in _OF_LOGITS else None
+    noise = saved_by(made, "other") if match(made, ("Mul", "*", "-")) else None
+    if noise is None or tuple(noise.shape) != shape_of(made):
+        return f"{what} is given the result of dropout" * (kind_of(made) == "NativeDropout")
+    with unobserved(), no_grad():
+        most = noise.max()
+        is_either = (noise == 0) | (noise == most)
+        is_noise = bool((most > 1) & (noise == 0).any() & is_either.all())
+    return f"{what} is given the result of dropout" * is_noise
+
+
+def _narrow(node: Any) -> str:
+    """Names a criterion that is given numbers of a narrow range; empty: it is none."""
+    kind, made = kind_of(node), node.next_functions[0][0] if node.next_functions else None
+    if kind == "BinaryCrossEntropy" and kind_of(made) in ("Clamp", "Hardtanh"):
+        is_linear = kind_of(maker_of(made)) in _LINEAR
+        return "binary cross entropy is given the result of a layer after clamp()" * is_linear
+    if kind != "LogSoftmax":
+        return ""
+    while kind_of(made) in ("MaskedFill", "Where"):
+        made = operand_of(made)
+    factor = saved_by(made, "other") if match(made, ("Mul|Div", ("Mm", "*", "*"))) else None
+    if factor is None or factor.numel() != 1 or not all(map(is_normalised, _sides(made))):
+        return ""
+    scale = abs(float(factor)) if kind_of(made) == "Mul" else 1 / abs(float(factor))
+    dimension, shape = axis_of(node)
+    return (
+        f"cross entropy is given cosines times {scale:.2g}: no probability is above "
+        f"{_most(2 * scale, shape[dimension])}"
+    ) * (0 < scale < _LEAST_SCALE)
+
+
+def _sides(node: Any) -> list[Any]:
+    """The nodes that have made both sides of the matrix product that a node is given."""
+    sides = [side for side, _ in node.next_functions[0][0].next_functions]
+    for place, side in enumerate(sides):
+        while kind_of(side) in ("T", "Transpose", "Permute"):
+            side = side.next_functions[0][0]
+        sides[place] = side
+    return sides
 
 
 def _no_logarithm(node: Any) -> str:
@@ -382,25 +477,6 @@ def _itself(node: Any) -> str:
     return ""
 
 
-def _mixed(node: Any) -> str:
-    """The dimensions, where a matrix product adds up over the last dimension of a softmax that was
-    taken over one that is neither that nor the one before it, as over the samples or the heads.
-    """
-    made: Any = node.next_functions[0][0] if kind_of(node) == "Bmm" else None
-    last = shape_of(made)[-2:]
-    while kind_of(made) in ("View", "UnsafeView", "Expand", "ReshapeAlias", "Mul", "NativeDropout"):
-        made = made.next_functions[0][0]
-        if shape_of(made)[-2:] != last:
-            return ""
-    dimension, shape = axis_of(made) if kind_of(made) == "Softmax" else (0, ())
-    if dimension >= len(shape) - 2 or shape[dimension] == 1:
-        return ""
-    return (
-        f"softmax was taken over dimension {dimension} of {list(shape)}, and the matrix product "
-        f"that follows adds up over dimension {len(shape) - 1}"
-    )
-
-
 def _similarities(loss: Any) -> Optional[list[Any]]:
     """Both operands of each similarity by the cosine of which a loss consists, that it makes as
     large as it can. None: it has other terms, or a side without a graph.
@@ -415,7 +491,7 @@ def _similarities(loss: Any) -> Optional[list[Any]]:
         factors: list[Any] = []
         if kind == "Sum" and kind_of(children[0]) == "Mul":
             factors = [child for child, _ in children[0].next_functions]
-        if factors and all(map(_is_normalised, factors)):
+        if factors and all(map(is_normalised, factors)):
             if sign > 0:
                 return None
             sides += factors
@@ -432,12 +508,6 @@ def _similarities(loss: Any) -> Optional[list[Any]]:
         else:
             return None
     return sides
-
-
-def _is_normalised(node: Any) -> bool:
-    """True for what is divided by its own norm."""
-    norms = ("Clone|Expand", ("ClampMin", _NORM)), ("Clone|Expand|ClampMin", _NORM), _NORM
-    return any(match(node, ("Div", "x:*", norm)) for norm in norms)
 
 
 def has_no_second(roots: Sequence[torch.Tensor], results: Sequence[Any]) -> bool:
@@ -479,9 +549,13 @@ def _has_constant(node: Any) -> bool:
 #: The forms that one node shows, each with what names it.
 _CHECKS: tuple[tuple[str, Callable[[Any], str]], ...] = (
     ("no_logarithm", _no_logarithm),
+    ("dropped", _dropped),
+    ("narrow", _narrow),
     ("one_element", _constant),
     ("other_dimension", _across),
-    ("across_samples", _mixed),
+    ("across_samples", mixed),
+    ("moved", moved),
+    ("last_sample", last_sample),
     ("broadcast", _broadcast),
     ("of_itself", _itself),
     ("wrong_targets", wrong_targets),

@@ -1,12 +1,13 @@
 """Masks that torch's attention is given, and that do not mask what they are meant to.
 
-One call of each kind is looked at: the first that has a mask. The host waits for a device then.
+One call of each kind is looked at: the first that has a mask; those of scaled_dot_product_attention
+in the graphs of losses. The host waits for a device then.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -15,10 +16,14 @@ from torch.nn import MultiheadAttention
 from fastcheck.utils.torch.own_operators import no_grad, unobserved
 from fastcheck.utils.torch.readable import can_read
 
+from .nodes import kind_of, saved_by
+
 # The places of the masks among the arguments of MultiheadAttention.
 _PLACES = {"key_padding_mask": 3, "attn_mask": 5}
 # The number of tokens that are attended to, and of those that are masked, from which on they tell.
 _TOKENS = 4
+_ADDED = "is 0 and 1 in {}, and is added to the scores: it masks nothing. Give it as bool"
+_INVERTED = "rules out all tokens but one number, which padding has: it is inverted."
 
 
 class Masks:
@@ -57,11 +62,8 @@ class Masks:
 
     def _fault(self, name: str, mask: torch.Tensor) -> str:
         if mask.is_floating_point():
-            if bool(((mask == 0) | (mask == 1)).all()) and bool(mask.any() & (mask == 0).any()):
-                return (
-                    f"{name} is 0 and 1 in {mask.dtype}, and is added to the scores: it masks "
-                    "nothing. Give it as bool, True where attention is not allowed"
-                )
+            if _is_added(mask):
+                return f"{name} {_ADDED.format(mask.dtype)}, True where attention is not allowed"
             mask = mask == -torch.inf
         mask = mask.bool()
         if name == "attn_mask":
@@ -74,11 +76,35 @@ class Masks:
                 )
             return ""
         if any(_hides_tokens(mask, tokens()) for tokens in self._tokens):
-            return (
-                "key_padding_mask rules out all tokens but one number, which padding has: it is "
-                "inverted. True means not attended to, as tokens == padding is"
-            )
+            return f"{name} {_INVERTED} True means not attended to, as tokens == padding is"
         return ""
+
+
+def _is_added(mask: torch.Tensor) -> bool:
+    """True for a mask of 0 and 1, both of which are there."""
+    return bool(((mask == 0) | (mask == 1)).all() & mask.any() & (mask == 0).any())
+
+
+def fault_of_masks(nodes: Collection[Any]) -> str:
+    """The fault of the masks that scaled_dot_product_attention was given in this graph, of which
+    embeddings have saved the tokens; empty: none is known.
+    """
+    called = [node for node in nodes if kind_of(node).startswith("ScaledDotProduct")]
+    masks = [saved_by(n, name) for n in called for name in ("attn_mask", "attn_bias")]
+    tokens = [saved_by(n, "indices") for n in nodes if masks and kind_of(n) == "Embedding"]
+    with unobserved(), no_grad():
+        for mask in masks:
+            if mask is None or mask.requires_grad:
+                continue
+            what = "of scaled_dot_product_attention"
+            if _is_added(mask):
+                return f"{what} {_ADDED.format(mask.dtype)}, True where attention is allowed"
+            # One row for all queries of a sample.
+            rows = mask[:, 0, 0] if mask.dim() == 4 and mask.shape[1:3] == (1, 1) else None
+            hidden = None if rows is None else rows == -torch.inf
+            if hidden is not None and any(_hides_tokens(hidden, each) for each in tokens):
+                return f"{what} {_INVERTED} True means attended to here, as tokens != padding is"
+    return ""
 
 
 def _hides_tokens(mask: torch.Tensor, tokens: Any) -> bool:

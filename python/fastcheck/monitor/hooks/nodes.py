@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import Any, Optional
 
@@ -15,10 +16,17 @@ VIEWS = re.compile(
     "Clone|ToCopy|Expand"
 )
 
+_NORM = ("norm:LinalgVectorNorm|Norm", "x:*")
+
 
 def kind_of(node: Any) -> str:
     """``Div`` of ``DivBackward0``. Nodes of an autograd.Function have no number."""
-    return re.sub(r"(2D)?Backward\d+$", "", type(node).__name__)
+    return _without_number(type(node).__name__)
+
+
+@functools.lru_cache(maxsize=1024)
+def _without_number(name: str) -> str:
+    return re.sub(r"(2D)?Backward\d+$", "", name)
 
 
 def leaf_of(node: Any) -> Optional[torch.Tensor]:
@@ -45,12 +53,15 @@ def shape_of(node: Any) -> tuple[int, ...]:
     return tuple(made[0].shape) if made else ()
 
 
+def signed(number: int) -> int:
+    """A number of a node that torch shows as an unsigned one where it is negative."""
+    return number - 2**64 if number >= 2**63 else number
+
+
 def axis_of(node: Any) -> tuple[int, tuple[int, ...]]:
     """The dimension of a softmax, or of gather(), and the shape of its result."""
     shape = shape_of(node) or (0,)
-    saved: int = node._saved_dim
-    # torch shows a negative one as an unsigned number.
-    return range(len(shape))[saved - 2**64 if saved >= 2**63 else saved], shape
+    return range(len(shape))[signed(node._saved_dim)], shape
 
 
 def match(node: Any, pattern: Any) -> Optional[dict[str, Any]]:
@@ -73,6 +84,19 @@ def match(node: Any, pattern: Any) -> Optional[dict[str, Any]]:
             return None
         found.update(inner)
     return found
+
+
+def is_normalised(node: Any) -> Optional[tuple[int, ...]]:
+    """The dimensions over which the norm was taken by which this node divides what it is the norm
+    of; None: it is no such division.
+    """
+    norms = ("Clone|Expand", ("ClampMin", _NORM)), ("Clone|Expand|ClampMin", _NORM), _NORM
+    found = next((f for norm in norms if (f := match(node, ("Div", "x:*", norm)))), None)
+    if found is None:
+        return None
+    count = len(shape_of(found["x"]))
+    chosen = getattr(found["norm"], "_saved_dim", None) or range(count)
+    return tuple(range(count)[signed(dimension)] for dimension in chosen)
 
 
 def saved_by(node: Any, name: str) -> Optional[torch.Tensor]:

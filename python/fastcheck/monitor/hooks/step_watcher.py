@@ -437,7 +437,8 @@ class StepWatcher:
             self._clipped_to(gradients, threshold, by_norm=norm is not None)
             known = self.session.step.update.scaler
             scaler = None if known is None else known()
-            if scaler is not None and not has_unscaled(scaler):
+            is_scaled = scaler is not None and not has_unscaled(scaler)
+            if is_scaled and self._facts.clips_as_made:
                 self._scaling.clipped_to = threshold
         return is_ours
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from typing import Any
+from typing import Any, Optional
 
 import torch
 
 from fastcheck.utils.torch.own_operators import no_grad, unobserved
 
-from .nodes import kind_of, match, saved_by
+from .nodes import kind_of, match, saved_by, shape_of, signed
 
 # Labels are smoothed beyond 0 and 1 at times, but not so far.
 _BEYOND = 0.5
@@ -95,37 +95,48 @@ def _beyond_one(node: Any) -> str:
     )
 
 
-def unshifted(nodes: Collection[Any]) -> bool:
-    """True if a cross entropy in this graph is given as targets what the embedding was given, each
-    place of which leads to the same place of the results, while attention looks at a place and
-    earlier ones alone.
+def token_targets(nodes: Collection[Any]) -> dict[str, str]:
+    """The forms of a language model whose targets are what the embedding was given, where each
+    place of that leads to the same place of the results: attention looks at a place and earlier
+    ones alone (``unshifted``); or the targets are one place on, and attention looks at that
+    (``sees_next``).
     """
     given = [node for node in nodes if kind_of(node) == "Embedding"]
     losses = [node for node in nodes if given and kind_of(node) == "NllLoss"]
+    if not losses:
+        return {}
     with unobserved(), no_grad():
-        return any(_copies(node, given) for node in losses) and any(map(_is_causal, nodes))
+        weights = [made for node in nodes if (made := _attended(node)) is not None]
+        is_causal = any(not bool(each.triu(1).any()) for each in weights)
+        if is_causal and any(_copies(node, given) for node in losses):
+            return {"unshifted": ""}
+        lengths = {length for node in given for length in shape_of(node)[:-1]}
+        of_tokens = [each for each in weights if len(each) in lengths and not is_causal]
+        sees = any(bool((each.diagonal(1) != 0).all()) for each in of_tokens)
+        if sees and any(_copies(node, given, dim) for node in losses for dim in (0, 1)):
+            return {"sees_next": ""}
+    return {}
 
 
-def _copies(loss: Any, given: Collection[Any]) -> bool:
+def _copies(loss: Any, given: Collection[Any], shifted: Optional[int] = None) -> bool:
     """True if the targets, but for those that are ignored, are the numbers of each embedding of as
-    many, and one leads to the loss place by place.
+    many, and one leads to the loss place by place. ``shifted``: the dimension of these in which the
+    targets are one place on.
     """
-    target = saved_by(loss, "target")
-    if target is None:
-        return False
-    tokens = [(node, saved_by(node, "indices")) for node in given]
-    known = [(n, t) for n, t in tokens if t is not None and t.dim() > 1]
-    like = {n: t for n, t in known if t.numel() == target.numel()}
-    if not like or any(t.device != target.device for t in like.values()):
-        return False
-    # torch shows a negative one as an unsigned number.
-    counts = target.flatten() != (loss._saved_ignore_index + 2**63) % 2**64 - 2**63
-    labels = target.flatten()[counts]
-    if labels.numel() < _LEAST_TOKENS or bool((labels == labels[0]).all()):
-        return False
-    if not all(bool((t.flatten()[counts] == labels).all()) for t in like.values()):
-        return False
-    waiting = [loss]
+    like, labels = _labels(loss, given)
+    for tokens in like.values():
+        known, counts = labels, labels != _ignored(loss)
+        if shifted is not None:
+            length = tokens.shape[shifted] - 1
+            known = labels.view_as(tokens).narrow(shifted, 0, length)
+            counts = counts.view_as(tokens).narrow(shifted, 0, length)
+            tokens = tokens.narrow(shifted, 1, length)
+        known = known[counts]
+        if known.numel() < _LEAST_TOKENS or bool((known == known[0]).all()):
+            return False
+        if not bool((tokens.reshape(counts.shape)[counts] == known).all()):
+            return False
+    waiting = [loss] if like else []
     met = set(waiting)
     while waiting:
         for child, _ in waiting.pop().next_functions:
@@ -137,21 +148,69 @@ def _copies(loss: Any, given: Collection[Any]) -> bool:
     return False
 
 
-def _is_causal(node: Any) -> bool:
-    """True for attention in which no place looks at a later place."""
+def _labels(loss: Any, given: Collection[Any]) -> tuple[dict[Any, torch.Tensor], torch.Tensor]:
+    """The numbers that each embedding of as many was given, and the targets, in one row."""
+    target = saved_by(loss, "target")
+    if target is None:
+        return {}, torch.empty(0)
+    tokens = [(node, saved_by(node, "indices")) for node in given]
+    known = [(n, t) for n, t in tokens if t is not None and t.dim() > 1]
+    like = {n: t for n, t in known if t.numel() == target.numel() and t.device == target.device}
+    return like, target.flatten()
+
+
+def _ignored(loss: Any) -> int:
+    return signed(loss._saved_ignore_index)
+
+
+def _padding(embedding: Any) -> int:
+    return signed(getattr(embedding, "_saved_padding_idx", -1))
+
+
+def counts_padding(nodes: Collection[Any]) -> str:
+    """The number of targets of a cross entropy that are one number where an embedding was given its
+    padding, and, but for once a row, nowhere else; empty: they are not.
+    """
+    given = [n for n in nodes if kind_of(n) == "Embedding" and _padding(n) >= 0]
+    losses = [node for node in nodes if given and kind_of(node) == "NllLoss"]
+    with unobserved(), no_grad():
+        for loss in losses:
+            like, labels = _labels(loss, given)
+            is_whole = loss._saved_reduction and loss._saved_weight is None
+            for node, tokens in like.items() if is_whole else ():
+                is_padding = tokens.flatten() == _padding(node)
+                padding, others = labels[is_padding], labels[~is_padding]
+                if len(padding) < _LEAST_TOKENS or not bool((padding == padding[0]).all()):
+                    continue
+                others = others == padding[0]
+                if int(padding[0]) != _ignored(loss) and int(others.sum()) <= len(tokens):
+                    return f"{len(padding)} of {len(labels)} targets"
+    return ""
+
+
+def _attended(node: Any) -> Optional[torch.Tensor]:
+    """The share of each place that each place of a first sample takes in attention, or 0 and other
+    numbers; None: it is none.
+    """
     kind = kind_of(node)
     if kind.startswith("ScaledDotProduct"):
+        key, places = saved_by(node, "key"), shape_of(node)[-2]
+        if key is None or key.shape[-2] != places:
+            return None
+        masks = [saved_by(node, name) for name in ("attn_mask", "attn_bias")]
+        mask = next((each for each in masks if each is not None), None)
+        whole = torch.ones(places, places)
         if getattr(node, "_saved_is_causal", False):
-            return True
-        mask = saved_by(node, "attn_mask")
+            whole = whole.tril()
         # A place that can't be looked at has -Inf, or False.
-        weights = None if mask is None else mask if mask.dtype == torch.bool else mask.exp()
+        made = whole if mask is None else mask if mask.dtype == torch.bool else mask.exp()
+        weights: Optional[torch.Tensor] = made.expand(*made.shape[:-2], places, places)
     else:
         weights = saved_by(node, "result") if kind in ("Softmax", "SafeSoftmax") else None
     if weights is None or weights.dim() < 2 or weights.shape[-1] != weights.shape[-2]:
-        return False
+        return None
     first = weights[(0,) * (weights.dim() - 2)]
-    return len(first) > 1 and not bool(first.triu(1).any())
+    return first if len(first) > 1 else None
 
 
 def are_distributions(target: torch.Tensor, dimension: int) -> bool:

@@ -1,0 +1,332 @@
+"""Tests of dimensions that are mixed up, of criteria that are given numbers of a narrow range, and
+of targets that attention can see or that are padding: by the graph of a loss.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Callable, Optional
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fastcheck.monitor.hooks.loss_forms import LossForms
+from support.told import texts
+
+
+def _forms(loss: Tensor) -> dict[str, str]:
+    return LossForms(set, set).look([loss])
+
+
+def _entropy(logits: Tensor) -> Tensor:
+    return F.cross_entropy(logits, torch.arange(len(logits)) % logits.shape[1])
+
+
+# A view in place of a transposition
+
+
+@pytest.mark.parametrize(
+    ("flatten", "is_moved"),
+    [
+        (lambda y: y.reshape(-1, 5), True),
+        (lambda y: F.relu(y).view(-1, 5), True),
+        (lambda y: y.view(2, 24, 5).mean(1), True),
+        (lambda y: y.permute(0, 2, 3, 1).reshape(-1, 5), False),
+        (lambda y: y.flatten(2).transpose(1, 2).reshape(-1, 5), False),
+        (lambda y: y.flatten(1)[:, :5], False),
+        (lambda y: y.view(2, 5, 24).mean(2), False),
+    ],
+)
+def test_channels_of_a_convolution(flatten: Callable[[Tensor], Tensor], is_moved: bool) -> None:
+    forms = _forms(_entropy(flatten(nn.Conv2d(3, 5, 1)(torch.randn(2, 3, 4, 6)))))
+    assert ("moved" in forms) == is_moved
+    assert not is_moved or "convolution, of shape [2, 5, 4, 6], was viewed as" in forms["moved"]
+
+
+@pytest.mark.parametrize("make", [lambda x: nn.Linear(5, 8)(x).relu(), nn.LayerNorm(5)])
+def test_features_that_become_channels(make: Callable[[Tensor], Tensor]) -> None:
+    y = make(torch.randn(2, 6, 5))
+    features = y.shape[-1]
+    said = _forms(y.reshape(2, features, 3, 2).mean())["moved"]
+    assert said.startswith("the result of a layer whose features are last, of shape [2, 6, ")
+    assert said.endswith(f"was viewed as [2, {features}, 3, 2]")
+    assert "moved" not in _forms(y.transpose(1, 2).reshape(2, features, 3, 2).mean())
+    assert "moved" not in _forms(y.reshape(2, 6, features, 1).mean())
+
+
+def test_a_decoder_gives_a_vector_a_shape() -> None:
+    assert "moved" not in _forms(nn.Linear(4, 60)(torch.randn(2, 4)).view(2, 5, 4, 3).mean())
+
+
+@pytest.mark.parametrize("places", [1, 5])
+def test_shapes_that_are_read_both_ways(places: int) -> None:
+    y = nn.Conv1d(3, 5, 1)(torch.randn(2, 3, places))
+    assert "moved" not in _forms(_entropy(y.view(2, places, 5).mean(1)))
+
+
+def _attention(split: str, join: str, fused: bool, heads: int = 4, places: int = 6) -> Tensor:
+    x = torch.randn(2, places, 16)
+    layers = [nn.Linear(16, 16) for _ in range(3)]
+
+    def part(of: Tensor) -> Tensor:
+        if split == "view":
+            return of.view(2, heads, places, -1)
+        if split == "flat":
+            return of.view(2 * heads, places, -1)
+        return of.view(2, places, heads, -1).transpose(1, 2)
+
+    q, k, v = (part(layer(x)) for layer in layers)
+    if fused:
+        made = F.scaled_dot_product_attention(q, k, v)
+    else:
+        made = (q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])).softmax(-1) @ v
+    if join == "transpose":
+        made = made.transpose(1, 2)
+    return _entropy(made.reshape(2, places, 16).mean(1))
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_heads(fused: bool) -> None:
+    assert "moved" not in _forms(_attention("transpose", "transpose", fused))
+    split = _forms(_attention("view", "transpose", fused))["moved"]
+    assert split == "what attention is given, of shape [2, 6, 16], was viewed as [2, 4, 6, 4]"
+    joined = _forms(_attention("transpose", "view", fused))["moved"]
+    assert joined == "the result of attention, of shape [2, 4, 6, 4], was viewed as [2, 6, 16]"
+
+
+def test_heads_beside_the_samples() -> None:
+    assert "[8, 6, 4]" in _forms(_attention("flat", "view", False))["moved"]
+
+
+def test_as_many_heads_as_places_are_read_both_ways() -> None:
+    assert "moved" not in _forms(_attention("view", "view", False, places=4))
+
+
+def test_torchs_own_attention_moves_nothing() -> None:
+    layer = nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0)
+    assert "moved" not in _forms(_entropy(layer(torch.randn(6, 2, 16)).mean(0)))
+
+
+@pytest.mark.parametrize(
+    ("sides", "is_mixed"),
+    [
+        (lambda z: F.normalize(z, dim=0) @ F.normalize(z, dim=0).T, True),
+        (lambda z: F.normalize(z.T, dim=1).T @ F.normalize(z, dim=0).T, True),
+        (lambda z: F.normalize(z, dim=1) @ F.normalize(z, dim=1).T, False),
+        (lambda z: F.normalize(z, dim=-1) @ F.normalize(z, dim=-1).T, False),
+        (lambda z: F.normalize(z, dim=0).T @ F.normalize(z, dim=0), False),
+        (lambda z: F.normalize(z, dim=0) @ z.T, False),
+    ],
+)
+def test_norms_over_the_samples(sides: Callable[[Tensor], Tensor], is_mixed: bool) -> None:
+    forms = _forms(_entropy(sides(nn.Linear(4, 16)(torch.randn(8, 4)))))
+    text = forms.get("across_samples", "")
+    assert ("by their norms over dimension" in text) == is_mixed
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+@pytest.mark.parametrize(
+    ("take", "is_last"),
+    [
+        (lambda y: y[:, -1], True),
+        (lambda y: y.select(1, 5), True),
+        (lambda y: y[-1], False),
+        (lambda y: y[:, 0], False),
+    ],
+)
+def test_the_last_sample(take: Callable[[Tensor], Tensor], is_last: bool, is_first: bool) -> None:
+    x = torch.randn(6, 6, 4)
+    for kind in (nn.LSTM, nn.GRU):
+        for layer in (kind(4, 3), kind(4, 3, 2, bidirectional=True)):
+            layer.batch_first = is_first
+            forms = _forms(_entropy(take(layer(x)[0])))
+            assert ("last_sample" in forms) == (is_last and not is_first)
+
+
+# Criteria
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        (torch.sigmoid, "sigmoid, numbers from 0 to 1: no probability is above 0.35"),
+        (torch.tanh, "tanh, numbers from -1 to 1: no probability is above 0.6"),
+        (lambda y: 30 * torch.tanh(y / 30), ""),
+    ],
+)
+def test_what_cross_entropy_is_given(given: Callable[[Tensor], Tensor], found: str) -> None:
+    forms = _forms(_entropy(given(nn.Linear(4, 6)(torch.randn(16, 4)))))
+    assert found in forms.get("given_twice", "") and ("given_twice" in forms) == bool(found)
+
+
+@pytest.mark.parametrize(
+    ("given", "is_dropped"),
+    [
+        (lambda y: F.dropout(y, 0.5), True),
+        (lambda y: F.dropout(y, 0.5).view(32, 3), True),
+        (lambda y: y * (y > 0), False),
+        (lambda y: y * torch.full_like(y, 2.0), False),
+        (lambda y: y * torch.rand_like(y), False),
+        (lambda y: F.dropout(y, 0.5, training=False), False),
+    ],
+)
+def test_logits_that_dropout_has_lost(given: Callable[[Tensor], Tensor], is_dropped: bool) -> None:
+    logits = given(nn.Linear(4, 6)(torch.randn(16, 4)))
+    binary = F.binary_cross_entropy_with_logits(logits, torch.ones_like(logits))
+    for loss in (_entropy(logits), binary):
+        assert ("dropped" in _forms(loss)) == is_dropped
+
+
+@pytest.mark.parametrize("given", [torch.tanh, F.relu, lambda y: y.softmax(-1)])
+def test_what_a_binary_criterion_is_given(given: Callable[[Tensor], Tensor]) -> None:
+    y = nn.Linear(4, 6)(torch.randn(16, 4))
+    target = torch.ones_like(y)
+    assert "given_twice" in _forms(F.binary_cross_entropy_with_logits(given(y), target))
+    assert "given_twice" not in _forms(F.binary_cross_entropy_with_logits(y, target))
+
+
+@pytest.mark.parametrize(
+    ("scale", "found"),
+    [
+        (lambda y: y * 0.07, "cosines times 0.07: no probability is above 0.14"),
+        (lambda y: (y / 10).masked_fill(torch.eye(8, dtype=torch.bool), -1e9), "cosines times 0.1"),
+        (lambda y: y / 0.07, ""),
+        (lambda y: y / 0.5, ""),
+        (lambda y: y, ""),
+        (lambda y: y * torch.full((8, 1), 0.07), ""),
+    ],
+)
+def test_cosines_as_logits(scale: Callable[[Tensor], Tensor], found: str) -> None:
+    z = F.normalize(nn.Linear(4, 16)(torch.randn(8, 4)), dim=-1)
+    assert found in (text := _forms(_entropy(scale(z @ z.T))).get("narrow", ""))
+    assert bool(text) == bool(found)
+
+
+def test_products_that_are_no_cosines() -> None:
+    z = nn.Linear(4, 16)(torch.randn(8, 4))
+    assert "narrow" not in _forms(_entropy(z @ z.T * 0.25))
+
+
+def test_clamped_logits() -> None:
+    y = nn.Linear(4, 1)(torch.randn(16, 4)).squeeze(1)
+    target = torch.ones(16)
+    assert "clamp()" in _forms(F.binary_cross_entropy(y.clamp(0, 1), target))["narrow"]
+    p = torch.sigmoid(y).clamp(1e-6, 1 - 1e-6)
+    assert "narrow" not in _forms(F.binary_cross_entropy(p, target))
+
+
+# Tokens
+
+
+class _Tagger(nn.Module):
+    def __init__(self, mask: Optional[str], padding: Optional[int] = None) -> None:
+        super().__init__()
+        self.mask, self.embedding = mask, nn.Embedding(12, 8, padding_idx=padding)
+        self.parts, self.head = nn.Linear(8, 24), nn.Linear(8, 12)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        q, k, v = self.parts(x)[:, None].chunk(3, -1)
+        length = tokens.shape[1]
+        mask = torch.ones(length, length, dtype=torch.bool)
+        mask = mask.tril() if self.mask in ("causal", "fused") else mask
+        if self.mask in ("fused", "open"):
+            made = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        elif self.mask == "is_causal":
+            made = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        else:
+            made = (q @ k.transpose(2, 3)).masked_fill(~mask, -math.inf).softmax(-1) @ v
+        y: Tensor = self.head(x + made[:, 0])
+        return y
+
+
+@pytest.mark.parametrize("mask", [None, "open", "causal", "fused", "is_causal"])
+def test_targets_that_attention_sees(mask: Optional[str]) -> None:
+    tokens = torch.randint(0, 12, (4, 10))
+    logits = _Tagger(mask)(tokens[:, :-1])
+    assert (
+        "sees_next" in _forms(F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()))
+    ) == (mask in (None, "open"))
+
+
+def test_what_a_decoder_sees_counts() -> None:
+    """An encoder that is given the same tokens has a mask of none."""
+    tokens = torch.randint(0, 12, (4, 10))
+    decoder = _Tagger("causal")
+    encoded = _Tagger(None)(tokens[:, :-1])
+    logits = decoder(tokens[:, :-1]) + encoded
+    assert "sees_next" not in _forms(F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()))
+
+
+def test_targets_of_masked_tokens_are_not_seen() -> None:
+    tokens = torch.randint(1, 12, (4, 10))
+    is_hidden = torch.rand(4, 10) < 0.5
+    logits = _Tagger(None)(tokens.masked_fill(is_hidden, 0))
+    target = tokens.masked_fill(~is_hidden, -100)
+    assert "sees_next" not in _forms(F.cross_entropy(logits.flatten(0, 1), target.flatten()))
+
+
+@pytest.mark.parametrize(
+    ("options", "padding", "is_told"),
+    [
+        ({}, 0, True),
+        ({"ignore_index": 0}, 0, False),
+        ({"reduction": "none"}, 0, False),
+        ({}, None, False),
+    ],
+)
+def test_padding_that_counts(
+    options: dict[str, Any], padding: Optional[int], is_told: bool
+) -> None:
+    tokens = torch.randint(1, 12, (4, 10))
+    tokens[:, 5:] = 0
+    logits = _Tagger(None, padding)(tokens).flatten(0, 1)
+    of = tokens * 5 % 12
+    elsewhere, several = of.clone(), of + (tokens == 0) * torch.arange(10)
+    elsewhere[:, :2] = 0
+    for target, may_tell in ((of, True), (elsewhere, False), (several, False)):
+        loss = F.cross_entropy(logits, target.flatten(), **options).mean()
+        assert _forms(loss).get("padding") == ("20 of 40 targets" if is_told and may_tell else None)
+
+
+@pytest.mark.parametrize(
+    ("make", "found"),
+    [
+        (lambda t: t != 0, ""),
+        (lambda t: t == 0, "inverted"),
+        (lambda t: (t != 0).float(), "0 and 1 in torch.float32"),
+        (lambda t: (t != 0).float().log(), ""),
+        (lambda t: torch.rand(4, 10), ""),
+    ],
+)
+def test_masks_of_the_function(make: Callable[[Tensor], Tensor], found: str) -> None:
+    tokens = torch.randint(1, 12, (4, 10))
+    tokens[:, 6:] = 0
+    x = nn.Embedding(12, 8)(tokens)[:, None]
+    made = F.scaled_dot_product_attention(x, x, x, attn_mask=make(tokens)[:, None, None])
+    fault = _forms(_entropy(made.flatten(0, 2))).get("mask", "")
+    assert found in fault and bool(fault) == bool(found)
+
+
+def test_what_is_said() -> None:
+    """Each form in a run, with its text."""
+    head, norm = nn.Conv1d(4, 3, 1), nn.LSTM(4, 4)
+
+    def program(model: nn.Module, optimizer: Any) -> None:
+        y = model(torch.randn(8, 8))
+        optimizer.zero_grad()
+        moved = _entropy(head(y.view(4, 4, 2).repeat(1, 1, 2)).reshape(-1, 3))
+        last = norm(y.view(2, 4, 4))[0][:, -1].square().mean()
+        z = F.normalize(y, dim=-1)
+        (moved + last + _entropy(z @ z.T * 0.1)).backward()
+        optimizer.step()
+
+    said = texts(program, 22)
+    for part in (
+        "a view keeps the order of the elements",
+        "of shape [2, 4, 4], the last element of dimension 1 is taken",
+        "cross entropy is given cosines times 0.1",
+    ):
+        assert sum(part in text and "in 3 checks in a row" in text for text in said) == 1
