@@ -43,7 +43,7 @@ def train(make: Make, steps: int, level: Optional[str]) -> tuple[list[float], in
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=14)
+    parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--level", choices=("module", "op"), default="module")
     parser.add_argument("--only", default="", help="those whose name has this text")
     options = parser.parse_args()

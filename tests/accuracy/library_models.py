@@ -392,6 +392,8 @@ TRUE_WARNINGS = {
     "torch_geometric: ARMAConv": "no gradient: first.weight, last.weight",
     # It is added to the argument of a softmax over one element: images of 64 pixels are small.
     "timm: efficientvim_m1": "gradients that are all 0: of stages.2.blocks.0.mixer.A",
-    # The loss of the returns, of the longer episodes that it has come to.
-    "stable_baselines3: A2C": "step 93: the loss is 30.94 (usually 6.501)",
+    # Its attention over places has nn.LayerNorm(1).
+    "timm: csatv2": "step 20: in the graph of the loss layer_norm normalises one element at a time",
+    # The loss of the returns rises with the length of the episodes.
+    "stable_baselines3: A2C": "step ",
 }

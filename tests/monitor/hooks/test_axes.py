@@ -60,6 +60,13 @@ def test_a_decoder_gives_a_vector_a_shape() -> None:
     assert "moved" not in _forms(nn.Linear(4, 60)(torch.randn(2, 4)).view(2, 5, 4, 3).mean())
 
 
+def test_as_many_features_as_columns_are_read_both_ways() -> None:
+    y = nn.Linear(8, 6)(torch.randn(2, 36, 8))
+    assert "moved" not in _forms(y.view(2, 6, 6, 6).mean())
+    assert "moved" not in _forms(y.view(-1, 6).view(2, 6, 6, 6).mean())
+    assert "moved" not in _forms(nn.Conv2d(3, 6, 1)(torch.randn(2, 3, 6, 6)).flatten(1, 2).mean())
+
+
 @pytest.mark.parametrize("places", [1, 5])
 def test_shapes_that_are_read_both_ways(places: int) -> None:
     y = nn.Conv1d(3, 5, 1)(torch.randn(2, 3, places))

@@ -51,11 +51,11 @@ def moved(node: Any) -> str:
 
 def _has_channels_last(first: tuple[int, ...], last: tuple[int, ...]) -> bool:
     """True if ``last`` is the shape that N x C x ... has after its channels were moved to the end,
-    and only that.
+    and only that: where there are as many channels as columns, it may be rows of these.
     """
     samples, channels, *places = first if len(first) > 2 else (0, 1)
     place = math.prod(places)
-    if min(channels, place) < 2 or channels == place:
+    if min(channels, place) < 2 or channels in (place, *places[-1:]):
         return False
     rows = (samples * place, channels), (samples, place, channels)
     return last in (*rows, (samples, *places, channels))
