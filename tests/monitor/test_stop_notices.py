@@ -100,7 +100,7 @@ def test_a_stop_for_another_reason(is_twice: bool) -> None:
         return F.cross_entropy(y.softmax(-1) if is_twice else y, _labels(y))
 
     text, monitor = stopped(loss, bad_at=7)
-    said = "cross entropy is made, is given the result of softmax. Give the criterion what"
+    said = "cross entropy is made, is given the result of softmax. Give the criterion the"
     assert (
         f"noticed by step 7: in the graph of the loss log_softmax, of which {said}" in text
     ) == (is_twice)

@@ -346,6 +346,7 @@ def test_a_plain_install_watches() -> None:
 @pytest.mark.filterwarnings("ignore::fastcheck.SpikeWarning")
 @pytest.mark.parametrize(("factor", "steps"), [(1, []), (4, [12])])
 def test_a_jump_of_the_loss_in_the_first_steps(factor: float, steps: list[int]) -> None:
+    torch.manual_seed(0)
     model = nn.Linear(8, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
     with fastcheck.install(model) as monitor:
@@ -362,7 +363,8 @@ def test_a_jump_of_the_loss_in_the_first_steps(factor: float, steps: list[int]) 
 @pytest.mark.filterwarnings("ignore::fastcheck.WatchWarning")
 @pytest.mark.parametrize(
     ("unscales", "threshold", "found"),
-    [(False, 1.0, [0]), (True, 1.0, []), (False, 4096.0, [])],
+    # What the program has done with the gradients before its first update is not known.
+    [(False, 1.0, [1]), (True, 1.0, []), (False, 4096.0, [])],
     ids=["scaled", "unscaled", "a threshold that is scaled too"],
 )
 def test_gradients_that_are_clipped_before_they_are_unscaled(
