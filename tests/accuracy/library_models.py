@@ -382,7 +382,7 @@ MODELS: dict[str, Make] = {
     for name, make in models.items()
 }
 
-#: What fastcheck says of them, and is so: the beginning of the text.
+#: What fastcheck says of them, and is so: a regular expression of the beginning of the text.
 TRUE_WARNINGS = {
     # Nothing of a mask and of segments is given.
     "transformers: xlnet": "no gradient: transformer.mask_emb",
@@ -393,7 +393,7 @@ TRUE_WARNINGS = {
     # It is added to the argument of a softmax over one element: images of 64 pixels are small.
     "timm: efficientvim_m1": "gradients that are all 0: of stages.2.blocks.0.mixer.A",
     # Its attention over places has nn.LayerNorm(1).
-    "timm: csatv2": "step 20: in the graph of the loss layer_norm normalises one element at a time",
+    "timm: csatv2": "step 20: in the graph of the loss layer_norm normalises one element at",
     # The loss of the returns rises with the length of the episodes.
-    "stable_baselines3: A2C": "step ",
+    "stable_baselines3: A2C": r"step [\d,]+: the loss is [\d.,]+ \(usually",
 }

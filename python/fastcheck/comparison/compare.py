@@ -382,8 +382,17 @@ def compare(
     is_bitwise = is_alike and expects_bits(*sides, settings)
     is_partial = any(side.is_partial for side in sides)
     ask_all = ask_all or pairing.is_shifted
-    options = accepted, exact, ask_all, is_bitwise, is_partial
-    questions = Questions(kind, tally, settings, *options, runner.split is not None)
+    questions = Questions(
+        kind,
+        tally,
+        settings,
+        accepted,
+        exact,
+        ask_all,
+        is_bitwise,
+        is_partial,
+        runner.split is not None,
+    )
     answers = questions.answers()
     # Not before the run: a source notes what it could not read of a block.
     notes = [*sides[0].notes, *sides[1].notes, *pairing.notes, *pairing.other_ranks]

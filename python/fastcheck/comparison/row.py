@@ -91,10 +91,20 @@ def make_row(
         relation = f"its statistics are {factor_text(factor)} times those of reference"
     elif not relation and state is PairState.DIFFERENT and elements is None:
         relation = _constant_text(*sides)
-    name, call = str(names[int(block.names[index])]), int(block.records[index]["call"])
-    text = _reason_text(reason, actual, reference)
-    place = (step, block.rank, phase, name, call)
-    return Row(*place, state, error, text, sides[0], sides[1], elements, relation)
+    return Row(
+        step=step,
+        rank=block.rank,
+        phase=phase,
+        name=str(names[int(block.names[index])]),
+        call=int(block.records[index]["call"]),
+        state=state,
+        error=error,
+        reason=_reason_text(reason, actual, reference),
+        actual=sides[0],
+        reference=sides[1],
+        elements=elements,
+        relation=relation,
+    )
 
 
 def _constant_text(*sides: Optional[dict[str, Any]]) -> str:

@@ -221,7 +221,14 @@ class Dumper:
         if not self.enabled:
             return
         self._options = check_options(
-            step, tensors, reference, level, record, order, memory, overwrite
+            step=step,
+            tensors=tensors,
+            reference=reference,
+            level=level,
+            record=record,
+            order=order,
+            memory=memory,
+            overwrite=overwrite,
         )
         self._selection = make_selection(
             level,

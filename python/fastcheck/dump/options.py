@@ -31,6 +31,7 @@ class Options(NamedTuple):
 
 
 def check_options(
+    *,
     step: int,
     tensors: bool,
     reference: Optional[str],

@@ -387,17 +387,20 @@ def _have_same_gradient(held: Sequence[torch.Tensor], trained: Sequence[torch.Te
     """True if one of ``held`` was given the gradient of the largest of ``trained``, whatever it was
     multiplied by: those of a twin, with a backward of its own, have others.
     """
-    is_flat = _is_flat(held, trained)
-    largest = max(trained, key=torch.Tensor.numel)
-    given = [p.grad for p in held if is_flat or p.shape == largest.shape]
-    wanted = [p.grad for p in (trained if is_flat else [largest])]
-    made, copies = ([g for g in many if g is not None] for many in (wanted, given))
-    if len(made) < len(wanted) or not all(map(can_read, (*made, *copies))):
+    sizes = list(map(torch.Tensor.numel, trained))
+    place = sizes.index(max(sizes))
+    largest, row = trained[place], slice(None)
+    given = [p.grad for p in held if p.shape == largest.shape and p.grad is not None]
+    if _is_flat(held, trained):
+        begin = sum(sizes[:place])
+        row = slice(begin, begin + sizes[place])
+        given = [p.grad for p in held if p.grad is not None]
+    if largest.grad is None or not all(map(can_read, (largest.grad, *given))):
         return False
     with unobserved(), no_grad():
-        whole = torch.cat([gradient.double().flatten() for gradient in made])
-        parts = [gradient.double().flatten()[: len(whole)] for gradient in copies]
-        return any(float(F.cosine_similarity(whole, part, 0)) > _SAME for part in parts)
+        # A copy may be on another device.
+        wanted, *others = (g.flatten().cpu().double() for g in (largest.grad, *given))
+        return any(float(F.cosine_similarity(wanted, g[row], 0)) > _SAME for g in others)
 
 
 def _is_flat(held: Sequence[torch.Tensor], trained: Sequence[torch.Tensor]) -> bool:

@@ -475,8 +475,12 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
     _fact(
         "narrow", cause="loss",
         text="in the graph of the loss {name}{checks}",
-        advice="divide cosines by the temperature; give binary_cross_entropy_with_logits what a "
-        "layer returns: clamp() has no gradient outside of its bounds",
+        advice="divide cosines by the temperature", source="forums: a loss that does not fall",
+    ),
+    _fact(
+        "clamped", cause="loss",
+        text="in the graph of the loss {name}{checks}: clamp() has no gradient outside of its "
+        "bounds", advice="give binary_cross_entropy_with_logits what the layer returns",
         source="forums: a loss that does not fall",
     ),
     _fact(

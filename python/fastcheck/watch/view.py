@@ -223,7 +223,6 @@ class StepsView:
     now: Signals
     threshold: float
     horizon: int
-    # Results of _ranges(), _peaks() and _first(), in their order.
     median: np.ndarray
     highest: np.ndarray
     scores: np.ndarray
@@ -234,15 +233,14 @@ class StepsView:
     subnormal_at_first: np.ndarray
     saturated_at_first: np.ndarray
     ends_at_first: np.ndarray
-    # Results of Forecasts.
-    steps_left: np.ndarray
-    most_steps_left: np.ndarray
     is_weighed: np.ndarray
     is_at_end: np.ndarray
     is_zero: np.ndarray
     is_stuck: np.ndarray
     alive: np.ndarray
     standing: np.ndarray
+    steps_left: np.ndarray
+    most_steps_left: np.ndarray
 
     @property
     def limit(self) -> np.ndarray:
@@ -275,27 +273,37 @@ class Past:
         self._bands.grow(count * len(NAMES))
         self._of.grow(count)
         parts = [slice(at, at + PART) for at in range(0, len(now.steps), PART)]
+        median, highest, scores, outside = self._ranges(now, parts)
         is_at_end = _at_end(now)
         (zero, subnormal, saturated, ends), is_later = self._first(now, is_at_end, parts)
+        is_weighed = is_later & IS_FLOAT[now.codes] & (now.numel >= LEAST_ELEMENTS)
+        standing = np.concatenate([self._standing.add(now, part) for part in parts])
+        near, far = self._forecasts.add(now)
+        peak, past = self._peaks(now)
         is_zero = now.zero_share >= _DEAD
         is_stuck = is_zero | now.is_equal
         return StepsView(
-            now,
-            self._threshold,
-            self._horizon,
-            *self._ranges(now, parts),
-            *self._peaks(now),
-            zero,
-            subnormal,
-            saturated,
-            ends,
-            *self._forecasts.add(now),
-            is_weighed=is_later & IS_FLOAT[now.codes] & (now.numel >= LEAST_ELEMENTS),
+            now=now,
+            threshold=self._threshold,
+            horizon=self._horizon,
+            median=median,
+            highest=highest,
+            scores=scores,
+            outside=outside,
+            peak=peak,
+            past=past,
+            zero_at_first=zero,
+            subnormal_at_first=subnormal,
+            saturated_at_first=saturated,
+            ends_at_first=ends,
+            is_weighed=is_weighed,
             is_at_end=is_at_end,
             is_zero=is_zero,
             is_stuck=is_stuck,
             alive=self._alive(now, is_stuck),
-            standing=np.concatenate([self._standing.add(now, part) for part in parts]),
+            standing=standing,
+            steps_left=near,
+            most_steps_left=far,
         )
 
     def _ranges(

@@ -6,6 +6,7 @@ FASTCHECK_CUDA_ARCHS.
 
 from __future__ import annotations
 
+from backends.cuda import test_ptx
 from backends.cuda.test_exponents import (
     test_alignment,
     test_layouts,
@@ -23,3 +24,6 @@ __all__ = [
     "test_sizes",
     "test_the_window_moves_with_the_numbers",
 ]
+
+# A test of another name would be left out of all runs but whole ones.
+assert {*test_ptx.__all__, *__all__} >= test_ptx.OF_A_DTYPE | test_ptx.OF_FLOAT32

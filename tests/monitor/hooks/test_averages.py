@@ -33,10 +33,10 @@ def _update(average: nn.Module, model: nn.Module, decay: float) -> None:
             mean.lerp_(parameter, 1 - decay)
 
 
-def _train(update: Any, kind: Any, steps: int = 60) -> list[str]:
+def _train(update: Any, kind: Any, steps: int = 60, rate: float = 1e-3) -> list[str]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
-    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    optimizer = torch.optim.Adam(model.parameters(), rate)
     average = kind(model)
     with warned() as said, fastcheck.install(model):
         for step in range(steps):
@@ -101,6 +101,11 @@ def _frozen(average: nn.Module, model: nn.Module, step: int) -> None:
 @pytest.mark.parametrize("update", [_copied, _warmed_up, _rounded, _seldom, _frozen])
 def test_copies_that_are_no_average(update: Any) -> None:
     assert _train(update, copy.deepcopy) == []
+
+
+def test_a_rounded_copy_to_compute_with_is_no_average() -> None:
+    """Most of its elements keep every bit in an update, as they should."""
+    assert _train(_copied, lambda model: copy.deepcopy(model).bfloat16(), rate=1e-6) == []
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 13), reason="locals() is a copy from Python 3.13 on")

@@ -14,6 +14,7 @@ from fakes import fake_device
 from fastcheck.monitor.weight_updates import _still
 from support.programs.stalled import Branches, Frozen, Masked, said
 from support.programs.training import Net, batches
+from support.warned import warned
 
 pytestmark = pytest.mark.fake_accelerator
 
@@ -52,6 +53,25 @@ def test_what_does_not_move() -> None:
     model = Net().to(NAME)
     (text,) = said(model, torch.optim.SGD(model.blocks.parameters(), lr=0.01))
     assert "no optimizer that has stepped holds head.weight, head.bias" in text
+
+
+@pytest.mark.parametrize("is_row", [False, True])
+def test_copies_of_a_model_on_the_host(is_row: bool) -> None:
+    model = Net().to(NAME)
+    held = [p.detach().cpu() for p in model.parameters()]
+    held = [torch.cat([p.flatten() for p in held])] if is_row else held
+    optimizer = torch.optim.Adam([torch.nn.Parameter(p) for p in held], 1e-3)
+    with warned() as texts, fastcheck.install(model):
+        for x in batches(12):
+            model.zero_grad()
+            model(x.to(NAME)).square().mean().backward()
+            made = [p.grad.cpu() for p in model.parameters() if p.grad is not None]
+            made = [torch.cat([gradient.flatten() for gradient in made])] if is_row else made
+            for copied, gradient in zip(optimizer.param_groups[0]["params"], made):
+                copied.grad = gradient
+            optimizer.step()
+    (text,) = texts
+    assert "Copies have to be written back to the model after each step()" in text
 
 
 def test_a_constant_buffer_that_moves() -> None:

@@ -100,7 +100,8 @@ class Averages:
                 share = _share(now, then, of) if copy.dtype == trained.dtype else None
                 is_little = share is not None and share < _MOST_KEPT
                 is_written = copy.dtype.itemsize < 4 and copy._version != version
-                if is_written and bool((now != of).any()):
+                # A rounded copy of the weights, as one to compute with, is no average.
+                if is_written and bool((now != of.to(copy.dtype).double()).any()):
                     is_still = float((now == then).double().mean()) > _STILL
                     share = 1.0 if is_still else share
                     is_little |= is_still

@@ -80,6 +80,7 @@ _FORMS = (
     "moved",
     "last_sample",
     "narrow",
+    "clamped",
     "dropped",
     "mask",
     "sees_next",
@@ -208,11 +209,7 @@ class _Chain:
 
     def keeps_scale(self, gradient: Optional[torch.Tensor]) -> bool:
         """True if its gradient is multiplied by a scale, and nothing has changed it since."""
-        return gradient is not None and self.since.has_scale and self.is_as_made(gradient)
-
-    def is_as_made(self, gradient: torch.Tensor) -> bool:
-        """True if nothing is known to have changed its gradient since the last backward()."""
-        if not self.is_left(gradient):
+        if gradient is None or not (self.since.has_scale and self.is_left(gradient)):
             return False
         return self.since.scaled is None or not self.since.scaled.is_changed(gradient)
 
@@ -569,7 +566,6 @@ class Facts:
 
     def clipping(self, gradients: Sequence[torch.Tensor]) -> None:
         """Gradients are about to be clipped."""
-        self._losses.are_clipped_as_made = False
         for chain in self._of_all:
             gradient = chain.gradient
             if gradient is None:
@@ -577,7 +573,6 @@ class Facts:
                 continue
             chain.since.has_scale = chain.keeps_scale(gradient)
             if any(gradient is other for other in gradients):
-                self._losses.are_clipped_as_made |= chain.is_as_made(gradient)
                 is_late = not chain.since.has_backward and chain.is_left(gradient)
                 self._count("clipped_late", is_late, "")
                 if chain.since.has_backward:
@@ -588,9 +583,9 @@ class Facts:
                 self._count("clipped_none", not gradients, chain.parameter)
 
     @property
-    def clips_as_made(self) -> bool:
-        """True if a gradient that was clipped last was as backward() had made it."""
-        return self._losses.are_clipped_as_made
+    def has_clipped_scaled(self) -> bool:
+        """True if a gradient was clipped that carried the loss scale, as far as is known."""
+        return any(c.since.has_scale and c.since.clipped is not None for c in self._of_all)
 
     def clipped(self, norm: Optional[torch.Tensor], threshold: object) -> None:
         """Gradients were clipped, to ``threshold``; ``norm``: None where each element was."""

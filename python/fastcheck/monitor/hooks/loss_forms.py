@@ -280,25 +280,31 @@ def _dropped(node: Any) -> str:
     return f"{what} is given the result of dropout" * is_noise
 
 
+def _clamped(node: Any) -> str:
+    """Names a criterion of probabilities that is given a layer's result after clamp(); empty: it is
+    none.
+    """
+    made = node.next_functions[0][0] if kind_of(node) == "BinaryCrossEntropy" else None
+    is_clamped = kind_of(made) in ("Clamp", "Hardtanh") and kind_of(maker_of(made)) in _LINEAR
+    return "binary cross entropy is given the result of a layer after clamp()" * is_clamped
+
+
 def _narrow(node: Any) -> str:
     """Names a criterion that is given numbers of a narrow range; empty: it is none."""
-    kind, made = kind_of(node), node.next_functions[0][0] if node.next_functions else None
-    if kind == "BinaryCrossEntropy" and kind_of(made) in ("Clamp", "Hardtanh"):
-        is_linear = kind_of(maker_of(made)) in _LINEAR
-        return "binary cross entropy is given the result of a layer after clamp()" * is_linear
-    if kind != "LogSoftmax":
-        return ""
+    given = made = node.next_functions[0][0] if kind_of(node) == "LogSoftmax" else None
     while kind_of(made) in ("MaskedFill", "Where"):
         made = operand_of(made)
     factor = saved_by(made, "other") if match(made, ("Mul|Div", ("Mm", "*", "*"))) else None
     if factor is None or factor.numel() != 1 or not all(map(is_normalised, _sides(made))):
         return ""
     scale = abs(float(factor)) if kind_of(made) == "Mul" else 1 / abs(float(factor))
+    if not 0 < scale < _LEAST_SCALE:
+        return ""
+    what = f"cross entropy is given cosines times {scale:.2g}"
+    if made is not given:
+        return what  # how many classes are left is not known
     dimension, shape = axis_of(node)
-    return (
-        f"cross entropy is given cosines times {scale:.2g}: no probability is above "
-        f"{_most(2 * scale, shape[dimension])}"
-    ) * (0 < scale < _LEAST_SCALE)
+    return f"{what}: no probability is above {_most(2 * scale, shape[dimension])}"
 
 
 def _sides(node: Any) -> list[Any]:
@@ -551,6 +557,7 @@ _CHECKS: tuple[tuple[str, Callable[[Any], str]], ...] = (
     ("no_logarithm", _no_logarithm),
     ("dropped", _dropped),
     ("narrow", _narrow),
+    ("clamped", _clamped),
     ("one_element", _constant),
     ("other_dimension", _across),
     ("across_samples", mixed),

@@ -438,7 +438,7 @@ class StepWatcher:
             known = self.session.step.update.scaler
             scaler = None if known is None else known()
             is_scaled = scaler is not None and not has_unscaled(scaler)
-            if is_scaled and self._facts.clips_as_made:
+            if is_scaled and self._facts.has_clipped_scaled:
                 self._scaling.clipped_to = threshold
         return is_ours
 

@@ -40,8 +40,6 @@ class UpdateLosses:
         self.is_without_graph = False
         #: It was asked for the derivative of a derivative, which is 0.
         self.has_no_second = False
-        #: A gradient of theirs was last clipped as backward() had made it, as far as is known.
-        self.are_clipped_as_made = False
         #: A loss of this update is a sum, one of whose terms is that of the update before.
         self.is_total = False
         # The number of the sum that the last loss is, and that of the update before.
