@@ -23,6 +23,7 @@ from fastcheck.watch.watcher import Watcher
 from support.page_data import PageData
 from support.paths import ROOT
 from support.processes import run_code, run_python
+from support.warned import warned
 
 #: Warmed up after a few steps, so that the tests are short.
 WATCH = fastcheck.Watch(window=32, warm_up=16)
@@ -52,6 +53,31 @@ def train(
         losses.append(float(loss.detach()))
     monitor.remove()
     return monitor, losses, [p.detach().clone() for p in model.parameters()]
+
+
+class Words(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(50, 8), nn.Linear(9, 1)
+
+    def forward(self, words: torch.Tensor, more: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.head(torch.cat([self.table(words), more], 1))
+        return out
+
+
+@pytest.mark.parametrize("level", ["module", "op"])
+def test_a_batch_is_all_that_the_model_is_given(level: str) -> None:
+    """Zeros beside words that vary, which no infinity can be in."""
+    torch.manual_seed(0)
+    model = Words()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with warned() as texts, fastcheck.install(model, level=level):
+        for _ in range(16):
+            words = torch.randint(50, (32,))
+            optimizer.zero_grad()
+            (model(words, torch.zeros(32, 1)) - words[:, None] / 50).square().mean().backward()
+            optimizer.step()
+    assert not texts
 
 
 @pytest.mark.filterwarnings("ignore::fastcheck.WatchWarning")

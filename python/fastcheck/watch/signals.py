@@ -398,7 +398,7 @@ def _by_site(
         "zero_share": spread(zeros / there),
         "subnormal_share": spread(np.minimum(subnormal / np.maximum(there - zeros, 1), 1.0)),
         "saturated_share": spread(total(records["saturated_count"]) / there),
-        "is_equal": spread(least == most),
+        "is_equal": spread((least == most) & (total(bad) == 0)),
         "is_whole": spread(is_whole),
         "is_count": spread(is_count),
         "numel": spread(finite),

@@ -574,9 +574,10 @@ class OpLevel(Level):
 
     def read_argument(self, tensor: torch.Tensor, site: int) -> None:
         """Reads a tensor that enters the model, even where an observed op has made it: what has
-        been written since without torch (through ``x.numpy()``) is seen here.
+        been written since without torch (through ``x.numpy()``) is seen here. Integers are read
+        for their checksum: a batch is known by all that the model was given.
         """
-        if self.is_running and can_hold_nonfinite(tensor) and self._is_readable(tensor):
+        if self.is_running and self._is_readable(tensor):
             seq, is_bad, is_collective, sources = self._ops.take_over(tensor, site)
             for known in sources if self.session.event_store.has_allowances else ():
                 self.session.due(entries.ArgumentKnown(known, site))
