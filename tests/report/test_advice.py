@@ -855,6 +855,14 @@ OPERATORS = {
         operator_report("aten.nll_loss_forward", {"self": of(numel=0)}, numel=1, nan_count=1),
         "A mean over no elements is 0/0: self is empty",
     ),
+    "a running variance below 0": (
+        operator_report(
+            "aten.native_batch_norm",
+            {"input": of(), "running_var (buffer bn.running_var)": of(-1.0, negative_count=1)},
+            nan_count=8,
+        ),
+        "running_var holds 1 negative number (down to -1), and no variance is below 0",
+    ),
     "layer norm without eps": (
         operator_report("aten.native_layer_norm", {"input": ZERO, "weight": of()}, nan_count=8),
         "where eps is 0, or too small, that is 0/0",
@@ -1099,6 +1107,23 @@ def test_an_operator_of_the_loss_without_a_rule_is_named() -> None:
         (near.cumprod(1) * 1e-20).mean().backward()
     told = said(stop.value)
     assert "try 1. CumprodBackward0 made Inf of numbers up to" in told and "0/0" not in told
+
+
+def test_an_operator_that_may_have_read_what_is_not_held_is_accused_of_nothing() -> None:
+    """The node of a solve keeps no right-hand side, and that of ``x * 2`` no x."""
+    model = torch.nn.Linear(4, 4)
+
+    def solved(rows: torch.Tensor) -> torch.Tensor:
+        rest = rows.sum(1, keepdim=True) + torch.tensor([[1.0], [math.nan], [0.5]])
+        matrix = torch.eye(3) + rows @ rows.T
+        return torch.linalg.solve_triangular(matrix, rest, upper=False).sum()
+
+    with fastcheck.install(model), pytest.raises(fastcheck.OverflowDetected) as stop:
+        solved(model(torch.eye(3, 4))).backward()
+    assert "try 1. If what it solves for is finite (targets may hold NaN), it" in said(stop.value)
+    with fastcheck.install(model), pytest.raises(fastcheck.OverflowDetected) as stop:
+        (model(torch.ones(3, 4)).square().sum() * 1e38 * 1e3).backward()
+    assert "try 1. MulBackward0 read NaN or Inf, in what is not held, or made" in said(stop.value)
 
 
 def test_the_order_of_a_norm_is_no_infinity_that_was_given() -> None:

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from fastcheck.monitor.session.derivatives import DECOMPOSITIONS, SavedByNode
-from fastcheck.record.event import TARGET_OF_KL
+from fastcheck.record.event import KNOWN_ALONE, TARGET_OF_KL
 from fastcheck.record.format import DTYPES, NONFINITE_COUNTS, Depth, is_nonfinite
 from fastcheck.report.stop_report import MadeBy
 from fastcheck.statistics.functions import stats
@@ -548,7 +548,7 @@ class _GraphSearch:
         if is_sure:
             known = "whose result is not finite, while what it read was"
         else:
-            known = "whose result is known not to be finite"
+            known = KNOWN_ALONE
             inputs = [*inputs, *self._masked(node)]
         if not inputs:  # a mean or a sum keeps nothing of what it has read
             read = [(name, self._known.get(edge)) for name, edge in zip(("self", "other"), edges)]

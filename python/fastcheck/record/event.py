@@ -18,6 +18,8 @@ GIVEN_INSTEAD = "functional_call() was given it"
 TARGET_OF_KL = "target of kl_div"
 #: The end for what an operator has made of finite tensors and such a number.
 GIVEN_NUMBER = " but for a number that it was given, which is NaN or infinite"
+#: The result of an operator, of which not all that it read is held.
+KNOWN_ALONE = "whose result is known not to be finite"
 #: The end of a clause on parameters that may have been written before what read them.
 WHEN_LAST_READ = "when they were last read"
 #: The beginning for a stored tensor that was not finite at first.

@@ -343,10 +343,10 @@ def unexplained(made: Operation) -> Advice:
     if made.is_nan:
         why = "a number left the range of its dtype, was divided by 0, or lies where the operator "
         why += "is not defined. Look for such numbers there, and scale or"
-    return Advice(
-        f"{made.shown} made {'NaN' if made.is_nan else 'Inf'}{read}: {why} clamp them before, or "
-        "add an eps."
-    )
+    made_it = f"made {'NaN' if made.is_nan else 'Inf'}{read}"
+    if made.is_open:
+        made_it = "read NaN or Inf, in what is not held, or made them of numbers there"
+    return Advice(f"{made.shown} {made_it}: {why} clamp them before, or add an eps.")
 
 
 def narrow(made: Operation, dtype: str, most: float) -> Advice:

@@ -57,7 +57,8 @@ class Operation:
     """The operator that made the numbers. ``name``: in lower case, without what tells overloads and
     kernels apart (``div`` of ``aten.div_.Tensor`` and of ``DivBackward0``); ``shown``: as the
     report names it. ``inputs``: what it read, by argument; ``origins``: the operators that made
-    these, where known. ``result``: None where it was not held.
+    these, where known. ``result``: None where it was not held. ``is_open``: not all that it read
+    was held, so that NaN or Inf may have been in it.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Operation:
     inputs: tuple[tuple[str, RecordStatistics], ...] = ()
     origins: Mapping[str, str] = field(default_factory=dict)
     result: RecordStatistics | None = None
+    is_open: bool = False
 
     @property
     def is_op(self) -> bool:

@@ -11,6 +11,7 @@ from fastcheck.record.event import (
     CHANGED_BY_LOOP,
     COMPUTED_OUTSIDE,
     GIVEN_INSTEAD,
+    KNOWN_ALONE,
     MAYBE_CHANGED,
     NOT_STEPPED,
     NOT_UPDATED,
@@ -498,7 +499,8 @@ def _operation(
         result = None if made.result is None else statistics_of(made.result)
         is_backward = made.is_backward and (made.site is None or _is_derivative(made.site))
         short, origins = _short(made.operator), _origins(read)
-        return Operation(short, made.operator, is_backward, read, origins, result)
+        is_open = KNOWN_ALONE in made.how
+        return Operation(short, made.operator, is_backward, read, origins, result, is_open)
     name = _OPERATOR_OF.get(site.module_type)
     if (
         name is None

@@ -21,6 +21,8 @@ _Rule = Callable[[Case, Operation], Iterator[Advice]]
 
 #: The most that a number in a derivative, such as the 3 of x ** 3, is taken to multiply by.
 _BESIDE = 16
+#: The largest eps that is common in a norm.
+_LARGEST_EPS = 1e-3
 #: A target that is so many times as large as the prediction has grown by itself.
 _OUTGROWN = 1e6
 #: The largest number whose exp is finite.
@@ -390,6 +392,16 @@ def _cast(case: Case, made: Operation) -> Iterator[Advice]:
 
 
 def _normalisation(case: Case, made: Operation) -> Iterator[Advice]:
+    read = {label.partition(" ")[0]: reading for label, reading in made.inputs}
+    variance = read.get("running_var")
+    if made.may_be_nan and variance is not None and (variance.min or 0) < -_LARGEST_EPS:
+        yield Advice(
+            f"running_var holds {counted(variance.negative_count, 'negative number')}"
+            f"{_down_to(variance)}, and no variance is below 0: in evaluation its root is NaN. "
+            "Look at the checkpoint that it was loaded from, and at what writes it (an average of "
+            "weights whose factors are not between 0 and 1)."
+        )
+        return
     if made.is_nan and not any(r.nonfinite_count or _has_large_square(r) for _, r in made.inputs):
         yield Advice(
             f"{made.shown} divides by the root of a variance plus eps. The variance of numbers "
@@ -682,11 +694,12 @@ def _difference(case: Case, made: Operation) -> Iterator[Advice]:
 
 
 def _singular(case: Case, made: Operation) -> Iterator[Advice]:
+    or_read = "If what it solves for is finite (targets may hold NaN), it" if made.is_open else ""
     yield Advice(
-        f"{made.shown} divides by numbers that are 0, or almost 0, where the matrix is singular or "
-        "nearly so (rows that depend on each other, fewer samples than dimensions, a matrix that "
-        "underflows). Add a part of the identity that is not small beside its elements, or use "
-        "lstsq or pinv.",
+        f"{or_read or made.shown} divides by numbers that are 0, or almost 0, where the matrix is "
+        "singular or nearly so (rows that depend on each other, fewer samples than dimensions, a "
+        "matrix that underflows). Add a part of the identity that is not small beside its "
+        "elements, or use lstsq or pinv.",
         "a + eps * torch.eye(n)",
     )
 
