@@ -479,6 +479,24 @@ def test_the_gradient_of_a_parameter_that_is_used_by_itself() -> None:
     assert made is not None and made.operator == "aten.sqrt" and made.line.endswith("in forward")
 
 
+def test_what_forward_made_reaches_the_gradient_of_a_parameter_alone() -> None:
+    """The gradients that the module passes on are finite."""
+
+    class Decayed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.decay, self.last = nn.Parameter(torch.tensor([200.0] + 7 * [1.0])), nn.Linear(8, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(x + (-self.decay.exp()).exp())
+
+    stop = stop_of_model(nn.Sequential(nn.Linear(8, 8), Decayed()))
+    made = stop.report.made_by
+    assert stop.report.culprit.site.key == "1.decay"
+    assert made is not None and made.operator == "aten.exp" and made.line.endswith("in forward")
+    assert [name for name, _ in made.inputs] == ["self (parameter 1.decay)"]
+
+
 def test_a_buffer_that_its_module_has_made_non_finite() -> None:
     class Norm(nn.Module):
         variance: torch.Tensor

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any, Callable
 
 import pytest
@@ -128,6 +129,29 @@ def test_the_line_of_the_variable_is_not_named_twice() -> None:
 
     made = made_by(step, nn.Linear(4, 3))
     assert "loss = (y - y).log()" in made.variable and made.written == ()
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_no_function_around_the_result_has_made_it(is_kept: bool) -> None:
+    """Nor is text that is repeated a product."""
+    factor = torch.tensor(3e38)
+
+    def step(model: nn.Module) -> None:
+        print("=" * 20)
+        y = model(BATCH) * 2
+        loss_of(y)
+
+    def loss_of(y: torch.Tensor) -> None:
+        if is_kept:
+            loss = math.prod([y.abs().sum() + 9, factor])
+            loss.backward()
+        else:
+            math.prod([y.abs().sum() + 9, factor]).backward()
+
+    made = made_by(step, nn.Linear(4, 3))
+    assert made.operator == "MulBackward0"
+    assert ("loss = math.prod(" in made.variable) is is_kept
+    assert sources(made.written) == ([] if is_kept else ["step: y = model(BATCH) * 2"])
 
 
 def test_the_first_functions_with_no_more_than_three_places() -> None:

@@ -855,6 +855,14 @@ OPERATORS = {
         operator_report("aten.nll_loss_forward", {"self": of(numel=0)}, numel=1, nan_count=1),
         "A mean over no elements is 0/0: self is empty",
     ),
+    "scores beyond float32": (
+        operator_report(
+            "aten._scaled_dot_product_flash_attention_for_cpu",
+            {"query": of(high=2e30), "key": of(high=1e30), "value": of(high=1e30)},
+            nan_count=8,
+        ),
+        "query reaches 2.00e+30 and key 1.00e+30, whose product is beyond float32's 3.40e+38",
+    ),
     "a running variance below 0": (
         operator_report(
             "aten.native_batch_norm",
@@ -1492,6 +1500,10 @@ def test_an_update_makes_nan_of_a_moderate_weight_by_a_quotient_or_a_root(
     # An infinity of a weight that grew is one of the growth.
     assert ("SGD divides by no number" in advice_of(written)) is (first == 1.0)
     assert "SGD: 1.00e+38" in advice_of(replace(written, learning_rates=(("SGD", 1e38),)))
+    # With a finite state the update of a moderate weight has none either.
+    state = MadeBy("", "found", inputs=(("state exp_avg", of()),))
+    kept = replace(written, learning_rates=rates, made_by=state)
+    assert ("lower the learning rate" in advice_of(kept)) is (first != 1.0)
 
 
 @pytest.mark.parametrize(

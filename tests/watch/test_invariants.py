@@ -166,7 +166,8 @@ def test_a_constant_input() -> None:
     texts = [text for _ in range(20) for text in given(run, **nothing)]
     assert len(texts) == 1 and "all its elements are 0 in 10 steps in a row" in texts[0]
     run = Run()
-    assert not [text for _ in range(20) for text in given(run, **nothing, neginf_count=496)]  # a mask
+    mask = {**nothing, "neginf_count": 496}
+    assert not [text for _ in range(20) for text in given(run, **mask)]
     assert not [text for _ in range(20) for text in given(run, **ones)]
     texts = [text for _ in range(20) for text in given(run, dtype=DTYPE_CODES["int64"], **ones)]
     assert len(texts) == 1

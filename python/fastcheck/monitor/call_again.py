@@ -153,13 +153,14 @@ def run_again(
 
 class Search(NamedTuple):
     """The step, and the path of the module, of a finding. ``kind``: ``"forward"``, ``"backward"``
-    or ``"buffer"``; ``only_neginf``: of the finding.
+    or ``"buffer"``; ``only_neginf``: of the finding; ``parameter``: whose gradient it is.
     """
 
     step: Step
     path: str
     kind: str
     only_neginf: bool = False
+    parameter: str = ""
 
 
 def run_pass_again(
@@ -219,7 +220,9 @@ def run_pass_again(
     if not isinstance(outcome, _Found):
         return outcome
     name, part = held.call.node.name, outcome.module
-    if is_backward and _had_finite_gradients(part, search.step, session):
+    is_of_forward = outcome.event.site.direction == "forward" and search.parameter != ""
+    is_of_forward &= outcome.event.reason.endswith(f"the gradient of {search.parameter}")
+    if is_backward and not is_of_forward and _had_finite_gradients(part, search.step, session):
         return None  # random gradients did it, or a random state
     op = outcome.event.site.op
     if not op:
@@ -469,9 +472,14 @@ class _Found(NamedTuple):
         )
 
 
-def _named(argument: str, source: Site) -> str:
-    """The name of an argument, with the operator that made it."""
-    return f"{argument} ({source.op})" if source.op and source.role != "input" else argument
+def _named(argument: str, source: Site, path: str) -> str:
+    """The name of an argument, with the operator that made it or the tensor that is stored under
+    this name within the module at ``path``.
+    """
+    if source.role == "input":
+        return argument
+    named = replace(source, module=".".join(filter(None, (path, source.module))))
+    return f"{argument} ({named.op or named.tensor_name})"
 
 
 def _observed(
@@ -531,7 +539,7 @@ def _observed(
             history = monitor._session.event_store.archive.history
             sites = monitor._session.sites
             inputs = [
-                (_named(argument, sites[int(record["site"])]), record)
+                (_named(argument, sites[int(record["site"])], running.call.node.path), record)
                 for argument, seq in event.inputs
                 if (record := history.find(seq)) is not None
             ]

@@ -144,7 +144,9 @@ class Makers:
         # the output.
         site = session.sites[culprit.blamed.site]
         kind = "backward" if is_gradient else "buffer"
-        made = self._pass_again(culprit, site, call_again.Search(step, site.module, kind), session)
+        parameter = site.key if site.role == "param_grad" else ""
+        search = call_again.Search(step, site.module, kind, parameter=parameter)
+        made = self._pass_again(culprit, site, search, session)
         return made if made is not None and (made.operator or known is None) else known
 
     def _pass_again(

@@ -87,10 +87,13 @@ def with_lines(made: MadeBy) -> MadeBy:
     if made.line or not suffix:
         return made
     name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", kind).lower()
-    written = _Search((name,), with_modules=made.is_backward).places(_running_functions())
+    functions = _running_functions()
     # The line of the variable may be the very one.
-    numbers = re.search(r":([\d or]+) in ", made.variable)
-    known = numbers[1].split(" or ") if numbers else ()
+    place = re.search(r" assigned at (.+):([\d or]+) in (\w+|<\w+>)", made.variable)
+    known = place[2].split(" or ") if place else ()
+    if place and not made.variable.startswith("the result is used in "):
+        functions = _until(functions, path=place[1], name=place[3])
+    written = _Search((name,), with_modules=made.is_backward).places(functions)
     is_known = any(re.search(rf":(?:{'|'.join(known)}) in ", place) for place in written if known)
     return made if is_known else replace(made, written=written)
 
@@ -142,6 +145,14 @@ def lines_of_weights() -> tuple[str, ...]:
 def _of_data(is_loud: bool) -> _Search:
     operators = _OF_DATA if is_loud else _OF_NEGINF
     return _Search(operators, with_modules=False, with_guarded=False)
+
+
+def _until(functions: Iterable[_Source], path: str, name: str) -> Iterator[_Source]:
+    """The first of these functions, up to the one that holds the result: none around it made it."""
+    for function in functions:
+        yield function
+        if (function.code.co_filename, function.code.co_name) == (path, name):
+            return
 
 
 def _running_functions() -> Iterator[_Source]:
@@ -199,7 +210,7 @@ class _Search:
             if kind in self._names:
                 return node.end_lineno or 0 if writes(node, statement) else 0
         if isinstance(node, ast.BinOp):
-            is_it = self._is_operator(node.op, node.right)
+            is_it = self._is_operator(node.op, node.right) and not _is_text(node.left)
             return (node.left.end_lineno or 0) if is_it else 0
         if isinstance(statement, ast.AugAssign) and node is statement.target:
             return node.lineno if self._is_operator(statement.op, statement.value) else 0
@@ -219,7 +230,8 @@ class _Search:
     def _is_operator(self, operator: ast.operator, right: ast.expr) -> bool:
         # A quotient by a number that is written there is as finite as what it divides.
         is_scaled = isinstance(operator, ast.Div) and isinstance(right, ast.Constant)
-        return isinstance(operator, self._kinds) and not is_scaled and self._is_open(right)
+        is_tensor = not (is_scaled or _is_text(right))
+        return isinstance(operator, self._kinds) and is_tensor and self._is_open(right)
 
     def _is_open(self, read: ast.expr) -> bool:
         """False for ``x + 1e-8`` and ``x.clamp(min=1)``, where these count."""
@@ -248,6 +260,14 @@ class _Search:
                     yield _Source(code, function.names)
         else:
             yield from _functions(value, owner)
+
+
+def _is_text(read: ast.expr) -> bool:
+    """True for ``"=" * 20`` and for what text is joined to, as far as is written there."""
+    if isinstance(read, ast.BinOp):
+        return _is_text(read.left) or _is_text(read.right)
+    is_text = isinstance(read, ast.Constant) and isinstance(read.value, (str, bytes))
+    return is_text or isinstance(read, ast.JoinedStr)
 
 
 def _writes_gradient(node: ast.expr, statement: ast.stmt) -> bool:

@@ -354,7 +354,7 @@ def _by_site(
     """
     total, spread = plan.total, plan.spread
     components = component_counts(records)
-    bad = sum(records[name] for name in NONFINITE_COUNTS)
+    bad: np.ndarray = np.add.reduce([records[name] for name in NONFINITE_COUNTS])
     finite = total(components - bad).astype(np.float64)
     lowest, highest = (extreme_values(records, name) for name in ("min", "max"))
     plain = np.maximum(np.abs(lowest), np.abs(highest))

@@ -30,6 +30,8 @@ from .operators import by_operator, target_outgrows
 from .source import how_written, on_source
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from fastcheck.record.site import Site
     from fastcheck.report.stop_report import StopReport
 
@@ -137,10 +139,11 @@ def stored(case: Case) -> Iterator[Advice]:
         )
         return
     has_fault = bool(case.report.fault)
-    is_quotient = bool(case.divider) and case.has_nan and not (is_near or has_fault)
     steppers = {name for name, _ in case.report.learning_rates}
     is_far = not is_near and (case.has_nan or not case.is_narrow)
     is_far &= all(rate < 1e6 for _, rate in case.report.learning_rates)
+    is_quotient = (case.has_nan and not is_near) or (is_far and bool(_state_of(case)))
+    is_quotient &= bool(case.divider) and not has_fault
     is_written = bool(steppers) and steppers <= _ADDING and is_far and not has_fault
     if is_quotient:
         yield from _quotient_of_update(case)
@@ -168,8 +171,14 @@ def stored(case: Case) -> Iterator[Advice]:
     yield Advice(f"Check the schedule{eps if case.divider else ''}.")
 
 
+def _state_of(case: Case) -> tuple[tuple[str, np.void], ...]:
+    """The optimizer's state of a weight that an update has broken, where that tells of it."""
+    made = case.report.made_by
+    return () if made is None or made.operator else made.inputs
+
+
 def _quotient_of_update(case: Case) -> Iterator[Advice]:
-    """NaN in a weight that was far from overflowing."""
+    """NaN in a weight that was far from overflowing, or Inf where the state of it is finite."""
     names = [name for name, _ in case.report.learning_rates]
     tiny = next((n for n in names if "Adam" in n or n in ("Adagrad", "RMSprop")), "")
     if case.reading.dtype == "float16" and tiny:
@@ -180,8 +189,7 @@ def _quotient_of_update(case: Case) -> Iterator[Advice]:
             f"{tiny}(parameters, eps=1e-4)",
         )
         return
-    made = case.report.made_by
-    state = () if made is None or made.operator else made.inputs
+    state = _state_of(case)
     if state and all(r["zero_count"] == case.reading.nonfinite_count for _, r in state):
         which = listed([label for label, _ in state], 5)
         verb = "is" if len(state) == 1 else "are"

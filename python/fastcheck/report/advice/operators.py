@@ -15,6 +15,7 @@ from fastcheck.record.event import GIVEN_NUMBER
 from fastcheck.record.statistics import RecordStatistics
 from fastcheck.utils.text.numbers import counted, format_number
 
+from . import softmax
 from .case import Advice, Case, Operation
 
 _Rule = Callable[[Case, Operation], Iterator[Advice]]
@@ -477,39 +478,6 @@ def _constant(case: Case, made: Operation) -> Iterator[Advice]:
         )
 
 
-def _softmax(case: Case, made: Operation) -> Iterator[Advice]:
-    label, reading = made.operand(0)
-    if made.may_be_nan and reading is not None and reading.posinf_count:
-        yield Advice(
-            f"{label} holds {reading.posinf_count:,} +Inf, and softmax subtracts the largest: "
-            "Inf - Inf is NaN. Look for what made them, and clamp there."
-        )
-    elif made.may_be_nan:
-        yield Advice(
-            "A row that is masked whole: softmax over nothing but -inf is NaN. Let every query "
-            "attend to at least one key (padding and causal mask together), or mask with a large "
-            "finite number.",
-            "scores.masked_fill(mask, torch.finfo(scores.dtype).min)",
-        )
-
-
-def _ctc(case: Case, made: Operation) -> Iterator[Advice]:
-    label, reading = made.operand(0)
-    if reading is not None and reading.nonfinite_count:
-        yield Advice(
-            f"{label} holds {reading.nonfinite_count:,} NaN or Inf: the gradient of CTC is NaN "
-            "there, of -Inf too, as of a class that is masked out. Mask with a finite number.",
-            "logits.masked_fill(mask, -1e4).log_softmax(-1)",
-        )
-        return
-    yield Advice(
-        "CTC is Inf where a target is longer than the frames that it is aligned to (repeated "
-        "labels need one frame more each), and its gradient is NaN. Leave such samples out, or "
-        "pass zero_infinity=True.",
-        "ctc_loss(..., zero_infinity=True)",
-    )
-
-
 def _likelihood(case: Case, made: Operation) -> Iterator[Advice]:
     label, reading = made.operand(0)
     if reading is not None and reading.neginf_count and made.may_be_inf:
@@ -602,24 +570,6 @@ def _bad_number(made: Operation, use: str) -> Iterator[Advice]:
         )
 
 
-def _masked_classes(case: Case, made: Operation) -> Iterator[Advice]:
-    """Operators that pass on the log-probabilities of classes that are masked with -Inf."""
-    result = made.result
-    if result is None or not result.inf_count or result.nan_count:
-        return
-    for label, reading in made.inputs:
-        is_of_classes = "log_softmax" in label or made.name == "neg"
-        if is_of_classes and reading.neginf_count == reading.nonfinite_count > 0:
-            yield Advice(
-                f"{label} holds {reading.neginf_count:,} -Inf: a class that is masked with -Inf "
-                "has a log-probability of -Inf. Where the target is another class that is left "
-                "out, but label smoothing, soft targets and a sum or mean over classes take it "
-                "in. Mask with a finite number, or leave such classes out of the sum.",
-                "logits.masked_fill(mask, -1e4)",
-            )
-            return
-
-
 def _products(case: Case, made: Operation) -> Iterator[Advice]:
     """Products of two finite operands, and sums of them, in a format as wide as that of float32."""
     form = None if made.result is None else made.result.float_format
@@ -631,7 +581,8 @@ def _products(case: Case, made: Operation) -> Iterator[Advice]:
         yield Advice(
             f"{name} reaches {format_number(a.abs_max)} and {other} {format_number(b.abs_max)}, "
             f"whose product is beyond {made.result.dtype}'s {format_number(form.max)}: Inf, and "
-            "Inf - Inf is NaN. Look for what let them grow, and normalise or clamp before."
+            "Inf - Inf is NaN. Look for what made them so large (weights that grew, or were made "
+            "or loaded so), and normalise or clamp before."
         )
 
 
@@ -913,20 +864,6 @@ def _angle_backward(case: Case, made: Operation) -> Iterator[Advice]:
     )
 
 
-def _logsumexp(case: Case, made: Operation) -> Iterator[Advice]:
-    is_empty = made.is_backward or (made.result is not None and made.result.neginf_count > 0)
-    if is_empty and any(reading.neginf_count for _, reading in made.inputs):
-        what = {
-            "logaddexp": "Two operands that are both -inf",
-            "logcumsumexp": "A row that begins with -inf",
-        }.get(made.name, "A row of nothing but -inf")
-        yield Advice(
-            f"{what}: the {made.name} is -Inf, and the derivative, exp(-Inf + Inf), is NaN. Leave "
-            "one entry open, or put a large finite number in place of -inf.",
-            "scores.masked_fill(mask, -1e4)",
-        )
-
-
 def _optimizer(case: Case, made: Operation) -> Iterator[Advice]:
     label, reading = made.operand(2)
     if made.name.startswith("fused_"):  # it divides by what is made within
@@ -973,15 +910,16 @@ _FORWARD: tuple[tuple[str, _Rule], ...] = (
     (r"weight_norm(?:_interface)?", _weight_norm),
     (r"scalar_tensor|(?:masked_|index_)?fill|(?:new_)?full(?:_like)?", _constant),
     (r"(?:linalg_vector_)?norm|mse_loss|square|std|var", _square),
-    (r"(?:log_)?softmax", _softmax),
-    (r"logsumexp|logaddexp|logcumsumexp", _logsumexp),
-    (r"ctc_loss", _ctc),
+    (r"(?:log_)?softmax", softmax.softmax),
+    (r"scaled_dot_product_\w*attention\w*", softmax.attention),
+    (r"logsumexp|logaddexp|logcumsumexp", softmax.logsumexp),
+    (r"ctc_loss", softmax.ctc),
     (r"nll_loss(?:2d|_nd)?|cross_entropy(?:_loss)?", _likelihood),
     (r"mul|addcmul|xlogy", _product),
     (r"(?:add|b|baddb)?mm|matmul|linear|convolution|(?:add)?mv|dot|mul|addcmul", _products),
     (r"sum|cumsum|nansum", _sum),
     (r"(?:mse|smooth_l1|huber|soft_margin)_loss", _narrow_loss),
-    (r"neg|mean|sum|mul|div|add|sub|rsub", _masked_classes),
+    (r"neg|mean|sum|mul|div|add|sub|rsub", softmax.masked_classes),
     (r"add|sub|rsub", _mask_by_addition),
     (r"add|sub|rsub", _difference),
     (r"(?:linalg_)?(?:solve|inv|inverse|lu_solve|lu_factor|solve_triangular)(?:_ex)?", _singular),
@@ -997,9 +935,9 @@ _BACKWARD: tuple[tuple[str, _Rule], ...] = (
     (r"angle", _angle_backward),
     (r"hypot", _hypot_backward),
     (r"(?:linalg_)?(?:svd|eigh|eig|symeig|qr)", _decomposition),
-    (r"(?:log_)?softmax", _softmax),
-    (r"logsumexp|logaddexp|logcumsumexp", _logsumexp),
-    (r"ctc_loss", _ctc),
+    (r"(?:log_)?softmax", softmax.softmax),
+    (r"logsumexp|logaddexp|logcumsumexp", softmax.logsumexp),
+    (r"ctc_loss", softmax.ctc),
     (
         r"mul|exp2?|expm1|pow|sqrt|sinh|cosh|(?:mse|smooth_l1|huber|soft_margin)_loss"
         r"|binary_cross_entropy_with_logits",
