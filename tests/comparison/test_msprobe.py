@@ -350,7 +350,7 @@ def test_the_part_of_a_gradient_is_not_held_against_the_whole(tmp_path: Path) ->
     dump = tmp_path / "right" / "dump.json"
     comparison = fastcheck.compare(tmp_path / "right" / "log", dump, accept="missing")
     assert comparison.agrees, str(comparison)
-    assert any("1 gradients of inputs differ" in note for note in comparison.notes)
+    assert any("1 gradient of inputs differs" in note for note in comparison.notes)
     # Of two msprobe dumps, and of two logs, these are compared with each other.
     first = fastcheck.compare(tmp_path / "wrong" / "log", dump, accept="missing").first
     assert first is not None and first.row.name == "norm · forward · output[0]"

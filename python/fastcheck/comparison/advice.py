@@ -18,6 +18,7 @@ from .programs import (
     of_gradient,
     of_modules,
     of_one_side,
+    of_split,
     of_state,
     of_updates,
     path_of,
@@ -26,6 +27,7 @@ from .questions import Answer, Questions
 from .row import factor_of, factor_text, is_whole
 from .tally import COMPUTED, Found, Tally
 
+_SIDES = ("actual", "reference")
 _ELEMENTS = (
     "Where a checksum differs, a log has only norms, sums and extremes to compare, which do not "
     "depend on the order of the elements. --exact demands equal bits; a Dumper(tensors=True) of "
@@ -65,8 +67,17 @@ def advice_of(
             "use --accept order"
         )
     yield from _of_steps(tally, answers, questions.first)
+    is_over = any(answer.answer == "not asked" for answer in answers)
+    if is_over and [answer.question for answer in given] == ["environment"]:
+        yield (
+            "if the two are meant to differ in that, --accept environment compares what they have "
+            "computed"
+        )
+    asked = [answer.found for answer in answers if answer.answer == "no" and answer.found]
+    if asked:
+        yield from _of_dtypes(asked[0])
     if tally.elsewhere and all(tally.elsewhere.values()):
-        yield from _of_names(tally)
+        yield from _of_names(tally, sides)
     if origin is not None and not given and questions.expects_bits:
         has_bits = not tally.counts["without_bits"]
         equal = "equal to the bit" if has_bits else "equal as far as the statistics tell"
@@ -77,6 +88,8 @@ def advice_of(
         yield from of_one_side(tally, sides, starts)
     if first is not None and not given:
         yield from of_modules(first, sides)
+        yield from _of_calls(first)
+        yield from of_split(sides) if questions.is_split else ()
         if sides[1].options.get("level") != "op" and path_of(first.row.name) in sides[1].classes:
             yield from _of_inputs(first)
         if first.row.phase is Phase.UPDATE:
@@ -113,7 +126,19 @@ def _of_steps(tally: Tally, answers: tuple[Answer, ...], first: Optional[Found])
     for entry in tally.missing.values():
         if entry.phase is not Phase.BATCHES:
             continue
-        side = "actual" if entry.state is PairState.ONLY_ACTUAL else "reference"
+        side, other = _SIDES[:: 1 if entry.state is PairState.ONLY_ACTUAL else -1]
+        if not any(
+            missing.phase is Phase.FORWARD
+            and missing.state is entry.state
+            and missing.first_step == entry.first_step
+            for missing in tally.missing.values()
+        ):
+            yield (
+                f"step {entry.first_step:,} has as many calls on both sides, and one of {side} "
+                f"alone reads {entry.name} as a tensor of its own: in {other} it reads what was "
+                "read before in that step, as the same batch twice"
+            )
+            return
         more = f"step {entry.first_step:,} has more batches in {side} ({entry.name})"
         if step is not None and entry.first_step <= step:
             yield (
@@ -129,6 +154,31 @@ def _of_steps(tally: Tally, answers: tuple[Answer, ...], first: Optional[Found])
             return
     if step is not None:
         yield from of_order(tally.batches.values())
+
+
+def _of_calls(first: Found) -> Iterator[str]:
+    """Advice for modules that are called in another order before the first difference."""
+    if first.calls is not None:
+        before, mine, other = map(path_of, first.calls)
+        after = f"after {before} " if before else ""
+        yield (
+            f"modules are called in another order: {after}the next that returns is {mine} in "
+            f"actual, and {other} in reference"
+        )
+
+
+def _of_dtypes(found: Found) -> Iterator[str]:
+    """Advice for a first difference that is one of dtypes."""
+    row = found.row
+    mine, other = ((side or {}).get("dtype") for side in (row.actual, row.reference))
+    if mine != other:
+        cause = ""
+        if " · forward · output" in row.name:
+            cause = ", as with torch.autocast on one side, or weights of another dtype"
+        yield (
+            f"{row.name} is {mine} in actual and {other} in reference{cause}. If this is intended, "
+            "--accept dtype compares the numbers, within the threshold of the coarser dtype"
+        )
 
 
 def _own_inputs(first: Found) -> list[list[str]]:
@@ -156,7 +206,7 @@ def _of_inputs(first: Found) -> Iterator[str]:
             )
 
 
-def _of_names(tally: Tally) -> Iterator[str]:
+def _of_names(tally: Tally, sides: Sides) -> Iterator[str]:
     """Advice for weights that are swapped or shared: each weight that differs equals another weight
     of the reference.
     """
@@ -164,7 +214,10 @@ def _of_names(tally: Tally) -> Iterator[str]:
     held = f"{name} is what {other} is in reference"
     alone = {m.name for m in tally.missing.values() if m.state is PairState.ONLY_REFERENCE}
     if any(missing.endswith(f" · {other}") for missing in alone):
-        yield f"{held}, and actual has no {other}: it is shared with another weight, or renamed"
+        why = "it is shared with another weight, or renamed"
+        if other.rpartition(".")[0] not in sides[0].classes:
+            why = "modules have other names, as where one before them is left out, or added"
+        yield f"{held}, and actual has no {other}: {why}"
         return
     first = tally.losses[min(tally.losses)] if tally.losses else None
     if first is None:
@@ -185,7 +238,8 @@ def _late(origin: Origin, equal: str) -> str:
     """The end of a sentence on a tensor that was equal in the steps before."""
     others = ""
     if origin.alike and (origin.row.phase is Phase.UPDATE or origin.is_parameters_gradient):
-        others = f". {origin.alike:,} others of its kind are {equal} in that step"
+        are = "others of its kind are" if origin.alike > 1 else "other of its kind is"
+        others = f". {origin.alike:,} {are} {equal} in that step"
     known = f"{equal} in the steps before, as was all else{others}"
     if origin.causes:
         return known
@@ -254,10 +308,13 @@ def _of_origin(questions: Questions, origin: Origin, equal: str) -> Iterator[str
             "bits differed. If this is intended, use --accept order"
         )
     elif origin.cause is Cause.UNKNOWN:
+        read = "no tensor computed from it is on both sides"
+        if origin.is_updated:
+            read = "the updates that follow are equal to the bit"
         yield (
-            "no tensor computed from it is on both sides, so rounding can't be distinguished from "
-            "another order of the elements. A Dumper(tensors=True) of that module, on both sides, "
-            "distinguishes them. If this is intended, use --accept order"
+            f"{read}, so rounding can't be distinguished from another order of the elements. "
+            "A Dumper(tensors=True) of that module, on both sides, distinguishes "
+            "them. If this is intended, use --accept order"
         )
     else:
         yield (

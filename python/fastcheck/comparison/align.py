@@ -13,7 +13,8 @@ import numpy as np
 
 from fastcheck.record.format import Depth, Flag
 
-from .block import BYTES_BEFORE_SUMS, Block, same_bits
+from .block import BYTES_BEFORE_SUMS, Block, Phase, Source, same_bits
+from .measure import PairState
 from .names import NameTable
 
 # The first of two modules that read one tensor in two threads has it recorded as its input, and its
@@ -272,3 +273,32 @@ def _without_repeated(block: Block, indices: np.ndarray, names: NameTable) -> np
     made = {_content(block, index) for index in others} - {None}
     copies = [index for index in inputs if _content(block, index) in made]
     return np.setdiff1d(kept, copies)
+
+
+def missing_of(
+    sources: tuple[Source, Source], ours: Block, theirs: Block, pairs: Alignment
+) -> Iterator[tuple[PairState, Block, int, Phase]]:
+    """Yields the tensors that one side lacks: state, the block that has the tensor, position in it,
+    and phase. ``sources``: actual and reference.
+    """
+    actual, reference = sources
+    sides = (
+        (PairState.ONLY_ACTUAL, ours, pairs.only_ours, pairs.ours, reference, theirs.step),
+        (PairState.ONLY_REFERENCE, theirs, pairs.only_theirs, pairs.theirs, actual, ours.step),
+    )
+    for state, block, indices, matched, other, step in sides:
+        end = len(block)
+        if other.is_cut(step, block.rank):
+            # The other side ends within this step: what it didn't come to is not missing. A stop
+            # before the update reads weights that the other side reads then.
+            is_stored = np.isin(block.phases[matched], [int(Phase.WEIGHTS), int(Phase.UPDATE)])
+            matched_there = matched[~is_stored | other.is_updated(step, block.rank)]
+            end = int(matched_there.max()) if len(matched_there) else 0
+        # A log has first weights twice: before the forward, and before the update.
+        weights = set(block.names[matched[block.phases[matched] == Phase.WEIGHTS]].tolist())
+        for index in indices.tolist():
+            phase = Phase(int(block.phases[index]))
+            phase = Phase.FORWARD if phase is Phase.ARRIVED else phase
+            if index > end or (phase is Phase.WEIGHTS and int(block.names[index]) in weights):
+                continue
+            yield state, block, index, phase

@@ -11,6 +11,7 @@ import numpy as np
 from fastcheck.record.format import COUNTS
 from fastcheck.record.statistics import extreme_values
 
+from .block import Block
 from .split import merged
 
 _MOST = 100_000
@@ -31,6 +32,9 @@ class BatchOrder:
         self.held: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
         self.first = 0
         self.until: Optional[int] = None
+        #: Where one side continues the other, and begins with the first batches of it: the place of
+        #: the longer side, the step that has them there, and that which is compared with them.
+        self.again: Optional[tuple[int, int, int]] = None
         self._totals: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
     def keep(self, step: int, names: np.ndarray, left: np.ndarray, right: np.ndarray) -> None:
@@ -51,6 +55,17 @@ class BatchOrder:
             pairs = zip(held, records)
             records = tuple(np.array([merged(np.concatenate(pair))]) for pair in pairs)
         self._totals[number] = records[0], records[1]
+
+    def begin(self, late: int, block: Block) -> None:
+        """Looks for the first batches of the shorter side in the first step of the longer side."""
+        firsts = {number: held[0] for number, held in self.held.items() if held}
+        places = {number: place for place, number in reversed([*enumerate(block.names.tolist())])}
+        differs = any(mine != other for _, mine, other in firsts.values())
+        if differs and all(
+            number in places and int(block.records["checksum"][places[number]]) == first[2 - late]
+            for number, first in firsts.items()
+        ):
+            self.again = late, block.step, min(step for step, _, _ in firsts.values())
 
     @property
     def are_shuffled(self) -> bool:
@@ -77,6 +92,15 @@ def _are_same(records: tuple[np.ndarray, np.ndarray]) -> bool:
 def of_order(ranks: Iterable[BatchOrder]) -> Iterator[str]:
     """Sentences on batches that are those of other steps of the reference, or the same samples."""
     for batches in ranks:
+        if batches.again is not None:
+            late, first, step = batches.again
+            side, longer = (("reference", "actual"), ("actual", "reference"))[late]
+            yield (
+                f"the data of {side} begin anew: what it reads first, in place of the batch of "
+                f"step {step:,}, is the batch of step {first:,} in {longer}. Restore the place in "
+                "the data too, or skip what was trained on"
+            )
+            return
         for held in batches.held.values():
             differing = [(step, mine) for step, mine, other in held if mine != other]
             steps = {other: step for step, _, other in reversed(held)}

@@ -130,6 +130,10 @@ class Source:
         """True if the block may lack its end: the source ends within this step."""
         return False
 
+    def is_updated(self, step: int, rank: int) -> bool:
+        """False if the source ends within this step, before an optimizer has updated."""
+        return True
+
 
 #: Counts and extremes. Not the sums: some backends add them up in an order of their own.
 BYTES_BEFORE_SUMS = offset_of("sum")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Callable, Optional, TextIO, Union
@@ -37,7 +38,7 @@ from fastcheck.utils.names.msprobe import plain_api
 from fastcheck.utils.private import writing
 from fastcheck.utils.reading import read_json
 from fastcheck.utils.text.layout import csv_text, plain_text
-from fastcheck.utils.text.numbers import format_shape, format_steps
+from fastcheck.utils.text.numbers import counted, format_shape, format_steps
 
 from .advice import advice_of
 from .block import Kind, Phase, Source
@@ -74,43 +75,50 @@ def expects_bits(
 
 
 _PARTS = 6
-#: Notes by the field of a tally; the text behind a bar is added where there are several.
+#: Notes by the field of a tally; the text behind a bar is added where there are several. Of words
+#: in brackets the first are those for one.
 _NOTES = {
-    "reordered": "{count} calls came in another order among the calls of their module",
-    "moved": "{count} inputs were read by another module first, equal to the bit",
-    "merged": "{count} tensors that one side has in parts are compared by their counts, sums and "
-    "extremes, which do not tell the order of the elements; a Dumper(tensors=True) of both sides "
-    "does",
+    "reordered": "{count} call[|s] came in another order among the calls of [its|their] module",
+    "moved": "{count} input[ was|s were] read by another module first, equal to the bit",
+    "merged": "{count} tensor[|s] that one side has in parts [is|are] compared by [its|their] "
+    "counts, sums and extremes, which do not tell the order of the elements; a "
+    "Dumper(tensors=True) of both sides does",
     "padded": "the padding behind the vocabulary is left out: {first}|, and of {rest} more",
     "grouped": "{first}|, as {rest} others",
-    "unsteady": "{count} tensors are not deterministic, as repeat= shows, and are left out: "
-    "{first} first",
-    "rescheduled": "{count} tensors of operators differ or are on one side alone, and the "
-    "gradients of all parameters agree: another schedule of the same step",
-    "in_parts": "{count} gradients of what modules take and return come another number of times on "
-    "the two sides, {first} first: of each, the sum over all times agrees, as do the gradients of "
-    "all parameters",
-    "untold": "from {count} of these, {first} first, no gradient of a parameter is computed: their "
-    "elements may stand in another order. A Dumper(tensors=True) of both sides tells; --accept "
-    "missing takes them as equal",
-    "resized": "{count} tensors between modules have another number of elements, {first} first, "
-    "and the loss and the gradients of all parameters agree: what one side has more is in none of "
-    "them",
-    "scaled": "{first} differs: the loss of the step, which is computed from it, and the gradients "
-    "of all parameters agree|; and {rest} more",
-    "recomputed": "{count} tensors are recomputed otherwise than they were computed first: {first}",
-    "strays": "the ranks do not have the same weights: {first} is not that of the first rank|, and "
-    "{rest} more",
-    "absent": "{count} tensors between modules are read in one layout alone: not compared",
-    "parts": "{count} gradients of inputs differ and are not compared: msprobe has what one module "
-    "adds to a gradient, fastcheck the whole of it",
+    "unsteady": "{count} tensor[ is|s are] not deterministic, as repeat= shows, and [is|are] left "
+    "out: {first} first",
+    "rescheduled": "{count} tensor[|s] of operators differ[s|] or [is|are] on one side alone, and "
+    "the gradients of all parameters agree: another schedule of the same step",
+    "in_parts": "{count} gradient[|s] of what modules take and return come[s|] another number of "
+    "times on the two sides, {first} first: of each, the sum over all times agrees, as do the "
+    "gradients of all parameters",
+    "untold": "from {count} of these, {first} first, no gradient of a parameter is computed: "
+    "[its|their] elements may stand in another order. A Dumper(tensors=True) of both sides tells; "
+    "--accept missing takes [it|them] as equal",
+    "resized": "{count} tensor[|s] between modules [has|have] another number of elements, {first} "
+    "first, and the loss and the gradients of all parameters agree: what one side has more is in "
+    "none of them",
+    "scaled": "{first} differs: the loss of the step, which is computed from it, and the "
+    "gradients of all parameters agree|; and {rest} more",
+    "recomputed": "{count} tensor[ is|s are] recomputed otherwise than computed first: {first}",
+    "strays": "the ranks do not have the same weights: {first} is not that of the first rank|, "
+    "and {rest} more",
+    "absent": "{count} tensor[|s] between modules [is|are] read in one layout alone: not compared",
+    "parts": "{count} gradient[|s] of inputs differ[s|] and [is|are] not compared: msprobe has "
+    "what one module adds to a gradient, fastcheck the whole of it",
     "scales": "the loss scale {first}: gradients that carry it are divided by it, and their "
     "statistics are compared|; and {rest} more pairs of scales",
-    "small": "{count} gradients are no larger beside the largest of their step than rounding, "
-    "{first} first: they are not counted as different, nor are the updates that follow from them",
-    "cancelled": "{count} gradients are sums whose terms cancel, {first} first: their error is "
-    "relative to what was summed",
+    "small": "{count} gradient[ is|s are] no larger beside the largest of [its|their] step than "
+    "rounding, {first} first: [it is|they are] not counted as different, nor [is the update that "
+    "follows|are the updates that follow] from [it|them]",
+    "cancelled": "{count} gradient[ is a sum|s are sums] whose terms cancel, {first} first: "
+    "[its|their] error is relative to what was summed",
 }
+
+
+def _worded(text: str, count: int) -> str:
+    """The text with those words in brackets that fit the count."""
+    return re.sub(r"\[([^|\]]*)\|([^\]]*)\]", r"\1" if count == 1 else r"\2", text)
 
 
 def notes_of(tally: Tally, actual: Source, reference: Source) -> list[str]:
@@ -132,21 +140,26 @@ def notes_of(tally: Tally, actual: Source, reference: Source) -> list[str]:
             continue
         names = tally.noted[kind]
         count, first = tally.counts[kind] + len(names), next(iter(names), "")
-        text, _, more = text.partition("|")
+        text, _, more = _worded(text, count).partition("|")
         if count:
             text += more if count > 1 else ""
             notes.append(text.format(count=f"{count:,}", first=first, rest=f"{count - 1:,}"))
     if tally.lookalikes and is_of_one_level:
         mine, other = next(iter(tally.lookalikes.items()))
+        count = len(tally.lookalikes)
+        text = (
+            "{:,} name[|s] only in actual hold[s|] what [a name|names] only in reference hold[s|]"
+        )
         notes.append(
-            f"{len(tally.lookalikes):,} names only in actual hold what names only in reference "
-            f"hold: {mine} is {other}, ... If they are renamed, give rename= (--rename FILE)"
+            f"{_worded(text, count).format(count)}: {mine} is {other}{', ...' * (count > 1)}. If "
+            f"{'it is' if count == 1 else 'they are'} renamed, give rename= (--rename FILE)"
         )
     if parts := list(tally.noted["parts_of"]):
         shown, rest = "; ".join(parts[:_PARTS]), len(parts) - _PARTS
         notes.append(f"parts of fused tensors: {shown}" + (f"; {rest:,} more" if rest > 0 else ""))
     for (mine, other), count in tally.dtypes.items():
-        notes.append(f"{count:,} tensors are {mine} in actual and {other} in reference")
+        text = f"{{:,}} tensor[ is|s are] {mine} in actual and {other} in reference"
+        notes.append(_worded(text, count).format(count))
     if tally.counts["without_bits"]:
         notes.append(
             "not all tensors have checksums or values on both sides: of the others, the "
@@ -154,7 +167,8 @@ def notes_of(tally: Tally, actual: Source, reference: Source) -> list[str]:
         )
     if few := tally.counts["without_statistics"]:
         notes.append(
-            f"of {few:,} pairs of tensors a side has the counts alone (of zeros, signs, NaN, Inf): "
+            f"of {counted(few, 'pair')} of tensors a side has the counts alone (of zeros, signs, "
+            "NaN, Inf): "
             'other numbers may differ unseen. record="full" has all'
         )
     return notes + _seeds(actual, reference) + _compiled(actual, reference)
@@ -165,8 +179,8 @@ def _compiled(actual: Source, reference: Source) -> list[str]:
     if counts[0] == counts[1]:
         return []
     return [
-        f"{counts[0]:,} modules ran compiled in actual and {counts[1]:,} in reference: equality to "
-        "the bit is not expected"
+        f"{counted(counts[0], 'module')} ran compiled in actual and {counts[1]:,} in reference: "
+        "equality to the bit is not expected"
     ]
 
 
@@ -370,6 +384,7 @@ def compare(
         gathered = None if html is None else Gathered(pairing, sides)
         runner.observer = None if gathered is None else gathered.take
         _compare_blocks(runner, pairing, progress)
+        _find_beginning(runner, pairing, sides, (renaming, renaming.of_reference()))
     finally:
         if rows is not None:
             rows.close()
@@ -602,7 +617,10 @@ def _parted_schedules(
         _setting_at(side, Phase.HYPERPARAMETERS, start)["optimizers"]
         for side, start in zip(sides, pairing.starts)
     )
-    last = max(step for _, step, _ in pairing.places)
+    last = max(
+        step - (not all(side.is_updated(at, rank) for side, at in zip(sides, (mine, step))))
+        for mine, step, rank in pairing.places
+    )
     schedules = [side.schedules for side in sides]
     if mine or other:
         schedules = [shifted(schedules[0], mine, other - mine), shifted(schedules[1], other, 0)]
@@ -663,6 +681,25 @@ def _compare_blocks(
         runner.compare(mine, other, rank)
     if progress is not None and pairing.places:
         progress(len(pairing.places), len(pairing.places))
+
+
+def _find_beginning(
+    runner: BlockComparison,
+    pairing: Pairing,
+    sides: tuple[Source, Source],
+    renamings: tuple[Renaming, Renaming],
+) -> None:
+    """Where one side continues the other with other batches: tells the tally which step of the
+    longer side has the first batches of the shorter one.
+    """
+    late = int(pairing.starts[1] > pairing.starts[0])
+    if pairing.starts[1 - late] or not pairing.starts[late] or runner.split or runner.layout:
+        return
+    for rank, batches in runner.tally.batches.items():
+        step = min(step for step, its in sides[late].places() if its == rank)
+        if step < pairing.starts[late]:
+            block = sides[late].block(step, rank, runner.names, renamings[late], False)
+            batches.begin(late, block)
 
 
 def _check_common(runner: BlockComparison, sides: tuple[Source, Source]) -> None:

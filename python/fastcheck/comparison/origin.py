@@ -73,6 +73,8 @@ class Origin:
     alike: int = 0
     is_alone: bool = False
     is_open: bool = True  # an update that it has a part in is not read yet
+    #: True if updates that it has a part in were compared.
+    is_updated: bool = False
 
     def follow(self, rows: int, worst: Optional[Row]) -> None:
         """Adds a pair that was computed after this pair."""

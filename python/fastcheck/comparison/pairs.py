@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from typing import Optional
 
 import numpy as np
 
@@ -96,6 +98,30 @@ class Pairs:
         name = self.name(index)
         is_read = phase == Phase.UPDATE and (not name.op or name.role == "param")
         return self.before if is_read else self.step
+
+    def other_order(self, index: int) -> Optional[tuple[str, str, str]]:
+        """The last output of modules that comes at the same place on both sides, and the next one
+        of either side; None if that is not before this pair. What one side has more often is left
+        out.
+        """
+        counts = [Counter(block.names.tolist()) for block in (self.ours, self.theirs)]
+        mine, other = (
+            [
+                (number, place)
+                for place, number in enumerate(block.names.tolist())
+                if self.table[number].role == "output" and counts[0][number] == counts[1][number]
+            ]
+            for block in (self.ours, self.theirs)
+        )
+        ends = int(self.aligned.ours[index]), int(self.aligned.theirs[index])
+        before = ""
+        for (left, at), (right, there) in zip(mine, other):
+            if left != right:
+                if at > ends[0] and there > ends[1]:
+                    return None
+                return before, str(self.table[left]), str(self.table[right])
+            before = str(self.table[left])
+        return None
 
     def extras(self, index: int) -> tuple[Extra, Extra]:
         """The data of both sides of a pair, apart from its records."""

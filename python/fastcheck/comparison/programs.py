@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Any, Optional
 
 from .block import Source
@@ -44,10 +45,31 @@ def of_modules(first: Found, sides: Sides) -> Iterator[str]:
     if settings:
         found = "; ".join(settings[: _MOST + 1])
         yield f"other settings of modules, as install() has found them: {found}"
-    elif " · forward · output" in first.row.name and class_of(sides[1], own) in _RANDOM:
+    elif (
+        " · forward · output" in first.row.name
+        and class_of(sides[1], own) in _RANDOM
+        and not any(name.startswith(f"{own} · forward · input") for name in chain(*first.alone))
+    ):
         yield (
             f"{own} ({class_of(sides[1], own)}) draws random numbers: look at the seeds, and at "
             "what draws from the same generator before it on one side alone"
+        )
+
+
+def of_split(sides: Sides) -> Iterator[str]:
+    """A module that draws random numbers, where the two sides split the batch in other ways."""
+    mine, other = (
+        {
+            path: held
+            for path, held in side.modules.items()
+            if held.get(_CLASS) in _RANDOM and held.get("training") and held.get("p", 1)
+        }
+        for side in sides
+    )
+    if path := next((path for path in mine if path in other), ""):
+        yield (
+            f"{path} ({mine[path][_CLASS]}) draws random numbers, and others for a batch in other "
+            "parts: the two agree only where nothing is drawn (p=0)"
         )
 
 

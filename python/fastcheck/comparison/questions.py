@@ -71,7 +71,7 @@ class Questions:
     _ask_all: bool
     expects_bits: bool
     _is_partial: bool = False
-    _is_split: bool = False
+    is_split: bool = False
 
     def __post_init__(self) -> None:
         self._labels = _ELSEWHERE.get(self._kind, IN_A_RUN)
@@ -177,7 +177,7 @@ class Questions:
         unreadable = counts[PairState.UNREADABLE]
         if not compared and not missing and not unreadable and not counts[PairState.DIFFERENT]:
             why = "nothing that both sides have"
-            if self._is_split and phase is Phase.FORWARD:
+            if self.is_split and phase is Phase.FORWARD:
                 why = "depends on how the batch is split: not compared"
             return Answer(label, "unknown", why)
         text = self._how_well(phase) if first is None else self._until(first, phase)

@@ -58,10 +58,11 @@ def sections(comparison: Result, color: bool = False, ascii_only: bool = False) 
     elif given and stopped:
         for answer in given:
             if answer.found is not None:
-                blocks.append(Section(answer.question[:9], _sides(answer.found.row)))
+                blocks.append(Section(answer.question.split()[-1], _sides(answer.found.row)))
     elif shown is not None:
         blocks.append(Section("first", _first(comparison, shown)))
-        blocks.append(Section("growth", _growth(comparison, shown, ascii_only)))
+        if growth := _growth(comparison, shown, ascii_only):
+            blocks.append(Section("growth", growth))
     elif comparison.verdict == "equal" and comparison.first_inexact is not None:
         inexact = comparison.first_inexact
         text = f"not equal to the bit from step {inexact.row.step:,} on, {inexact.row.name} first"
@@ -267,12 +268,12 @@ def _format_error(value: float) -> str:
 
 def _growth(comparison: Result, difference: Found, ascii_only: bool) -> list[Part]:
     lines: list[Part] = []
-    if difference.trail:
+    if any(row.state is not PairState.SAME for row in difference.trail):
         lines.append("in that step, what was recorded next:")
         rows = [[row.name, _state(row)] for row in difference.trail[:_NAMES]]
         lines.append(Table(["tensor", "error"], rows, width=_BODY - 2, indent=2))
     steps = comparison.growth
-    if len(steps) > 1:
+    if len(steps) > 1 and any(step.error for step in steps):
         series: list[Optional[float]] = [
             step.error if math.isfinite(step.error) else None for step in steps
         ]
@@ -287,7 +288,7 @@ def _growth(comparison: Result, difference: Found, ascii_only: bool) -> list[Par
             "  ",
             "    ",
         )
-    return lines or ["-"]
+    return lines
 
 
 def _state(row: Row) -> str:

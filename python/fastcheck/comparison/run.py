@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Callable, Optional
 
@@ -19,7 +19,7 @@ from fastcheck.statistics.functions import crc32
 from fastcheck.statistics.thresholds import BY_COARSENESS, COARSENESS, Threshold, coarser_of
 
 from . import measure
-from .align import Alignment, align, uneven_calls
+from .align import Alignment, align, missing_of, uneven_calls
 from .block import Block, Kind, Phase, Source
 from .earlier import causes_of
 from .layout import Layout, gather
@@ -59,32 +59,6 @@ def inherited_formats(
     inherits = (reached[:-1] > own) & (own > 0)
     formats: np.ndarray = np.where(inherits, BY_COARSENESS[reached[:-1]], codes)
     return formats, int(BY_COARSENESS[reached[-1]]) if reached[-1] else before
-
-
-def missing_of(
-    sources: tuple[Source, Source], ours: Block, theirs: Block, pairs: Alignment
-) -> Iterator[tuple[PairState, Block, int, Phase]]:
-    """Yields the tensors that one side lacks: state, the block that has the tensor, position in it,
-    and phase. ``sources``: actual and reference.
-    """
-    actual, reference = sources
-    sides = (
-        (PairState.ONLY_ACTUAL, ours, pairs.only_ours, pairs.ours, reference, theirs.step),
-        (PairState.ONLY_REFERENCE, theirs, pairs.only_theirs, pairs.theirs, actual, ours.step),
-    )
-    for state, block, indices, matched, other, step in sides:
-        end = len(block)
-        if other.is_cut(step, block.rank):
-            # The other side ends within this step: what it didn't come to is not missing.
-            end = int(matched.max()) if len(matched) else 0
-        # A log has first weights twice: before the forward, and before the update.
-        weights = set(block.names[matched[block.phases[matched] == Phase.WEIGHTS]].tolist())
-        for index in indices.tolist():
-            phase = Phase(int(block.phases[index]))
-            phase = Phase.FORWARD if phase is Phase.ARRIVED else phase
-            if index > end or (phase is Phase.WEIGHTS and int(block.names[index]) in weights):
-                continue
-            yield state, block, index, phase
 
 
 # The number of pairs that are shown after the first difference.
@@ -851,6 +825,7 @@ class _Step(Pairs):
                     origin.turned = int(turned.sum())
                     is_update = is_update & ~turned
                 self._follow(origin, is_update, int(reads.sum()))
+                origin.is_updated |= bool(is_update.any())
                 # The first update of Adam is the same for gradients with other last bits.
                 origin.is_open = origin.is_parameters_gradient and not reads.any()
             return
@@ -928,7 +903,9 @@ class _Step(Pairs):
         trail = tuple(self.row(index) for index in after.tolist())
         has_places = phase in (Phase.FORWARD, Phase.LOSS, Phase.GRADIENTS)
         alone = self._alone_before(phase, first) if has_places else ((), ())
-        table[Phase(phase)] = Found(key, self.row(first), error, exact, trail, count, alone, last)
+        calls = self.other_order(first) if phase == Phase.FORWARD else None
+        row = self.row(first)
+        table[Phase(phase)] = Found(key, row, error, exact, trail, count, alone, last, calls)
 
     def _alone_before(self, phase: int, first: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Outputs, or gradients, of one side alone before this pair; and what its module reads."""

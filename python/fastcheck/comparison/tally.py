@@ -41,6 +41,9 @@ class Found(NamedTuple):
     alone: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
     #: The computed pair of its step that comes right before it.
     after: str = ""
+    #: Where the outputs of its step come in another order before it: the last that is the same, and
+    #: the next one of actual and of reference.
+    calls: Optional[tuple[str, str, str]] = None
 
 
 class StepError(NamedTuple):

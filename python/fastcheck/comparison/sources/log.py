@@ -16,6 +16,7 @@ import numpy as np
 from fastcheck.comparison.block import Block, Kind, Phase, Source
 from fastcheck.comparison.names import Name, NameTable, Renaming, plain_label
 from fastcheck.comparison.over_time import Schedules, schedules_of
+from fastcheck.comparison.split import has_role
 from fastcheck.errors import CompareError
 from fastcheck.log.reader import find_logs, log_parts, read_schedule, read_sites_and_meta
 from fastcheck.log.record_file import read_span, read_spans
@@ -124,6 +125,13 @@ class LogSource(Source):
 
     def is_cut(self, step: int, rank: int) -> bool:
         return step == max(self._ranks[rank].places)
+
+    def is_updated(self, step: int, rank: int) -> bool:
+        if not self.is_cut(step, rank):
+            return True
+        names = NameTable()
+        block = self._ranks[rank].block(step, names, Renaming({}), False)
+        return bool(has_role(block, "learning_rate", names).any())
 
 
 def settings_of(environments: dict[int, Any], optimizers: dict[int, Any]) -> dict[Phase, Any]:

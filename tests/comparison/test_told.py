@@ -1,0 +1,196 @@
+"""What a report says of two programs that differ in one thing: calls, dtypes, data, a stop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Optional
+
+import pytest
+import torch
+from torch import nn
+
+import fastcheck
+from fastcheck.comparison.compare import _worded
+
+
+class Net(nn.Module):
+    """Layers that are called in some order, with dropout behind each."""
+
+    def __init__(self, order: Sequence[int], count: int = 3, rate: float = 0.1) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(8, 8), nn.Dropout(rate)) for _ in range(count)
+        )
+        self.last = nn.Linear(8, 4)
+        self.order = order
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        for number in self.order:
+            x = x + self.layers[number](x)
+        made: torch.Tensor = self.last(x)
+        return made
+
+
+def run(
+    directory: Path,
+    order: Sequence[int] = (0, 1, 2),
+    steps: range = range(6),
+    autocast: bool = False,
+    nan_at: Optional[int] = None,
+    parts: Sequence[int] = (0,),
+    loads: str = "",
+    saves: str = "",
+    begins: int = 0,
+    flips: Optional[int] = None,
+    leaves_out: bool = False,
+) -> Path:
+    torch.manual_seed(0)
+    net, criterion = Net(order), nn.CrossEntropyLoss()
+    if leaves_out:
+        del net.layers[1]
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    data = torch.Generator().manual_seed(1)
+    batches = [torch.randn(2, 6, 8, generator=data) for _ in range(8)]
+    objects = {"net": net, "optimizer": optimizer, "schedule": schedule}
+    if loads:
+        held = torch.load(loads, weights_only=True)
+        torch.set_rng_state(held.pop("random"))
+        for name, state in held.items():
+            objects[name].load_state_dict(state)
+    try:
+        with fastcheck.install(net, criterion, log_dir=directory):
+            for step in steps:
+                if step == nan_at:
+                    with torch.no_grad():
+                        net.layers[1][0].weight[0, 0] = float("nan")
+                optimizer.zero_grad()
+                for part in parts if step == 3 else range(len(parts)):
+                    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                        x = batches[step - begins][part]
+                        made = net(x if len(parts) > 1 else x + 0)
+                    criterion(made.float(), torch.arange(6) % 4).backward()
+                if step == 2 and flips is not None:
+                    grad = net.layers[1][0].weight.grad
+                    assert grad is not None
+                    grad.view(torch.int32)[0, 3] ^= 1 << flips
+                optimizer.step()
+                schedule.step()
+                if saves and step == 2:
+                    states: dict[str, Any] = {k: v.state_dict() for k, v in objects.items()}
+                    torch.save({**states, "random": torch.get_rng_state()}, saves)
+    except fastcheck.OverflowDetected:
+        assert nan_at is not None
+    return directory
+
+
+def compare(
+    actual: Path, reference: Path, **options: Any
+) -> tuple[fastcheck.types.Comparison, str]:
+    made = fastcheck.compare(actual, reference, **options)
+    return made, " ".join(str(made).split())
+
+
+def test_a_run_that_stops_at_a_nan_has_no_other_schedule(tmp_path: Path) -> None:
+    """A learning rate that a step would have had is known from its update alone."""
+    stopped, whole = run(tmp_path / "a", nan_at=4), run(tmp_path / "b")
+    made, text = compare(stopped, whole)
+    assert made["hyper-parameters"].answer == made["batches"].answer == "yes"
+    assert made.first is not None and made.first.row.name == (
+        "layers.1.0 · optimizer · layers.1.0.weight"
+    )
+    assert "NaN or infinities on one side" in text
+    assert {entry.name for entry in made.missing} == set()
+    assert "1 other of its kind is equal" in text
+    other, _ = compare(whole, stopped)
+    assert other["hyper-parameters"].answer == "yes" and not other.agrees
+
+
+def test_modules_that_are_called_in_another_order_are_named(tmp_path: Path) -> None:
+    reference = run(tmp_path / "b")
+    _, text = compare(run(tmp_path / "a", order=(0, 2, 1)), reference)
+    assert (
+        "modules are called in another order: after layers.0.1 the next that returns is layers.2.0 "
+        "in actual, and layers.1.0 in reference" in text
+    )
+    assert "another order: after" not in compare(run(tmp_path / "c", order=(0, 2)), reference)[1]
+
+
+def test_a_layer_that_is_left_out_is_no_shared_weight(tmp_path: Path) -> None:
+    left_out = run(tmp_path / "a", order=(0, 1), leaves_out=True)
+    _, text = compare(left_out, run(tmp_path / "b"))
+    assert "layers.1.0.weight is what layers.2.0.weight is in reference" in text
+    assert "modules have other names, as where one before them is left out" in text
+    assert "shared" not in text
+
+
+def test_autocast_is_told_by_dtypes(tmp_path: Path) -> None:
+    autocast, reference = run(tmp_path / "a", autocast=True), run(tmp_path / "b")
+    _, text = compare(autocast, reference)
+    assert (
+        "first · forward · output[0] is bfloat16 in actual and float32 in reference, as with "
+        "torch.autocast on one side" in text
+    )
+    assert "--accept dtype" in text
+    assert "--accept dtype" not in compare(reference, run(tmp_path / "c", order=(0, 1, 1)))[1]
+
+
+def test_data_that_begin_anew_after_a_resume_are_named(tmp_path: Path) -> None:
+    file = str(tmp_path / "state.pt")
+    reference = run(tmp_path / "b", saves=file)
+    resumed = run(tmp_path / "a", steps=range(3, 6), loads=file)
+    assert compare(resumed, reference)[0].is_identical
+    anew = run(tmp_path / "c", steps=range(3, 6), loads=file, begins=3)
+    for sides, longer in (((anew, reference), "reference"), ((reference, anew), "actual")):
+        made, text = compare(*sides)
+        assert made["batches"].answer == "no"
+        assert "begin anew: what it reads first, in place of the batch of step" in text
+        assert f"is the batch of step 0 in {longer}" in text
+    later = run(tmp_path / "d", steps=range(3, 6), loads=file, begins=-2)
+    assert "begin anew" not in compare(later, reference)[1]
+
+
+def test_a_batch_that_is_given_twice_is_no_other_number_of_batches(tmp_path: Path) -> None:
+    doubled, reference = run(tmp_path / "a", parts=(0, 0)), run(tmp_path / "b", parts=(0, 1))
+    _, text = compare(doubled, reference)
+    assert "has as many calls on both sides" in text and "as the same batch twice" in text
+    assert "more batches" not in text
+    _, text = compare(run(tmp_path / "c", parts=(0, 1, 1)[:2]), reference)
+    assert "identical" in text
+
+
+def test_a_gradient_whose_update_is_the_same_is_read(tmp_path: Path) -> None:
+    """Nothing is said to be missing that is equal to the bit."""
+    flipped, reference = run(tmp_path / "a", flips=0), run(tmp_path / "b")
+    made, text = compare(flipped, reference)
+    assert made.first is not None and "gradient of layers.1.0.weight" in made.first.row.name
+    assert "the updates that follow are equal to the bit" in text
+    assert "no tensor computed from it" not in text
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.0])
+def test_dropout_of_a_batch_in_other_parts_draws_others(rate: float, tmp_path: Path) -> None:
+    def halves(directory: Path, count: int) -> Path:
+        torch.manual_seed(0)
+        net = Net((0, 1, 2), rate=rate)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        x = torch.randn(8, 8, generator=torch.Generator().manual_seed(1))
+        with fastcheck.install(net, log_dir=directory):
+            for _ in range(3):
+                optimizer.zero_grad()
+                for part in x.chunk(count):
+                    (net(part).square().mean() / count).backward()
+                optimizer.step()
+        return directory
+
+    made, text = compare(halves(tmp_path / "a", 2), halves(tmp_path / "b", 1))
+    assert made.agrees == (not rate)
+    assert ("layers.0.1 (Dropout) draws random numbers, and others" in text) == bool(rate)
+
+
+@pytest.mark.parametrize(("count", "text"), [(1, "1 tensor is"), (2, "2 tensors are")])
+def test_notes_are_worded_for_their_count(count: int, text: str) -> None:
+    assert _worded("{} tensor[ is|s are]", count).format(count) == text
