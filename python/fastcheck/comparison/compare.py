@@ -689,9 +689,7 @@ def _find_beginning(
     sides: tuple[Source, Source],
     renamings: tuple[Renaming, Renaming],
 ) -> None:
-    """Where one side continues the other with other batches: tells the tally which step of the
-    longer side has the first batches of the shorter one.
-    """
+    """Looks for the first batches of a side that continues the other in the first step of that."""
     late = int(pairing.starts[1] > pairing.starts[0])
     if pairing.starts[1 - late] or not pairing.starts[late] or runner.split or runner.layout:
         return
