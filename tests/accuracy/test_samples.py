@@ -18,6 +18,7 @@ SAMPLES = {
     "healthy": ["--steps", "2"],
     "healthy_awkward": [],
     "invariants": [],
+    "library_faults": ["--only", "transformers: gpt2"],
     "libraries": ["--only", "transformers: gpt2", "--steps", "2"],
     "prove_faults": [],
     "prove_healthy": ["--kinds", "causal", "--only", "gpt2", "--out", "prove.json"],

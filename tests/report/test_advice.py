@@ -421,14 +421,31 @@ def test_a_sum_of_products_divides_by_nothing(
     source = build.site("relu", "ReLU")
     inputs = (
         (source, build.record(zero_count=7, negative_count=2, high=2.0)),
-        (WEIGHT, build.record(high=3e30)),
+        (WEIGHT, build.record(high=3e36)),
     )
     what = build.record(step=9, **{f"{kind}_count": 3})
     told = advice_of(build.report(where, what, inputs=inputs))
     assert ("holds 7 zeros" in told) == guesses
     assert ("division" in told or "log, sqrt" in told) == guesses
     assert ("divides by nothing" in told) != guesses
-    assert ("fc.weight reaches 3.00e+30" in told) != guesses
+    assert ("fc.weight reaches 3.00e+36" in told) != guesses
+
+
+def test_a_class_of_a_library_may_do_more_than_its_name_says() -> None:
+    """What a Linear of torch multiplies can't leave the format here, or there is no weight."""
+    where, what = build.site("fc", "Linear"), build.record(step=9, nan_count=3)
+    read = (build.site("relu", "ReLU"), build.record(high=2.0))
+    for inputs in ((read,), (read, (WEIGHT, build.record(high=3.0)))):
+        told = advice_of(build.report(where, what, inputs=inputs))
+        assert "divides by nothing" not in told and "the module itself made it" in told
+
+
+def test_op_level_is_not_offered_at_op_level() -> None:
+    """Of a buffer that its module has written no operator is known."""
+    site = build.site("bn", "BatchNorm2d", role="buffer", label="running_mean")
+    report = build.report(site, build.record(nan_count=1, step=9), is_op_level=True)
+    assert "run again" not in advice_of(report)
+    assert "run again" in advice_of(replace(report, is_op_level=False))
 
 
 class MeanOverNothing(torch.nn.Module):

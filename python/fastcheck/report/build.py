@@ -125,6 +125,7 @@ def report_from_log(view: LogView, event: Optional[Event], style: str) -> Option
         style=style,
         left_out_by=tuple(left_out_by),
         batch=read_batches(view.directory, event.rank).get(event.step),
+        is_op_level=meta.get("level") == "op",
     )
 
 

@@ -125,6 +125,7 @@ class StopReport:
     that was written in place). ``outlier``: an input of the model that is far larger
     than before: its label, how large it is and was at most, in how many steps. ``noticed``: another
     warning of the watch about what does not hold in a healthy training; empty if there was none.
+    ``is_op_level``: the run was observed at op level.
     """
 
     culprit: Event
@@ -157,3 +158,4 @@ class StopReport:
     not_updated: tuple[str, ...] = ()
     outlier: Optional[tuple[str, float, float, int]] = None
     noticed: str = ""
+    is_op_level: bool = False

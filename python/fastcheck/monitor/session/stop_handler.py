@@ -169,6 +169,7 @@ def build_report(
         left_out_by=meta.left_out_by,
         silent_norms=meta.silent_norms(culprit.site.module),
         not_updated=tuple(key for key in never_updated if key in weights),
+        is_op_level=session.config.level == "op",
         **_update(session, finding, step),
     )
 

@@ -176,7 +176,20 @@ class Case:
 
     @property
     def is_sum_of_products(self) -> bool:
-        return bool(_SUMS.fullmatch(self.op_name or self.site.module_type))
+        if self.op_name:
+            return bool(_SUMS.fullmatch(self.op_name))
+        return bool(_SUMS.fullmatch(self.site.module_type)) and self._may_overflow
+
+    @property
+    def _may_overflow(self) -> bool:
+        """True if a sum of products of what was read may leave the format. A class of a library
+        may be called Linear and do more than that.
+        """
+        weights = [(float(r.abs_max or 0), r.numel) for s, r in self.inputs if s.role == "param"]
+        form, peak = self.reading.float_format, self.input_abs_max
+        if form is None or peak is None or not weights:
+            return not self.inputs
+        return any(largest * (peak * numel + 1) > form.max for largest, numel in weights)
 
     @property
     def has_old_weights(self) -> bool:

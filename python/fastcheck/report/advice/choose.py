@@ -46,7 +46,7 @@ def stored(case: Case) -> Iterator[Advice]:
         is_new = case.has_nan and case.trend.healthy and not case.trend.has_grown
         if is_new and case.operation is None:
             yield Advice(
-                "It became NaN in one step, after healthy steps. A var or std of one row is 0/0 "
+                "It was finite before, and became NaN in one step. A var or std of one row is 0/0 "
                 "(unbiased: divided by n - 1), and so is a mean over no rows: look at the size of "
                 "the batch.",
                 "x.var(0, correction=0)  # or: if len(x) > 1",
@@ -645,7 +645,8 @@ def _closer(case: Case, report: StopReport) -> Iterator[Advice]:
     was_finite = case.site.role in _STORED and bool(case.trend.healthy)
     is_between = report.culprit.reason.startswith(COMPUTED_OUTSIDE)
     is_of_run = case.verdict is Verdict.ORIGIN or was_finite or is_between
-    if case.site.op or not is_of_run or (is_batch and not is_between):
+    is_known = bool(case.site.op) or report.is_op_level
+    if is_known or not is_of_run or (is_batch and not is_between):
         return
     if case.site.role == "grad_norm" or (made is not None and made.line):
         return
