@@ -440,6 +440,23 @@ def test_a_class_of_a_library_may_do_more_than_its_name_says() -> None:
         assert "divides by nothing" not in told and "the module itself made it" in told
 
 
+@pytest.mark.usefixtures("op_observer")
+@pytest.mark.parametrize("rate", [1e-3, 1e25])
+def test_a_weight_that_an_update_has_written_is_told_at_op_level(rate: float) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
+    optimizer = torch.optim.SGD(model.parameters(), rate)
+    stops = pytest.raises(fastcheck.OverflowDetected)
+    with fastcheck.install(model, level="op"), stops as stop:
+        for n in range(3):
+            optimizer.zero_grad()
+            model(torch.ones(4, 8) * (1 if n < 2 else 1e38)).square().mean().backward()
+            optimizer.step()
+    told = said(stop.value)
+    wanted = "was written by an update and reaches .* learning rate .it is now SGD: 1.00e.25."
+    assert (re.search(wanted, told) is not None) is (rate == 1e25)
+
+
 def test_op_level_is_not_offered_at_op_level() -> None:
     """Of a buffer that its module has written no operator is known."""
     site = build.site("bn", "BatchNorm2d", role="buffer", label="running_mean")

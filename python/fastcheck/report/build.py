@@ -65,7 +65,8 @@ def argument_records(
             source = sites[int(record["site"])]
             origin = source.op or source.tensor_name
             label = f"{name} ({origin})" if source.role != "input" else name
-            evidence.append((replace(culprit.site, role="input", label=label), record))
+            site = replace(culprit.site, role="input", label=label, direction=source.direction)
+            evidence.append((site, record))
     return evidence
 
 

@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from fastcheck.report.stop_report import StopReport
 
 _STORED = ("param", "buffer", "optimizer_state")
+_UPDATE = "optimizer"
+#: Weights are seldom larger.
+_LARGE_WEIGHT = 100.0
 #: Optimizers whose update multiplies and adds alone.
 _ADDING = frozenset({"SGD", "ASGD"})
 
@@ -428,7 +431,7 @@ def advise(report: StopReport) -> list[Advice]:
         if case.site.direction == "optimizer" and case.site.op:
             # An update at such a setting makes Inf of numbers of any size.
             known = items[-1:]
-    items += _broken_weight(case)
+    items += list(_broken_weight(case)) or list(_updated_operand(case))
     items += _stored_infinity(case)
     is_large = case.reading.inf_count > 0 and not case.is_narrow and not case.has_domain
     if case.searches and report.why_updated and is_large and not is_given:
@@ -587,6 +590,17 @@ def _propagated(case: Case) -> Iterator[Advice]:
         'This tensor only carries on what an earlier tensor held (Stop(count="all") counts those '
         "too). Look at the first non-finite tensor of the step, not at this tensor."
     )
+
+
+def _updated_operand(case: Case) -> Iterator[Advice]:
+    """Advice on a weight that an operator of forward has read: of what it was nothing is held."""
+    updated = [(s.label, float(r.abs_max or 0)) for s, r in case.inputs if s.direction == _UPDATE]
+    label, peak = max(updated, key=lambda pair: pair[1], default=("", 0.0))
+    if case.site.direction == "forward" and case.site.op and peak >= _LARGE_WEIGHT:
+        yield Advice(
+            f"{label} was written by an update and reaches {format_number(peak)}: if that is far "
+            f"more than it was, lower the learning rate{case.rates}, or warm up for longer."
+        )
 
 
 def _broken_weight(case: Case) -> Iterator[Advice]:
