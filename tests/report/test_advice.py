@@ -15,6 +15,7 @@ import fastcheck
 from fastcheck.record.event import (
     CHANGED_BY_LOOP,
     GIVEN_NUMBER,
+    KNOWN_ALONE,
     MAYBE_CHANGED,
     NOT_STEPPED,
     NOT_UPDATED,
@@ -889,6 +890,10 @@ OPERATORS = {
         operator_report("aten.nll_loss_forward", {"self": of(numel=0)}, numel=1, nan_count=1),
         "A mean over no elements is 0/0: self is empty",
     ),
+    "a factor beyond float32": (
+        operator_report("aten.mul.Tensor", {"self": of(high=5.0)}, posinf_count=1),
+        "so the number that mul multiplies them by is Inf, or above 6.81e+37",
+    ),
     "scores beyond float32": (
         operator_report(
             "aten._scaled_dot_product_flash_attention_for_cpu",
@@ -1166,6 +1171,18 @@ def test_an_operator_that_may_have_read_what_is_not_held_is_accused_of_nothing()
     with fastcheck.install(model), pytest.raises(fastcheck.OverflowDetected) as stop:
         (model(torch.ones(3, 4)).square().sum() * 1e38 * 1e3).backward()
     assert "try 1. MulBackward0 read NaN or Inf, in what is not held, or made" in said(stop.value)
+
+
+@pytest.mark.parametrize("is_masked", [False, True])
+def test_a_softmax_whose_input_is_not_held_is_taken_for_masked_where_it_shows(
+    is_masked: bool,
+) -> None:
+    result = build.record(nan_count=8, neginf_count=8 * is_masked, step=5)
+    made = MadeBy("LogSoftmaxBackward0", f"the first operator {KNOWN_ALONE}", result=result)
+    loss = build.site("", "", role="loss", label="loss")
+    told = advise(build.report(loss, build.record(nan_count=1, step=5), made_by=made))[0].text
+    assert told.startswith("A row that is masked whole") is is_masked
+    assert ("makes NaN of a row that holds +Inf, and of a row" in told) is not is_masked
 
 
 def test_the_order_of_a_norm_is_no_infinity_that_was_given() -> None:

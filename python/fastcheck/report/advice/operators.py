@@ -22,6 +22,8 @@ _Rule = Callable[[Case, Operation], Iterator[Advice]]
 
 #: The most that a number in a derivative, such as the 3 of x ** 3, is taken to multiply by.
 _BESIDE = 16
+#: Numbers that only a factor far larger takes out of the range of float32.
+_MODERATE = 1e6
 #: The largest eps that is common in a norm.
 _LARGEST_EPS = 1e-3
 #: A target that is so many times as large as the prediction has grown by itself.
@@ -559,10 +561,16 @@ def _bad_number(made: Operation, use: str) -> Iterator[Advice]:
     # A node of the graph need not keep all that its operator has read.
     if not (finite and is_real and len(finite) == len(made.inputs) and made.is_op):
         return
+    form, peak = finite[0][1].float_format, float(finite[0][1].abs_max or 0)
+    limit = 0.0 if form is None or form.is_narrow or len(finite) > 1 else form.max
     # Numbers up to 1 times a number, or plus a number, that the format holds.
-    is_infinite = made.may_be_inf and len(finite) == 1 and float(finite[0][1].abs_max or 2) <= 1
-    if made.is_nan or is_infinite:
-        value = "NaN or Inf" if made.is_nan else "Inf, or beyond the format"
+    is_infinite = made.may_be_inf and len(finite) == 1 and 0 < peak <= 1
+    is_far = made.may_be_inf and made.name == "mul" and 0 < peak <= _MODERATE and limit > 0
+    if made.is_nan or is_infinite or is_far:
+        beyond = (
+            "beyond the format" if is_infinite else f"above {format_number(limit / (peak or 1))}"
+        )
+        value = "NaN or Inf" if made.is_nan else f"Inf, or {beyond}"
         yield Advice(
             f"{' and '.join(label for label, _ in finite)} held finite numbers alone, so the "
             f"number that {made.name} {use} is {value}: a learning rate, a factor or a "

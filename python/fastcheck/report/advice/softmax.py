@@ -16,6 +16,12 @@ def softmax(case: Case, made: Operation) -> Iterator[Advice]:
             f"{label} holds {reading.posinf_count:,} +Inf, and softmax subtracts the largest: "
             "Inf - Inf is NaN. Look for what made them, and clamp there."
         )
+    elif made.may_be_nan and made.is_open and reading is None and not _has_masked(made):
+        yield Advice(
+            f"{made.shown} makes NaN of a row that holds +Inf, and of a row of nothing but -Inf "
+            "(masked whole), or has it from what it read: look at what makes its input for x/0, "
+            "exp or a product of large numbers, log(0), or a mask that leaves nothing."
+        )
     elif made.may_be_nan:
         yield Advice(
             "A row that is masked whole: softmax over nothing but -inf is NaN. Let every query "
@@ -23,6 +29,12 @@ def softmax(case: Case, made: Operation) -> Iterator[Advice]:
             "finite number.",
             "scores.masked_fill(mask, torch.finfo(scores.dtype).min)",
         )
+
+
+def _has_masked(made: Operation) -> bool:
+    """True if other rows have masked elements: 0 of softmax, -Inf of log_softmax."""
+    result = made.result
+    return result is not None and (result.zero_count > 0 or result.neginf_count > 0)
 
 
 def attention(case: Case, made: Operation) -> Iterator[Advice]:
