@@ -24,6 +24,7 @@ import harness
 from accuracy.invariants_healthy import HEALTHY
 from accuracy.invariants_loops import LOOPS
 from accuracy.invariants_programs import FAULTS
+from accuracy.invariants_reports import REPORTS
 from accuracy.invariants_threads import THREADS
 from support.ranks import replicas_workers
 from support.ranks.ranks_harness import run_ranks, values
@@ -87,9 +88,8 @@ def main() -> int:
     options = parser.parse_args()
     torch.set_num_threads(1)
     rows = []
-    faults = [
-        f for f in (*FAULTS, *THREADS, *LOOPS) if not options.names or f.name in options.names
-    ]
+    known = (*FAULTS, *THREADS, *LOOPS, *REPORTS)
+    faults = [f for f in known if not options.names or f.name in options.names]
     for fault in harness.few(faults) if options.only != "healthy" else ():
         warned, told = texts_of(fault.program(True))
         seen = [text for text in (*warned, *told) if re.search(fault.text, text)]

@@ -269,6 +269,24 @@ def test_what_a_bad_value_was_assigned_from() -> None:
     )
 
 
+def test_what_a_value_was_assigned_from_that_goes_on_with_its_own_name() -> None:
+    def loss(y: torch.Tensor) -> torch.Tensor:
+        reward = torch.ones(4)
+        reward[2] = torch.nan
+        returns, run = torch.zeros(4), torch.zeros(())
+        for k in reversed(range(4)):
+            run = reward[k] + 0.9 * run
+            returns[k] = run
+        returns = (returns - returns.mean()) / (returns.std() + 1e-8)
+        result = (returns * y[:, 0]).mean()
+        result.backward()
+        return result
+
+    made = maker_of(loss)
+    assert "returns was assigned from reward, which is not finite either" in made.how
+    assert "reward, assigned at" in made.variable
+
+
 @pytest.mark.parametrize("is_fixed", [False, True])
 def test_of_two_branches_neither_is_said_to_have_run(is_fixed: bool) -> None:
     def loss(y: torch.Tensor) -> torch.Tensor:

@@ -1692,7 +1692,7 @@ def test_a_root_of_what_float16_does_not_hold() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_a_running_variance_that_grows(dtype: torch.dtype) -> None:
-    """In float32 that is a run that diverges; float16 ends at the square of 256."""
+    """In float32 that is data that grows from step to step; float16 ends at the square of 256."""
     model = torch.nn.Sequential(torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 2)).to(dtype)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with fastcheck.install(model, watch=False), pytest.raises(fastcheck.OverflowDetected) as stop:
@@ -1702,7 +1702,9 @@ def test_a_running_variance_that_grows(dtype: torch.dtype) -> None:
             model(x.to(dtype)).float().square().mean().backward()
             optimizer.step()
     assert stop.value.culprit.site.label == "running_var"
-    first = "keep this norm and its input in float32" if dtype is torch.float16 else "Stop the grow"
+    first = (
+        "keep this norm and its input in float32" if dtype is torch.float16 else "look at the data"
+    )
     assert first in said(stop.value).partition("try 1. ")[2].partition(" 2. ")[0]
 
 

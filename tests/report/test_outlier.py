@@ -34,3 +34,25 @@ def test_a_batch_that_is_far_larger_than_those_before(
     said = "input[0] of the model reaches 20,000 in this step; in the 8 steps before it was at most"
     assert (f"{said} 2." in text) is is_said
     assert ("of the model reaches" in text) is is_said
+
+
+@pytest.mark.parametrize(("in_place", "is_said"), [(True, True), (False, False)])
+def test_a_data_set_that_each_epoch_changes(in_place: bool, is_said: bool) -> None:
+    """It is standardised again in each epoch; the stop is of the learning rate or of a batch."""
+    torch.manual_seed(0)
+    data = torch.rand(40, 4)
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 1e-5)
+    with pytest.raises(fastcheck.OverflowDetected) as stop, fastcheck.install(model, watch=False):
+        for step in range(2000):
+            batch = data[step % 5 * 8 : step % 5 * 8 + 8]
+            batch = (batch if in_place else batch.clone()).sub_(0.5).div_(0.3)
+            if step == 200:  # one batch alone is no drift
+                batch = batch * 1e30
+            loss = model(batch).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    text = " ".join(str(stop.value).split())
+    assert ("input[0] of the model has grown: it reaches" in text) is is_said
+    assert ("try 1. input[0] of the model is" in text) is is_said

@@ -147,7 +147,9 @@ class Variable(NamedTuple):
         """
         cause, known = self, assignments_of(self.frame)
         while cause.last is not None:
-            read, at = cause.last.read, cause.last.at
+            # One that reads its own name goes on with what those before have read.
+            read = {name for one in cause._assigned() for name in one.read}
+            at = cause.last.at
             earlier = [
                 (assigned[-1].at, variable._replace(last=assigned[-1]))
                 for variable in held_by(self.frame)

@@ -32,7 +32,11 @@ def where_zero(records: np.ndarray, table: SiteTable, modules: Collection[str]) 
     )
     result = next((site for site in outputs if not site.op or _COMPUTES.match(site.op)), None)
     if result is not None:
-        seen.append(f"{_named(result)} was 0 throughout")
+        weights = {
+            site.module for site, is_0 in zip(sites, is_zero.tolist()) if is_0 and _is_weight(site)
+        }
+        why = ", as its weight is" if result.module in weights else ""
+        seen.append(f"{_named(result)} was 0 throughout{why}")
     # A pass begins at its loss.
     is_loss = [site.role == "loss" for site in sites]
     passed = [k for k, site in enumerate(sites) if is_loss[k] or site.role.startswith("grad_")]
@@ -57,6 +61,10 @@ def where_zero(records: np.ndarray, table: SiteTable, modules: Collection[str]) 
                 f"{'' if first.op else ','} was not"
             )
     return f" In the last of these steps {'; '.join(seen)}." if seen else ""
+
+
+def _is_weight(site: Site) -> bool:
+    return site.role == "param" and site.label == "weight"
 
 
 def _are_near(one: str, other: str) -> bool:

@@ -5,7 +5,7 @@ those of a log.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Optional, Union
 
@@ -24,6 +24,8 @@ from .stop_report import StopReport
 
 # An input is an outlier if it is so many times as large as in at least so many steps before.
 _OUTLYING, _BEFORE = 20.0, 5
+# It has drifted if it is so in the last steps, beside the first of at least so many.
+_FIRST, _LAST, _MANY = 8, 4, 16
 #: Tensors that the culprit was computed from, with their records.
 Evidence = list[tuple[Site, np.void]]
 
@@ -50,6 +52,7 @@ def make_report(
         trend=trend[trend["seq"] <= record["seq"]],
         rank=culprit.rank,
         outlier=_outlier(records, sites, culprit.step),
+        drift=_drift(records, sites),
         **fields,
     )
 
@@ -73,17 +76,33 @@ def argument_records(
 def _outlier(
     records: History, sites: Iterable[Site], step: int
 ) -> Optional[tuple[str, float, float, int]]:
+    for label, levels, steps in _inputs(records, sites):
+        before, now = levels[steps < step], levels[steps == step]
+        if len(now) and len(before) >= _BEFORE and now[0] >= _OUTLYING * before.max() > 0:
+            return label, float(now[0]), float(before.max()), len(before)
+    return None
+
+
+def _drift(records: History, sites: Iterable[Site]) -> Optional[tuple[str, float, float, int]]:
+    for label, levels, _ in _inputs(records, sites):
+        first = levels[:_FIRST].max(initial=0.0)
+        if len(levels) >= _MANY and levels[-_LAST:].min() >= _OUTLYING * first > 0:
+            return label, float(levels[-1]), float(first), _FIRST
+    return None
+
+
+def _inputs(
+    records: History, sites: Iterable[Site]
+) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """The label, the largest magnitudes and the steps of each input of the model that is of
+    floating point.
+    """
     for number, site in enumerate(sites):
         if site.role != "input" or site.module or site.op:
             continue
         of_it = records.of_site(number, 0)
-        levels = np.maximum(-of_it["min"], of_it["max"])
-        before, now = levels[of_it["step"] < step], levels[of_it["step"] == step]
-        if not len(now) or len(before) < _BEFORE or "float" not in DTYPES[of_it["dtype"][-1]].name:
-            continue
-        if now[0] >= _OUTLYING * before.max() > 0:
-            return site.label, float(now[0]), float(before.max()), len(before)
-    return None
+        if len(of_it) and "float" in DTYPES[of_it["dtype"][-1]].name:
+            yield site.label, np.maximum(-of_it["min"], of_it["max"]), of_it["step"]
 
 
 def _of_its_place(culprit: Event) -> Iterable[tuple[str, int]]:

@@ -302,7 +302,14 @@ def _when(report: StopReport, reading: RecordStatistics, width: int) -> list[str
     texts = [_updated_text(report), _weights_text(report)]
     texts += [] if report.scale is None else [f"Loss scale {format_number(report.scale)}."]
     lines += wrap(" ".join(text for text in texts if text), width)
-    if report.outlier is not None:
+    if report.drift is not None:
+        label, now, before, steps = report.drift
+        lines += wrap(
+            f"{label} of the model has grown: it reaches {format_number(now)}, and in the first "
+            f"{steps} steps that are known at most {format_number(before)}.",
+            width,
+        )
+    elif report.outlier is not None:
         label, now, before, steps = report.outlier
         lines += wrap(
             f"{label} of the model reaches {format_number(now)} in this step; in the {steps} steps "

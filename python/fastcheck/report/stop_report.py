@@ -123,7 +123,9 @@ class StopReport:
     the parameters among the inputs that no optimizer holds, though some of the model have stepped
     (of an operator: those of its module, if it has one, that have as many elements as an operand
     that was written in place). ``outlier``: an input of the model that is far larger
-    than before: its label, how large it is and was at most, in how many steps. ``noticed``: another
+    than before: its label, how large it is and was at most, in how many steps; ``drift``: the same
+    of an input that has been far larger for a while than in the first steps that are known.
+    ``noticed``: another
     warning of the watch about what does not hold in a healthy training; empty if there was none.
     ``is_op_level``: the run was observed at op level.
     """
@@ -157,5 +159,6 @@ class StopReport:
     silent_norms: tuple[str, ...] = ()
     not_updated: tuple[str, ...] = ()
     outlier: Optional[tuple[str, float, float, int]] = None
+    drift: Optional[tuple[str, float, float, int]] = None
     noticed: str = ""
     is_op_level: bool = False

@@ -21,6 +21,7 @@ from fastcheck.record.site import SiteTable
 
 from . import rules
 from .numbers import Number
+from .recomputed import RecomputedResults
 from .rules import NumberRule, TensorRule, never
 from .signals import ABS_MAX, ACTIVATION, BUFFER, INPUT, IS_FLOAT, WEIGHT, Signals
 from .view import StepsView
@@ -139,6 +140,13 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         "load_state_dict() returns", source="forums: strict=False",
     ),
     _fact(
+        "loaded_itself", cause="optimizer",
+        text="load_state_dict() was given the model's own tensors {name}, all {value}, and changes "
+        "nothing: state_dict() returns the tensors themselves, which updates go on changing",
+        advice="keep weights as copy.deepcopy(model.state_dict())",
+        source="forums: the best weights are those of the last step",
+    ),
+    _fact(
         "never_stepped", cause="optimizer",
         text="gradients were made and cleared {value} times, and no optimizer has stepped, though "
         "{name} holds weights of the model",
@@ -197,6 +205,18 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         "cleared_seldom", cause="gradient",
         text="gradients are cleared after {value} updates each, not after every update: updates in "
         "between have the gradients of those before in them (seen at {name})",
+    ),
+    _fact(
+        "target_means", cause="gradient",
+        text="cross entropy averages over {name} targets in the calls of backward() for one "
+        "update, in {value} updates in a row: a target counts more in a call with few of them than "
+        "in one with many. Each counts alike in the sum of all, divided by the number of all",
+        source="mlx-lm#1413",
+    ),
+    _fact(
+        "left_over", cause="gradient",
+        text="the number of calls of backward() before an update is {name}, as where micro-batches "
+        "that are left over at the end of an epoch go into the first update of the next",
     ),
     _fact(
         "across", cause="gradient",
@@ -263,6 +283,13 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         text="few of the model's weights are trained: {name}", source="PyTorch forum 84911",
     ),
     _fact(
+        "frozen_moves", cause="optimizer",
+        text="{name} has requires_grad=False, and its optimizer goes on changing it: it has a "
+        "gradient of 0, not None, with which momentum and weight decay go on",
+        advice="set its .grad to None, as zero_grad() does unless given set_to_none=False, or take "
+        "it out of the optimizer", source="forums: frozen weights that change",
+    ),
+    _fact(
         "attribute", cause="optimizer",
         text="{name} has an attribute requires_grad, False, which torch does not read: an "
         "optimizer holds its {value} parameters",
@@ -292,6 +319,16 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         "schedule_anew", cause="optimizer",
         text="the optimizer continues at update {value} and {name} begins at 0: its state may not "
         "have been loaded", source="OPT.12",
+    ),
+    _fact(
+        "scale_anew", cause="precision",
+        text="the optimizer continues at update {value} and its GradScaler begins at {name}: its "
+        "state may not have been loaded", source="transformers#34053",
+    ),
+    _fact(
+        "small_factor", cause="optimizer",
+        text="LambdaLR multiplies {name}. A function that returns learning rates is meant for an "
+        "optimizer with a rate of 1", source="forums: LambdaLR returns a factor",
     ),
     _fact(
         "moments_lost", cause="optimizer",
@@ -339,6 +376,25 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         "training mode ({name})", source="transformers#33844",
     ),
     _fact(
+        "dropped_most", cause="layer",
+        text="dropout makes most elements 0 ({name}): p is the share that it does not keep, and "
+        "TensorFlow's keep_prob of 0.9 is 0.1 here",
+    ),
+    _fact(
+        "recomputed_dropout", cause="layer",
+        text="{name} drops other elements when activation checkpointing computes it again in "
+        "backward(), in {value} steps in a row: gradients are those of another result than the "
+        "loss", advice="call torch.utils.checkpoint.checkpoint() without preserve_rng_state=False; "
+        "a checkpoint of your own has to set the state of the generators as it was",
+        source="guided-diffusion#167",
+    ),
+    _fact(
+        "recomputed", cause="layer",
+        text="{name} returns something else when activation checkpointing computes it again in "
+        "backward(), in {value} steps in a row: it draws random numbers, or what it reads was "
+        "changed, or it does not give the same bits twice",
+    ),
+    _fact(
         "statistics_on", cause="layer",
         text="batch norm updates its statistics in passes without gradients: {value} such passes "
         "in a row ran in training mode ({name})", source="pytorch_stacked_hourglass#44",
@@ -358,6 +414,12 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         "average",
         advice="if it is meant as one (an EMA, a target network), its decay and 1 - decay are "
         "swapped", source="forums: EMA and tau the wrong way round",
+    ),
+    _fact(
+        "average_short", cause="optimizer",
+        text="{name}, which has the shapes of weights that are trained, kept {value} of itself and "
+        "took in the rest from these, in each of 3 updates that were measured: it averages the "
+        "last few updates alone", source="diffusers#1864",
     ),
     _fact(
         "average_stands", cause="precision",
@@ -534,6 +596,13 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         "model nor an optimizer that has stepped holds them: they are not trained",
         advice="make layers in __init__(): one that forward() makes has other random weights in "
         "each call", source="forums: nn.Linear in forward()",
+    ),
+    _fact(
+        "first_loss", cause="layer",
+        text="the first loss is {value}, and guessing among the {name} classes of its cross "
+        "entropy has {usual}: logits are large at first, as where the last layer has the weight of "
+        "an embedding, which nn.Embedding draws from N(0, 1)",
+        source="nanoGPT: initial weights",
     ),
     _fact(
         "negative", cause="loss",
@@ -771,6 +840,8 @@ class Invariants:
         self.clipping = Clipping()
         #: The batches of the steps.
         self.batches = Batches()
+        #: The results that activation checkpointing computes again.
+        self.recomputed = RecomputedResults(sites)
         self._sites = sites
         self._steps = 0
         self._most_rate = 0.0

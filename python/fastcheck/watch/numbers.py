@@ -27,6 +27,8 @@ _LOOK_STEPS, _LOOKS, _FIRST_LOSSES, _LEAST_FALL, _HIGH = 16, 4, 4, 0.1, 0.5
 # A run diverges at this ratio of the loss to the first losses, which may have been near 0, at this
 # ratio of the losses at each look to those at the look before, and at this growth of its weights.
 _DIVERGED, _GOES_ON, _BLOWN_UP = 1000.0, 1.65, 4.0
+# The ratio of a loss below 0 to the first losses at which it has no lower bound.
+_ENDLESS = 1e6
 # The steps of which a share of skipped steps is taken.
 _SCALE_PAST = 100
 # The rounding of a sum, as a share of the sum of magnitudes.
@@ -118,6 +120,9 @@ class Standstill:
         (begun, before, high), (_, _, low) = self._looks[0], self._looks[-1]
         first = statistics.median(self._first)
         sizes = [abs(loss) for _, _, loss in self._looks]
+        # A sum of logarithms of densities may be large at once, but hardly so many times larger.
+        if sizes[-1] >= _ENDLESS * max(abs(first), 1.0) and low < 0:
+            return [Number("descent", low, first)]
         goes_on = all(size > _GOES_ON * last for last, size in zip(sizes, sizes[1:]))
         is_far = sizes[-1] >= _DIVERGED * abs(first) and grown >= _BLOWN_UP
         if goes_on and len(sizes) == _LOOKS:

@@ -346,6 +346,13 @@ class _Shown(float):
         return super().__format__(spec) if spec else format_number(float(self))
 
 
+# Facts that are one if the loss of their step is so, beside what is said of it.
+_OF_LOSS: dict[str, Callable[[float, float], bool]] = {
+    "negative": lambda loss, _: loss < 0,
+    "first_loss": lambda loss, guess: loss >= max(5 * guess, guess + 5),
+}
+
+
 class Program:
     """The facts of the program that are in no record: numbers of the optimizer, by name, and what
     was noticed.
@@ -397,18 +404,19 @@ class Program:
         return changes
 
     def take_noticed(self, step: int, row: Optional[StepRow]) -> list[Number]:
-        """The facts of this step, and of earlier steps. That a loss should never be negative is one
-        if this step's is.
+        """The facts of this step, and of earlier steps. What a loss should be is one if this step's
+        is another: below 0, or far above what is learned by guessing.
         """
         if not self._noticed:
             return []
         numbers = [(at, number) for at, number in self._noticed if at <= step]
         self._noticed = [notice for notice in self._noticed if notice[0] > step]
-        loss = 0.0 if row is None or row.loss is None else row.loss
+        loss = math.nan if row is None or row.loss is None else row.loss
         return [
-            number._replace(value=loss) if number.name == "negative" else number
+            number._replace(value=loss, usual=number.value) if number.name in _OF_LOSS else number
             for at, number in numbers
-            if number.name != "negative" or (at == step and loss < 0)
+            if number.name not in _OF_LOSS
+            or (at == step and _OF_LOSS[number.name](loss, number.value))
         ]
 
     def beside_eps(self, sizes: list[float]) -> list[float]:
@@ -513,6 +521,9 @@ class Watcher:
         now = self._reader.read(steps)
         if now is None:
             return []
+        for number, (_, chunks) in zip(now.steps.tolist(), steps):
+            for other in self._invariants.recomputed.of_step(chunks):
+                self._program.noticed(number, other)
         self._held.grow(int(now.sites.max()) + 1)
         view = self._past.take(now)
         are_observed: list[bool] = np.logical_or.reduce(now.is_read, 1).tolist()

@@ -22,7 +22,7 @@ _LOOKS = 5
 # The update of an optimizer before which averages are measured first, the updates between two
 # measurements, and their number.
 _FIRST, _BETWEEN, _TURNS = 30, 10, 3
-_MOST_KEPT, _RESIDUE = 0.1, 0.1
+_MOST_KEPT, _RESIDUE = 0.6, 0.1
 # The part of the elements of an average that is written to, which keep every bit of it.
 _STILL = 0.9
 _MOST_ELEMENTS = 4096

@@ -32,12 +32,16 @@ from fastcheck.utils.torch.frames import program_frames, values_at_hand
 from fastcheck.utils.torch.memory_ref import MemoryRef, memory_ref
 from fastcheck.utils.torch.own_operators import no_grad, unobserved
 from fastcheck.utils.torch.rank import group_size
-from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read, has_memory, is_materialised
+from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read, is_materialised
 
 from .averages import Averages, StaleStatistics
+from .beginnings import factor_of, lost_moments, new_scale, small_factor, updates_of
+from .frozen import Frozen
 from .hand_changes import FirstElements, Probe, elements_of, first_elements, probe
-from .loss_forms import LossForms, has_no_second, is_output
+from .identities import is_itself, is_untied
+from .loss_forms import LossForms, classes_of, has_no_second, is_output
 from .masks import Masks
+from .micro_batches import BackwardCalls
 from .state_reader import StateReader
 from .update_losses import UpdateLosses
 
@@ -96,6 +100,9 @@ _TOTAL = "is that of the update before, to which another loss was added"
 # A momentum of batch norm from which on its statistics are nearly those of the last batch.
 _LARGE_MOMENTUM = 0.9
 _MOST_TRAINED = 0.02
+_MOST_DROPPED = 0.75
+# An average that keeps no more of itself has its decay and 1 - decay the wrong way round.
+_SWAPPED = 0.1
 _NAMED = 3
 _LOOKED_AT = (_DropoutNd, _BatchNorm, DistributedDataParallel)
 
@@ -344,12 +351,17 @@ class _Run(NamedTuple):
 
 
 class _Looks(NamedTuple):
-    """``ranks``: the number of them over which DistributedDataParallel averages gradients."""
+    """``factors``: the first of each LambdaLR; ``ranks``: the number of them over which
+    DistributedDataParallel averages gradients.
+    """
 
     forms: LossForms
     masks: Masks
     statistics: StaleStatistics
     averages: Averages
+    frozen: Frozen
+    micro_batches: BackwardCalls
+    factors: weakref.WeakKeyDictionary[Any, float]
     ranks: int
 
 
@@ -395,6 +407,9 @@ class Facts:
             Masks(is_on and attends),
             StaleStatistics(),
             Averages(),
+            Frozen(),
+            BackwardCalls(),
+            weakref.WeakKeyDictionary(),
             max((group_size(m.process_group) for m in wrappers), default=1),
         )
         # The number of optimizers that began without a state, by class and the parameters that they
@@ -438,19 +453,25 @@ class Facts:
             if fault:
                 self._tell_once("mask", 0, f"{call.node.path or 'the model'}: {fault}")
 
+    def loading(self, module: torch.nn.Module, weights: Any) -> None:
+        """load_state_dict() of this module is about to be given these."""
+        if self._updates and is_itself(module, weights) and self._is_of_models(module):
+            count = sum(1 for _ in module.parameters())
+            self._tell_once("loaded_itself", count, _place_of_program().lstrip())
+
     def loaded(self, module: torch.nn.Module, keys: Any) -> None:
         """load_state_dict() of this module has left out these keys, and found no weight for
         others.
         """
-        roots = [root for node in self._nodes if node.is_root and (root := node.module())]
         names = [name for name, _ in module.named_parameters()]
-        has_none = bool(names) and set(names) <= set(keys.missing_keys)
-        is_part = any(module in root.modules() for root in roots)
-        if has_none and (is_part or any(root in module.modules() for root in roots)):
-            frame = next(program_frames(), None)
-            place = "" if frame is None else f" at {frame.f_code.co_filename}:{frame.f_lineno}"
-            about = f"{keys.unexpected_keys[0]}, not {names[0]}{place}"
+        if names and set(names) <= set(keys.missing_keys) and self._is_of_models(module):
+            about = f"{keys.unexpected_keys[0]}, not {names[0]}{_place_of_program()}"
             self._tell_once("loaded_nothing", len(keys.unexpected_keys), about)
+
+    def _is_of_models(self, module: torch.nn.Module) -> bool:
+        roots = [root for node in self._nodes if node.is_root and (root := node.module())]
+        is_part = any(module in root.modules() for root in roots)
+        return is_part or any(root in module.modules() for root in roots)
 
     def backward_began(self, roots: Sequence[torch.Tensor]) -> None:
         """backward() is called on these."""
@@ -458,6 +479,8 @@ class Facts:
             self._runs.pop(("dropout_on", 0), None)
             self._runs.pop(("statistics_on", 0), None)
         is_again = self._losses.backward_began(roots)
+        if self.looks.micro_batches.is_on:
+            self.looks.micro_batches.backward_began(roots)
         if not self._updates:
             self._look_for_step(is_before=True)
         for chain in self._of_all:
@@ -500,6 +523,8 @@ class Facts:
         if self._losses.has_no_second:
             forms["no_second"] = ""
         self._know_derivatives()
+        if not self._updates and (classes := classes_of(roots)):
+            self.looks.micro_batches.classes = classes
         for form in _FORMS:
             self._count(form, form in forms, forms.get(form, ""), turn, times=_LOOKS)
 
@@ -615,7 +640,7 @@ class Facts:
         """
         chain = self._chains.get(optimizer)
         if chain is None:
-            self._look_at_moments(optimizer)
+            self._look_at_moments(optimizer, is_scaled)
             self._look_at_beginning(optimizer)
         elif chain.since.has_backward:
             parameter, since = chain.parameter, chain.since
@@ -667,15 +692,29 @@ class Facts:
                 self._tell("negative", 0.0, criterion)
         if self._updates < _EVERY and self._losses.is_sum:
             self._count("earlier_loss", self._losses.is_total, _TOTAL, -1, times=_LOOKS)
+        if self.looks.micro_batches.is_on:
+            self._look_at_micro_batches()
         self._losses.update_comes()
         self._updates += 1
         if self._updates % _EVERY == 0:
             self._look_at_modes()
+            moved = self.looks.frozen.look(optimizer)
+            if moved is not None:
+                self._tell_once("frozen_moves", 0.0, moved)
         if self._updates == _EVERY:
             self._look_at_shares()
             self._look_at_attributes()
             self._look_at_holders()
             self._look_at_ties()
+
+    def _look_at_micro_batches(self) -> None:
+        batches = self.looks.micro_batches
+        if not self._updates and batches.classes and batches.calls == 1:
+            self._tell("first_loss", math.log(batches.classes), str(batches.classes))
+        counts, over = batches.unequal_targets(), batches.left_over()
+        self._count("target_means", bool(counts), counts, times=_LOOKS)
+        if over and len(self._of_all) == 1:
+            self._tell_once("left_over", 0.0, over)
 
     def _look_at_averages(self, optimizer: torch.optim.Optimizer, updates: int) -> None:
         if not self.looks.averages.is_due(updates):
@@ -683,7 +722,8 @@ class Facts:
         held = parameter_ids(optimizer)
         name, share = self.looks.averages.look(updates, held, self._held())
         if name:
-            self._tell_once("average_stands" if share == 1 else "average", share, name)
+            kind = "_stands" if share == 1 else "_short" if share > _SWAPPED else ""
+            self._tell_once(f"average{kind}", share, name)
 
     def _look_at_scale(
         self, optimizer: torch.optim.Optimizer, chain: _Chain, is_scaled: bool
@@ -743,8 +783,14 @@ class Facts:
         self._count("idle_schedule", is_idle, about, id(scheduler))
         calls[0] += 1
         calls[1] += 1
+        if calls[1] == 1:
+            self.looks.factors[scheduler] = factor_of(scheduler)
+        elif calls[1] == _CLEARED and (
+            small := small_factor(scheduler, self.looks.factors[scheduler])
+        ):
+            self._tell_once("small_factor", 0.0, small)
         if calls[1] == 1 and getattr(scheduler, "last_epoch", 0) == 1:
-            updates = _updates_of(optimizer)
+            updates = updates_of(optimizer)
             if updates > chain.updates:
                 self._tell_once("schedule_anew", updates, type(scheduler).__name__)
 
@@ -777,26 +823,17 @@ class Facts:
             is_so = chain.is_multiplied_by(factor)
             self._count("reduced_twice", is_so, about, hash((id(optimizer), text)))
 
-    def _look_at_moments(self, optimizer: torch.optim.Optimizer) -> None:
-        """Reads the moments of an optimizer that is about to step for the first time here, and has
-        before: as a rule reads the first of them alone, and waits for a device then.
-        """
-        updates = _updates_of(optimizer)
+    def _look_at_moments(self, optimizer: torch.optim.Optimizer, is_scaled: bool) -> None:
+        """An optimizer is about to step for the first time here, and has before."""
+        updates = updates_of(optimizer)
         # A first update without gradients is how some loaders make the state that they fill.
-        if updates < 2 or "moments_lost" in self._told:
+        if updates < 2:
             return
-        moments = [
-            (name, value)
-            for state in optimizer.state.values()
-            for name, value in state.items()
-            if name != "step" and torch.is_tensor(value) and can_hold_nonfinite(value)
-        ]
-        if not moments or not all(can_read(value) for _, value in moments):
-            return
-        with unobserved(), no_grad():
-            if not any(bool(value.any()) for _, value in moments):
-                names = ", ".join(dict.fromkeys(name for name, _ in moments))
-                self._tell_once("moments_lost", updates, f"{type(optimizer).__name__}: {names}")
+        if "moments_lost" not in self._told and (lost := lost_moments(optimizer)):
+            self._tell_once("moments_lost", updates, lost)
+        scale = new_scale(self._losses.last_scaler) if is_scaled and not self._updates else 0.0
+        if scale > 1:
+            self._tell_once("scale_anew", updates, f"{scale:g}")
 
     def _look_at_beginning(self, optimizer: torch.optim.Optimizer) -> None:
         """Counts how often an optimizer of one class and the same parameters begins without a
@@ -822,20 +859,9 @@ class Facts:
             self._tell("held_twice", len(shared), _names(shared))
 
     def _look_at_ties(self) -> None:
-        for node in self._nodes:
-            module: Any = node.module() if node.is_primary else None
-            config = getattr(module, "config", None)
-            if not getattr(config, "tie_word_embeddings", False):
-                continue
-            if not getattr(module, "_tied_weights_keys", None):
-                continue
-            ends = (module.get_input_embeddings(), module.get_output_embeddings())
-            given, made = (getattr(end, "weight", None) for end in ends)
-            if given is not None and made is not None and given is not made:
-                is_one = has_memory(given) and memory_ref(given).is_of(made)
-                if given.shape == made.shape and not is_one:
-                    about = "the input embedding and the output layer (tie_word_embeddings)"
-                    self._tell("untied", 2, about)
+        if any(node.is_primary and is_untied(node.module()) for node in self._nodes):
+            about = "the input embedding and the output layer (tie_word_embeddings)"
+            self._tell("untied", 2, about)
 
     def _look_at_modes(self) -> None:
         modules = [module for node in self._nodes if (module := node.module()) is not None]
@@ -848,6 +874,11 @@ class Facts:
         norms = [m for m in modal if m.training and _averages_little(m)]
         about = f"{_counted(norms)}, momentum={norms[0].momentum:g}" if norms else ""
         self._count("norm_momentum", bool(norms), about, times=_LOOKS)
+        drops = [
+            m for m in modal if isinstance(m, _DropoutNd) and m.training and m.p > _MOST_DROPPED
+        ]
+        about = f"{_counted(drops)}, p={drops[0].p:g}" if drops else ""
+        self._count("dropped_most", bool(drops), about, times=_LOOKS)
         self._count("evaluation_mode", is_off, _counted(modal), times=_LOOKS)
         if "stale_statistics" not in self._told:
             stale = self.looks.statistics.look(self._nodes, self._held())
@@ -920,6 +951,11 @@ class Facts:
         return next(names, "a parameter")
 
 
+def _place_of_program() -> str:
+    frame = next(program_frames(), None)
+    return "" if frame is None else f" at {frame.f_code.co_filename}:{frame.f_lineno}"
+
+
 def _counted(modules: Sequence[torch.nn.Module]) -> str:
     """The classes of modules, and how many modules these are."""
     kinds = dict.fromkeys(type(module).__name__ for module in modules)
@@ -928,18 +964,6 @@ def _counted(modules: Sequence[torch.nn.Module]) -> str:
 
 def _names(parameters: Sequence[StoredTensor]) -> str:
     return listed([node.name_of(name) for node, name, _ in parameters], _NAMED)
-
-
-def _updates_of(optimizer: torch.optim.Optimizer) -> int:
-    """The number of updates that an optimizer says it has made; 0: it does not count, or on a
-    device.
-    """
-    for state in optimizer.state.values():
-        count = state.get("step") if isinstance(state, dict) else None
-        if isinstance(count, torch.Tensor):
-            return int(count) if count.is_cpu and count.numel() == 1 else 0
-        return int(count) if isinstance(count, (int, float)) else 0
-    return 0
 
 
 def _has_modes(module: torch.nn.Module) -> bool:

@@ -93,6 +93,18 @@ _NEVER_NEGATIVE = {
 _ONE = "normalises one element at a time: it returns its bias, or 0, whatever it is given"
 
 
+def classes_of(roots: Sequence[torch.Tensor]) -> int:
+    """The number of classes of the averaged cross entropy, without weights, that is the only loss;
+    0: it is none.
+    """
+    node = roots[0].grad_fn if len(roots) == 1 else None
+    found = match(node, ("n:NllLoss", "l:LogSoftmax"))
+    if found is None or found["n"]._saved_reduction != 1 or found["n"]._saved_weight is not None:
+        return 0
+    dimension, shape = axis_of(found["l"])
+    return shape[dimension]
+
+
 class LossForms:
     """Looks now and then in the graph of a loss for a softmax of a softmax, for a cross entropy
     of logits that is given probabilities or one class, for a criterion of log-probabilities that is

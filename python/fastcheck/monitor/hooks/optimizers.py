@@ -233,6 +233,8 @@ def _schedule(original: Callable[..., Any]) -> Callable[..., Any]:
 def _load(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def load_state_dict(self: Any, *args: Any, **kwargs: Any) -> Any:
+        weights = args[0] if args else kwargs.get("state_dict")
+        _tell("loaded weights", StepWatcher.loading, self, weights)
         keys = original(self, *args, **kwargs)
         # Both are empty unless strict=False.
         if getattr(keys, "missing_keys", None) and getattr(keys, "unexpected_keys", None):

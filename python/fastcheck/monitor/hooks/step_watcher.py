@@ -326,6 +326,11 @@ class StepWatcher:
         self._notice(self._facts.scheduler_stepped, scheduler)
         return False
 
+    def loading(self, module: torch.nn.Module, weights: Any) -> bool:
+        """``module`` is about to be given these weights."""
+        self._notice(self._facts.loading, module, weights)
+        return False
+
     def loaded(self, module: torch.nn.Module, keys: Any) -> bool:
         """``module`` was given weights, of which some did not fit, as these ``keys`` say."""
         self._notice(self._facts.loaded, module, keys)

@@ -69,6 +69,11 @@ class UpdateLosses:
         return root.untyped_storage().nbytes() > 0
 
     @property
+    def last_scaler(self) -> Any:
+        """The scaler that has made a loss of this update; None: none has, or it is gone."""
+        return self._made[-1][1]() if self._made else None
+
+    @property
     def is_sum(self) -> bool:
         """True if a loss of this update is a sum."""
         return self._sum >= 0

@@ -278,7 +278,7 @@ def loss(case: Case) -> Iterator[Advice]:
         yield Advice(
             "The loss's own code made it, or what that read beside the model (targets, weights): "
             "look for 0/0 (a mean over nothing: every target ignored, an empty mask; a std of one "
-            "element), Inf - Inf, or the log or root of a negative number."
+            "element), 0 * log(0), Inf - Inf, or the log or root of a negative number."
         )
     elif not case.has_run_away:
         yield Advice(
@@ -431,6 +431,8 @@ def advise(report: StopReport) -> list[Advice]:
         if case.site.direction == "optimizer" and case.site.op:
             # An update at such a setting makes Inf of numbers of any size.
             known = items[-1:]
+    has_changed = case.has_run_away or (case.is_narrow and case.trend.has_jumped)
+    items += _drift(report) if has_changed or case.broken_weight else ()
     items += list(_broken_weight(case)) or list(_updated_operand(case))
     items += _stored_infinity(case)
     is_large = case.reading.inf_count > 0 and not case.is_narrow and not case.has_domain
@@ -442,7 +444,6 @@ def advise(report: StopReport) -> list[Advice]:
                 "has to clear the gradients before each backward()."
             )
         )
-    has_changed = case.has_run_away or (case.is_narrow and case.trend.has_jumped)
     is_of_target = case.operation is not None and target_outgrows(case.operation)
     has_changed = has_changed and not is_of_target
     developed = list(activations.growth(case)) if known and has_changed else []
@@ -600,6 +601,16 @@ def _updated_operand(case: Case) -> Iterator[Advice]:
         yield Advice(
             f"{label} was written by an update and reaches {format_number(peak)}: if that is far "
             f"more than it was, lower the learning rate{case.rates}, or warm up for longer."
+        )
+
+
+def _drift(report: StopReport) -> Iterator[Advice]:
+    if report.drift is not None:
+        label, now, before, _ = report.drift
+        yield Advice(
+            f"{label} of the model is {format_number(now / before)} times as large as at first: "
+            "look at the data before the learning rate. What writes to a data set in place (sub_, "
+            "div_, normalize(inplace=True)) does so again in each epoch: let it work on a copy."
         )
 
 

@@ -1,0 +1,65 @@
+"""Results that activation checkpointing computes again in backward, beside those of before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Optional
+
+import numpy as np
+
+from fastcheck.log.history import joined
+from fastcheck.record.format import NONFINITE_COUNTS, Depth, Flag
+from fastcheck.record.site import Site, SiteTable
+
+from .numbers import Number
+
+# The observed steps that are looked at, and those in a row in which a result has to differ.
+_STEPS, _TIMES = 16, 3
+_COMPARED = ("numel", "checksum", "zero_count")
+
+
+class RecomputedResults:
+    """Compares the checksums of results of modules in the first steps of a run."""
+
+    def __init__(self, sites: SiteTable) -> None:
+        self._sites = sites
+        self._steps = self._times = 0
+
+    def of_step(self, chunks: Sequence[np.ndarray]) -> Iterator[Number]:
+        """The number of a step with these records, if a result was another when it was computed
+        again.
+        """
+        if self._steps == _STEPS:
+            return
+        self._steps += 1
+        records = joined(chunks) if len(chunks) else np.zeros(0)
+        site, has_others = self._first_other(records) if len(records) else (None, False)
+        self._times = 0 if site is None else self._times + 1
+        if site is not None and self._times == _TIMES:
+            self._steps = _STEPS
+            # A layer before it may only have rounded otherwise.
+            drops = has_others and "Dropout" in site.module_type
+            name = "recomputed_dropout" if drops else "recomputed"
+            yield Number(name, _TIMES, full_name=f"{site.module} ({site.module_type})")
+
+    def _first_other(self, records: np.ndarray) -> tuple[Optional[Site], bool]:
+        """The first module that has returned something else when it was called again, and whether
+        another number of elements was 0.
+        """
+        is_again = (records["flags"] & int(Flag.RECOMPUTE)) != 0
+        if not is_again.any():
+            return None, False
+        is_whole = (records["depth"] >= Depth.FULL) & (records["numel"] > 1)
+        for name in NONFINITE_COUNTS:
+            is_whole &= records[name] == 0
+        columns = [records[name][is_whole].tolist() for name in ("site", "call", *_COMPARED)]
+        first: dict[tuple[int, int], tuple[int, ...]] = {}
+        for number, call, again, *made in zip(
+            *columns[:2], is_again[is_whole].tolist(), *columns[2:]
+        ):
+            before = first.setdefault((number, call), tuple(made))
+            site = self._sites[number]
+            is_result = site.direction == "forward" and site.role == "output" and not site.op
+            if again and before[:2] != tuple(made[:2]) and is_result:
+                return site, before[2] != made[2]
+        return None, False
