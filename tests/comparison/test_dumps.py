@@ -226,3 +226,12 @@ def test_the_command_line_takes_dumps(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(["compare", arguments[1], arguments[1]]) == 0
     shutil.rmtree(tmp_path / "a" / "step0")
     assert main(arguments) == 2
+
+
+def test_two_dumps_without_records_are_empty(tmp_path: Path) -> None:
+    """A full disk ends a dump before its first record."""
+    dumped_run(tmp_path / "a", steps=1, model=net_off(0.0))
+    for path in (tmp_path / "a").rglob("records-*.bin"):
+        path.write_bytes(b"")
+    with pytest.raises(fastcheck.CompareError, match="the two sides hold no tensors"):
+        fastcheck.compare(tmp_path / "a", tmp_path / "a")

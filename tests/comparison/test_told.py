@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import fastcheck
-from fastcheck.comparison.compare import _worded
+from fastcheck.utils.text.numbers import worded
 
 
 class Net(nn.Module):
@@ -193,4 +193,4 @@ def test_dropout_of_a_batch_in_other_parts_draws_others(rate: float, tmp_path: P
 
 @pytest.mark.parametrize(("count", "text"), [(1, "1 tensor is"), (2, "2 tensors are")])
 def test_notes_are_worded_for_their_count(count: int, text: str) -> None:
-    assert _worded("{} tensor[ is|s are]", count).format(count) == text
+    assert worded("{} tensor[ is|s are]", count).format(count) == text

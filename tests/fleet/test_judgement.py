@@ -301,7 +301,7 @@ class TestCommand:
 
     def test_which_run(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["fleet", str(tmp_path)]) == 2
-        assert "there is no run in" in capsys.readouterr().err
+        assert "there is no run here" in capsys.readouterr().err
         for run in ("a", "b"):
             (tmp_path / f"run={run}").mkdir()
             (tmp_path / f"run={run}" / "x").touch()
@@ -310,7 +310,9 @@ class TestCommand:
         assert main(["fleet", str(tmp_path), "--run", "c"]) == 2
         assert "there is no run c in" in capsys.readouterr().err
         assert main(["fleet", str(tmp_path), "--run", "a"]) == 2
-        assert "this run is not complete" in capsys.readouterr().err
+        error = capsys.readouterr().err
+        assert "this run is not complete" in error and "has no files of records" in error
+        assert "hint:" in error
 
     def test_without_duckdb(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import inspect
 import pickle
@@ -282,3 +283,21 @@ def test_torch_jit_script_of_a_model_that_is_observed() -> None:
     ):
         torch.jit.script(model)
     torch.jit.script(model)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, pickle.dumps])
+def test_a_module_that_keeps_its_monitor_says_why_it_cant_be_copied(copied: Any) -> None:
+    """An average of the weights copies its model, and torch.save() pickles it."""
+    model = Net()
+    with fastcheck.install(model) as monitor:
+        model.monitor = monitor
+        with pytest.raises(TypeError, match="keep it outside of the module"):
+            copied(model)
+
+
+def test_one_step_is_told_as_one() -> None:
+    model = nn.Linear(2, 1)
+    with fastcheck.install(model) as monitor:
+        model(torch.ones(1, 2)).sum().backward()
+        monitor.step()
+        assert "1 step, " in monitor.summary()

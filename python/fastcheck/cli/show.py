@@ -199,7 +199,7 @@ def _event_lines(
         )
         lines += wrap(f"{Verdict(event.verdict).name.lower()} ({how}): {event.reason}", width, "  ")
     hidden = len(events) - len(events[:limit])
-    return lines + and_more(hidden, "more events (--limit 0 shows all)")
+    return lines + and_more(hidden, "more event[|s] (--limit 0 shows all)")
 
 
 def _record_table(
@@ -228,7 +228,7 @@ def _record_table(
     header = ["tensor", "dtype", "step", *rank, "numel", "NaN+Inf", "min", "max", "rms"]
     lines: list[Part] = [Table(header, rows, left=2, width=width, styles=bad, may_be_text=True)]
     hidden = len(chosen) - len(shown)
-    return lines + and_more(hidden, "more records (--limit 0 shows all)")
+    return lines + and_more(hidden, "more record[|s] (--limit 0 shows all)")
 
 
 def _around_bad(records: np.ndarray, chosen: np.ndarray, limit: int) -> np.ndarray:

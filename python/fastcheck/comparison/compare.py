@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import os
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Callable, Optional, TextIO, Union
@@ -38,7 +37,7 @@ from fastcheck.utils.names.msprobe import plain_api
 from fastcheck.utils.private import writing
 from fastcheck.utils.reading import read_json
 from fastcheck.utils.text.layout import csv_text, plain_text
-from fastcheck.utils.text.numbers import counted, format_shape, format_steps
+from fastcheck.utils.text.numbers import counted, format_shape, format_steps, worded
 
 from .advice import advice_of
 from .block import Kind, Phase, Source
@@ -116,11 +115,6 @@ _NOTES = {
 }
 
 
-def _worded(text: str, count: int) -> str:
-    """The text with those words in brackets that fit the count."""
-    return re.sub(r"\[([^|\]]*)\|([^\]]*)\]", r"\1" if count == 1 else r"\2", text)
-
-
 def notes_of(tally: Tally, actual: Source, reference: Source) -> list[str]:
     """The notes of a report, which follow its answers."""
     notes = []
@@ -140,7 +134,7 @@ def notes_of(tally: Tally, actual: Source, reference: Source) -> list[str]:
             continue
         names = tally.noted[kind]
         count, first = tally.counts[kind] + len(names), next(iter(names), "")
-        text, _, more = _worded(text, count).partition("|")
+        text, _, more = worded(text, count).partition("|")
         if count:
             text += more if count > 1 else ""
             notes.append(text.format(count=f"{count:,}", first=first, rest=f"{count - 1:,}"))
@@ -151,7 +145,7 @@ def notes_of(tally: Tally, actual: Source, reference: Source) -> list[str]:
             "{:,} name[|s] only in actual hold[s|] what [a name|names] only in reference hold[s|]"
         )
         notes.append(
-            f"{_worded(text, count).format(count)}: {mine} is {other}{', ...' * (count > 1)}. If "
+            f"{worded(text, count).format(count)}: {mine} is {other}{', ...' * (count > 1)}. If "
             f"{'it is' if count == 1 else 'they are'} renamed, give rename= (--rename FILE)"
         )
     if parts := list(tally.noted["parts_of"]):
@@ -159,7 +153,7 @@ def notes_of(tally: Tally, actual: Source, reference: Source) -> list[str]:
         notes.append(f"parts of fused tensors: {shown}" + (f"; {rest:,} more" if rest > 0 else ""))
     for (mine, other), count in tally.dtypes.items():
         text = f"{{:,}} tensor[ is|s are] {mine} in actual and {other} in reference"
-        notes.append(_worded(text, count).format(count))
+        notes.append(worded(text, count).format(count))
     if tally.counts["without_bits"]:
         notes.append(
             "not all tensors have checksums or values on both sides: of the others, the "
@@ -720,6 +714,13 @@ def _check_common(runner: BlockComparison, sides: tuple[Source, Source]) -> None
         if ours or theirs
         else f"{_span(sides[0])} in actual and {_span(sides[1])} in reference"
     )
+    if not (ours or theirs) and sides[0].places() == sides[1].places():
+        raise CompareError(
+            "the two sides hold no tensors",
+            expected="records of tensors, of which some have the same name and step",
+            got=f"{sides[0].title} and {sides[1].title}, with none",
+            hint="a full disk ends a dump or a log; the run has warned of it",
+        )
     near = near_matches(ours[0], theirs, 1) if ours and theirs else []
     alike = runner.tally.lookalikes.get(ours[0]) if ours else None
     near = near if alike is None else [alike]

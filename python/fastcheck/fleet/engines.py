@@ -36,9 +36,19 @@ def run_of(folder: Folder, name: Optional[str]) -> str:
         return runs[0]
     place = without_credentials(folder.place)
     if not runs:
-        raise ConfigError(f"there is no run in {place}; fastcheck collect writes one")
+        raise ConfigError(
+            "there is no run here",
+            expected="a folder that fastcheck collect has written",
+            got=f"{place}, with no folder named run=...",
+            hint="fastcheck collect LOG --out FOLDER writes one",
+        )
     found = "several runs are" if name is None else f"there is no run {name}"
-    raise ConfigError(f"{found} in {place}: give --run with one of: {', '.join(runs[:10])}")
+    raise ConfigError(
+        f"{found} in {place}",
+        expected="the name of one run",
+        got=", ".join(runs[:10]) if name is None else name,
+        hint=f"give --run with one of: {', '.join(runs[:10])}",
+    )
 
 
 class DuckEngine:
@@ -167,5 +177,10 @@ def files_of_run(folder: Folder, run: str) -> dict[str, list[str]]:
     for name, files in paths.items():
         if not files:
             place, missing = folder.url(start), name.removeprefix("all_")
-            raise LogError(f"this run is not complete: {place} has no files of {missing}")
+            raise LogError(
+                "this run is not complete",
+                expected="files of records, sites, ranks and what else fastcheck collect writes",
+                got=f"{place}, which has no files of {missing}",
+                hint="collect the logs of its nodes again, into another folder",
+            )
     return paths

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Sequence
-from typing import Any, Callable, Optional, Union
+from typing import Any, Callable, NoReturn, Optional, Union
 
 import numpy as np
 
@@ -327,6 +327,12 @@ class Monitor:
             # The exception that ended the block goes on, whatever the drain has found meanwhile.
             if kind is None:
                 raise
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a Monitor can't be copied or pickled: it belongs to this process and its model. If a "
+            "module has it as an attribute, keep it outside of the module"
+        )
 
     def __repr__(self) -> str:
         state = "removed" if self._session.removed else f"{len(self._core.nodes)} modules"

@@ -36,6 +36,7 @@ from fastcheck.report.summary import (
 )
 from fastcheck.utils.names.style import row_name, tensor_place
 from fastcheck.utils.text.layout import GUTTER, line_width, listed, sparkline, wrap
+from fastcheck.utils.text.numbers import counted
 from fastcheck.watch.event import WatchEvent
 
 from .core import Core
@@ -58,7 +59,8 @@ def summary_of(core: Core, style: str) -> str:
     undecided = {int(event.record["seq"]) for event in pending}
     decided = [e for e in event_store.events if int(e.record["seq"]) not in undecided]
     steps = session.step.index + 1 if session.next_seq else 0
-    watched = f"{steps:,} steps, {session.next_seq:,} records of {len(session.sites):,} tensors"
+    counts = (steps, "step"), (session.next_seq, "record"), (len(session.sites), "tensor")
+    watched = "{}, {} of {}".format(*(counted(number, noun) for number, noun in counts))
     warnings = 0 if watching is None else watching.warning_count
     total, most = event_store.counter.total, session.config.overflow_nums
     last = [(session.sites[int(record["site"])], record) for record in archive.history.last_step()]

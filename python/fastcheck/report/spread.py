@@ -29,7 +29,7 @@ def spread(events: Sequence[Event], culprit: Event, style: str, width: int) -> l
     for number, (name, event) in enumerate(reached[:_PLACES], start=1):
         text = f"{name}, {event.site.direction}: {format_nonfinite(statistics_of(event.record))}"
         lines += wrap(text, width, f"{number:>2}. ", "    ")
-    lines += and_more(len(reached) - _PLACES, "more places")
+    lines += and_more(len(reached) - _PLACES, "more place[|s]")
     for verdict in (Verdict.ORIGIN, Verdict.ARRIVED):
         lines += _one_line([event for event in others if event.verdict is verdict], style, width)
     return lines + harmless(others, style, width)

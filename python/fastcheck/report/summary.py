@@ -125,7 +125,7 @@ def step_table(rows: Sequence[StepRow], width: int, limit: int | None = _ROWS) -
     if is_scaled:
         skipped = sum(row.overflow for row in rows)
         lines.append(f"{skipped:,} of the last {len(rows):,} updates skipped")
-    return lines + and_more(len(rows) - len(shown), "steps before these")
+    return lines + and_more(len(rows) - len(shown), "step[|s] before these")
 
 
 def _cell(value: float | None) -> str:

@@ -110,10 +110,12 @@ def _near(path: str) -> str:
         return "it is empty, as from a variable of the shell that is not set"
     if os.path.islink(path):
         return f"it is a link to {os.readlink(path)}, which is not there"
+    while not os.path.exists(folder):
+        folder, name = os.path.split(folder)
     try:
         near = did_you_mean(name, sorted(os.listdir(folder)))
     except OSError:
-        return f"{folder} is not there either, or can't be read"
+        return f"{folder} can't be read"
     return f"{folder} has no {name}" + (f": {near}" if near else "")
 
 

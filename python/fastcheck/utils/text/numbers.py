@@ -86,8 +86,15 @@ def _field(reading: RecordStatistics, name: str) -> str:
 
 
 def and_more(hidden: int, what: str = "more") -> list[str]:
-    """The last line of a list that leaves ``hidden`` things out; none where it has all."""
-    return [f"and {hidden:,} {what}"] if hidden > 0 else []
+    """The last line of a list that leaves ``hidden`` things out; none where it has all. Of words in
+    brackets the first are those for one.
+    """
+    return [f"and {hidden:,} {worded(what, hidden)}"] if hidden > 0 else []
+
+
+def worded(text: str, count: int) -> str:
+    """The text with those words in brackets that fit the count: ``"step[|s]"``."""
+    return re.sub(r"\[([^|\]]*)\|([^\]]*)\]", r"\1" if count == 1 else r"\2", text)
 
 
 def format_share(part: float, whole: float) -> str:
