@@ -50,6 +50,14 @@ def test_the_command_says_what_holds(program: Path, capsys: pytest.CaptureFixtur
     assert "rows in another order" in capsys.readouterr().out
 
 
+def test_the_command_proves_nothing_without_a_relation(
+    program: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A status of 0 would be taken for a proof."""
+    assert main(["prove", f"{program}:step", "--relations", "packed"]) == 2
+    assert "nothing is proved" in capsys.readouterr().err
+
+
 def test_the_command_fails_where_a_relation_differs(
     program: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

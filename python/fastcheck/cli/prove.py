@@ -34,7 +34,7 @@ examples:
 exit codes:
   0  no relation differs
   1  a relation differs, or the program raised an exception
-  2  wrong usage, or no such step"""
+  2  wrong usage, no such step, or no relation could be computed"""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -45,8 +45,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Exit code 1 when a relation differs."""
+    """Exit code 1 when a relation differs, 2 when none could be computed."""
     from fastcheck.proving.prove import prove
+    from fastcheck.proving.result import FAILED, NOT_ASKED
 
     model, batch, step, *optimizer = _load(options.target)
     proof = prove(
@@ -61,6 +62,9 @@ def run(options: argparse.Namespace) -> int:
         print_json("prove", proof.to_dict())
     else:
         print(proof)
+    if all(outcome.state in (FAILED, NOT_ASKED) for outcome in proof.outcomes):
+        print("fastcheck: nothing is proved: no relation could be computed", file=sys.stderr)
+        return 2
     return 0 if proof else 1
 
 

@@ -6,7 +6,7 @@ import argparse
 
 from fastcheck.errors import printable
 from fastcheck.utils.text.layout import to_ascii, wants_ascii, wrap
-from fastcheck.utils.text.numbers import and_more
+from fastcheck.utils.text.numbers import and_more, worded
 
 from .console import print_json
 
@@ -52,7 +52,11 @@ def run(options: argparse.Namespace) -> int:
         return 0 if verification else 1
     step = "" if verification.step is None else f" after step {verification.step:,}"
     lines = wrap(f"{verification.path}: sealed{step} as {verification.verdict}", _WIDTH)
-    lines += wrap(f"{verification.equal:,} tensors are equal to the bit", _WIDTH, "  ")
+    lines += wrap(
+        f"{verification.equal:,} {worded('tensor[ is|s are]', verification.equal)} equal to the bit",
+        _WIDTH,
+        "  ",
+    )
     for title, rows in (
         ("differing", [f"{key}: {what}" for key, what in verification.differing.items()]),
         ("missing", list(verification.missing)),
