@@ -52,11 +52,9 @@ def run(options: argparse.Namespace) -> int:
         return 0 if verification else 1
     step = "" if verification.step is None else f" after step {verification.step:,}"
     lines = wrap(f"{verification.path}: sealed{step} as {verification.verdict}", _WIDTH)
-    lines += wrap(
-        f"{verification.equal:,} {worded('tensor[ is|s are]', verification.equal)} equal to the bit",
-        _WIDTH,
-        "  ",
-    )
+    equal = verification.equal
+    text = f"{equal:,} {worded('tensor[ is|s are]', equal)} equal to the bit"
+    lines += wrap(text, _WIDTH, "  ")
     for title, rows in (
         ("differing", [f"{key}: {what}" for key, what in verification.differing.items()]),
         ("missing", list(verification.missing)),
