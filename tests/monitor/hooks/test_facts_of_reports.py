@@ -156,3 +156,23 @@ def test_a_loss_that_falls_below_a_million_times_the_first_is_told_before_it_ove
 
     text = said(model, step, 48)
     assert "goes on falling: a term of it has no lower bound" in text
+
+
+@pytest.mark.parametrize(("scale", "is_said"), [(0.0, True), (0.02, False)])
+def test_a_weight_of_zero_before_relu_is_named_with_what_it_made(
+    scale: float, is_said: bool
+) -> None:
+    """The derivative of ReLU at 0 is 0, so that such a weight keeps its gradient of 0."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8, bias=False), nn.ReLU(), nn.Linear(8, 3))
+    with torch.no_grad():
+        model[0].weight.mul_(scale)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+
+    def step(number: int) -> None:
+        optimizer.zero_grad()
+        F.cross_entropy(model(torch.randn(8, 4)), torch.arange(8) % 3).backward()
+        optimizer.step()
+
+    text = said(model, step)
+    assert ("output of 0 (Linear) was 0 throughout, as its weight is;" in text) is is_said
