@@ -458,6 +458,17 @@ def test_a_weight_that_an_update_has_written_is_told_at_op_level(rate: float) ->
     assert (re.search(wanted, told) is not None) is (rate == 1e25)
 
 
+@pytest.mark.usefixtures("op_observer")
+def test_a_weight_that_no_update_has_written_is_not_told_of_one() -> None:
+    model = torch.nn.Linear(4, 4)
+    torch.nn.init.constant_(model.weight, 3e38)
+    stops = pytest.raises(fastcheck.OverflowDetected)
+    with fastcheck.install(model, level="op"), stops as stop:
+        model(torch.ones(2, 4)).sum().backward()
+    told = said(stop.value)
+    assert "(parameter weight)" in told and "written by an update" not in told
+
+
 def test_op_level_is_not_offered_at_op_level() -> None:
     """Of a buffer that its module has written no operator is known."""
     site = build.site("bn", "BatchNorm2d", role="buffer", label="running_mean")

@@ -68,7 +68,9 @@ def argument_records(
             source = sites[int(record["site"])]
             origin = source.op or source.tensor_name
             label = f"{name} ({origin})" if source.role != "input" else name
-            site = replace(culprit.site, role="input", label=label, direction=source.direction)
+            # A parameter's own site is that of the update, too.
+            by = source if source.op else culprit.site
+            site = replace(culprit.site, role="input", label=label, direction=by.direction)
             evidence.append((site, record))
     return evidence
 
