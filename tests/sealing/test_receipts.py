@@ -255,8 +255,9 @@ def test_what_cannot_be_used_is_refused(made: fastcheck.types.Receipt, tmp_path:
         fastcheck.verify(Sender(), made, accept=("dtyp",))
     (tmp_path / "receipt.json").write_text("{")
     for name in ("receipt.json", "absent.json"):
-        with pytest.raises(fastcheck.CompareError, match="the receipt can't be read"):
+        with pytest.raises(fastcheck.CompareError, match="the receipt can't be read") as caught:
             fastcheck.verify(Sender(), tmp_path / name)
+        assert "hint:     copy the file again" in str(caught.value)
 
 
 def vocabulary(rows: int) -> Weights:

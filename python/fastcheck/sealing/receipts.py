@@ -706,7 +706,12 @@ def read_document(path: str, what: str) -> Any:
         return read_json(path)
     except (OSError, ValueError) as error:
         got = f"{path}: {first_line(error)}"
-        raise CompareError(f"{what} can't be read", expected="JSON", got=got) from error
+        raise CompareError(
+            f"{what} can't be read",
+            expected="JSON",
+            got=got,
+            hint="copy the file again, or write it again where its weights are known to be right",
+        ) from error
 
 
 def _of(given: object) -> Receipt:
