@@ -59,7 +59,13 @@ PyObject* code_of(Frame* frame) { return frame->f_executable; }
 const _Py_CODEUNIT* last_of(Frame* frame) { return frame->instr_ptr; }
 #else
 Frame* innermost(PyThreadState* state) { return state->cframe->current_frame; }
-PyObject* code_of(Frame* frame) { return reinterpret_cast<PyObject*>(frame->f_code); }
+PyObject* code_of(Frame* frame) {
+#if PY_VERSION_HEX >= 0x030C0000
+  // Of a call from C, with code that is no program's and nothing else that may be read.
+  if (frame->owner == FRAME_OWNED_BY_CSTACK) return nullptr;
+#endif
+  return reinterpret_cast<PyObject*>(frame->f_code);
+}
 const _Py_CODEUNIT* last_of(Frame* frame) { return frame->prev_instr; }
 #endif
 int instruction_of(Frame* frame) {

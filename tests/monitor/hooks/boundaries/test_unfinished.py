@@ -72,6 +72,7 @@ class TestRows:
         assert all(row.loss is not None for row in rows)
         assert monitor.event_count == 0
 
+    @pytest.mark.filterwarnings("ignore:step 4. the loss scale stays at 1,024:UserWarning")
     def test_each_step_overflows(self, scaler: Any, to_none: bool, clears: str) -> None:
         model = Net()
         monitor = fastcheck.install(model, training=fastcheck.Training(scaler=scaler))
