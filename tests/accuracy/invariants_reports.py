@@ -176,7 +176,8 @@ class _Recomputed(nn.Module):
     def __init__(self, sets_state: bool) -> None:
         super().__init__()
         self.first, self.last = nn.Linear(16, 16), nn.Linear(32, 10)
-        self.block = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Dropout(0.5))
+        drop = nn.Dropout(0.5)
+        self.block = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), drop, nn.Linear(32, 32), drop)
         self.sets_state = sets_state
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -43,8 +43,8 @@ class RecomputedResults:
             yield Number(name, _TIMES, full_name=f"{site.module} ({site.module_type})")
 
     def _first_other(self, records: np.ndarray) -> tuple[Optional[Site], bool]:
-        """The first module that has returned something else when it was called again, and whether
-        another number of elements was 0.
+        """The first module that has returned what it had not returned when it was called again, and
+        whether another number of elements was 0.
         """
         is_again = (records["flags"] & int(Flag.RECOMPUTE)) != 0
         if not is_again.any():
@@ -52,14 +52,19 @@ class RecomputedResults:
         is_whole = (records["depth"] >= Depth.FULL) & (records["numel"] > 1)
         for name in NONFINITE_COUNTS:
             is_whole &= records[name] == 0
-        columns = [records[name][is_whole].tolist() for name in ("site", "call", *_COMPARED)]
-        first: dict[tuple[int, int], tuple[int, ...]] = {}
-        for number, call, again, *made in zip(
-            *columns[:2], is_again[is_whole].tolist(), *columns[2:]
-        ):
-            before = first.setdefault((number, call), tuple(made))
-            site = self._sites[number]
+        columns = [records[name][is_whole].tolist() for name in ("site", *_COMPARED)]
+        first: dict[int, list[tuple[int, ...]]] = {}
+        again: dict[int, list[tuple[int, ...]]] = {}
+        # Not by calls: those within one checkpoint are repeated in order, checkpoints last first.
+        for number, is_repeated, *made in zip(columns[0], is_again[is_whole], *columns[1:]):
+            (again if is_repeated else first).setdefault(number, []).append(tuple(made))
+        for number, results in again.items():
+            site, known = self._sites[number], first.get(number, [])
             is_result = site.direction == "forward" and site.role == "output" and not site.op
-            if again and before[:2] != tuple(made[:2]) and is_result:
-                return site, before[2] != made[2]
+            if not is_result or len(known) < len(results):
+                continue
+            others = [made for made in results if made not in known]
+            if others:
+                counts = {zeros for _, _, zeros in known}
+                return site, any(zeros not in counts for _, _, zeros in others)
         return None, False
