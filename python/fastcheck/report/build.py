@@ -20,11 +20,11 @@ from fastcheck.record.site import Site, SiteTable
 from fastcheck.utils.grouping import grouped
 
 from .message import MOST_BYTES, unpacked
-from .stop_report import StopReport
+from .stop_report import Outlier, StopReport
 
 # An input is an outlier if it is so many times as large as in at least so many steps before.
 _OUTLYING, _BEFORE = 20.0, 5
-# It has drifted if it is so in the last steps, beside the first of at least so many.
+# It has grown if it is so in the last steps, beside the first of at least so many.
 _FIRST, _LAST, _MANY = 8, 4, 16
 #: Tensors that the culprit was computed from, with their records.
 Evidence = list[tuple[Site, np.void]]
@@ -52,7 +52,6 @@ def make_report(
         trend=trend[trend["seq"] <= record["seq"]],
         rank=culprit.rank,
         outlier=_outlier(records, sites, culprit.step),
-        drift=_drift(records, sites),
         **fields,
     )
 
@@ -75,22 +74,17 @@ def argument_records(
     return evidence
 
 
-def _outlier(
-    records: History, sites: Iterable[Site], step: int
-) -> Optional[tuple[str, float, float, int]]:
+def _outlier(records: History, sites: Iterable[Site], step: int) -> Optional[Outlier]:
+    found = None
     for label, levels, steps in _inputs(records, sites):
-        before, now = levels[steps < step], levels[steps == step]
-        if len(now) and len(before) >= _BEFORE and now[0] >= _OUTLYING * before.max() > 0:
-            return label, float(now[0]), float(before.max()), len(before)
-    return None
-
-
-def _drift(records: History, sites: Iterable[Site]) -> Optional[tuple[str, float, float, int]]:
-    for label, levels, _ in _inputs(records, sites):
         first = levels[:_FIRST].max(initial=0.0)
         if len(levels) >= _MANY and levels[-_LAST:].min() >= _OUTLYING * first > 0:
-            return label, float(levels[-1]), float(first), _FIRST
-    return None
+            return Outlier(label, float(levels[-1]), float(first), _FIRST, True)
+        before, now = levels[steps < step], levels[steps == step]
+        is_far = len(now) and len(before) >= _BEFORE and now[0] >= _OUTLYING * before.max() > 0
+        if is_far and found is None:
+            found = Outlier(label, float(now[0]), float(before.max()), len(before), False)
+    return found
 
 
 def _inputs(

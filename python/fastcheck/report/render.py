@@ -302,20 +302,13 @@ def _when(report: StopReport, reading: RecordStatistics, width: int) -> list[str
     texts = [_updated_text(report), _weights_text(report)]
     texts += [] if report.scale is None else [f"Loss scale {format_number(report.scale)}."]
     lines += wrap(" ".join(text for text in texts if text), width)
-    if report.drift is not None:
-        label, now, before, steps = report.drift
-        lines += wrap(
-            f"{label} of the model has grown: it reaches {format_number(now)}, and in the first "
-            f"{steps} steps that are known at most {format_number(before)}.",
-            width,
-        )
-    elif report.outlier is not None:
-        label, now, before, steps = report.outlier
-        lines += wrap(
-            f"{label} of the model reaches {format_number(now)} in this step; in the {steps} steps "
-            f"before it was at most {format_number(before)}.",
-            width,
-        )
+    if report.outlier is not None:
+        label, largest, most, steps, has_grown = report.outlier
+        now, before = format_number(largest), f"at most {format_number(most)}"
+        text = f"reaches {now} in this step; in the {steps} steps before it was"
+        if has_grown:
+            text = f"has grown: it reaches {now}, and in the first {steps} steps that are known"
+        lines += wrap(f"{label} of the model {text} {before}.", width)
     return lines
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Optional, Union
+from typing import TYPE_CHECKING, NamedTuple, Optional, Union
 
 import numpy as np
 
@@ -95,6 +95,18 @@ class MadeBy:
     site: Optional[Site] = None
 
 
+class Outlier(NamedTuple):
+    """An input of the model, how large it is, and was at most in so many steps: those before this
+    one, or, if it has been so large for a while (``has_grown``), the first that are known.
+    """
+
+    label: str
+    now: float
+    before: float
+    steps: int
+    has_grown: bool
+
+
 @dataclass(frozen=True)
 class StopReport:
     """The contents of the stop message.
@@ -122,12 +134,9 @@ class StopReport:
     call of was seen, though the module that holds them had a call that was over. ``not_updated``:
     the parameters among the inputs that no optimizer holds, though some of the model have stepped
     (of an operator: those of its module, if it has one, that have as many elements as an operand
-    that was written in place). ``outlier``: an input of the model that is far larger
-    than before: its label, how large it is and was at most, in how many steps; ``drift``: the same
-    of an input that has been far larger for a while than in the first steps that are known.
-    ``noticed``: another
-    warning of the watch about what does not hold in a healthy training; empty if there was none.
-    ``is_op_level``: the run was observed at op level.
+    that was written in place). ``outlier``: an input of the model that is far larger than before.
+    ``noticed``: another warning of the watch about what does not hold in a healthy training; empty
+    if there was none. ``is_op_level``: the run was observed at op level.
     """
 
     culprit: Event
@@ -158,7 +167,6 @@ class StopReport:
     made_by: Optional[MadeBy] = None
     silent_norms: tuple[str, ...] = ()
     not_updated: tuple[str, ...] = ()
-    outlier: Optional[tuple[str, float, float, int]] = None
-    drift: Optional[tuple[str, float, float, int]] = None
+    outlier: Optional[Outlier] = None
     noticed: str = ""
     is_op_level: bool = False

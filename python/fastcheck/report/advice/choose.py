@@ -432,7 +432,7 @@ def advise(report: StopReport) -> list[Advice]:
             # An update at such a setting makes Inf of numbers of any size.
             known = items[-1:]
     has_changed = case.has_run_away or (case.is_narrow and case.trend.has_jumped)
-    items += _drift(report) if has_changed or case.broken_weight else ()
+    items += _growth(report) if has_changed or case.broken_weight else ()
     items += list(_broken_weight(case)) or list(_updated_operand(case))
     items += _stored_infinity(case)
     is_large = case.reading.inf_count > 0 and not case.is_narrow and not case.has_domain
@@ -604,13 +604,14 @@ def _updated_operand(case: Case) -> Iterator[Advice]:
         )
 
 
-def _drift(report: StopReport) -> Iterator[Advice]:
-    if report.drift is not None:
-        label, now, before, _ = report.drift
+def _growth(report: StopReport) -> Iterator[Advice]:
+    if report.outlier is not None and report.outlier.has_grown:
+        label, now, before, *_ = report.outlier
         yield Advice(
             f"{label} of the model is {format_number(now / before)} times as large as at first: "
-            "look at the data before the learning rate. What writes to a data set in place (sub_, "
-            "div_, normalize(inplace=True)) does so again in each epoch: let it work on a copy."
+            "look at what makes it before the learning rate. What writes to a data set in place "
+            "(sub_, div_, normalize(inplace=True)) does so again in each epoch: let it work on a "
+            "copy."
         )
 
 
