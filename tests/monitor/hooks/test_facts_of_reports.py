@@ -64,7 +64,9 @@ def test_means_of_calls_are_told_if_they_are_weighted_alike(
     assert ("averages over 4 to 16 targets" in said(model, step)) is is_told
 
 
-@pytest.mark.parametrize("counts", [(4,), (4, 3), (4, 6, 5), (2, 9), (1, 2)])
+@pytest.mark.parametrize(
+    "counts", [(4,), (4, 3), (4, 6, 5), (2, 9), (1, 2), (4, 6, 4, 4, 6), (4, 4, *[6] * 60)]
+)
 def test_other_numbers_of_calls_are_no_window_that_is_left_over(counts: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     model = nn.Linear(4, 3)
