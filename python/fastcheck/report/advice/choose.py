@@ -609,9 +609,9 @@ def _growth(report: StopReport) -> Iterator[Advice]:
         label, now, before, *_ = report.outlier
         yield Advice(
             f"{label} of the model is {format_number(now / before)} times as large as at first: "
-            "look at what makes it before the learning rate. What writes to a data set in place "
-            "(sub_, div_, normalize(inplace=True)) does so again in each epoch: let it work on a "
-            "copy."
+            "look at the data, or at what else makes it, before the learning rate. What writes to "
+            "a data set in place (sub_, div_, normalize(inplace=True)) does so again in each "
+            "epoch: let it work on a copy."
         )
 
 
