@@ -28,6 +28,7 @@ from types import FrameType
 from typing import Any, Optional, TypeVar, Union
 
 _Options = TypeVar("_Options")
+_MOST_GOT = 600
 
 # Frames that are never the user's: torch and the libraries stand between the user's line and
 # fastcheck's (module and optimizer wrappers, hooks, backward, context managers, imports, threads).
@@ -160,10 +161,12 @@ def needed_module(name: str, what: str, hint: str) -> Any:
 
 
 def explain(what: str, *, expected: str, got: str, hint: str = "") -> str:
-    """The text of every error: what is wrong, what was expected, what it got, and a hint.
+    """The text of every error: what is wrong, what was expected, what it got (the beginning of a
+    long text, as of a state_dict), and a hint.
 
     Names of a file may be in it: control characters are escaped, but for line feeds.
     """
+    got = got if len(got) <= _MOST_GOT else f"{got[:_MOST_GOT]} ..."
     lines = [what, f"  expected: {expected}", f"  got:      {got}"]
     if hint:
         lines.append(f"  hint:     {hint}")
@@ -205,8 +208,8 @@ def string_list(name: str, value: Union[str, Iterable[str], None]) -> list[str]:
     Raises:
         ConfigError: one of them is not a string, or is blank.
     """
-    is_list = value is None or (isinstance(value, Iterable) and not isinstance(value, str))
-    entries: list[Any] = list(value or ()) if is_list else [value]
+    is_list = isinstance(value, Iterable) and not isinstance(value, str)
+    entries: list[Any] = [] if value is None else list(value) if is_list else [value]
     for entry in entries:
         if not isinstance(entry, str) or not entry.strip():
             raise ConfigError(f"{name} must be a string or a list of strings, got {entry!r}")
@@ -219,6 +222,12 @@ def check_text(name: str, value: object, expected: str = "a string that is not e
     """
     if not isinstance(value, str) or not (value.strip() or expected == "a string"):
         raise ConfigError(f"{name} can't be used", expected=expected, got=repr(value))
+
+
+def check_bool(name: str, value: object) -> None:
+    """ConfigError if ``value`` is no bool."""
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} must be a bool", expected="True or False", got=repr(value))
 
 
 def local_path(name: str, value: object, expected: str = "a str or an os.PathLike") -> str:

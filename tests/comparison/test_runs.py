@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from pathlib import Path
@@ -206,6 +207,41 @@ def test_an_environment_that_differs_is_named_and_may_be_accepted(
     accepted = fastcheck.compare(actual, reference, accept="environment")
     assert accepted.verdict == "equal"  # not identical: the environment is not
     assert "environment (accepted)" in str(accepted)
+
+
+def test_an_environment_of_an_unknown_format_is_not_compared_and_a_note_says_so(
+    tmp_path: Path,
+) -> None:
+    reference, actual = log_run(tmp_path / "reference"), log_run(tmp_path / "actual")
+    meta = Path(actual, "meta-rank0.json")
+    content = json.loads(meta.read_text())
+    assert content["environment"]["format"] == 1
+    content["environment"] = {"fastcheck": "environment", "format": 2, "versions": []}
+    meta.write_text(json.dumps(content))
+    comparison = fastcheck.compare(actual, reference)
+    assert comparison["environment"].answer == "unknown" and comparison.agrees
+    (note,) = (note for note in comparison.notes if "format 2" in note)
+    assert note.startswith("actual: its environment is of format 2, which this version")
+
+
+@pytest.mark.parametrize(
+    ("actual", "reference", "texts"),
+    [
+        (0.1 + 0.2, 1 / 3, ("0.3", "0.333333")),
+        (0.1 + 0.2, 0.3, ("0.30000000000000004", "0.3")),
+    ],
+)
+def test_numbers_of_settings_have_as_many_digits_as_tell_them_apart(
+    actual: float, reference: float, texts: tuple[str, str], tmp_path: Path
+) -> None:
+    sides = [
+        log_run(tmp_path / name, optimizer=functools.partial(torch.optim.SGD, lr=rate))
+        for name, rate in (("actual", actual), ("reference", reference))
+    ]
+    comparison = fastcheck.compare(*sides)
+    assert [tuple(s) for s in comparison["hyper-parameters"].settings] == [
+        ("optimizers[0].groups[0].lr", *texts)
+    ]
 
 
 def regression(

@@ -113,7 +113,17 @@ def test_a_wider_dtype_is_named_and_may_be_accepted(tmp_path: Path) -> None:
         ({"rename": "mindspoor"}, "did you mean 'mindspore'"),
         ({"rename": "nowhere.json"}, "the mapping file can't be read"),
         ({"rename": {"a": "b.*"}}, r"more \* on the right"),
-        ({"rename": {"": "b"}}, "must be a pair of names"),
+        ({"rename": {"": "b"}}, "is no pair of names"),
+        ({"rename": {"a": 1}}, '"name in reference", or a list'),
+        ({"rename": [("a", "b")]}, r"rename= is not a path[^$]*a mapping"),
+        ({"accept": 3}, "accept= must be a string or a list of strings"),
+        ({"csv": 3}, "csv= is not a path"),
+        ({"html": ["a"]}, "html= is not a path"),
+        ({"loss_drift": "much"}, r"loss_drift= must be 0 or more"),
+        ({"progress": 1}, "progress= can't be called"),
+        ({"exact": "yes"}, "exact= must be a bool"),
+        ({"ask_all": torch.ones(2)}, "ask_all= must be a bool"),
+        ({"trust": "no"}, "trust= must be a bool"),
     ],
 )
 def test_options_that_cannot_be_used_say_so(
@@ -131,7 +141,7 @@ def test_sides_that_cannot_be_compared_say_so(tmp_path: Path) -> None:
         (tmp_path, "different kinds|side cannot be compared"),
         ({"a": torch.ones(2)}, "different kinds"),
         (fastcheck.environment(), "different kinds"),
-        (3, "side cannot be compared"),
+        (3, r"side cannot be compared[^$]*hint: +give torch.as_tensor"),
     ):
         if other == tmp_path:
             other = tmp_path / "empty"

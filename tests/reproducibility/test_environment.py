@@ -178,7 +178,7 @@ def test_two_inventories_differ_in_what_differs(tmp_path: Path) -> None:
 def test_a_model_without_an_optimizer_and_a_device_number_that_is_not_read() -> None:
     assert "optimizers" not in fastcheck.inventory(nn.Linear(2, 2))
     for wrong in (3, "adam", [3]):
-        with pytest.raises(fastcheck.ConfigError, match=r"expected a torch\.optim\.Optimizer"):
+        with pytest.raises(fastcheck.ConfigError, match=r"expected: a torch\.optim\.Optimizer"):
             fastcheck.inventory(nn.Linear(2, 2), wrong)
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -330,7 +330,7 @@ def test_a_device_that_was_used_before_is_warned_of(
 
 @pytest.mark.parametrize("seed", [-1, 2**32, 1.5, "1", True, None])
 def test_what_is_no_seed_says_so(seed: Any) -> None:
-    with pytest.raises(fastcheck.ConfigError, match="seed must be an int"):
+    with pytest.raises(fastcheck.ConfigError, match="seed can't be used"):
         fastcheck.seed_all(seed)
 
 

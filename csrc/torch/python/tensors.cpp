@@ -43,7 +43,9 @@ const at::Tensor& checked(const at::Tensor& tensor, c10::DeviceType device) {
 const at::Tensor& unpack(py::handle object) {
   if (!THPVariable_Check(object.ptr())) {
     throw py::type_error("expected a torch.Tensor, got " +
-                         std::string(Py_TYPE(object.ptr())->tp_name));
+                         std::string(Py_TYPE(object.ptr())->tp_name) +
+                         "; give torch.as_tensor(x) for numbers or an array, list(x.parameters()) "
+                         "for the weights of a model");
   }
   return THPVariable_Unpack(object.ptr());
 }

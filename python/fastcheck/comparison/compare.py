@@ -6,6 +6,7 @@ import csv
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from numbers import Real
 from typing import Any, Callable, Optional, TextIO, Union
 
 from fastcheck.comparison.over_time import (
@@ -30,7 +31,16 @@ from fastcheck.comparison.sources.log import LogSource
 from fastcheck.comparison.sources.msprobe import MsprobeSource
 from fastcheck.comparison.sources.open import open_source
 from fastcheck.dump.options import LEVELS
-from fastcheck.errors import CompareError, ConfigError, choice, near_matches, printable
+from fastcheck.errors import (
+    CompareError,
+    ConfigError,
+    check_bool,
+    choice,
+    local_path,
+    near_matches,
+    printable,
+    string_list,
+)
 from fastcheck.notebook import block_html, fields_html, guarded_html, lines_html, table_html
 from fastcheck.statistics.thresholds import Threshold, make_thresholds
 from fastcheck.utils.names.msprobe import plain_api
@@ -337,9 +347,18 @@ def compare(
     Tensors are read on the host; device tensors given in memory are copied there. Of two logs, one
     step of one rank is in memory at a time.
     """
-    accepted = _accepted(accept)
-    if not loss_drift >= 0:
-        raise ConfigError("loss_drift= must be 0 or more", expected="0.01", got=str(loss_drift))
+    accepted = frozenset(
+        choice("accept=", name, ACCEPTABLE) for name in string_list("accept=", accept)
+    )
+    for option, value in (("exact=", exact), ("ask_all=", ask_all), ("trust=", trust)):
+        check_bool(option, value)
+    if not isinstance(loss_drift, Real) or not loss_drift >= 0:
+        raise ConfigError("loss_drift= must be 0 or more", expected="0.01", got=repr(loss_drift))
+    if progress is not None and not callable(progress):
+        expected = "a function of two ints: blocks that are done, and all"
+        raise ConfigError("progress= can't be called", expected=expected, got=repr(progress))
+    csv = None if csv is None else local_path("csv=", csv)
+    html = None if html is None else local_path("html=", html)
     limits = make_thresholds(thresholds)
     renaming = Renaming.of(_mapping(rename))
     sides = (open_source(actual, "actual", trust), open_source(reference, "reference", trust))
@@ -358,8 +377,8 @@ def compare(
     settings, groups = _settings(*sides, renaming, pairing, layout)
     for what, path in (("CSV", csv), ("page", html)):
         if path is not None:
-            _check_place(what, os.fspath(path), actual, reference)
-    rows = None if csv is None else CsvRows(os.fspath(csv))
+            _check_place(what, path, actual, reference)
+    rows = None if csv is None else CsvRows(csv)
     try:
         runner = BlockComparison(
             *sides, renaming, limits, accepted, None if rows is None else rows.write
@@ -444,18 +463,13 @@ def compare(
     return comparison
 
 
-def _accepted(accept: Accept) -> frozenset[str]:
-    named = (accept,) if isinstance(accept, str) else tuple(accept)
-    return frozenset(choice("accept=", name, ACCEPTABLE) for name in named)
-
-
 def _mapping(rename: Rename) -> Renamed:
     """Reads the mapping file, if it is such a file: JSON, {"name in actual": "name in
     reference"}.
     """
     if rename is None or isinstance(rename, Mapping):
         return rename
-    path = os.fspath(rename)
+    path = local_path("rename=", rename, 'a mapping {"name in actual": "name in reference"}, its file')
     if not os.path.exists(path) and not path.endswith(".json") and os.sep not in path:
         return path
     try:

@@ -233,10 +233,12 @@ class Renaming:
             return cls({}, _LAST_PARTS[rename])
         for left, right in rename.items():
             rights = [right] if isinstance(right, str) else right
-            is_text = isinstance(left, str) and all(isinstance(part, str) for part in rights)
-            if not is_text or not left or not isinstance(rights, Sequence):
+            is_text = isinstance(left, str) and isinstance(rights, Sequence)
+            if not is_text or not left or not all(isinstance(part, str) for part in rights):
                 raise ConfigError(
-                    f"a renaming must be a pair of names as text, got {left!r}: {right!r}"
+                    "a renaming is no pair of names",
+                    expected='"name in actual": "name in reference", or a list of such names',
+                    got=f"{left!r}: {right!r}",
                 )
         return cls(rename)
 

@@ -114,7 +114,7 @@ def _differences(path: str, actual: Any, reference: Any) -> Iterator[Setting]:
             yield from _differences(below, *pair)
     elif isinstance(actual, list) and isinstance(reference, list):
         if len(actual) != len(reference) and not _is_nested(actual) and not _is_nested(reference):
-            yield Setting(path, _value_text(actual), _value_text(reference))
+            yield setting_of(path, actual, reference)
             return
         for position in range(max(len(actual), len(reference))):
             pair = [
@@ -123,7 +123,7 @@ def _differences(path: str, actual: Any, reference: Any) -> Iterator[Setting]:
             ]
             yield from _differences(f"{path}[{position}]", *pair)
     elif not _equal(actual, reference):
-        yield Setting(path, _value_text(actual), _value_text(reference))
+        yield setting_of(path, actual, reference)
 
 
 def _is_nested(values: list[Any]) -> bool:
@@ -136,6 +136,11 @@ def _equal(left: Any, right: Any) -> bool:
     return same and isinstance(left, bool) == isinstance(right, bool)
 
 
-def _value_text(value: Any) -> str:
-    text = value if isinstance(value, str) else repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+def setting_of(path: str, *values: Any) -> Setting:
+    """The setting of two values that differ; numbers with 6 digits, or all where these are equal."""
+    texts = [f"{value:.6g}" if isinstance(value, float) else repr(value) for value in values]
+    if texts[0] == texts[1]:
+        texts = [repr(value) for value in values]
+    texts = [value if isinstance(value, str) else text for value, text in zip(values, texts)]
+    mine, other = (text if len(text) <= 60 else text[:57] + "..." for text in texts)
+    return Setting(path, mine, other)

@@ -15,7 +15,7 @@ import numpy as np
 
 from fastcheck.comparison.block import Block, Kind, Phase, Source
 from fastcheck.comparison.names import NameTable, Renaming
-from fastcheck.comparison.nested_diff import NOT_THERE, Setting
+from fastcheck.comparison.nested_diff import NOT_THERE, Setting, setting_of
 from fastcheck.comparison.split import has_role
 from fastcheck.errors import CompareError, ConfigError
 from fastcheck.record.format import NONFINITE_COUNTS, Depth
@@ -65,8 +65,8 @@ def parted(
             mine, other = (_value(side, step) for side in sides)
             if not _equal(mine, other):
                 if step >= 0:
-                    texts = [NOT_THERE if v is None else f"{v:.6g}" for v in (mine, other)]
-                    settings.append(Setting(f"{name} from step {step:,} on", *texts))
+                    values = (NOT_THERE if value is None else value for value in (mine, other))
+                    settings.append(setting_of(f"{name} from step {step:,} on", *values))
                 break
     return settings
 

@@ -343,10 +343,16 @@ def observe(name: str, tensor: torch.Tensor) -> torch.Tensor:
 def _error(name: object, tensor: object) -> ConfigError:
     if isinstance(tensor, torch.Tensor):
         return ConfigError(
-            "the name of an observed tensor must be printable, without spaces, its parts divided "
-            f'by single dots, as "attn.logits", got {name!r}'
+            "this can't be the name of an observed tensor",
+            expected='printable text without spaces, its parts divided by single dots: "attn.logits"',
+            got=repr(name),
         )
-    return ConfigError(f"observe({name!r}) was not given a tensor, but a {type(tensor).__name__}")
+    return ConfigError(
+        "observe() was not given a tensor",
+        expected='observe("attn.logits", tensor)',
+        got=f"observe({type(name).__name__}, {type(tensor).__name__})",
+        hint="the name comes first" if isinstance(name, torch.Tensor) else "",
+    )
 
 
 def _reading(name: str) -> list[NamedTensors]:

@@ -8,7 +8,7 @@ from typing import Any, Callable, Optional, Union
 
 import torch
 
-from fastcheck.errors import ConfigError, choice
+from fastcheck.errors import ConfigError, check_bool, choice
 from fastcheck.utils.torch.training_state import is_stateful
 from fastcheck.utils.torch.versions import GradScaler
 
@@ -81,6 +81,7 @@ def rerun(
         raise _refused("runs", "an int of at least 2", runs)
     if not callable(step):
         raise _refused("step", "a function of the batch", step)
+    check_bool("deterministic", deterministic)
     runner = StepRunner(
         functools.partial(_install, is_alone=True),
         models,

@@ -28,7 +28,12 @@ def inventory(model: torch.nn.Module, optimizer: Optimizers = None) -> dict[str,
         ConfigError: ``model`` is no torch.nn.Module, or ``optimizer`` no optimizer.
     """
     if not isinstance(model, torch.nn.Module):
-        raise ConfigError(f"expected a torch.nn.Module, got {model!r:.80}")
+        raise ConfigError(
+            "inventory() was given something that is not a model",
+            expected="a torch.nn.Module",
+            got=f"{model!r:.80}",
+            hint="inventory(model, optimizer)",
+        )
     parameters: dict[str, Any] = {}
     names: dict[int, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -57,11 +62,15 @@ def inventory(model: torch.nn.Module, optimizer: Optimizers = None) -> dict[str,
         "parameters": parameters,
         "buffers": buffers,
     }
-    is_list = optimizer is None or isinstance(optimizer, Iterable)
-    given: Any = optimizer or ()
-    optimizers: list[Any] = list(given) if is_list else [given]
+    given: Any = () if optimizer is None else optimizer
+    optimizers: list[Any] = list(given) if isinstance(given, Iterable) else [given]
     if not all(hasattr(opt, "param_groups") for opt in optimizers):
-        raise ConfigError(f"expected a torch.optim.Optimizer, or several, got {optimizer!r:.80}")
+        raise ConfigError(
+            "inventory() was given something that is not an optimizer",
+            expected="a torch.optim.Optimizer, or several",
+            got=f"{optimizer!r:.80}",
+            hint="inventory(model, optimizer)",
+        )
     if optimizers:
         made["optimizers"] = [describe_optimizer(opt, names) for opt in optimizers]
         held = {id(p) for opt in optimizers for group in opt.param_groups for p in group["params"]}

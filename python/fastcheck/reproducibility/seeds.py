@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fastcheck.errors import ConfigError, warn
+from fastcheck.errors import ConfigError, check_bool, warn
 
 #: Variables that libraries read when they start, for results that don't depend on timing.
 _VARIABLES = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
@@ -73,7 +73,10 @@ def seed_all(seed: int, deterministic: bool = True) -> Seeds:
     libraries have read their variables. Synchronises nothing.
     """
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= _MAX_SEED:
-        raise ConfigError(f"seed must be an int in [0, {_MAX_SEED}], got {seed!r}")
+        raise ConfigError(
+            "seed can't be used", expected=f"an int from 0 to {_MAX_SEED}", got=repr(seed)
+        )
+    check_bool("deterministic", deterministic)
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)

@@ -127,8 +127,8 @@ def receipt(
     and about as many for each of its shards.
     """
     readable, unread = split_readable(_own_parts(model))
-    for option, number in (("vocabulary", vocabulary), ("ranks", ranks)):
-        if number is not None and (type(number) is not int or number < 1):
+    for option, number in (("vocabulary", 1 if vocabulary is None else vocabulary), ("ranks", ranks)):
+        if type(number) is not int or number < 1:
             expected = "the number of words, or of ranks: a whole number above 0"
             raise ConfigError(f"{option} can't be used", expected=expected, got=repr(number))
     if vocabulary is not None:
@@ -723,8 +723,10 @@ def _of(given: object) -> Receipt:
             tensors = _unpacked(given)
     if not isinstance(tensors, Mapping) or not all(map(_is_entry, tensors.values())):
         raise CompareError(
-            "this is not a receipt, as fastcheck.receipt(model) returns it, nor JSON of one, but a "
-            f"{type(given).__name__}"
+            "this is not a receipt",
+            expected="what fastcheck.receipt(model) returns, or JSON of it",
+            got=type(given).__name__,
+            hint="fastcheck.receipt(model).to_dict(), made where the weights are sent",
         )
     return Receipt(tensors, {})
 

@@ -16,7 +16,7 @@ import torch
 
 from fastcheck.comparison.sources.checkpoint import CheckpointSource, record_of
 from fastcheck.comparison.sources.files import Loader
-from fastcheck.errors import CompareError, ConfigError, FastcheckError, choice, local_path
+from fastcheck.errors import CompareError, ConfigError, FastcheckError, check_bool, choice, local_path
 from fastcheck.record.format import DTYPES, NONFINITE_COUNTS
 from fastcheck.reproducibility.environment import environment
 from fastcheck.sealing.receipts import (
@@ -140,6 +140,7 @@ def seal(
     choice("nonfinite", nonfinite, ("mark", "refuse"))
     if step is not None and (isinstance(step, bool) or not isinstance(step, int)):
         raise ConfigError("step is not an int", expected="an int, or None", got=repr(step))
+    check_bool("resume", resume)
     tree = training_tree(model, parts) if resume else None
     check_parts(parts, resume, "seal", "resume=True, which seals these parts too")
     if resume and together:

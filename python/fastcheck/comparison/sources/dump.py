@@ -24,7 +24,7 @@ from fastcheck.record.site import Site
 from fastcheck.utils.names.msprobe import plain_api
 from fastcheck.utils.reading import without_collector
 
-from .log import SiteLookup, settings_of
+from .log import SiteLookup, environment_of, settings_of
 
 #: The options of Dumper that choose what is dumped.
 _LISTS = ("ops", "modules", "first", "last", "from_log")
@@ -62,7 +62,7 @@ class DumpSource(Source):
                 self.is_partial |= any(options.get(name) for name in _LISTS)
                 self.levels.update(level for level in LEVELS if options.get("level") == level)
             meta = read_meta(os.path.join(place, f"meta-rank{rank}.json"))
-            environments.setdefault(rank, meta.get("environment"))
+            environments.setdefault(rank, environment_of(meta, side, self.notes))
             # The optimizers of the first step in which an optimizer stepped.
             if meta.get("optimizers") is not None:
                 optimizers.setdefault(rank, meta["optimizers"])

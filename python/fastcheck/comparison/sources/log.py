@@ -58,7 +58,7 @@ class LogSource(Source):
                     f"{side}: {meta['unreadable']}. Environment, hyper-parameters, options and "
                     "attributes of modules are unknown"
                 )
-            environments[rank] = meta.get("environment")
+            environments[rank] = environment_of(meta, side, self.notes)
             placed = meta.get("placement")
             coordinates = placed.get("coordinates") if isinstance(placed, dict) else None
             self.coordinates[rank] = coordinates if isinstance(coordinates, dict) else {}
@@ -132,6 +132,23 @@ class LogSource(Source):
         names = NameTable()
         block = self._ranks[rank].block(step, names, Renaming({}), False)
         return bool(has_role(block, "learning_rate", names).any())
+
+
+def environment_of(meta: dict[str, Any], side: str, notes: list[str]) -> Any:
+    """The environment in the description of a log or a dump; None, and a note, where this version
+    does not know its format.
+    """
+    environment = meta.get("environment")
+    number = environment.get("format", 1) if isinstance(environment, dict) else 1
+    if number == 1:
+        return environment
+    note = (
+        f"{side}: its environment is of format {number!r:.20}, which this version of fastcheck does "
+        "not know: it is not compared. The version that wrote it can read it"
+    )
+    if note not in notes:
+        notes.append(note)
+    return None
 
 
 def settings_of(environments: dict[int, Any], optimizers: dict[int, Any]) -> dict[Phase, Any]:

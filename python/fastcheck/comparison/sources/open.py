@@ -88,7 +88,7 @@ def open_source(value: Any, side: str, trust: bool = False) -> Source:
         checkpoints = [source for source in ranks if isinstance(source, MemorySource)]
         if len(checkpoints) == len(ranks):
             return RanksSource(f"{len(ranks)} ranks: {ranks[0].title}, ...", checkpoints)
-    if isinstance(value, torch.nn.Module):
+    if isinstance(value, (torch.nn.Module, torch.optim.Optimizer)):
         value = value.state_dict()
     if isinstance(value, torch.Tensor):
         tensor = value
@@ -101,6 +101,7 @@ def open_source(value: Any, side: str, trust: bool = False) -> Source:
         f"the {side} side cannot be compared",
         expected=f"a path ({_TAKEN}), or the same in memory",
         got=f"{type(value).__name__}: {str(value)[:80]}",
+        hint="give torch.as_tensor(x) for numbers or an array; {'name': tensor} for several tensors",
     )
 
 

@@ -46,14 +46,13 @@ class Config:
         choice("level", self.level, ("module", "op"))
         choice("record", self.record, RECORDS)
         choice("sync", self.sync, _SYNCS)
-        if self.overflow_nums != -1 or isinstance(self.overflow_nums, bool):
-            at_least_one(
-                "overflow_nums",
-                self.overflow_nums,
-                "the number of overflow events to stop at, or -1 to never stop",
-                "overflow_nums=1 stops at the first event; overflow_nums=-1 only records",
-                beside="-1",
-            )
+        at_least_one(
+            "overflow_nums",
+            self.overflow_nums,
+            "the number of overflow events to stop at, or -1 to never stop",
+            "overflow_nums=1 stops at the first event; overflow_nums=-1 only records",
+            beside=-1,
+        )
         at_least_one("every", self.every, "observe every so many steps", "every=1 observes each")
         self._check_stats_every()
         for name in ("include", "exclude"):

@@ -13,7 +13,7 @@ from typing import Any, Callable, Optional, Union
 
 import torch
 
-from fastcheck.errors import ConfigError, choice, local_path, names_options
+from fastcheck.errors import ConfigError, check_bool, choice, local_path, names_options
 from fastcheck.utils.names.style import check_style
 from fastcheck.utils.text.numbers import parse_bytes
 from fastcheck.utils.torch.versions import GradScaler
@@ -311,12 +311,12 @@ class Training:
 
 
 def at_least_one(
-    name: str, value: object, expected: str, hint: str = "", *, beside: str = ""
+    name: str, value: object, expected: str, hint: str = "", *, beside: Optional[int] = None
 ) -> None:
     """ConfigError if ``value`` is not an int of at least 1. ``beside``: another value that is
     accepted.
     """
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
+    if isinstance(value, int) and not isinstance(value, bool) and (value >= 1 or value == beside):
         return
     raise ConfigError(
         f"{name} must be an int >= 1" + (f" or {beside}" if beside else ""),
@@ -342,12 +342,6 @@ def pattern_tuple(name: str, value: Union[str, Iterable[str]], examples: str) ->
         got=repr(value),
         hint=f"leave {name}= out to observe everything" if not patterns else "",
     )
-
-
-def check_bool(name: str, value: object) -> None:
-    """ConfigError if ``value`` is no bool."""
-    if not isinstance(value, bool):
-        raise ConfigError(f"{name} must be a bool", expected="True or False", got=repr(value))
 
 
 def _directory(name: str, value: object) -> str:

@@ -211,7 +211,10 @@ def has_values(tensor: torch.Tensor) -> bool:
 
 
 def not_a_tensor(x: object, expected: str = "a torch.Tensor") -> UnsupportedTensorError:
-    return UnsupportedTensorError(f"expected {expected}, got {type(x).__name__}")
+    return UnsupportedTensorError(
+        f"expected {expected}, got {type(x).__name__}; give torch.as_tensor(x) for numbers or an "
+        "array, list(x.parameters()) for the weights of a model"
+    )
 
 
 def check(x: torch.Tensor) -> None:
