@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import fastcheck
-from fastcheck.comparison.row import factor_of, factor_text
+from fastcheck.comparison.row import factor_of, factor_text, padded_text, shifted_text
 from fastcheck.record.statistics import statistics_of
 from support.programs.compare_runs import log_run
 
@@ -109,6 +109,47 @@ def test_one_element_has_a_whole_factor_alone() -> None:
     assert factor_of(side_of((x * 4).bfloat16()), side_of(x.bfloat16())) == 1
 
 
+IDS = torch.randint(1, 50, (64,), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize(
+    ("x", "changed", "text"),
+    [
+        (IDS, IDS - 1, "its statistics are those of reference minus 1"),
+        (IDS / 50, IDS / 50 + 0.5, "its statistics are those of reference plus 0.5"),
+        (IDS, IDS.flip(0), ""),
+        (IDS / 50, IDS / 50 + 1e-6, ""),
+        (IDS, torch.cat([IDS[:1] + 1, IDS[1:]]), ""),
+        (IDS, IDS * 2, ""),
+        (IDS[:1], IDS[:1] + 1, ""),
+        (IDS / 50, torch.cat([IDS[:1] * math.inf, IDS[1:] / 50 + 1]), ""),
+    ],
+)
+def test_a_number_that_is_added_to_all_elements_is_found(
+    x: torch.Tensor, changed: torch.Tensor, text: str
+) -> None:
+    assert shifted_text(side_of(changed), side_of(x)) == text
+
+
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        (torch.cat([IDS, IDS.new_zeros(8)]), "actual has 8 elements more, with the sums"),
+        (torch.cat([IDS, IDS.new_full((8,), -100)]), "as many of -100"),
+        (IDS.new_tensor(IDS[IDS != 12].tolist()), "reference has 5 elements more"),
+        (torch.cat([IDS, IDS[:8]]), ""),
+        (torch.cat([IDS, IDS.new_zeros(8)]).float(), ""),
+        (IDS[:0], ""),
+        (IDS, ""),
+    ],
+)
+def test_elements_of_one_value_on_one_side_alone_are_found(
+    changed: torch.Tensor, text: str
+) -> None:
+    found = padded_text(side_of(changed), side_of(IDS.to(changed.dtype)))
+    assert text in found and bool(text) == bool(found)
+
+
 def test_a_sum_in_place_of_a_mean(tmp_path: Path) -> None:
     mean = run(tmp_path / "mean", Residual)
     total = run(tmp_path / "sum", Residual, lambda y: y.square().sum())
@@ -131,6 +172,7 @@ def test_dropout_of_one_side_is_named(tmp_path: Path) -> None:
     first = fastcheck.compare(dropped, plain).to_dict()["first"]
     assert first["alone"] == {"actual": ["drop · forward · output[0]"], "reference": []}
     assert f"Before it, in reference {alone}" in text_of(plain, dropped)
+    assert "does not call it" not in text_of(plain, dropped)
 
 
 def test_gradients_that_one_side_lacks_are_named(tmp_path: Path) -> None:

@@ -127,6 +127,48 @@ def test_a_layer_that_is_left_out_is_no_shared_weight(tmp_path: Path) -> None:
     assert "shared" not in text
 
 
+def test_a_layer_that_is_not_called_is_named(tmp_path: Path) -> None:
+    reference = run(tmp_path / "b")
+    _, text = compare(run(tmp_path / "a", order=(0, 2)), reference)
+    assert "layers.1 is in both models, and actual does not call it" in text
+    _, text = compare(run(tmp_path / "c", order=(0, 2, 1)), reference)
+    assert "does not call it" not in text
+
+
+class Words(nn.Module):
+    """An embedding of words and places; ``mask`` may be left out."""
+
+    def __init__(self, first_place: int) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(20, 8), nn.Embedding(20, 8)
+        self.first = [first_place]  # no number, which install() would find
+
+    def forward(self, ids: torch.Tensor, mask: Optional[torch.Tensor] = None) -> torch.Tensor:
+        places = self.places(torch.arange(ids.shape[1]) + self.first[0])
+        x = self.words(ids) + places
+        return x if mask is None else x * mask[..., None]
+
+
+def words(log: Path, first_place: int = 0, has_mask: bool = True) -> Path:
+    torch.manual_seed(0)
+    net = Words(first_place)
+    with fastcheck.install(net, log_dir=log):
+        for _ in range(3):
+            ids = torch.randint(0, 20, (4, 6))
+            mask = (torch.arange(6) < 4).expand(4, 6) * 1.0
+            net(ids, mask if has_mask else None).square().mean().backward()
+    return log
+
+
+def test_an_argument_that_one_side_never_gives_and_an_index_are_told(tmp_path: Path) -> None:
+    reference = words(tmp_path / "b")
+    _, text = compare(words(tmp_path / "a", has_mask=False), reference)
+    assert "reference alone reads the model · forward · input[1]: in actual it is not give" in text
+    assert "the same batch twice" not in text
+    _, text = compare(words(tmp_path / "c", first_place=2), reference)
+    assert "places (Embedding) looks up rows of a weight that agrees: look at the indices" in text
+
+
 def test_autocast_is_told_by_dtypes(tmp_path: Path) -> None:
     autocast, reference = run(tmp_path / "a", autocast=True), run(tmp_path / "b")
     _, text = compare(autocast, reference)

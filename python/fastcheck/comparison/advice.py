@@ -16,6 +16,7 @@ from .programs import (
     Sides,
     of_classes,
     of_gradient,
+    of_left_out,
     of_modules,
     of_one_side,
     of_split,
@@ -87,15 +88,22 @@ def advice_of(
         yield from of_classes(None if given else first, tally, sides)
         yield from of_one_side(tally, sides, starts)
     if first is not None and not given:
+        yield from of_left_out(first, sides)
         yield from of_modules(first, sides)
         yield from _of_calls(first)
         yield from of_split(sides) if questions.is_split else ()
         if sides[1].options.get("level") != "op" and path_of(first.row.name) in sides[1].classes:
             yield from _of_inputs(first)
         if first.row.phase is Phase.UPDATE:
-            yield from of_gradient(first, tally, starts)
-            yield from of_updates(tally)
-            yield from of_state(first, sides, starts)
+            found = [*of_gradient(first, tally, starts), *of_updates(tally)]
+            found += of_state(first, sides, starts)
+            if not found and origin is not None and first.key == origin.key and not origin.is_late:
+                equal = f". {origin.alike:,} other weights are equal to the bit in that step"
+                yield (
+                    "gradients and settings agree: the optimizer computes something else, or "
+                    f"something else writes to it{equal * origin.is_alone}"
+                )
+            yield from found
     if first is not None and first.row.phase in (Phase.LOSS, Phase.GRADIENTS):
         factor = factor_of(first.row.actual, first.row.reference)
         is_alone = origin is not None and first.key == origin.key and origin.is_alone and not given
@@ -133,11 +141,19 @@ def _of_steps(tally: Tally, answers: tuple[Answer, ...], first: Optional[Found])
             and missing.first_step == entry.first_step
             for missing in tally.missing.values()
         ):
-            yield (
-                f"step {entry.first_step:,} has as many calls on both sides, and one of {side} "
-                f"alone reads {entry.name} as a tensor of its own: in {other} it reads what was "
-                "read before in that step, as the same batch twice"
-            )
+            calls = f"step {entry.first_step:,} has as many calls on both sides"
+            if entry.is_alone:
+                yield (
+                    f"{calls}, and {side} alone reads {entry.name}: in {other} it is not given "
+                    "(None, as a mask that is left out), is no tensor, or was read before in that "
+                    "step under another name"
+                )
+            else:
+                yield (
+                    f"{calls}, and one of {side} alone reads {entry.name} as a tensor of its own: "
+                    f"in {other} it reads what was read before in that step, as the same batch "
+                    "twice"
+                )
             return
         more = f"step {entry.first_step:,} has more batches in {side} ({entry.name})"
         if step is not None and entry.first_step <= step:
@@ -314,11 +330,11 @@ def _of_origin(questions: Questions, origin: Origin, equal: str) -> Iterator[str
         yield (
             f"{read}, so rounding can't be distinguished from another order of the elements. "
             "A Dumper(tensors=True) of that module, on both sides, distinguishes "
-            "them. If this is intended, use --accept order"
+            f"them{late}. If this is intended, use --accept order"
         )
     else:
         yield (
             f"not only rounding: what is computed after it in its step differs by up to {after}, "
             f"and rounding makes at most about {origin.limit:.2g}. Its elements are in another "
-            "order, or the later differences have a cause of their own"
+            f"order, or the later differences have a cause of their own{late}"
         )

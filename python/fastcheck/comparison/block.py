@@ -107,6 +107,8 @@ class Source:
     modules: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
     #: The classes of the modules that were observed, by path, as far as the source records them.
     classes: Mapping[str, str] = MappingProxyType({})
+    #: The paths of the modules that were called, as far as the source records them.
+    called: frozenset[str] = frozenset()
     #: The state that each optimizer began from, as far as the source records it.
     optimizer_states: Sequence[Mapping[str, Any]] = ()
     #: The options that say what was read, as far as the source records them.

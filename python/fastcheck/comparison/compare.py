@@ -370,6 +370,7 @@ def compare(
     for side, own in zip(sides, (renaming, renaming.of_reference())):
         side.modules = {own(path): held for path, held in side.modules.items()}
         side.classes = {own(path): kind for path, kind in side.classes.items()}
+        side.called = frozenset(map(own, side.called))
     pairing = pair_steps(*sides, steps)
     layout = None
     if pairing.places and not pairing.is_shifted:
@@ -469,7 +470,7 @@ def _mapping(rename: Rename) -> Renamed:
     """
     if rename is None or isinstance(rename, Mapping):
         return rename
-    path = local_path("rename=", rename, 'a mapping {"name in actual": "name in reference"}, its file')
+    path = local_path("rename=", rename, "a mapping of names, or the path of a JSON file with one")
     if not os.path.exists(path) and not path.endswith(".json") and os.sep not in path:
         return path
     try:

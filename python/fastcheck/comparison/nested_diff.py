@@ -137,7 +137,7 @@ def _equal(left: Any, right: Any) -> bool:
 
 
 def setting_of(path: str, *values: Any) -> Setting:
-    """The setting of two values that differ; numbers with 6 digits, or all where these are equal."""
+    """The setting of two values that differ, numbers with 6 digits, or all where these agree."""
     texts = [f"{value:.6g}" if isinstance(value, float) else repr(value) for value in values]
     if texts[0] == texts[1]:
         texts = [repr(value) for value in values]

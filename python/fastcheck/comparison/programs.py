@@ -36,7 +36,8 @@ def path_of(name: str) -> str:
 
 def of_modules(first: Found, sides: Sides) -> Iterator[str]:
     """Attributes that differ of the module of the first difference, of those that it lies in, and
-    of those that one side alone reads before it; or that the module draws random numbers.
+    of those that one side alone reads before it; or what an embedding reads, or that the module
+    draws random numbers.
     """
     own = path_of(first.row.name)
     alone = [path_of(name) for names in first.alone for name in names]
@@ -45,6 +46,11 @@ def of_modules(first: Found, sides: Sides) -> Iterator[str]:
     if settings:
         found = "; ".join(settings[: _MOST + 1])
         yield f"other settings of modules, as install() has found them: {found}"
+    elif " · forward · output" in first.row.name and class_of(sides[1], own) == "Embedding":
+        yield (
+            f"{own} (Embedding) looks up rows of a weight that agrees: look at the indices that it "
+            "is given (an offset, other positions). A log has those that the model itself is given"
+        )
     elif (
         " · forward · output" in first.row.name
         and class_of(sides[1], own) in _RANDOM
@@ -54,6 +60,23 @@ def of_modules(first: Found, sides: Sides) -> Iterator[str]:
             f"{own} ({class_of(sides[1], own)}) draws random numbers: look at the seeds, and at "
             "what draws from the same generator before it on one side alone"
         )
+
+
+def of_left_out(first: Found, sides: Sides) -> Iterator[str]:
+    """The first module of both sides that one side alone calls, before the first difference."""
+    if sides[0].options != sides[1].options or any(side.compiled_modules for side in sides):
+        return
+    for has, names in enumerate(first.alone):
+        lacks = sides[1 - has]
+        around = (reversed(_around(path_of(name))) for name in names)
+        for path in chain.from_iterable(around):
+            within = [p for p in lacks.modules if p == path or p.startswith(f"{path}.")]
+            if path in within and not lacks.called.intersection(within):
+                yield (
+                    f"{path} is in both models, and {_SIDES[1 - has]} does not call it (or its "
+                    "forward() alone, which runs no hooks)"
+                )
+                return
 
 
 def of_split(sides: Sides) -> Iterator[str]:

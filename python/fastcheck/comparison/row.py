@@ -11,9 +11,10 @@ import numpy as np
 from fastcheck.record.format import DTYPES, NONFINITE_COUNTS, Depth
 from fastcheck.record.statistics import statistics_of
 from fastcheck.statistics.elements import Elements
+from fastcheck.utils.text.numbers import counted
 
 from .block import Block, Phase
-from .measure import REASONS, UNREADABLE, PairState
+from .measure import ORDER, REASONS, UNREADABLE, PairState
 from .names import NameTable
 
 
@@ -90,7 +91,7 @@ def make_row(
     if not relation and state is PairState.DIFFERENT and (factor := factor_of(*sides)) != 1:
         relation = f"its statistics are {factor_text(factor)} times those of reference"
     elif not relation and state is PairState.DIFFERENT and elements is None:
-        relation = _constant_text(*sides)
+        relation = _constant_text(*sides) or shifted_text(*sides) or padded_text(*sides)
     return Row(
         step=step,
         rank=block.rank,
@@ -118,9 +119,55 @@ def _constant_text(*sides: Optional[dict[str, Any]]) -> str:
     return ""
 
 
+def shifted_text(actual: Optional[dict[str, Any]], reference: Optional[dict[str, Any]]) -> str:
+    """The text on statistics that are those of reference plus a number; "" where they are not."""
+    if actual is None or reference is None or actual["numel"] != reference["numel"]:
+        return ""
+    mine, other = (_moments(side) for side in (actual, reference))
+    if mine is None or other is None or other[0] == other[1]:
+        return ""
+    number, size = mine[0] - other[0], max(map(abs, (*mine[:2], *other[:2])))
+    squares = other[3] + number * (2 * other[2] + number)
+    apart = [(mine[i] - other[i] - number) / size for i in (1, 2)] + [(mine[3] - squares) / size**2]
+    if max(map(abs, apart)) >= _SAME or abs(number) < _APART * size:
+        return ""
+    sign = "plus" if number > 0 else "minus"
+    return f"its statistics are those of reference {sign} {abs(number):.6g}"
+
+
+def padded_text(actual: Optional[dict[str, Any]], reference: Optional[dict[str, Any]]) -> str:
+    """The text on elements of one side alone that all have one value, as far as the sums tell."""
+    sides = {"actual": actual, "reference": reference}
+    ordered = sorted(sides.items(), key=lambda side: side[1]["numel"] if side[1] else 0)
+    (_, less), (name, more) = ordered
+    if less is None or more is None or not less["numel"] or "int" not in str(more["dtype"]):
+        return ""
+    few, many = _moments(less), _moments(more)
+    count = more["numel"] - less["numel"]
+    if few is None or many is None or not count:
+        return ""
+    sums = [many[i] * more["numel"] - few[i] * less["numel"] for i in (2, 3)]
+    value = round(sums[0] / count)
+    if any(abs(s - count * value**p) > _SAME * more["numel"] for s, p in zip(sums, (1, 2))):
+        return ""
+    return f"{name} has {counted(count, 'element')} more, with the sums of as many of {value}"
+
+
+def _moments(side: dict[str, Any]) -> Optional[tuple[float, float, float, float]]:
+    """The smallest and largest element, the mean, and the mean of the squares."""
+    is_known = all(side[key] is not None for key in ("min", "max", "mean", "l2_norm"))
+    if not is_known or not side["numel"] or any(side[column] for column in NONFINITE_COUNTS):
+        return None
+    return side["min"], side["max"], side["mean"], side["l2_norm"] ** 2 / side["numel"]
+
+
 def _reason_text(
     code: int, actual: tuple[Block, int] | None, reference: tuple[Block, int] | None
 ) -> str:
+    if code == ORDER and reference is not None:
+        block, index = reference
+        if DTYPES[int(block.records[index]["dtype"])].kind != "f8":  # which have no last bits
+            return "only the checksum differs: the same numbers in another order, or of equal sums"
     if code != UNREADABLE:
         return REASONS[code]
     sides = {"actual": actual, "reference": reference}

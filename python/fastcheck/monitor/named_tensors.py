@@ -344,7 +344,7 @@ def _error(name: object, tensor: object) -> ConfigError:
     if isinstance(tensor, torch.Tensor):
         return ConfigError(
             "this can't be the name of an observed tensor",
-            expected='printable text without spaces, its parts divided by single dots: "attn.logits"',
+            expected='printable text, no spaces, its parts divided by single dots: "attn.logits"',
             got=repr(name),
         )
     return ConfigError(

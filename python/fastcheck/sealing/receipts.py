@@ -127,8 +127,8 @@ def receipt(
     and about as many for each of its shards.
     """
     readable, unread = split_readable(_own_parts(model))
-    for option, number in (("vocabulary", 1 if vocabulary is None else vocabulary), ("ranks", ranks)):
-        if type(number) is not int or number < 1:
+    for option, number in (("vocabulary", vocabulary), ("ranks", ranks or 0)):
+        if number is not None and (type(number) is not int or number < 1):
             expected = "the number of words, or of ranks: a whole number above 0"
             raise ConfigError(f"{option} can't be used", expected=expected, got=repr(number))
     if vocabulary is not None:

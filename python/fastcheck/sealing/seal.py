@@ -16,7 +16,14 @@ import torch
 
 from fastcheck.comparison.sources.checkpoint import CheckpointSource, record_of
 from fastcheck.comparison.sources.files import Loader
-from fastcheck.errors import CompareError, ConfigError, FastcheckError, check_bool, choice, local_path
+from fastcheck.errors import (
+    CompareError,
+    ConfigError,
+    FastcheckError,
+    check_bool,
+    choice,
+    local_path,
+)
 from fastcheck.record.format import DTYPES, NONFINITE_COUNTS
 from fastcheck.reproducibility.environment import environment
 from fastcheck.sealing.receipts import (

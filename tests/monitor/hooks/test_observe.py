@@ -290,13 +290,13 @@ class TestSeveralMonitors:
 class TestNames:
     @pytest.mark.parametrize("name", ["", ".a", "a.", "a..b", "a b", "a\n", 3, None])
     def test_that_cannot_be_used(self, name: Any) -> None:
-        with pytest.raises(ConfigError, match=r"can't be the name .*\n  expected: printable text"):
+        with pytest.raises(ConfigError, match=r"can't be the name .*\n  expected: printable text,"):
             observe(name, torch.ones(1))
 
     def test_no_tensor(self) -> None:
         with pytest.raises(ConfigError, match=r"got: +observe\(str, list\)"):
             observe("x", [torch.ones(1)])  # type: ignore[arg-type]  # wrong on purpose
-        with pytest.raises(ConfigError, match="hint: +the name comes first"):
+        with pytest.raises(ConfigError, match=r"hint: +the name comes first"):
             observe(torch.ones(1), "x")  # type: ignore[arg-type]  # wrong on purpose
 
     def test_their_number_is_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:

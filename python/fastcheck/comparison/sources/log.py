@@ -68,6 +68,8 @@ class LogSource(Source):
                 for site in sites.values()
                 if site.role in _OF_MODULES
             )
+            read = (site.module for site in sites.values() if site.role in ("input", "output"))
+            self.called |= frozenset(read)
             modules = meta.get("modules")
             if isinstance(modules, dict):
                 kept = {path: held for path, held in modules.items() if isinstance(held, dict)}
@@ -143,8 +145,8 @@ def environment_of(meta: dict[str, Any], side: str, notes: list[str]) -> Any:
     if number == 1:
         return environment
     note = (
-        f"{side}: its environment is of format {number!r:.20}, which this version of fastcheck does "
-        "not know: it is not compared. The version that wrote it can read it"
+        f"{side}: its environment is of format {number!r:.20}, which this version of fastcheck "
+        "does not know: it is not compared. The version that wrote it can read it"
     )
     if note not in notes:
         notes.append(note)

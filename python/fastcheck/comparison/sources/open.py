@@ -101,7 +101,7 @@ def open_source(value: Any, side: str, trust: bool = False) -> Source:
         f"the {side} side cannot be compared",
         expected=f"a path ({_TAKEN}), or the same in memory",
         got=f"{type(value).__name__}: {str(value)[:80]}",
-        hint="give torch.as_tensor(x) for numbers or an array; {'name': tensor} for several tensors",
+        hint="give torch.as_tensor(x) for numbers or an array; {'name': tensor} for several",
     )
 
 

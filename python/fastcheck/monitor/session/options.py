@@ -165,7 +165,6 @@ class Stop:
                 "within",
                 self.within,
                 "a number of steps, or None to count over the whole run",
-                beside="None",
             )
         if not callable(self.action):
             choice("action", self.action, _ACTIONS, "a callable that takes the Event")
@@ -176,7 +175,6 @@ class Stop:
                 self.max_lag,
                 "how many steps the host may be ahead of the device, or None for no limit",
                 "max_lag=2 stops one or two steps after the event",
-                beside="None",
             )
         if not isinstance(self.protect_weights, bool):
             choice("protect_weights", self.protect_weights, ("auto",), "True or False")
