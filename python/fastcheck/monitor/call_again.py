@@ -1,81 +1,45 @@
-"""Runs a module's call again at op level, to find the operator and the line.
+"""Finds the operator and the line by running a module's call again.
 
 Of a call that a stop interrupts the arguments are on the stack; a call from outside is held by the
-session until its step is over, and its backward may run again, too. The call runs on copies: of
-its tensors, of the parameters, buffers and containers that its modules hold, and of the states of
-the generators. What it made the first time stays as it is, with its graph.
+session until its step is over, and its backward may run again, too.
 """
 
 from __future__ import annotations
 
-import contextlib
-import copy
-import functools
-import warnings
-from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from typing import Any, Callable, NamedTuple, Optional, Union
+from typing import Any, Callable, Optional, Union
 
-import numpy as np
 import torch
-from torch.nn.modules.batchnorm import _NormBase
-from torch.utils._pytree import tree_map
 
 from fastcheck.calls.module_calls import Call, outermost_of
 from fastcheck.errors import first_line
-from fastcheck.monitor.session.config import Config
-from fastcheck.monitor.session.options import Stop
 from fastcheck.monitor.session.passes import Pass
 from fastcheck.monitor.session.session import Session
-from fastcheck.record.event import GIVEN_NUMBER, Event
-from fastcheck.record.format import NONFINITE_COUNTS, Verdict, is_nonfinite
+from fastcheck.record.format import Verdict, is_nonfinite
 from fastcheck.record.site import Site
-from fastcheck.record.statistics import statistics_of
 from fastcheck.report.stop_report import MadeBy
-from fastcheck.statistics.functions import stats
-from fastcheck.utils.torch.flatten import flatten, flatten_arguments, map_tensors
+from fastcheck.utils.torch.flatten import flatten_arguments
 from fastcheck.utils.torch.frames import PAST, call_frames
-from fastcheck.utils.torch.own_operators import unobserved
-from fastcheck.utils.torch.readable import (
-    can_hold_nonfinite,
-    can_read,
-    has_values,
-    is_materialised,
-)
-from fastcheck.utils.torch.training_state import Generators
-from fastcheck.utils.torch.versions import default_device
+from fastcheck.utils.torch.readable import can_read
 from fastcheck.verdict.step import Step
 
 from .on_request import Install
-from .reruns import set_aside
-from .stand_ins import replace_lost
-
-# The hooks of the module itself, which have run, or are running.
-_HOOKS = (
-    "_forward_pre_hooks",
-    "_forward_pre_hooks_with_kwargs",
-    "_forward_hooks",
-    "_forward_hooks_with_kwargs",
-    "_forward_hooks_always_called",
+from .second_run import (
+    FoundAgain,
+    KnownPass,
+    RunningCall,
+    Search,
+    changed_input,
+    is_on_cpu,
+    is_over,
+    observed,
 )
-# Nobody asked for this backward.
-_BACKWARD_HOOKS = ("_backward_hooks", "_backward_pre_hooks")
-_COUNTS = ("numel", "nan_count", "posinf_count", "neginf_count", "zero_count")
+
 # The most runs with other numbers in place of weights that are lost.
 _MOST_SEEDS = 4
 # The most bytes of the parameters and buffers that are copied.
 _MOST_BYTES = 2 << 30
-
-
-class RunningCall(NamedTuple):
-    """A call that is on this thread's stack."""
-
-    call: Call
-    module: torch.nn.Module
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
 
 
 def running_call(call: Optional[Call]) -> Optional[RunningCall]:
@@ -129,8 +93,8 @@ def run_again(
     name, outermost = running.call.node.name, outermost_of(running.call)
     held = next((run for run in session.passes.held if run.call is outermost), None)
 
-    def find() -> Optional[_Found]:
-        return _observed(running, session, install, held, only_neginf)
+    def find() -> Optional[FoundAgain]:
+        return observed(running, session, install, held, only_neginf)
 
     outcome = _attempt(running, session, find)
     if isinstance(outcome, MadeBy):
@@ -143,24 +107,11 @@ def run_again(
         )
     part = outcome.module
     within = f" in {part}" if part != running.call.node.path else ""
-    read_bad = any(is_nonfinite(record) for _, record in outcome.inputs)
     what = f"it, from finite values{outcome.given}"
-    what = "NaN or Inf in addition to those that it read" if read_bad else what
+    what = "NaN or Inf in addition to those that it read" if outcome.read_nonfinite else what
     how = outcome.left_neginf or f"{outcome.event.site.op}{within} made {what}"
     how += f": {name} was run again on its inputs, {_as_eager(running.call)}."
     return outcome.made_by(how)
-
-
-class Search(NamedTuple):
-    """The step, and the path of the module, of a finding. ``kind``: ``"forward"``, ``"backward"``
-    or ``"buffer"``; ``only_neginf``: of the finding; ``parameter``: whose gradient it is.
-    """
-
-    step: Step
-    path: str
-    kind: str
-    only_neginf: bool = False
-    parameter: str = ""
 
 
 def run_pass_again(
@@ -169,22 +120,98 @@ def run_pass_again(
     """Runs a call that is over again, to find the first operator that makes non-finite numbers of
     finite numbers. None: none does, the call is not the same again, or what it needs is gone.
     """
-    module, is_backward = held.call.node.module(), search.kind == "backward"
+    module = held.call.node.module()
     if module is None:
         return None
     is_within = torch._C._current_graph_task_id() != -1
     running = RunningCall(held.call, module, held.args, held.kwargs)
-    if is_within and not _is_on_cpu(running):
+    if is_within and not is_on_cpu(running):
         return None  # the device's thread of autograd is waiting for this
+    runs = _Runs(held, search, running, session, install)
+    # A module that is called within a backward would seem to be recomputed.
+    with ThreadPoolExecutor(1) as elsewhere:
+        there = (lambda: elsewhere.submit(runs.find).result()) if is_within else runs.find
+        found = _attempt(running, session, there)
+    if not isinstance(found, FoundAgain):
+        return found
+    if not found.event.site.op:
+        return None  # a statistic that a norm has written, and no operator that wrote it
+    since = ", with the weights that it has now" if is_over(held, session) else ""
+    since = _WITH_STAND_INS if runs.has_stand_ins else since
+    if search.kind == "backward":
+        what = _of_backward(found, search, session, held.call.node.name, since)
+    else:
+        what = _of_forward(found, search, held.call, since)
+    within = f"In {found.module}: " if found.module != held.call.node.path else ""
+    return None if what is None else found.made_by(f"{within}{what}")
 
-    stand_ins: list[int] = []
 
-    def find() -> Optional[_Found]:
-        runs: list[tuple[Optional[_Found], bool]] = []
+def _of_forward(found: FoundAgain, search: Search, call: Call, since: str) -> Optional[str]:
+    """Tells what was found in a forward; None if it is not what is searched for."""
+    is_inside = not search.path or found.module.startswith(f"{search.path}.")
+    is_there = found.module == search.path or (is_inside and search.kind == "forward")
+    is_origin = found.event.verdict is Verdict.ORIGIN
+    if not is_there or (found.read_nonfinite and not found.left_neginf and not is_origin):
+        return None
+    what = "in addition to those that it read" if found.read_nonfinite else "of finite values"
+    made = found.left_neginf or f"{found.event.site.op} made NaN or Inf {what}{found.given}"
+    return f"{made}. {call.node.name} was run again on its inputs, {_as_eager(call)}{since}."
+
+
+def _of_backward(
+    found: FoundAgain, search: Search, session: Session, name: str, since: str
+) -> Optional[str]:
+    """The same of a backward."""
+    event, reason = found.event, found.event.reason.partition(";")[0]
+    is_of_parameter = (
+        event.site.direction == "forward"
+        and search.parameter != ""
+        and event.reason.endswith(f"the gradient of {search.parameter}")
+    )
+    if not is_of_parameter and _had_finite_gradients(found.module, search.step, session):
+        return None  # random gradients did it, or a random state
+    if event.verdict is Verdict.ABSORBED:
+        if found.read_nonfinite:
+            return None
+        reason = f"everything that it read was finite{found.given}"
+    if not reason.startswith("aten."):
+        backward = "'s backward" if event.site.direction == "backward" else ""
+        reason = f"{event.site.op}{backward} made it: {reason}"
+    return (
+        f"{reason}. {name} was run again on its inputs, forward and backward, with random "
+        f"gradients of the size that they had{since}."
+    )
+
+
+class _Runs:
+    """Runs a call that is over again; more than once where weights of it are lost, with other
+    random numbers in place of these.
+    """
+
+    def __init__(
+        self,
+        held: Pass,
+        search: Search,
+        running: RunningCall,
+        session: Session,
+        install: Install,
+    ) -> None:
+        self._held = held
+        self._search = search
+        self._running = running
+        self._session = session
+        self._install = install
+        self.has_stand_ins = False
+
+    def find(self) -> Optional[FoundAgain]:
+        """The finding of a run; where weights may have been updated since, that of all runs, if the
+        pass before that was healthy is healthy again.
+        """
+        runs: list[tuple[Optional[FoundAgain], bool]] = []
         for seed in range(_MOST_SEEDS):
-            known = _Known(held, session, search, seed)
-            found = _observed(running, session, install, held, search.only_neginf, known)
-            stand_ins.append(known.stand_ins)
+            known = KnownPass(self._held, self._session, self._search, seed)
+            found = self._observed(self._running, self._held, self._search.only_neginf, known)
+            self.has_stand_ins |= known.stand_ins > 0
             if not known.is_over:
                 return found
             # Other numbers may be too small, or too large, to do what these did.
@@ -193,77 +220,45 @@ def run_pass_again(
             if len(runs) > 1 or not known.stand_ins:
                 break
         # Two runs must do the same, and none of it to what was healthy.
-        if len(runs) <= any(stand_ins):
+        if len(runs) <= self.has_stand_ins:
             return None
         found, other = runs[0][0], runs[-1][0]
         if found is None or other is None or other.place != found.place:
             return None
-        before = [run for run in session.passes.held if run.step < held.step]
-        before = [run for run in before if run.call.node is held.call.node][-1:]
-        healthy = [known for known in map(is_healthy, before) if known is not None]
-        is_known = bool(healthy) or all(is_exact for _, is_exact in runs)
-        return found if is_known and all(healthy) else None
+        is_healthy = self._is_healthy_before()
+        if is_healthy is None:
+            is_healthy = all(is_exact for _, is_exact in runs)
+        return found if is_healthy else None
 
-    def is_healthy(before: Pass) -> Optional[bool]:
-        known = _Known(before, session, search._replace(kind="forward"))
-        call = RunningCall(before.call, module, before.args, before.kwargs)
-        is_changed = bool(_changed_input(call, session))
-        found = None if is_changed else _observed(call, session, install, before, False, known)
+    def _is_healthy_before(self) -> Optional[bool]:
+        """True if the module's last pass of an earlier step runs again as it ran, and nothing is
+        found in it. None: there is none, or its weights are lost.
+        """
+        node, passes = self._held.call.node, self._session.passes.held
+        earlier = [run for run in passes if run.step < self._held.step and run.call.node is node]
+        if not earlier:
+            return None
+        before = earlier[-1]
+        known = KnownPass(before, self._session, self._search._replace(kind="forward"))
+        call = RunningCall(before.call, self._running.module, before.args, before.kwargs)
+        is_changed = bool(changed_input(call, self._session))
+        found = None if is_changed else self._observed(call, before, False, known)
         is_healthy = known.was_finite and known.is_same and found is None
         return None if known.is_lost else is_healthy
 
-    PAST.add(find.__code__)
-    # A module that is called within a backward would seem to be recomputed.
-    with ThreadPoolExecutor(1) as elsewhere:
-        there = (lambda: elsewhere.submit(find).result()) if is_within else find
-        outcome = _attempt(running, session, there)
-    if not isinstance(outcome, _Found):
-        return outcome
-    name, part = held.call.node.name, outcome.module
-    is_of_forward = outcome.event.site.direction == "forward" and search.parameter != ""
-    is_of_forward &= outcome.event.reason.endswith(f"the gradient of {search.parameter}")
-    if is_backward and not is_of_forward and _had_finite_gradients(part, search.step, session):
-        return None  # random gradients did it, or a random state
-    op = outcome.event.site.op
-    if not op:
-        return None  # a statistic that a norm has written, and no operator that wrote it
-    since = ", with the weights that it has now" if _is_over(held, session) else ""
-    since = _WITH_STAND_INS if any(stand_ins) else since
-    prefix = f"In {part}: " if part != held.call.node.path else ""
-    if not is_backward:
-        is_inside = not search.path or part.startswith(f"{search.path}.")
-        is_there = part == search.path or (is_inside and search.kind == "forward")
-        left, is_origin = outcome.left_neginf, outcome.event.verdict is Verdict.ORIGIN
-        read_bad = any(is_nonfinite(record) for _, record in outcome.inputs)
-        if not is_there or (read_bad and not left and not is_origin):
-            return None
-        what = "in addition to those that it read" if read_bad else "of finite values"
-        made = f"{op} made NaN or Inf {what}{outcome.given}"
-        how = f"{prefix}{left or made}. {name} was run again"
-        return outcome.made_by(f"{how} on its inputs, {_as_eager(held.call)}{since}.")
-    reason = outcome.event.reason.partition(";")[0]
-    if outcome.event.verdict is Verdict.ABSORBED:
-        reason = f"everything that it read was finite{outcome.given}"
-        if any(is_nonfinite(record) for _, record in outcome.inputs):
-            return None
-    if not reason.startswith("aten."):
-        backward = "'s backward" if outcome.event.site.direction == "backward" else ""
-        reason = f"{op}{backward} made it: {reason}"
-    return outcome.made_by(
-        f"{prefix}{reason}. {name} was run again on its inputs, forward and backward, with random "
-        f"gradients of the size that they had{since}."
-    )
+    def _observed(
+        self, running: RunningCall, held: Pass, only_neginf: bool, known: KnownPass
+    ) -> Optional[FoundAgain]:
+        return observed(running, self._session, self._install, held, only_neginf, known)
 
+
+# The program is elsewhere by then.
+PAST.add(_Runs.find.__code__)
 
 _WITH_STAND_INS = (
     ", with random numbers of the size that they had, and as many zeros, in place of those of its "
     "weights and buffers that are NaN or Inf now: the numbers shown are of that run"
 )
-
-
-def _is_over(held: Pass, session: Session) -> bool:
-    """True if weights may have been updated since."""
-    return held.step < session.step.index or session.step.update.count > 0
 
 
 def _as_eager(call: Call) -> str:
@@ -289,8 +284,8 @@ def _had_finite_gradients(path: str, step: Step, session: Session) -> bool:
 
 
 def _attempt(
-    running: RunningCall, session: Session, find: Callable[[], Optional[_Found]]
-) -> Union[_Found, MadeBy, None]:
+    running: RunningCall, session: Session, find: Callable[[], Optional[FoundAgain]]
+) -> Union[FoundAgain, MadeBy, None]:
     """The result of ``find``, which runs the call again, or the reason why that was not
     possible.
     """
@@ -303,11 +298,6 @@ def _attempt(
         return MadeBy("", f"{name} could not be run again: {reason}")
 
 
-def _is_on_cpu(running: RunningCall) -> bool:
-    arguments = (tensor for _, tensor in flatten_arguments(running.args, running.kwargs))
-    return all(tensor.is_cpu for tensor in (*running.module.parameters(), *arguments))
-
-
 def _why_not(running: RunningCall, session: Session) -> str:
     """The reason why the call is not run again; empty if it can be."""
     module = running.module
@@ -317,329 +307,10 @@ def _why_not(running: RunningCall, session: Session) -> str:
             f"was not run again: a copy of its parameters and buffers would take "
             f"{size / 2**30:,.1f} GiB, more than {_MOST_BYTES >> 30} GiB"
         )
-    changed = _changed_input(running, session)
+    changed = changed_input(running, session)
     return f"could not be run again: {changed} was written in place since" if changed else ""
-
-
-class _Known:
-    """A finished call, as described by its records. ``seed``: of the numbers in place of weights
-    that are lost.
-    """
-
-    def __init__(self, held: Pass, session: Session, search: Search, seed: int = 0) -> None:
-        self.kind = search.kind
-        self.seed = seed
-        #: The number of tensors that were replaced.
-        self.stand_ins = 0
-        #: No record of a weight that is lost is in memory.
-        self.is_lost = False
-        #: Set by run_backward().
-        self.is_same = False
-        #: The same, and each output has as many NaN and infinities.
-        self.is_exact = False
-        #: Weights may have been updated since.
-        self.is_over = _is_over(held, session)
-        self._step = held.step
-        kind, dtype = held.autocast
-        self._autocast = kind, getattr(torch, dtype.rpartition(".")[2]) if dtype else None
-        history = session.event_store.archive.history
-        with session.event_store.lock:
-            self._outputs = [history.find(tensor_seq) for tensor_seq in held.call.outputs]
-            seqs = map(search.step.gradients.get, held.call.outputs)
-            self._gradients = [None if seq is None else history.find(seq) for seq in seqs]
-
-    @property
-    def was_finite(self) -> bool:
-        return all(r is not None and not is_nonfinite(r) for r in self._outputs)
-
-    def replace_lost(self, running: RunningCall, session: Session) -> bool:
-        """Replaces weights of the copy that are lost since; False if that is not possible."""
-        if not self.is_over:
-            return True
-        path = running.call.node.path
-        count = replace_lost(running.module, path, self._step, session, self.seed)
-        self.stand_ins, self.is_lost = count or 0, count is None
-        return not self.is_lost
-
-    @contextlib.contextmanager
-    def modes(self) -> Iterator[None]:
-        """Sets the modes of autograd and autocast that the call ran in."""
-        kind, dtype = self._autocast
-        with torch.enable_grad(), torch.autocast(kind, dtype, enabled=dtype is not None):
-            yield
-
-    def run_backward(self, outputs: Any) -> bool:
-        """Runs the backward of what the second run has returned, if that is asked for. Whether the
-        run is the same as the first, as far as is known.
-        """
-        tensors = [t for _, t in flatten(outputs, "") if can_hold_nonfinite(t) and can_read(t)]
-        if len(tensors) != len(self._outputs):
-            return False
-        with unobserved(), torch.no_grad():
-            records = [stats(tensor.detach()).record for tensor in tensors]
-        is_like = _is_like_later if self.is_over else _is_like
-        pairs = [(r, now) for r, now in zip(self._outputs, records) if r is not None]
-        self.is_same = len(pairs) == len(records) and all(is_like(*pair) for pair in pairs)
-        if not self.is_same:
-            return False
-        self.is_exact = all(r[n] == now[n] for r, now in pairs for n in NONFINITE_COUNTS)
-        if self.kind == "backward":
-            generator = torch.Generator("cpu").manual_seed(0)
-            roots, given = [], []
-            for tensor, record in zip(tensors, self._gradients):
-                if tensor.requires_grad and record is not None:
-                    size = statistics_of(record).rms
-                    with unobserved(), torch.no_grad():
-                        noise = torch.randn(tensor.shape, generator=generator, device="cpu")
-                        gradient = noise.to(tensor) * (1.0 if size is None else size)
-                    roots.append(tensor)
-                    given.append(gradient)
-            if roots:
-                torch.autograd.backward(roots, given)
-        return True
-
-
-def _is_like(known: np.void, now: np.void) -> bool:
-    """True if two records are of the same tensor, apart from the order of a sum."""
-    if any(known[name] != now[name] for name in _COUNTS):
-        return False
-    return all(
-        np.isclose(known[name], now[name], rtol=1e-3, atol=1e-6, equal_nan=True)
-        for name in ("min", "max")
-    )
-
-
-def _is_like_later(known: np.void, now: np.void) -> bool:
-    """The same, of weights that are not those of the first run: how many elements are not finite
-    may depend on them.
-    """
-    return known["numel"] == now["numel"] and is_nonfinite(known) == is_nonfinite(now)
-
-
-def _changed_input(running: RunningCall, session: Session) -> str:
-    """The label of an argument that has changed since the call began; empty if there is none."""
-    tensors = dict(flatten_arguments(running.args, running.kwargs))
-    call = running.call
-    for tensor_seq, site in zip(call.inputs, call.input_sites):
-        with session.event_store.lock:
-            record = session.event_store.archive.history.find(tensor_seq)
-        label = session.sites[site].label
-        tensor = tensors.get(label)
-        if record is None or tensor is None or not can_read(tensor):
-            continue
-        with unobserved():
-            now = stats(tensor.detach()).record
-        known = (*_COUNTS, "checksum") if record["checksum"] else _COUNTS
-        if any(record[name] != now[name] for name in known):
-            return label
-    return ""
-
-
-class _Found(NamedTuple):
-    """The event in which the numbers of a second run began, and the path of its module."""
-
-    event: Event
-    module: str
-    inputs: tuple[tuple[str, np.void], ...]
-
-    @property
-    def place(self) -> tuple[str, Optional[str], str]:
-        return self.module, self.event.site.op, self.event.line
-
-    @property
-    def given(self) -> str:
-        """A clause on a number that the operator was given, where that is not finite."""
-        return GIVEN_NUMBER if GIVEN_NUMBER in self.event.reason else ""
-
-    @property
-    def left_neginf(self) -> str:
-        """A clause on -Inf that was written on purpose; empty where it is something else."""
-        event = self.event
-        is_meant = event.verdict is Verdict.INTENDED
-        return f"{event.site.op} left -Inf in its result ({event.reason})" if is_meant else ""
-
-    def made_by(self, how: str) -> MadeBy:
-        event = self.event
-        is_backward = event.site.direction == "backward"
-        return MadeBy(
-            event.site.op or "",
-            how,
-            event.line,
-            self.inputs,
-            event.record,
-            is_backward=is_backward,
-            site=replace(event.site, module=self.module),
-        )
-
-
-def _named(argument: str, source: Site, path: str) -> str:
-    """The name of an argument, with the operator that made it or the tensor that is stored under
-    this name within the module at ``path``.
-    """
-    if source.role == "input":
-        return argument
-    named = replace(source, module=".".join(filter(None, (path, source.module))))
-    return f"{argument} ({named.op or named.tensor_name})"
-
-
-def _observed(
-    running: RunningCall,
-    session: Session,
-    install: Install,
-    held: Optional[Pass],
-    only_neginf: bool,
-    known: Optional[_Known] = None,
-) -> Optional[_Found]:
-    """The place where the numbers of a second run begin; None: nowhere, or it is not ``known``
-    again.
-    """
-    module = running.module
-    config = Config(
-        overflow_nums=-1,
-        level="op",
-        sync="never" if _is_on_cpu(running) else "call",
-        record="stats",
-        stop=Stop(protect_weights=False, report=False, find_operator=False),
-    )
-    generators, is_caching = Generators(), torch.is_autocast_cache_enabled()
-    copies = _TensorCopies()
-    has_parameters = next(module.parameters(), None) is not None
-    # A criterion is installed behind a model.
-    models = [module] if has_parameters else [torch.nn.Linear(1, 1), module]
-    try:
-        # Casts of the copies are nobody else's.
-        torch.set_autocast_cache_enabled(False)
-        with warnings.catch_warnings(), set_aside([module], session), copies.of_modules(module):
-            warnings.simplefilter("ignore")
-            with unobserved():
-                args, kwargs = copies.within((running.args, running.kwargs))
-                inside = set(module.modules())  # what is beside them is not copied
-                for holder, name, copied in () if held is None else held.buffers:
-                    owner = holder()
-                    if owner is not None and owner in inside:
-                        owner._buffers[name] = copied.clone()
-                if known is not None and not known.replace_lost(running, session):
-                    return None
-                _mend_buffers(module, known is not None and known.kind == "buffer")
-            with install(config, models) as monitor:
-                # The outermost call began with this state; that of another call is not known.
-                state = session.passes.generator if held is None else held.generator
-                if state is not None and running.call.parent is None:
-                    torch.default_generator.set_state(state)
-                with default_device(), contextlib.nullcontext() if known is None else known.modes():
-                    outputs = module(*args, **kwargs)
-                    if known is not None and not known.run_backward(outputs):
-                        return None
-            event = _beginning(monitor.events, known)
-            if event is None and only_neginf:
-                meant = [e for e in monitor.events if e.verdict is Verdict.INTENDED and e.site.op]
-                event = max(meant, key=lambda e: int(e.record["seq"]), default=None)
-            if event is None:
-                return None
-            history = monitor._session.event_store.archive.history
-            sites = monitor._session.sites
-            inputs = [
-                (_named(argument, sites[int(record["site"])], running.call.node.path), record)
-                for argument, seq in event.inputs
-                if (record := history.find(seq)) is not None
-            ]
-            part = event.site.module if has_parameters else event.site.module.partition(".")[2]
-            part = ".".join(filter(None, (running.call.node.path, part)))
-            return _Found(event, part, tuple(inputs))
-    finally:
-        torch.set_autocast_cache_enabled(is_caching)
-        generators.put_back()
-
-
-def _beginning(events: Sequence[Event], known: Optional[_Known]) -> Optional[Event]:
-    began = [e for e in events if e.counted and e.verdict is Verdict.ORIGIN]
-    if known is None or known.kind != "buffer":
-        # Nothing in training is made of the statistics that a norm has written.
-        began = [e for e in began if e.site.op]
-    if known is not None and not began:
-        # Nothing was made yet of what is in a buffer, or of a criterion's gradients.
-        absorbed = [e for e in events if e.verdict is Verdict.ABSORBED]
-        is_late = known.kind == "backward"
-        began = [e for e in absorbed if not is_late or e.site.direction == "backward"]
-    return min(began, key=lambda e: int(e.record["seq"]), default=None)
-
-
-def _mend_buffers(module: torch.nn.Module, has_all: bool) -> None:
-    """Makes copies finite, so that it shows what makes them non-finite again. ``has_all``: not
-    the statistics of norms alone, which the interrupted call may have written.
-    """
-    parts = (part for part in module.modules() if has_all or isinstance(part, _NormBase))
-    with torch.no_grad():
-        for buffer in (held for part in parts for held in part.buffers(recurse=False)):
-            if can_hold_nonfinite(buffer) and is_materialised(buffer):
-                buffer.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def _compiled_part(module: torch.nn.Module) -> bool:
     """True if it is what module.compile() or torch.compile(module) makes."""
     return module._compiled_call_impl is not None or "_orig_mod" in module._modules
-
-
-class _TensorCopies:
-    """Copies of tensors and of what holds them; of one tensor always the same."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, tuple[Any, Any]] = {}
-
-    def of(self, value: Any) -> Any:
-        """A tensor's copy; anything else as it is."""
-        if not isinstance(value, torch.Tensor):
-            return value
-        known = self._known.get(id(value))
-        if known is None:
-            # The original is kept: another object might have its address.
-            known = self._known[id(value)] = value, _copied(value)
-        return known[1]
-
-    def within(self, value: Any) -> Any:
-        """The copy of a container, of containers within it and of the tensors that they hold."""
-        return map_tensors(value, self.of, functools.partial(tree_map, self.of))
-
-    @contextlib.contextmanager
-    def of_modules(self, outermost: torch.nn.Module) -> Iterator[None]:
-        """Gives the modules copies of their tensors and containers within a ``with`` statement."""
-        held = [(module, dict(vars(module))) for module in outermost.modules()]
-        own = [g for _, values in held for g in values.values() if isinstance(g, torch.Generator)]
-        states = [generator.get_state() for generator in own]
-        try:
-            with unobserved():
-                for module, values in held:
-                    for name, value in values.items():
-                        copied = copy.copy(value) if type(value) is set else self.within(value)
-                        vars(module)[name] = copied
-            for name in _HOOKS:
-                vars(outermost)[name] = OrderedDict()
-            for module, _ in held:
-                for name in _BACKWARD_HOOKS:
-                    vars(module)[name] = OrderedDict()
-                # The code of module.compile() and of torch.compile(module) is left out: operators
-                # of fused code say nothing of the program.
-                vars(module)["_compiled_call_impl"] = None
-                if "_orig_mod" in module._modules:
-                    vars(module)["forward"] = module._orig_mod
-            yield
-        finally:
-            for module, values in held:
-                vars(module).clear()
-                vars(module).update(values)
-            for generator, state in zip(own, states):
-                generator.set_state(state)
-
-
-def _copied(tensor: torch.Tensor) -> Any:
-    if not is_materialised(tensor):
-        return tensor
-    if not has_values(tensor):
-        raise RuntimeError("the memory of a tensor that it may read was freed")
-    if isinstance(tensor, torch.nn.Parameter):
-        return torch.nn.Parameter(tensor.detach().clone(), tensor.requires_grad)
-    if not tensor.requires_grad:
-        return tensor.detach().clone()
-    with torch.enable_grad():
-        # No leaf: it may be written in place.
-        return tensor.detach().requires_grad_().clone()

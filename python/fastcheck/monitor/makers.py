@@ -32,6 +32,7 @@ from .loss_graph import (
     search_variables,
 )
 from .on_request import Install
+from .second_run import Search
 from .update_state import search_state
 from .written_lines import lines_of_gradients, lines_of_update, lines_of_weights, with_lines
 
@@ -61,60 +62,52 @@ class Makers:
         session = self._session()
         if session is None or session.tape is not None:
             return None
-        is_now = step is session.step
-        if session.config.level == "op":  # what made it is known
-            site = session.sites[culprit.site]
-            if site.op:
-                # A number that stands alone is like many others.
-                is_given = culprit.verdict is Verdict.ARRIVED and culprit.record["numel"] > 1
-                is_given &= is_now
-                return search_variables(culprit.record, "it may be this one") if is_given else None
-            given = call_again.running_argument(site) if culprit.is_data else None
-            return None if given is None else search_argument(given, site.label)
+        site, is_now = session.sites[culprit.site], step is session.step
+        if session.config.level == "op":
+            return _at_op_level(culprit, site, is_now)
         if culprit.uses.given is not None:
             given = culprit.uses.given()
-            name = session.sites[culprit.site].key
-            return None if given is None or not is_now else search_graph(given, name)
+            return None if given is None or not is_now else search_graph(given, site.key)
         if culprit.role == "param" and culprit.verdict is Verdict.ARRIVED:
-            written = "the weight may have been written from it"
-            # Another name of a weight is none that it was written from.
-            if not is_now:
-                return None
-            made = search_variables(culprit.record, written, self._memory())
-            return made or self._of_write(culprit, session.sites[culprit.site].key)
-        if culprit.role not in _FORWARD:
-            if culprit.reason.startswith(CHANGED_BY_LOOP):
-                lines = lines_of_gradients() if is_now else ()
-                how = "The program's code writes to gradients."
-                return MadeBy("", how, written=lines) if lines else None
-            return self._of_gradient(culprit, step, session)
-        if culprit.role == "input" and culprit.verdict is Verdict.ARRIVED:
-            label, held = session.sites[culprit.site].label, session.passes.held
-            is_held = any(run.call is culprit.call for run in held)
-            given = call_again.argument_of(culprit.call, label, held) if is_now or is_held else None
-            if given is None:
-                return None
-            made = None if given.grad_fn is None else search_graph(given, label)
-            return made or search_argument(given, label)
+            return self._of_parameter(culprit, site) if is_now else None
+        if culprit.role in _FORWARD:
+            if culprit.role == "input" and culprit.verdict is Verdict.ARRIVED:
+                return _of_argument(culprit, site, session, is_now)
+            return self._of_forward(culprit, step, session)
+        if culprit.reason.startswith(CHANGED_BY_LOOP):
+            lines = lines_of_gradients() if is_now else ()
+            how = "The program's code writes to gradients."
+            return MadeBy("", how, written=lines) if lines else None
+        return self._of_gradient(culprit, step, session)
+
+    def _of_forward(self, culprit: Finding, step: Step, session: Session) -> Optional[MadeBy]:
+        """The operator that made what a forward or a loss has returned."""
         again = self._again(culprit, step, session) if culprit.only_neginf else None
         if again is not None and again.operator:
             return again  # in the graph of the loss a -Inf may be a mask
-        roots = session.backwards.roots if is_now else ()
+        roots = session.backwards.roots if step is session.step else ()
         made = next((m for root in roots if (m := search_graph(root)) is not None), None)
         if made is not None and (made.operator or culprit.role == "loss"):
             return made
         again = again or self._again(culprit, step, session)
         if again is not None and again.operator:
             return again
-        # A model may return its loss.
-        is_model = culprit.call is not None and culprit.call.parent is None
-        is_one = is_model and culprit.role == "output" and culprit.record["numel"] == 1
         if culprit.verdict is Verdict.ORIGIN and made is None:
+            # A model may return its loss.
+            is_model = culprit.call is not None and culprit.call.parent is None
+            is_one = is_model and culprit.role == "output" and culprit.record["numel"] == 1
             is_loss = culprit.role == "loss" or is_one
             kept = session.backwards.derivatives
             frames = tuple(kept.frames(step.index))
             made = search_operators(kept.of(step.index), frames, is_sure=not is_loss)
         return made or again
+
+    def _of_parameter(self, culprit: Finding, site: Site) -> Optional[MadeBy]:
+        """The variable that a weight was written from, or else the write that broke it."""
+        written = "the weight may have been written from it"
+        # Another name of a weight is none that it was written from.
+        made = search_variables(culprit.record, written, self._memory())
+        return made or self._of_write(culprit, site.key)
 
     def _of_write(self, culprit: Finding, key: str) -> Optional[MadeBy]:
         """Looks for the write that broke a parameter, in the optimizer's state of it and in lines
@@ -145,12 +138,12 @@ class Makers:
         site = session.sites[culprit.blamed.site]
         kind = "backward" if is_gradient else "buffer"
         parameter = site.key if site.role == "param_grad" else ""
-        search = call_again.Search(step, site.module, kind, parameter=parameter)
+        search = Search(step, site.module, kind, parameter=parameter)
         made = self._pass_again(culprit, site, search, session)
         return made if made is not None and (made.operator or known is None) else known
 
     def _pass_again(
-        self, culprit: Finding, site: Site, search: call_again.Search, session: Session
+        self, culprit: Finding, site: Site, search: Search, session: Session
     ) -> Optional[MadeBy]:
         """Runs finished calls again to find the operator. Returns the reason if none is found."""
         said: Optional[MadeBy] = None
@@ -175,7 +168,7 @@ class Makers:
             if call is None:
                 return None
             site = session.sites[culprit.site]
-            search = call_again.Search(step, call.node.path, "forward", culprit.only_neginf)
+            search = Search(step, call.node.path, "forward", culprit.only_neginf)
             return self._pass_again(culprit, site, search, session)
         if group_size(None) > 1:
             return MadeBy(
@@ -184,6 +177,30 @@ class Makers:
                 "one alone may leave the others waiting.",
             )
         return call_again.run_again(running, session, self._install, culprit.only_neginf)
+
+
+def _at_op_level(culprit: Finding, site: Site, is_now: bool) -> Optional[MadeBy]:
+    """The variable, or the argument, that holds what an operator or a model was given: the
+    operator that made anything else is known.
+    """
+    if not site.op:
+        given = call_again.running_argument(site) if culprit.is_data else None
+        return None if given is None else search_argument(given, site.label)
+    # A number that stands alone is like many others.
+    is_given = culprit.verdict is Verdict.ARRIVED and culprit.record["numel"] > 1
+    return search_variables(culprit.record, "it may be this one") if is_given and is_now else None
+
+
+def _of_argument(culprit: Finding, site: Site, session: Session, is_now: bool) -> Optional[MadeBy]:
+    """The operator, or the variable, that an argument comes from."""
+    held = session.passes.held
+    if not is_now and not any(run.call is culprit.call for run in held):
+        return None
+    given = call_again.argument_of(culprit.call, site.label, held)
+    if given is None:
+        return None
+    made = None if given.grad_fn is None else search_graph(given, site.label)
+    return made or search_argument(given, site.label)
 
 
 def _may_run_again(session: Session) -> bool:
