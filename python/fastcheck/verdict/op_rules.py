@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Callable, Optional
+from typing import Any, Callable, NamedTuple, Optional
 
 import numpy as np
 
@@ -67,6 +67,19 @@ class OpMemory:
         self.parts: dict[int, list[Finding]] = {}
         #: True if there is, or was in an earlier step, a finding whose consequences decide.
         self.has_open = False
+
+
+class _Inputs(NamedTuple):
+    """The findings that an operator read, and the first of those with such a verdict."""
+
+    all: list[Finding]
+    confirmed: Optional[Finding]
+    scaled: Optional[Finding]
+    #: One whose consequences are not known yet.
+    waiting: Optional[Finding]
+    intended: list[Finding]
+    #: One that the user allows, from which an intended one follows.
+    allowed: Optional[Finding]
 
 
 @dataclass(eq=False)
@@ -146,90 +159,114 @@ class OpRules:
         return finding
 
     def _made(self, finding: Finding, inputs: list[Finding], entry: entries.Operator) -> None:
-        incident, sites = entry.incident, self.findings.sites
-        op = finding.uses.op = str(incident)
-        recomputed = (
-            f"{op} was recomputed in backward (activation checkpointing): its first run counts"
-        )
+        """Judges what an operator made. ``inputs``: the findings that it read."""
+        incident = entry.incident
+        finding.uses.op = str(incident)
         if incident.is_recompute and not self.is_strict:
             first_run = self._first_run(finding)
             if first_run is not None:
                 inputs = [*inputs, first_run]
                 first_run.uses.made.append(finding)
                 if first_run.verdict in CONFIRMED:
-                    self.findings.decide(finding, Verdict.PROPAGATED, recomputed, first_run)
+                    reason = _recomputed_reason(finding)
+                    self.findings.decide(finding, Verdict.PROPAGATED, reason, first_run)
                     return
-        confirmed = next((f for f in inputs if f.verdict in CONFIRMED and self._is_of_now(f)), None)
-        scaled = next((f for f in inputs if f.verdict is Verdict.SCALED), None)
-        waiting = next((f for f in inputs if f.is_unresolved or _is_open(f)), None)
+        read = self._read_by(inputs)
+        if not self._explained(finding, read, entry) and not self._meant(finding, read, incident):
+            self._made_anew(finding, read, entry)
+
+    def _read_by(self, inputs: list[Finding]) -> _Inputs:
         intended = [f for f in inputs if f.verdict is Verdict.INTENDED]
-        from_allowed = next(
-            (f for source in intended for f in (source, source.root) if f.is_allowed), None
+        return _Inputs(
+            inputs,
+            next((f for f in inputs if f.verdict in CONFIRMED and self._is_of_now(f)), None),
+            next((f for f in inputs if f.verdict is Verdict.SCALED), None),
+            next((f for f in inputs if f.is_unresolved or _is_open(f)), None),
+            intended,
+            next((f for source in intended for f in (source, source.root) if f.is_allowed), None),
         )
-        new_count = _new_infinities(finding, inputs, incident)
-        benign = why_benign(incident.op, sites[finding.site].index)
-        unread = ""
-        if incident.reads_in_flight and not inputs:
-            unread = f"{op} read pinned memory of the host: {_NOT_READ}"
+
+    def _explained(self, finding: Finding, read: _Inputs, entry: entries.Operator) -> bool:
+        """True if the operator may return such numbers, or if what it read explains them."""
+        incident = entry.incident
+        benign = why_benign(incident.op, self.findings.sites[finding.site].index)
         if benign is not None:
             self.findings.decide(finding, Verdict.BENIGN, benign)
-        elif confirmed is None and waiting is None and self._allow(finding):
-            finding.cause = next((f for f in inputs if f.is_allowed), None)
+        elif read.confirmed is None and read.waiting is None and self._allow(finding):
+            finding.cause = next((f for f in read.all if f.is_allowed), None)
         elif incident.is_recompute and self.is_strict:
-            cause = inputs[0] if inputs else None
-            self.findings.decide(finding, Verdict.PROPAGATED, recomputed, cause)
-        elif scaled is not None and confirmed is None:
-            then = PossibleVerdict(Verdict.PROPAGATED, self.findings.follows(scaled))
-            self._hold_scaled(finding, then, inputs)
-        elif confirmed is not None:
-            self.findings.propagate(finding, confirmed)
-        elif not finding.has_nan and _is_written(finding, incident):
+            cause = read.all[0] if read.all else None
+            self.findings.decide(finding, Verdict.PROPAGATED, _recomputed_reason(finding), cause)
+        elif read.scaled is not None and read.confirmed is None:
+            then = PossibleVerdict(Verdict.PROPAGATED, self.findings.follows(read.scaled))
+            self._hold_scaled(finding, then, read.all)
+        elif read.confirmed is not None:
+            self.findings.propagate(finding, read.confirmed)
+        else:
+            return False
+        return True
+
+    def _meant(self, finding: Finding, read: _Inputs, incident: Incident) -> bool:
+        """True if the infinities were given as numbers, or carry on those that were."""
+        if finding.has_nan:
+            return False
+        if _is_written(finding, incident):
             what = "the largest number" if finding.is_saturated else "an infinity"
-            self._intend(finding, f"{op} was given {what} as a number")
+            self._intend(finding, f"{finding.uses.op} was given {what} as a number")
         elif (
-            not finding.has_nan
-            and intended
-            and not from_allowed
-            and waiting is None
-            and not new_count
+            read.intended
+            and not read.allowed
+            and read.waiting is None
+            and not _new_infinities(finding, read.all, incident)
             and incident.op not in BOUNDED
-            and _carries(finding, intended)
+            and _carries(finding, read.intended)
         ):
-            self._intend(finding, self.findings.follows(intended[0]), intended[0])
-        elif not finding.has_nan and not inputs and self._is_copied(finding, incident):
-            self._intend(finding, f"{op} copied it from where it is an ordinary number")
-        elif entry.is_scaled and finding.is_gradient:
+            source = read.intended[0]
+            self._intend(finding, self.findings.follows(source), source)
+        elif not read.all and self._is_copied(finding, incident):
+            reason = f"{finding.uses.op} copied it from where it is an ordinary number"
+            self._intend(finding, reason)
+        else:
+            return False
+        return True
+
+    def _made_anew(self, finding: Finding, read: _Inputs, entry: entries.Operator) -> None:
+        """Judges what the operator has made itself, as far as is known."""
+        incident, op, unread = entry.incident, finding.uses.op, ""
+        if incident.reads_in_flight and not read.all:
+            unread = f"{op} read pinned memory of the host: {_NOT_READ}"
+        new_count = _new_infinities(finding, read.all, incident)
+        if entry.is_scaled and finding.is_gradient:
             reason = unread or f"{op} read only finite values"
             verdict = Verdict.ARRIVED if unread else Verdict.ORIGIN
-            self._hold_scaled(finding, PossibleVerdict(verdict, reason), inputs)
+            self._hold_scaled(finding, PossibleVerdict(verdict, reason), read.all)
         elif unread and finding.is_saturated:
             self._intend(finding, _LARGEST)
         elif unread:
             self._arrive(finding, False, unread)
-        elif from_allowed:
-            reason = (
-                f"values that allow_nonfinite() allows in {sites[from_allowed.site]} spread here"
-            )
-            self._decide_or_hold(finding, PossibleVerdict(Verdict.ORIGIN, reason), inputs)
+        elif read.allowed:
+            site = self.findings.sites[read.allowed.site]
+            reason = f"values that allow_nonfinite() allows in {site} spread here"
+            self._decide_or_hold(finding, PossibleVerdict(Verdict.ORIGIN, reason), read.all)
         elif self._decides_at_once(finding):
-            self._judge_at_once(finding, waiting, intended, incident)
+            self._judge_at_once(finding, read.waiting, read.intended, incident)
         elif finding.has_nan:
             # A NaN among them explains it; an infinity beside that may have done no harm.
-            carried = [f for f in inputs if f.has_nan and (_is_open(f) or f.verdict in CONFIRMED)]
-            then = PossibleVerdict(Verdict.ORIGIN, self._why(finding, intended, incident))
-            self._hold(finding, then, carried or inputs)
+            carried = [f for f in read.all if f.has_nan and (_is_open(f) or f.verdict in CONFIRMED)]
+            then = PossibleVerdict(Verdict.ORIGIN, self._why(finding, read.intended, incident))
+            self._hold(finding, then, carried or read.all)
         elif new_count:
             reason = (
                 f"{op} made it: {new_count:,} of its infinities are not among those that it read"
             )
             # Beside a -Inf, which may be a mask, they count alone: what it read may be harmless.
-            carried = [f for f in inputs if not f.only_neginf]
+            carried = [f for f in read.all if not f.only_neginf]
             self._hold(finding, PossibleVerdict(Verdict.ORIGIN, reason), carried)
         else:
             reason = f"{op} made it: {_read(incident)}"
-            if intended:
-                reason = self._why(finding, intended, incident)
-            self._hold(finding, PossibleVerdict(Verdict.ORIGIN, reason), inputs)
+            if read.intended:
+                reason = self._why(finding, read.intended, incident)
+            self._hold(finding, PossibleVerdict(Verdict.ORIGIN, reason), read.all)
 
     def _judge_at_once(
         self,
@@ -783,6 +820,11 @@ def _read(incident: Incident) -> str:
     """A clause on what an op has read that made non-finite numbers of finite tensors."""
     has_given = incident.infinite_scalars & 0b10011
     return f"everything that it read was finite{GIVEN_NUMBER if has_given else ''}"
+
+
+def _recomputed_reason(finding: Finding) -> str:
+    op = finding.uses.op
+    return f"{op} was recomputed in backward (activation checkpointing): its first run counts"
 
 
 def _is_open(finding: Finding) -> bool:
