@@ -2,36 +2,24 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Callable
 
 from fastcheck.record.event import (
-    CHANGED_BY_LOOP,
     COMPUTED_OUTSIDE,
-    GIVEN_INSTEAD,
     KNOWN_ALONE,
-    MAYBE_CHANGED,
-    NOT_STEPPED,
-    NOT_UPDATED,
-    TARGET_OF_KL,
-    WRITTEN_BY_LOOP,
 )
-from fastcheck.record.format import Verdict, is_nonfinite
+from fastcheck.record.format import Verdict
 from fastcheck.record.statistics import RecordStatistics, statistics_of
 from fastcheck.report.trend import Trend
-from fastcheck.utils.text.layout import listed
 from fastcheck.utils.text.numbers import counted, format_number
 
-from . import activations
+from . import activations, losses, stored
 from .case import Advice, Case, Operation
 from .operators import by_operator, target_outgrows
-from .source import how_written, on_source
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from fastcheck.record.site import Site
     from fastcheck.report.stop_report import StopReport
 
@@ -39,369 +27,6 @@ _STORED = ("param", "buffer", "optimizer_state")
 _UPDATE = "optimizer"
 #: Weights are seldom larger.
 _LARGE_WEIGHT = 100.0
-#: Optimizers whose update multiplies and adds alone.
-_ADDING = frozenset({"SGD", "ASGD"})
-
-
-def stored(case: Case) -> Iterator[Advice]:
-    name = case.site.key
-    if case.site.role == "buffer":
-        is_new = case.has_nan and case.trend.healthy and not case.trend.has_grown
-        if is_new and case.operation is None:
-            yield Advice(
-                "It was finite before, and became NaN in one step. A var or std of one row is 0/0 "
-                "(unbiased: divided by n - 1), and so is a mean over no rows: look at the size of "
-                "the batch.",
-                "x.var(0, correction=0)  # or: if len(x) > 1",
-            )
-        form = case.reading.float_format
-        is_variance = case.trend.healthy and name.endswith("running_var") and not case.has_nan
-        if case.trend.has_grown and not (is_variance and case.is_narrow):
-            yield from activations.growth(case)
-        if is_variance and form:
-            how = "keep this norm and its input in float32, " if case.is_narrow else ""
-            yield Advice(
-                f"If its module read a number above {format_number(math.sqrt(form.max))}, whose "
-                f"square is beyond {case.reading.dtype}'s {case.limit}, the variance was infinite: "
-                f"{how}scale the input, or look for the outlier in this step's batch. If not, look "
-                "at what writes the buffer."
-            )
-        if not case.trend.healthy:
-            yield Advice(
-                f"Buffer {name} was non-finite before the first step that fastcheck observed: look "
-                "at the checkpoint, and at the code that makes it. Beyond float16's 65,504 a "
-                "number is Inf (a running variance, or a position, and cos(Inf) is NaN); "
-                "torch.empty holds whatever was in memory."
-            )
-            return
-        yield Advice(
-            f"Buffer {name} keeps what earlier batches left in it, and a healthy batch doesn't "
-            "repair it: load it from an earlier checkpoint, or reset it (BatchNorm: "
-            "module.reset_running_stats()) once the cause is gone."
-        )
-        return
-    if case.site.role == "optimizer_state" and case.verdict is Verdict.ARRIVED:
-        yield from activations.arrived(case)
-        return
-    if case.site.role == "optimizer_state":
-        form = case.reading.float_format
-        for gradient, reading in case.read_inputs:
-            peak = float(reading.abs_max or 0)
-            if form is None or peak * peak <= form.max:
-                continue
-            yield Advice(
-                f"The gradient of {gradient.key} reaches {format_number(peak)}, whose "
-                f"square is beyond {case.reading.dtype}'s {case.limit}: look at what makes it so "
-                "large, such as the loss of this step, and clip gradients before the update.",
-                "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
-            )
-        yield Advice(
-            "The optimizer's state is bad, and every later update will be: go back to a "
-            "checkpoint from before this step, then clip gradients or lower the learning rate"
-            f"{case.rates}."
-        )
-        return
-    if case.reason.startswith(GIVEN_INSTEAD):
-        yield Advice(
-            f"What was given in place of {name} is not finite: look at what computes it, such as "
-            "an inner step's gradient. The derivative of sqrt, log and division is Inf at 0, and "
-            "Inf * 0 is NaN: add the eps inside, sqrt(x + eps)."
-        )
-        return
-    if not case.trend.healthy:
-        yield Advice(
-            f"Parameter {name} was non-finite before the first step that fastcheck observed: check "
-            "the checkpoint.",
-            "state = torch.load(path)\n[k for k, v in state.items() if not v.isfinite().all()]",
-        )
-        if case.is_narrow:
-            yield Advice(
-                f"A weight above {case.limit} becomes Inf when it is cast to "
-                f"{case.reading.dtype}: load in bfloat16 or float32."
-            )
-        yield Advice(
-            "A parameter made with torch.empty and never initialised holds whatever was in memory, "
-            "and a formula may overflow: log(exp(x) - 1) of a large x is Inf."
-        )
-        return
-    is_near = case.trend.has_exploded or case.trend.near_limit
-    is_near = is_near or activations.fills_its_format(case)
-    is_near = is_near or (case.trend.has_grown and case.reading.inf_count > 0)
-    if case.reason.endswith(NOT_UPDATED) and is_near:
-        yield Advice(
-            f"The program wrote {name}, and it has grown: look at what writes it, such as the sign "
-            "and the decay of an average of weights, and go back to the last checkpoint."
-        )
-        return
-    if case.reason.endswith(NOT_UPDATED) or (NOT_STEPPED in case.reason and not is_near):
-        yield Advice(
-            f"The program wrote {name}, as it does an average of weights, a target network, a "
-            "scale that is set from the first batch or an update of its own: look there for x/0, "
-            "0/0 and log(0) (1 - decay ** step is 0 at step 0, the std of equal numbers and the "
-            "norm of a gradient may be), and go back to the last checkpoint."
-        )
-        return
-    has_fault = bool(case.report.fault)
-    steppers = {name for name, _ in case.report.learning_rates}
-    is_far = not is_near and (case.has_nan or not case.is_narrow)
-    is_far &= all(rate < 1e6 for _, rate in case.report.learning_rates)
-    is_quotient = (case.has_nan and not is_near) or (is_far and bool(_state_of(case)))
-    is_quotient &= bool(case.divider) and not has_fault
-    is_written = bool(steppers) and steppers <= _ADDING and is_far and not has_fault
-    if is_quotient:
-        yield from _quotient_of_update(case)
-    elif is_written:
-        yield Advice(
-            f"The weight was far from overflowing, and {' and '.join(sorted(steppers))} divides by "
-            "no number that may be 0: of gradients that are far from overflowing it makes no NaN "
-            "or Inf. The program may have written it after the update, as sharpness-aware "
-            "minimisation, an average or a constraint does: look there for a division by a norm, a "
-            "sum or a count of 0.",
-            "p.add_(rho * p.grad / (norm + 1e-12))",
-        )
-    is_before = case.trend.healthy[-1].step < case.report.step
-    what = "The update before this step or a later write" if is_before else "A write in this step"
-    lost = f"{what} broke {name}: the model in memory is lost. Go back to the "
-    if has_fault or is_quotient or is_written:
-        yield Advice(f"{lost}last checkpoint.")
-        return
-    yield Advice(
-        f"{lost}last checkpoint, then lower the learning rate{case.rates}, warm up for longer, or "
-        "clip gradients.",
-        "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
-    )
-    eps = " and the optimizer's eps if it has one (Adam: 1e-8 in float32; larger in 16-bit)"
-    yield Advice(f"Check the schedule{eps if case.divider else ''}.")
-
-
-def _state_of(case: Case) -> tuple[tuple[str, np.void], ...]:
-    """The optimizer's state of a weight that an update has broken, where that tells of it."""
-    made = case.report.made_by
-    return () if made is None or made.operator else made.inputs
-
-
-def _quotient_of_update(case: Case) -> Iterator[Advice]:
-    """NaN in a weight that was far from overflowing, or Inf where the state of it is finite."""
-    names = [name for name, _ in case.report.learning_rates]
-    tiny = next((n for n in names if "Adam" in n or n in ("Adagrad", "RMSprop")), "")
-    if case.reading.dtype == "float16" and tiny:
-        yield Advice(
-            f"By default {tiny} on float16 weights divides by zero: its eps, at most 1e-8, is 0 in "
-            "float16, and an element without a gradient becomes 0/0. Keep float32 weights under "
-            "autocast, or set eps=1e-4.",
-            f"{tiny}(parameters, eps=1e-4)",
-        )
-        return
-    state = _state_of(case)
-    if state and all(r["zero_count"] == case.reading.nonfinite_count for _, r in state):
-        which = listed([label for label, _ in state], 5)
-        verb = "is" if len(state) == 1 else "are"
-        yield Advice(
-            f"The weight was far from overflowing, and {which} of the optimizer {verb} 0 in the "
-            "elements that broke: divided by such a number, its root or a sum of them, 0 is NaN "
-            "and another number Inf, and 0 * rsqrt(0) is NaN. Add the eps to what is divided by, "
-            "before the division or the rsqrt, and give an optimizer that has one an eps above 0.",
-            "update = m / (v.sqrt() + eps)",
-        )
-        return
-    if state:
-        yield Advice(
-            "The weight was far from overflowing, every element of it broke, and what the "
-            "optimizer keeps of each is finite: look at the numbers that multiply or divide a "
-            "whole weight: a bias correction (1 - beta ** t is 0 at t = 0: count from 1), a "
-            "learning rate, a norm or a sum of 0. Or at a root of what may be below 0 (v - m * m, "
-            "as of RMSprop(centered=True)): clamp before it. If the program wrote the weight after "
-            "the update, look there."
-        )
-        return
-    yield Advice(
-        "The weight was far from overflowing. An update may make NaN of it by a division, 0/0, "
-        "where a second moment, a row mean or a norm is 0 and its eps does not keep it away, or by "
-        "a root of what may be below 0 (v - m * m, as of RMSprop(centered=True)): add an eps "
-        "inside each root and each divisor, and clamp before a root. If the program wrote it "
-        "after the update, look there."
-    )
-
-
-def loss(case: Case) -> Iterator[Advice]:
-    of_line = on_source(case.source)
-    if of_line is not None and case.operation is None:
-        yield of_line
-        return
-    if case.outside:
-        yield Advice(
-            f"{case.outside} was not finite before the loss read it: look at the data, or at what "
-            f"computes it without a graph. Look where it is made: {_how_made(case)}.",
-            f"assert torch.isfinite({case.outside}).all()",
-        )
-        return
-    if case.outside_reading is not None:
-        what = "a tensor" if case.outside_reading.nonfinite_count else "a tensor, or a number,"
-        inputs = case.report.made_by.inputs if case.report.made_by is not None else ()
-        if any(label == TARGET_OF_KL for label, _ in inputs):
-            yield Advice(
-                "If the target of kl_div holds log-probabilities, pass log_target=True. If not, "
-                "give it probabilities: numbers below 0 have no logarithm.",
-                "F.kl_div(log_p, log_q, log_target=True)",
-            )
-            return
-        if any(label == "target" and is_nonfinite(record) for label, record in inputs):
-            yield Advice(
-                "The target was not finite before the loss read it: look at the data, or at what "
-                f"computes it without a graph. Look where it is made: {_how_made(case)}.",
-                "assert torch.isfinite(target).all()",
-            )
-            return
-        yield Advice(
-            f"The loss read {what} that is not finite and has no graph: a target, or a weight, a "
-            f"mean or a mask that was made of data. Look where it is made: {_how_made(case)}."
-        )
-        return
-    # The advice that the records show comes before the common advice.
-    made = case.operation
-    result = None if made is None else made.result
-    form = None if made is None or result is None else result.float_format
-    is_finite = made is not None and not any(r.nonfinite_count for _, r in made.inputs)
-    is_safe = made is not None and made.is_arithmetic
-    if made is not None and result is not None and form is not None and form.is_narrow:
-        is_root = made.name == "sqrt" and not made.is_nan  # That of a finite number is none.
-        has_left = (result.inf_count and (is_root or is_safe)) or case.is_sum_of_products
-        if is_finite and has_left:
-            yield activations.narrow(made, result.dtype, form.max)
-            return
-    yield from activations.growth(case) if case.has_run_away else ()
-    if made is not None and result is not None and made.inputs and is_finite and is_safe:
-        yield activations.unexplained(made)
-    elif of_line is not None:
-        yield of_line
-    elif case.has_nan:
-        yield Advice(
-            "The loss's own code made it, or what that read beside the model (targets, weights): "
-            "look for 0/0 (a mean over nothing: every target ignored, an empty mask; a std of one "
-            "element), 0 * log(0), Inf - Inf, or the log or root of a negative number."
-        )
-    elif not case.has_run_away:
-        yield Advice(
-            "The loss's own code made it, or what that read beside the model (targets, weights): "
-            "look for log(0), x/0 or exp of a large number. Use cross_entropy, log_softmax or "
-            "binary_cross_entropy_with_logits on the logits, not log of a softmax or a sigmoid; "
-            "clamp before exp."
-        )
-    if case.is_narrow:
-        yield Advice(
-            f"A sum in {case.reading.dtype} ends at {case.limit}: compute the loss in float32, "
-            "loss_fn(logits.float(), target)."
-        )
-
-
-def _how_made(case: Case) -> str:
-    """The causes of NaN or infinite data, by what it holds."""
-    bad, of_lines = case.outside_reading, how_written(case.written)
-    if of_lines:
-        return of_lines
-    if bad is None or not bad.nonfinite_count:
-        return "0/0 or x/0 (a count of 0: clamp it), log(0), a missing value, a cast out of range"
-    if bad.neginf_count == bad.nonfinite_count:
-        return "log(0) is -Inf, and so is -1/0 (clamp before, or leave such elements out)"
-    if bad.nan_count:
-        return (
-            "0/0 (a mean over nothing, a std of one element, a count of 0: clamp it), a root, a "
-            "log or a power of a negative number, a missing value, Inf - Inf"
-        )
-    return "x/0 (a count of 0: clamp it), log(0), a cast out of range"
-
-
-def gradient(case: Case) -> Iterator[Advice]:
-    is_written = case.reason.endswith(WRITTEN_BY_LOOP)
-    is_changed = case.reason.startswith(CHANGED_BY_LOOP) or MAYBE_CHANGED in case.reason
-    if is_written or is_changed:
-        yield Advice(
-            f"Look {'before' if is_written else 'between backward() and'} the update, where the "
-            "loop writes to p.grad (clipping, unscaling, a projection, an average): where it "
-            "divides by a norm, a sum or a count of 0, 0/0 is NaN, and x/0 is Inf. Add an eps to "
-            "the divisor.",
-            "p.grad.mul_(max_norm / (norm + 1e-6))",
-        )
-    if case.reason.startswith(CHANGED_BY_LOOP):
-        return
-    scale = case.report.scale
-    if scale is not None:
-        if case.has_nan and not case.reading.inf_count:
-            yield Advice(
-                "Only NaN, no Inf: a smaller loss scale won't help, 0 * Inf or 0/0 in the "
-                "backward did it (see below)."
-            )
-        elif scale < 1:
-            yield Advice(
-                f"The loss scale has already fallen to {format_number(scale)} and the "
-                "gradient is still too large: it is not the scale. Lower the learning rate"
-                f"{case.rates} and clip gradients after scaler.unscale_(optimizer)."
-            )
-        else:
-            yield Advice(
-                f"The gradient is multiplied by the loss scale ({format_number(scale)}). A "
-                "GradScaler skips such steps and halves the scale; when they don't stop, start "
-                "lower.",
-                "torch.amp.GradScaler(device_type, init_scale=2.0**10)",
-            )
-    if case.is_narrow and (case.reading.inf_count or case.trend.near_limit):
-        seen = ""
-        if case.trend.last_abs_max is not None:
-            seen = f", and this gradient had reached {format_number(case.trend.last_abs_max)}"
-        yield Advice(
-            f"{case.reading.dtype} ends at {case.limit}{seen}. Use bfloat16, which needs no loss "
-            "scaling"
-            + (
-                "."
-                if scale is not None
-                else ", or keep float32 weights and train under autocast with torch.amp.GradScaler."
-            )
-        )
-    if case.has_nan and case.trend.has_exploded:
-        yield from activations.growth(case)
-    elif case.has_nan:
-        yield Advice(
-            "The backward of sqrt, log, division and x**p with p < 1 is Inf at 0, and Inf * 0 is "
-            "NaN: add the eps inside, sqrt(x + eps), not outside. torch.where doesn't stop it: "
-            "make the input safe before the function, f(torch.where(ok, x, 1.0)), and mask the "
-            "result after."
-        )
-        if case.is_like("softmax", "attention"):
-            yield Advice(
-                "Attention: a fully masked row gives NaN gradients even where its output is "
-                "masked away."
-            )
-    if not case.is_narrow and case.reading.inf_count:
-        if case.trend.has_grown:
-            yield from activations.growth(case)  # the same once more is dropped
-        else:
-            yield Advice(
-                f"{case.reading.dtype} holds up to {case.limit}: look for 1/x, rsqrt or log near "
-                "zero in the forward, whose derivative there is Inf."
-            )
-    if case.site.role == "grad_output" and case.verdict is not Verdict.PROPAGATED:
-        yield Advice(
-            f"The code after {case.site.module or 'the model'} (the loss, or a function between "
-            "modules) made this gradient: pass the criterion to install(model, criterion) to see "
-            "into it."
-        )
-    yield Advice(
-        "clip_grad_norm_ can't repair it: the norm of a gradient with Inf or NaN is not finite "
-        "either. Pass error_if_nonfinite=True to get an error."
-    )
-
-
-def gradient_norm(case: Case) -> Iterator[Advice]:
-    if case.is_narrow:
-        yield Advice(
-            f"The norm is computed in {case.reading.dtype}, which ends at {case.limit}: clip "
-            "gradients of float32 weights."
-        )
-    yield Advice(
-        "Clipping by an infinite norm sets every gradient to 0 (or to NaN, with max_norm=inf), and "
-        f"the step is lost: lower the learning rate{case.rates}, or divide the loss. fastcheck "
-        "show lists the gradients by their largest magnitude."
-    )
 
 
 MOST = 4
@@ -565,13 +190,13 @@ def _rules(case: Case) -> Callable[[Case], Iterator[Advice]]:
     if role == "output" and case.broken_weight is not None:
         return lambda _: iter(())
     if role in _STORED:
-        return stored
+        return stored.advice
     if role == "loss":
-        return loss
+        return losses.loss
     if role == "grad_norm":
-        return gradient_norm
+        return losses.gradient_norm
     if role in ("param_grad", "grad_input", "grad_output"):
-        return gradient
+        return losses.gradient
     if case.verdict is Verdict.ARRIVED or (role == "input" and case.operation is None):
         return activations.arrived
     full = activations.fills_its_format(case)
@@ -643,12 +268,12 @@ def _broken_weight(case: Case) -> Iterator[Advice]:
 
 def _stored_infinity(case: Case) -> Iterator[Advice]:
     """Advice on a buffer that has held NaN or Inf before, where what has read it makes a NaN."""
-    stored = re.search(r"(?:but for|stored in) (buffer [^\s,;]+)", case.reason)
+    named = re.search(r"(?:but for|stored in) (buffer [^\s,;]+)", case.reason)
     # A mask of -Inf is a buffer on purpose.
     is_mask = re.search(r"softmax|logsumexp|attention|add|sub", case.op_name or "add")
-    if stored is not None and not is_mask:
+    if named is not None and not is_mask:
         yield Advice(
-            f"{stored[1]} held NaN or Inf before it was read: set it first. An observer of ranges "
+            f"{named[1]} held NaN or Inf before it was read: set it first. An observer of ranges "
             "that has seen nothing keeps Inf and -Inf, and a weight that is divided by a count of "
             "0 is Inf."
         )
