@@ -20,7 +20,8 @@ from .record.precision import PrecisionAdvice
 from .record.site import Site
 from .report.stop_report import StopReport
 from .reproducibility.seeds import Seeds
-from .sealing.receipts import Arrival, Receipt
+from .sealing.arrival import Arrival
+from .sealing.receipts import Receipt
 from .sealing.resuming import Resumption
 from .sealing.seal import Seal, Verification
 from .statistics.stats import Stats, StatsList

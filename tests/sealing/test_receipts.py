@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import fastcheck
-from fastcheck.sealing import receipts as reading
+from fastcheck.sealing import reading
 from fastcheck.statistics import functions
 
 Weights = dict[str, torch.Tensor]

@@ -9,7 +9,7 @@ from typing import Any, Union
 import torch
 
 from fastcheck.errors import UnsealedCheckpointWarning, choice, warn
-from fastcheck.sealing.receipts import read_all
+from fastcheck.sealing.reading import read_all
 from fastcheck.sealing.seal import refusal, seal
 from fastcheck.utils.grouping import grouped
 from fastcheck.utils.torch.rank import of_all_ranks, own_rank

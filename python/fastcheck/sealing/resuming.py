@@ -23,7 +23,7 @@ from fastcheck.comparison.measure import PairState
 from fastcheck.errors import CompareError, ConfigError, FastcheckError, first_line, printable, warn
 from fastcheck.log.reader import find_logs, log_parts
 from fastcheck.monitor.next_steps import NextSteps
-from fastcheck.sealing.receipts import read_all
+from fastcheck.sealing.reading import read_all
 from fastcheck.utils.torch.sharding import is_part, kept_parts, local
 from fastcheck.utils.torch.training_state import Generators
 

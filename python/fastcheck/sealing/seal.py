@@ -26,16 +26,9 @@ from fastcheck.errors import (
 )
 from fastcheck.record.format import DTYPES, NONFINITE_COUNTS
 from fastcheck.reproducibility.environment import environment
-from fastcheck.sealing.receipts import (
-    Arrival,
-    Given,
-    Map,
-    arrival,
-    place_of,
-    read_all,
-    read_document,
-    state_of,
-)
+from fastcheck.sealing.arrival import Arrival, Given, Map, arrival
+from fastcheck.sealing.reading import place_of, read_all, state_of
+from fastcheck.sealing.receipts import read_document
 from fastcheck.sealing.resuming import (
     Resumption,
     Tree,
