@@ -361,6 +361,30 @@ def test_an_error_of_the_second_run_is_said() -> None:
     assert "could not be run again: LookupError: only once" in made.how
 
 
+def test_a_check_of_the_program_that_ends_the_call() -> None:
+    """Both runs end there, so that nothing is made of what the check has seen."""
+
+    class Checking(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.first(x)
+            y = self.last(negative_root(torch.where(y > 99, y * 0 / 0, y)))
+            assert not y.isnan().any()
+            return y
+
+    model = nn.Sequential(nn.Linear(8, 8), Checking())
+    monitor = fastcheck.install(model)
+    with pytest.raises(AssertionError):
+        model(torch.ones(4, 8))
+    with pytest.raises(fastcheck.OverflowDetected) as stop:
+        monitor.remove()
+    made = stop.value.report.made_by
+    assert made is not None and made.operator == "aten.sqrt" and "in negative_root" in made.line
+
+
 def test_a_second_run_that_is_finite_is_not_held_against_the_stop() -> None:
     seen: list[int] = []
 

@@ -78,6 +78,21 @@ def test_an_eps_of_0(kind: Any) -> None:
     assert "give an optimizer that has one an eps above 0" in _tried(stop)
 
 
+def test_an_average_of_squares_below_0() -> None:
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.Adam(model.parameters())
+    with fastcheck.install(model), pytest.raises(fastcheck.OverflowDetected) as stop:
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.ones(3, 4)).sum().backward()
+            optimizer.step()
+            optimizer.state[model.weight]["exp_avg_sq"].fill_(-1)
+    text = _tried(stop.value)
+    assert "state exp_avg_sq of the optimizer goes down to -" in text
+    assert "no average of squares is below 0: its root is NaN" in text
+    assert "bias correction" not in text
+
+
 def test_a_number_by_which_whole_weights_are_divided() -> None:
     stop, made = made_by(first=0, is_rsqrt=False)
     text = "the state that Adam has of 0.weight is finite, and no element of the weight is."

@@ -291,6 +291,38 @@ def test_a_weight_that_the_program_has_written() -> None:
     assert sources(made.written) == [line]
 
 
+class Scaled(nn.Module):
+    """Sets its scale from the first batch, as an activation norm does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log_scale = nn.Parameter(torch.zeros(4))
+        self.is_set = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.is_set:
+            self.log_scale.data = -torch.log(x.std(0))
+            self.is_set = True
+        return x * self.log_scale.exp()
+
+
+def test_a_weight_that_its_module_has_written() -> None:
+    """Clipping writes to gradients alone."""
+    model = nn.Sequential(nn.Linear(6, 4), Scaled())
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def step() -> None:
+        model(torch.ones(3, 6)).sum().backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+    with fastcheck.install(model), pytest.raises(fastcheck.OverflowDetected) as stop:
+        step()
+    made = stop.value.report.made_by
+    assert made is not None
+    assert sources(made.written) == ["forward: self.log_scale.data = -torch.log(x.std(0))"]
+
+
 def test_a_weight_that_was_never_finite_is_not_put_down_to_later_lines() -> None:
     model = Average()
     with torch.no_grad():

@@ -294,7 +294,8 @@ def _attempt(
         reason = _why_not(running, session)
         return MadeBy("", f"{name} {reason}.") if reason else find()
     except Exception as error:
-        reason = f"{type(error).__name__}: {first_line(error)}"
+        kind, line = type(error).__name__, first_line(error)
+        reason = kind if line == kind else f"{kind}: {line}"
         return MadeBy("", f"{name} could not be run again: {reason}")
 
 

@@ -117,7 +117,7 @@ class Makers:
             return None
         held = self._meta.held_by_optimizer(key)
         if held is None:
-            lines = lines_of_weights()
+            lines = lines_of_weights(key.rpartition(".")[2])
             how = "The program's code writes to tensors in place."
             return MadeBy("", how, written=lines) if lines else None
         written = lines_of_update(held[0])

@@ -25,7 +25,7 @@ from fastcheck.monitor.session.config import Config
 from fastcheck.monitor.session.options import Stop
 from fastcheck.monitor.session.passes import Pass
 from fastcheck.monitor.session.session import Session
-from fastcheck.record.event import GIVEN_NUMBER, Event
+from fastcheck.record.event import GIVEN_NUMBER, UNUSED, Event
 from fastcheck.record.format import NONFINITE_COUNTS, Verdict, is_nonfinite
 from fastcheck.record.site import Site
 from fastcheck.record.statistics import statistics_of
@@ -142,7 +142,7 @@ def observed(
         stop=Stop(protect_weights=False, report=False, find_operator=False),
     )
     generators, is_caching = Generators(), torch.is_autocast_cache_enabled()
-    copies = _TensorCopies()
+    copies, failure = _TensorCopies(), None
     has_parameters = next(module.parameters(), None) is not None
     # A criterion is installed behind a model.
     models = [module] if has_parameters else [torch.nn.Linear(1, 1), module]
@@ -167,10 +167,18 @@ def observed(
                 if state is not None and running.call.parent is None:
                     torch.default_generator.set_state(state)
                 with default_device(), contextlib.nullcontext() if known is None else known.modes():
-                    outputs = module(*args, **kwargs)
-                    if known is not None and not known.run_backward(outputs):
+                    try:
+                        outputs = module(*args, **kwargs)
+                    except Exception as error:
+                        # A check of the program's own may have ended the first run, too.
+                        if known is not None and known.has_returned:
+                            raise
+                        failure = error
+                    if failure is None and known is not None and not known.run_backward(outputs):
                         return None
-            event = _beginning(monitor.events, known)
+            event = _beginning(monitor.events, known, failure is not None)
+            if event is None and failure is not None:
+                raise failure
             if event is None and only_neginf:
                 meant = [e for e in monitor.events if e.verdict is Verdict.INTENDED and e.site.op]
                 event = max(meant, key=lambda e: int(e.record["seq"]), default=None)
@@ -201,12 +209,19 @@ def _named(argument: str, source: Site, path: str) -> str:
     return f"{argument} ({named.op or named.tensor_name})"
 
 
-def _beginning(events: Sequence[Event], known: Optional[KnownPass]) -> Optional[Event]:
+def _beginning(
+    events: Sequence[Event], known: Optional[KnownPass], is_cut: bool
+) -> Optional[Event]:
+    """The event in which it began. ``is_cut``: an exception has left the run, in which nothing was
+    made yet of what its check has seen.
+    """
     began = [e for e in events if e.counted and e.verdict is Verdict.ORIGIN]
     if known is None or known.kind != "buffer":
         # Nothing in training is made of the statistics that a norm has written.
         began = [e for e in began if e.site.op]
-    if known is not None and not began:
+    if is_cut:
+        began = began or [e for e in events if e.reason == UNUSED]
+    elif known is not None and not began:
         # Nothing was made yet of what is in a buffer, or of a criterion's gradients.
         absorbed = [e for e in events if e.verdict is Verdict.ABSORBED]
         is_late = known.kind == "backward"
@@ -251,6 +266,10 @@ class KnownPass:
             self._outputs = [history.find(tensor_seq) for tensor_seq in held.call.outputs]
             seqs = map(search.step.gradients.get, held.call.outputs)
             self._gradients = [None if seq is None else history.find(seq) for seq in seqs]
+
+    @property
+    def has_returned(self) -> bool:
+        return bool(self._outputs)
 
     @property
     def was_finite(self) -> bool:

@@ -62,7 +62,10 @@ _CALLED_BY = {
 _OF_DATA = ("div", "log", "log2", "log10", "sqrt", "rsqrt", "std", "angle")
 #: In place of an operator: what writes to gradients, and to weights.
 _GRADIENT, _WEIGHT = "grad", "weight"
-_NO_WRITES = ("zero_", "detach_", "requires_grad_", "share_memory_")
+_NO_WRITES = (
+    *("zero_", "detach_", "requires_grad_", "share_memory_", "unscale_"),
+    *("clip_grad_norm_", "clip_grad_value_"),
+)
 #: A small number, or the name of one.
 _EPS = re.compile(r"^(?:[\d.]+(?:e-\d+)?|.*\beps\w*|.*tiny)$")
 _OF_NEGINF = ("div", "log", "log2", "log10")
@@ -134,12 +137,14 @@ def lines_of_gradients() -> tuple[str, ...]:
     return _Search((_GRADIENT,), with_modules=False).places(_running_functions())
 
 
-def lines_of_weights() -> tuple[str, ...]:
-    """The places where the program writes to tensors in place, but for gradients, in the functions
-    that run, as far as they have run in an earlier call, and in those that they call.
+def lines_of_weights(name: str) -> tuple[str, ...]:
+    """The places where the program writes to a tensor of this name, or else to any but gradients,
+    in place, in the functions that run, as far as they have run in an earlier call, and in those
+    that they call: of this name in modules, too.
     """
-    functions = (one._replace(line=0) for one in _running_functions())
-    return _Search((_WEIGHT,), with_modules=False).places(functions)
+    functions = [one._replace(line=0) for one in _running_functions()]
+    named = _Search((_WEIGHT,), with_modules=True, written=name).places(functions)
+    return named or _Search((_WEIGHT,), with_modules=False).places(functions)
 
 
 def _of_data(is_loud: bool) -> _Search:
@@ -161,11 +166,16 @@ def _running_functions() -> Iterator[_Source]:
 
 class _Search:
     """A search for these operators. ``with_modules``: in observed modules, too. ``with_guarded``:
-    also where what they read has an eps or was clamped.
+    also where what they read has an eps or was clamped. ``written``: the name of what is written;
+    empty: any.
     """
 
     def __init__(
-        self, operators: tuple[str, ...], with_modules: bool, with_guarded: bool = True
+        self,
+        operators: tuple[str, ...],
+        with_modules: bool,
+        with_guarded: bool = True,
+        written: str = "",
     ) -> None:
         names = {name for one in operators for name in (one, *_CALLED_BY.get(one, ()))}
         # MSELoss is a module of mse_loss.
@@ -173,6 +183,7 @@ class _Search:
         self._kinds = tuple(_BINARY[name] for name in operators if name in _BINARY)
         self._with_modules = with_modules
         self._with_guarded = with_guarded
+        self._written = re.compile(rf"\b{re.escape(written)}\b")
 
     def places(self, functions: Iterable[_Source]) -> tuple[str, ...]:
         """Returns the places in these functions, each with those that it calls: in as many of the
@@ -208,7 +219,8 @@ class _Search:
         """The line of an expression that applies one of the operators, else 0."""
         for kind, writes in _WRITES.items():
             if kind in self._names:
-                return node.end_lineno or 0 if writes(node, statement) else 0
+                is_named = self._written.search(ast.unparse(node)) is not None
+                return node.end_lineno or 0 if is_named and writes(node, statement) else 0
         if isinstance(node, ast.BinOp):
             is_it = self._is_operator(node.op, node.right) and not _is_text(node.left)
             return (node.left.end_lineno or 0) if is_it else 0

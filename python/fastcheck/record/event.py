@@ -24,6 +24,8 @@ KNOWN_ALONE = "whose result is known not to be finite"
 WHEN_LAST_READ = "when they were last read"
 #: The beginning for a stored tensor that was not finite at first.
 NEVER_FINITE = "it was non-finite when it was first read"
+#: The reason for numbers of which nothing that counts was made.
+UNUSED = "nothing that is stored, or that left the computation, was computed from it"
 #: The beginning for a gradient that the training loop has changed.
 CHANGED_BY_LOOP = "it was finite when backward() ended"
 #: A part of it for a gradient that was read after the training loop had changed gradients.

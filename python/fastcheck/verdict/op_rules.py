@@ -22,7 +22,7 @@ from typing import Any, Callable, NamedTuple, Optional
 
 import numpy as np
 
-from fastcheck.record.event import GIVEN_NUMBER, NEVER_FINITE
+from fastcheck.record.event import GIVEN_NUMBER, NEVER_FINITE, UNUSED
 from fastcheck.record.format import VALUE_BYTES, Verdict
 
 from . import entries
@@ -48,6 +48,7 @@ _MAX_EARLIER_FINDINGS = 4096
 _LASTING = frozenset(("gradient", "update", "state"))
 
 _OPEN = frozenset((Verdict.UNRESOLVED, Verdict.ABSORBED, Verdict.SCALED))
+_ON_PURPOSE = ", probably written on purpose"
 _WAITING = frozenset((Verdict.UNRESOLVED, Verdict.ABSORBED, Verdict.INTENDED))
 _SCALED = frozenset((Verdict.SCALED,))
 
@@ -409,7 +410,7 @@ class OpRules:
         else:
             is_kept = is_statistic(self.findings.sites[finding.site])
             if not (finding.has_nan or is_kept) and (finding.is_mask or finding.role == "buffer"):
-                self._intend(finding, "a stored infinity, probably written on purpose")
+                self._intend(finding, f"a stored infinity{_ON_PURPOSE}")
                 return
             reason = f"{NEVER_FINITE}: look at the checkpoint or at the initialisation"
             if is_kept and not finding.has_nan:  # the norm returns its bias, which is finite
@@ -651,7 +652,8 @@ class OpRules:
         if is_intended and (place.kind == "loss" or is_lasting):
             # No loss is infinite on purpose, and no gradient where infinities are only allowed.
             verdict = Verdict.ARRIVED if root.role in ("input", "buffer") else Verdict.ORIGIN
-            self._release(root, PossibleVerdict(verdict, root.reason), place.clause)
+            reason = root.reason.removesuffix(_ON_PURPOSE)  # it was not
+            self._release(root, PossibleVerdict(verdict, reason), place.clause)
             if finding is not root:
                 self.findings.propagate(finding, root)
         if not _is_open(finding) or (finding.only_neginf and place.may_be_negative_infinity):
@@ -757,7 +759,7 @@ class OpRules:
             if any(result.verdict is Verdict.SCALED for result in finding.uses.made):
                 self._lapse(finding, FindingState.SKIPPED, _UPDATE_SKIPPED)
                 continue
-            reason = "nothing that is stored, or that left the computation, was computed from it"
+            reason = UNUSED
             if _is_absorbed(finding):
                 reason = _why_absorbed(finding)
             self._lapse(finding, FindingState.SETTLED, reason)

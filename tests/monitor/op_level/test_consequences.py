@@ -90,6 +90,14 @@ def test_a_buffer_that_always_held_one_and_an_infinity_are_none(kept: float, cou
     assert not any("it is kept in buffer" in event.reason for event in monitor.events)
 
 
+def test_a_stored_infinity_that_reached_the_loss_is_not_called_meant() -> None:
+    model = _Kept(float("inf"))
+    watch(model)
+    stop = stopped((model(torch.ones(2, 8), -1) * model.mean).sum().backward)
+    assert stop.culprit.site.role == "buffer"
+    assert stop.culprit.reason.endswith("a stored infinity; it reached the loss")
+
+
 def test_the_loss() -> None:
     model = model_with(lambda x: x)
     watch(model)

@@ -172,8 +172,9 @@ def nan_from_finite(case: Case) -> Iterator[Advice]:
     yield from _ignored_labels(case)
     if case.is_like("attention"):
         yield Advice(
-            "In attention, a row that is masked whole does this: softmax over nothing but -inf is "
-            "NaN. Let every query attend to at least one key, or mask with a large finite number.",
+            "If it takes a softmax: a row that is masked whole does this, for softmax over nothing "
+            "but -inf is NaN. Let every query attend to at least one key, or mask with a large "
+            "finite number.",
             "scores.masked_fill(mask, torch.finfo(scores.dtype).min)",
         )
     read = case.news if case.has_domain else []
@@ -311,19 +312,21 @@ def diverged(case: Case) -> Iterator[Advice]:
     elif case.is_sum_of_products:
         yield _sum_of_products(case)
         yield from growth(case)
-    elif case.operation is not None and not case.has_domain:
-        yield unexplained(case.operation)
     else:
-        yield Advice(
-            f"{dtype} holds up to {case.limit}, and this tensor was nowhere near it: look in the "
-            "module's forward for a division by zero, exp of a large number (above 88 in "
-            "float32), 1/x or rsqrt near zero, and add an eps or a clamp there."
-        )
+        known = case.operation
+        if known is not None:
+            yield unexplained(known)
+        else:
+            yield Advice(
+                f"{dtype} holds up to {case.limit}, and this tensor was nowhere near it: look in "
+                "the module's forward for a division by zero, exp of a large number (above 88 in "
+                "float32), 1/x or rsqrt near zero, and add an eps or a clamp there."
+            )
         for site, reading in case.read_inputs if case.has_domain else ():
             if reading.zero_count:
                 yield Advice(f"{site.label} holds {reading.zero_count:,} zeros: 1/0 is Inf.")
                 break
-        if case.input_abs_max is not None and case.input_abs_max > 80:
+        if known is None and (case.input_abs_max or 0) > 80:
             yield Advice(
                 f"The input reaches {format_number(case.input_abs_max)}: subtract the maximum "
                 "before exp, as softmax and logsumexp do."

@@ -84,7 +84,8 @@ def _read_outside(case: Case) -> Advice:
     what = "a tensor" if bad is not None and bad.nonfinite_count else "a tensor, or a number,"
     return Advice(
         f"The loss read {what} that is not finite and has no graph: a target, or a weight, a "
-        f"mean or a mask that was made of data. Look where it is made: {_how_made(case)}."
+        "mean or a mask that was made of data, or what another model gave under no_grad(), as a "
+        f"teacher does (look at its weights). Look where it is made: {_how_made(case)}."
     )
 
 

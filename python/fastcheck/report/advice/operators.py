@@ -359,7 +359,16 @@ def _matrix_exponential(case: Case, made: Operation) -> Iterator[Advice]:
 
 def _gamma(case: Case, made: Operation) -> Iterator[Advice]:
     label, reading = made.operand(0)
-    if reading is None or reading.min is None or reading.min > 0:
+    if reading is None or reading.min is None or reading.max is None:
+        return
+    form, peak = reading.float_format, float(reading.max)
+    if reading.min > 0:
+        # lgamma(x) is x * (log(x) - 1), but for terms that are small beside it.
+        if made.name == "lgamma" and form and peak > 2 and peak * (math.log(peak) - 1) > form.max:
+            yield Advice(
+                f"{label} reaches {format_number(peak)}: lgamma of it, about x * log(x), is beyond "
+                f"{reading.dtype}'s {format_number(form.max)}. Look for what made it so large."
+            )
         return
     seen = _zeros(label, reading) if reading.zero_count else f"{label} goes down to "
     seen += "" if reading.zero_count else format_number(reading.min)
@@ -515,7 +524,7 @@ def _product(case: Case, made: Operation) -> Iterator[Advice]:
     if unknown is not None:
         yield unknown
         return
-    yield from _bad_number(made, "multiplies them by")
+    yield from _bad_number(case, made, "multiplies them by")
     if not made.may_be_nan:
         return
     for place, (label, reading) in enumerate(made.inputs[:2]):
@@ -552,20 +561,22 @@ def _unknown_factor(made: Operation) -> Advice | None:
     )
 
 
-def _bad_number(made: Operation, use: str) -> Iterator[Advice]:
-    """Advice on a number that is NaN or Inf: of finite numbers that are multiplied or added none
-    becomes NaN.
+def _bad_number(case: Case, made: Operation, use: str) -> Iterator[Advice]:
+    """Advice on a number that is NaN or Inf, or far too large: of finite numbers that are
+    multiplied or added none becomes NaN.
     """
     finite = [(label, r) for label, r in made.inputs if not r.nonfinite_count]
     is_real = all(reading.components == reading.numel for _, reading in finite)
     # A node of the graph need not keep all that its operator has read.
     if not (finite and is_real and len(finite) == len(made.inputs) and made.is_op):
         return
-    form, peak = finite[0][1].float_format, float(finite[0][1].abs_max or 0)
-    limit = 0.0 if form is None or form.is_narrow or len(finite) > 1 else form.max
+    form, peak = finite[0][1].float_format, max(float(r.abs_max or 0) for _, r in finite)
+    # A product of two tensors has no number beside them; a sum has, by which one is multiplied.
+    is_alone = made.name == "mul" and len(finite) > 1
+    limit = 0.0 if form is None or form.is_narrow or is_alone else form.max
     # Numbers up to 1 times a number, or plus a number, that the format holds.
     is_infinite = made.may_be_inf and len(finite) == 1 and 0 < peak <= 1
-    is_far = made.may_be_inf and made.name == "mul" and 0 < peak <= _MODERATE and limit > 0
+    is_far = made.may_be_inf and 0 < peak <= _MODERATE and limit > 0
     if made.is_nan or is_infinite or is_far:
         beyond = (
             "beyond the format" if is_infinite else f"above {format_number(limit / (peak or 1))}"
@@ -573,8 +584,8 @@ def _bad_number(made: Operation, use: str) -> Iterator[Advice]:
         value = "NaN or Inf" if made.is_nan else f"Inf, or {beyond}"
         yield Advice(
             f"{' and '.join(label for label, _ in finite)} held finite numbers alone, so the "
-            f"number that {made.name} {use} is {value}: a learning rate, a factor or a "
-            "temperature that was divided by 0. Print it."
+            f"number that {made.name} {use} is {value}: a learning rate{case.rates}, a factor or "
+            "a temperature that was divided by 0. Print it."
         )
 
 
@@ -624,7 +635,7 @@ def _narrow_loss(case: Case, made: Operation) -> Iterator[Advice]:
 def _mask_by_addition(case: Case, made: Operation) -> Iterator[Advice]:
     """Two numbers at the lower end of a narrow format, added."""
     result = made.result
-    yield from _bad_number(made, "adds or multiplies by (alpha)")
+    yield from _bad_number(case, made, "adds or multiplies by (alpha)")
     form = None if result is None else result.float_format
     if result is None or form is None or not form.is_narrow:
         return
@@ -745,7 +756,11 @@ def _root_at_zero(case: Case, made: Operation) -> Iterator[Advice]:
     number = exponent if made.shown == "PowBackward0" else None
     is_whole = number is not None and (number.min or 0.5) % 1 == 0
     is_power = made.name == "pow" and not is_whole
-    if is_power and base is not None and base.negative_count and case.has_nan:
+    is_known = base is not None and made.is_op and made.result is not None
+    if is_power and base and is_known and not (made.is_nan or _is_inverse(base, made)):
+        return  # _overflow_backward
+    has_nan = case.has_nan if made.result is None else made.is_nan
+    if is_power and base is not None and base.negative_count and has_nan:
         yield Advice(
             f"{label} holds {counted(base.negative_count, 'negative number')}{_down_to(base)}: "
             "a fractional power of them is NaN, and so is the derivative of x ** p by p, x ** p * "
@@ -844,8 +859,11 @@ def _overflow_backward(case: Case, made: Operation) -> Iterator[Advice]:
     is_finite = not any(reading.nonfinite_count for _, reading in made.inputs)
     if made.result is None or form is None or not (peaks and is_finite and made.may_be_inf):
         return
+    # An operator within the backward of a power raises to p - 1.
+    is_power = made.is_op and made.name == "pow" and not made.is_of_zeros
     # A gradient that a loss scale has multiplied has advice of its own.
-    if math.prod(peaks) * _BESIDE > form.max and case.report.scale is None:
+    is_beyond = is_power or math.prod(peaks) * _BESIDE > form.max
+    if is_beyond and case.report.scale is None:
         yield Advice(
             f"The backward of {made.name} made Inf of numbers up to "
             f"{' and '.join(map(format_number, peaks))}: the result is beyond "

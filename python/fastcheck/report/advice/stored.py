@@ -190,6 +190,14 @@ def _quotient_of_update(case: Case) -> Iterator[Advice]:
         )
         return
     state = _state_of(case)
+    below = next((pair for pair in state if "sq" in pair[0] and pair[1]["min"] < 0), None)
+    if below is not None:
+        yield Advice(
+            f"{below[0]} of the optimizer goes down to {format_number(float(below[1]['min']))}, "
+            "and no average of squares is below 0: its root is NaN. Look at the checkpoint that "
+            "the state was loaded from, and at what writes it."
+        )
+        return
     if state and all(r["zero_count"] == case.reading.nonfinite_count for _, r in state):
         which = listed([label for label, _ in state], 5)
         verb = "is" if len(state) == 1 else "are"
