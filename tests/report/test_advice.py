@@ -598,6 +598,15 @@ OPERATORS = {
         operator_report("aten.mul.Tensor", {"self": of(0.0, 0.0, zero_count=8)}, nan_count=8),
         "self is 0 throughout: the number that it is multiplied by is Inf or NaN, and 0 * Inf is",
     ),
+    "gradients whose squares an optimizer keeps": (
+        operator_report(
+            "aten.addcmul_",
+            {"self": ZERO, "tensor1": of(-2e34), "tensor2": of(-2e34)},
+            direction="optimizer",
+            posinf_count=8,
+        ),
+        "(the loss of this step, if they are gradients), and clip these before the update",
+    ),
     "fused Adam without eps": (
         operator_report("aten._fused_adam_", {"self": of()}, nan_count=2),
         "It divides by sqrt(exp_avg_sq), 0 where a gradient always was, and the eps that",
@@ -628,6 +637,14 @@ OPERATORS = {
             posinf_count=3,
         ),
         "The backward of pow made Inf of numbers up to 835.5: the result is beyond float16's",
+    ),
+    "a factor of the loss": (
+        operator_report("aten.mul.Tensor", {"self": of(1.0, 10.0)}, backward=True, posinf_count=1),
+        "the number that mul multiplies them by is Inf, or above 3.40e+37",
+    ),
+    "exp in a part that is recomputed": (
+        operator_report("aten.exp", {"self": of(0.0, 200.0)}, backward=True, posinf_count=1),
+        "self reaches 200: exp of more than 88.7 is beyond the range of float32",
     ),
     "lgamma of a large number": (
         operator_report("aten.lgamma", {"self": of(1.0, 2e37)}, posinf_count=2),
@@ -1147,6 +1164,13 @@ def test_the_first_item_is_what_the_operator_did_with_its_values(name: str) -> N
     first = advise(report)[0]
     assert wanted in f"{first.text} {first.code}"
     assert "lower the learning rate" not in advice_of(report)
+
+
+@pytest.mark.parametrize("kind", ["posinf_count", "nan_count"])
+def test_xlogy_has_no_number_beside_its_operands(kind: str) -> None:
+    inputs = {"self": of(-2.0, 2.0, negative_count=2), "other": of(-1.0, 1.0, zero_count=2)}
+    told = advice_of(operator_report("aten.xlogy.Tensor", inputs, **{kind: 2}))
+    assert "other" in told and "held finite numbers alone" not in told
 
 
 @pytest.mark.parametrize(

@@ -155,7 +155,8 @@ def gradient(case: Case) -> Iterator[Advice]:
         else:
             yield Advice(
                 f"{case.reading.dtype} holds up to {case.limit}: look for 1/x, rsqrt or log near "
-                "zero in the forward, whose derivative there is Inf."
+                "zero in the forward, whose derivative there is Inf, and for a large number that "
+                "a result or the loss is multiplied by."
             )
     if case.site.role == "grad_output" and case.verdict is not Verdict.PROPAGATED:
         yield Advice(

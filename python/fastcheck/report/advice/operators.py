@@ -19,6 +19,7 @@ from . import softmax
 from .case import Advice, Case, Operation
 
 _Rule = Callable[[Case, Operation], Iterator[Advice]]
+_Rules = tuple[tuple[str, _Rule], ...]
 
 #: The most that a number in a derivative, such as the 3 of x ** 3, is taken to multiply by.
 _BESIDE = 16
@@ -37,10 +38,10 @@ def by_operator(case: Case) -> list[Advice]:
     made = case.operation
     if made is None:
         return []
-    rules = _BACKWARD if made.is_backward else _FORWARD
-    items = [
-        item for names, rule in rules if re.fullmatch(names, made.name) for item in rule(case, made)
-    ]
+    items = _by_rules(case, made, _BACKWARD if made.is_backward else _FORWARD)
+    # An operator within a backward, one of a recomputed part too, does what it does in forward.
+    if not items and made.is_backward and made.is_op and "_backward" not in made.shown:
+        items = _by_rules(case, made, _FORWARD)
     how = "" if case.report.made_by is None else case.report.made_by.how
     if not items and GIVEN_NUMBER in case.reason + how:
         given = (
@@ -50,6 +51,11 @@ def by_operator(case: Case) -> list[Advice]:
     return items or list(
         _overflow_backward(case, made) if made.is_backward else _infinite_operand(made)
     )
+
+
+def _by_rules(case: Case, made: Operation, rules: _Rules) -> list[Advice]:
+    fitting = (rule for names, rule in rules if re.fullmatch(names, made.name))
+    return [item for rule in fitting for item in rule(case, made)]
 
 
 def _infinite_operand(made: Operation) -> Iterator[Advice]:
@@ -524,7 +530,7 @@ def _product(case: Case, made: Operation) -> Iterator[Advice]:
     if unknown is not None:
         yield unknown
         return
-    yield from _bad_number(case, made, "multiplies them by")
+    yield from _bad_number(case, made, "multiplies them by") if made.name != "xlogy" else ()
     if not made.may_be_nan:
         return
     for place, (label, reading) in enumerate(made.inputs[:2]):
@@ -554,9 +560,9 @@ def _unknown_factor(made: Operation) -> Advice | None:
         others = "" if is_all else ", and as many elements are NaN"
         why = f"{others}: the other factor, not held, may be Inf there"
     return Advice(
-        f"{_zeros(label, reading)}{why}, and 0 * Inf is NaN (a mask (1 - keep) * -inf, or "
-        "p * log(p) at 0). Write masks with masked_fill or torch.where; torch.xlogy(p, p) is 0 at "
-        "0.",
+        f"{_zeros(label, reading)}{why}, and 0 * Inf is NaN (a mask (1 - keep) * -inf, p * log(p) "
+        "at 0, a factor that was divided by 0). Write masks with masked_fill or torch.where; "
+        "torch.xlogy(p, p) is 0 at 0.",
         "scores.masked_fill(keep == 0, -math.inf)" if made.is_op else "torch.xlogy(p, q)",
     )
 
@@ -572,8 +578,8 @@ def _bad_number(case: Case, made: Operation, use: str) -> Iterator[Advice]:
         return
     form, peak = finite[0][1].float_format, max(float(r.abs_max or 0) for _, r in finite)
     # A product of two tensors has no number beside them; a sum has, by which one is multiplied.
-    is_alone = made.name == "mul" and len(finite) > 1
-    limit = 0.0 if form is None or form.is_narrow or is_alone else form.max
+    is_one = len(finite) == 1 or made.name in ("add", "sub", "rsub")
+    limit = form.max if form is not None and is_one and not form.is_narrow else 0.0
     # Numbers up to 1 times a number, or plus a number, that the format holds.
     is_infinite = made.may_be_inf and len(finite) == 1 and 0 < peak <= 1
     is_far = made.may_be_inf and 0 < peak <= _MODERATE and limit > 0
@@ -596,12 +602,14 @@ def _products(case: Case, made: Operation) -> Iterator[Advice]:
     if made.result is None or form is None or form.is_narrow or len(read) < 2:
         return
     (name, a), (other, b) = read
+    why = "weights that grew, or were made or loaded so), and normalise or clamp before"
+    if case.site.direction == "optimizer":
+        why = "the loss of this step, if they are gradients), and clip these before the update"
     if float(a.abs_max or 0) * float(b.abs_max or 0) > form.max:
         yield Advice(
             f"{name} reaches {format_number(a.abs_max)} and {other} {format_number(b.abs_max)}, "
             f"whose product is beyond {made.result.dtype}'s {format_number(form.max)}: Inf, and "
-            "Inf - Inf is NaN. Look for what made them so large (weights that grew, or were made "
-            "or loaded so), and normalise or clamp before."
+            f"Inf - Inf is NaN. Look for what made them so large ({why}."
         )
 
 
@@ -916,7 +924,7 @@ def _optimizer(case: Case, made: Operation) -> Iterator[Advice]:
     )
 
 
-_FORWARD: tuple[tuple[str, _Rule], ...] = (
+_FORWARD: _Rules = (
     (r"addcdiv|fused_ada\w+", _optimizer),
     (r"(?:std|var)(?:_mean)?", _spread),
     (
@@ -951,7 +959,7 @@ _FORWARD: tuple[tuple[str, _Rule], ...] = (
     (r"(?:linalg_)?(?:solve|inv|inverse|lu_solve|lu_factor|solve_triangular)(?:_ex)?", _singular),
     (r"acos|asin|atanh|erfinv|acosh|logit", _domain),
 )
-_BACKWARD: tuple[tuple[str, _Rule], ...] = (
+_BACKWARD: _Rules = (
     (r"pow", _power_beyond),
     (r"r?sqrt|pow", _root_at_zero),
     (r"div|reciprocal", _quotient_backward),
