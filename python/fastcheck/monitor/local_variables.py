@@ -91,6 +91,9 @@ class Variable(NamedTuple):
         )
         return sorted([*assignments.get(self.name, ()), *of_elements])
 
+    def last_in(self, assignments: Mapping[str, Sequence[Assignment]]) -> Optional[Assignment]:
+        return next(iter(self.assigned_in(assignments)[-1:]), None)
+
     def origin(self) -> tuple[Frame, list[tuple[int, int]]]:
         """The statements that gave it its value, each by its first and last line, and the function
         that they are in: its assignments, or the call of the program that it is an argument of.
@@ -151,12 +154,12 @@ class Variable(NamedTuple):
             read = {name for one in cause._assigned() for name in one.read}
             at = cause.last.at
             earlier = [
-                (assigned[-1].at, variable._replace(last=assigned[-1]))
+                (last.at if last is not None else -1, variable._replace(last=last))
                 for variable in held_by(self.frame)
                 if variable.name in read
-                # A variable that was assigned since may have been finite by then.
-                and (assigned := variable.assigned_in(known))
-                and assigned[-1].at < at
+                # A variable that was assigned since may have been finite by then. An argument, or
+                # one of the function around this one, has no assignment here.
+                and (not (last := variable.last_in(known)) or last.at < at)
                 and holds_nonfinite(variable.value)
             ]
             if not earlier:

@@ -520,8 +520,16 @@ class _GraphSearch:
             f"({name}): data, or computed under no_grad() or from detached tensors."
         )
         variable = find_variable(lambda value: is_same(value, tensor))
-        how += variable.first_bad() if variable is not None else first_bad(name, tensor)
-        return _outside(how, name, record, variable)
+        if variable is not None:
+            return _outside(how + variable.first_bad(), name, record, variable)
+        how += first_bad(name, tensor)
+        users = self._users(node)
+        made = _own_or_later(lambda of: of is node, lambda later: later.grad_fn in users)
+        source = None if made is None else made.first_cause()
+        if made is None or source is None or source.value.grad_fn is not None:
+            return _outside(how, name, record, None)
+        how += f" {made.shown} was assigned from {source.shown}, which is not finite either."
+        return _outside(how + source.first_bad(), name, record, source)
 
     def _made(
         self, node: Any, inputs: list[tuple[str, np.void]], result: Optional[np.void]
@@ -951,14 +959,20 @@ def _later_variable(is_of: Callable[[Any], bool], is_later: Callable[[torch.Tens
     """The variable that holds the result of the node for which ``is_of`` holds, or the first result
     that this has led to.
     """
+    found = _own_or_later(is_of, is_later)
+    if found is None or is_of(found.value.grad_fn):
+        return "" if found is None else str(found)
+    return _used_in(str(found)) if found.last else ""
+
+
+def _own_or_later(
+    is_of: Callable[[Any], bool], is_later: Callable[[torch.Tensor], bool]
+) -> Optional[Variable]:
     own = find_variable(lambda tensor: tensor.grad_fn is not None and is_of(tensor.grad_fn))
-    if own is not None:
-        return str(own)
-    later = find_variable(
+    return own or find_variable(
         lambda tensor: tensor.grad_fn is not None and is_later(tensor),
         lambda tensor: _order(tensor.grad_fn),
     )
-    return _used_in(str(later)) if later is not None and later.last else ""
 
 
 def _used_in(variable: str) -> str:

@@ -94,12 +94,14 @@ _ONE = "normalises one element at a time: it returns its bias, or 0, whatever it
 
 
 def classes_of(roots: Sequence[torch.Tensor]) -> int:
-    """The number of classes of the averaged cross entropy, without weights, that is the only loss;
-    0: it is none.
+    """The number of classes of the averaged cross entropy, without weights, that is the only loss,
+    of what a layer returns (a margin loss multiplies cosines by 30 or 64); 0: it is none.
     """
     node = roots[0].grad_fn if len(roots) == 1 else None
     found = match(node, ("n:NllLoss", "l:LogSoftmax"))
     if found is None or found["n"]._saved_reduction != 1 or found["n"]._saved_weight is not None:
+        return 0
+    if kind_of(maker_of(found["l"])) not in _LINEAR:
         return 0
     dimension, shape = axis_of(found["l"])
     return shape[dimension]
@@ -188,15 +190,17 @@ class LossForms:
         while waiting and marked < _MARKED:
             node: Any = waiting.popleft()
             if not hasattr(node, "variable") and _MARK not in node.metadata:
-                node.metadata[_MARK] = True
+                node.metadata[_MARK] = self._last[0]
                 self._newest = max(self._newest, node._sequence_nr())
                 marked += 1
                 waiting.extend(child for child, _ in node.next_functions if child is not None)
 
     def _was_there(self, node: Any) -> bool:
-        """True for a node that was marked in an earlier look."""
+        """True for a node that was marked in an earlier look: losses of one look, as those of two
+        optimizers that take turns, may share a part.
+        """
         is_old = not hasattr(node, "variable") and node._sequence_nr() <= self._newest
-        return is_old and _MARK in node.metadata
+        return is_old and node.metadata.get(_MARK, self._last[0]) < self._last[0]
 
     def _trains(self, node: Any) -> bool:
         """True if an optimizer holds a parameter that this node is made of."""

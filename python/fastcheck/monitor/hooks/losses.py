@@ -88,6 +88,8 @@ class LossReader:
         # Tensors that a scaler returned, by id(): the memory of each, and the loss that it was made
         # from.
         self._scaled: dict[int, tuple[MemoryRef, torch.Tensor]] = {}
+        # A step whose loss may be made of derivatives that carry the scale, and left the range.
+        self._of_scaled: Optional[Step] = None
         #: The loss of the open step: the step's number, and a parameter that the first of the parts
         #: since the last update has given a gradient. None once an optimizer has used it.
         self.first_part: Optional[tuple[int, _Place]] = None
@@ -142,7 +144,9 @@ class LossReader:
         is_ours = session.config.level == "op" or leads_to_model
         if not is_ours and session.backwards.is_foreign:
             return False
-        scaled, self._scaled = self._scaled, {}
+        scaled = self._scaled
+        if inputs is None:
+            self._scaled = {}
         is_new = session.next_seq == session.step.first_seq
         if (
             session.is_closed
@@ -199,6 +203,19 @@ class LossReader:
             if backward.is_ours:
                 self._read_roots(backward)
         return backward.is_ours
+
+    def derived(
+        self, roots: Sequence[torch.Tensor], results: Sequence[Optional[torch.Tensor]]
+    ) -> None:
+        """autograd.grad() has returned these. Those of what a GradScaler has made carry the scale
+        until the program divides by it: a loss of them that is not finite is no fault, where the
+        scaler skips the update.
+        """
+        made = (known[0] for root in roots if (known := self._scaled.get(id(root))) is not None)
+        if any(ref.is_of(root) for ref in made for root in roots):
+            with_graph = [t for t in results if t is not None and t.grad_fn is not None]
+            if any(map(_may_be_nonfinite, with_graph)):
+                self._of_scaled = self._session.step
 
     def evaluated_again(self) -> None:
         """The closure of a step makes other gradients than it has made in this step."""
@@ -266,7 +283,8 @@ class LossReader:
         if site is None:
             made = Site("", "", "forward", "loss", position, label)
             site = self._sites[position, label] = session.sites.intern(made)
-        session.level.read_loss(loss, site, flags)
+        is_scaled = bool(flags & Flag.SCALED) or self._of_scaled is session.step
+        session.level.read_loss(loss, site, flags, is_scaled)
 
 
 class _Parameters:
@@ -357,6 +375,14 @@ def _constant_scale(root: torch.Tensor) -> Optional[float]:
         return None
     is_scale = 128 <= value < math.inf and math.frexp(value)[0] == 0.5
     return value if is_scale else None
+
+
+def _may_be_nonfinite(tensor: torch.Tensor) -> bool:
+    """Reads it on the CPU alone: elsewhere that would wait for the device."""
+    if not tensor.is_cpu or not can_read(tensor):
+        return True
+    with unobserved():
+        return not bool(torch.isfinite(tensor.detach()).all())
 
 
 def check_given(loss: Any) -> None:

@@ -394,6 +394,7 @@ class StepWatcher:
         results: Sequence[Optional[torch.Tensor]],
     ) -> bool:
         """autograd.grad() has returned these."""
+        self._apart("the loss", self._losses.derived, roots, results)
         self._notice(self._facts.derived, roots, inputs, results)
         return False
 

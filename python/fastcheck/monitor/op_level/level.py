@@ -537,14 +537,14 @@ class OpLevel(Level):
         config = self.session.config
         return not (config.is_filtered or config.include or config.exclude)
 
-    def read_loss(self, loss: torch.Tensor, site: int, flags: int) -> None:
+    def read_loss(self, loss: torch.Tensor, site: int, flags: int, is_scaled: bool) -> None:
         """An operator that was observed has made it: it is only noted that it is the loss, and its
         value is read once more under this name.
         """
         first = self.next_seq
         seq, is_bad = self.observe(loss, site, 0, flags)
         if seq >= first:
-            self.saw(entries.Loss(seq, bool(flags & Flag.SCALED), 0), is_bad)
+            self.saw(entries.Loss(seq, is_scaled, 0), is_bad)
             return
         if is_bad is not False:
             self.session.due(entries.LossKnown(seq))

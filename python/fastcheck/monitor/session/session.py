@@ -153,8 +153,10 @@ class Level:
     def read_norm(self, norm: torch.Tensor, site: int) -> None:
         """Reads the norm of all gradients, as clipping has computed it."""
 
-    def read_loss(self, loss: torch.Tensor, site: int, flags: int) -> None:
-        """Reads a loss. ``flags``: SCALED, if it carries a scale of the user's own, and ANEW."""
+    def read_loss(self, loss: torch.Tensor, site: int, flags: int, is_scaled: bool) -> None:
+        """Reads a loss. ``flags``: SCALED, if it carries a scale of the user's own, and ANEW.
+        ``is_scaled``: it does, or is made of derivatives that carry one.
+        """
 
     def forget(self) -> None:
         """Forgets all readings so far, and drops the records that the host has made."""
@@ -502,14 +504,14 @@ class ModuleLevel(Level):
         seq, is_bad = self.observe(norm, site, 0, 0)
         self.saw(entries.GradientNorm(seq, self.session.is_scaled), is_bad)
 
-    def read_loss(self, loss: torch.Tensor, site: int, flags: int) -> None:
+    def read_loss(self, loss: torch.Tensor, site: int, flags: int, is_scaled: bool) -> None:
         """Reads it under this name too if it is known already: as an output of a module."""
         tensor_seq = self.seen.add(loss, self.cursor.seq)
         if tensor_seq >= 0:
             self.session.due(entries.LossKnown(tensor_seq))
         seq, is_bad = self.observe(loss, site, 0, flags)
         if tensor_seq < 0 and is_bad is not False:
-            self.saw(entries.Loss(seq, bool(flags & _SCALED), threading.get_ident()), is_bad)
+            self.saw(entries.Loss(seq, is_scaled, threading.get_ident()), is_bad)
 
     def collect(self) -> None:  # with the event store's lock
         session = self.session
