@@ -211,3 +211,81 @@ def average_of_the_last_updates(is_faulty: bool) -> Iterator[Any]:
                 old.lerp_(new, 1 - kept)
 
     train(model, adam(model), after=average, steps=STEPS)
+
+
+class _Reader(nn.Module):
+    """Reads sequences of tokens. ``how``: what is made of what is read."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.embed = nn.Embedding(20, 8)
+        self.read = nn.LSTM(8, 8, num_layers=2, batch_first=True, bidirectional=True)
+        part = nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=how != "seq")
+        self.attend = nn.TransformerEncoder(part, 1, enable_nested_tensor=False)
+        self.head = nn.Linear(32 if how in ("view", "states") else 16 if how == "last" else 8, 3)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embed(tokens)
+        if self.how in ("seq", "batch"):
+            x = self.attend(x).mean(1)
+        else:
+            made, (states, _) = self.read(x)
+            if self.how == "states":
+                states = states.transpose(0, 1)
+            x = made[:, -1] if self.how == "last" else states.reshape(len(tokens), -1)
+        logits: torch.Tensor = self.head(x)
+        return logits
+
+
+def _read(how: str) -> Iterator[Any]:
+    model = _Reader(how)
+    used = (model.embed, model.head, model.attend if how in ("seq", "batch") else model.read)
+    for part in model.children():
+        part.requires_grad_(part in used)
+    yield model
+    optimizer = torch.optim.Adam((p for p in model.parameters() if p.requires_grad), 1e-3)
+    for _ in range(30):
+        tokens = torch.randint(20, (12, 7))
+        optimizer.zero_grad()
+        F.cross_entropy(model(tokens), tokens.sum(1) % 3).backward()
+        optimizer.step()
+
+
+@report("forums: h_n.view(batch, -1)", r"stacked in dimension 0, .* viewed as \[12, 32\]")
+def states_viewed_as_samples(is_faulty: bool) -> Iterator[Any]:
+    yield from _read("view" if is_faulty else "states")
+
+
+@report("yalesong/pvse#13", r"weight_hh_l1_reverse, .* backward direction has taken one step")
+def last_output_of_two_directions(is_faulty: bool) -> Iterator[Any]:
+    yield from _read("last" if is_faulty else "states")
+
+
+@report("forums: nn.TransformerEncoder of (batch, time, features)", "samples attend to each other")
+def attention_among_samples(is_faulty: bool) -> Iterator[Any]:
+    yield from _read("seq" if is_faulty else "batch")
+
+
+@report("forums: nn.ModuleList([layer] * n)", "holds one Linear 3 times")
+def one_layer_three_times(is_faulty: bool) -> Iterator[Any]:
+    layer = nn.Linear(16, 16)
+    more = [layer if is_faulty else nn.Linear(16, 16) for _ in range(2)]
+    model = nn.Sequential(layer, *more, nn.Linear(16, 10))
+    yield model
+    train(model, adam(model), steps=20)
+
+
+@report(
+    "pytorch#29697", "StepLR of Adam continues at step 71, and that optimizer began at update 0"
+)
+def optimizer_not_loaded(is_faulty: bool) -> Iterator[Any]:
+    model = mlp()
+    made = [adam(model) for _ in range(2)]
+    rates = [torch.optim.lr_scheduler.StepLR(one, 30) for one in made]
+    train(model, made[0], steps=70, after=lambda _: rates[0].step())
+    yield model
+    rates[1].load_state_dict(rates[0].state_dict())
+    if not is_faulty:
+        made[1].load_state_dict(made[0].state_dict())
+    train(model, made[1], steps=20, after=lambda _: rates[1].step())

@@ -1226,3 +1226,23 @@ def test_a_target_of_a_function_that_is_finite_everywhere() -> None:
         "SubBackward0 in the graph of the loss",
     )
     assert "its operand with a graph is finite" in made.how
+
+
+def test_what_an_operand_without_a_graph_was_taken_from() -> None:
+    """MONAI/GenerativeModels#489: a table of a schedule is NaN at its first step, and a step in the
+    loop takes it.
+    """
+    table = torch.ones(20)
+    table[0] = float("nan")
+    unread = torch.full((20,), float("nan"))
+    model = nn.Linear(8, 1)
+    x, at = torch.rand(4, 8), torch.tensor([3, 0, 2, 5])
+    with fastcheck.install(model), pytest.raises(fastcheck.OverflowDetected) as stop:
+        weighted = table[at] * model(x)[:, 0].square()
+        loss = weighted.mean()
+        loss.backward()
+    assert unread.isnan().all()
+    made = stop.value.report.made_by
+    assert made is not None and made.variable.startswith("table, assigned at ")
+    assert "weighted was assigned from table, which is not finite either" in made.how
+    assert "The first bad element of table is [0], in row 0: 1 of 20 rows" in made.how

@@ -581,6 +581,13 @@ _CAUSES_OF_ZERO = (
     "loss), a result of which the loss uses another part (an index, a mask), a term of the loss at "
     "its bound (a margin, free bits), float16 gradients that underflow, NaN that was replaced by 0."
 )
+# Of weights that multiply the state of a recurrent layer, alone.
+_RECURRENT = re.compile(r"weight_hh_l\d+(?:_reverse)?")
+_CAUSE_OF_STATE = (
+    "The state that it multiplies is 0 wherever the loss reads what is made of it, as where that "
+    "is output[:, -1] of a bidirectional layer: its backward direction has taken one step there, "
+    "from a state of 0. Take h_n, which has the last state of each direction."
+)
 _FAINT_TEXT = (
     f"gradients that vanish: those of {{names}} were not 0, but never more than {_FAINT:g} of "
     f"the largest of an update, in {_FAINT_UPDATES} updates. Possible causes: many layers of "
@@ -864,7 +871,8 @@ class StalledWeights:
     def _text_of_zero(self, parameters: np.ndarray, look: UpdateInfo) -> str:
         through = {look.without_derivative.get(int(site)) for site in parameters}
         known = sorted(operators for operators in through if operators is not None)
-        causes = _CAUSES_OF_ZERO
+        is_state = all(_RECURRENT.fullmatch(self._sites[int(site)].label) for site in parameters)
+        causes = _CAUSE_OF_STATE if is_state else _CAUSES_OF_ZERO
         if len(known) == len(through):
             remedies = dict.fromkeys(one.remedy for one in known)
             causes = (

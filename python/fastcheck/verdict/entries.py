@@ -106,7 +106,8 @@ class Returned(NamedTuple):
 
 class Loss(NamedTuple):
     """The loss: what backward() is called on, or monitor.step(loss=) is given. ``is_scaled``: it
-    carries a scale of the user's own, or is made of derivatives that carry a loss scale. Also at op level, where no observed operator has made it.
+    carries a scale of the user's own, or is made of derivatives that carry a loss scale. Also at op
+    level, where no observed operator has made it.
     """
 
     seq: int

@@ -306,6 +306,11 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         source="verl, OPT.15",
     ),
     _fact(
+        "repeated_layer", cause="layer",
+        text="{name}, with one set of weights, as [layer] * n does: [Layer() for _ in range(n)] "
+        "has a layer for each place", source="forums: nn.ModuleList([layer] * n)",
+    ),
+    _fact(
         "scheduled_twice", cause="optimizer",
         text="a learning rate scheduler steps several times for each update of its optimizer: "
         "{name} an update, in {value} updates in a row",
@@ -319,6 +324,12 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         "schedule_anew", cause="optimizer",
         text="the optimizer continues at update {value} and {name} begins at 0: its state may not "
         "have been loaded", source="OPT.12",
+    ),
+    _fact(
+        "optimizer_anew", cause="optimizer",
+        text="{name} continues at step {value}, and that optimizer began at update 0: its state "
+        "may not have been loaded with that of the scheduler, nor its learning rate",
+        source="pytorch#29697",
     ),
     _fact(
         "scale_anew", cause="precision",
@@ -518,8 +529,9 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         text="in the graph of the loss {name}{checks}: a view keeps the order of the elements, and "
         "mixes up the dimensions here",
         advice="move them with permute() or transpose(): y.permute(0, 2, 3, 1).reshape(-1, C) of "
-        "a convolution, x.view(B, T, H, d).transpose(1, 2) for heads, and transpose(1, 2) before "
-        "these are joined", source="forums: view() in place of permute()",
+        "a convolution, x.view(B, T, H, d).transpose(1, 2) for heads, transpose(1, 2) before these "
+        "are joined, and h_n.transpose(0, 1).reshape(B, -1) for the states of a recurrent layer",
+        source="forums: view() in place of permute()",
     ),
     _fact(
         "last_sample", cause="layer",
@@ -528,6 +540,13 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         "those of time and of the samples",
         advice="give nn.LSTM, nn.GRU or nn.RNN batch_first=True, or take output[-1]",
         source="forums: nn.LSTM of (batch, time, features)",
+    ),
+    _fact(
+        "over_samples", cause="layer",
+        text="of what attention without batch_first=True returns, of shape {name}, one element of "
+        "dimension 1 is taken, or their mean{checks}, and it has attended over dimension 0: where "
+        "that is the batch, samples attend to each other. batch_first=True has it second",
+        source="forums: nn.TransformerEncoder of (batch, time, features)",
     ),
     _fact(
         "dropped", cause="layer",
@@ -616,6 +635,13 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         advice="if each result has one target, or one weight, give both the same shape, as "
         "target.view_as(prediction) has",
         source="pytorch#16045",
+    ),
+    _fact(
+        "focal_mean", cause="loss",
+        text="in the graph of the loss {name}, to a power, multiplies that loss, which was "
+        "averaged before{checks}: it is one factor for all, where a focal loss has one for each example "
+        "(reduction=\"none\", and the mean after the product)",
+        source="Kaggle's library of losses: FocalLoss",
     ),
     _fact(
         "one_number", cause="layer",

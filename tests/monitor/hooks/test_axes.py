@@ -56,6 +56,71 @@ def test_features_that_become_channels(make: Callable[[Tensor], Tensor]) -> None
     assert "moved" not in _forms(y.reshape(2, 6, features, 1).mean())
 
 
+@pytest.mark.parametrize(
+    ("shape", "is_moved"), [((2, 5, 6), True), ((2, 6, 5), False), ((2, 10, 3), False)]
+)
+def test_features_that_become_classes(shape: tuple[int, ...], is_moved: bool) -> None:
+    """Cross entropy has its classes in dimension 1."""
+    y = nn.Linear(4, 5)(torch.randn(2, 6, 4)).reshape(shape)
+    assert ("moved" in _forms(_entropy_of(y))) is is_moved
+    assert "moved" not in _forms(_entropy_of(y.transpose(1, 2)))
+
+
+def _entropy_of(y: Tensor) -> Tensor:
+    return F.cross_entropy(y, torch.zeros(y.shape[0], y.shape[2], dtype=torch.long))
+
+
+@pytest.mark.parametrize("make", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize("is_of_batch", [False, True])
+def test_states_that_become_those_of_others(make: Any, is_of_batch: bool) -> None:
+    """Of (layers, batch, hidden), and of (time, batch, hidden). ``is_of_batch``: the view is right."""
+    layer = make(3, 4, num_layers=2, bidirectional=True)
+    y, state = layer(torch.randn(5, 6, 3))
+    state = state[0] if isinstance(state, tuple) else state
+    if is_of_batch:
+        y, state = y.transpose(0, 1), state.transpose(0, 1)
+    said = [_forms(of.reshape(6, -1).mean()).get("moved", "") for of in (F.dropout(y, 0.1), state)]
+    assert [text.rpartition("of shape ")[2] for text in said] == (
+        ["", ""]
+        if is_of_batch
+        else ["[5, 6, 8], was viewed as [6, 40]", "[4, 6, 4], was viewed as [6, 16]"]
+    )
+    assert "moved" not in _forms(y.reshape(-1, 8).mean())
+    assert "moved" not in _forms(layer(torch.randn(6, 6, 3))[0].reshape(6, -1).mean())
+
+
+def test_what_is_stacked_may_be_flattened() -> None:
+    parts = [nn.Linear(3, 4)(torch.randn(6, 3)) for _ in range(5)]
+    for made in (torch.stack(parts, 1).view(6, -1), torch.stack(parts).view(5, 24)):
+        assert "moved" not in _forms(made.mean())
+    assert "moved" in _forms(torch.stack(parts).view(6, 5, 4).mean())
+
+
+# Attention that has time in dimension 0
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+@pytest.mark.parametrize("needs_weights", [False, True])
+def test_attention_over_the_samples(is_first: bool, needs_weights: bool) -> None:
+    layer, norm = nn.MultiheadAttention(8, 2, batch_first=is_first), nn.LayerNorm(8)
+    x = nn.Linear(3, 8)(torch.randn(5, 6, 3))
+    y = norm(x + layer(x, x, x, need_weights=needs_weights)[0])
+    pooled = (y[:, -1], y.mean(1), y[:, 0] + 1)
+    assert [_forms(_entropy(of)).get("over_samples", "") for of in pooled] == (
+        [""] * 3 if is_first else ["[5, 6, 8]"] * 3
+    )
+    of_time = (y[-1], y.mean(0), y.transpose(0, 1)[:, 0], y.reshape(-1, 8), y.mean((0, 1))[None])
+    assert not any("over_samples" in _forms(_entropy(of)) for of in of_time)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_an_encoder_over_the_samples(dropout: float) -> None:
+    for is_first in (False, True):
+        part = nn.TransformerEncoderLayer(8, 2, 16, dropout, batch_first=is_first)
+        y = nn.TransformerEncoder(part, 2, enable_nested_tensor=False)(torch.randn(5, 6, 8))
+        assert ("over_samples" in _forms(_entropy(y.mean(1)))) is not is_first
+
+
 def test_a_decoder_gives_a_vector_a_shape() -> None:
     assert "moved" not in _forms(nn.Linear(4, 60)(torch.randn(2, 4)).view(2, 5, 4, 3).mean())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from typing import Callable
+from typing import Any, Callable
 
 import pytest
 import torch
@@ -178,3 +178,79 @@ def test_a_weight_of_zero_before_relu_is_named_with_what_it_made(
 
     text = said(model, step)
     assert ("output of 0 (Linear) was 0 throughout, as its weight is;" in text) is is_said
+
+
+@pytest.mark.parametrize("kind", ["times", "made", "relu", "loop"])
+def test_a_layer_that_a_list_holds_several_times(kind: str) -> None:
+    """``relu``: it has no weights; ``loop``: it is called several times, and held once."""
+    torch.manual_seed(0)
+    layer: nn.Module = nn.ReLU() if kind == "relu" else nn.Linear(4, 4)
+    layers = [layer] * (1 if kind == "loop" else 3)
+    if kind == "made":
+        layers = [nn.Linear(4, 4) for _ in range(3)]
+    model = nn.Sequential(nn.Linear(4, 4), nn.ModuleDict({"layers": nn.ModuleList(layers)}))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+
+    def step(number: int) -> None:
+        optimizer.zero_grad()
+        x = model[0](torch.randn(8, 4))
+        for of in layers * (3 if kind == "loop" else 1):
+            x = of(x).tanh()
+        x.square().mean().backward()
+        optimizer.step()
+
+    text = said(model, step, 12)
+    assert ("holds one" in text) is (kind == "times")
+    assert kind != "times" or "1.layers (ModuleList) holds one Linear 3 times" in text
+
+
+@pytest.mark.parametrize("kind", ["scheduler", "both", "neither", "late", "samples"])
+def test_a_scheduler_that_continues_without_its_optimizer(kind: str) -> None:
+    """``late``: fastcheck was installed in the middle; ``samples``: it is given their number."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+
+    def make() -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.StepLR]:
+        optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+        return optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 20)
+
+    def train(optimizer: torch.optim.Optimizer, scheduler: Any, number: int = 0) -> None:
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).square().mean().backward()
+        optimizer.step()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            scheduler.step(64 * (number + 1)) if kind == "samples" else scheduler.step()
+
+    optimizer, scheduler = before = make()
+    for _ in range(30):
+        train(*before)
+    state, rates = optimizer.state_dict(), scheduler.state_dict()
+    if kind != "late":
+        optimizer, scheduler = make()
+    if kind in ("scheduler", "both"):
+        scheduler.load_state_dict(rates)
+    if kind == "both":
+        optimizer.load_state_dict(state)
+    text = said(model, lambda number: train(optimizer, scheduler, number), 12)
+    told = "StepLR of AdamW continues at step 31, and that optimizer began at update 0"
+    assert (told in text) is (kind == "scheduler")
+    assert "continues at" not in text or kind == "scheduler"
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+@pytest.mark.parametrize("is_last", [False, True])
+def test_the_last_output_of_two_directions(kind: type[nn.Module], is_last: bool) -> None:
+    torch.manual_seed(0)
+    layer = kind(4, 3, batch_first=True, bidirectional=True)
+    optimizer = torch.optim.SGD(layer.parameters(), 0.01)
+
+    def step(number: int) -> None:
+        optimizer.zero_grad()
+        made = layer(torch.randn(8, 5, 4))[0]
+        (made[:, -1] if is_last else made.mean(1)).square().mean().backward()
+        optimizer.step()
+
+    text = said(layer, step, 12)
+    assert ("of weight_hh_l0_reverse, in 10 updates" in text) is is_last
+    assert ("its backward direction has taken one step there" in text) is is_last

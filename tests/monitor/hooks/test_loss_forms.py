@@ -322,6 +322,20 @@ def test_a_loss_that_holds_those_before_it(kind: str) -> None:
     assert all(re.search(what, text) for text in held)
 
 
+def test_losses_of_two_optimizers_that_share_a_part() -> None:
+    """A GAN whose generated batch is not detached for the discriminator."""
+    made, judge = nn.Linear(4, 8), nn.Linear(8, 1)
+    optimizers = [torch.optim.SGD(part.parameters(), 1e-3) for part in (judge, made)]
+    with warned() as said, fastcheck.install(made, judge):
+        for _ in range(40):
+            batch = made(torch.randn(8, 4))
+            for optimizer, sign in zip(optimizers, (1, -1)):
+                optimizer.zero_grad()
+                (sign * judge(batch).mean()).backward(retain_graph=sign > 0)
+                optimizer.step()
+    assert not said
+
+
 @pytest.mark.parametrize("kind", ["loop", "step", "no cache"])
 def test_an_autocast_around_the_loop(kind: str) -> None:
     """It keeps its casts of the weights until it is left: the loss stays what it was."""
@@ -555,6 +569,49 @@ def test_a_triplet_whose_positive_is_its_anchor(is_same: bool) -> None:
     said = texts(program, 40)
     assert len(said) == is_same
     assert all("whose anchor and positive are one tensor" in text for text in said)
+
+
+def _focal(loss: torch.Tensor) -> torch.Tensor:
+    return (0.25 * (1 - torch.exp(-loss)) ** 2 * loss).mean()
+
+
+@pytest.mark.parametrize(
+    ("make", "is_told"),
+    [
+        (lambda y, t: _focal(F.cross_entropy(y, t)), True),
+        (lambda y, t: _focal(F.cross_entropy(y, t)) / 0.25, True),
+        (lambda y, t: _focal(F.binary_cross_entropy_with_logits(y, torch.rand(8, 4))), True),
+        (lambda y, t: _focal(y.square().mean()), True),
+        (lambda y, t: _focal(F.cross_entropy(y, t, reduction="none")), False),
+        (lambda y, t: _focal(F.cross_entropy(y[:1], t[:1])), False),
+        (lambda y, t: sum(_focal(F.cross_entropy(y[n : n + 1], t[:1])) for n in range(3)), False),
+        (lambda y, t: torch.exp(F.cross_entropy(y, t)), False),
+        (lambda y, t: 1 - torch.exp(-F.cross_entropy(y, t)), False),
+    ],
+)
+def test_a_focal_loss_of_a_mean(make: Any, is_told: bool) -> None:
+    def program(model: nn.Module, optimizer: Any) -> None:
+        optimizer.zero_grad()
+        make(model(torch.randn(8, 8)), torch.arange(8) % 4).backward()
+        optimizer.step()
+
+    said = [text for text in texts(program, 40, may_warn=False) if "focal" in text]
+    assert len(said) == is_told
+
+
+def test_the_first_loss_of_a_margin_loss() -> None:
+    """ArcFace multiplies cosines by 30 or 64: its first loss is large for any weights."""
+    classes = torch.randn(4, 4)
+
+    def program(model: nn.Module, optimizer: Any) -> None:
+        optimizer.zero_grad()
+        cosines = F.linear(F.normalize(model(torch.randn(8, 8))), F.normalize(classes))
+        loss = F.cross_entropy(64 * cosines, torch.arange(8) % 4)
+        assert loss > 10
+        loss.backward()
+        optimizer.step()
+
+    assert not any("guessing" in text for text in texts(program, 1))
 
 
 def test_differences_of_all_pairs() -> None:

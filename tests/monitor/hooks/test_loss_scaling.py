@@ -267,3 +267,36 @@ class TestOtherLossScaling:
         fastcheck.install(model, training=fastcheck.Training(scaler=scaler))
         stop = stopped(train, model)
         assert where(stop.culprit) == ("1", "grad_input", "input[0]", "origin")
+
+
+@pytest.mark.parametrize("level", ["module", "op"])
+@pytest.mark.parametrize("kind", ["scaled", "log", "plain"])
+def test_a_penalty_of_gradients_that_carry_the_scale(level: str, kind: str) -> None:
+    """As torch's examples of automatic mixed precision have it: where the scale is too large, the
+    loss is NaN, and the scaler skips the update. ``log``: it is NaN for another reason; ``plain``:
+    the gradients carry no scale.
+    """
+    model = Halves()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**18)
+
+    def loop() -> None:
+        for x in batches(4):
+            optimizer.zero_grad()
+            y = model(x.requires_grad_()).float().sum()
+            asked = y * 1e30 if kind == "plain" else scaler.scale(y)
+            found, *_ = torch.autograd.grad(asked, x, create_graph=True)
+            loss = y.square() + (found / scaler.get_scale()).norm()
+            if kind == "log":
+                loss = (-loss - 1).log()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+    if kind == "scaled":
+        with fastcheck.install(model, level=level):
+            loop()
+        assert scaler.get_scale() < 2**18
+    else:
+        with fastcheck.install(model, level=level), pytest.raises(fastcheck.OverflowDetected):
+            loop()

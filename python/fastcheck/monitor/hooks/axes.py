@@ -19,14 +19,27 @@ _KEEPS = re.compile(
 )
 # Layers whose features are in the last dimension.
 _FEATURES = ("Addmm", "Mm", "Embedding", "NativeLayerNorm")
+# Nodes of a transformer's layer between its attention and its result.
+_OF_FEATURES = re.compile("Addmm|Mm|NativeLayerNorm|NativeDropout|View|UnsafeView")
+# How torch's attention moves places before samples and heads.
+_TO_FRONT, _MOST = [2, 0, 1, 3], 100
+_LAST = "the result of a layer whose features are last"
 _RECURRENT = ("MkldnnRnnLayer", "CudnnRnn", "MiopenRnn")
 
 
 def moved(node: Any) -> str:
     """The shapes, where a view gives a tensor the shape that it has after its channels, or its
-    heads, were moved to another dimension: of a convolution, or before or after attention.
+    heads, were moved to another dimension: of a convolution, or before or after attention; or after
+    its samples were moved to the first, of what a recurrent layer returns.
     """
     kind = kind_of(node)
+    if kind == "LogSoftmax" and len(shape_of(node)) == 3 and axis_of(node)[0] == 1:
+        view = node.next_functions[0][0]
+        is_view = _VIEW.fullmatch(kind_of(view)) and _has_channels_last(
+            shape_of(view), _sizes(view)
+        )
+        if is_view and _is_made_by(view.next_functions[0][0], _FEATURES):
+            return _viewed(f"{_LAST}, of shape {list(_sizes(view))},", view)
     if kind == "Bmm" or kind.startswith("ScaledDotProduct"):
         for view, before, after in _views_before(node):
             if len(before) == 3 and _splits(before, after):
@@ -45,8 +58,32 @@ def moved(node: Any) -> str:
         return _viewed(f"the result of a convolution, {rows}", node)
     is_image = len(after) > 3 and _has_channels_last(after, before)
     if is_image and _is_made_by(inner, _FEATURES):
-        return _viewed(f"the result of a layer whose features are last, {rows}", node)
+        return _viewed(f"{_LAST}, {rows}", node)
+    if _has_samples_second(before, after) and (what := _states(inner)):
+        return _viewed(f"{what}, {rows}", node)
     return ""
+
+
+def _has_samples_second(before: tuple[int, ...], after: tuple[int, ...]) -> bool:
+    """True if ``after`` is the shape that N x B x ... has once its samples are first."""
+    if len(before) != 3 or 1 in before[:2] or before[0] == before[1]:
+        return False
+    places, samples, width = before
+    return after in ((samples, places * width), (samples, places, width))
+
+
+def _states(node: Any) -> str:
+    """Names what a recurrent layer returns that has its samples in dimension 1, or what is stacked
+    in the same way, as its last states are.
+    """
+    while _KEEPS.fullmatch(kind_of(node)) or kind_of(node) == "NativeDropout":
+        node = node.next_functions[0][0]
+    if kind_of(node) == "Cat" and axis_of(node)[0] == 2:  # of both directions
+        node = node.next_functions[0][0]
+    if kind_of(node) in _RECURRENT:
+        return "the output of a recurrent layer without batch_first=True"
+    is_stack = kind_of(node) == "Stack" and axis_of(node)[0] == 0
+    return "what was stacked in dimension 0, as states of a recurrent layer are" * is_stack
 
 
 def _has_channels_last(first: tuple[int, ...], last: tuple[int, ...]) -> bool:
@@ -156,3 +193,31 @@ def last_sample(node: Any) -> str:
     steps = match(made, ("Stack", ("Add", ("Mul", "Sub", "Sigmoid"), "Tanh")))
     is_recurrent = kind_of(made) in _RECURRENT or (steps and axis_of(made)[0] == 0)
     return f"{list(shape)}" if is_last and is_recurrent else ""
+
+
+def over_samples(node: Any) -> str:
+    """The shape, where one element of dimension 1 is taken, or their mean, of what attention
+    without batch_first=True has made: it attends over dimension 0.
+    """
+    made: Any = node.next_functions[0][0] if kind_of(node) in ("Select", "Mean") else None
+    shape, chosen = shape_of(made), getattr(node, "_saved_dim", ())
+    chosen = [signed(one) % 3 for one in ([chosen] if isinstance(chosen, int) else chosen)]
+    if len(shape) != 3 or chosen != [1] or 1 in shape[:2] or shape[0] == shape[1]:
+        return ""
+    waiting, met = [made], {made}
+    for inner in waiting:
+        edges = [child for child, _ in inner.next_functions]
+        child = edges[0] if edges else None
+        is_it = kind_of(inner) == "Permute" and list(map(signed, inner._saved_dims)) == _TO_FRONT
+        if is_it and shape_of(child)[::2] == (shape[1], shape[0]):
+            return f"{list(shape)}"
+        if kind_of(inner) == "Transpose" and kind_of(child) == "Bmm":
+            heads, places, _ = shape_of(child)
+            return f"{list(shape)}" * (places == shape[0] and heads % shape[1] == 0)
+        if len(waiting) < _MOST and (
+            _KEEPS.fullmatch(kind_of(inner)) or _OF_FEATURES.fullmatch(kind_of(inner))
+        ):
+            more = {one for one in edges if one is not None} - met
+            waiting += more
+            met |= more
+    return ""

@@ -38,7 +38,7 @@ from .averages import Averages, StaleStatistics
 from .beginnings import factor_of, lost_moments, new_scale, small_factor, updates_of
 from .frozen import Frozen
 from .hand_changes import FirstElements, Probe, elements_of, first_elements, probe
-from .identities import is_itself, is_untied
+from .identities import is_itself, is_untied, repeated
 from .loss_forms import LossForms, classes_of, has_no_second, is_output
 from .masks import Masks
 from .micro_batches import BackwardCalls
@@ -83,6 +83,7 @@ _FORMS = (
     "across_samples",
     "moved",
     "last_sample",
+    "over_samples",
     "narrow",
     "clamped",
     "dropped",
@@ -94,6 +95,7 @@ _FORMS = (
     "no_second",
     "alike",
     "broadcast",
+    "focal_mean",
     "made_in_forward",
 )
 _TOTAL = "is that of the update before, to which another loss was added"
@@ -789,10 +791,13 @@ class Facts:
             small := small_factor(scheduler, self.looks.factors[scheduler])
         ):
             self._tell_once("small_factor", 0.0, small)
-        if calls[1] == 1 and getattr(scheduler, "last_epoch", 0) == 1:
-            updates = updates_of(optimizer)
-            if updates > chain.updates:
+        if calls[1] == 1:
+            # Where step(number) was called the number of steps is not that.
+            updates, steps = updates_of(optimizer), getattr(scheduler, "_step_count", 1) - 1
+            if getattr(scheduler, "last_epoch", 0) == 1 and updates > chain.updates:
                 self._tell_once("schedule_anew", updates, type(scheduler).__name__)
+            elif steps > chain.updates + 1 and 0 < updates <= chain.updates:
+                self._tell_once("optimizer_anew", steps, about)
 
     def _is_replaced(self, optimizer: torch.optim.Optimizer) -> bool:
         """True if another optimizer of the same parameters was met after this optimizer, which does
@@ -862,6 +867,9 @@ class Facts:
         if any(node.is_primary and is_untied(node.module()) for node in self._nodes):
             about = "the input embedding and the output layer (tie_word_embeddings)"
             self._tell("untied", 2, about)
+        roots = (node.module() for node in self._nodes if node.is_root)
+        if about := next(filter(None, map(repeated, roots)), ""):
+            self._tell("repeated_layer", 1, about)
 
     def _look_at_modes(self) -> None:
         modules = [module for node in self._nodes if (module := node.module()) is not None]

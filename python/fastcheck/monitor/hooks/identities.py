@@ -1,9 +1,10 @@
-"""Tensors that are one, or are two: weights that are loaded into themselves, embeddings that should
-be tied.
+"""Tensors and modules that are one, or are two: weights that are loaded into themselves, embeddings
+that should be tied, layers that are one layer several times.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -33,6 +34,17 @@ def is_untied(module: Any) -> bool:
     if given is None or made is None or given is made:
         return False
     return given.shape == made.shape and not _is_one(given, made)
+
+
+def repeated(module: Any) -> str:
+    """Names the layer that a list of modules holds several times; empty: it holds none so."""
+    for name, held in module.named_modules() if module is not None else ():
+        if isinstance(held, (torch.nn.ModuleList, torch.nn.Sequential)):
+            for layer, count in Counter(held._modules.values()).items():
+                if count > 1 and layer is not None and any(True for _ in layer.parameters()):
+                    where = f"{name} ({type(held).__name__})" if name else type(held).__name__
+                    return f"{where} holds one {type(layer).__name__} {count} times"
+    return ""
 
 
 def _is_one(tensor: torch.Tensor, other: Any) -> bool:

@@ -20,7 +20,7 @@ from fastcheck.utils.torch.memory_ref import MemoryRef
 from fastcheck.utils.torch.own_operators import no_grad, unobserved
 from fastcheck.utils.torch.readable import can_read
 
-from .axes import last_sample, mixed, moved
+from .axes import last_sample, mixed, moved, over_samples
 from .masks import fault_of_masks
 from .nodes import (
     VIEWS,
@@ -452,10 +452,10 @@ def _are_rows(target: Optional[torch.Tensor], made: Any) -> bool:
 def _broadcast(node: Any) -> str:
     """The shapes, where the magnitude or the square of a difference or sum, of N x 1 results and a
     tensor without a graph, is averaged or added up and is N x N; or a product of N and of N x 1
-    numbers.
+    numbers, perhaps the first of two that are added.
     """
     inner: Any = node.next_functions[0][0] if kind_of(node) in ("Mean", "Sum") else None
-    while kind_of(inner) in ("Neg", "Minimum"):
+    while kind_of(inner) in ("Neg", "Minimum") or match(inner, ("Add|Sub", "Mul|Neg", "Mul")):
         inner = inner.next_functions[0][0]
     is_size = kind_of(inner) == "Abs" or (kind_of(inner) == "Pow" and inner._saved_exponent == 2)
     inner = inner.next_functions[0][0] if is_size else inner
@@ -482,6 +482,20 @@ def _broadcast(node: Any) -> str:
         f"the {what} of a result of shape {list(of)} and of a tensor without a graph was broadcast "
         f"to {list(shape)}{after}"
     ) * is_so
+
+
+def _focal_mean(node: Any) -> str:
+    """Names a criterion that was averaged before 1 - exp(-loss) weighs it, as a focal loss does."""
+    weight = ("Pow", ("Rsub", ("Exp", ("Neg", "loss:*"))))
+    orders = ((weight, "loss:*"), (("Mul", weight), "loss:*"), ("loss:*", weight))
+    found = next((f for order in orders if (f := match(node, ("Mul", *order)))), None)
+    loss = found["loss"] if found else None
+    if loss is None or shape_of(loss) or not loss.next_functions:
+        return ""
+    is_mean = kind_of(loss) == "Mean" or getattr(loss, "_saved_reduction", 0) == 1
+    rows = shape_of(loss.next_functions[0][0])
+    rows = rows[:1] + rows[2:] if kind_of(loss).startswith("NllLoss") else rows
+    return "1 - exp(-loss)" * (is_mean and math.prod(rows) > 1)
 
 
 def _itself(node: Any) -> str:
@@ -579,7 +593,9 @@ _CHECKS: tuple[tuple[str, Callable[[Any], str]], ...] = (
     ("across_samples", mixed),
     ("moved", moved),
     ("last_sample", last_sample),
+    ("over_samples", over_samples),
     ("broadcast", _broadcast),
+    ("focal_mean", _focal_mean),
     ("of_itself", _itself),
     ("wrong_targets", wrong_targets),
 )
