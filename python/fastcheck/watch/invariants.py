@@ -639,8 +639,8 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
     _fact(
         "focal_mean", cause="loss",
         text="in the graph of the loss {name}, to a power, multiplies that loss, which was "
-        "averaged before{checks}: it is one factor for all, where a focal loss has one for each example "
-        "(reduction=\"none\", and the mean after the product)",
+        "averaged before{checks}: it is one factor for all, where a focal loss has one for each "
+        "example (reduction=\"none\", and the mean after the product)",
         source="Kaggle's library of losses: FocalLoss",
     ),
     _fact(

@@ -73,7 +73,7 @@ def _entropy_of(y: Tensor) -> Tensor:
 @pytest.mark.parametrize("make", [nn.LSTM, nn.GRU, nn.RNN])
 @pytest.mark.parametrize("is_of_batch", [False, True])
 def test_states_that_become_those_of_others(make: Any, is_of_batch: bool) -> None:
-    """Of (layers, batch, hidden), and of (time, batch, hidden). ``is_of_batch``: the view is right."""
+    """Of (layers, batch, hidden) and (time, batch, hidden). ``is_of_batch``: the view is right."""
     layer = make(3, 4, num_layers=2, bidirectional=True)
     y, state = layer(torch.randn(5, 6, 3))
     state = state[0] if isinstance(state, tuple) else state
