@@ -16,6 +16,15 @@ def softmax(case: Case, made: Operation) -> Iterator[Advice]:
             f"{label} holds {reading.posinf_count:,} +Inf, and softmax subtracts the largest: "
             "Inf - Inf is NaN. Look for what made them, and clamp there."
         )
+    elif made.may_be_nan and made.is_open and reading is None and _holds_zeros(made):
+        yield Advice(
+            f"{made.shown} makes NaN of a row of nothing but -inf, as one that is masked whole, and "
+            "of one that holds +Inf, as a product that overflowed. Other rows hold 0, as those of "
+            "masked elements, and of scores far below the largest. If there is a mask, let every "
+            "query attend to at least one key (padding and causal mask together), or mask with a "
+            "large finite number; if there is none, look for what made the scores so large.",
+            "scores.masked_fill(mask, torch.finfo(scores.dtype).min)",
+        )
     elif made.may_be_nan and made.is_open and reading is None and not _has_masked(made):
         yield Advice(
             f"{made.shown} makes NaN of a row that holds +Inf, and of a row of nothing but -Inf "
@@ -32,9 +41,13 @@ def softmax(case: Case, made: Operation) -> Iterator[Advice]:
 
 
 def _has_masked(made: Operation) -> bool:
-    """True if other rows have masked elements: 0 of softmax, -Inf of log_softmax."""
-    result = made.result
-    return result is not None and (result.zero_count > 0 or result.neginf_count > 0)
+    """True if other rows of log_softmax have masked elements."""
+    return made.result is not None and made.result.neginf_count > 0
+
+
+def _holds_zeros(made: Operation) -> bool:
+    """True if other rows of softmax have elements that are masked, or far below the largest."""
+    return made.result is not None and made.result.zero_count > 0
 
 
 def attention(case: Case, made: Operation) -> Iterator[Advice]:
