@@ -1240,6 +1240,25 @@ def test_a_softmax_whose_input_is_not_held_is_taken_for_masked_where_it_shows(
     assert ("makes NaN of a row that holds +Inf, and of a row" in told) is not is_masked
 
 
+@pytest.mark.parametrize("is_masked", [False, True])
+def test_a_softmax_with_zeros_may_be_of_large_scores(is_masked: bool) -> None:
+    """At a rate of 30 products in float16 overflow, and other rows have scores far apart."""
+
+    def softmax(rows: torch.Tensor) -> torch.Tensor:
+        scores = (rows.half() * (1 if is_masked else 40000) * torch.eye(4).half()).float()
+        keeps = torch.ones(4, 4).tril(-1).bool() if is_masked else torch.ones(4, 4).bool()
+        return scores.masked_fill(~keeps, -math.inf).softmax(-1).square().sum()
+
+    model = torch.nn.Linear(4, 4)
+    torch.nn.init.constant_(model.bias, 9.0)
+    with fastcheck.install(model), pytest.raises(fastcheck.OverflowDetected) as stop:
+        softmax(model(torch.zeros(4, 4)) * torch.tensor([[1.0], [1.0], [0.1], [0.1]])).backward()
+    told = said(stop.value)
+    assert "as one that is masked whole, and of one that holds +Inf" in told
+    assert "If there is a mask, let every query attend" in told
+    assert "A row that is masked whole: softmax" not in told
+
+
 def test_the_order_of_a_norm_is_no_infinity_that_was_given() -> None:
     model = torch.nn.Linear(4, 4)
     stops = pytest.raises(fastcheck.OverflowDetected)
