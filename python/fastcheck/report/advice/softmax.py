@@ -20,9 +20,9 @@ def softmax(case: Case, made: Operation) -> Iterator[Advice]:
         yield Advice(
             f"{made.shown} makes NaN of a row of nothing but -inf, as one that is masked whole, "
             "and of one that holds +Inf, as a product that overflowed. Other rows hold 0, as those "
-            "of masked elements, and of scores far below the largest. If there is a mask, let every "
-            "query attend to at least one key (padding and causal mask together), or mask with a "
-            "large finite number; if there is none, look for what made the scores so large.",
+            "of masked elements, and of scores far below the largest. If there is a mask, let "
+            "every query attend to at least one key (padding and causal mask together), or mask "
+            "with a large finite number; if there is none, look for what made the scores so large.",
             "scores.masked_fill(mask, torch.finfo(scores.dtype).min)",
         )
     elif made.may_be_nan and made.is_open and reading is None and not _has_masked(made):
