@@ -581,7 +581,7 @@ _CAUSES_OF_ZERO = (
     "loss), a result of which the loss uses another part (an index, a mask), a term of the loss at "
     "its bound (a margin, free bits), float16 gradients that underflow, NaN that was replaced by 0."
 )
-# Of weights that multiply the state of a recurrent layer, alone.
+# Weights that multiply the state of a recurrent layer, by name, and why they alone have 0.
 _RECURRENT = re.compile(r"weight_hh_l\d+(?:_reverse)?")
 _CAUSE_OF_STATE = (
     "The state that it multiplies is 0 wherever the loss reads what is made of it, as where that "

@@ -21,7 +21,7 @@ _KEEPS = re.compile(
 _FEATURES = ("Addmm", "Mm", "Embedding", "NativeLayerNorm")
 # Nodes of a transformer's layer between its attention and its result.
 _OF_FEATURES = re.compile("Addmm|Mm|NativeLayerNorm|NativeDropout|View|UnsafeView")
-# How torch's attention moves places before samples and heads.
+# The order in which torch's attention moves places before samples and heads; nodes to look at.
 _TO_FRONT, _MOST = [2, 0, 1, 3], 100
 _LAST = "the result of a layer whose features are last"
 _RECURRENT = ("MkldnnRnnLayer", "CudnnRnn", "MiopenRnn")
