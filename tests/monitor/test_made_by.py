@@ -1246,3 +1246,27 @@ def test_what_an_operand_without_a_graph_was_taken_from() -> None:
     assert made is not None and made.variable.startswith("table, assigned at ")
     assert "weighted was assigned from table, which is not finite either" in made.how
     assert "The first bad element of table is [0], in row 0: 1 of 20 rows" in made.how
+
+
+@pytest.mark.parametrize("divides", [True, False])
+def test_a_hook_on_a_gradient(divides: bool) -> None:
+    """One that divides a gradient by its norm of 0; or has no line that makes NaN of numbers."""
+    model = nn.Linear(8, 2)
+
+    def by_norm(gradient: torch.Tensor) -> torch.Tensor:
+        return gradient / gradient.norm()
+
+    def added(gradient: torch.Tensor) -> torch.Tensor:
+        return gradient + math.inf
+
+    model.weight.register_hook(by_norm if divides else added)
+    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+    with fastcheck.install(model), pytest.raises(fastcheck.OverflowDetected) as stop:
+        for factor in (1, 0):
+            (factor * model(torch.rand(4, 8))).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    made = stop.value.report.made_by
+    is_told = made is not None and made.how.startswith("weight has a hook of the program")
+    assert is_told is divides
+    assert made is None or "in by_norm: return gradient / gradient.norm()" in made.written[0]

@@ -34,7 +34,13 @@ from .loss_graph import (
 from .on_request import Install
 from .second_run import Search
 from .update_state import search_state
-from .written_lines import lines_of_gradients, lines_of_update, lines_of_weights, with_lines
+from .written_lines import (
+    lines_of_gradients,
+    lines_of_hooks,
+    lines_of_update,
+    lines_of_weights,
+    with_lines,
+)
 
 _FORWARD = frozenset(("input", "output", "loss"))
 _GRADIENTS = frozenset(("grad_input", "grad_output", "param_grad"))
@@ -140,7 +146,17 @@ class Makers:
         parameter = site.key if site.role == "param_grad" else ""
         search = Search(step, site.module, kind, parameter=parameter)
         made = self._pass_again(culprit, site, search, session)
-        return made if made is not None and (made.operator or known is None) else known
+        made = made if made is not None and (made.operator or known is None) else known
+        if parameter and (made is None or not made.operator):
+            made = self._of_hook(site.key) or made
+        return made
+
+    def _of_hook(self, key: str) -> Optional[MadeBy]:
+        """The hook of the program on this parameter, which returns its gradient."""
+        held = self._meta.held_by_optimizer(key)
+        lines = () if held is None else lines_of_hooks(held[1])
+        how = f"{key} has a hook of the program (register_hook), which may return its gradient."
+        return MadeBy("", how, written=lines) if lines else None
 
     def _pass_again(
         self, culprit: Finding, site: Site, search: Search, session: Session

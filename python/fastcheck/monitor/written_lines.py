@@ -137,6 +137,13 @@ def lines_of_gradients() -> tuple[str, ...]:
     return _Search((_GRADIENT,), with_modules=False).places(_running_functions())
 
 
+def lines_of_hooks(parameter: torch.Tensor) -> tuple[str, ...]:
+    """The places where NaN or Inf may be made of finite numbers, in hooks on a parameter."""
+    hooks = getattr(parameter, "_backward_hooks", None) or {}
+    functions = (one for hook in hooks.values() for one in _functions(hook, None))
+    return _of_data(is_loud=True).places(functions)
+
+
 def lines_of_weights(name: str) -> tuple[str, ...]:
     """The places where the program writes to a tensor of this name, or else to any but gradients,
     in place, in the functions that run, as far as they have run in an earlier call, and in those
