@@ -1270,3 +1270,22 @@ def test_a_hook_on_a_gradient(divides: bool) -> None:
     is_told = made is not None and made.how.startswith("weight has a hook of the program")
     assert is_told is divides
     assert made is None or "in by_norm: return gradient / gradient.norm()" in made.written[0]
+
+
+@pytest.mark.parametrize("is_made_before", [False, True])
+def test_a_root_that_where_hides_is_named_not_what_has_read_it(is_made_before: bool) -> None:
+    """flowjax#239: a spline outside of its domain. ``is_made_before``: 0/0 made the NaN."""
+    model, bounds = nn.Linear(8, 3), torch.tensor([1.0, 1.0, 0.0])
+    with fastcheck.install(model), pytest.raises(fastcheck.OverflowDetected) as stop:
+        y = model(torch.rand(4, 8)).sigmoid()
+        inside = torch.tensor([True, True, False])
+        spread = (y * bounds) / (y * bounds) if is_made_before else y + 2 * bounds - 1.5
+        depth = torch.where(inside, spread.sqrt().log(), torch.zeros_like(y))
+        depth.mean().backward()
+    made = stop.value.report.made_by
+    assert made is not None
+    assert made.operator == ("DivBackward0" if is_made_before else "SqrtBackward0")
+    told = " ".join(str(stop.value).split())
+    if not is_made_before:
+        assert "known not to be finite, in as many elements as LogBackward0 has read" in told
+        assert "NaN (or it read NaN, which is not held): clamp before" in told

@@ -276,6 +276,12 @@ def _source(steep: SavedByNode, known: Sequence[SavedByNode]) -> Optional[MadeBy
         if bad is None or not bad.any() or (bad.shape, int(bad.sum())) not in counts:
             continue
         return _made_in_forward(saved, steep, bad)
+    for saved in sorted(known, key=lambda node: node.order):
+        result = saved.values.get("result")
+        if saved.order < steep.order and torch.is_tensor(result):
+            nans = (result.shape, int(result.isnan().sum()))
+            if nans[1] and nans in counts:
+                return _known_in_forward(saved, steep, result)
     return None
 
 
@@ -286,6 +292,18 @@ def _made_in_forward(saved: SavedByNode, steep: SavedByNode, bad: torch.Tensor) 
         f"numbers what is not finite, in {int(bad.sum()):,} of {bad.numel():,} elements, as many "
         f"as {steep.name} has read, the first node of backward whose derivative is not finite.",
         inputs=tuple((n, r) for n, v in _tensors(saved) if (r := record_of(v)) is not None),
+        variable=_later_variable(saved.is_node, lambda tensor: _leads_to(tensor.grad_fn, saved)),
+    )
+
+
+def _known_in_forward(saved: SavedByNode, steep: SavedByNode, result: torch.Tensor) -> MadeBy:
+    # Of a root nothing but the result is kept.
+    return MadeBy(
+        saved.name,
+        f"{saved.name}, in the graph of the loss: the first operator of forward {KNOWN_ALONE}, in "
+        f"as many elements as {steep.name} has read, the first node of backward whose derivative "
+        "is not finite.",
+        result=record_of(result),
         variable=_later_variable(saved.is_node, lambda tensor: _leads_to(tensor.grad_fn, saved)),
     )
 

@@ -290,6 +290,12 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         "it out of the optimizer", source="forums: frozen weights that change",
     ),
     _fact(
+        "of_frozen", cause="optimizer",
+        text="an optimizer steps, and none of its parameters requires a gradient ({name}){checks}: "
+        "requires_grad_(False), as for the loss of another, may not have been undone",
+        source="forums: set_requires_grad(discriminator, False)",
+    ),
+    _fact(
         "attribute", cause="optimizer",
         text="{name} has an attribute requires_grad, False, which torch does not read: an "
         "optimizer holds its {value} parameters",

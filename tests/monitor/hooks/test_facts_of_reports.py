@@ -254,3 +254,24 @@ def test_the_last_output_of_two_directions(kind: type[nn.Module], is_last: bool)
     text = said(layer, step, 12)
     assert ("of weight_hh_l0_reverse, in 10 updates" in text) is is_last
     assert ("its backward direction has taken one step there" in text) is is_last
+
+
+@pytest.mark.parametrize("is_undone", [False, True])
+def test_a_discriminator_that_stays_frozen(is_undone: bool) -> None:
+    """It is frozen for the generator's loss, in each step; the batch is not detached for its own."""
+    torch.manual_seed(0)
+    made, judge = nn.Linear(4, 8), nn.Linear(8, 1)
+    optimizers = [torch.optim.SGD(part.parameters(), 0.01) for part in (judge, made)]
+
+    def step(number: int) -> None:
+        for optimizer, sign in zip(optimizers, (1, -1)):
+            if is_undone or sign < 0:
+                judge.requires_grad_(sign > 0)
+            optimizer.zero_grad()
+            (sign * judge(made(torch.randn(8, 4))).square().mean()).backward()
+            optimizer.step()
+
+    text = said(nn.ModuleList([made, judge]), step, 45)
+    assert ("none of its parameters requires a gradient (SGD, 2 parameters)" in text) is (
+        not is_undone
+    )

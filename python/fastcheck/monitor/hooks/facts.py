@@ -36,7 +36,7 @@ from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read, is_mate
 
 from .averages import Averages, StaleStatistics
 from .beginnings import factor_of, lost_moments, new_scale, small_factor, updates_of
-from .frozen import Frozen
+from .frozen import Frozen, of_frozen
 from .hand_changes import FirstElements, Probe, elements_of, first_elements, probe
 from .identities import is_itself, is_untied, repeated
 from .loss_forms import LossForms, classes_of, has_no_second, is_output
@@ -676,6 +676,9 @@ class Facts:
             if since.elements is not None and not is_scaled:
                 self._look_at_reduction(optimizer, chain)
             self._look_at_averages(optimizer, chain.updates)
+            if chain.updates % _EVERY == 0:
+                idle = of_frozen(optimizer)
+                self._count("of_frozen", bool(idle), idle, id(optimizer), times=_LOOKS)
             if chain.count_written(parameter):
                 self._tell_once("written", chain.written, parameter)
             if chain.has_state and not optimizer.state:

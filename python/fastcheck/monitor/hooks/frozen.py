@@ -1,4 +1,6 @@
-"""A parameter that was frozen, and that its optimizer goes on changing."""
+"""A parameter that was frozen, and that its optimizer goes on changing; an optimizer all of whose
+parameters are frozen.
+"""
 
 from __future__ import annotations
 
@@ -38,3 +40,11 @@ class Frozen:
         (now,) = checksums([found])
         last, self._last = self._last, (0, 0) if has_gradient else (id(found), now)
         return found if last[0] == self._last[0] != 0 and last[1] != now else None
+
+
+def of_frozen(optimizer: torch.optim.Optimizer) -> str:
+    """Names an optimizer none of whose parameters requires a gradient; empty: one does."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if not parameters or any(p.requires_grad for p in parameters):
+        return ""
+    return f"{type(optimizer).__name__}, {len(parameters)} parameters"

@@ -263,8 +263,11 @@ def _power(case: Case, made: Operation) -> Iterator[Advice]:
     label, reading = made.operand(0)
     if reading is None:
         if made.is_nan and made.name == "sqrt":
+            unless = " (or it read NaN, which is not held)" if made.is_open else ""
             yield Advice(
-                "sqrt of a negative number is NaN: clamp before.", "x.clamp_min(eps).sqrt()"
+                f"sqrt of a negative number is NaN{unless}: clamp before, as torch.where after it "
+                "does not keep the NaN out of the gradient.",
+                "x.clamp_min(eps).sqrt()",
             )
         elif made.reads_integers and made.may_be_inf and _is_inverse_of_integers(made):
             what = "1/sqrt(0)" if made.name == "rsqrt" else "a negative power of 0"
