@@ -258,7 +258,7 @@ def test_the_last_output_of_two_directions(kind: type[nn.Module], is_last: bool)
 
 @pytest.mark.parametrize("is_undone", [False, True])
 def test_a_discriminator_that_stays_frozen(is_undone: bool) -> None:
-    """It is frozen for the generator's loss, in each step; the batch is not detached for its own."""
+    """It is frozen for the generator's loss in each step; for its own nothing is detached."""
     torch.manual_seed(0)
     made, judge = nn.Linear(4, 8), nn.Linear(8, 1)
     optimizers = [torch.optim.SGD(part.parameters(), 0.01) for part in (judge, made)]
