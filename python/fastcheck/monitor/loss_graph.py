@@ -297,7 +297,7 @@ def _made_in_forward(saved: SavedByNode, steep: SavedByNode, bad: torch.Tensor) 
 
 
 def _known_in_forward(saved: SavedByNode, steep: SavedByNode, result: torch.Tensor) -> MadeBy:
-    # Of a root nothing but the result is kept.
+    # A node of a root keeps its result alone.
     return MadeBy(
         saved.name,
         f"{saved.name}, in the graph of the loss: the first operator of forward {KNOWN_ALONE}, in "
