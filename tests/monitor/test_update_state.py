@@ -93,6 +93,25 @@ def test_an_average_of_squares_below_0() -> None:
     assert "bias correction" not in text
 
 
+def test_a_weight_that_the_update_before_has_blown_up() -> None:
+    """The squares of the next gradient leave the range, and the weight is named with its update."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4))
+    optimizer = torch.optim.AdamW(model.parameters())
+    for p in model.parameters():
+        momentum = torch.full_like(p, 1e7)
+        state = {"step": torch.tensor(1e4), "exp_avg": momentum, "exp_avg_sq": momentum * 0}
+        optimizer.state[p] = state
+    with fastcheck.install(model), pytest.raises(fastcheck.OverflowDetected) as stop:
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.randn(4, 8)).square().mean().backward()
+            optimizer.step()
+    assert stop.value.culprit.site.role == "optimizer_state" and stop.value.step == 1
+    text = _tried(stop.value)
+    assert "1. An update since step 0 took the largest number of 0.weight from 0." in text
+
+
 def test_a_number_by_which_whole_weights_are_divided() -> None:
     stop, made = made_by(first=0, is_rsqrt=False)
     text = "the state that Adam has of 0.weight is finite, and no element of the weight is."

@@ -21,11 +21,14 @@ from fastcheck.utils.grouping import grouped
 
 from .message import MOST_BYTES, unpacked
 from .stop_report import Outlier, StopReport
+from .trend import BLOWN_UP
 
 # An input is an outlier if it is so many times as large as in at least so many steps before.
 _OUTLYING, _BEFORE = 20.0, 5
 # It has grown if it is so in the last steps, beside the first of at least so many.
 _FIRST, _LAST, _MANY = 8, 4, 16
+# What is computed from weights that its module need not hold.
+_OF_WEIGHTS = ("param_grad", "grad_input", "grad_output", "optimizer_state")
 #: Tensors that the culprit was computed from, with their records.
 Evidence = list[tuple[Site, np.void]]
 
@@ -42,6 +45,8 @@ def make_report(
     others of StopReport.
     """
     record = culprit.record
+    if culprit.site.role in _OF_WEIGHTS and not culprit.site.op:
+        inputs = [*inputs, *_blown_up(records, sites)]
     trend = records.of_site(int(record["site"]), int(record["call"]))
     return StopReport(
         culprit=culprit,
@@ -54,6 +59,22 @@ def make_report(
         outlier=_outlier(records, sites, culprit.step),
         **fields,
     )
+
+
+def _blown_up(records: History, sites: Iterable[Site]) -> Evidence:
+    """The parameter that its last update has blown up most, if any has been."""
+    named = {number: site for number, site in enumerate(sites) if site.role == "param"}
+    most, found = BLOWN_UP, Evidence()
+    for record in records.latest_of(set(named)):
+        before = records.last_finite(record)
+        now, then = (_peak(one) for one in (record, before if before is not None else record))
+        if now > 1 and now >= most * then > 0:
+            most, found = now / then, [(named[int(record["site"])], record)]
+    return found
+
+
+def _peak(record: np.void) -> float:
+    return max(-float(record["min"]), float(record["max"]))
 
 
 def argument_records(

@@ -13,6 +13,8 @@ GROWN = 4.0
 EXPLODED = 1000.0
 JUMPED = 4.0
 NEAR_LIMIT = 0.25
+#: A weight that is so many times larger after one update was blown up by it.
+BLOWN_UP = 10.0
 
 
 @dataclass(frozen=True)

@@ -10,16 +10,13 @@ from typing import TYPE_CHECKING
 from fastcheck.record.event import WHEN_LAST_READ
 from fastcheck.record.format import Verdict
 from fastcheck.record.statistics import RecordStatistics
-from fastcheck.report.trend import Trend
+from fastcheck.report.trend import BLOWN_UP, Trend
 from fastcheck.utils.text.numbers import format_number
 
 if TYPE_CHECKING:
     from fastcheck.record.site import Site
     from fastcheck.report.stop_report import StopReport
 
-
-#: A weight that is so many times larger after one update was blown up by it.
-BLOWN_UP = 10.0
 
 #: Modules of torch, and operators, that add products up.
 _SUMS = re.compile(
