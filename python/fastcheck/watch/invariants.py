@@ -406,12 +406,6 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         source="guided-diffusion#167",
     ),
     _fact(
-        "recomputed", cause="layer",
-        text="{name} returns something else when activation checkpointing computes it again in "
-        "backward(), in {value} steps in a row: it draws random numbers, or what it reads was "
-        "changed, or it does not give the same bits twice",
-    ),
-    _fact(
         "statistics_on", cause="layer",
         text="batch norm updates its statistics in passes without gradients: {value} such passes "
         "in a row ran in training mode ({name})", source="pytorch_stacked_hourglass#44",

@@ -15,7 +15,7 @@ from .numbers import Number
 
 # The observed steps that are looked at, and those in a row in which a result has to differ.
 _STEPS, _TIMES = 16, 3
-_COMPARED = ("numel", "checksum", "zero_count")
+_COMPARED = ("numel", "checksum")
 
 
 class RecomputedResults:
@@ -33,22 +33,21 @@ class RecomputedResults:
             return
         self._steps += 1
         records = joined(chunks) if len(chunks) else np.zeros(0)
-        site, has_others = self._first_other(records) if len(records) else (None, False)
+        site = self._first_other(records) if len(records) else None
         self._times = 0 if site is None else self._times + 1
         if site is not None and self._times == _TIMES:
             self._steps = _STEPS
-            # A layer before it may only have rounded otherwise.
-            drops = has_others and "Dropout" in site.module_type
-            name = "recomputed_dropout" if drops else "recomputed"
-            yield Number(name, _TIMES, full_name=f"{site.module} ({site.module_type})")
+            full_name = f"{site.module} ({site.module_type})"
+            yield Number("recomputed_dropout", _TIMES, full_name=full_name)
 
-    def _first_other(self, records: np.ndarray) -> tuple[Optional[Site], bool]:
-        """The first module that has returned what it had not returned when it was called again, and
-        whether another number of elements was 0.
+    def _first_other(self, records: np.ndarray) -> Optional[Site]:
+        """The first module that has returned what it had not returned when it was called again, if
+        it is one that drops elements. Any other has read something else then, as where an equation
+        is solved backwards, or does not give the same bits twice.
         """
         is_again = (records["flags"] & int(Flag.RECOMPUTE)) != 0
         if not is_again.any():
-            return None, False
+            return None
         is_whole = (records["depth"] >= Depth.FULL) & (records["numel"] > 1)
         for name in NONFINITE_COUNTS:
             is_whole &= records[name] == 0
@@ -63,8 +62,6 @@ class RecomputedResults:
             is_result = site.direction == "forward" and site.role == "output" and not site.op
             if not is_result or len(known) < len(results):
                 continue
-            others = [made for made in results if made not in known]
-            if others:
-                counts = {zeros for _, _, zeros in known}
-                return site, any(zeros not in counts for _, _, zeros in others)
-        return None, False
+            if any(made not in known for made in results):
+                return site if "Drop" in site.module_type else None
+        return None
