@@ -18,6 +18,7 @@ from fastcheck.record.format import Verdict
 from fastcheck.record.site import Site
 from fastcheck.report.stop_report import MadeBy
 from fastcheck.utils.torch.rank import group_size
+from fastcheck.utils.torch.readable import waits_untold
 from fastcheck.utils.torch.transforms import is_transformed
 from fastcheck.verdict.findings import Finding
 from fastcheck.verdict.step import Step
@@ -61,7 +62,8 @@ class Makers:
 
     def __call__(self, culprit: Finding, step: Step) -> Optional[MadeBy]:
         """Returns the operator, or None where no graph and no call is left to look in."""
-        made = self._found(culprit, step)
+        with waits_untold():
+            made = self._found(culprit, step)
         return None if made is None else with_lines(made)
 
     def _found(self, culprit: Finding, step: Step) -> Optional[MadeBy]:

@@ -34,7 +34,7 @@ from fastcheck.record.statistics import component_counts
 from fastcheck.statistics.functions import stats
 from fastcheck.utils.text.layout import listed
 from fastcheck.utils.torch.own_operators import no_grad, unobserved
-from fastcheck.utils.torch.readable import can_read, has_memory
+from fastcheck.utils.torch.readable import can_read, has_memory, may_wait
 from fastcheck.utils.torch.sharding import local
 from fastcheck.utils.torch.transforms import unwrapped
 from fastcheck.verdict.step import Step
@@ -329,7 +329,8 @@ class StaleCopies:
         ``is_alone``: no optimizer of the model has stepped, and this one is given no closure.
         """
         known = self._of.setdefault(optimizer, _Copies())
-        trained = [p for _, _, p in parameters if p.requires_grad] if not known.is_over else []
+        is_on = may_wait() and not known.is_over
+        trained = [p for _, _, p in parameters if p.requires_grad] if is_on else []
         if not trained or not all(p.grad is not None for p in trained):
             return None
         held = [p for group in optimizer.param_groups for p in group["params"]]
@@ -908,7 +909,7 @@ class StalledWeights:
     ) -> None:
         self._know_sites()
         new = [at for at, site in enumerate(sites) if not self._table["is_said"][site]]
-        if new:
+        if new and may_wait():
             sums = checksums([parameters[at] for at in new])
             self._weigh_strays({sites[at]: one for at, one in zip(new, sums)}, replaced)
 

@@ -21,6 +21,7 @@ import fastcheck
 from fastcheck.backends import table
 from fastcheck.monitor.session import drain
 from fastcheck.ring.device import DeviceRing
+from fastcheck.utils.torch import readable
 from support.devices.training_on_fake import NAME, fake, loop
 from support.paths import TESTS
 from support.processes import run_python
@@ -40,6 +41,26 @@ def test_kernels_are_loaded_by_install(monkeypatch: pytest.MonkeyPatch) -> None:
     device = torch.device(NAME, 0)
     fastcheck.install(nn.Sequential(nn.Linear(2, 2).to(device), nn.Linear(2, 2))).remove()
     assert set(asked) == {device, torch.device("cpu")}
+
+
+@pytest.mark.parametrize("mode", [0, 2])
+def test_numbers_are_read_on_the_host_unless_torch_tells_of_waits(
+    mode: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch.cuda.set_sync_debug_mode(2) raises an error at each wait."""
+    monkeypatch.setattr(readable, "_sync_debug_mode", lambda: mode)
+    model = nn.Linear(4, 4).to(NAME)
+    x, target = torch.randn(8, 4, device=NAME), torch.ones(8, 4, device=NAME)
+    monitor = fastcheck.install(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = fake.counters()
+    for _ in range(12):
+        optimizer.zero_grad()
+        nn.functional.binary_cross_entropy_with_logits(model(x), target).backward()
+        optimizer.step()
+    spent = fake.counters() - before
+    monitor.remove()
+    assert (spent["item"] > 0) is (mode == 0)
 
 
 @pytest.mark.parametrize("options", [{}, {"record": "range"}, {"level": "op"}])

@@ -15,7 +15,7 @@ from fastcheck.calls.module_calls import ModuleNode
 from fastcheck.monitor.weight_updates import checksums
 from fastcheck.utils.torch.frames import values_at_hand
 from fastcheck.utils.torch.own_operators import no_grad, unobserved
-from fastcheck.utils.torch.readable import can_read
+from fastcheck.utils.torch.readable import can_read_now
 
 # Looks that read tensors, of which four tell.
 _LOOKS = 5
@@ -145,7 +145,7 @@ def _copies(
         key = next((key for key, p in (of or {}).items() if id(p) in held), None)
         if not of or key is None or any(id(own[each]) in others for each in of):
             continue
-        if can_read(own[key]) and can_read(of[key]):
+        if can_read_now(own[key]) and can_read_now(of[key]):
             yield name, of[key], own[key]
 
 

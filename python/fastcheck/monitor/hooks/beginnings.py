@@ -8,7 +8,7 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR
 
 from fastcheck.utils.torch.own_operators import no_grad, unobserved
-from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read
+from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read_now
 
 # A function of LambdaLR that returns less than this is hardly a factor, unless it is a warm-up, by
 # which it would have grown to more than so many times its first value.
@@ -39,7 +39,7 @@ def lost_moments(optimizer: torch.optim.Optimizer) -> str:
         for name, value in state.items()
         if name != "step" and torch.is_tensor(value) and can_hold_nonfinite(value)
     ]
-    if not moments or not all(can_read(value) for _, value in moments):
+    if not moments or not all(can_read_now(value) for _, value in moments):
         return ""
     with unobserved(), no_grad():
         if any(bool(value.any()) for _, value in moments):

@@ -32,7 +32,7 @@ from fastcheck.utils.torch.frames import program_frames, values_at_hand
 from fastcheck.utils.torch.memory_ref import MemoryRef, memory_ref
 from fastcheck.utils.torch.own_operators import no_grad, unobserved
 from fastcheck.utils.torch.rank import group_size
-from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read, is_materialised
+from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read_now, is_materialised
 
 from .averages import Averages, StaleStatistics
 from .beginnings import factor_of, lost_moments, new_scale, small_factor, updates_of
@@ -336,7 +336,7 @@ def _gradients_of(
 
 
 def _holds_nan(gradient: Optional[torch.Tensor]) -> bool:
-    if gradient is None or not (can_hold_nonfinite(gradient) and can_read(gradient)):
+    if gradient is None or not (can_hold_nonfinite(gradient) and can_read_now(gradient)):
         return False
     with unobserved(), no_grad():
         return bool(gradient.isnan().any())

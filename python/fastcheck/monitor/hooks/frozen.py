@@ -10,7 +10,7 @@ import torch
 
 from fastcheck.monitor.weight_updates import checksums
 from fastcheck.utils.torch.own_operators import no_grad, unobserved
-from fastcheck.utils.torch.readable import can_read
+from fastcheck.utils.torch.readable import can_read_now
 
 _LOOKS = 5
 
@@ -32,7 +32,7 @@ class Frozen:
         found = next((p for p in parameters if not p.requires_grad and p.grad is not None), None)
         if found is None or self._looks == _LOOKS:
             return None
-        if not (can_read(found) and can_read(found.grad)):
+        if not (can_read_now(found) and can_read_now(found.grad)):
             return None
         self._looks += 1
         with unobserved(), no_grad():

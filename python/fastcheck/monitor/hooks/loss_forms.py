@@ -18,7 +18,7 @@ import torch
 from fastcheck.monitor.weight_updates import NoDerivative
 from fastcheck.utils.torch.memory_ref import MemoryRef
 from fastcheck.utils.torch.own_operators import no_grad, unobserved
-from fastcheck.utils.torch.readable import can_read
+from fastcheck.utils.torch.readable import can_read_now
 
 from .axes import last_sample, mixed, moved, over_samples
 from .masks import fault_of_masks
@@ -556,7 +556,7 @@ def has_no_second(roots: Sequence[torch.Tensor], results: Sequence[Any]) -> bool
     if not any(kind_of(node) in ("ThresholdBackward", "LeakyReluBackward") for node in nodes):
         return False
     with unobserved(), no_grad():
-        return all(can_read(made) and not bool(made.any()) for made in results)
+        return all(can_read_now(made) and not bool(made.any()) for made in results)
 
 
 def is_output(root: torch.Tensor) -> bool:

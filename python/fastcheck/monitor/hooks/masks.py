@@ -14,7 +14,7 @@ import torch
 from torch.nn import MultiheadAttention
 
 from fastcheck.utils.torch.own_operators import no_grad, unobserved
-from fastcheck.utils.torch.readable import can_read
+from fastcheck.utils.torch.readable import can_read_now
 
 from .nodes import kind_of, saved_by
 
@@ -52,7 +52,7 @@ class Masks:
         found = ""
         for name, place in _PLACES.items():
             mask = args[place] if len(args) > place else kwargs.get(name)
-            if name in self._left and isinstance(mask, torch.Tensor) and can_read(mask):
+            if name in self._left and isinstance(mask, torch.Tensor) and can_read_now(mask):
                 self._left.discard(name)
                 if mask.requires_grad:  # a bias that is learned
                     continue
@@ -109,7 +109,7 @@ def fault_of_masks(nodes: Collection[Any]) -> str:
 
 def _hides_tokens(mask: torch.Tensor, tokens: Any) -> bool:
     """True if the tokens that are attended to are one number, and what is masked is not."""
-    if tokens is None or tokens.is_floating_point() or not can_read(tokens):
+    if tokens is None or tokens.is_floating_point() or not can_read_now(tokens):
         return False
     if tokens.shape != mask.shape:
         tokens = tokens.t()

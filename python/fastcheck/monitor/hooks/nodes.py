@@ -8,7 +8,7 @@ from typing import Any, Optional
 
 import torch
 
-from fastcheck.utils.torch.readable import can_read
+from fastcheck.utils.torch.readable import can_read_now
 
 # Nodes whose result has the elements of what they are given.
 VIEWS = re.compile(
@@ -109,5 +109,5 @@ def saved_by(node: Any, name: str) -> Optional[torch.Tensor]:
         tensor = getattr(node, f"_saved_{name}")
     except RuntimeError:
         return None
-    is_whole = isinstance(tensor, torch.Tensor) and tensor.numel() > 0 and can_read(tensor)
+    is_whole = isinstance(tensor, torch.Tensor) and tensor.numel() > 0 and can_read_now(tensor)
     return tensor if is_whole else None

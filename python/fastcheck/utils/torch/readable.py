@@ -4,7 +4,8 @@ the first element of a tensor that is not finite.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any, Callable, Optional
 
 import torch
@@ -43,6 +44,35 @@ def can_read(tensor: torch.Tensor) -> bool:
     if status.module is not None and status.module.is_readable(tensor):
         return True
     return is_plain(tensor) and not may_be_in_flight(tensor)
+
+
+# 0 unless torch.cuda.set_sync_debug_mode() tells of what makes the host wait for a device.
+_sync_debug_mode: Callable[[], int] = getattr(torch._C, "_cuda_get_sync_debug_mode", int)
+
+
+def may_wait() -> bool:
+    """False where the program has torch tell of all that makes the host wait for a device: what
+    fastcheck reads there on the host, now and then, is left out.
+    """
+    return _sync_debug_mode() == 0
+
+
+def can_read_now(tensor: torch.Tensor) -> bool:
+    """True if its numbers can be read on the host, which may have to wait for a device."""
+    return can_read(tensor) and (tensor.is_cpu or may_wait())
+
+
+@contextlib.contextmanager
+def waits_untold() -> Iterator[None]:
+    """Keeps torch from telling of waits within a ``with`` statement: a stop waits anyway."""
+    mode = _sync_debug_mode()
+    if mode:
+        torch._C._cuda_set_sync_debug_mode(0)
+    try:
+        yield
+    finally:
+        if mode:
+            torch._C._cuda_set_sync_debug_mode(mode)
 
 
 def _are_on_host(tensors: Sequence[torch.Tensor]) -> bool:
