@@ -147,6 +147,14 @@ def test_doctor_without_the_extension_says_what_reads_instead(
         (["compare", "newer.json", "newer.json"], "this environment is of another format"),
         (["fleet", ".", "--lag", "-1"], "--lag is negative"),
         (["prove", "no_such_module:step"], "a module that can be imported"),
+        (["shwo", "x"], "; did you mean 'show'"),
+        (
+            ["compare", "a", "b", "--exakt"],
+            "fastcheck compare: error: unrecognized arguments: --ex",
+        ),
+        (["compare", "a", "b", "--exakt"], "; did you mean '--exact'"),
+        (["top", "a", "--sort", "headrom"], "; did you mean 'headroom'"),
+        (["compare", "a", "b", "exact"], "unrecognized arguments: exact\n"),
         (["verify", "missing.pt"], "there is no checkpoint here"),
         (["verify", "model.pt"], "the checkpoint has no seal"),
     ],
@@ -177,5 +185,6 @@ def test_a_module_that_a_program_lacks_is_an_error_of_the_program(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("proved_program.py").write_text("import no_such_module\n")
-    with pytest.raises(ModuleNotFoundError, match="no_such_module"):
-        run(capsys, "prove", "proved_program:step")
+    code, _, err = run(capsys, "prove", "proved_program:step")
+    assert code == 2 and "ModuleNotFoundError: No module named 'no_such_module'" in err
+    assert err.endswith("nothing is proved: the program raised this exception\n")

@@ -185,6 +185,16 @@ def test_missing_extra_and_renamed_tensors(tmp_path: Path) -> None:
     assert any("If they are renamed" in note for note in hinted.notes)
 
 
+def test_a_tied_weight_that_one_side_holds_once_is_told() -> None:
+    words = torch.randn(5, 3)
+    whole = {"head": words, "tok": words, "norm": torch.ones(3), "last": torch.ones(3)}
+    comparison = fastcheck.compare({k: whole[k] for k in ("tok", "norm")}, whole)
+    assert not comparison.agrees
+    (note,) = (note for note in comparison.notes if "tied" in note)
+    assert note.startswith("1 tensor of one side alone is equal to the bit to another of that side")
+    assert "head is tok" in note and fastcheck.compare({"tok": words}, whole, accept="missing")
+
+
 def test_names_of_mindspore(tmp_path: Path) -> None:
     class Layer(nn.Module):
         def __init__(self) -> None:

@@ -37,6 +37,8 @@ PROVED: list[tuple[str, Change]] = [
     ("cast, and transposed", lambda w: w.t().bfloat16()),
     ("negated", lambda w: -w),
     ("multiplied by 8", lambda w: w * 8),
+    ("each element is 0.25 more", lambda w: w + 0.25),
+    ("each element is 1 less", lambda w: w - 1),
     ("elements 30 to 59 are zeros, the others are equal to the bit", second_half_lost),
     (
         "element 59 differs, the others",
@@ -82,6 +84,25 @@ def test_what_the_elements_prove_is_said(text: str, change: Change, weight: torc
 def test_what_they_do_not_prove_is_not(change: Change, weight: torch.Tensor) -> None:
     text = reason({"w": change(weight), "other": torch.ones(1)}, weight)
     assert not any(known in text for known, _ in PROVED) and "quantised" not in text
+
+
+def test_of_two_constants_the_one_is_told() -> None:
+    found = fastcheck.compare({"w": torch.zeros(9)}, {"w": torch.ones(9)})
+    assert [row.relation for row in found.rows] == ["all zeros"]
+    assert found.rows[0].reason == "the elements differ"
+    found = fastcheck.compare({"w": torch.arange(9) + 1}, {"w": torch.arange(9)})
+    assert [row.relation for row in found.rows] == ["each element is 1 more"]
+
+
+def test_what_rounding_of_bfloat16_hides_is_no_number_more() -> None:
+    """Its largest element has one spacing more, and half of the others less than two."""
+    reference = torch.full((100,), 0.1).bfloat16()
+    reference[0] = 8
+    actual = reference.clone()
+    actual[0] += 0.0625
+    actual[50:] += 0.1
+    (row,) = fastcheck.compare({"w": actual}, {"w": reference}).rows
+    assert "each element is" not in row.relation and row.error > 0.05
 
 
 def test_numbers_near_a_constant_are_not_rounded_to_it(weight: torch.Tensor) -> None:

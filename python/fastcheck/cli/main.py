@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import re
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from fastcheck._version import __version__
-from fastcheck.errors import FastcheckError, printable
+from fastcheck.errors import FastcheckError, did_you_mean, printable
 
 # The commands in the order of the help; each is a file beside this file.
 _COMMANDS = (
@@ -57,10 +58,26 @@ exit codes:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose description and epilog are printed as they are; so are its commands'."""
+    """A parser whose description and epilog are printed as they are; so are its commands'. Its
+    errors name the option or command that is near what was given.
+    """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **options)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        options, unknown = super().parse_known_args(args, namespace)
+        if unknown:  # a command's own error, before that of the parser above it
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return options, unknown
+
+    def error(self, message: str) -> NoReturn:
+        given = re.search(r"unrecognized arguments: (-[^ =]+)|invalid choice: '([^']+)'", message)
+        if given is not None:
+            known = [flag for action in self._actions for flag in action.option_strings]
+            known += re.findall(r"[\w ]+", message.partition("(choose from ")[2])
+            message += f"; {near}" if (near := did_you_mean(given[1] or given[2], known)) else ""
+        super().error(message)
 
 
 def build_parser() -> argparse.ArgumentParser:

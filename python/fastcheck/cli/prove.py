@@ -7,11 +7,12 @@ import importlib
 import importlib.util
 import os
 import sys
+import traceback
 from typing import Any
 
 import torch
 
-from fastcheck.errors import ConfigError
+from fastcheck.errors import ConfigError, FastcheckError
 
 from .console import print_json
 
@@ -49,15 +50,22 @@ def run(options: argparse.Namespace) -> int:
     from fastcheck.proving.prove import prove
     from fastcheck.proving.result import FAILED, NOT_ASKED
 
-    model, batch, step, *optimizer = _load(options.target)
-    proof = prove(
-        step,
-        batch,
-        model=model,
-        optimizer=optimizer[0] if optimizer else None,
-        relations=options.relations or "auto",
-        html=options.html,
-    )
+    try:
+        model, batch, step, *optimizer = _load(options.target)
+        proof = prove(
+            step,
+            batch,
+            model=model,
+            optimizer=optimizer[0] if optimizer else None,
+            relations=options.relations or "auto",
+            html=options.html,
+        )
+    except FastcheckError:
+        raise
+    except Exception:  # not Python's status of 1, which is that of a relation that differs
+        traceback.print_exc()
+        print("fastcheck: nothing is proved: the program raised this exception", file=sys.stderr)
+        return 2
     if options.json:
         print_json("prove", proof.to_dict())
     else:

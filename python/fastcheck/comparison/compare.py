@@ -92,6 +92,9 @@ _NOTES = {
     "merged": "{count} tensor[|s] that one side has in parts [is|are] compared by [its|their] "
     "counts, sums and extremes, which do not tell the order of the elements; a "
     "Dumper(tensors=True) of both sides does",
+    "tied": "{count} tensor[|s] of one side alone [is|are] equal to the bit to another of that "
+    "side: {first}[|, and others]. Some formats hold tied weights once; --accept missing takes "
+    "[it|them] as equal",
     "padded": "the padding behind the vocabulary is left out: {first}|, and of {rest} more",
     "grouped": "{first}|, as {rest} others",
     "unsteady": "{count} tensor[ is|s are] not deterministic, as repeat= shows, and [is|are] left "
@@ -524,7 +527,7 @@ def _check_kinds(actual: Source, reference: Source) -> None:
         raise CompareError(
             "these two are of different kinds",
             expected="two logs or dumps, two checkpoints, two environments, or two inventories",
-            got=f"a {actual.kind.value} ({actual.title}) and a {reference.kind.value} "
+            got=f"{actual.kind.value} ({actual.title}) and {reference.kind.value} "
             f"({reference.title})",
         )
 

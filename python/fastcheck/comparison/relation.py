@@ -156,17 +156,22 @@ def _rounded(mine: torch.Tensor, other: torch.Tensor) -> str:
 
 
 def _scaled(mine: torch.Tensor, other: torch.Tensor) -> str:
-    if not mine.is_floating_point() or mine.dtype.itemsize < 2:
+    """A description of a tensor that is the other times, or plus, a number."""
+    if mine.dtype.itemsize < 2:
         return ""
     one, two = mine.double().flatten(), other.double().flatten()
     if not bool(torch.isfinite(one).all() and torch.isfinite(two).all()):
         return ""
+    eps = torch.finfo(mine.dtype).eps if mine.is_floating_point() else 0.0
     place = int(two.abs().argmax())
-    if not two[place] or not one[place]:
+    more, rounding = float(one[place] - two[place]), 2 * eps * float(one.abs().max())
+    is_near = bool(((one - two - more).abs() <= rounding).all() and (two != two[0]).any())
+    if is_near and abs(more) > 4 * rounding:
+        return f"each element is {abs(more):.6g} {'more' if more > 0 else 'less'}"
+    if not mine.is_floating_point() or not two[place] or not one[place]:
         return ""
     factor = float(one[place] / two[place])
-    near = (one - factor * two).abs() <= 2 * torch.finfo(mine.dtype).eps * one.abs()
-    if not bool(near.all()):
+    if not bool(((one - factor * two).abs() <= 2 * eps * one.abs()).all()):
         return ""
     text = f"{factor:.6g}"
     return {"-1": "negated", "1": ""}.get(text, f"multiplied by {text}")

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any, Optional
 from fastcheck.comparison.over_time import shown_losses
 from fastcheck.statistics.elements import Elements
 from fastcheck.utils.text.layout import Part, Section, Table, paint, sparkline, wrap
-from fastcheck.utils.text.numbers import and_more, format_number, format_shape, format_steps
+from fastcheck.utils.text.numbers import (
+    and_more,
+    counted,
+    format_number,
+    format_shape,
+    format_steps,
+)
 
 from .block import Kind, Phase
 from .measure import ELEMENTS, REASONS, PairState
@@ -92,7 +98,7 @@ def _sides_and_steps(comparison: Result) -> list[str]:
         if not state.startswith("only")
     )
     if pairs:
-        text = f"{pairs:,} pairs of tensors"
+        text = f"{counted(pairs, 'pair')} of tensors"
         if comparison.kind != Kind.CHECKPOINT.value:
             text = f"{format_steps(comparison.steps)}, {text}"
         lines.append(text)

@@ -342,6 +342,8 @@ class BlockComparison:
             sides = (block, index), None
             left, right = sides if state is PairState.ONLY_ACTUAL else sides[::-1]
             self._report(make_row(self.names, block.step, phase, state, 0.0, 0, left, right))
+            if self._actual.kind is Kind.CHECKPOINT and (other := self._tied_to(block, index)):
+                self.tally.note("tied", f"{name} is {other}")
         mine = self._loaders(ours, pairs.only_ours)
         other = self._loaders(theirs, pairs.only_theirs)
         for wholes, parts, of in (
@@ -351,6 +353,14 @@ class BlockComparison:
             for part, whole, place in find_parts(wholes, parts) if wholes and parts else ():
                 text = f"{part} of {of[0]} is {place} of {whole} of {of[1]}"
                 self.tally.note("parts_of", text)
+
+    def _tied_to(self, block: Block, index: int) -> str:
+        """The name of another tensor of the block that is equal to the bit, and no constant."""
+        own, others = block.records[index], block.records
+        alike = (others["checksum"] == own["checksum"]) & (others["numel"] == own["numel"])
+        alike &= (others["dtype"] == own["dtype"]) & (own["min"] != own["max"])
+        alike[index] = False
+        return str(self.names[int(block.names[np.argmax(alike)])]) if alike.any() else ""
 
     def _loaders(self, block: Block, which: np.ndarray) -> dict[str, Callable[[], torch.Tensor]]:
         if block.extras is None or self._actual.kind is not Kind.CHECKPOINT:

@@ -16,6 +16,7 @@ import torch
 from fastcheck.comparison.block import Kind, Phase, Source
 from fastcheck.errors import CompareError, did_you_mean
 from fastcheck.utils.reading import read_json
+from fastcheck.utils.text.numbers import counted
 
 from .checkpoint import CheckpointSource, MemorySource, RanksSource, rank_files
 from .dump import DumpSource, is_dump
@@ -96,7 +97,7 @@ def open_source(value: Any, side: str, trust: bool = False) -> Source:
     if isinstance(value, Mapping):
         tensors, values = flatten_checkpoint(value)
         if tensors:
-            return MemorySource(f"{len(tensors)} tensors in memory", tensors, values)
+            return MemorySource(f"{counted(len(tensors), 'tensor')} in memory", tensors, values)
     raise CompareError(
         f"the {side} side cannot be compared",
         expected=f"a path ({_TAKEN}), or the same in memory",
