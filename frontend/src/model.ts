@@ -341,7 +341,7 @@ function commonPrefix(paths: string[]): string {
     const isClear = paths.every(
       (path) => others.has(path) || !others.has(path.slice(longer.length)),
     );
-    if (count * 3 < modules.length * 2 || !isClear) return prefix;
+    if (!count || count * 3 < modules.length * 2 || !isClear) return prefix;
     prefix = longer;
   }
 }

@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+import fastcheck
 from fastcheck.log.reader import read_log, read_watch
 from fastcheck.record.format import RECORD_DTYPE
 from fastcheck.report.page.write import write_page
@@ -448,6 +450,16 @@ def test_hostile_names_are_text(window: Tab, tmp_path: Path) -> None:
     assert hostile in text(window, "#site-name")
     assert window.value("document.images.length") == 0
     assert window.value("typeof window.broken") == "undefined" and window.problems == []
+
+
+def test_a_model_whose_modules_lie_in_no_other(window: Tab, tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
+    with fastcheck.install(model, log_dir=tmp_path / "log"):
+        model(torch.ones(3, 4)).sum().backward()
+    write_page(tmp_path / "log", tmp_path / "report.html")
+    window.problems.clear()
+    window.open(tmp_path / "report.html", READY)
+    assert text(window, "#site-name").startswith("0") and window.problems == []
 
 
 @pytest.mark.skipif(not AXE.exists(), reason="axe-core is not installed: npm ci in frontend/")
