@@ -342,8 +342,8 @@ class BlockComparison:
             sides = (block, index), None
             left, right = sides if state is PairState.ONLY_ACTUAL else sides[::-1]
             self._report(make_row(self.names, block.step, phase, state, 0.0, 0, left, right))
-            if self._actual.kind is Kind.CHECKPOINT and (other := self._tied_to(block, index)):
-                self.tally.note("tied", f"{name} is {other}")
+            if self._actual.kind is Kind.CHECKPOINT and (twin := self._tied_to(block, index)):
+                self.tally.note("tied", f"{name} is {twin}")
         mine = self._loaders(ours, pairs.only_ours)
         other = self._loaders(theirs, pairs.only_theirs)
         for wholes, parts, of in (
