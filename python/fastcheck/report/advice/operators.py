@@ -591,9 +591,10 @@ def _bad_number(case: Case, made: Operation, use: str) -> Iterator[Advice]:
             "beyond the format" if is_infinite else f"above {format_number(limit / (peak or 1))}"
         )
         value = "NaN or Inf" if made.is_nan else f"Inf, or {beyond}"
+        rates = case.rates if case.site.direction == "optimizer" else ""
         yield Advice(
             f"{' and '.join(label for label, _ in finite)} held finite numbers alone, so the "
-            f"number that {made.name} {use} is {value}: a learning rate{case.rates}, a factor or "
+            f"number that {made.name} {use} is {value}: a learning rate{rates}, a factor or "
             "a temperature that was divided by 0. Print it."
         )
 
