@@ -117,10 +117,12 @@ function draw(
     // Of shares, losses and rates none is below 0.
     return [low < 0 ? low - room : Math.max(low - room, 0), high + room];
   };
-  const across = (_: uPlot, low: number, high: number): [number, number] => [
-    low,
-    Math.max(high, forecastEnd(chart, low, high)),
-  ];
+  const across = (_: uPlot, low: number, high: number): [number, number] => {
+    const [only, another] = data[0]!;
+    // uPlot's range of one step has steps that are not there.
+    if (typeof only === "number" && another === undefined) return [only - 0.5, only + 0.5];
+    return [low, Math.max(high, forecastEnd(chart, low, high))];
+  };
   return new uPlot(
     {
       width: plot.clientWidth,

@@ -137,13 +137,13 @@ def shifted_text(actual: Optional[dict[str, Any]], reference: Optional[dict[str,
 
 def padded_text(actual: Optional[dict[str, Any]], reference: Optional[dict[str, Any]]) -> str:
     """The text on elements of one side alone that all have one value, as far as the sums tell."""
-    sides = {"actual": actual, "reference": reference}
-    ordered = sorted(sides.items(), key=lambda side: side[1]["numel"] if side[1] else 0)
-    (_, less), (name, more) = ordered
-    if less is None or more is None or not less["numel"] or "int" not in str(more["dtype"]):
+    if actual is None or reference is None or "int" not in str(reference["dtype"]):
         return ""
+    count = (actual["numel"] or 0) - (reference["numel"] or 0)
+    name, more, less = "actual", actual, reference
+    if count < 0:
+        name, more, less, count = "reference", reference, actual, -count
     few, many = _moments(less), _moments(more)
-    count = more["numel"] - less["numel"]
     if few is None or many is None or not count:
         return ""
     sums = [many[i] * more["numel"] - few[i] * less["numel"] for i in (2, 3)]

@@ -342,17 +342,13 @@ def observe(name: str, tensor: torch.Tensor) -> torch.Tensor:
 
 def _error(name: object, tensor: object) -> ConfigError:
     if isinstance(tensor, torch.Tensor):
-        return ConfigError(
-            "this can't be the name of an observed tensor",
-            expected='printable text, no spaces, its parts divided by single dots: "attn.logits"',
-            got=repr(name),
-        )
-    return ConfigError(
-        "observe() was not given a tensor",
-        expected='observe("attn.logits", tensor)',
-        got=f"observe({type(name).__name__}, {type(tensor).__name__})",
-        hint="the name comes first" if isinstance(name, torch.Tensor) else "",
-    )
+        what = "this can't be the name of an observed tensor"
+        expected = 'printable text, no spaces, its parts divided by single dots: "attn.logits"'
+        return ConfigError(what, expected=expected, got=repr(name))
+    got = f"observe({type(name).__name__}, {type(tensor).__name__})"
+    hint = "the name comes first" if isinstance(name, torch.Tensor) else ""
+    what, expected = "observe() was not given a tensor", 'observe("attn.logits", tensor)'
+    return ConfigError(what, expected=expected, got=got, hint=hint)
 
 
 def _reading(name: str) -> list[NamedTensors]:

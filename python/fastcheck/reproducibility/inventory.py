@@ -28,12 +28,7 @@ def inventory(model: torch.nn.Module, optimizer: Optimizers = None) -> dict[str,
         ConfigError: ``model`` is no torch.nn.Module, or ``optimizer`` no optimizer.
     """
     if not isinstance(model, torch.nn.Module):
-        raise ConfigError(
-            "inventory() was given something that is not a model",
-            expected="a torch.nn.Module",
-            got=f"{model!r:.80}",
-            hint="inventory(model, optimizer)",
-        )
+        raise _refused("a torch.nn.Module", model)
     parameters: dict[str, Any] = {}
     names: dict[int, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -65,17 +60,17 @@ def inventory(model: torch.nn.Module, optimizer: Optimizers = None) -> dict[str,
     given: Any = () if optimizer is None else optimizer
     optimizers: list[Any] = list(given) if isinstance(given, Iterable) else [given]
     if not all(hasattr(opt, "param_groups") for opt in optimizers):
-        raise ConfigError(
-            "inventory() was given something that is not an optimizer",
-            expected="a torch.optim.Optimizer, or several",
-            got=f"{optimizer!r:.80}",
-            hint="inventory(model, optimizer)",
-        )
+        raise _refused("a torch.optim.Optimizer, or several", optimizer)
     if optimizers:
         made["optimizers"] = [describe_optimizer(opt, names) for opt in optimizers]
         held = {id(p) for opt in optimizers for group in opt.param_groups for p in group["params"]}
         made["without_optimizer"] = [name for key, name in names.items() if key not in held]
     return made
+
+
+def _refused(expected: str, got: object) -> ConfigError:
+    what, hint = "inventory() can't describe this", "inventory(model, optimizer)"
+    return ConfigError(what, expected=expected, got=f"{got!r:.80}", hint=hint)
 
 
 def describe_optimizer(

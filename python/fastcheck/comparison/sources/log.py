@@ -141,15 +141,12 @@ def environment_of(meta: dict[str, Any], side: str, notes: list[str]) -> Any:
     does not know its format.
     """
     environment = meta.get("environment")
-    number = environment.get("format", 1) if isinstance(environment, dict) else 1
-    if number == 1:
+    if not isinstance(environment, dict) or environment.get("format", 1) == 1:
         return environment
-    note = (
-        f"{side}: its environment is of format {number!r:.20}, which this version of fastcheck "
-        "does not know: it is not compared. The version that wrote it can read it"
+    notes.append(
+        f"{side}: its environment is of format {environment['format']!r:.20}, which this version "
+        "of fastcheck does not know: it is not compared. The version that wrote it can read it"
     )
-    if note not in notes:
-        notes.append(note)
     return None
 
 

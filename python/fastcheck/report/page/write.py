@@ -201,7 +201,7 @@ def healthy_html(contents: Collected, harmless: int) -> str:
         )
     else:
         text = "Every number that was read is finite."
-    kind = "good"
+    kind = "good" if contents.records else ""
     if lines:
         text += f" Unusual, but without a warning: {_told(contents, gravest(lines))}"
         kind = ""
