@@ -15,7 +15,7 @@ from .numbers import Number
 
 # The observed steps that are looked at, and those in a row in which a result has to differ.
 _STEPS, _TIMES = 16, 3
-_COMPARED = ("numel", "checksum")
+_COMPARED = ("numel", "checksum", "zero_count")
 
 
 class RecomputedResults:
@@ -42,8 +42,9 @@ class RecomputedResults:
 
     def _first_other(self, records: np.ndarray) -> Optional[Site]:
         """The first module that has returned what it had not returned when it was called again, if
-        it is one that drops elements. Any other has read something else then, as where an equation
-        is solved backwards, or does not give the same bits twice.
+        it is one that drops elements and has dropped another number of them. Any other has read
+        something else then, as where an equation is solved backwards, or does not give the same
+        bits twice.
         """
         is_again = (records["flags"] & int(Flag.RECOMPUTE)) != 0
         if not is_again.any():
@@ -62,6 +63,9 @@ class RecomputedResults:
             is_result = site.direction == "forward" and site.role == "output" and not site.op
             if not is_result or len(known) < len(results):
                 continue
-            if any(made not in known for made in results):
-                return site if "Drop" in site.module_type else None
+            others = [made[2] for made in results if made not in known]
+            if others:
+                # Its input may only have been rounded otherwise.
+                has_others = any(zeros not in {made[2] for made in known} for zeros in others)
+                return site if has_others and "Drop" in site.module_type else None
         return None
