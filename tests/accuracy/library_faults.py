@@ -81,7 +81,7 @@ def _grown_scales(model: nn.Module) -> None:
             parameter.data.fill_(1e20)
 
 
-_LARGE = r"made them so large \(weights that grew, or were made or loaded so\)"
+_LARGE = r"made them so large \(weights that grew, or were made or loaded so, or data\)"
 _DORA = "base_model.model.model.layers.0.self_attn.q_proj.base_layer.weight"
 
 FAULTS = (

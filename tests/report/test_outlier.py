@@ -56,3 +56,21 @@ def test_a_data_set_that_each_epoch_changes(in_place: bool, is_said: bool) -> No
     text = " ".join(str(stop.value).split())
     assert ("input[0] of the model has grown: it reaches" in text) is is_said
     assert ("try 1. input[0] of the model is" in text) is is_said
+
+
+def test_numbers_that_grew_with_the_batch_are_not_put_down_to_the_learning_rate() -> None:
+    """Of too few steps for a growth: the input is far larger than in those before."""
+    torch.manual_seed(0)
+    data = torch.rand(8, 4)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 1e-9)
+    with pytest.raises(fastcheck.OverflowDetected) as stop, fastcheck.install(model, watch=False):
+        for _ in range(12):
+            data.div_(1e-3)
+            loss = (model(data) - data[:, :1]).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    text = " ".join(str(stop.value).split())
+    assert "try 1. input[0] of the model is 1000 times as large as in the" in text
+    assert "look at the data of this step, or at what else makes it, before the learning" in text

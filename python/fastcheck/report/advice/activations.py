@@ -159,7 +159,7 @@ def nan_from_finite(case: Case) -> Iterator[Advice]:
         instead = "Run this module in bfloat16 or float32, or normalise" if form.is_narrow else ""
         if case.is_like("norm") and not form.is_narrow:
             instead = "Look for what made it so large (weights that grew, or were made or loaded "
-            instead += "so): a norm squares"
+            instead += "so, or data): a norm squares"
         yield Advice(
             f"The input reaches {format_number(peak)}; its square or a product of two such numbers "
             f"is beyond {case.reading.dtype}'s {case.limit}, and Inf - Inf or Inf * 0 is NaN. "

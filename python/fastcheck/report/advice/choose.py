@@ -230,13 +230,20 @@ def _updated_operand(case: Case) -> Iterator[Advice]:
 
 
 def _growth(report: StopReport) -> Iterator[Advice]:
-    if report.outlier is not None and report.outlier.has_grown:
-        label, now, before, *_ = report.outlier
+    if report.outlier is None:
+        return
+    label, now, before, steps, has_grown = report.outlier
+    seen = f"{label} of the model is {format_number(now / before)} times as large as"
+    if not has_grown:
         yield Advice(
-            f"{label} of the model is {format_number(now / before)} times as large as at first: "
-            "look at the data, or at what else makes it, before the learning rate. What writes to "
-            "a data set in place (sub_, div_, normalize(inplace=True)) does so again in each "
-            "epoch: let it work on a copy."
+            f"{seen} in the {steps} steps before: look at the data of this step, or at what else "
+            "makes it, before the learning rate."
+        )
+    else:
+        yield Advice(
+            f"{seen} at first: look at the data, or at what else makes it, before the learning "
+            "rate. What writes to a data set in place (sub_, div_, normalize(inplace=True)) does "
+            "so again in each epoch: let it work on a copy."
         )
 
 

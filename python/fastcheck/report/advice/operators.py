@@ -606,7 +606,7 @@ def _products(case: Case, made: Operation) -> Iterator[Advice]:
     if made.result is None or form is None or form.is_narrow or len(read) < 2:
         return
     (name, a), (other, b) = read
-    why = "weights that grew, or were made or loaded so), and normalise or clamp before"
+    why = "weights that grew, or were made or loaded so, or data), and normalise or clamp before"
     if case.site.direction == "optimizer":
         why = "the loss of this step, if they are gradients), and clip these before the update"
     if float(a.abs_max or 0) * float(b.abs_max or 0) > form.max:

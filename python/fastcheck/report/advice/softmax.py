@@ -63,7 +63,7 @@ def attention(case: Case, made: Operation) -> Iterator[Advice]:
             f"query reaches {format_number(query.abs_max)} and key {format_number(key.abs_max)}, "
             f"whose product is beyond {query.dtype}'s {format_number(form.max)}: of scores that "
             "are Inf softmax makes NaN. Look for what made them so large (weights that grew, or "
-            "were made or loaded so); normalising q and k bounds the scores."
+            "were made or loaded so, or data); normalising q and k bounds the scores."
         )
 
 
