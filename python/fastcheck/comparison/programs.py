@@ -69,9 +69,10 @@ def of_left_out(first: Found, sides: Sides) -> Iterator[str]:
     for has, names in enumerate(first.alone):
         lacks = sides[1 - has]
         around = (reversed(_around(path_of(name))) for name in names)
-        for path in chain.from_iterable(around):
-            within = [p for p in lacks.modules if p == path or p.startswith(f"{path}.")]
-            if path in within and not lacks.called.intersection(within):
+        for path in dict.fromkeys(chain.from_iterable(around)):
+            if path not in lacks.modules or path in lacks.called:
+                continue
+            if not any(called.startswith(f"{path}.") for called in lacks.called):
                 yield (
                     f"{path} is in both models, and {_SIDES[1 - has]} does not call it (or its "
                     "forward() alone, which runs no hooks)"
