@@ -1247,6 +1247,15 @@ def test_what_an_operand_without_a_graph_was_taken_from() -> None:
     assert "weighted was assigned from table, which is not finite either" in made.how
     assert "The first bad element of table is [0], in row 0: 1 of 20 rows" in made.how
 
+    def step() -> None:
+        weighted = table[at] * model(x)[:, 0].square()
+        weighted.mean().backward()
+
+    with fastcheck.install(model), pytest.raises(fastcheck.OverflowDetected) as stop:
+        step()
+    made = stop.value.report.made_by
+    assert made is not None and made.variable == "table in step"
+
 
 @pytest.mark.parametrize("divides", [True, False])
 def test_a_hook_on_a_gradient(divides: bool) -> None:

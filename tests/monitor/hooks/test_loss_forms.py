@@ -522,6 +522,28 @@ def test_a_loss_that_is_least_where_all_results_are_the_same(kind: str) -> None:
     assert all("where all results are the same" in text and "detach()" in text for text in said)
 
 
+@pytest.mark.parametrize(
+    ("make", "is_broadcast"),
+    [
+        (lambda p, t: t * p.log() + (1 - t) * (1 - p).log(), True),
+        (lambda p, t: (1 - t) * (1 - p).log() - t * p.log(), True),
+        (lambda p, t: t[:, None] * p.log() + (1 - t[:, None]) * (1 - p).log(), False),
+        (lambda p, t: t * p[:, 0].log() + (1 - t) * (1 - p[:, 0]).log(), False),
+        # Each with each, as it is written.
+        (lambda p, t: t * p[:, 0][:, None] + (1 - t) * p[:, 0][:, None], False),
+    ],
+)
+def test_a_cross_entropy_by_hand_of_other_shapes(make: Any, is_broadcast: bool) -> None:
+    def program(model: nn.Module, optimizer: Any) -> None:
+        optimizer.zero_grad()
+        p = model(torch.randn(8, 8)).mean(1, keepdim=True).sigmoid()
+        (-make(p, torch.rand(8)).mean()).backward()
+        optimizer.step()
+
+    said = [text for text in texts(program, 40) if "was broadcast to [8, 8]" in text]
+    assert len(said) == is_broadcast
+
+
 def test_a_loss_of_many_terms() -> None:
     """As of a long sequence: more than Python nests calls."""
 

@@ -477,6 +477,7 @@ def _broadcast(node: Any) -> str:
     else:
         other = saved_by(inner, "self" if edges[0] is None else "other")
         is_so = other is not None and {of, tuple(other.shape)} == {row, column}
+        is_so = is_so and not (of == column and VIEWS.fullmatch(kind_of(made[0])))
         what, after = "product", ", and that"
     return (
         f"the {what} of a result of shape {list(of)} and of a tensor without a graph was broadcast "
