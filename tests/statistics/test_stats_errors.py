@@ -136,3 +136,10 @@ def test_errors_leave_things_as_they_were() -> None:
         fastcheck.stats([x, torch.ones(3, device="meta")])
     assert fastcheck.stats(x) == fastcheck.stats(X)
     assert x._version == 0
+
+
+@pytest.mark.parametrize("x", [[1, 2], np.ones(2), "x", None, torch.nn.Linear(2, 2)])
+def test_what_is_no_tensor_is_told_how_to_become_one(x: Any) -> None:
+    for call in (fastcheck.stats, fastcheck.checksum, fastcheck.exponents):
+        with pytest.raises(UnsupportedTensorError, match=r"expected a .*; give torch\.as_tensor"):
+            call(x)
