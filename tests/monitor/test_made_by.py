@@ -17,8 +17,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import fastcheck
-from fastcheck.monitor import loss_graph
-from fastcheck.monitor.loss_graph import search_derivatives
+from fastcheck.monitor import kept_graph, made_again
+from fastcheck.monitor.kept_graph import search_derivatives
 from fastcheck.monitor.session.derivatives import (
     DECOMPOSITIONS,
     DERIVATIVES,
@@ -1057,13 +1057,13 @@ def test_a_loss_that_is_an_argument_is_named_with_the_call() -> None:
 @pytest.mark.parametrize("name", ["LogBackward0", "RsqrtBackward0", "MulBackward0", "VarBackward0"])
 def test_of_a_node_that_has_kept_nothing_nothing_is_known(name: str) -> None:
     saved = SavedByNode(name, 0, (True,), {}, [])
-    assert loss_graph._made_bad(name, saved.values) is None
-    assert loss_graph._result_of(saved) is None
+    assert made_again.made_bad(name, saved.values) is None
+    assert kept_graph._result_of(saved) is None
 
 
 def test_a_quotient_of_an_infinity_was_not_made_by_the_division() -> None:
     values = {"self": torch.tensor([math.inf, 1.0, 1.0]), "other": torch.tensor([0.0, 0.0, 1.0])}
-    found = loss_graph._made_bad("DivBackward0", values)
+    found = made_again.made_bad("DivBackward0", values)
     assert found is not None and found.tolist() == [False, True, False]
 
 

@@ -25,16 +25,12 @@ from fastcheck.verdict.step import Step
 
 from . import call_again
 from .hooks.optimizers import watchers
-from .loss_graph import (
-    search_argument,
-    search_derivatives,
-    search_graph,
-    search_operators,
-    search_variables,
-)
+from .kept_graph import search_derivatives, search_operators
+from .loss_graph import search_graph
 from .on_request import Install
 from .second_run import Search
 from .update_state import search_state
+from .variables import search_argument, search_variables
 from .written_lines import (
     lines_of_gradients,
     lines_of_hooks,
