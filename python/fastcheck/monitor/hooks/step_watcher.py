@@ -29,7 +29,8 @@ from fastcheck.utils.torch.streams import streams_of
 from fastcheck.utils.torch.versions import GradScaler
 from fastcheck.verdict.entries import Moment, ScaleDecided
 
-from .facts import Facts, has_unscaled
+from .chains import has_unscaled
+from .facts import Facts
 from .found_inf import UpdateGuard
 from .hook_support import ModuleTree
 from .losses import LossReader
