@@ -884,7 +884,7 @@ def test_of_a_bad_batch_that_is_read_from_another_the_first_is_named() -> None:
     assert made is not None and "x was assigned from batch (batch['x']), which" in made.how
     assert made.variable.startswith("batch['x']; batch is assigned at ")
     text = " ".join(str(stop.value).split())
-    assert "2. Look at the line that assigns it: it divides" in text and "Usual" not in text
+    assert "1. Look at the line that assigns it: it divides" in text and "Usual" not in text
 
 
 @pytest.mark.parametrize("level", ["module", "op"])

@@ -403,22 +403,23 @@ def arrived(case: Case) -> Iterator[Advice]:
         yield from [cast] if is_cast else ()
         is_within = case.site.op and module_name(case.site) != OUTSIDE
         written = " A buffer may have been written outside of torch." if is_within else ""
+        # The lines come first: long paths may leave no room for a second item.
+        lines = on_source(case.source) or on_written(case.written)
+        yield from [lines] if lines else ()
         yield Advice(
             f"{'It' if case.site.op else 'The batch'} was non-finite before the model or the loss "
             f"read it ({case.site.label}): look at the data, not at the model. Check the samples "
             f"of this step where they are loaded.{written}",
             "assert torch.isfinite(batch).all()",
         )
-        yield (
-            on_source(case.source)
-            or on_written(case.written)
-            or Advice(
+        if not lines:
+            kept = ", a gradient that torch.func has made." if case.site.op else "."
+            yield Advice(
                 "Usual sources: missing values in the file, a normalisation that divides by a "
                 "standard deviation of zero, log of zero, an augmentation that makes an empty "
                 "crop, uninitialised memory (torch.empty), a state that is kept from an earlier "
-                "step" + (", a gradient that torch.func has made." if case.site.op else ".")
+                f"step{kept}"
             )
-        )
         yield from [cast] if case.is_narrow and not is_cast else ()
         return
     if case.verdict is Verdict.ORIGIN:
