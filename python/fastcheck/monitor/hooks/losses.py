@@ -39,6 +39,7 @@ _MAX_NODES = 2000
 # After this many graphs without a parameter, of another model perhaps, only a few nodes are met.
 _MOST_FRUITLESS = 16
 _FEW_NODES = 64
+_SCALED = int(Flag.SCALED)
 
 #: A parameter, as parameter_at() finds it.
 _Place = tuple[ModuleNode, str]
@@ -243,7 +244,7 @@ class LossReader:
         for loss, position, name in backward.losses:
             self._last.append(memory_ref(loss))
             label = name if position == 0 else f"{name}[{position}]"
-            flags |= int(Flag.SCALED) if name == SCALED_LOSS else 0
+            flags |= _SCALED if name == SCALED_LOSS else 0
             self._read(loss, position, label, flags)
             flags = 0
         if backward.losses and session.rings.settles_calls:
@@ -283,7 +284,7 @@ class LossReader:
         if site is None:
             made = Site("", "", "forward", "loss", position, label)
             site = self._sites[position, label] = session.sites.intern(made)
-        is_scaled = bool(flags & Flag.SCALED) or self._of_scaled is session.step
+        is_scaled = flags & _SCALED != 0 or self._of_scaled is session.step
         session.level.read_loss(loss, site, flags, is_scaled)
 
 
