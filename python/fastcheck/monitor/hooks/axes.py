@@ -115,7 +115,7 @@ def _is_made_by(node: Any, kinds: tuple[str, ...]) -> bool:
 def _splits(whole: tuple[int, ...], heads: tuple[int, ...]) -> bool:
     """True if B x H x T x d, or BH x T x d, is what B x T x Hd was viewed as."""
     samples, places, width = whole
-    if len(heads) == 3 and heads[0] % samples == 0:
+    if len(heads) == 3 and samples and heads[0] % samples == 0:
         heads = (samples, heads[0] // samples, *heads[1:])
     if len(heads) != 4 or heads[:1] + heads[2:3] != (samples, places):
         return False
@@ -200,9 +200,11 @@ def over_samples(node: Any) -> str:
     without batch_first=True has made: it attends over dimension 0.
     """
     made: Any = node.next_functions[0][0] if kind_of(node) in ("Select", "Mean") else None
-    shape, chosen = shape_of(made), getattr(node, "_saved_dim", ())
-    chosen = [signed(one) % 3 for one in ([chosen] if isinstance(chosen, int) else chosen)]
-    if len(shape) != 3 or chosen != [1] or 1 in shape[:2] or shape[0] == shape[1]:
+    shape, chosen = shape_of(made), getattr(node, "_saved_dim", None)
+    # A mean over all dimensions has None.
+    dims = chosen if isinstance(chosen, tuple) else () if chosen is None else (chosen,)
+    is_one = len(shape) == 3 and [signed(dim) % 3 for dim in dims] == [1]
+    if not is_one or 1 in shape[:2] or shape[0] == shape[1]:
         return ""
     waiting, met = [made], {made}
     for inner in waiting:

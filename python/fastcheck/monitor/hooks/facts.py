@@ -40,6 +40,7 @@ from .identities import is_itself, is_untied, repeated
 from .loss_forms import LossForms, classes_of, has_no_second, is_output
 from .masks import Masks
 from .micro_batches import BackwardCalls
+from .parts import Parts
 from .state_reader import StateReader
 from .update_losses import UpdateLosses
 
@@ -115,6 +116,7 @@ class _Looks(NamedTuple):
     DistributedDataParallel averages gradients.
     """
 
+    apart: Parts
     forms: LossForms
     masks: Masks
     statistics: StaleStatistics
@@ -163,6 +165,7 @@ class Facts:
         attends = any(isinstance(n.module(), torch.nn.MultiheadAttention) for n in nodes)
         #: The parts that look at a graph or at tensors now and then.
         self.looks = _Looks(
+            Parts(session),
             LossForms(self._known, self._held),
             Masks(is_on and attends),
             StaleStatistics(),
@@ -253,7 +256,7 @@ class Facts:
         # The losses of each of several optimizers that take turns are looked at.
         look, turn = divmod(self._updates, _EVERY)
         if (not turn or turn < len(self._of_all)) and self.looks.forms.is_due(look, turn):
-            self._look_at_graph(roots, turn)
+            self.looks.apart("the graph of the loss", self._look_at_graph, roots, turn)
 
     def gradient_asked(self, roots: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> None:
         """autograd.grad() of ``roots`` is asked for that of ``inputs``, keeps the graph, and makes

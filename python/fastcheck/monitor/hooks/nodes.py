@@ -94,7 +94,7 @@ def is_normalised(node: Any) -> Optional[tuple[int, ...]]:
     found = next((f for norm in norms if (f := match(node, ("Div", "x:*", norm)))), None)
     if found is None:
         return None
-    count = len(shape_of(found["x"]))
+    count = len(shape_of(found["x"])) or 1  # a number has a dimension, too
     chosen = getattr(found["norm"], "_saved_dim", None) or range(count)
     return tuple(range(count)[signed(dimension)] for dimension in chosen)
 

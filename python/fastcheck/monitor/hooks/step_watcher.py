@@ -34,6 +34,7 @@ from .facts import Facts
 from .found_inf import UpdateGuard
 from .hook_support import ModuleTree
 from .losses import LossReader
+from .parts import Parts
 from .protection import WeightProtection
 from .state_reader import StateReader
 from .step_ends import StepEnds, other_optimizers
@@ -71,24 +72,6 @@ class Scaling:
     def has_stepped(self, scaler: GradScaler) -> bool:
         is_its = self.stepped_by is not None and self.stepped_by() is scaler
         return is_its and self.skipped is not None
-
-
-class Parts:
-    """The parts of the watcher that steps do without: where one fails, only it is switched off."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._off: set[str] = set()
-        #: All of them are.
-        self.are_off = False
-
-    def __call__(self, what: str, method: Callable[..., Optional[bool]], *args: Any) -> bool:
-        try:
-            return what not in self._off and bool(method(*args))
-        except Exception as error:
-            self._off.add(what)
-            self._session.report_internal_error(what, error)
-            return False
 
 
 class StepWatcher:
