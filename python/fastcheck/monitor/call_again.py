@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, Callable, Optional, Union
 
 import torch
@@ -183,25 +184,18 @@ def _of_backward(
     )
 
 
+@dataclass
 class _Runs:
     """Runs a call that is over again; more than once where weights of it are lost, with other
     random numbers in place of these.
     """
 
-    def __init__(
-        self,
-        held: Pass,
-        search: Search,
-        running: RunningCall,
-        session: Session,
-        install: Install,
-    ) -> None:
-        self._held = held
-        self._search = search
-        self._running = running
-        self._session = session
-        self._install = install
-        self.has_stand_ins = False
+    held: Pass
+    search: Search
+    running: RunningCall
+    session: Session
+    install: Install
+    has_stand_ins: bool = False
 
     def find(self) -> Optional[FoundAgain]:
         """The finding of a run; where weights may have been updated since, that of all runs, if the
@@ -209,8 +203,15 @@ class _Runs:
         """
         runs: list[tuple[Optional[FoundAgain], bool]] = []
         for seed in range(_MOST_SEEDS):
-            known = KnownPass(self._held, self._session, self._search, seed)
-            found = self._observed(self._running, self._held, self._search.only_neginf, known)
+            known = KnownPass(self.held, self.session, self.search, seed)
+            found = observed(
+                self.running,
+                self.session,
+                self.install,
+                self.held,
+                self.search.only_neginf,
+                known,
+            )
             self.has_stand_ins |= known.stand_ins > 0
             if not known.is_over:
                 return found
@@ -234,22 +235,19 @@ class _Runs:
         """True if the module's last pass of an earlier step runs again as it ran, and nothing is
         found in it. None: there is none, or its weights are lost.
         """
-        node, passes = self._held.call.node, self._session.passes.held
-        earlier = [run for run in passes if run.step < self._held.step and run.call.node is node]
+        node, passes = self.held.call.node, self.session.passes.held
+        earlier = [run for run in passes if run.step < self.held.step and run.call.node is node]
         if not earlier:
             return None
         before = earlier[-1]
-        known = KnownPass(before, self._session, self._search._replace(kind="forward"))
-        call = RunningCall(before.call, self._running.module, before.args, before.kwargs)
-        is_changed = bool(changed_input(call, self._session))
-        found = None if is_changed else self._observed(call, before, False, known)
+        known = KnownPass(before, self.session, self.search._replace(kind="forward"))
+        call = RunningCall(before.call, self.running.module, before.args, before.kwargs)
+        is_changed = bool(changed_input(call, self.session))
+        found = (
+            None if is_changed else observed(call, self.session, self.install, before, False, known)
+        )
         is_healthy = known.was_finite and known.is_same and found is None
         return None if known.is_lost else is_healthy
-
-    def _observed(
-        self, running: RunningCall, held: Pass, only_neginf: bool, known: KnownPass
-    ) -> Optional[FoundAgain]:
-        return observed(running, self._session, self._install, held, only_neginf, known)
 
 
 # The program is elsewhere by then.

@@ -15,27 +15,17 @@ from fastcheck.utils.torch.readable import can_read
 
 from .assignments import each
 
+#: The beginning of the attributes in which a node keeps what its operator has read and made.
 PREFIX = "_saved_"
-
-
-# A non-finite number that is found in a part of a larger graph may not be the first.
+#: A non-finite number that is found in a part of a larger graph may not be the first.
 MOST_NODES = 20_000
-
-
-FAR_FROM_OVERFLOW = 1e30
-
-
 #: Names of what operators have made beside their result, as their nodes keep it.
 BESIDE_RESULT = re.compile(
     r"result|out|total_weight|log_?sum_?exp|save|reserve|philox|rng|log_alpha"
 )
-
-
 #: Operators that make a NaN or an infinity of one, and rarely of other numbers.
 CARRIERS = frozenset(("Add", "Div", "Mean", "Mul", "Neg", "Sub", "Sum"))
-
-
-#: Operators that make no other numbers.
+# Operators that make no other numbers.
 _VIEWS = frozenset(("Clone", "Select", "Squeeze", "Unsqueeze", "View"))
 
 

@@ -21,12 +21,7 @@ from fastcheck.utils.torch.own_operators import no_grad, unobserved
 from fastcheck.utils.torch.readable import first_bad
 
 from .graph_nodes import BESIDE_RESULT, CARRIERS, MOST_NODES, is_count, operator_of, order_of
-from .local_variables import (
-    Variable,
-    find_variable,
-    is_at,
-    record_of,
-)
+from .local_variables import Variable, find_variable, is_at, record_of
 from .made_again import AGAIN, PAIRS, made_bad
 from .variables import from_outside, from_variable, is_loud, later_variable, shown_in
 

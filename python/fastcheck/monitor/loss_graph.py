@@ -25,7 +25,6 @@ from fastcheck.utils.torch.readable import first_bad
 from .graph_nodes import (
     BESIDE_RESULT,
     CARRIERS,
-    FAR_FROM_OVERFLOW,
     MOST_NODES,
     is_count,
     line_of,
@@ -58,20 +57,14 @@ from .written_lines import lines_behind
 
 #: An edge: a node, and the number of a result of it.
 _Edge = tuple[Any, int]
-
-
-#: Operators of one operand, and views; operators that add or choose, and keep no operand.
+# A number up to this does not overflow float32 by itself.
+_FAR_FROM_OVERFLOW = 1e30
+# Operators that add, and keep no operand; of one operand, and views; that choose.
 _SUMS = frozenset(("Add", "Mul", "Neg", "Rsub", "Sub"))
-
-
 _UNARY = frozenset(("Clone", "Mean", "Neg", "Select", "Squeeze", "Sum", "Unsqueeze", "View"))
-
-
-#: Operators of one operand that keep their result, and have a NaN of a NaN alone.
-_KEEPERS = frozenset(("Exp", "Exp2", "Expm1", "Sigmoid", "Tanh"))
-
-
 _CHOOSING = frozenset(("Add", "Cat", "Rsub", "Stack", "Sub", "Where"))
+# Operators of one operand that keep their result, and have a NaN of a NaN alone.
+_KEEPERS = frozenset(("Exp", "Exp2", "Expm1", "Sigmoid", "Tanh"))
 
 
 def search_graph(root: torch.Tensor, name: str = "the loss") -> Optional[MadeBy]:
@@ -380,7 +373,7 @@ class _GraphSearch:
         is_small = all(
             r["numel"]
             and r["depth"] >= Depth.STATS
-            and max(-r["min"], r["max"]) < FAR_FROM_OVERFLOW
+            and max(-r["min"], r["max"]) < _FAR_FROM_OVERFLOW
             for r in records
         )
         is_wide = node._input_metadata[0].dtype in (torch.float32, torch.float64, torch.bfloat16)

@@ -14,14 +14,11 @@ import torch
 from fastcheck.record.format import is_nonfinite
 
 from .graph_nodes import PREFIX, name_of, operator_of
-from .local_variables import (
-    record_of,
-)
+from .local_variables import record_of
 
 #: A function of what a node has saved, by name: the elements of the result that its operator made
 #: not finite, of finite numbers.
 _Maker = Callable[[Mapping[str, Any]], Any]
-
 
 #: Operators of one operand.
 AGAIN: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -45,8 +42,6 @@ AGAIN: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "Sin": torch.sin,
     "Sinh": torch.sinh,
 }
-
-
 #: Operators of two operands.
 PAIRS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "Div": torch.div,
