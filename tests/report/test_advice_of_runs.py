@@ -1,0 +1,174 @@
+"""The advice of runs that stop fits what they do."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import fastcheck
+from support.operator_reports import said
+
+
+@pytest.mark.parametrize("level", ["module", "op"])
+def test_a_loss_that_overflows_in_float16_is_computed_in_float32(level: str) -> None:
+    model = torch.nn.Linear(8, 64).half()
+    with fastcheck.install(model, level=level), pytest.raises(fastcheck.OverflowDetected) as stop:
+        y = model(torch.ones(16, 8, dtype=torch.float16))
+        torch.nn.functional.mse_loss(y, torch.full_like(y, 60.0), reduction="sum").backward()
+    text = said(stop.value)
+    assert "in float16, which ends at 65,504: a term of it, or their sum" in text
+    assert "log(0)" not in text
+
+
+def test_a_product_between_the_model_and_the_loss_in_float16() -> None:
+    model = torch.nn.Linear(8, 64).half()
+    with fastcheck.install(model), pytest.raises(fastcheck.OverflowDetected) as stop:
+        y = model(torch.full((16, 8), 200.0, dtype=torch.float16))
+        scores = y @ y.T
+        scores.float().mean().backward()
+    assert "try 1. MmBackward0 left the range of float16, which ends at 65,504" in said(stop.value)
+
+
+@pytest.mark.parametrize("level", ["module", "op"])
+def test_lbfgs_without_a_line_search(level: str) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 1))
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=30.0)
+    x = torch.randn(32, 4)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = (model(x) - 100 * x[:, :1] ** 3).square().mean()
+        loss.backward()
+        return loss
+
+    with fastcheck.install(model, level=level), pytest.raises(fastcheck.OverflowDetected) as stop:
+        optimizer.step(closure)
+    assert "try 1. Numbers left the range of float32 within a step of LBFGS" in said(stop.value)
+
+
+def test_an_infinite_batch_is_no_fault_of_lbfgs() -> None:
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1)
+    batches = iter([torch.randn(8, 4), torch.randn(8, 4), torch.full((8, 4), math.inf)])
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(next(batches)).square().mean()
+        loss.backward()
+        return loss
+
+    with fastcheck.install(model), pytest.raises(fastcheck.OverflowDetected) as stop:
+        optimizer.step(closure)
+    assert "try 1. The batch was non-finite" in said(stop.value)
+
+
+@pytest.mark.parametrize("level", ["module", "op"])
+def test_an_average_of_weights_that_grows(level: str) -> None:
+    torch.manual_seed(0)  # it is read in the first step, and when it is infinite
+    model, average = torch.nn.Linear(4, 2), torch.nn.Linear(4, 2).requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    stops = pytest.raises(fastcheck.OverflowDetected)
+    with fastcheck.install(model, average, level=level, watch=False), stops as stop:
+        for _ in range(200):
+            x = torch.ones(8, 4)
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+            for old, new in zip(average.parameters(), model.parameters()):
+                old.mul_(3.0).sub_(2.0 * new.detach())
+            average(x)
+    assert "the sign and the decay of an average of weights" in said(stop.value)
+    assert "lower the learning rate" not in said(stop.value)
+
+
+def test_a_root_of_what_float16_does_not_hold() -> None:
+    """The root keeps its result alone."""
+    model = torch.nn.Linear(8, 512).half()
+    with fastcheck.install(model), pytest.raises(fastcheck.OverflowDetected) as stop:
+        y = model(torch.full((4, 8), 40.0, dtype=torch.float16))
+        norms = y.pow(2).sum(-1).sqrt()
+        norms.float().mean().backward()
+    assert "try 1. What was given to SqrtBackward0 left the range of float16" in said(stop.value)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_a_running_variance_that_grows(dtype: torch.dtype) -> None:
+    """In float32 that is data that grows from step to step; float16 ends at the square of 256."""
+    model = torch.nn.Sequential(torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 2)).to(dtype)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with fastcheck.install(model, watch=False), pytest.raises(fastcheck.OverflowDetected) as stop:
+        for step in range(60):
+            optimizer.zero_grad()
+            x = torch.randn(16, 8) * 1.5 ** (step if dtype is torch.float16 else 2 * step)
+            model(x.to(dtype)).float().square().mean().backward()
+            optimizer.step()
+    assert stop.value.culprit.site.label == "running_var"
+    first = (
+        "keep this norm and its input in float32" if dtype is torch.float16 else "look at the data"
+    )
+    assert first in said(stop.value).partition("try 1. ")[2].partition(" 2. ")[0]
+
+
+class Scores(torch.nn.Module):
+    """Attention scores in float16 that go on in float32."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        half = x.half()
+        return (half @ half.T).float().softmax(-1) @ x
+
+
+def test_a_product_in_float16_that_goes_on_in_float32() -> None:
+    model = torch.nn.Sequential(Scores(), torch.nn.Linear(4, 2))
+    with fastcheck.install(model), pytest.raises(fastcheck.OverflowDetected) as stop:
+        model(torch.full((8, 4), 300.0)).sum().backward()
+    first = said(stop.value).partition("try 1. ")[2].partition(" 2. ")[0]
+    assert "mm left the range of float16, which ends at 65,504" in first
+    assert "float32 or bfloat16" in first and "range of float32" not in first
+
+
+def stopped_by(loss: torch.Tensor) -> str:
+    with pytest.raises(fastcheck.OverflowDetected) as stop:
+        loss.backward()
+    return said(stop.value)
+
+
+def test_a_difference_of_infinities() -> None:
+    """The node of a difference keeps nothing; that of exp has a NaN of a NaN alone."""
+    model = torch.nn.Linear(4, 4)
+    hidden = torch.full((8, 4), True)
+    with fastcheck.install(model):
+        scores = model(torch.rand(8, 4)).masked_fill(hidden, -math.inf)
+        logs = scores - scores.logsumexp(-1, keepdim=True)
+        text = stopped_by(logs.sum())
+    assert "why SubBackward0" in text
+    assert "try 1. self holds 32 -Inf, of which sub makes NaN" in text and "masked whole" in text
+    with fastcheck.install(model):
+        rows = model(torch.rand(8, 4)).sum(-1) + torch.full((8,), -math.inf)
+        best = torch.stack([rows, rows]).max
+        text = stopped_by((torch.full((8,), -math.inf) - best(0).values).exp().sum())
+    assert "why SubBackward0" in text and "8 8 0" in text
+    assert "try 1. SubBackward0 makes NaN of Inf - Inf alone" in text
+
+
+def test_the_line_of_a_known_operator_that_keeps_nothing() -> None:
+    model = torch.nn.Linear(4, 4)
+    with fastcheck.install(model):
+        counts = torch.zeros(4)
+        logits = model(torch.rand(8, 4)) - torch.log(counts / 8)
+        text = stopped_by(torch.nn.functional.cross_entropy(logits, torch.arange(8) % 4))
+    assert "variable logits, assigned at" in text
+    assert "try 1. Look at the line that assigns it: log(0) is -Inf" in text
+
+
+def test_a_singular_system() -> None:
+    class Solve(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.linalg.solve_ex(x @ x.mT, torch.ones(len(x), 4, 1))[0].squeeze(-1)
+
+    model = torch.nn.Sequential(Solve(), torch.nn.Linear(4, 2))
+    with fastcheck.install(model), pytest.raises(fastcheck.OverflowDetected) as stop:
+        model(torch.ones(3, 4, 2)).sum().backward()
+    assert "where the matrix is singular or nearly so" in said(stop.value)
