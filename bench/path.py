@@ -7,9 +7,9 @@ A model of three layers trains with default options, at module level and at op l
 step the middle layer returns NaN. ``sys.setprofile`` sees each function that is called or returned
 from; a move is one that leads from one file of fastcheck to another. Three things that run before
 the exception, whose message has them, are not counted: what report/page does for the page of the
-stop, what monitor/watching.py does to judge the last steps, and what monitor/makers.py does to find
-the operator, which is to run the module's call again with a second monitor. Exit status 1 above the
-bars, which are of module level.
+stop, what monitor/watching.py does to judge the last steps, and what monitor/origin/makers.py does
+to find the operator, which is to run the module's call again with a second monitor. Exit status 1
+above the bars, which are of module level.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import fastcheck
 import harness
 
 _ROOT = str(Path(fastcheck.__file__).parent)
-_ASIDE = ("report/page/", "monitor/watching.py", "monitor/makers.py")
+_ASIDE = ("report/page/", "monitor/watching.py", "monitor/origin/makers.py")
 BARS = {"files": 15, "moves": 170}
 POISONED_STEP = 2
 

@@ -25,7 +25,7 @@ import fastcheck
 import harness
 from accuracy.watch_programs import Block
 from fastcheck.log.step_table import StepRow
-from fastcheck.monitor.hooks.facts import Facts
+from fastcheck.monitor.loop.facts import Facts
 from fastcheck.record.format import RECORD_DTYPE
 from fastcheck.record.site import Site, SiteTable
 from fastcheck.watch.options import Watch

@@ -21,7 +21,7 @@ from fastcheck.calls.stored import (
     parameters_of,
 )
 from fastcheck.extension import status
-from fastcheck.monitor.hooks.hand_changes import HandChanges
+from fastcheck.monitor.loop.hand_changes import HandChanges
 from fastcheck.record.site import SiteTable
 from fastcheck.utils.torch.memory_ref import MemoryRef, memory_ref
 
@@ -335,8 +335,8 @@ def test_a_gradient_that_was_changed_by_hand(
     change: Callable[[torch.Tensor], torch.Tensor], is_seen: bool, dtype: torch.dtype
 ) -> None:
     """float32 is compared in C++."""
-    from fastcheck.monitor.hooks.hand_changes import Probe
-    from fastcheck.monitor.hooks.hand_changes import probe as make_probe
+    from fastcheck.monitor.loop.hand_changes import Probe
+    from fastcheck.monitor.loop.hand_changes import probe as make_probe
 
     gradient = torch.arange(100, dtype=dtype)
     probe = make_probe(gradient)
@@ -347,7 +347,7 @@ def test_a_gradient_that_was_changed_by_hand(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_nan_among_the_elements_that_are_compared_is_no_change(dtype: torch.dtype) -> None:
-    from fastcheck.monitor.hooks.hand_changes import probe as make_probe
+    from fastcheck.monitor.loop.hand_changes import probe as make_probe
 
     gradient = torch.tensor([0.0, torch.nan], dtype=dtype)
     probe = make_probe(gradient)

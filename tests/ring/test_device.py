@@ -11,7 +11,7 @@ import torch
 
 from fastcheck.backends.table import backend_for
 from fastcheck.extension import status
-from fastcheck.monitor.hooks.hand_changes import probe as probe_of
+from fastcheck.monitor.loop.hand_changes import probe as probe_of
 from fastcheck.ring.depths import Depths
 from fastcheck.ring.device import DeviceRing, _identities, _identities_in_python
 from fastcheck.utils.torch.streams import streams_of

@@ -23,12 +23,12 @@ from fastcheck.monitor.distributed.join import agreement_for, join_listeners
 from fastcheck.monitor.distributed.replicas import OwnBatches, ReplicaCheck, automatic_checks
 from fastcheck.monitor.hooks import optimizers
 from fastcheck.monitor.hooks.compiled import Connection, connect, disconnect, set_hook_id
-from fastcheck.monitor.hooks.facts import Facts
 from fastcheck.monitor.hooks.graphs import GraphFollower, followers
 from fastcheck.monitor.hooks.hook_support import ModuleTree, follow_forks
 from fastcheck.monitor.hooks.module_observer import ModuleObserver
 from fastcheck.monitor.hooks.state_reader import StateReader
 from fastcheck.monitor.hooks.step_watcher import StepWatcher
+from fastcheck.monitor.loop.facts import Facts
 from fastcheck.monitor.on_request import Install, Requests
 from fastcheck.monitor.op_level.hooks import OpModuleObserver, OpState
 from fastcheck.monitor.op_level.level import OpLevel
@@ -48,7 +48,7 @@ from fastcheck.utils.torch.rank import group_size, own_rank
 from fastcheck.watch.event import WatchEvent
 from fastcheck.watch.options import Watch
 
-from .makers import Makers
+from .origin.makers import Makers
 from .replay import Replayer
 from .watching import Watching
 
@@ -209,7 +209,13 @@ def build(
     write_dump = _dump_writer(config, nodes, rank, together, captures)
     makers = Makers(session, install_alone, state.memory, run_meta)
 
-    facts = Facts(session, state, nodes, run_meta.schedule, is_on=watching is not None)
+    facts = Facts(
+        session,
+        nodes,
+        run_meta.schedule,
+        state.without_derivative,
+        is_on=watching is not None,
+    )
     watched_at_stop: Callable[[], Sequence[WatchEvent]] = tuple
     if watching is not None:
         watched_at_stop = functools.partial(watching.at_stop, facts.tell_early)

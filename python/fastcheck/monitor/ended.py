@@ -26,9 +26,9 @@ from fastcheck.utils.text.layout import wrap
 from fastcheck.utils.text.numbers import counted
 from fastcheck.utils.torch.frames import past_frames
 
-from .loss_graph import search_held
+from .origin.loss_graph import search_held
+from .origin.written_lines import with_lines
 from .session.session import Session
-from .written_lines import with_lines
 
 _WIDTH = 86
 _KINDS = (("nan_count", "NaN"), ("posinf_count", "+Inf"))

@@ -1,7 +1,7 @@
 """Invariants: rules that hold in a healthy training at every step, and the texts of warnings.
 
 The rows have the form of those of ``rules``. Each reports once in a run, or once for each tensor.
-Facts that no record holds come from ``monitor/hooks/facts.py``, which counts updates in a row:
+Facts that no record holds come from ``monitor/loop/facts.py``, which counts updates in a row:
 ``value`` is that count, and ``name`` what the fact is about; ``checks`` says how often a form was
 seen in a graph. docs/invariants.md has the table in words.
 """
@@ -118,7 +118,7 @@ def input_is_constant(view: StepsView) -> np.ndarray:
 def _fact(
     name: str, cause: str, text: str, *, advice: str = "", source: str = "fastcheck"
 ) -> NumberRule:
-    """A rule on a count of ``monitor/hooks/facts.py``. It warns if it has advice."""
+    """A rule on a count of ``monitor/loop/facts.py``. It warns if it has advice."""
     return NumberRule(
         kind="invariant", names=[name], condition=lambda number: True, steps=1, is_over=never,
         pause="", warns=bool(advice), cause=cause, text=text, advice=advice, source=source,

@@ -2,12 +2,11 @@
 
 ``module_observer`` and ``optimizers`` have the hooks. ``step_watcher`` follows the training loop,
 ``losses`` reads its losses and their graphs, ``step_ends`` finds where unusual loops end their
-steps, ``step_numbers`` reads loss scales and learning rates, ``facts`` what a loop does that is in
-no record. ``state_reader`` reads parameters, gradients and buffers before they change, with
-``hand_changes`` of gradients. ``protection`` keeps bad updates out of the weights: on a device by
-``found_inf`` of fused optimizers, in host memory by removing the gradients for the time of the
-step. ``graphs`` follows captured graphs, whose replays get records of their own.
+steps, ``step_numbers`` reads loss scales and learning rates. ``state_reader`` reads parameters,
+gradients and buffers before they change. ``protection`` keeps bad updates out of the weights: on a
+device by ``found_inf`` of fused optimizers, in host memory by removing the gradients for the time
+of the step. ``graphs`` follows captured graphs, whose replays get records of their own.
 
-Imports ``backends``, ``calls``, ``monitor``, ``monitor.session``, ``record``, ``ring``, ``utils``
-and ``verdict``.
+Imports ``backends``, ``calls``, ``monitor``, ``monitor.loop``, ``monitor.session``, ``record``,
+``ring``, ``utils`` and ``verdict``.
 """

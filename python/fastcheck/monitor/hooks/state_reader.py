@@ -24,6 +24,7 @@ from fastcheck.calls.stored import (
     parameters_of,
 )
 from fastcheck.extension import status
+from fastcheck.monitor.loop.hand_changes import HandChanges
 from fastcheck.monitor.session.session import Session
 from fastcheck.monitor.weight_updates import (
     NoDerivative,
@@ -48,7 +49,6 @@ from fastcheck.verdict.entries import (
     UsedGradients,
 )
 
-from .hand_changes import HandChanges
 from .step_numbers import StepNumbers
 
 #: Stands in the place of a record's number.

@@ -17,13 +17,12 @@ from torch.optim import Optimizer
 
 from fastcheck.calls.module_calls import ModuleNode
 from fastcheck.calls.stored import StoredTensor, parameter_at, parameter_ids
+from fastcheck.monitor.loop.hand_changes import AnyProbe, Probes, probe, probes_at, spread
 from fastcheck.monitor.session.session import Session
 from fastcheck.utils.torch.own_operators import no_grad, unobserved
 from fastcheck.utils.torch.readable import can_read, has_memory
 from fastcheck.utils.torch.sharding import local
 from fastcheck.verdict.entries import Moment
-
-from .hand_changes import AnyProbe, Probes, probe, probes_at, spread
 
 
 class Turns:

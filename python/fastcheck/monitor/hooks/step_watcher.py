@@ -19,6 +19,9 @@ from torch.optim import Optimizer
 from fastcheck.calls.module_calls import ModuleNode
 from fastcheck.calls.stored import parameter_ids
 from fastcheck.errors import warn
+from fastcheck.monitor.loop.chains import has_unscaled
+from fastcheck.monitor.loop.facts import Facts
+from fastcheck.monitor.session.parts import Parts
 from fastcheck.monitor.session.run_meta import RunMeta
 from fastcheck.monitor.session.session import Removal, Session
 from fastcheck.record.site import Site
@@ -29,12 +32,9 @@ from fastcheck.utils.torch.streams import streams_of
 from fastcheck.utils.torch.versions import GradScaler
 from fastcheck.verdict.entries import Moment, ScaleDecided
 
-from .chains import has_unscaled
-from .facts import Facts
 from .found_inf import UpdateGuard
 from .hook_support import ModuleTree
 from .losses import LossReader
-from .parts import Parts
 from .protection import WeightProtection
 from .state_reader import StateReader
 from .step_ends import StepEnds, other_optimizers

@@ -66,7 +66,7 @@ class SessionListener:
         """
 
     def noticed(self, step: int, name: str, value: float, about: str) -> None:
-        """A fact of the training loop that is in no record (``monitor/hooks/facts.py``)."""
+        """A fact of the training loop that is in no record (``monitor/loop/facts.py``)."""
 
     def warned(self, step: int, kind: str, text: str) -> None:
         """The watch has found what calls for a look."""

@@ -11,11 +11,10 @@ import torch
 import torch.nn.functional as F
 
 from fastcheck.calls.stored import StoredTensor
+from fastcheck.monitor.weight_updates import UPDATES, UPDATES_OF_NONE, checksums, is_still
 from fastcheck.utils.torch.own_operators import no_grad, unobserved
 from fastcheck.utils.torch.readable import can_read, has_memory, may_wait
 from fastcheck.utils.torch.sharding import local
-
-from .weight_updates import UPDATES, UPDATES_OF_NONE, checksums, is_still
 
 # The cosine between two gradients that are equal, but for a factor and for rounding.
 _SAME = 0.9999

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fastcheck
-from fastcheck.monitor.hooks import loss_forms
-from fastcheck.monitor.hooks.loss_forms import LossForms, classes_of
+from fastcheck.monitor.loop import loss_forms
+from fastcheck.monitor.loop.loss_forms import LossForms, classes_of
 from support.sampling import IS_WHOLE
 
 Function = Callable[[Tensor], Any]

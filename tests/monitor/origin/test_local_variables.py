@@ -8,7 +8,7 @@ from typing import Callable
 import pytest
 import torch
 
-from fastcheck.monitor.local_variables import find_variable
+from fastcheck.monitor.origin.local_variables import find_variable
 
 needs_positions = pytest.mark.skipif(
     sys.version_info < (3, 11), reason="instructions have no place in their line"

@@ -15,6 +15,7 @@ import torch
 
 from fastcheck.calls.module_calls import Call, outermost_of
 from fastcheck.errors import first_line
+from fastcheck.monitor.on_request import Install
 from fastcheck.monitor.session.passes import Pass
 from fastcheck.monitor.session.session import Session
 from fastcheck.record.format import Verdict, is_nonfinite
@@ -25,7 +26,6 @@ from fastcheck.utils.torch.frames import PAST, call_frames
 from fastcheck.utils.torch.readable import can_read
 from fastcheck.verdict.step import Step
 
-from .on_request import Install
 from .second_run import (
     FoundAgain,
     KnownPass,

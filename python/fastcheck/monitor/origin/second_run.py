@@ -21,6 +21,8 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._pytree import tree_map
 
 from fastcheck.calls.module_calls import Call
+from fastcheck.monitor.on_request import Install
+from fastcheck.monitor.reruns import set_aside
 from fastcheck.monitor.session.config import Config
 from fastcheck.monitor.session.options import Stop
 from fastcheck.monitor.session.passes import Pass
@@ -43,8 +45,6 @@ from fastcheck.utils.torch.training_state import Generators
 from fastcheck.utils.torch.versions import default_device
 from fastcheck.verdict.step import Step
 
-from .on_request import Install
-from .reruns import set_aside
 from .stand_ins import replace_lost
 
 # The hooks of the module itself, which have run, or are running.

@@ -763,7 +763,7 @@ def test_what_only_the_random_gradients_do_is_not_blamed(is_in_loss: bool) -> No
 
 
 def test_the_copies_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fastcheck.monitor.call_again._MOST_BYTES", 1000)
+    monkeypatch.setattr("fastcheck.monitor.origin.call_again._MOST_BYTES", 1000)
     made = stop_of_model(Block(negative_root)).report.made_by
     assert made is not None and made.operator == ""
     assert "Block was not run again: a copy of its parameters and buffers" in made.how

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import fastcheck
-from fastcheck.monitor.written_lines import lines_of_data, lines_of_gradients
+from fastcheck.monitor.origin.written_lines import lines_of_data, lines_of_gradients
 from fastcheck.report.stop_report import MadeBy
 
 BATCH = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))

@@ -10,11 +10,12 @@ the CPU the first elements of a gradient that DistributedDataParallel has averag
 
 from __future__ import annotations
 
+import functools
 import math
 import weakref
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
+from typing import Any, NamedTuple, Optional, Union
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -22,10 +23,11 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parallel import DistributedDataParallel
 
 from fastcheck.calls.module_calls import Call, ModuleNode
-from fastcheck.calls.stored import StoredTensor, parameter_ids
+from fastcheck.calls.stored import StoredTensor, parameter_ids, parameters_of
+from fastcheck.monitor.session.parts import Parts
 from fastcheck.monitor.session.run_meta import Schedule
 from fastcheck.monitor.session.session import Session
-from fastcheck.monitor.stale_copies import StaleCopies
+from fastcheck.monitor.weight_updates import NoDerivative
 from fastcheck.utils.text.layout import listed
 from fastcheck.utils.torch.frames import program_frames, values_at_hand
 from fastcheck.utils.torch.rank import group_size
@@ -40,12 +42,8 @@ from .identities import is_itself, is_untied, repeated
 from .loss_forms import LossForms, classes_of, has_no_second, is_output
 from .masks import Masks
 from .micro_batches import BackwardCalls
-from .parts import Parts
-from .state_reader import StateReader
+from .stale_copies import StaleCopies
 from .update_losses import UpdateLosses
-
-if TYPE_CHECKING:
-    pass
 
 # Modes of modules are looked at in one update of so many, and all of these looks agree.
 _EVERY, _LOOKS = 10, 3
@@ -112,8 +110,9 @@ class _Run(NamedTuple):
 
 
 class _Looks(NamedTuple):
-    """``factors``: the first of each LambdaLR; ``ranks``: the number of them over which
-    DistributedDataParallel averages gradients.
+    """``without_derivative``: kept for what is said of gradients that are 0; ``factors``: the first
+    of each LambdaLR; ``ranks``: the number of them over which DistributedDataParallel averages
+    gradients.
     """
 
     apart: Parts
@@ -123,6 +122,7 @@ class _Looks(NamedTuple):
     averages: Averages
     frozen: Frozen
     micro_batches: BackwardCalls
+    without_derivative: dict[int, NoDerivative]
     factors: weakref.WeakKeyDictionary[Any, float]
     ranks: int
 
@@ -135,9 +135,9 @@ class Facts:
     def __init__(
         self,
         session: Session,
-        state: StateReader,
         nodes: Sequence[ModuleNode],
         schedule: Schedule,
+        without_derivative: dict[int, NoDerivative],
         *,
         is_on: bool,
     ) -> None:
@@ -145,7 +145,7 @@ class Facts:
         self.is_on = is_on
         self.copies = StaleCopies()
         self._session = session
-        self._state = state
+        self._stored = functools.partial(parameters_of, nodes, None)
         self._schedule = schedule
         # The modules that are looked at.
         self._nodes = [n for n in nodes if n.is_root or isinstance(n.module(), _LOOKED_AT)]
@@ -172,6 +172,7 @@ class Facts:
             Averages(),
             Frozen(),
             BackwardCalls(),
+            without_derivative,
             weakref.WeakKeyDictionary(),
             max((group_size(m.process_group) for m in wrappers), default=1),
         )
@@ -293,12 +294,12 @@ class Facts:
 
     def _know_derivatives(self) -> None:
         """Keeps what leads to each weight, for what is said of gradients that are 0."""
-        known, forms = self._state.without_derivative, self.looks.forms
-        for node, name, parameter in self._state.parameters() if forms.without_derivative else ():
+        known, forms = self.looks.without_derivative, self.looks.forms
+        for node, name, parameter in self._stored() if forms.without_derivative else ():
             if id(parameter) in forms.without_derivative:
                 site = node.site("param", name, 0)
                 known[site] = forms.without_derivative[id(parameter)]
-        for node, name, parameter in self._state.parameters() if known else ():
+        for node, name, parameter in self._stored() if known else ():
             if id(parameter) in forms.with_derivative:
                 known.pop(node.site("param", name, 0), None)
 
@@ -308,7 +309,7 @@ class Facts:
         """
         if self._losses.cleared == _CLEARED:
             return
-        parameters = (p for _, _, p in self._state.parameters() if p.requires_grad)
+        parameters = (p for _, _, p in self._stored() if p.requires_grad)
         first = next(parameters, None)
         self._losses.gradient_is(first, is_before)
         if self._losses.cleared == _CLEARED:
@@ -321,7 +322,7 @@ class Facts:
 
     def _known(self) -> set[int]:
         """The parameters of the models and of the optimizers that have stepped."""
-        return {id(parameter) for _, _, parameter in self._state.parameters()} | self._held()
+        return {id(parameter) for _, _, parameter in self._stored()} | self._held()
 
     def _held(self) -> set[int]:
         """The parameters of the optimizers that have stepped."""
@@ -623,7 +624,7 @@ class Facts:
         inner = {id(value) for value in values if isinstance(value, torch.optim.Optimizer)}
         outer = (optimizer for optimizer in self._chains if id(optimizer) not in inner)
         holders = Counter(key for optimizer in outer for key in parameter_ids(optimizer))
-        shared = [s for s in self._state.parameters() if holders[id(s[2])] > 1]
+        shared = [s for s in self._stored() if holders[id(s[2])] > 1]
         if shared:
             self._tell("held_twice", len(shared), _names(shared))
 
@@ -657,7 +658,7 @@ class Facts:
             self._count("stale_statistics", bool(stale), stale, times=_LOOKS)
 
     def _look_at_shares(self) -> None:
-        parameters = [s for s in self._state.parameters() if is_materialised(s[2])]
+        parameters = [s for s in self._stored() if is_materialised(s[2])]
         trained = [stored for stored in parameters if stored[2].requires_grad]
         whole = sum(p.numel() for _, _, p in parameters)
         part = sum(p.numel() for _, _, p in trained)
@@ -719,7 +720,7 @@ class Facts:
     def _name_of(self, parameter: Union[int, torch.Tensor, None]) -> str:
         """``parameter``: perhaps its number."""
         number = parameter if isinstance(parameter, int) else id(parameter)
-        names = (n.name_of(name) for n, name, p in self._state.parameters() if id(p) == number)
+        names = (n.name_of(name) for n, name, p in self._stored() if id(p) == number)
         return next(names, "a parameter")
 
 

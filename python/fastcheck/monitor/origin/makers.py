@@ -10,6 +10,8 @@ from typing import Callable, Optional
 import torch
 
 from fastcheck.calls.module_calls import Call, outermost_of
+from fastcheck.monitor.hooks.optimizers import watchers
+from fastcheck.monitor.on_request import Install
 from fastcheck.monitor.session.passes import Pass
 from fastcheck.monitor.session.run_meta import RunMeta
 from fastcheck.monitor.session.session import Session
@@ -24,10 +26,8 @@ from fastcheck.verdict.findings import Finding
 from fastcheck.verdict.step import Step
 
 from . import call_again
-from .hooks.optimizers import watchers
 from .kept_graph import search_derivatives, search_operators
 from .loss_graph import search_graph
-from .on_request import Install
 from .second_run import Search
 from .update_state import search_state
 from .variables import search_argument, search_variables

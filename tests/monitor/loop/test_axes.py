@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fastcheck.monitor.hooks.loss_forms import LossForms
+from fastcheck.monitor.loop.loss_forms import LossForms
 from support.told import texts
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import fastcheck
-from fastcheck.monitor.kept_graph import search_derivatives
+from fastcheck.monitor.origin.kept_graph import search_derivatives
 from fastcheck.monitor.session.derivatives import (
     DECOMPOSITIONS,
     DERIVATIVES,

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import fastcheck
-from fastcheck.monitor import kept_graph, made_again
+from fastcheck.monitor.origin import kept_graph, made_again
 from fastcheck.monitor.session.derivatives import (
     SavedByNode,
 )

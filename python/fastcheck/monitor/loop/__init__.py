@@ -1,0 +1,11 @@
+"""Facts of a training loop that no record holds, for the invariants of the watch.
+
+``facts`` is told by the hooks what the loop does, and counts in how many updates in a row a fact
+holds. ``chains`` follows the gradient of one parameter of an optimizer. ``loss_forms`` looks at the
+graph of a loss with ``nodes``, ``axes``, ``masks`` and ``targets``; ``update_losses`` and
+``micro_batches`` at the losses of one update; ``averages``, ``frozen``, ``stale_copies``,
+``identities`` and ``beginnings`` at weights, copies of them and what optimizers keep;
+``hand_changes`` finds whether the loop changes gradients itself.
+
+Imports ``calls``, ``monitor``, ``monitor.session`` and ``utils``.
+"""
