@@ -46,6 +46,8 @@ def test_following_until_a_signal(log: Path, tmp_path: Path) -> None:
     ("arguments", "text"),
     [
         (["{log}", "--out", "{out}", "--steps-per-file", "0"], "greater than 0"),
+        (["{log}", "--out", "{out}", "--interval", "nan"], "greater than 0"),
+        (["{log}", "--out", ""], "--out is empty"),
         (["{out}/nothing", "--out", "{out}"], "there is no log here"),
         (["{log}", "--out", "nothing://x"], "a fleet's files can't be opened"),
     ],

@@ -16,7 +16,9 @@ from fastcheck import extension as extension_module
 from fastcheck import kernels
 from fastcheck.cli import doctor, show
 from fastcheck.cli.main import main
+from fastcheck.utils.reading import why_missing
 from support.processes import run_python
+from support.programs import synthetic_logs
 from support.programs.command_line import run, shown_json
 
 
@@ -35,6 +37,60 @@ def test_wrong_usage_is_exit_code_2(
 ) -> None:
     code, out, err = run(capsys, *arguments)
     assert code == 2 and "usage: fastcheck" in out + err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["show", "fastcheck_lgo"],
+        ["report", "fastcheck_lgo"],
+        ["export", "fastcheck_lgo", "a.csv"],
+        ["top", "fastcheck_lgo", "--once"],
+        ["compare", "fastcheck_lgo", "fastcheck_log"],
+        ["compare", "fastcheck_log", "fastcheck_lgo/run-2"],
+        ["collect", "fastcheck_lgo", "--out", "out"],
+        ["fleet", "fastcheck_lgo"],
+        ["verify", "fastcheck_lgo"],
+        ["run", "fastcheck_lgo"],
+        ["prove", "fastcheck_lgo.py:step"],
+    ],
+)
+def test_a_misspelt_path_is_told_with_what_is_near(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    synthetic_logs.write(tmp_path / "fastcheck_log", 8, 10)
+    if arguments[0] in ("collect", "fleet"):
+        pytest.importorskip("pyarrow")
+    code, _, err = run(capsys, *arguments)
+    assert code == 2 and "'; did you mean 'fastcheck_log'?" in err
+    assert all(word in err for word in ("expected: ", "got:      "))
+
+
+@pytest.mark.parametrize(
+    ("path", "hint"),
+    [
+        ("", "the path is empty, as from a variable of the shell that is not set"),
+        ("nothing/below", "there is no 'nothing'; beside it: file, here, link"),
+        ("here/x", "there is no 'here/x'; beside it: a, b, c, d, e, ..."),
+        ("here/a/x/", "there is no 'here/a/x'; beside it: nothing"),
+        ("file/x", "file is a file"),
+        ("link", "link is a link to gone, which is not there"),
+    ],
+)
+def test_the_hint_for_a_path_that_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, hint: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in "abcdef":
+        (tmp_path / "here" / name).mkdir(parents=True)
+    (tmp_path / "file").touch()
+    (tmp_path / ".hidden").touch()
+    (tmp_path / "link").symlink_to("gone")
+    assert why_missing(path) == hint
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["show", "--help"], ["doctor", "--help"]])
@@ -142,7 +198,7 @@ def test_doctor_without_the_extension_says_what_reads_instead(
             ["compare", "model.pt", "model.pt", "--loss-drift", "-1"],
             "loss_drift= must be 0 or more",
         ),
-        (["compare", "model.pt", ""], "it is empty, as from a variable of the shell"),
+        (["compare", "model.pt", ""], "is empty, as from a variable of the shell"),
         (["compare", "junk.pt", "model.pt"], "junk.pt: not a whole file of torch's"),
         (["compare", "newer.json", "newer.json"], "this environment is of another format"),
         (["fleet", ".", "--lag", "-1"], "--lag is negative"),

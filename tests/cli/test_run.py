@@ -128,6 +128,28 @@ def test_a_program_that_is_not_there() -> None:
     assert done.returncode == 2 and "there is no such module" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("options", "environment", "message"),
+    [
+        (["--sinks", "nope"], {}, "unknown sink 'nope'"),
+        (["--sinks", "webhook:ftp://host"], {}, "posts to webhook:https://"),
+        (["--sinks", "wandb:x"], {}, "sink 'wandb' can't write there"),
+        ([], {"FASTCHECK_SINKS": "nope"}, "unknown sink 'nope'"),
+        (["--log-dir", "programs/train.py"], {}, "the log can't be written"),
+        (["--level", "op"], {"FASTCHECK_NO_EXTENSION": "1"}, "extension is switched off"),
+        (["--every", "0"], {}, "every must be"),
+        (["--record", "range", "--level", "op"], {}, "module level"),
+    ],
+)
+def test_options_are_refused_before_the_program_begins(
+    options: list[str], environment: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    done = run(*options, program("print('no optimizer')"), is_forked=False)
+    assert done.returncode == 2 and message in done.stderr and not done.stdout
+
+
 def test_two_models_are_observed_each() -> None:
     done = run(
         "--summary",

@@ -43,9 +43,9 @@ def test_a_narrow_picture(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere", "--once"], "there is no log at nowhere"),
+        (["nowhere", "--once"], "nowhere, which is not there"),
         (["nowhere"], "top needs a terminal"),
-        ([__file__], "this is no log directory"),
+        ([__file__], "test_top.py, which is no directory"),
         (["nowhere", "--interval", "0"], "--interval must be"),
         (["nowhere", "--interval", "nan"], "--interval must be"),
         (["nowhere", "--rows", "0"], "--rows must be"),

@@ -148,13 +148,14 @@ def test_sides_that_cannot_be_compared_say_so(tmp_path: Path) -> None:
             other.mkdir()
         with pytest.raises(fastcheck.CompareError, match=message):
             fastcheck.compare(other, log)
-    with pytest.raises(fastcheck.CompareError, match="has no logg: did you mean 'log'") as caught:
+    near = "there is no '.*logg'; did you mean 'log'"
+    with pytest.raises(fastcheck.CompareError, match=near) as caught:
         fastcheck.compare(tmp_path / "logg", log)
     assert str(tmp_path) in str(caught.value)
-    with pytest.raises(fastcheck.CompareError, match=r"has no nowhere$"):
+    with pytest.raises(fastcheck.CompareError, match=r"no '\S+/nowhere'; beside it: empty, log$"):
         fastcheck.compare(tmp_path / "nowhere" / "log", log)
     (tmp_path / "runs" / "new").mkdir(parents=True)
-    with pytest.raises(fastcheck.CompareError, match="has no run: did you mean 'runs'"):
+    with pytest.raises(fastcheck.CompareError, match="run'; did you mean 'runs'"):
         fastcheck.compare(tmp_path / "run" / "new", log)
     with pytest.raises(fastcheck.CompareError, match="nothing in common"):
         fastcheck.compare({"a": torch.ones(2)}, {"b": torch.ones(2)})

@@ -4,6 +4,8 @@ monitors whose remove() fails.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -18,6 +20,13 @@ pytestmark = pytest.mark.usefixtures("op_observer")
 def test_wrong_options_are_an_error_where_the_first_optimizer_is_made() -> None:
     model = nn.Linear(2, 2)
     with AutoInstall(record="all"), pytest.raises(fastcheck.ConfigError, match="record"):
+        torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def test_a_log_that_cannot_be_written_is_raised_where_the_optimizer_is_made(tmp_path: Path) -> None:
+    model = nn.Linear(2, 2)
+    (tmp_path / "file").touch()
+    with AutoInstall(log_dir=tmp_path / "file"), pytest.raises(fastcheck.LogError):
         torch.optim.SGD(model.parameters(), lr=0.1)
 
 

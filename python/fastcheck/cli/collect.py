@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import os
 import signal
 import socket
@@ -14,7 +15,7 @@ from typing import Any, Callable
 from fastcheck.errors import ConfigError, printable
 from fastcheck.fleet.collector import Collector, Written, attempts, follow
 from fastcheck.fleet.store import Folder
-from fastcheck.log.reader import find_logs, log_parts, read_log, read_sites_and_meta
+from fastcheck.log.reader import find_logs, log_parts, newest_log, read_sites_and_meta
 from fastcheck.utils.text.numbers import counted
 
 from .console import print_json
@@ -67,8 +68,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Exit code 0; what goes wrong is raised."""
-    if options.steps_per_file < 1 or options.interval <= 0:
-        raise ConfigError("--steps-per-file and --interval must be greater than 0")
+    if options.steps_per_file < 1 or not 0 < options.interval < math.inf:
+        raise ConfigError("--steps-per-file and --interval must be numbers greater than 0")
+    if not options.out:
+        raise ConfigError("--out is empty", expected="a folder or a URL", got="''")
     log = _log_of(options.log, options.follow)
     folder = Folder(options.out)
     made: dict[str, Collector] = {}
@@ -104,10 +107,7 @@ def run(options: argparse.Namespace) -> int:
 def _log_of(path: str, may_come: bool) -> str:
     if os.path.isdir(path) and log_parts(path):
         return path
-    logs = find_logs(path)
-    if not logs and not may_come:
-        read_log(path)  # raises the error
-    return logs[-1] if logs else path
+    return path if may_come and not find_logs(path) else newest_log(path)
 
 
 def _run_of(log: str) -> str:

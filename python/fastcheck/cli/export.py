@@ -15,7 +15,7 @@ import numpy as np
 
 from fastcheck.dump.storage.files import places_in
 from fastcheck.errors import CompareError, ConfigError, needed_module
-from fastcheck.log.reader import find_logs, read_log
+from fastcheck.log.reader import newest_log, read_log
 from fastcheck.log.step_table import STEP_NUMBERS, StepRow, step_rows
 from fastcheck.log.table import COLUMNS, log_table
 from fastcheck.utils.private import new_file, replacing, writing
@@ -76,10 +76,8 @@ def run(options: argparse.Namespace) -> int:
     if options.steps and places:
         raise ConfigError(f"--steps is for logs, and {path} is a dump")
     if not places:
-        places = find_logs(options.log)[-1:]
-        path = places[0] if places else path
-    if not places:
-        read_log(options.log)  # raises the error
+        path = newest_log(options.log)
+        places = [path]
     damaged: list[int] = []
     columns = _STEP_COLUMNS if options.steps else COLUMNS
     # Half a table must not pass for a table.

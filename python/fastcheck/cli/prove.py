@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from fastcheck.errors import ConfigError, FastcheckError
+from fastcheck.errors import ConfigError, FastcheckError, did_you_mean
+from fastcheck.utils.reading import why_missing
 
 from .console import print_json
 
@@ -86,7 +87,7 @@ def _load(spec: str) -> tuple[Any, ...]:
         raise _refused("a file and a function, as train.py:step", spec)
     if where.endswith(".py"):
         if not os.path.isfile(where):
-            raise _refused("a file that exists", where)
+            raise _refused("a file that exists", where, why_missing(where))
         sys.path.insert(0, os.path.dirname(os.path.abspath(where)))
         module_spec = importlib.util.spec_from_file_location("fastcheck_proved", where)
         assert module_spec is not None and module_spec.loader is not None
@@ -105,7 +106,8 @@ def _load(spec: str) -> tuple[Any, ...]:
             ) from error
     make = getattr(module, name, None)
     if not callable(make):
-        raise _refused(f"a function in {where}", name)
+        near = did_you_mean(name, [key for key, value in vars(module).items() if callable(value)])
+        raise _refused(f"a function in {where}", name, near)
     returned = make()
     parts = returned if isinstance(returned, tuple) else ()
     is_fit = len(parts) in (3, 4) and isinstance(parts[0], torch.nn.Module) and callable(parts[2])
@@ -114,6 +116,5 @@ def _load(spec: str) -> tuple[Any, ...]:
     return parts
 
 
-def _refused(expected: str, got: str) -> ConfigError:
-    hint = "fastcheck prove train.py:step"
+def _refused(expected: str, got: str, hint: str = "fastcheck prove train.py:step") -> ConfigError:
     return ConfigError("there is no step to prove", expected=expected, got=got, hint=hint)

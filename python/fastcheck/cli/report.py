@@ -6,7 +6,7 @@ import argparse
 import os
 
 from fastcheck.errors import printable
-from fastcheck.report.page.collect import newest_log
+from fastcheck.log.reader import newest_log
 from fastcheck.report.page.write import write_page
 from fastcheck.utils.names.style import STYLES
 

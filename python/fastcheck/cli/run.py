@@ -11,9 +11,14 @@ from types import TracebackType
 from typing import Optional
 
 from fastcheck.errors import ConfigError
+from fastcheck.extension import extension
+from fastcheck.log.writer import unwritable
 from fastcheck.monitor.auto_install import AutoInstall
 from fastcheck.monitor.precision import check_level
 from fastcheck.monitor.session.config import Config
+from fastcheck.monitor.sinks.sink import open_sinks, sinks_of_environment
+from fastcheck.utils.private import make_private_folders
+from fastcheck.utils.reading import why_missing
 
 HELP = "run a Python program with its models observed, without changing it"
 
@@ -75,8 +80,17 @@ def run(options: argparse.Namespace) -> int:
     # An error before the program begins.
     config = Config(**{name: value for name, value in given.items() if name != "sinks"})
     check_level(config.record, config.level)
+    open_sinks(options.sinks, is_trial=True)
+    sinks_of_environment(is_trial=True)
+    if config.level == "op":
+        extension.op_observer()  # raises where it is missing
     if not options.module and not os.path.isfile(options.program):
-        raise ConfigError(f"there is no such program: {options.program}; -m takes a module's name")
+        raise ConfigError(
+            "there is no such program",
+            expected="a Python file, or with -m a module's name",
+            got=options.program,
+            hint="" if os.path.exists(options.program) else why_missing(options.program),
+        )
     sys.argv = [options.program, *options.arguments]
     # Python does the same for a program: its folder for a file, the current one for a module.
     folder = os.getcwd() if options.module else os.path.dirname(os.path.abspath(options.program))
@@ -85,6 +99,11 @@ def run(options: argparse.Namespace) -> int:
         package = options.program.partition(".")[0]
         if not package or importlib.util.find_spec(package) is None:
             raise ConfigError(f"there is no such module: {options.program}; without -m: a file")
+    if options.log_dir is not None:
+        try:
+            make_private_folders(options.log_dir)
+        except OSError as error:
+            raise unwritable(options.log_dir, error) from error
     auto = AutoInstall(**given, **({} if options.watch else {"watch": False}))
     try:
         with auto:

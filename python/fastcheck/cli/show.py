@@ -152,7 +152,8 @@ def _log_lines(others: list[str], view: LogView) -> list[str]:
     if others:
         lines.append(
             f"{counted(len(others), 'older log')} beside it: "
-            f"{os.path.basename(others[-1])}" + (", ..." if len(others) > 1 else "")
+            f"{os.path.basename(os.path.abspath(others[-1]))}"
+            + (", ..." if len(others) > 1 else "")
         )
     return lines
 

@@ -13,8 +13,9 @@ import time
 from dataclasses import dataclass
 from typing import Any, Optional
 
-from fastcheck.errors import ConfigError, LogError, needed_module
+from fastcheck.errors import ConfigError, needed_module
 from fastcheck.log.follow import LogFollower
+from fastcheck.log.reader import no_log
 from fastcheck.report.live.frame import Picture, View, picture, waiting_picture
 from fastcheck.report.live.state import SORTS, LiveState
 from fastcheck.utils.text.layout import paint, to_ascii, wants_ascii, wants_color
@@ -154,7 +155,7 @@ def run(options: argparse.Namespace) -> int:
     if options.once:
         shower.poll()
         if follower.directory is None:
-            raise LogError(f"there is no log at {options.log}; without --once, top waits for one")
+            raise no_log(options.log)
         _print(shower.draw(_columns(), None))
         return 0
     if not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
@@ -175,7 +176,7 @@ def _check(options: argparse.Namespace) -> None:
     if options.rows is not None and options.rows < 1:
         raise ConfigError(f"--rows must be 1 or more, got {options.rows}")
     if os.path.exists(options.log) and not os.path.isdir(options.log):
-        raise LogError(f"this is no log directory, nor the fastcheck_log/ above one: {options.log}")
+        raise no_log(options.log)
 
 
 @dataclass(eq=False)

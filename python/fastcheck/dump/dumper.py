@@ -16,7 +16,7 @@ from fastcheck.calls.stored import StoredTensor, gradients_of, parameter_ids, pa
 from fastcheck.calls.tracker import CallListener, ModuleTracker
 from fastcheck.dump.storage.files import claim, place_of
 from fastcheck.errors import ConfigError, LogError, local_path, warn
-from fastcheck.log.reader import find_logs, read_log
+from fastcheck.log.reader import newest_log, read_log
 from fastcheck.log.view import first_event
 from fastcheck.record.site import OUTSIDE
 from fastcheck.reproducibility.environment import environment_or_error
@@ -115,8 +115,7 @@ def names_of_log(path: str) -> tuple[list[Wanted], list[Wanted]]:
     is counted. ConfigError when there is no log, or no event in it.
     """
     try:
-        logs = find_logs(path)
-        view = read_log(logs[-1] if logs else path)
+        view = read_log(newest_log(path))
     except LogError as error:
         raise ConfigError(f"from_log= can't be read\n{error}") from error
     start = first_event(view.events)

@@ -8,6 +8,7 @@ from typing import Any, Optional, Union
 
 from fastcheck.errors import ConfigError, LogError
 from fastcheck.utils.private import without_credentials
+from fastcheck.utils.reading import why_missing
 
 from .manifest import counted_files, runs_in
 from .questions import DIALECTS
@@ -40,7 +41,9 @@ def run_of(folder: Folder, name: Optional[str]) -> str:
             "there is no run here",
             expected="a folder that fastcheck collect has written",
             got=f"{place}, with no folder named run=...",
-            hint="fastcheck collect LOG --out FOLDER writes one",
+            hint=why_missing(place)
+            if folder.is_local and not os.path.exists(folder.place)
+            else "fastcheck collect LOG --out FOLDER writes one",
         )
     found = "several runs are" if name is None else f"there is no run {name}"
     raise ConfigError(

@@ -18,7 +18,7 @@ import numpy as np
 
 from fastcheck.errors import LogError
 from fastcheck.record.site import MAX_SITES, Site
-from fastcheck.utils.reading import read_json, read_json_lines, reading
+from fastcheck.utils.reading import read_json, read_json_lines, reading, why_missing
 
 from .history import joined
 from .record_file import read_rank
@@ -36,25 +36,39 @@ def read_log(path: str | os.PathLike[str], rank: int | None = None) -> LogView:
     Raises LogError when there is nothing at ``path``, or it is not a log of fastcheck.
     """
     place = os.fspath(path)
-    if not os.path.isdir(place):
-        raise LogError(
-            "there is no log here",
-            expected="a log directory",
-            got=f"{place}, which is {'no directory' if os.path.exists(place) else 'not there'}",
-            hint="give the directory that the stop message ends with (or fastcheck_log/)",
-        )
-    ranks = [each for each in _ranks_in(place) if rank in (None, each)]
+    is_there = os.path.isdir(place)
+    ranks = [each for each in _ranks_in(place) if rank in (None, each)] if is_there else []
     if not ranks:
-        below = find_logs(place)
-        raise LogError(
-            "this directory holds no log",
-            expected="files named records-rank0-000000.bin, sites-rank0.jsonl, ...",
-            got=f"{place}, with none of them",
-            hint=f"did you mean {below[-1]}?"
-            if below
-            else "give the directory that the stop message names",
-        )
+        raise no_log(place)
     return merge_ranks(place, [_read_rank(place, each) for each in ranks])
+
+
+def no_log(path: str) -> LogError:
+    """The error for a path that is no log."""
+    got, hint = "which is no directory", "give the directory that the stop message names"
+    if os.path.isdir(path):
+        got = "a directory that holds no log"
+        hint = f"did you mean {below[-1]}?" if (below := find_logs(path)) else hint
+    elif not os.path.exists(path):
+        got, hint = "which is not there", why_missing(path)
+    return LogError(
+        "there is no log here",
+        expected="a log directory (records-rank0-000000.bin, ...), or the fastcheck_log/ above it",
+        got=f"{path}, {got}",
+        hint=hint,
+    )
+
+
+def newest_log(path: str) -> str:
+    """The newest log directory at ``path`` or right below it.
+
+    Raises:
+        LogError: there is none.
+    """
+    logs = find_logs(path)
+    if not logs:
+        raise no_log(path)
+    return logs[-1]
 
 
 def read_logs(path: str, directories: Iterable[str]) -> LogView:

@@ -79,6 +79,16 @@ def is_default(path: str | None) -> bool:
     return re.fullmatch(r"fastcheck_log.[0-9]{8}-[0-9]{6}-[0-9]+", path or "") is not None
 
 
+def unwritable(directory: str, error: OSError) -> LogError:
+    """The error for a directory that a log was to be written to."""
+    return LogError(
+        "the log can't be written",
+        expected="a directory that can be created and written",
+        got=f"{directory}: {error.strerror or error}",
+        hint="give another log_dir=, or none at all",
+    )
+
+
 class RecordLog:
     """Appends one rank's records to a directory. Not thread-safe: the caller holds the monitor's
     lock.
@@ -123,12 +133,7 @@ class RecordLog:
         try:
             self._place = self._claim(os.fspath(directory), dict(meta or {}))
         except OSError as error:
-            raise LogError(
-                "the log can't be written",
-                expected="a directory that can be created and written",
-                got=f"{os.fspath(directory)}: {error.strerror or error}",
-                hint="give another log_dir=, or none at all",
-            ) from error
+            raise unwritable(os.fspath(directory), error) from error
 
     @property
     def directory(self) -> str:

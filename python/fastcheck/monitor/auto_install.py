@@ -14,7 +14,7 @@ from typing import Any, Callable, Optional
 
 import torch
 
-from fastcheck.errors import ConfigError, warn
+from fastcheck.errors import FastcheckError, warn
 from fastcheck.utils.torch.patching import wrap_method
 from fastcheck.utils.torch.versions import is_compiling
 
@@ -28,8 +28,8 @@ class AutoInstall:
     model that holds a parameter of the new optimizer and is not observed yet.
 
     A model is a module that no other module contains. Modules are found with the garbage collector,
-    once for each optimizer. If install() refuses its options for the first model, ConfigError is
-    raised where the optimizer is made; any other failure is a FastcheckWarning, and the program
+    once for each optimizer. If install() refuses its options for the first model, a FastcheckError
+    is raised where the optimizer is made; any other failure is a FastcheckWarning, and the program
     goes on.
 
     Args:
@@ -110,7 +110,7 @@ class AutoInstall:
                         self._met.update(model.modules())
                         self.monitors.append(install(model, **self._options))
         except Exception as error:
-            if self._options and isinstance(error, ConfigError) and not self.monitors:
+            if self._options and isinstance(error, FastcheckError) and not self.monitors:
                 raise
             warn(f"a model is not observed: {type(error).__name__}: {error}")
 

@@ -40,6 +40,7 @@ from fastcheck.sealing.resuming import (
 )
 from fastcheck.statistics.functions import stats
 from fastcheck.utils.private import write_private
+from fastcheck.utils.reading import why_missing
 from fastcheck.utils.text.layout import listed
 from fastcheck.utils.torch.rank import of_all_ranks, own_rank
 from fastcheck.utils.torch.sharding import LocalShard, part_of
@@ -380,6 +381,7 @@ def verify(
             "there is no checkpoint here",
             expected="a file that was sealed, or a directory of such files",
             got=f"{os.fspath(checkpoint)}: no such file or directory",
+            hint=why_missing(os.fspath(checkpoint)),
         )
     content = _read_seal(path)
     sealed: dict[str, dict[str, Any]] = content["tensors"]

@@ -11,7 +11,7 @@ import stat
 from collections.abc import Iterator
 from typing import Any, BinaryIO, Union
 
-from fastcheck.errors import LogError
+from fastcheck.errors import LogError, did_you_mean
 
 Path = Union[str, "os.PathLike[str]"]
 
@@ -21,6 +21,29 @@ MAX_JSON_BYTES = 1 << 30
 _MAX_DEPTH = 100
 # Bytes of a line of a JSON file with a document in each line.
 _MAX_LINE_BYTES = 64 << 20
+
+
+def why_missing(path: str) -> str:
+    """A hint for a path that is not there: the first part of it that is missing, and the names near
+    it, or some of those that are beside it.
+    """
+    if not path:
+        return "the path is empty, as from a variable of the shell that is not set"
+    part = path.rstrip(os.sep)
+    while (folder := os.path.dirname(part)) and not os.path.lexists(folder):
+        part = folder
+    if os.path.islink(part):
+        return f"{part} is a link to {os.readlink(part)}, which is not there"
+    try:
+        names = sorted(os.listdir(folder or os.curdir))
+    except NotADirectoryError:
+        return f"{folder} is a file"
+    except OSError as error:
+        return f"{folder or os.curdir} can't be read: {error.strerror}"
+    near = did_you_mean(os.path.basename(part), names)
+    plain = [name for name in names if not name.startswith(".")]
+    shown = ", ".join(plain[:5]) + (", ..." if len(plain) > 5 else "")
+    return f"there is no {part!r}; " + (near or f"beside it: {shown or 'nothing'}")
 
 
 @contextlib.contextmanager

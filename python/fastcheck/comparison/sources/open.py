@@ -14,8 +14,8 @@ from typing import Any, Optional
 import torch
 
 from fastcheck.comparison.block import Kind, Phase, Source
-from fastcheck.errors import CompareError, did_you_mean
-from fastcheck.utils.reading import read_json
+from fastcheck.errors import CompareError
+from fastcheck.utils.reading import read_json, why_missing
 from fastcheck.utils.text.numbers import counted
 
 from .checkpoint import CheckpointSource, MemorySource, RanksSource, rank_files
@@ -106,28 +106,13 @@ def open_source(value: Any, side: str, trust: bool = False) -> Source:
     )
 
 
-def _near(path: str) -> str:
-    folder, name = os.path.split(os.path.abspath(path))
-    if not path:
-        return "it is empty, as from a variable of the shell that is not set"
-    if os.path.islink(path):
-        return f"it is a link to {os.readlink(path)}, which is not there"
-    while not os.path.exists(folder):
-        folder, name = os.path.split(folder)
-    try:
-        near = did_you_mean(name, sorted(os.listdir(folder)))
-    except OSError:
-        return f"{folder} can't be read"
-    return f"{folder} has no {name}" + (f": {near}" if near else "")
-
-
 def _open_path(path: str, side: str, trust: bool) -> Source:
     if not os.path.exists(path):
         raise CompareError(
             f"the {side} side is not there",
             expected=_TAKEN,
             got=f"{path}: no such path",
-            hint=_near(path),
+            hint=why_missing(path),
         )
     if is_dump(path):  # before the log: each of its steps has one
         return DumpSource(path, side)

@@ -184,8 +184,9 @@ LIBRARIES = {
 }
 
 
-def sink_of(name: str, target: str = "") -> Any:
+def sink_of(name: str, target: str = "", *, is_trial: bool = False) -> Any:
     """A sink that writes with this library, to its active run on this thread or to ``target``.
+    ``is_trial``: before the program has begun; None where only the program can open it.
 
     Raises:
         ConfigError: the library is not installed, has no active run, or can't write to ``target``.
@@ -202,6 +203,8 @@ def sink_of(name: str, target: str = "") -> Any:
             f"sink {name!r} needs the package {package}, which can't be imported ({error}); "
             f"pip install {package}"
         ) from error
+    if is_trial and not target:
+        return None
     if library.active_run is None:
         return library.sink(*([target] if target else []))
     run = library.active_run(module)

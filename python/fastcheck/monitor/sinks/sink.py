@@ -22,9 +22,9 @@ class ScalarSink(Protocol):
 Sinks = Union[str, ScalarSink, Sequence[Union[str, ScalarSink]], None]
 
 
-def open_sinks(given: Any) -> tuple[ScalarSink, ...]:
+def open_sinks(given: Any, *, is_trial: bool = False) -> tuple[ScalarSink, ...]:
     """The sinks that ``install(sinks=)`` names. Names stand for nothing on other ranks than 0,
-    whose trackers have no run; objects are used where they are given.
+    whose trackers have no run; objects are used where they are given. ``is_trial``: see sink_of().
 
     Raises:
         ConfigError: an unknown name, a library that is not installed or has no active run, or an
@@ -33,21 +33,21 @@ def open_sinks(given: Any) -> tuple[ScalarSink, ...]:
     if given is None:
         return ()
     several = isinstance(given, Iterable) and not isinstance(given, str) and _method(given) is None
-    sinks = [_open(entry) for entry in (given if several else (given,))]
+    sinks = [_open(entry, is_trial) for entry in (given if several else (given,))]
     return tuple(sink for sink in sinks if sink is not None)
 
 
-def sinks_of_environment() -> tuple[ScalarSink, ...]:
+def sinks_of_environment(*, is_trial: bool = False) -> tuple[ScalarSink, ...]:
     """The sinks that the variable FASTCHECK_SINKS names, with commas between them.
 
     Raises:
         ConfigError: as open_sinks().
     """
     names = [name.strip() for name in os.environ.get("FASTCHECK_SINKS", "").split(",")]
-    return open_sinks([name for name in names if name])
+    return open_sinks([name for name in names if name], is_trial=is_trial)
 
 
-def _open(given: Any) -> Optional[ScalarSink]:
+def _open(given: Any, is_trial: bool) -> Optional[ScalarSink]:
     if isinstance(given, str):
         name, _, target = given.partition(":")
         if name not in LIBRARIES:
@@ -57,7 +57,7 @@ def _open(given: Any) -> Optional[ScalarSink]:
                 got=repr(name),
                 hint=did_you_mean(name, LIBRARIES),
             )
-        return sink_of(name, target) if own_rank() == 0 else None
+        return sink_of(name, target, is_trial=is_trial) if own_rank() == 0 else None
     package = type(given).__module__.rpartition(".")[0]
     if package == __package__:  # made by an adapter for a trainer
         return given

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fastcheck.errors import LogError
-from fastcheck.log.reader import find_logs, log_parts, read_event_lines, read_sites_and_meta
+from fastcheck.log.reader import log_parts, read_event_lines, read_sites_and_meta
 from fastcheck.log.record_file import count_records, read_rank, read_span
 from fastcheck.log.step_table import StepRow, StepStream
 from fastcheck.log.view import lost_site
@@ -128,23 +126,6 @@ class Collected:
         known = self.sites_of[rank]
         sites = (known.get(number) or lost_site(number) for number in numbers)
         return [self.row_of.get((rank, site), -1) for site in sites]
-
-
-def newest_log(path: str) -> str:
-    """The newest log directory at ``path`` or right below it.
-
-    Raises:
-        LogError: there is none.
-    """
-    logs = find_logs(path)
-    if logs:
-        return logs[-1]
-    raise LogError(
-        "there is no log here",
-        expected="a log directory, or the fastcheck_log/ above it",
-        got=path + ("" if os.path.exists(path) else ", which does not exist"),
-        hint="give the directory that the stop message ends with; `fastcheck show` reads dumps",
-    )
 
 
 def collect(directory: str) -> Collected:

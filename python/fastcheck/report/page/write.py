@@ -11,7 +11,7 @@ import numpy as np
 
 from fastcheck._version import __version__
 from fastcheck.errors import LogError, printable
-from fastcheck.log.reader import log_parts, read_watch
+from fastcheck.log.reader import log_parts, newest_log, read_watch
 from fastcheck.log.view import first_event
 from fastcheck.record.event import Event
 from fastcheck.record.format import VERDICT_MASK, VERDICT_SHIFT, Verdict
@@ -26,7 +26,7 @@ from fastcheck.utils.names.style import STYLES
 from fastcheck.utils.private import write_private, writing
 from fastcheck.utils.text.numbers import counted, format_steps, to_json
 
-from .collect import Collected, collect, newest_log
+from .collect import Collected, collect
 from .container import (
     Container,
     details_html,
