@@ -294,7 +294,7 @@ class StepWatcher:
 
     def pass_without_gradients(self, node: ModuleNode) -> None:
         """Takes in that the outermost call of a forward pass has returned."""
-        self._notice(self._facts.pass_without_gradients, node)
+        self._notice(self._facts.models.pass_without_gradients, node)
 
     @property
     def looks_at_masks(self) -> bool:
@@ -307,17 +307,17 @@ class StepWatcher:
 
     def scheduler_stepped(self, scheduler: Any) -> bool:
         """A learning rate scheduler has."""
-        self._notice(self._facts.scheduler_stepped, scheduler)
+        self._notice(self._facts.schedulers.stepped, scheduler)
         return False
 
     def loading(self, module: torch.nn.Module, weights: Any) -> bool:
         """``module`` is about to be given these weights."""
-        self._notice(self._facts.loading, module, weights)
+        self._notice(self._facts.models.loading, module, weights)
         return False
 
     def loaded(self, module: torch.nn.Module, keys: Any) -> bool:
         """``module`` was given weights, of which some did not fit, as these ``keys`` say."""
-        self._notice(self._facts.loaded, module, keys)
+        self._notice(self._facts.models.loaded, module, keys)
         return False
 
     def ended_before(self, *, is_backward: bool = False) -> bool:

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Optional, Union
 
 import torch
 
+from fastcheck.calls.stored import parameter_ids
 from fastcheck.utils.torch.memory_ref import MemoryRef, memory_ref
 from fastcheck.utils.torch.own_operators import no_grad, unobserved
 from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read_now
@@ -26,6 +27,8 @@ UPDATES = 10
 # The number of times that something else than an optimizer writes a weight, and the updates between
 # two of them at least.
 _WRITTEN, _SELDOM = 3, 10
+# Calls of backward() for one update whose gradients were cleared.
+_LOST = 2
 # The number of windows that are kept, each the updates between two at which gradients were cleared.
 _WINDOWS = 8
 
@@ -64,6 +67,18 @@ class SinceUpdate:
     elements: Optional[torch.Tensor] = None
 
 
+@dataclass(eq=False)
+class SchedulerCalls:
+    """The calls of step() of one scheduler: ``since`` the last update and in ``all``; ``updates``:
+    of its optimizer at the last of them; ``factor``: by which the first multiplied the rate.
+    """
+
+    since: int = 0
+    all: int = 0
+    updates: int = -1
+    factor: float = 0.0
+
+
 class Chain:
     """The gradient of one parameter of an optimizer, from update to update."""
 
@@ -90,11 +105,10 @@ class Chain:
         # updates something else has changed them.
         self.weights: Optional[Union[GradientProbe, FirstElements]] = None
         self.written = 0
-        # The calls of each scheduler of the optimizer since the last update, all, and the number of
-        # updates at the last of them.
-        self.schedulers: Optional[weakref.WeakKeyDictionary[Any, list[int]]] = None
-        # One of the facts that are counted by optimizer has held at the last update, or may have.
-        self.is_any = True
+        # The schedulers of the optimizer; None: it has none.
+        self.schedulers: Optional[weakref.WeakKeyDictionary[Any, SchedulerCalls]] = None
+        # One of its facts has held at the last update, or may have.
+        self._is_any = True
 
     @property
     def parameter(self) -> Optional[torch.Tensor]:
@@ -194,6 +208,31 @@ class Chain:
         with unobserved(), no_grad():
             return bool(then.any()) and torch.allclose(now, then * factor, rtol=1e-5, atol=0.0)
 
+    def facts(
+        self, parameter: Optional[torch.Tensor], is_kept: bool
+    ) -> Sequence[tuple[str, bool, Union[str, torch.Tensor, None]]]:
+        """The facts of an update that comes, whether each holds, and what it is seen at; empty:
+        none does, nor did at the update before. ``is_kept``: the gradients were not cleared.
+        """
+        since = self.since
+        is_lost = since.had_gradient and parameter is not None and parameter.grad is None
+        is_any = is_kept or is_lost or since.is_across or since.is_doubled
+        is_any |= since.is_clipped_early or since.clippings > 1 or since.lost >= _LOST
+        is_any |= bool(since.clipped)
+        was_any, self._is_any = self._is_any, is_any
+        if not (is_any or was_any):
+            return ()
+        return (
+            ("not_cleared", is_kept, parameter),
+            ("across", since.is_across, parameter),
+            ("doubled", since.is_doubled, parameter),
+            ("clipped_between", since.clippings > 1, f"{since.clippings} times"),
+            ("cleared_early", is_lost, parameter),
+            ("clipped_early", since.is_clipped_early, ""),
+            ("wrong_limit", bool(since.clipped), since.clipped),
+            ("cleared_between", since.lost >= _LOST, f"{since.lost} of {since.lost + 1}"),
+        )
+
     def update_ended(self) -> None:
         self.updates += 1
         if self.added > self.most_added:
@@ -224,6 +263,11 @@ class Chain:
         first = self.windows[0]
         is_steady = first > 1 and len(self.windows) == _WINDOWS and len(set(self.windows)) == 1
         return first if is_steady else 0
+
+
+def held(optimizers: Iterable[torch.optim.Optimizer]) -> set[int]:
+    """The numbers of the parameters of these."""
+    return set().union(*map(parameter_ids, optimizers))
 
 
 def has_unscaled(scaler: Any, optimizer: Optional[torch.optim.Optimizer] = None) -> bool:
