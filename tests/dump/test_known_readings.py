@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import fastcheck
-from fastcheck.dump.op_calls import RecordedOpCalls, _PythonFallback
+from fastcheck.dump.op_calls import RecordedOpCalls
 from fastcheck.dump.storage.files import read_index
 from fastcheck.log.reader import read_log
 from support.programs.training import Net, batches
@@ -267,7 +267,7 @@ def test_an_interrupt_within_a_call_mixes_up_nothing(
     """What was read in that call has no number; the next one gets it."""
     first, other = torch.zeros(1_000_000), torch.zeros(1_000_000)
     other[500_000 + 8] = 1  # where one doesn't look
-    site = _PythonFallback.site
+    site = RecordedOpCalls.site
 
     def interrupted(self: Any, *args: Any) -> int:
         if args[4] == 1:  # the second argument
@@ -276,7 +276,7 @@ def test_an_interrupt_within_a_call_mixes_up_nothing(
 
     def step() -> None:
         with monkeypatch.context() as patch:
-            patch.setattr(_PythonFallback, "site", interrupted)
+            patch.setattr(RecordedOpCalls, "site", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 torch.add(first, torch.ones(1))
         other.sin()

@@ -19,7 +19,7 @@ import torch
 
 import fastcheck
 from fastcheck import _C
-from fastcheck.dump.op_calls import RecordedOpCalls, _PythonFallback
+from fastcheck.dump.op_calls import RecordedOpCalls
 from fastcheck.dump.storage import record_writer
 from fastcheck.dump.storage.files import read_index
 from fastcheck.extension import ExtensionStatus
@@ -163,16 +163,16 @@ def test_nothing_is_kept_of_a_dump_that_is_over(tmp_path: Path) -> None:
 @pytest.mark.parametrize("role", ["input", "output"])
 def test_an_error_of_its_own_ends_the_dump_and_not_the_training(role: str, tmp_path: Path) -> None:
     """Before the operator, and behind it."""
-    site = _PythonFallback.site
+    site = RecordedOpCalls.site
 
-    def broken(self: _PythonFallback, *args: Any) -> int:
+    def broken(self: RecordedOpCalls, *args: Any) -> int:
         if args[3] == role:
             raise ZeroDivisionError("a fault")
         return site(self, *args)
 
     dumper = fastcheck.Dumper(os.fspath(tmp_path))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_PythonFallback, "site", broken)
+        patch.setattr(RecordedOpCalls, "site", broken)
         expected = pytest.warns(fastcheck.FastcheckWarning, match="ZeroDivisionError: a fault")
         with expected as caught, dumper:
             y = torch.ones(3).sin().cos()
@@ -198,7 +198,7 @@ def test_a_fault_where_warnings_are_errors_does_not_come_up_through_an_operator(
     point: str,
 ) -> None:
     """Of each function that the recorder calls in Python, forward and backward."""
-    monkeypatch.setattr(_PythonFallback, point, lambda *args: 1 // 0)
+    monkeypatch.setattr(RecordedOpCalls, point, lambda *args: 1 // 0)
     x = torch.ones(3, 3, requires_grad=True)
     with fastcheck.Dumper(os.fspath(tmp_path)) as dumper:
         torch.nn.functional.linear(x.to_sparse() if point == "tensor_text" else x, x).sum()
@@ -213,12 +213,12 @@ def test_an_interrupt_behind_the_operator_is_the_training_s(
 ) -> None:
     """Nothing is held afterwards that another thread waits for."""
 
-    def interrupted(self: _PythonFallback, text: str) -> None:
+    def interrupted(self: RecordedOpCalls, text: str) -> None:
         raise KeyboardInterrupt
 
     with fastcheck.Dumper(os.fspath(tmp_path)) as dumper:
         with monkeypatch.context() as patch:
-            patch.setattr(_PythonFallback, "add_line", interrupted)
+            patch.setattr(RecordedOpCalls, "add_line", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 torch.ones(3)
         free: list[bool] = []

@@ -38,8 +38,8 @@ def is_fake(types: Iterable[type]) -> bool:
 
 class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has it untyped
     """``run(func, args, kwargs)`` is called for every operator in its place.
-    ``pass_by(name)`` is called for a higher-order operator; those inside it are not seen.
-    ``pass_by_fake(name)`` for an operator that computes with tensors that have no values.
+    ``pass_by(func)`` is called for a higher-order operator; those inside it are not seen.
+    ``pass_by_fake(func)`` for an operator that computes with tensors that have no values.
     """
 
     # The operators inside these are not seen, but without this torch refuses to run them.
@@ -48,8 +48,8 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has i
     def __init__(
         self,
         run: Callable[[Any, Any, Any], Any],
-        pass_by: Callable[[str], None] = lambda name: None,
-        pass_by_fake: Callable[[str], None] = lambda name: None,
+        pass_by: Callable[[Any], None] = lambda func: None,
+        pass_by_fake: Callable[[Any], None] = lambda func: None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch has it untyped
         self._run = run
@@ -61,12 +61,12 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has i
         if is_unobserved():
             return func(*args, **kwargs)
         if not isinstance(func, torch._ops.OpOverload):
-            self._pass_by(str(func))
+            self._pass_by(func)
             return func(*args, **kwargs)
         for kind in types:
             if kind.__torch_dispatch__ is not PLAIN_DISPATCH:
                 if is_fake(types):
-                    self._pass_by_fake(str(func))
+                    self._pass_by_fake(func)
                     return func(*args, **kwargs)
                 # It calls the operator again for the plain tensors below, which is what to see.
                 return NotImplemented

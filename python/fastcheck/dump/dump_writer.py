@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from typing import Any, Callable, Optional
+from typing import Any, Callable
 
 import torch
 
 from fastcheck.calls.recorder import make_lock
 from fastcheck.calls.tracker import Running
 from fastcheck.dump.storage.files import CALLS, INDEX, REFERENCE, json_text, write_json
-from fastcheck.dump.storage.record_writer import RecordWriter, ValueStore
+from fastcheck.dump.storage.record_writer import RecordWriter
 from fastcheck.dump.storage.shards import ShardWriter
 from fastcheck.errors import warn_of_fault
 from fastcheck.log.writer import RecordLog
@@ -60,9 +60,8 @@ class DumpSession:
         self._reference = AppendFile(os.path.join(place, REFERENCE)) if has_reference else None
         self._log = RecordLog(place, rank, None, self.sites, meta, on_failure=self._log_failed)
         self._writer = ShardWriter(place, options.memory_bytes) if options.tensors else None
-        self._store = None if self._writer is None else ValueStore(self._writer)
-        self._records = RecordWriter(
-            self._log, options.step, options.depth, options.is_logical, self._store
+        self.records = RecordWriter(
+            self._log, options.step, options.depth, options.is_logical, self._writer
         )
 
     @property
@@ -71,7 +70,7 @@ class DumpSession:
 
     def read(self, tensor: torch.Tensor, site: int, call: int, flags: int = 0) -> dict[str, Any]:
         """Reads a tensor; returns the fields of its entry in the index."""
-        return self._records.read(tensor, site, call, flags)
+        return self.records.read(tensor, site, call, flags)
 
     def entry(
         self, label: str, tensor: torch.Tensor, site: int, call: int, flags: int = 0
@@ -88,10 +87,6 @@ class DumpSession:
             self.entry(label, tensor, node.site(role, label, position), call, flags)
             for position, (label, tensor) in enumerate(tensors)
         ]
-
-    def op_recorder(self, python: object) -> Optional[Any]:
-        """RecordWriter.op_recorder() of this dump's records."""
-        return self._records.op_recorder(python)
 
     def add_call(self, line: Mapping[str, Any]) -> int:
         """A line of the index; its number, which it begins with."""
@@ -122,7 +117,7 @@ class DumpSession:
     def write(self) -> None:
         """Writes everything recorded so far to disk. Never raises."""
         try:
-            self._records.flush()
+            self.records.flush()
             for file, lines in (
                 (self._index, self._lines),
                 (self._reference, self._reference_lines),
@@ -169,7 +164,7 @@ class DumpSession:
             "problem": self.problem or None,
             "ended_by": ended_by or None,
             "calls": self.call_count,
-            "records": self._records.count,
+            "records": self.records.count,
             "reused": self.reused_count,
             "left_out": [
                 {"name": name, "reason": reason, "times": times}
@@ -177,11 +172,11 @@ class DumpSession:
             ],
             **more,
         }
-        if self._writer is not None and self._store is not None:
+        if self._writer is not None:
             made["tensors"] = {
                 "files": self._writer.files,
                 "bytes": self._writer.bytes_written,
-                "shared": self._store.shared_count,
+                "shared": self.records.shared_count,
             }
         if self._reference is not None:
             made["reference"] = {"outputs": self.compared_count, "different": self.differences}
@@ -215,7 +210,12 @@ class DumpSession:
             return
         self.problem = problem
         self._lines.clear()
-        warn_of_fault(
-            f"fastcheck: the dump of step {self.step} stopped: {problem}. Training goes on; what "
-            "was complete until then can be read."
-        )
+        warn_of_end(self.step, problem)
+
+
+def warn_of_end(step: int, problem: str) -> None:
+    """Warns that a dump has ended early, or could not begin."""
+    warn_of_fault(
+        f"fastcheck: the dump of step {step} stopped: {problem}. Training goes on; what was "
+        "complete until then can be read."
+    )

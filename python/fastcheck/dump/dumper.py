@@ -31,7 +31,7 @@ from fastcheck.utils.torch.transforms import take_off
 from fastcheck.utils.torch.versions import eager_stance
 
 from .api_calls import CallsOfApis
-from .dump_writer import DumpSession
+from .dump_writer import DumpSession, warn_of_end
 from .module_calls import ModuleCalls
 from .op_calls import PythonOpCalls, RecordedOpCalls
 from .options import Models, check_models, check_options
@@ -216,6 +216,8 @@ class Dumper:
         #: The names in the lists that no call of the ``with`` block had.
         self.unmet: tuple[str, ...] = ()
         self._session: Optional[DumpSession] = None
+        # The reason why the dump could not begin.
+        self._why_not = ""
         self._was_used = False
         if not self.enabled:
             return
@@ -251,7 +253,7 @@ class Dumper:
     @property
     def problem(self) -> str:
         """The reason why the dump stopped before its end; empty when it did not."""
-        return "" if self._session is None else self._session.problem
+        return self._why_not if self._session is None else self._session.problem
 
     @property
     def differences(self) -> list[dict[str, Any]]:
@@ -284,7 +286,10 @@ class Dumper:
                 meta = {"dump": dump, "environment": environment_or_error()}
                 session = DumpSession(self.path, self._rank, meta, self._options)
         except (OSError, LogError) as error:
-            self._session = _Failed(error, self.path, self._options.step)
+            cause = error.__cause__ if isinstance(error, LogError) else error
+            reason = getattr(cause, "strerror", None) or str(error)
+            self._why_not = f"{getattr(cause, 'filename', None) or self.path}: {reason}"
+            warn_of_end(self._options.step, self._why_not)
             return self
         self._session = session
         try:
@@ -367,19 +372,6 @@ class Dumper:
 
     def __repr__(self) -> str:
         return f"<fastcheck.Dumper: {self.path or 'off'}>"
-
-
-class _Failed(DumpSession):
-    """The session of a dump that could not begin: closed, with its problem."""
-
-    def __init__(self, error: Exception, place: str, step: int) -> None:
-        cause = error.__cause__ if isinstance(error, LogError) else error
-        reason = getattr(cause, "strerror", None) or str(error)
-        self.is_closed = True
-        self.problem = ""
-        self.step, self.place = step, place
-        self.left_out, self.differences, self._lines = {}, [], []
-        self.switch_off(f"{getattr(cause, 'filename', None) or place}: {reason}")
 
 
 def _given(names: Names) -> Optional[list[str]]:

@@ -101,18 +101,18 @@ class OpCalls(CallListener):
         line["in"] = self.session.entries(running, "input", inputs)
         self.session.add_call(line)
 
-    def pass_by(self, name: str) -> None:
+    def pass_by(self, func: object) -> None:
         """Counts a higher-order operator as left out."""
         why = "a higher-order operator: what it runs is not seen"
-        self.session.guarded("an operator", self._leave_out, name, why)
+        self.session.guarded("an operator", self._leave_out, func, why)
 
-    def pass_by_fake(self, name: str) -> None:
+    def pass_by_fake(self, func: object) -> None:
         """Counts an operator on FakeTensors as left out."""
-        self.session.guarded("an operator", self._leave_out, name, "fake tensors have no values")
+        self.session.guarded("an operator", self._leave_out, func, "fake tensors have no values")
 
-    def _leave_out(self, name: str, why: str) -> None:
+    def _leave_out(self, func: object, why: str) -> None:
         with self.session.lock:
-            self.session.leave_out(name, why)
+            self.session.leave_out(str(func), why)
             self.forget()
 
 
@@ -279,23 +279,19 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has it
 
 
 class RecordedOpCalls(OpCalls):
-    """Dumps all calls of operators, by the recorder in C++; ``make()`` returns an instance."""
+    """Dumps all calls of operators, by the recorder in C++; ``make()`` returns an instance, to
+    which the recorder leaves what it can't do (csrc/torch/dump/module.h).
+    """
 
     @classmethod
     def make(cls, session: DumpSession, selection: Selection) -> Optional[RecordedOpCalls]:
         """A recorder of this dump; None where only Python can do it."""
-        if not selection.is_all:
-            return None
-        fallback = _PythonFallback(session)
-        recorder = session.op_recorder(fallback)
-        if recorder is None:
-            return None
-        fallback.calls = cls(session, selection, recorder)
-        return fallback.calls
+        calls = cls(session, selection) if selection.is_all else None
+        return None if calls is None or calls._recorder is None else calls
 
-    def __init__(self, session: DumpSession, selection: Selection, recorder: Any) -> None:
+    def __init__(self, session: DumpSession, selection: Selection) -> None:
         super().__init__(session, selection)
-        self._recorder = recorder
+        self._recorder: Any = session.records.op_recorder(self)
 
     def mode(self) -> Any:
         return _Mode(self._recorder)
@@ -313,15 +309,10 @@ class RecordedOpCalls(OpCalls):
             # allocates next.
             self._recorder.clear()
 
-
-class _PythonFallback:
-    """The calls that the recorder leaves to Python (csrc/torch/dump/module.h)."""
-
-    def __init__(self, session: DumpSession) -> None:
-        self.session = session
-        self.calls: Optional[RecordedOpCalls] = None
+    # What the recorder calls
 
     recomputes = staticmethod(recomputes)
+    is_fake = staticmethod(is_fake)
     plain_dispatch = PLAIN_DISPATCH
 
     def operator(self, func: Any) -> Any:
@@ -336,16 +327,6 @@ class _PythonFallback:
             return func
         is_plain = type(func) is torch._ops.OpOverload
         return schema.name, schema.overload_name, func._op if is_plain else func
-
-    def pass_by(self, func: Any) -> None:
-        assert self.calls is not None
-        self.calls.pass_by(str(func))
-
-    is_fake = staticmethod(is_fake)
-
-    def pass_by_fake(self, func: Any) -> None:
-        assert self.calls is not None
-        self.calls.pass_by_fake(str(func))
 
     def add_line(self, text: str) -> None:
         self.session.add_line(text)

@@ -6,9 +6,10 @@ from collections import deque
 from typing import Any, Callable, Optional
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from fastcheck.extension import extension
-from fastcheck.utils.torch.operators import OpInfo, inputs_of, op_info, outputs_of, replaced
+from fastcheck.utils.torch.operators import OpInfo, inputs_of, op_info, outputs_of
 from fastcheck.utils.torch.own_operators import unread
 from fastcheck.utils.torch.training_state import Generators
 
@@ -63,8 +64,7 @@ class CapturedOp:
         return sum(t.numel() * t.element_size() for t in (*held, *self.made))
 
     def _replace(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        self.args = replaced(self.args, function)
-        self.kwargs = replaced(self.kwargs, function)
+        self.args, self.kwargs = tree_map_only(torch.Tensor, function, (self.args, self.kwargs))
 
 
 class OpCaptures:

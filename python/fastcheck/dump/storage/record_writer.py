@@ -22,32 +22,6 @@ from fastcheck.utils.torch.readable import can_read, unreadable_reason
 
 from .shards import ShardWriter, Slot
 
-
-class ValueStore:
-    """Recognises a value that was already written by the checksum in its record."""
-
-    def __init__(self, writer: ShardWriter) -> None:
-        self.writer = writer
-        self.shared_count = 0
-        self._slots: dict[tuple[object, ...], Slot] = {}
-
-    def put(self, tensor: torch.Tensor, record: np.void) -> Optional[Slot]:
-        """Writes ``tensor``, whose ``record`` has full depth, and returns its place. None when it
-        can't be written.
-        """
-        # The checksum is of the elements as they lie in memory.
-        strides = None if tensor.is_contiguous() else tensor.stride()
-        key = (record.tobytes()[:VALUE_BYTES], tensor.dtype, tuple(tensor.shape), strides)
-        slot = self._slots.get(key)
-        if slot is not None:
-            self.shared_count += 1
-            return slot
-        slot = self.writer.put(tensor)
-        if slot is not None:
-            self._slots[key] = slot
-        return slot
-
-
 _SLOTS = 1024
 _IN_FLIGHT = "pinned memory of the host, to which a copy from a device may be under way"
 _NOTHING = contextlib.nullcontext()
@@ -55,22 +29,26 @@ _NOTHING = contextlib.nullcontext()
 
 @dataclass(eq=False)
 class RecordWriter:
-    """The records of one dump, in the order in which they are read; ``store`` takes the values.
+    """The records of one dump, in the order in which they are read; ``values`` writes the values,
+    None: they are not wanted.
 
     Not thread-safe. CPU tensors are read at once. Those of devices are read where they are, in the
-    order of their stream, and fetched when the slots are full; with a store, tensors are copied to
-    the host, which waits for the device.
+    order of their stream, and fetched when the slots are full; with their values, tensors are
+    copied to the host, which waits for the device.
     """
 
     _log: RecordLog
     _step: int
     _depth: int
     _is_logical: bool
-    _store: Optional[ValueStore]
+    _values: Optional[ShardWriter]
 
     def __post_init__(self) -> None:
         #: The number of the next record.
         self.count = 0
+        #: The number of values that were written before, by an earlier call.
+        self.shared_count = 0
+        self._written: dict[tuple[object, ...], Slot] = {}
         self._observe, _ = host_observers()
         self._slots = torch.zeros(_SLOTS * RECORD_BYTES, dtype=torch.uint8, device="cpu")
         self._records: np.ndarray = self._slots.numpy().view(RECORD_DTYPE)
@@ -83,7 +61,7 @@ class RecordWriter:
         """An OpRecorder (csrc/torch/dump/module.h) that writes here as read() does; None: the
         extension is missing, or values are wanted, or the logical order.
         """
-        if status.module is None or self._store is not None or self._is_logical:
+        if status.module is None or self._values is not None or self._is_logical:
             return None
         return status.module.OpRecorder(python, self, self._slots, self._depth, self._step)
 
@@ -95,7 +73,7 @@ class RecordWriter:
             return {"problem": unreadable_reason(tensor) or _IN_FLIGHT}
         seq = self.count
         host = tensor
-        if not tensor.is_cpu and self._store is not None:
+        if not tensor.is_cpu and self._values is not None:
             with unobserved():
                 host = tensor.detach().cpu()
         index = self.used
@@ -121,14 +99,29 @@ class RecordWriter:
         fields: dict[str, Any] = {"seq": seq}
         self.count += 1
         self.used += 1
-        if self._store is not None:
+        if self._values is not None:
             with unobserved():
-                slot = self._store.put(host, self._records[index])
+                slot = self._place_of(host, self._records[index], self._values)
             if slot is not None:
                 fields["value"] = [slot.file, slot.key]
         if self.used == _SLOTS:
             self.flush()
         return fields
+
+    def _place_of(
+        self, tensor: torch.Tensor, record: np.void, values: ShardWriter
+    ) -> Optional[Slot]:
+        """Where the values of ``tensor`` are, whose ``record`` has full depth; they are written
+        unless its checksum tells that they have been. None when they can't be.
+        """
+        # The checksum is of the elements as they lie in memory.
+        strides = None if tensor.is_contiguous() else tensor.stride()
+        key = (record.tobytes()[:VALUE_BYTES], tensor.dtype, tuple(tensor.shape), strides)
+        slot = self._written.get(key)
+        self.shared_count += slot is not None
+        if slot is None and (slot := values.put(tensor)) is not None:
+            self._written[key] = slot
+        return slot
 
     def _put(self, index: int, row: torch.Tensor, site: int, call: int, flags: int) -> None:
         if row.is_cpu:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, Callable
+from typing import Any
 
 import torch
 
@@ -41,11 +41,9 @@ class OpInfo:
     def __init__(self, func: Any) -> None:
         schema = func._schema
         space, _, base = schema.name.partition("::")
-        #: ``aten.add.Tensor``: namespace, name and overload, as messages and logs have it.
-        self.name = f"{space}.{base}"
-        if schema.overload_name:
-            self.name += f".{schema.overload_name}"
         plain = f"{space}.{base}"
+        #: ``aten.add.Tensor``: namespace, name and overload, as messages and logs have it.
+        self.name = f"{plain}.{schema.overload_name}" if schema.overload_name else plain
         self.namespace = space
         self.arguments = [argument.name for argument in schema.arguments]
         self.position = {name: place for place, name in enumerate(self.arguments)}
@@ -110,11 +108,7 @@ def op_info(func: Any) -> OpInfo:
 
 
 _MAX_ITEMS = 64
-
-
 _MAX_DEPTH = 6
-
-
 _MAX_TEXT = 200
 
 
@@ -166,19 +160,6 @@ def others_of(info: OpInfo, args: Any, kwargs: Any) -> dict[str, Any]:
             isinstance(value, (list, tuple)) and any(isinstance(v, torch.Tensor) for v in value)
         )
     }
-
-
-def replaced(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """An operator's arguments with ``function`` of each of their tensors in its place."""
-    if isinstance(value, torch.Tensor):
-        return function(value)
-    if isinstance(value, tuple):
-        return tuple(replaced(item, function) for item in value)
-    if isinstance(value, list):
-        return [replaced(item, function) for item in value]
-    if isinstance(value, dict):
-        return {key: replaced(item, function) for key, item in value.items()}
-    return value
 
 
 def describe_tensor(tensor: torch.Tensor) -> dict[str, Any]:
