@@ -434,8 +434,7 @@ class _Step(Pairs):
         self._trace(
             inexact
             & ~np.isin(
-                self.reasons,
-                (measure.IN_PARTS, measure.SCHEDULE, measure.RESIZED, measure.SCALED),
+                self.reasons, (measure.IN_PARTS, measure.SCHEDULE, measure.RESIZED, measure.SCALED)
             )
         )
         self._keep_rows()

@@ -314,10 +314,7 @@ class Monitor:
         return self
 
     def __exit__(
-        self,
-        kind: Optional[type[BaseException]],
-        error: Optional[BaseException] = None,
-        *_: object,
+        self, kind: Optional[type[BaseException]], error: Optional[BaseException] = None, *_: object
     ) -> None:
         ended.tell(error, self._session)
         try:

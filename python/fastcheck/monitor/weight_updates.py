@@ -420,17 +420,8 @@ _ADDED = re.compile(r"(?:Linear|Conv\dd|ConvTranspose\dd)$")
 # ``is_chosen``, as where a router chooses among them.
 _NUMBERS = ("parameter", "idle", "idle_alone", "no_gradient", "first_alike", "faint")
 _FLAGS = (
-    "is_parameter",
-    "is_known",
-    "is_pending",
-    "has_moved",
-    "is_left",
-    "is_chosen",
-    "is_uncalled",
-    "has_had_gradient",
-    "was_strong",
-    "is_added",
-    "is_said",
+    *("is_parameter", "is_known", "is_pending", "has_moved", "is_left", "is_chosen"),
+    *("is_uncalled", "has_had_gradient", "was_strong", "is_added", "is_said"),
 )
 
 #: Texts of warnings, in which ``{names}`` stands for the parameters or buffers.
@@ -755,10 +746,7 @@ class StalledWeights:
         return len(losses) > 0 and not losses["abs_sum"].any()
 
     def compare_strays(
-        self,
-        sites: Sequence[int],
-        parameters: Sequence[torch.Tensor],
-        replaced: Collection[int],
+        self, sites: Sequence[int], parameters: Sequence[torch.Tensor], replaced: Collection[int]
     ) -> None:
         """Reads parameters that no optimizer holds, where an update does not: waits for a device,
         until they were told of. Called with the ledger's lock held. Never raises.
@@ -766,10 +754,7 @@ class StalledWeights:
         self._guarded(self._compare_strays, sites, parameters, replaced)
 
     def _compare_strays(
-        self,
-        sites: Sequence[int],
-        parameters: Sequence[torch.Tensor],
-        replaced: Collection[int],
+        self, sites: Sequence[int], parameters: Sequence[torch.Tensor], replaced: Collection[int]
     ) -> None:
         self._know_sites()
         new = [at for at, site in enumerate(sites) if not self._table["is_said"][site]]

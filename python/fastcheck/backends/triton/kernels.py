@@ -198,15 +198,9 @@ def _double_of_key(key, SIZE: tl.constexpr, MANTISSA: tl.constexpr):
 
 @triton.jit
 def store_extremes(
-    slot,
-    low,
-    low_second,
-    high,
-    high_second,
-    SIZE: tl.constexpr,
-    KIND: tl.constexpr,
-    MANTISSA: tl.constexpr,
-):
+    slot, low, low_second, high, high_second,
+    SIZE: tl.constexpr, KIND: tl.constexpr, MANTISSA: tl.constexpr,
+):  # fmt: skip
     if KIND == FLOAT:
         has_any = low <= high
         lower, upper = _double_of_key(tl.where(has_any, low, 0), SIZE, MANTISSA)
@@ -231,18 +225,9 @@ def store_extremes(
 
 @triton.jit
 def store_sums(
-    slot,
-    sum_rest,
-    sum_big,
-    abs_rest,
-    abs_big,
-    square_mid,
-    square_big,
-    square_low,
-    SIZE: tl.constexpr,
-    KIND: tl.constexpr,
-    MANTISSA: tl.constexpr,
-):
+    slot, sum_rest, sum_big, abs_rest, abs_big, square_mid, square_big, square_low,
+    SIZE: tl.constexpr, KIND: tl.constexpr, MANTISSA: tl.constexpr,
+):  # fmt: skip
     """Undoes the scales of the sums. A part far below the next is left out of it."""
     if KIND == FLOAT and MANTISSA != 10:
         has_big = abs_big > 0.0
@@ -395,27 +380,20 @@ def _store_float(place, x):
 
 @triton.jit
 def read(
-    words,
-    tail,
+    words, tail,
     out,  # a row of partials, or the record, of which all but numel is stored
     column,  # from one partial of the row to the next
-    length_a,  # of the record
-    length_b,
+    length_a, length_b,  # of the record
     body,  # whole words
     tail_count,  # components behind them
     components,
-    seed_a,  # of the first chain
-    seed_b,
+    seed_a, seed_b,  # of the first chain
     rows,  # of the longest chain
     first_step,  # of this program
     stride,  # to its next one
-    SIZE: tl.constexpr,
-    KIND: tl.constexpr,
-    MANTISSA: tl.constexpr,
-    DEPTH: tl.constexpr,
-    GROUPS: tl.constexpr,
-    IS_PART: tl.constexpr,
-):
+    SIZE: tl.constexpr, KIND: tl.constexpr, MANTISSA: tl.constexpr, DEPTH: tl.constexpr,
+    GROUPS: tl.constexpr, IS_PART: tl.constexpr,
+):  # fmt: skip
     WIDTH: tl.constexpr = 16 * SIZE  # words of a row of 64 components
     LANES: tl.constexpr = 64 if SIZE == 8 else WIDTH
     STRIDE: tl.constexpr = WIDTH // LANES
@@ -595,18 +573,9 @@ def read(
                 out, low_key, low_key_second, high_key, high_key_second, SIZE, KIND, MANTISSA
             )
             store_sums(
-                out,
-                all_rest,
-                all_big,
-                absolute_rest,
-                absolute_big,
-                squares_mid,
-                squares_big,
-                squares_low,
-                SIZE,
-                KIND,
-                MANTISSA,
-            )
+                out, all_rest, all_big, absolute_rest, absolute_big,
+                squares_mid, squares_big, squares_low, SIZE, KIND, MANTISSA,
+            )  # fmt: skip
     if DEPTH >= 3:
         a, b = _wrapped_sum(total_a), _wrapped_sum(total_b)
         if IS_PART:
@@ -683,20 +652,12 @@ def _folded_extreme(
 
 @triton.jit(do_not_specialize=["stride", "count", *_NUMBERS])
 def fold_kernel(
-    partials,
-    slot,
-    stride,
+    partials, slot, stride,
     count,  # rows of partials
-    numel_low,
-    numel_high,
-    length_a,
-    length_b,
-    SIZE: tl.constexpr,
-    KIND: tl.constexpr,
-    MANTISSA: tl.constexpr,
-    DEPTH: tl.constexpr,
+    numel_low, numel_high, length_a, length_b,
+    SIZE: tl.constexpr, KIND: tl.constexpr, MANTISSA: tl.constexpr, DEPTH: tl.constexpr,
     BLOCK: tl.constexpr,
-):
+):  # fmt: skip
     store_pair(slot, 0, numel_low, numel_high)
     for k in tl.static_range(7):
         upper, lower = _folded_halves(partials, stride, count, k, BLOCK)
@@ -738,91 +699,34 @@ _SLOT_WORDS = tl.constexpr(RECORD_BYTES // 4)
 
 @triton.jit(do_not_specialize=[*_SIZES, *_NUMBERS])
 def whole_kernel(
-    words,
-    tail,
-    slot,
-    body,
-    tail_count,
-    components,
-    seed_a,
-    seed_b,
-    rows,
-    numel_low,
-    numel_high,
-    length_a,
-    length_b,
-    SIZE: tl.constexpr,
-    KIND: tl.constexpr,
-    MANTISSA: tl.constexpr,
-    DEPTH: tl.constexpr,
+    words, tail, slot, body, tail_count, components, seed_a, seed_b, rows,
+    numel_low, numel_high, length_a, length_b,
+    SIZE: tl.constexpr, KIND: tl.constexpr, MANTISSA: tl.constexpr, DEPTH: tl.constexpr,
     GROUPS: tl.constexpr,
-):
+):  # fmt: skip
     store_pair(slot, 0, numel_low, numel_high)
     read(
-        words,
-        tail,
-        slot,
-        0,
-        length_a,
-        length_b,
-        body,
-        tail_count,
-        components,
-        seed_a,
-        seed_b,
-        rows,
-        0,
-        1,
-        SIZE,
-        KIND,
-        MANTISSA,
-        DEPTH,
-        GROUPS,
-        False,
-    )
+        words, tail, slot, 0, length_a, length_b,
+        body, tail_count, components, seed_a, seed_b, rows, 0, 1,
+        SIZE, KIND, MANTISSA, DEPTH, GROUPS, False,
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=[*_SIZES, "stride", "first_row"])
 def part_kernel(
-    words,
-    tail,
+    words, tail,
     partials,  # a column is ``stride`` long; a program's row is first_row + its number
-    stride,
-    first_row,
-    body,
-    tail_count,
-    components,
-    seed_a,
-    seed_b,
-    rows,
-    SIZE: tl.constexpr,
-    KIND: tl.constexpr,
-    MANTISSA: tl.constexpr,
-    DEPTH: tl.constexpr,
+    stride, first_row,
+    body, tail_count, components, seed_a, seed_b, rows,
+    SIZE: tl.constexpr, KIND: tl.constexpr, MANTISSA: tl.constexpr, DEPTH: tl.constexpr,
     GROUPS: tl.constexpr,
-):
+):  # fmt: skip
+    program = tl.program_id(0)
     read(
-        words,
-        tail,
-        partials + first_row + tl.program_id(0),
-        stride,
-        0,
-        0,
-        body,
-        tail_count,
-        components,
-        seed_a,
-        seed_b,
-        rows,
-        tl.program_id(0),
-        tl.num_programs(0),
-        SIZE,
-        KIND,
-        MANTISSA,
-        DEPTH,
-        GROUPS,
-        True,
-    )
+        words, tail, partials + first_row + program, stride, 0, 0,
+        body, tail_count, components, seed_a, seed_b, rows, program, tl.num_programs(0),
+        SIZE, KIND, MANTISSA, DEPTH, GROUPS, True,
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["stride", "seed_a", "seed_b"])
@@ -830,16 +734,10 @@ def part_list_kernel(
     addresses,  # int64, of each tensor, divisible by 4
     owners,  # of each program, the tensor that it reads of
     shapes,  # SHAPE_FIELDS for each tensor
-    partials,
-    stride,
-    seed_a,
-    seed_b,
-    SIZE: tl.constexpr,
-    KIND: tl.constexpr,
-    MANTISSA: tl.constexpr,
-    DEPTH: tl.constexpr,
+    partials, stride, seed_a, seed_b,
+    SIZE: tl.constexpr, KIND: tl.constexpr, MANTISSA: tl.constexpr, DEPTH: tl.constexpr,
     GROUPS: tl.constexpr,
-):
+):  # fmt: skip
     TAIL: tl.constexpr = tl.int8 if SIZE == 1 else (tl.int16 if SIZE == 2 else tl.int32)
     owner = tl.load(owners + tl.program_id(0))
     address = tl.load(addresses + owner)
@@ -850,55 +748,24 @@ def part_list_kernel(
     behind = tl.where(tail_count > 0, body, 0)
     words = address.to(tl.pointer_type(tl.int32))
     tail = address.to(tl.pointer_type(TAIL)) + behind * (4 // SIZE if SIZE < 4 else 1)
+    first_step = tl.program_id(0) - tl.load(shape + 4)
     read(
-        words,
-        tail,
-        partials + tl.program_id(0),
-        stride,
-        0,
-        0,
-        body,
-        tail_count,
-        tl.load(shape + 2),
-        seed_a,
-        seed_b,
-        tl.load(shape + 3),
-        tl.program_id(0) - tl.load(shape + 4),
-        tl.load(shape + 5),
-        SIZE,
-        KIND,
-        MANTISSA,
-        DEPTH,
-        GROUPS,
-        True,
-    )
+        words, tail, partials + tl.program_id(0), stride, 0, 0,
+        body, tail_count, tl.load(shape + 2), seed_a, seed_b, tl.load(shape + 3),
+        first_step, tl.load(shape + 5), SIZE, KIND, MANTISSA, DEPTH, GROUPS, True,
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["stride"])
 def fold_list_kernel(
     shapes,  # SHAPE_FIELDS for each tensor, a program each
-    partials,
-    slots,
-    stride,
-    SIZE: tl.constexpr,
-    KIND: tl.constexpr,
-    MANTISSA: tl.constexpr,
-    DEPTH: tl.constexpr,
+    partials, slots, stride,
+    SIZE: tl.constexpr, KIND: tl.constexpr, MANTISSA: tl.constexpr, DEPTH: tl.constexpr,
     BLOCK: tl.constexpr,
-):
+):  # fmt: skip
     shape = shapes + tl.program_id(0) * _FIELDS
     fold_kernel(
-        partials + tl.load(shape + 4),
-        slots + tl.load(shape + 10) * _SLOT_WORDS,
-        stride,
-        tl.load(shape + 5),
-        tl.load(shape + 6),
-        tl.load(shape + 7),
-        tl.load(shape + 8),
-        tl.load(shape + 9),
-        SIZE,
-        KIND,
-        MANTISSA,
-        DEPTH,
-        BLOCK,
-    )
+        partials + tl.load(shape + 4), slots + tl.load(shape + 10) * _SLOT_WORDS, stride,
+        tl.load(shape + 5), tl.load(shape + 6), tl.load(shape + 7), tl.load(shape + 8),
+        tl.load(shape + 9), SIZE, KIND, MANTISSA, DEPTH, BLOCK,
+    )  # fmt: skip

@@ -96,17 +96,9 @@ _GIVEN = 4
 _QUESTIONS = {phase: IN_A_RUN[phase] for phase in (Phase.BATCHES, Phase.WEIGHTS, *COMPUTED)}
 #: The order of signals that part at one step: causes before effects.
 _ORDER = (
-    "learning rate",
-    "tensors: batches",
-    "tensors: initial weights",
-    "tensors: forward",
-    "tensors: loss",
-    "loss",
-    "tensors: gradients",
-    "gradient norm",
-    "loss scale",
-    "skipped update",
-    "tensors: update",
+    *("learning rate", "tensors: batches", "tensors: initial weights", "tensors: forward"),
+    *("tensors: loss", "loss", "tensors: gradients", "gradient norm", "loss scale"),
+    *("skipped update", "tensors: update"),
 )
 _SIDE = ("dtype", "numel", "nan_count", "posinf_count", "neginf_count", "min", "max", "mean")
 

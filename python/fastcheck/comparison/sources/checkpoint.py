@@ -24,23 +24,10 @@ from .files import LONE, Loader, UntrustedError, loaders_of
 from .formats import SUFFIXES, format_of
 
 # Prefixes that trainers and torch's wrappers put before the names of a model's state_dict.
-_WRAPPERS = frozenset(
-    {
-        "_fsdp_wrapped_module",
-        "_orig_mod",
-        "ema",
-        "generator",
-        "model",
-        "model_state",
-        "model_state_dict",
-        "module",
-        "net",
-        "network",
-        "params",
-        "state_dict",
-        "weights",
-    }
-)
+_WRAPPERS = {
+    *("_fsdp_wrapped_module", "_orig_mod", "ema", "generator", "model", "model_state"),
+    *("model_state_dict", "module", "net", "network", "params", "state_dict", "weights"),
+}
 _MAX_WRAPPERS = 4
 
 

@@ -104,9 +104,7 @@ class Channel:
     """
 
     def __init__(
-        self,
-        group: Optional[dist.ProcessGroup],
-        options: Optional[Mapping[str, object]] = None,
+        self, group: Optional[dist.ProcessGroup], options: Optional[Mapping[str, object]] = None
     ) -> None:
         whole: Any = dist.group.WORLD
         group = whole if group is None else group

@@ -44,11 +44,7 @@ class Traced(NamedTuple):
 
 
 def trace_enter(
-    address: torch.Tensor,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    *,
-    is_outermost: bool,
+    address: torch.Tensor, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, is_outermost: bool
 ) -> None:
     """The pre-hook's part of a graph. ``is_outermost``: integers are read too, for their
     checksum.
@@ -95,9 +91,7 @@ def trace_named(name: str, tensor: torch.Tensor) -> None:
             watch(_named_gradient_hook(number))
 
 
-def _named_gradient_hook(
-    number: torch.Tensor,
-) -> Callable[[torch.Tensor], Optional[torch.Tensor]]:
+def _named_gradient_hook(number: torch.Tensor) -> Callable[[torch.Tensor], Optional[torch.Tensor]]:
     def hook(gradient: torch.Tensor) -> None:
         torch.ops.fastcheck.named_gradient(number, gradient)
 

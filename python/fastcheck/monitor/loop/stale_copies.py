@@ -52,10 +52,7 @@ class StaleCopies:
         return known is not None and known.are_copies
 
     def look_at(
-        self,
-        optimizer: torch.optim.Optimizer,
-        parameters: Sequence[StoredTensor],
-        is_alone: bool,
+        self, optimizer: torch.optim.Optimizer, parameters: Sequence[StoredTensor], is_alone: bool
     ) -> Optional[str]:
         """``optimizer``, which holds no parameter of the model, is about to step. What to warn of,
         once: it has stepped several times, with the shapes of all trained parameters, without any

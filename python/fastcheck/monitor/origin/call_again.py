@@ -205,12 +205,7 @@ class _Runs:
         for seed in range(_MOST_SEEDS):
             known = KnownPass(self.held, self.session, self.search, seed)
             found = observed(
-                self.running,
-                self.session,
-                self.install,
-                self.held,
-                self.search.only_neginf,
-                known,
+                self.running, self.session, self.install, self.held, self.search.only_neginf, known
             )
             self.has_stand_ins |= known.stand_ins > 0
             if not known.is_over:

@@ -43,9 +43,7 @@ def search_derivatives(graphs: Sequence[Sequence[SavedByNode]]) -> Optional[Made
 
 
 def search_operators(
-    graphs: Sequence[Sequence[SavedByNode]],
-    frames: Sequence[HeldFrame] = (),
-    is_sure: bool = False,
+    graphs: Sequence[Sequence[SavedByNode]], frames: Sequence[HeldFrame] = (), is_sure: bool = False
 ) -> Optional[MadeBy]:
     """The first operator, in the order of forward, whose result is known not to be finite, or the
     operand without a graph that is not. None, too, where an operator has read such numbers before:

@@ -392,9 +392,7 @@ class _GraphSearch:
             )
             return MadeBy("", how, inputs=((TARGET_OF_KL, target),))
         return MadeBy(
-            "",
-            how,
-            inputs=tuple(("its operand with a graph", record) for record in records[:1]),
+            "", how, inputs=tuple(("its operand with a graph", record) for record in records[:1])
         )
 
     def _factor(self, edges: Sequence[_Edge]) -> tuple[list[np.void], Optional[np.void]]:

@@ -22,25 +22,11 @@ _Maker = Callable[[Mapping[str, Any]], Any]
 
 #: Operators of one operand.
 AGAIN: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "Abs": torch.abs,
-    "Acos": torch.acos,
-    "Acosh": torch.acosh,
-    "Asin": torch.asin,
-    "Atan": torch.atan,
-    "Atanh": torch.atanh,
-    "Cos": torch.cos,
-    "Cosh": torch.cosh,
-    "Digamma": torch.digamma,
-    "Erf": torch.erf,
-    "Erfinv": torch.erfinv,
-    "Lgamma": torch.lgamma,
-    "Log": torch.log,
-    "Log2": torch.log2,
-    "Log10": torch.log10,
-    "Log1P": torch.log1p,
-    "Logit": torch.logit,
-    "Sin": torch.sin,
-    "Sinh": torch.sinh,
+    name: getattr(torch, name.lower())
+    for name in (
+        *("Abs", "Acos", "Acosh", "Asin", "Atan", "Atanh", "Cos", "Cosh", "Digamma", "Erf"),
+        *("Erfinv", "Lgamma", "Log", "Log2", "Log10", "Log1P", "Logit", "Sin", "Sinh"),
+    )
 }
 #: Operators of two operands.
 PAIRS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {

@@ -35,12 +35,7 @@ from fastcheck.report.stop_report import MadeBy
 from fastcheck.statistics.functions import stats
 from fastcheck.utils.torch.flatten import flatten, flatten_arguments, map_tensors
 from fastcheck.utils.torch.own_operators import unobserved
-from fastcheck.utils.torch.readable import (
-    can_hold_nonfinite,
-    can_read,
-    has_values,
-    is_materialised,
-)
+from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read, has_values, is_materialised
 from fastcheck.utils.torch.training_state import Generators
 from fastcheck.utils.torch.versions import default_device
 from fastcheck.verdict.step import Step

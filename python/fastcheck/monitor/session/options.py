@@ -162,9 +162,7 @@ class Stop:
         choice("count", self.count, _COUNTS)
         if self.within is not None:
             at_least_one(
-                "within",
-                self.within,
-                "a number of steps, or None to count over the whole run",
+                "within", self.within, "a number of steps, or None to count over the whole run"
             )
         if not callable(self.action):
             choice("action", self.action, _ACTIONS, "a callable that takes the Event")

@@ -324,10 +324,7 @@ class ModuleLevel(Level):
         self.reader.set_depth(depth)
 
     def read_waiting(
-        self,
-        tensors: Sequence[torch.Tensor],
-        identities: np.ndarray,
-        changed: Sequence[int],
+        self, tensors: Sequence[torch.Tensor], identities: np.ndarray, changed: Sequence[int]
     ) -> None:
         """Reads what has waited, all of one device, on the current stream. ``identities``: a row
         for each. ``changed``: the numbers of those that were overwritten meanwhile, which have no
@@ -664,10 +661,7 @@ class Session:
     """
 
     def __init__(
-        self,
-        config: Config,
-        event_store: EventStore,
-        make_level: Callable[[Session], Level],
+        self, config: Config, event_store: EventStore, make_level: Callable[[Session], Level]
     ) -> None:
         self.config = config
         self.lock = make_lock()
