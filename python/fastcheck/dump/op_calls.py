@@ -309,7 +309,7 @@ class RecordedOpCalls(OpCalls):
             # allocates next.
             self._recorder.clear()
 
-    # What the recorder calls
+    # The calls of the recorder
 
     recomputes = staticmethod(recomputes)
     is_fake = staticmethod(is_fake)

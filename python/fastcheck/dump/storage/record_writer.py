@@ -111,7 +111,7 @@ class RecordWriter:
     def _place_of(
         self, tensor: torch.Tensor, record: np.void, values: ShardWriter
     ) -> Optional[Slot]:
-        """Where the values of ``tensor`` are, whose ``record`` has full depth; they are written
+        """The file and key of the values of ``tensor``, whose ``record`` has full depth; written
         unless its checksum tells that they have been. None when they can't be.
         """
         # The checksum is of the elements as they lie in memory.
