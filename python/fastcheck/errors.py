@@ -37,9 +37,11 @@ _INTERNAL_PACKAGES = frozenset(
 )
 
 # Control characters of ASCII and Latin-1, line and paragraph separators, marks that turn the
-# direction of a line round, and halves of surrogate pairs, which no encoding takes.
+# direction of a line round or are not seen, and halves of surrogate pairs, which no encoding takes.
+# Joiners stay (U+200C, U+200D): letters of some scripts, and emoji, are written with them.
 _UNPRINTABLE = re.compile(
-    "[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+    "[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff"
+    "\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f]"
 )
 
 
@@ -118,7 +120,7 @@ def warn(message: str, category: type[Warning] = FastcheckWarning) -> None:
     frame = user or caller
     # Not warn(stacklevel=): it does not count the frames of importlib.
     warnings.warn_explicit(
-        message,
+        printable(message, keep="\n"),
         category,
         frame.f_code.co_filename,
         frame.f_lineno,

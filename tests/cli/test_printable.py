@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import csv
+import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,14 +15,21 @@ import torch
 import fastcheck
 from fastcheck.cli import console
 from fastcheck.cli.main import main
-from fastcheck.errors import explain, printable
+from fastcheck.errors import explain, printable, warn
 from fastcheck.log.writer import RecordLog
+from fastcheck.monitor.distributed.replicas import ReplicaMismatch
+from fastcheck.monitor.reruns import Difference
+from fastcheck.record.exponents import Share
+from fastcheck.record.precision import PrecisionAdvice
 from fastcheck.record.site import SiteTable
+from fastcheck.sealing.arrival import Arrival
 from fastcheck.utils.text.layout import Section, Table, csv_text, paint, printable_section
+from fastcheck.watch.event import WatchEvent
+from support.page_data import inflated
 from support.records import record_builder as build
 
-NASTY = "\x1b]0;title\x07\x1b[2Jlayer\r\x9b31m\u202e"
-STEERING = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e]")
+NASTY = "\x1b]0;title\x07\x1b[2Jlayer\r\x9b31m\u202e\u2066\u200b\x7f"
+STEERING = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\u200b]")
 
 
 def write_log(place: Path, module: str) -> str:
@@ -109,3 +119,50 @@ def test_no_cell_is_a_formula(
 
 def test_numbers_stay_numbers() -> None:
     assert csv_text("layers.0") == "layers.0" and csv_text("-x") == "'-x"
+
+
+def test_pages_and_json_have_no_such_character(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = write_log(tmp_path / "a", NASTY)
+    commands = (["report", place, "-o"], ["compare", place, place, "--all", "--html"])
+    for number, command in enumerate(commands):
+        file = tmp_path / f"{number}.html"
+        assert main([*command, str(file)]) in (0, 1)
+        page = file.read_text()
+        texts = "\n".join(strings(json.loads(inflated(page, "header"))))
+        assert not STEERING.search(page + texts) and r"\u2066\u200b\x7f" in texts
+    capsys.readouterr()
+    for command in (["show", place, "--json"], ["compare", place, place, "--all", "--json"]):
+        main(command)
+        out = capsys.readouterr().out
+        assert not STEERING.search(out) and NASTY in "".join(strings(json.loads(out)))
+
+
+def strings(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        yield from value
+        value = list(value.values())
+    if isinstance(value, list):
+        for item in value:
+            yield from strings(item)
+    elif isinstance(value, str):
+        yield value
+
+
+def test_what_str_says_of_a_result_is_printable(capsys: pytest.CaptureFixture[str]) -> None:
+    site, share, nan = build.site(NASTY), Share(0.0, 0.0), float("nan")
+    counts: Any = None  # of the exponents: str() has no use for them
+    for said in (
+        WatchEvent(1, "spike", None, 1.0, 1.0, nan, NASTY, True),
+        Arrival(0, 1, {NASTY: NASTY}, (NASTY,), (NASTY,)),
+        ReplicaMismatch(1, NASTY, False, (0,), True, {0: 1, 1: 2}),
+        Difference(site, 0, "forward", 0, 0, 2, (None, None)),
+        PrecisionAdvice(site, "float32", "float16", 1.0, share, NASTY, 1, False, counts),
+    ):
+        assert "layer" in str(said) and not STEERING.search(str(said)), type(said)
+    with pytest.warns(fastcheck.FastcheckWarning) as caught:
+        warn(NASTY)
+    assert str(caught[0].message) == printable(NASTY)
+    assert main(["show", "x", f"--{NASTY}"]) == 2
+    assert not STEERING.search(capsys.readouterr().err)

@@ -47,7 +47,8 @@ def print_json(kind: str, document: Mapping[str, Any], *, indent: Optional[int] 
     ``fastcheck`` (the kind) and ``format`` (the version of its keys) come first.
     """
     shown = {"fastcheck": kind, "format": 1, **document}
-    print(json.dumps(to_json(shown), allow_nan=False, indent=indent), flush=True)
+    text = json.dumps(to_json(shown), allow_nan=False, indent=indent)
+    print(text.replace("\x7f", "\\u007f"), flush=True)  # all others are escaped already
 
 
 @contextlib.contextmanager

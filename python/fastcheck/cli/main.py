@@ -77,7 +77,7 @@ class _Parser(argparse.ArgumentParser):
             known = [flag for action in self._actions for flag in action.option_strings]
             known += re.findall(r"[\w ]+", message.partition("(choose from ")[2])
             message += f"; {near}" if (near := did_you_mean(given[1] or given[2], known)) else ""
-        super().error(message)
+        super().error(printable(message, keep="\n"))
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -10,7 +10,6 @@ from typing import Any, Union
 import numpy as np
 
 from fastcheck._version import __version__
-from fastcheck.errors import printable
 from fastcheck.fleet.findings import Cell, FleetFinding, FleetReport, Suspect
 from fastcheck.report.page.container import (
     Container,
@@ -34,10 +33,7 @@ def fleet_page_data(report: FleetReport) -> tuple[str, str]:
     """The header and the arrays in base64, of a report that was made with its cells."""
     ranks = [report.ranks[number] for number in sorted(report.ranks)]
     columns: dict[str, list[Any]] = {}
-    for name in _TEXTS:
-        values = (getattr(rank, name) for rank in ranks)
-        columns[name] = [None if value is None else printable(value) for value in values]
-    for name in _NUMBERS:
+    for name in (*_TEXTS, *_NUMBERS):
         columns[name] = [getattr(rank, name) for rank in ranks]
     starts, column_of, width = _axis(report)
     state = np.zeros((len(ranks), len(starts)), np.uint8)
@@ -96,11 +92,11 @@ def _finding_data(finding: FleetFinding) -> dict[str, Any]:
     return {
         "kind": finding.kind,
         "accuses": finding.is_accusation,
-        "what": printable(finding.what),
-        "advice": printable(finding.advice),
+        "what": finding.what,
+        "advice": finding.advice,
         "step": finding.first_step,
         "suspects": [
-            [suspect.rank, suspect.first_step, printable(suspect.site), printable(suspect.evidence)]
+            [suspect.rank, suspect.first_step, suspect.site, suspect.evidence]
             for suspect in finding.suspects
         ],
     }

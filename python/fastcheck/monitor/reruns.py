@@ -13,7 +13,7 @@ from typing import Any, Callable, Optional
 import numpy as np
 import torch
 
-from fastcheck.errors import UnsupportedTensorError, first_line
+from fastcheck.errors import UnsupportedTensorError, first_line, printable
 from fastcheck.log.step_table import StepRow
 from fastcheck.monitor.hooks import optimizers as optimizer_hooks
 from fastcheck.monitor.session.config import Config
@@ -92,7 +92,7 @@ class Difference:
             detail += f"{self.run}; abs max {first['abs_max']:.6g} and {other['abs_max']:.6g}"
         else:
             detail = f"{first['numel']} elements in run 1, {other['numel']} in run {self.run}"
-        return f"{self.site}{call}: {detail}"
+        return printable(f"{self.site}{call}: {detail}")
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any, Optional
 
 import numpy as np
 
-from fastcheck.errors import ConfigError
+from fastcheck.errors import ConfigError, printable
 
 from .exponents import EXPONENT_WORDS, Exponents, Share
 from .number_formats import NUMBER_FORMATS, number_format
@@ -68,7 +68,7 @@ class PrecisionAdvice:
         )
 
     def __str__(self) -> str:
-        return self.text if self.site is None else f"{self.site}: {self.text}"
+        return printable(self.text if self.site is None else f"{self.site}: {self.text}")
 
     def to_dict(self) -> dict[str, Any]:
         """The fields by name, ready for JSON, without the exponents."""

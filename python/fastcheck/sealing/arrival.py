@@ -18,7 +18,7 @@ import torch
 from fastcheck.comparison.names import BUILT_IN, VOCABULARY, Renaming
 from fastcheck.comparison.relation import constant_text, dtype_name, group_counts
 from fastcheck.comparison.sources.checkpoint import CheckpointSource
-from fastcheck.errors import choice
+from fastcheck.errors import choice, printable
 from fastcheck.utils.torch.rank import group_size, own_rank
 
 from .reading import (
@@ -69,7 +69,8 @@ class Arrival:
         lines += [f"{name}: {text}" for name, text in self.differing.items()]
         lines += [f"{name}: missing" for name in self.missing]
         lines += [f"{name}: not in the receipt" for name in self.unexpected]
-        return "\n".join([*lines, *self.notes, "verified" if self else "NOT VERIFIED"])
+        lines += [*self.notes, "verified" if self else "NOT VERIFIED"]
+        return printable("\n".join(lines), keep="\n")
 
 
 def arrival(

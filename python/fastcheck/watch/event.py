@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Optional, Union
 
-from fastcheck.errors import ConfigError, FastcheckWarning, choice
+from fastcheck.errors import ConfigError, FastcheckWarning, choice, printable
 from fastcheck.notebook import block_html, fields_html, guarded_html, table_html
 from fastcheck.record.site import Site
 
@@ -130,7 +130,7 @@ class WatchEvent:
         return _WARNINGS.get(self.kind, WatchWarning)
 
     def __str__(self) -> str:
-        return self.text
+        return printable(self.text)
 
     def _repr_html_(self) -> str:
         """HTML for notebooks: the text, the numbers, and what moved. Never raises."""

@@ -20,7 +20,6 @@ from fastcheck.comparison.render import sections
 from fastcheck.comparison.result import Result
 from fastcheck.comparison.row import Row
 from fastcheck.comparison.tally import COMPUTED, Found
-from fastcheck.errors import printable
 from fastcheck.log.step_table import StepRow
 from fastcheck.report.page.container import (
     Container,
@@ -114,7 +113,7 @@ def comparison_data(comparison: Result, gathered: Gathered, names: NameTable) ->
         "format": 1,
         "kind": "comparison",
         "fastcheck": __version__,
-        "directory": printable(comparison.actual),
+        "directory": comparison.actual,
         "records": int(columns["records"].sum()),
         "damaged": 0,
         "dropped_bytes": 0,
@@ -146,8 +145,8 @@ def comparison_data(comparison: Result, gathered: Gathered, names: NameTable) ->
     rows = () if gathered.is_timed else comparison.rows[:_MOST_ROWS]
     header["comparison"] = {
         "kind": comparison.kind,
-        "actual": printable(comparison.actual),
-        "reference": printable(comparison.reference),
+        "actual": comparison.actual,
+        "reference": comparison.reference,
         "verdict": comparison.verdict,
         "is_timed": gathered.is_timed,
         "questions": {int(phase): text for phase, text in _QUESTIONS.items()},
@@ -227,7 +226,7 @@ def _pair(row: Row) -> dict[str, Any]:
     whole = row.to_dict()
     measures = ("step", "rank", "question", "call", "state", "error", "reason")
     made = {name: whole[name] for name in (*measures, "cosine", "max_abs", "max_ulp", "differing")}
-    made["name"] = printable(row.name)
+    made["name"] = row.name
     for side, values in (("actual", row.actual), ("reference", row.reference)):
         made[side] = None if values is None else {name: values[name] for name in (*_SIDE, "shape")}
     return made

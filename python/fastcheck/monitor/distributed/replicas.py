@@ -30,7 +30,7 @@ import torch
 import torch.distributed as dist
 
 from fastcheck.backends.table import guarded_streams
-from fastcheck.errors import ConfigError, warn
+from fastcheck.errors import ConfigError, printable, warn
 from fastcheck.record.format import RECORD_BYTES, RECORD_DTYPE
 from fastcheck.statistics.functions import stats
 from fastcheck.utils.grouping import grouped
@@ -106,7 +106,7 @@ class ReplicaMismatch:
         if self.others:
             lines.append(f"  also:       {listed(self.others, _NAMED)}")
         lines.append(f"  hint:       {self._advice()}")
-        return "\n".join(lines)
+        return printable("\n".join(lines), keep="\n")
 
     def _advice(self) -> str:
         if self.reason:

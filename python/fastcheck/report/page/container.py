@@ -222,9 +222,9 @@ class Container:
 
     def to_text(self, header: dict[str, Any]) -> tuple[str, str]:
         """The header, to which the arrays' places are added as ``arrays``, and the arrays, both in
-        base64. ``header`` is strict JSON.
+        base64. ``header`` is strict JSON; what could turn a line of the page round is escaped.
         """
-        whole = {**header, "arrays": self._arrays}
+        whole = {**_printable_data(header), "arrays": self._arrays}
         text = json.dumps(whole, allow_nan=False, separators=(",", ":")).encode()
         # The search for repetitions finds nothing but runs in codes with much noise: without it
         # they take less room, and a tenth of the time.
@@ -236,6 +236,14 @@ class Container:
         self._arrays[name] = {**place, "bytes": len(data)}
         self._parts.append(data)
         self._size += len(data)
+
+
+def _printable_data(value: Any) -> Any:
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, dict):
+        return {_printable_data(key): _printable_data(item) for key, item in value.items()}
+    return [*map(_printable_data, value)] if isinstance(value, (list, tuple)) else value
 
 
 def _packed(parts: Sequence[bytes], strategy: int) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Callable, Optional, Union
 import numpy as np
 
 from fastcheck._version import __version__
-from fastcheck.errors import LogError, printable
+from fastcheck.errors import LogError
 from fastcheck.log.reader import log_parts, newest_log, read_watch
 from fastcheck.log.view import first_event
 from fastcheck.record.event import Event
@@ -88,17 +88,17 @@ def _event_fields(line: Mapping[str, Any], row_of: Mapping[tuple[int, str], int]
     return {
         "step": line["step"],
         "rank": rank,
-        "kind": printable(line["kind"]),
+        "kind": line["kind"],
         "row": row_of.get((rank, where), -1),
-        "where": printable(where),
+        "where": where,
         "value": _number(line.get("value")),
         "reference": _number(line.get("reference")),
         "score": _number(line.get("score")),
         "is_warning": line.get("is_warning") is True,
-        "cause": printable(str(line.get("cause") or "")),
+        "cause": str(line.get("cause") or ""),
         "interval": _interval(line["step"], line.get("interval")),
         "mover": _mover(line, row_of),
-        "text": printable(line["text"]),
+        "text": line["text"],
     }
 
 
@@ -122,7 +122,7 @@ def _mover(
     return {
         "row": row_of.get((line["rank"], name), -1) if site is None or site == name else -1,
         "step": first["step"],
-        "text": printable(text),
+        "text": text,
     }
 
 
@@ -276,7 +276,7 @@ def page_data(contents: Collected, events: Sequence[Event]) -> tuple[str, str]:
     header: dict[str, Any] = {
         "format": 1,
         "fastcheck": __version__,
-        "directory": printable(contents.name),
+        "directory": contents.name,
         "records": contents.records,
         "damaged": contents.damaged,
         "dropped_bytes": contents.dropped_bytes,
