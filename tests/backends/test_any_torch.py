@@ -146,9 +146,9 @@ def test_without_the_hooks_the_kernels_read() -> None:
 import torch, fastcheck
 from fastcheck.backends.table import backend_for
 from fastcheck.extension import extension, status
-from fastcheck.utils.torch.seen_tensors import PythonSeenTensors, make_seen
+from fastcheck.utils.torch.seen_tensors import SeenTensors, make_seen
 assert backend_for(torch.device("cpu")).name == "cpu"
-assert status.module is None and isinstance(make_seen(), PythonSeenTensors)
+assert status.module is None and isinstance(make_seen(), SeenTensors)
 print(status.text)
 x = torch.arange(5000).sub(2500).float()
 print(fastcheck.checksum(x), fastcheck.stats([x, x.t()]).numpy()[1].tobytes().hex())

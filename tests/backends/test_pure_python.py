@@ -21,7 +21,7 @@ from torch import nn
 
 import fastcheck
 from fastcheck.extension import status
-from fastcheck.utils.torch.seen_tensors import PythonSeenTensors, make_seen
+from fastcheck.utils.torch.seen_tensors import SeenTensors, make_seen
 from support.programs.training import (
     Apply,
     Net,
@@ -67,7 +67,7 @@ class Pure:
 
 def test_which_it_is() -> None:
     assert status.text.endswith("pure Python: portable backend") is IS_PURE
-    assert isinstance(make_seen(), PythonSeenTensors) is IS_PURE
+    assert isinstance(make_seen(), SeenTensors) is IS_PURE
 
 
 # ---- stats ---------------------------------------------------------------------------------------

@@ -24,7 +24,6 @@ from fastcheck.ring.host import (
     UNREAD,
     HookReader,
     HostRing,
-    PythonReader,
     identity_of,
     make_reader,
 )
@@ -47,7 +46,7 @@ class Reading:
         self.reader: HookReader = (
             make_reader(self.seen, self.ring)
             if kind == "extension"
-            else PythonReader(self.seen, self.ring.write)
+            else HookReader(self.seen, self.ring.write)
         )
 
     def __call__(self, tensor: torch.Tensor, seq: int = 7, *, any_dtype: bool = False) -> int:

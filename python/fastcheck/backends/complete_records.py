@@ -87,21 +87,19 @@ def observe_on_host(
     slots: torch.Tensor,
     index: int,
     depth: int,
-    site: int,
-    call: int,
-    step: int,
-    seq: int,
-    flags: int,
+    *identity: int,
     observe: Optional[Observe] = None,
 ) -> bool:
     """Writes a complete record of a CPU tensor to ``slots``, uint8 (n * 192,), by the backend's
-    function or by ``observe``. Whether it is non-finite.
+    function or by ``observe``. ``identity``: site, call, step, seq and flags. Whether it is
+    non-finite.
     """
+    site, call, step, seq, flags = identity
     backend = backend_for(_CPU)
     (observe or backend.observe)(tensor, slots.view(-1, RECORD_BYTES), index, depth)
     records = _host_records(slots, index, 1)
-    identity = Identity(seq, step, call, site, flags, *dtype_and_order(tensor), depth)
-    identify(records, [identity], backend.device_mode)
+    whole = Identity(seq, step, call, site, flags, *dtype_and_order(tensor), depth)
+    identify(records, [whole], backend.device_mode)
     return bool(nonfinite(records)[0])
 
 

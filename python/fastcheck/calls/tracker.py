@@ -26,7 +26,7 @@ from fastcheck.utils.torch.flatten import flatten, flatten_arguments
 from fastcheck.utils.torch.optimizer_steps import around_steps
 from fastcheck.utils.torch.own_operators import is_unobserved, unobserved
 from fastcheck.utils.torch.patching import Listeners
-from fastcheck.utils.torch.versions import is_compiling
+from fastcheck.utils.torch.versions import is_compiling, is_wrapper
 
 from .module_calls import ModuleNode
 
@@ -167,7 +167,7 @@ class ModuleTracker(OptimizerListener):
     # Hooks
 
     def _before_call(self, module: torch.nn.Module, args: Any) -> None:
-        if is_compiling() or is_unobserved() or not self._session.is_on or _is_wrapper(module):
+        if is_compiling() or is_unobserved() or not self._session.is_on or is_wrapper(module):
             return
         frame = sys._getframe(1)
         # Hooks on all modules are not given the keywords; the call that runs them has them.
@@ -250,7 +250,7 @@ class ModuleTracker(OptimizerListener):
         self._roots += 1
         added = []
         for path, module in root.named_modules():
-            if id(module) not in self._known and not _is_wrapper(module):
+            if id(module) not in self._known and not is_wrapper(module):
                 parts = [prefix, *(part for part in path.split(".") if part != "_orig_mod")]
                 full = ".".join(part for part in parts if part)
                 added.append(self._add(module, full, is_primary)[1])
@@ -266,8 +266,3 @@ class ModuleTracker(OptimizerListener):
         # Held, so that no other module gets its id while the dump is under way.
         entry = self._known[id(module)] = (module, node)
         return entry
-
-
-def _is_wrapper(module: torch.nn.Module) -> bool:
-    """True if it is what torch.compile(module) has put around a module."""
-    return type(module).__module__ == "torch._dynamo.eval_frame"

@@ -7,7 +7,7 @@ statistics of an msprobe dump fill the fields that they correspond to.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Callable, NamedTuple, Optional
@@ -82,6 +82,15 @@ class Block:
     phases: np.ndarray
     records: np.ndarray
     extras: Optional[Sequence[Extra]] = None
+
+    @classmethod
+    def of(cls, step: int, rank: int, tensors: Iterable[tuple[int, int, np.void, Extra]]) -> Block:
+        """A block of tensors, each with its number, phase, record and the rest."""
+        held = list(tensors)
+        numbers = np.array([number for number, *_ in held], np.int64)
+        phases = np.array([phase for _, phase, *_ in held], np.uint8)
+        records = np.array([record for _, _, record, _ in held], RECORD_DTYPE)
+        return cls(step, rank, numbers, phases, records, [extra for *_, extra in held])
 
     def __len__(self) -> int:
         return len(self.records)

@@ -11,7 +11,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
@@ -583,12 +583,6 @@ def _add_up(wholes: Sequence[_Whole]) -> bool:
 
 
 def _block(first: Block, wholes: Iterable[_Whole]) -> Block:
-    held = list(wholes)
-    return Block(
-        first.step,
-        first.rank,
-        np.array([whole.number for whole in held], np.int64),
-        np.array([whole.phase for whole in held], np.uint8),
-        np.array([whole.record for whole in held], RECORD_DTYPE),
-        None if first.extras is None else [whole.extra for whole in held],
-    )
+    tensors = ((whole.number, whole.phase, whole.record, whole.extra) for whole in wholes)
+    made = Block.of(first.step, first.rank, tensors)
+    return replace(made, extras=None) if first.extras is None else made

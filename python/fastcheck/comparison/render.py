@@ -11,6 +11,7 @@ from fastcheck.utils.text.layout import Part, Section, Table, paint, sparkline, 
 from fastcheck.utils.text.numbers import (
     and_more,
     counted,
+    enumerated,
     format_number,
     format_shape,
     format_steps,
@@ -143,11 +144,11 @@ def _result(comparison: Result, color: bool) -> list[str]:
         return [paint(f"identical: equal to the bit, {which}.", "green", color)]
     if comparison.verdict == "equal":
         accepted = [a.question for a in comparison.answers if a.answer == "accepted"]
-        but = f", except for {_enumerated(accepted)} (accepted)" if accepted else ""
+        but = f", except for {enumerated(accepted)} (accepted)" if accepted else ""
         return [paint(f"equal within the thresholds{but}.", "green", color)]
     wrong = [answer.question for answer in comparison.answers if answer.answer == "no"]
     if wrong:
-        text = f"different: {_enumerated(wrong)}."
+        text = f"different: {enumerated(wrong)}."
         if any(answer.answer == "not asked" for answer in comparison.answers):
             text += " Later questions are not asked: their answers may follow from this."
         style = "red"
@@ -155,10 +156,6 @@ def _result(comparison: Result, color: bool) -> list[str]:
         text = "different: some tensors have no partner that can be read; the others agree."
         style = "yellow"
     return [paint(line, style, color) for line in wrap(text, _BODY)]
-
-
-def _enumerated(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else ", ".join(names[:-1]) + " and " + names[-1]
 
 
 def _first(comparison: Result, difference: Found) -> list[Part]:

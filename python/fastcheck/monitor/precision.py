@@ -23,7 +23,7 @@ from fastcheck.monitor.session.session import ModuleLevel, Session
 from fastcheck.record.exponents import EXPONENT_WORDS, Exponents
 from fastcheck.record.precision import PrecisionAdvice, advise, candidates, check_tolerance
 from fastcheck.record.site import SiteTable
-from fastcheck.ring.host import PythonReader
+from fastcheck.ring.host import HookReader
 from fastcheck.utils.torch.own_operators import no_grad
 from fastcheck.utils.torch.streams import DeviceStreams
 
@@ -165,7 +165,7 @@ class RangeLevel(ModuleLevel):
         super().__init__(session, nodes, has_excluded)
         self.exponents = ExponentReadings(session.sites)
         self._plain_reader = self.reader
-        self._counting_reader = PythonReader(self.seen, self._write)
+        self._counting_reader = HookReader(self.seen, self._write)
         self._steps = 0
         self._counted_step = -1
         self._is_counted_step = False
@@ -193,18 +193,8 @@ class RangeLevel(ModuleLevel):
         self.reader = self._counting_reader if self.is_counting else self._plain_reader
         return super().read(tensor, site, call, flags, any_dtype)
 
-    def _write(
-        self,
-        tensor: torch.Tensor,
-        index: int,
-        site: int,
-        call: int,
-        step: int,
-        seq: int,
-        flags: int,
-    ) -> bool:
-        observe = self.observe_for(site)
-        return self.host.write(tensor, index, site, call, step, seq, flags, observe)
+    def _write(self, tensor: torch.Tensor, index: int, site: int, *identity: int) -> bool:
+        return self.host.write(tensor, index, site, *identity, observe=self.observe_for(site))
 
     def read_list(
         self,
@@ -219,7 +209,7 @@ class RangeLevel(ModuleLevel):
         for tensor, site in zip(tensors, sites):
             seq, observe = self.next_seq, self.observe_for(site)
             if device.type == "cpu":
-                if self.host.observe(tensor, site, 0, step, seq, flags, observe):
+                if self.host.observe(tensor, site, 0, step, seq, flags, observe=observe):
                     records.append(self.host.last())
             else:
                 identity = (seq, step, 0, site, flags, *dtype_and_order(tensor))

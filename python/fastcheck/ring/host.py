@@ -11,7 +11,7 @@ full ring calls ``when_full``, which takes the records out, and starts again at 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Callable, Optional, Protocol
+from typing import Callable, Optional
 
 import numpy as np
 import torch
@@ -79,26 +79,20 @@ class HostRing:
         self._cursor.slot = value
 
     def observe(
-        self,
-        tensor: torch.Tensor,
-        site: int,
-        call: int,
-        step: int,
-        seq: int,
-        flags: int,
-        observe: Optional[Observe] = None,
+        self, tensor: torch.Tensor, *identity: int, observe: Optional[Observe] = None
     ) -> bool:
-        """Reads ``tensor`` into the next slot. True when it holds anything non-finite."""
+        """Reads ``tensor`` into the next slot. True when it holds anything non-finite.
+        ``identity``: site, call, step, seq and flags.
+        """
         cursor = self._cursor
         if cursor.slot == CAPACITY:
             self._when_full()
-        identity = site, call, step, seq, flags
         if observe is None:
             depths = self.depths
             depth = depths.now if depths.now == depths.whole else depths.of(tensor)
             is_bad = self._observe(tensor, self.slots, cursor.slot, depth, *identity)
         else:
-            is_bad = self.write(tensor, cursor.slot, *identity, observe)
+            is_bad = self.write(tensor, cursor.slot, *identity, observe=observe)
         # After the write: a tensor that the kernel refuses takes no slot.
         cursor.slot += 1
         return is_bad
@@ -111,22 +105,14 @@ class HostRing:
         return cursor.slot
 
     def write(
-        self,
-        tensor: torch.Tensor,
-        index: int,
-        site: int,
-        call: int,
-        step: int,
-        seq: int,
-        flags: int,
-        observe: Optional[Observe] = None,
+        self, tensor: torch.Tensor, index: int, *identity: int, observe: Optional[Observe] = None
     ) -> bool:
-        """Reads ``tensor`` into this slot. True when it holds anything non-finite. ``observe``
-        takes the place of the backend's.
+        """Reads ``tensor`` into this slot, as observe(). ``observe`` takes the place of the
+        backend's.
         """
-        identity, depth = (site, call, step, seq, flags), self.depths.of(tensor)
+        depth = self.depths.of(tensor)
         if observe is not None:
-            return observe_on_host(tensor, self.slots, index, depth, *identity, observe)
+            return observe_on_host(tensor, self.slots, index, depth, *identity, observe=observe)
         return self._observe(tensor, self.slots, index, depth, *identity)
 
     def observe_list(
@@ -189,47 +175,19 @@ def identity_of(code: int) -> tuple[int, int]:
     return (code >> _DTYPE_SHIFT) & 31, (code >> _ORDER_SHIFT) & 1
 
 
-class HookReader(Protocol):
-    """Reads tensors in hooks into the slots of a ring. Not thread-safe: the caller holds the
-    session's lock.
-    """
-
-    def read(
-        self,
-        tensor: torch.Tensor,
-        index: int,
-        site: int,
-        call: int,
-        step: int,
-        seq: int,
-        flags: int,
-        any_dtype: bool,
-        /,
-    ) -> int:
-        """UNREAD, UNKNOWN_DEVICE, or bits and a seq, as above. ``index``: the slot that a record
-        goes to. ``any_dtype``: integers are read too. Raises the kernel's error for a tensor that
-        it refuses, which is remembered by then. Does not synchronise.
-        """
-
-    def add_device(self, tensor: torch.Tensor, /) -> None:
-        """Lets tensors on this tensor's type of device be read from now on. Not needed for the
-        CPU.
-        """
-
-    def set_depth(self, depth: int, /) -> None:
-        """Sets Depths.now of what is read from now on."""
-
-
 def make_reader(seen: SeenTensors, ring: HostRing) -> HookReader:
     """A reader that remembers tensors in ``seen`` and writes records to slots of ``ring``."""
     module = compiled()
     if module is None:
-        return PythonReader(seen, ring.write)
+        return HookReader(seen, ring.write)
     return module.hook_reader(seen, ring.slots, ring.depths.whole)
 
 
-class PythonReader:
-    """HookReader in Python. Sets NEW_STREAM for every tensor on a device."""
+class HookReader:
+    """Reads tensors in hooks into the slots of a ring. Not thread-safe: the caller holds the
+    session's lock. That of the extension knows the streams of devices; this one sets NEW_STREAM for
+    every tensor on a device.
+    """
 
     def __init__(self, seen: SeenTensors, write: Callable[..., bool]) -> None:
         self._seen = seen
@@ -248,6 +206,10 @@ class PythonReader:
         any_dtype: bool,
         /,
     ) -> int:
+        """UNREAD, UNKNOWN_DEVICE, or bits and a seq, as above. ``index``: the slot that a record
+        goes to. ``any_dtype``: integers are read too. Raises the kernel's error for a tensor that
+        it refuses, which is remembered by then. Does not synchronise.
+        """
         if not (any_dtype or can_hold_nonfinite(tensor)):
             return UNREAD
         if tensor.device.type not in self._known:
@@ -270,7 +232,10 @@ class PythonReader:
         return code
 
     def add_device(self, tensor: torch.Tensor, /) -> None:
+        """Lets tensors on this tensor's type of device be read from now on. Not needed for the
+        CPU.
+        """
         self._known.add(tensor.device.type)
 
     def set_depth(self, depth: int, /) -> None:
-        """Leaves that to the ring, which has the depths."""
+        """Sets Depths.now of what is read from now on: here the ring has them."""

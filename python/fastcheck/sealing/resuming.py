@@ -26,6 +26,7 @@ from fastcheck.monitor.next_steps import NextSteps
 from fastcheck.sealing.reading import read_all
 from fastcheck.utils.torch.sharding import is_part, kept_parts, local
 from fastcheck.utils.torch.training_state import Generators
+from fastcheck.utils.torch.versions import is_wrapper
 
 # A leaf is a list of three texts: what kind of value it is, what tells it from others of its kind,
 # and the value itself, where it is short and no text of the user.
@@ -381,8 +382,7 @@ def record_steps(model: torch.nn.Module, seal: str) -> None:
 def _is_compiled(model: torch.nn.Module) -> bool:
     """True if a part of the model is compiled, so that hooks would recompile it."""
     return any(
-        getattr(module, "_compiled_call_impl", None) is not None
-        or type(module).__module__ == "torch._dynamo.eval_frame"
+        getattr(module, "_compiled_call_impl", None) is not None or is_wrapper(module)
         for module in model.modules()
     )
 

@@ -13,11 +13,9 @@ from hypothesis import strategies as st
 
 from fastcheck import _C
 from fastcheck.utils.torch import seen_tensors
-from fastcheck.utils.torch.seen_tensors import PythonSeenTensors, SeenTensors, make_seen
+from fastcheck.utils.torch.seen_tensors import SeenTensors, make_seen
 
-BOTH = pytest.mark.parametrize(
-    "make", [_C.SeenTensors, PythonSeenTensors], ids=["extension", "python"]
-)
+BOTH = pytest.mark.parametrize("make", [_C.SeenTensors, SeenTensors], ids=["extension", "python"])
 Make = Callable[[], SeenTensors]
 
 
@@ -183,7 +181,7 @@ def view(x: torch.Tensor, which: int) -> torch.Tensor:
 
 @given(st.data())
 def test_both_answer_alike(data: st.DataObject) -> None:
-    ours, theirs = PythonSeenTensors(), _C.SeenTensors()
+    ours, theirs = SeenTensors(), _C.SeenTensors()
     pool: list[torch.Tensor] = []
     answers = []
     for seq in range(data.draw(st.integers(1, 40), label="operations")):
@@ -213,4 +211,4 @@ def test_both_answer_alike(data: st.DataObject) -> None:
 def test_python_stands_in_for_a_missing_extension(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(make_seen(), _C.SeenTensors)
     monkeypatch.setattr(seen_tensors, "compiled", lambda: None)
-    assert isinstance(make_seen(), PythonSeenTensors)
+    assert isinstance(make_seen(), SeenTensors)

@@ -92,18 +92,13 @@ class MemorySource(Source):
         self, step: int, rank: int, names: NameTable, renaming: Renaming, is_first: bool
     ) -> Block:
         """Reads every tensor once."""
-        numbers, phases, extras = [], [], []
-        records = np.zeros(len(self.tensors), RECORD_DTYPE)
-        for index, (name, load) in enumerate(self.tensors.items()):
+        tensors = []
+        for name, load in self.tensors.items():
             path, part = renaming.place(name)
-            numbers.append(names.number(Name("", "", "", path, "", part)))
-            phases.append(Phase.UPDATE if _is_state(name) else Phase.WEIGHTS)
-            record, extra = record_of(load)
-            records[index] = record
-            extras.append(extra)
-        return Block(
-            step, rank, np.array(numbers, np.int64), np.array(phases, np.uint8), records, extras
-        )
+            number = names.number(Name("", "", "", path, "", part))
+            phase = Phase.UPDATE if _is_state(name) else Phase.WEIGHTS
+            tensors.append((number, phase, *record_of(load)))
+        return Block.of(step, rank, tensors)
 
 
 class RanksSource(Source):

@@ -116,10 +116,7 @@ class MsprobeSource(Source):
         self, step: int, rank: int, names: NameTable, renaming: Renaming, is_first: bool
     ) -> Block:
         file = self._files[step, rank]
-        numbers: list[int] = []
-        phases: list[int] = []
-        records: list[np.void] = []
-        extras: list[Extra] = []
+        tensors: list[tuple[int, int, np.void, Extra]] = []
         seen_input = False
         calls = _read_json(file)
         backwards = [place for place, key in enumerate(calls) if ".backward" in key]
@@ -141,18 +138,12 @@ class MsprobeSource(Source):
                         phase, name = Phase.WEIGHTS, name._replace(role="param")
                 if phase == Phase.WEIGHTS and not is_first:
                     phase = Phase.UPDATE
-                numbers.append(names.number(name))
-                phases.append(phase)
                 record, extra = self._tensor(value, os.path.dirname(file))
                 record["step"] = step
-                records.append(record)
-                extras.append(extra)
+                tensors.append((names.number(name), phase, record, extra))
             # The first call of a step reads the batch.
             seen_input = True
-        made = np.array(records, RECORD_DTYPE) if records else np.zeros(0, RECORD_DTYPE)
-        return Block(
-            step, rank, np.array(numbers, np.int64), np.array(phases, np.uint8), made, extras
-        )
+        return Block.of(step, rank, tensors)
 
     def _is_parameter(self, name: Name, value: dict[str, Any], made: set[object]) -> bool:
         if self.parameters is not None:

@@ -34,6 +34,7 @@ from fastcheck.utils.torch.frames import program_frames
 from fastcheck.utils.torch.own_operators import is_unobserved, unobserved
 from fastcheck.utils.torch.patching import Listeners, wrap_method
 from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read
+from fastcheck.utils.torch.seen_tensors import SeenTensors
 from fastcheck.utils.torch.streams import streams_of
 from fastcheck.utils.torch.transforms import take_off, unwrapped
 from fastcheck.utils.torch.versions import is_compiling
@@ -44,17 +45,11 @@ from fastcheck.verdict.step import Step
 from .sites import OpSites, filter_options
 
 
-class NothingSeen:
+class NothingSeen(SeenTensors):
     """A store of seen tensors that remembers nothing, because the observer knows what was read."""
 
     def add(self, tensor: torch.Tensor, seq: int) -> int:
         return -1
-
-    def clear(self) -> None:
-        pass
-
-    def __len__(self) -> int:
-        return 0
 
 
 #: Where Python was when the record of this number was requested, ``train.py:12 in forward``; empty

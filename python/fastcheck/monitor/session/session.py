@@ -90,15 +90,8 @@ class Level:
     has_excluded: bool
     #: True if the tensors of captured graphs are read.
     reads_captured_graphs: bool
-
-    @property
-    def next_seq(self) -> int:
-        """The sequence number of the next record."""
-        raise NotImplementedError
-
-    @next_seq.setter
-    def next_seq(self, value: int) -> None:
-        raise NotImplementedError
+    #: The sequence number of the next record.
+    next_seq: int
 
     @property
     def observes_all_models(self) -> bool:

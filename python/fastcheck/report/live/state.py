@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import os
 import socket
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Callable, NamedTuple, Optional
@@ -49,7 +49,7 @@ class RankEvents:
         self._records: deque[np.ndarray] = deque()
         self._watch: deque[LiveEvent] = deque(maxlen=_MOST_WATCH)
         #: Numbers of events: counted, others, warnings of the watch, and the others of the watch.
-        self.counts = {"counted": 0, "other": 0, "warning": 0, "watch": 0}
+        self.counts: Counter[str] = Counter()
 
     def add(
         self, records: list[np.ndarray], lines: list[dict[str, Any]], watch: list[dict[str, Any]]
@@ -319,13 +319,9 @@ class LiveState:
         bits = bits[~np.isnan(bits)]
         return float(bits.min()) if len(bits) else float("nan")
 
-    def event_counts(self) -> dict[str, int]:
+    def event_counts(self) -> Counter[str]:
         """The number of events, by kind."""
-        ranks = self.ranks.values()
-        return {
-            kind: sum(rank.events.counts[kind] for rank in ranks)
-            for kind in ("counted", "other", "warning", "watch")
-        }
+        return sum((rank.events.counts for rank in self.ranks.values()), Counter())
 
     def events(self, most: int) -> list[LiveEvent]:
         """The first counted event of all ranks, and the youngest others."""

@@ -126,9 +126,12 @@ def format_nonfinite(reading: RecordStatistics) -> str:
         )
         if count
     ]
-    if not parts:
-        return "no NaN or Inf"
-    return parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + " and " + parts[-1]
+    return enumerated(parts) if parts else "no NaN or Inf"
+
+
+def enumerated(names: Sequence[str]) -> str:
+    """``a``; ``a, b and c``."""
+    return names[0] if len(names) == 1 else ", ".join(names[:-1]) + " and " + names[-1]
 
 
 def to_json(value: Any) -> Any:

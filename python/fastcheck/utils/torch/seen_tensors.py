@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from typing import Optional, Protocol
+from typing import Optional
 
 import torch
 
@@ -14,32 +14,17 @@ from .memory_ref import WeakStorage, storage_of
 from .readable import is_dense
 
 
-class SeenTensors(Protocol):
-    """A set of tensors. Two are equal when they show the same bytes of the same storage at the same
-    version.
-    """
-
-    def add(self, tensor: torch.Tensor, seq: int) -> int:
-        """Returns -1 for a new tensor, which is remembered under ``seq``; for another the seq that
-        it was first seen with. A tensor without a storage or without a version counter (inference
-        mode) is always new and never remembered. Does not synchronise.
-        """
-
-    def clear(self) -> None: ...
-
-    def __len__(self) -> int: ...
-
-
 def make_seen() -> SeenTensors:
     """An empty table. ConfigError as :func:`fastcheck.extension.compiled`."""
     module = compiled()
     if module is None:
-        return PythonSeenTensors()
+        return SeenTensors()
     return module.SeenTensors()
 
 
-class PythonSeenTensors:
-    """SeenTensors in Python.
+class SeenTensors:
+    """A set of tensors. Two are equal when they show the same bytes of the same storage at the same
+    version.
 
     Storages are held weakly: their memory may be freed, but the identity of a storage (the address
     of its StorageImpl) is given to no other while it is remembered here, so a reused address is
@@ -51,20 +36,17 @@ class PythonSeenTensors:
         self._storages: dict[int, WeakStorage] = {}
 
     def add(self, tensor: torch.Tensor, seq: int) -> int:
+        """Returns -1 for a new tensor, which is remembered under ``seq``; for another the seq that
+        it was first seen with. A tensor without a storage or without a version counter (inference
+        mode) is always new and never remembered. Does not synchronise.
+        """
         storage = None if tensor.is_inference() else storage_of(tensor)
         if storage is None:
             return -1
         identity = int(storage._cdata)
-        key = (
-            identity,
-            tensor.storage_offset(),
-            tensor.numel(),
-            tensor._version,
-            tensor.dtype,
-            tensor.is_conj(),
-            tensor.is_neg(),
-            _geometry(tensor),
-        )
+        kind = tensor.dtype, tensor.is_conj(), tensor.is_neg()
+        place = identity, tensor.storage_offset(), tensor.numel(), _geometry(tensor)
+        key = place, tensor._version, kind
         first_seq = self._seqs.get(key)
         if first_seq is not None:
             return first_seq

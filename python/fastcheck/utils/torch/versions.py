@@ -17,6 +17,7 @@ __all__ = [
     "eager_stance",
     "is_compiling",
     "is_dynamo_compiling",
+    "is_wrapper",
     "unwrap_compiled",
 ]
 
@@ -82,8 +83,12 @@ def _without_hook_warning() -> Iterator[None]:
                 warnings.filters.remove(added)  # type: ignore[attr-defined]  # it is a list
 
 
+def is_wrapper(module: torch.nn.Module) -> bool:
+    """True if it is what torch.compile(module) has put around a module."""
+    return type(module).__module__ == "torch._dynamo.eval_frame"
+
+
 def unwrap_compiled(module: torch.nn.Module) -> torch.nn.Module:
     """The module that was compiled, of what torch.compile(module) returned; else ``module``."""
-    is_wrapper = type(module).__module__ == "torch._dynamo.eval_frame"
-    inside = getattr(module, "_orig_mod", module) if is_wrapper else module
+    inside = getattr(module, "_orig_mod", module) if is_wrapper(module) else module
     return inside if isinstance(inside, torch.nn.Module) else module
