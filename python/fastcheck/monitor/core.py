@@ -36,8 +36,9 @@ from fastcheck.monitor.op_level.sites import check_alone
 from fastcheck.monitor.precision import RangeLevel
 from fastcheck.monitor.session.config import Config
 from fastcheck.monitor.session.event_store import Archive, EventStore, ProcessRank
+from fastcheck.monitor.session.level import Level
 from fastcheck.monitor.session.run_meta import RunMeta, first_meta
-from fastcheck.monitor.session.session import Level, ModuleLevel, Session
+from fastcheck.monitor.session.session import ModuleLevel, Session
 from fastcheck.monitor.session.stop_handler import StepBoundary, StopHandler
 from fastcheck.monitor.sinks.connection import SinkConnection
 from fastcheck.monitor.sinks.sink import ScalarSink

@@ -25,8 +25,9 @@ from fastcheck.dump.on_stop.captured_op import OpCaptures
 from fastcheck.extension import extension
 from fastcheck.log.unobserved import UnreadOp
 from fastcheck.monitor.session.drain import StepPart
+from fastcheck.monitor.session.level import Level
 from fastcheck.monitor.session.overflow_status import StatusReader
-from fastcheck.monitor.session.session import Level, Session
+from fastcheck.monitor.session.session import Session
 from fastcheck.record.format import RECORD_DTYPE, Flag, overflowed
 from fastcheck.ring.device import DeviceRing, Segment
 from fastcheck.utils.torch.flatten import flatten
