@@ -42,7 +42,8 @@ from fastcheck.monitor.hooks.step_watcher import StepWatcher
 from fastcheck.monitor.session.derivatives import Derivatives
 from fastcheck.monitor.session.session import ModuleLevel, Session
 from fastcheck.monitor.watching import Watching
-from fastcheck.monitor.weight_updates import StalledWeights, UpdateWatcher
+from fastcheck.monitor.weights.stalled import StalledWeights
+from fastcheck.monitor.weights.updates import UpdateWatcher
 from fastcheck.record.format import RECORD_DTYPE, Depth
 
 VOCABULARY, SEQUENCE, HEADS = 256, harness.size(64, 8), 4

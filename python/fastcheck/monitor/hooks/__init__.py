@@ -7,6 +7,6 @@ gradients and buffers before they change. ``protection`` keeps bad updates out o
 device by ``found_inf`` of fused optimizers, in host memory by removing the gradients for the time
 of the step. ``graphs`` follows captured graphs, whose replays get records of their own.
 
-Imports ``backends``, ``calls``, ``monitor``, ``monitor.loop``, ``monitor.session``, ``record``,
-``ring``, ``utils`` and ``verdict``.
+Imports ``backends``, ``calls``, ``monitor.loop``, ``monitor.session``, ``monitor.weights``,
+``record``, ``ring``, ``utils`` and ``verdict``.
 """

@@ -18,7 +18,7 @@ import torch
 
 from fastcheck.calls.module_calls import Call, ModuleNode, new_call
 from fastcheck.monitor.hooks.step_watcher import StepWatcher
-from fastcheck.monitor.weight_updates import UpdateInfo
+from fastcheck.monitor.weights.updates import UpdateInfo
 from fastcheck.ring.device import DeviceRing, GraphSlots
 from fastcheck.ring.host import NO_SEQ
 from fastcheck.utils.torch.patching import Listeners, wrap_method

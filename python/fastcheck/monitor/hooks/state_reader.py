@@ -26,12 +26,8 @@ from fastcheck.calls.stored import (
 from fastcheck.extension import status
 from fastcheck.monitor.loop.hand_changes import HandChanges
 from fastcheck.monitor.session.session import Session
-from fastcheck.monitor.weight_updates import (
-    NoDerivative,
-    StalledWeights,
-    UpdateInfo,
-    UpdateWatcher,
-)
+from fastcheck.monitor.weights.stalled import StalledWeights
+from fastcheck.monitor.weights.updates import NoDerivative, UpdateInfo, UpdateWatcher
 from fastcheck.record.format import DTYPES, VALUE_BYTES, Depth, Flag
 from fastcheck.record.statistics import FLOAT_FORMATS
 from fastcheck.utils.torch.memory_ref import MemoryRef, memory_ref

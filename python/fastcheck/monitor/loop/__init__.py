@@ -8,5 +8,5 @@ row a fact holds. ``chains`` follows the gradient of one parameter of an optimiz
 ``stale_copies`` and ``identities`` at weights and copies of them; ``hand_changes`` finds whether
 the loop changes gradients itself.
 
-Imports ``calls``, ``monitor``, ``monitor.session`` and ``utils``.
+Imports ``calls``, ``monitor.session``, ``monitor.weights`` and ``utils``.
 """

@@ -12,7 +12,7 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fastcheck.calls.module_calls import ModuleNode
-from fastcheck.monitor.weight_updates import checksums
+from fastcheck.monitor.weights.updates import checksums
 from fastcheck.utils.torch.frames import values_at_hand
 from fastcheck.utils.torch.own_operators import no_grad, unobserved
 from fastcheck.utils.torch.readable import can_read_now

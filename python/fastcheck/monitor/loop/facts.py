@@ -25,7 +25,7 @@ from fastcheck.calls.stored import parameter_ids
 from fastcheck.monitor.session.parts import Parts
 from fastcheck.monitor.session.run_meta import Schedule
 from fastcheck.monitor.session.session import Session
-from fastcheck.monitor.weight_updates import NoDerivative
+from fastcheck.monitor.weights.updates import NoDerivative
 from fastcheck.utils.torch.frames import values_at_hand
 from fastcheck.utils.torch.rank import group_size
 

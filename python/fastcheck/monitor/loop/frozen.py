@@ -8,7 +8,7 @@ from typing import Optional
 
 import torch
 
-from fastcheck.monitor.weight_updates import checksums
+from fastcheck.monitor.weights.updates import checksums
 from fastcheck.utils.torch.own_operators import no_grad, unobserved
 from fastcheck.utils.torch.readable import can_read_now
 

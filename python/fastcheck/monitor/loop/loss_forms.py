@@ -15,7 +15,7 @@ from typing import Any, Callable, Optional
 
 import torch
 
-from fastcheck.monitor.weight_updates import NoDerivative
+from fastcheck.monitor.weights.updates import NoDerivative
 from fastcheck.utils.torch.memory_ref import MemoryRef
 from fastcheck.utils.torch.own_operators import no_grad, unobserved
 from fastcheck.utils.torch.readable import can_read_now

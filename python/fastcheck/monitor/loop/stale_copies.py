@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from fastcheck.calls.stored import StoredTensor
-from fastcheck.monitor.weight_updates import UPDATES, UPDATES_OF_NONE, checksums, is_still
+from fastcheck.monitor.weights.updates import UPDATES, UPDATES_OF_NONE, checksums, is_still
 from fastcheck.utils.torch.own_operators import no_grad, unobserved
 from fastcheck.utils.torch.readable import can_read, has_memory, may_wait
 from fastcheck.utils.torch.sharding import local

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import fastcheck
-from fastcheck.monitor.weight_updates import StalledWeights
+from fastcheck.monitor.weights.stalled import StalledWeights
 from support.programs.stalled import STEPS, Branches, Frozen, said
 from support.programs.training import Net, batches
 from support.warned import warned
@@ -493,7 +493,7 @@ def test_an_error_of_its_own_leaves_training_alone(monkeypatch: pytest.MonkeyPat
     def fail(self: Any, *args: Any) -> None:
         raise ZeroDivisionError("for the test")
 
-    monkeypatch.setattr("fastcheck.monitor.weight_updates.StalledWeights._weigh_gradients", fail)
+    monkeypatch.setattr("fastcheck.monitor.weights.stalled.StalledWeights._weigh_gradients", fail)
     model = Net()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -11,7 +11,7 @@ import torch
 
 import fastcheck
 from fakes import fake_device
-from fastcheck.monitor.weight_updates import _still
+from fastcheck.monitor.weights.updates import _still
 from support.programs.stalled import Branches, Frozen, Masked, said
 from support.programs.training import Net, batches
 from support.warned import warned
