@@ -647,6 +647,36 @@ OPERATORS = {
         operator_report("aten.div.Tensor", {"self": ZERO, "other (aten.sqrt)": ZERO}, nan_count=2),
         "It is a root, of 0 there: a norm of zeros, or a variance of equal numbers",
     ),
+    "kl_div of logarithms": (
+        operator_report(
+            "aten.xlogy.Tensor",
+            dict.fromkeys(
+                ("self (aten._log_softmax)", "other (aten._log_softmax)"), of(-2.4, -0.9)
+            ),
+            nan_count=8,
+        ),
+        "pass log_target=True. If not, give it probabilities",
+    ),
+    "a mask that is written": (
+        operator_report("aten.masked_fill.Scalar", {"self": of()}, neginf_count=2),
+        "aten.masked_fill.Scalar wrote infinities, as a mask has",
+    ),
+    "a mask that is passed on": (
+        operator_report(
+            "aten.sub.Tensor", {"self": of(), "other": of(posinf_count=2)}, neginf_count=2
+        ),
+        "aten.sub.Tensor was given infinities, as a mask has",
+    ),
+    "a sum in float16 times 0": (
+        operator_report(
+            "aten.mul.Tensor",
+            {"self": of(0.0, 0.0, numel=1, zero_count=1)},
+            dtype="float16",
+            numel=1,
+            nan_count=1,
+        ),
+        "a factor that was divided by 0, a sum beyond 65,504",
+    ),
     "eigh backward": (
         operator_report("aten._linalg_eigh", {"self": of()}, backward=True, posinf_count=2),
         "eigenvalues: two equal ones",

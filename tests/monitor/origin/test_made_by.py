@@ -491,6 +491,52 @@ def test_an_element_that_was_put_into_a_list_later() -> None:
     assert "was assigned from" not in made.how
 
 
+def test_what_an_element_of_its_own_assignment_was_assigned_from() -> None:
+    def loss(y: torch.Tensor) -> torch.Tensor:
+        count = torch.zeros(())
+        state = {"old": torch.ones(()) / count, "weight": torch.ones(())}
+        weight = y.detach().mean() / count
+        state["weight"] = 0.9 * state["weight"] + 0.1 * weight
+        result = (y * state["weight"]).sum()
+        result.backward()
+        return result
+
+    made = maker_of(loss)
+    assert "state['weight'] was assigned from weight, which is not finite either" in made.how
+    assert made.variable.startswith("weight, assigned at ")
+
+
+def test_the_cause_of_a_target_is_advised_on_by_its_own_numbers() -> None:
+    """A maximum over actions all of which are masked is -Inf, and that times 0 is NaN."""
+
+    def loss(y: torch.Tensor) -> torch.Tensor:
+        best = y.detach().masked_fill(torch.eye(len(y), 8) == 0, -torch.inf)[:, 0]
+        target = torch.zeros(len(y)) * best
+        result = F.mse_loss(y[:, 0], target)
+        result.backward()
+        return result
+
+    stop = stop_of(loss)
+    made = stop.report.made_by
+    assert made is not None and [name for name, _ in made.inputs] == ["target", "best"]
+    said = " ".join(str(stop).split())
+    assert "a maximum over what is masked whole, and 0 * Inf is NaN" in said
+
+
+def test_a_product_with_a_whole_number_that_is_0() -> None:
+    """ultralytics#25097: the sum of predictions times 0 for a batch that has no target."""
+
+    def loss(y: torch.Tensor) -> torch.Tensor:
+        result = (y * 1e38 * 8).sum() * 0
+        result.backward()
+        return result
+
+    made = maker_of(loss)
+    assert made.operator == "MulBackward0"
+    ((name, record),) = made.inputs
+    assert name == "other" and record["zero_count"] == 1
+
+
 @pytest.mark.parametrize("name", ["huber_loss", "mse_loss", "smooth_l1_loss"])
 def test_a_mean_loss_of_nothing(name: str) -> None:
     def loss(y: torch.Tensor) -> torch.Tensor:

@@ -149,7 +149,8 @@ class Variable(NamedTuple):
         from, and so on.
         """
         cause, known = self, assignments_of(self.frame)
-        while cause.last is not None:
+        # The line that assigns a list may have read what is in another element.
+        while cause.last is not None and (not cause.key or cause.shown in known):
             # One that reads its own name goes on with what those before have read.
             read = {name for one in cause._assigned() for name in one.read}
             at = cause.last.at
@@ -157,6 +158,7 @@ class Variable(NamedTuple):
                 (last.at if last is not None else -1, variable._replace(last=last))
                 for variable in held_by(self.frame)
                 if variable.name in read
+                and (not cause.key or variable.name != cause.name)
                 # A variable that was assigned since may have been finite by then. An argument, or
                 # one of the function around this one, has no assignment here.
                 and (not (last := variable.last_in(known)) or last.at < at)

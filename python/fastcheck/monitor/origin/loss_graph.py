@@ -180,7 +180,8 @@ class _GraphSearch:
             }
             records = [(n, r) for n, t in inputs.items() if (r := self._note(t)) is not None]
             counts = inputs.get("other")
-            if operator_of(name_of(node)) == "Div" and counts is not None and is_count(counts):
+            is_scaled = operator_of(name_of(node)) in ("Div", "Mul")
+            if is_scaled and counts is not None and is_count(counts):
                 records.append(("other", stats(counts).record))
             for name, record in records:
                 # A tensor with a graph was met before, if it is bad.

@@ -33,15 +33,15 @@ from .written_lines import lines_behind, lines_of_data
 def from_outside(how: str, name: str, record: np.void, variable: Optional[Variable]) -> MadeBy:
     """``how``, and what is known of this operand; ``variable``: that holds it."""
     how += "" if is_loud(record) else " It holds -Inf alone, as the log of 0 is."
-    # The line that assigns a list may have read what is in another element.
-    cause = None if variable is None or variable.key else variable.first_cause()
+    cause, inputs = None if variable is None else variable.first_cause(), [(name, record)]
     if variable is not None and cause is not None:
         read = f"{cause.name} ({cause.shown})" if cause.key else cause.name
-        how += f" {variable.name} was assigned from {read}, which is not finite either."
-        variable = cause
+        how += f" {variable.shown} was assigned from {read}, which is not finite either."
+        variable, record = cause, stats(cause.value.detach()).record
+        inputs.append((cause.shown, record))
     loud = is_loud(record)
     written = lines_behind(*variable.origin(), loud) if variable else lines_of_data(loud)
-    return MadeBy("", how, inputs=((name, record),), variable=shown_in(variable), written=written)
+    return MadeBy("", how, inputs=tuple(inputs), variable=shown_in(variable), written=written)
 
 
 def from_variable(name: str, source: Variable, graph: str = "the graph of the loss") -> MadeBy:

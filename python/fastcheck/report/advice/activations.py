@@ -124,6 +124,8 @@ def growth(case: Case) -> Iterator[Advice]:
         bound = "put a LayerNorm or RMSNorm before this module"
         if module_name(case.site) == OUTSIDE:
             bound = "standardise inputs and targets that are large"
+        if case.is_narrow and case.reading.inf_count:
+            bound += f". {case.reading.dtype} ends at {case.limit}: float32 and bfloat16 hold more"
         yield Advice(
             f"Stop the growth ({format_factor(trend.growth)} over the steps shown): lower the "
             f"learning rate{case.rates} or warm up for longer, clip gradients, or {bound}.{search}",
@@ -281,7 +283,17 @@ def _least(reading: RecordStatistics) -> str:
 
 
 def negative_infinity(case: Case) -> Iterator[Advice]:
-    if not re.fullmatch(r"a?max|(?:scatter|index)_reduce", case.op_name):
+    made, is_most = case.operation, re.fullmatch(r"a?max|(?:scatter|index)_reduce", case.op_name)
+    is_given = made is not None and any(reading.inf_count for _, reading in made.inputs)
+    if made is not None and (is_given or made.writes) and not (made.has_domain or is_most):
+        yield Advice(
+            f"{made.shown} {'was given' if is_given else 'wrote'} infinities, as a mask has. What "
+            "reads -Inf makes NaN of it in a difference (Inf - Inf), a product with 0, a softmax "
+            "of nothing else, and Inf in a mean or a squared error: leave these elements out "
+            "there, or write a large finite number.",
+        )
+        return
+    if not is_most:
         yield Advice(
             "-Inf alone is a mask, a maximum over nothing, or the log of zero (of the determinant "
             "of a singular matrix, too: add eps * torch.eye(n) to it). If it is a log: clamp its "

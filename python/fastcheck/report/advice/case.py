@@ -49,6 +49,14 @@ class Advice:
     is_kept: bool = False
 
 
+#: Advice on a target of kl_div() that is below 0, of which it makes NaN.
+OF_LOG_TARGET = Advice(
+    "If the target of kl_div holds log-probabilities, pass log_target=True. If not, "
+    "give it probabilities: numbers below 0 have no logarithm.",
+    "F.kl_div(log_p, log_q, log_target=True)",
+)
+
+
 @dataclass(frozen=True)
 class Operation:
     """The operator that made the numbers. ``name``: in lower case, without what tells overloads and
@@ -98,8 +106,12 @@ class Operation:
         """True if an infinity that it has made has left a range: a mask, or another number that is
         written, leaves none.
         """
-        is_written = re.search("where|fill|pad|scatter|put|copy", self.name)
-        return not (self.has_domain or is_written)
+        return not (self.has_domain or self.writes)
+
+    @property
+    def writes(self) -> bool:
+        """True if it puts numbers in their places that it was given."""
+        return re.search("where|full|fill|pad|scatter|put|copy", self.name) is not None
 
     @property
     def is_of_zeros(self) -> bool:

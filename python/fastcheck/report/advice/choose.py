@@ -112,7 +112,7 @@ def _case(report: StopReport) -> Case:
         ),
         operation=_operation(seen, reading, inputs),
         outside=re.split(r", (?:in )?(?:assigned|an argument)|; ", outside)[0],
-        outside_reading=statistics_of(made.inputs[0][1])
+        outside_reading=statistics_of(made.inputs[-1][1])
         if made is not None and not made.operator and made.inputs
         else None,
         source=variable.partition(": ")[2],

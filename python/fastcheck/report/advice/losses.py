@@ -9,7 +9,7 @@ from fastcheck.record.format import Verdict, is_nonfinite
 from fastcheck.utils.text.numbers import format_number
 
 from . import activations
-from .case import Advice, Case
+from .case import OF_LOG_TARGET, Advice, Case
 from .source import how_written, on_source
 
 
@@ -69,11 +69,7 @@ def _read_outside(case: Case) -> Advice:
     """Advice on what a loss has read that is not finite and has no graph."""
     inputs = case.report.made_by.inputs if case.report.made_by is not None else ()
     if any(label == TARGET_OF_KL for label, _ in inputs):
-        return Advice(
-            "If the target of kl_div holds log-probabilities, pass log_target=True. If not, "
-            "give it probabilities: numbers below 0 have no logarithm.",
-            "F.kl_div(log_p, log_q, log_target=True)",
-        )
+        return OF_LOG_TARGET
     if any(label == "target" and is_nonfinite(record) for label, record in inputs):
         return Advice(
             "The target was not finite before the loss read it: look at the data, or at what "
@@ -97,7 +93,10 @@ def _how_made(case: Case) -> str:
     if bad is None or not bad.nonfinite_count:
         return "0/0 or x/0 (a count of 0: clamp it), log(0), a missing value, a cast out of range"
     if bad.neginf_count == bad.nonfinite_count:
-        return "log(0) is -Inf, and so is -1/0 (clamp before, or leave such elements out)"
+        return (
+            "log(0) is -Inf, and so is -1/0 or a maximum over what is masked whole, and 0 * Inf is "
+            "NaN (clamp before, or leave such elements out)"
+        )
     if bad.nan_count:
         return (
             "0/0 (a mean over nothing, a std of one element, a count of 0: clamp it), a root, a "

@@ -16,7 +16,7 @@ from fastcheck.record.statistics import RecordStatistics
 from fastcheck.utils.text.numbers import counted, format_number
 
 from . import softmax
-from .case import Advice, Case, Operation
+from .case import OF_LOG_TARGET, Advice, Case, Operation
 
 _Rule = Callable[[Case, Operation], Iterator[Advice]]
 _Rules = tuple[tuple[str, _Rule], ...]
@@ -205,6 +205,9 @@ def _logarithm(case: Case, made: Operation) -> Iterator[Advice]:
     low, least = format_number(reading.min), "-1 + " if end else ""
     code = f".{made.name.strip('xy')}()"
     if made.may_be_nan and reading.min < end:
+        if set(made.origins.values()) == {"log_softmax"}:  # xlogy(target, target)
+            yield OF_LOG_TARGET
+            return
         yield Advice(
             f"{label} goes down to {low}: {made.name} of a negative number"
             f"{' below -1' if end else ''} is NaN. Clamp it, or look for what should have kept it "
@@ -562,11 +565,14 @@ def _unknown_factor(made: Operation) -> Advice | None:
     else:
         others = "" if is_all else ", and as many elements are NaN"
         why = f"{others}: the other factor, not held, may be Inf there"
+    form = result.float_format
+    most = format_number(form.max) if form is not None and form.is_narrow else ""
+    code = "scores.masked_fill(keep == 0, -math.inf)" if made.is_op else "torch.xlogy(p, q)"
     return Advice(
         f"{_zeros(label, reading)}{why}, and 0 * Inf is NaN (a mask (1 - keep) * -inf, p * log(p) "
-        "at 0, a factor that was divided by 0). Write masks with masked_fill or torch.where; "
-        "torch.xlogy(p, p) is 0 at 0.",
-        "scores.masked_fill(keep == 0, -math.inf)" if made.is_op else "torch.xlogy(p, q)",
+        f"at 0, a factor that was divided by 0{', a sum beyond ' * bool(most)}{most}). Write masks "
+        "with masked_fill or torch.where; torch.xlogy(p, p) is 0 at 0.",
+        code if reading.components > 1 else "",
     )
 
 
