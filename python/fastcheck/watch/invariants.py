@@ -582,7 +582,8 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         "wrong_targets", cause="data",
         text="in the graph of the loss {name}{checks}",
         advice="look at the targets: a binary cross entropy expects numbers from 0 to 1, the "
-        "losses of a margin or an embedding 1 and -1 (2 * target - 1)",
+        "losses of a margin or an embedding 1 and -1 (2 * target - 1), and ctc_loss no blank: its "
+        "labels begin at 1, or blank= is another number",
         source="forums: labels of 0 and 1 for SoftMarginLoss",
     ),
     _fact(

@@ -370,7 +370,10 @@ _OLMO = "OLMo-core's StabilityMonitorCallback"
 _LOW_BITS = "Micikevicius et al. (2018)"
 _ADAM = "Kingma and Ba (2015)"
 _RECIPE = "A. Karpathy's recipe"
-_SMALLER_UPDATES = "lower the learning rate: updates of a thousandth of the weights are common"
+_SMALLER_UPDATES = (
+    "lower the learning rate: updates of a thousandth of the weights are common. Of an update of "
+    "your own look at the sign, too: p -= lr * p.grad"
+)
 
 NUMBER_RULES: tuple[NumberRule, ...] = (
     NumberRule(

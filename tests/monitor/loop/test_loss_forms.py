@@ -211,6 +211,7 @@ def test_a_copy_that_is_trained_by_itself_is_no_layer_of_forward() -> None:
         (lambda y, t: t - y.sum(1, True), True),
         (lambda y, t: y.sum(1, True).squeeze(1) - t[:, None], True),
         (lambda y, t: y.sum(1, True) + t, True),
+        (lambda y, t: y.sum(1, True)[None] - t[None], True),
         (lambda y, t: y.sum(1) - t, False),
         # Each with each, as it is written.
         (lambda y, t: y.sum(1)[:, None] - t, False),
@@ -232,7 +233,86 @@ def test_a_result_that_is_broadcast_against_its_target(
 
     said = texts(program, 40)
     assert len(said) == is_broadcast
-    assert all("was broadcast to [8, 8]" in text and "same shape" in text for text in said)
+    assert all(re.search(r"was broadcast to \[(1, )?8, 8\].*same shape", text) for text in said)
+
+
+def _huber(error: torch.Tensor) -> torch.Tensor:
+    return torch.where(error.abs() < 1, 0.5 * error**2, error.abs() - 0.5)
+
+
+@pytest.mark.parametrize(
+    ("make", "is_broadcast"),
+    [
+        (lambda y, t: _huber(y.sum(1, True) - t), True),
+        (lambda y, t: (y.sum(1, True) - t) ** 2 + (y.mean(1, True) - t).pow(2), True),
+        (lambda y, t: 0.5 * (y[:, 0] + y[:, 1] - t[:, None]) ** 2, True),
+        (lambda y, t: _huber(y.sum(1) - t), False),
+        (lambda y, t: (y[:, 0] - t) ** 2 + (y.sum(1) - t).pow(2), False),
+        (lambda y, t: (y.sum(1)[:, None] - t) ** 2 * torch.rand(8, 8), False),
+        # Part of an energy distance: the mean over all pairs of two samples.
+        (lambda y, t: (y.sum(1) - t[:, None]).abs(), False),
+    ],
+)
+def test_terms_of_a_loss_that_are_broadcast(make: Any, is_broadcast: bool) -> None:
+    def program(model: nn.Module, optimizer: Any) -> None:
+        optimizer.zero_grad()
+        make(model(torch.randn(8, 8)), torch.randn(8)).mean().backward()
+        optimizer.step()
+
+    said = texts(program, 40)
+    assert len(said) == is_broadcast and all("was broadcast to [8, 8]" in text for text in said)
+
+
+@pytest.mark.parametrize(
+    ("labels", "blank", "found"),
+    [
+        ([[0, 2], [3, 1]], 0, "its blank, 0, as 1 of 4 labels"),
+        ([[1, 2], [3, 0]], 0, "its blank, 0, as 1 of 4 labels"),
+        ([0, 2, 3, 1], 0, "its blank, 0, as 1 of 4 labels"),
+        ([[0, 2], [1, 3]], 3, "its blank, 3, as 1 of 4 labels"),
+        ([[1, 2], [3, 1]], 0, ""),
+        ([1, 2, 3, 1], 0, ""),
+        ([[0, 2], [1, 2]], 3, ""),
+        # Padding is no label.
+        ([[1, 2, 0, 0], [3, 1, 0, 0]], 0, ""),
+    ],
+)
+def test_labels_of_a_ctc_loss_that_are_its_blank(labels: Any, blank: int, found: str) -> None:
+    def program(model: nn.Module, optimizer: Any) -> None:
+        optimizer.zero_grad()
+        made, lengths = model(torch.randn(12, 2, 8)).log_softmax(-1), torch.tensor([2, 2])
+        of = torch.full((2,), 12), lengths
+        F.ctc_loss(made, torch.tensor(labels), *of, blank=blank, zero_infinity=True).backward()
+        optimizer.step()
+
+    said = texts(program, 40)
+    assert len(said) == bool(found)
+    assert all(found in text for text in said)
+
+
+@pytest.mark.parametrize("dimension", [0, 1])
+def test_a_softmax_over_samples_before_a_dice_loss(dimension: int) -> None:
+    def program(model: nn.Module, optimizer: Any) -> None:
+        optimizer.zero_grad()
+        made = model(torch.randn(6, 5, 8)).transpose(1, 2).softmax(dimension)
+        labels = F.one_hot(torch.randint(4, (6, 5)), 4).transpose(1, 2)
+        overlap = (made * labels).sum((0, 2))
+        (1 - 2 * overlap / (made.sum((0, 2)) + labels.sum((0, 2)) + 1)).mean().backward()
+        optimizer.step()
+
+    said = texts(program, 40)
+    assert len(said) == (dimension == 0)
+    assert all("4 classes in dimension 1 of [6, 4, 5]" in text for text in said)
+
+
+def test_a_look_at_a_graph_is_not_the_program_reading_it() -> None:
+    """A number by which a similarity is multiplied is read to know its sign."""
+    model, level = nn.Linear(4, 3), {"level": "op", "overflow_nums": 1}
+    divisor = torch.zeros(())
+    with fastcheck.install(model, **level), pytest.raises(fastcheck.OverflowDetected) as stop:
+        ((1 / divisor) * model(torch.ones(2, 4)).square().mean()).backward()
+    assert "reached the loss" in stop.value.culprit.reason
+    assert "the host read it" not in stop.value.culprit.reason
 
 
 def _divergence(y: torch.Tensor, **options: Any) -> torch.Tensor:

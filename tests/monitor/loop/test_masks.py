@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import fastcheck
+from support.told import texts
 
 _ALLOWED = torch.ones(9, 9, dtype=torch.bool).tril()
 
@@ -111,3 +112,29 @@ def test_an_average_that_leaves_out_statistics(kind: str) -> None:
     ]
     assert len(said) == (kind == "weights alone")
     assert all("1 (BatchNorm1d) is called in evaluation mode" in text for text in said)
+
+
+@pytest.mark.parametrize(
+    ("masked", "is_told"),
+    [
+        (lambda s, keep: s * keep, True),
+        (lambda s, keep: keep.float() * s / 4, True),
+        (lambda s, keep: (s * keep) * 0.5 / 2, True),
+        (lambda s, keep: s.masked_fill(~keep, -9.0), False),
+        (lambda s, keep: s * (1 + keep), False),
+        # Rows of padding, and ReLU by hand.
+        (lambda s, keep: s * keep[:, :, :1], False),
+        (lambda s, keep: s * (s > 0), False),
+    ],
+)
+@pytest.mark.parametrize("function", [torch.softmax, torch.log_softmax])
+def test_scores_that_are_multiplied_by_a_mask(masked: Any, is_told: bool, function: Any) -> None:
+    def program(model: nn.Module, optimizer: Any) -> None:
+        optimizer.zero_grad()
+        made = model(torch.randn(6, 9, 8))
+        keep = torch.ones(9, 9, dtype=torch.bool).tril().expand(6, 9, 9)
+        function(masked(made @ made.transpose(1, 2), keep), -1).square().mean().backward()
+        optimizer.step()
+
+    said = [text for text in texts(program, 40) if "mask of" in text]
+    assert len(said) == is_told and all("multiplies the scores" in text for text in said)

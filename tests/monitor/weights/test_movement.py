@@ -586,6 +586,25 @@ def test_an_optimizer_of_another_model(kind: str) -> None:
     assert kind != "teacher" or "those of Adam had no gradients in 10 updates" in texts[0]
 
 
+@pytest.mark.parametrize("is_stacked", [False, True])
+def test_an_ensemble_whose_weights_were_stacked(is_stacked: bool) -> None:
+    """The optimizer holds the models, and functions are called with copies of their weights."""
+    models = [nn.Linear(8, 1) for _ in range(3)]
+    base = copy.deepcopy(models[0]).to("meta")
+    weights, _ = torch.func.stack_module_state(models)
+    held = [p for model in models for p in model.parameters()]
+    optimizer = torch.optim.SGD(weights.values() if is_stacked else held, 0.01)
+    call = torch.vmap(lambda own, x: torch.func.functional_call(base, own, (x,)), in_dims=(0, None))
+    with warned() as caught, fastcheck.install(*models):
+        for x in batches(2 * STEPS):
+            optimizer.zero_grad()
+            call(weights, x).square().mean().backward()
+            optimizer.step()
+    found = [str(one) for one in caught]
+    assert len(found) == (not is_stacked)
+    assert all("no gradient" in text and "or of a copy" in text for text in found)
+
+
 def test_gradients_that_are_clipped_to_0() -> None:
     """They were not 0 when they were read, but their update has none."""
     model = Net()

@@ -8,6 +8,7 @@ has attributes that the program chose.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
@@ -140,6 +141,10 @@ class LossForms:
 
     def look(self, roots: Sequence[torch.Tensor]) -> dict[str, str]:
         """The forms of these losses, each with what is known of it."""
+        with unobserved(), no_grad():
+            return self._forms(roots)
+
+    def _forms(self, roots: Sequence[torch.Tensor]) -> dict[str, str]:
         forms: dict[str, str] = {}
         weights: list[torch.nn.Parameter] = []
         waiting = [root.grad_fn for root in roots if root.grad_fn is not None]
@@ -289,10 +294,9 @@ def _dropped(node: Any) -> str:
     noise = saved_by(made, "other") if match(made, ("Mul", "*", "-")) else None
     if noise is None or tuple(noise.shape) != shape_of(made):
         return f"{what} is given the result of dropout" * (kind_of(made) == "NativeDropout")
-    with unobserved(), no_grad():
-        most = noise.max()
-        is_either = (noise == 0) | (noise == most)
-        is_noise = bool((most > 1) & (noise == 0).any() & is_either.all())
+    most = noise.max()
+    is_either = (noise == 0) | (noise == most)
+    is_noise = bool((most > 1) & (noise == 0).any() & is_either.all())
     return f"{what} is given the result of dropout" * is_noise
 
 
@@ -350,9 +354,8 @@ def _no_logarithm(node: Any) -> str:
     if kind_of(given) != "Softmax":
         return ""
     dimension, shape = axis_of(given)
-    with unobserved(), no_grad():
-        rows = target.sum(dtype=torch.float64) * shape[dimension] / target.numel()
-        is_target = math.isclose(rows, 1, rel_tol=1e-3) and bool((target >= 0).all())
+    rows = target.sum(dtype=torch.float64) * shape[dimension] / target.numel()
+    is_target = math.isclose(rows, 1, rel_tol=1e-3) and bool((target >= 0).all())
     return "kl_div is given the result of a softmax" if is_target else ""
 
 
@@ -422,15 +425,20 @@ def _across(node: Any) -> str:
         what = "probabilities are multiplied with the"
     else:
         return ""
-    if kind_of(made) not in ("LogSoftmax", "Softmax" if kind == "NllLoss" else ""):
+    is_of_samples = kind == "Mul" and kind_of(made) == "Softmax" and len(shape) > 2
+    if kind_of(made) not in ("LogSoftmax", "Softmax" if kind == "NllLoss" or is_of_samples else ""):
         return ""
     dimension, own = axis_of(made)
+    if is_of_samples:
+        if dimension:
+            return ""
+        place = 1
     if sorted(own) != sorted(shape) or len(own) < 2 or 1 in (own[dimension], len(shape)):
         return ""
     if own[dimension] == shape[place] or (own == shape and dimension == range(len(own))[place]):
         return ""
     if kind == "Mul" and not _are_rows(
-        saved_by(node, "self" if edges[0] is None else "other"), made
+        saved_by(node, "self" if edges[0] is None else "other"), made, place
     ):
         return ""
     return (
@@ -440,13 +448,14 @@ def _across(node: Any) -> str:
     )
 
 
-def _are_rows(target: Optional[torch.Tensor], made: Any) -> bool:
-    """True if each row of this target adds up to 1, and not what the softmax was taken over."""
+def _are_rows(target: Optional[torch.Tensor], made: Any, place: int) -> bool:
+    """True if this target adds up to 1 over the dimension ``place``, and not over what the softmax
+    was taken over.
+    """
     dimension, shape = axis_of(made)
     if target is None or tuple(target.shape) != shape:
         return False
-    with unobserved(), no_grad():
-        return are_distributions(target, -1) and not are_distributions(target, dimension)
+    return are_distributions(target, place) and not are_distributions(target, dimension)
 
 
 def _broadcast(node: Any) -> str:
@@ -455,34 +464,60 @@ def _broadcast(node: Any) -> str:
     numbers, perhaps the first of two that are added.
     """
     inner: Any = node.next_functions[0][0] if kind_of(node) in ("Mean", "Sum") else None
-    while kind_of(inner) in ("Neg", "Minimum") or match(inner, ("Add|Sub", "Mul|Neg", "Mul")):
+    while _is_of_terms(inner):
         inner = inner.next_functions[0][0]
-    is_size = kind_of(inner) == "Abs" or (kind_of(inner) == "Pow" and inner._saved_exponent == 2)
+    is_square = kind_of(inner) == "Pow" and inner._saved_exponent == 2
+    is_size = is_square or kind_of(inner) == "Abs"
     inner = inner.next_functions[0][0] if is_size else inner
-    kind, shape = kind_of(inner), shape_of(inner)
+    kind, shape = kind_of(inner), _without_ones(shape_of(inner))
     if kind not in (("Sub", "Rsub", "Add") if is_size else ("Mul",)):
         return ""
     edges = [child for child, _ in inner.next_functions]
     made = [child for child in edges if child is not None]
     if len(made) != 1 or len(shape) != 2 or shape[0] != shape[1] or shape[0] < 2:
         return ""
-    of, column, row = shape_of(made[0]), (shape[0], 1), (shape[0],)
+    of, column, row = _without_ones(shape_of(made[0])), (shape[0], 1), (shape[0],)
+    maker: Any = made[0]
+    while VIEWS.fullmatch(kind_of(maker)):
+        before = maker.next_functions[0][0]
+        if _without_ones(shape_of(before)) != of:
+            break
+        maker = before
     if is_size:
         # A view may be there for that: x[:, None] - y.
-        is_so = of == column and not VIEWS.fullmatch(kind_of(made[0]))
-        if of == row and kind_of(made[0]) in ("Squeeze", "Select", "View"):
-            is_so = shape_of(made[0].next_functions[0][0]) == column
+        is_so = of == column and not VIEWS.fullmatch(kind_of(maker))
+        if of == row and kind_of(maker) in ("Squeeze", "Select", "View"):
+            is_so = _without_ones(shape_of(maker.next_functions[0][0])) == column
+        # Magnitudes of all pairs are part of an energy distance, squares of them have one mean.
+        is_so |= of == row and is_square
         what = "sum" if kind == "Add" else "difference"
         after = ", and the square or magnitude of that"
     else:
         other = saved_by(inner, "self" if edges[0] is None else "other")
-        is_so = other is not None and {of, tuple(other.shape)} == {row, column}
-        is_so = is_so and not (of == column and VIEWS.fullmatch(kind_of(made[0])))
+        is_so = other is not None and {of, _without_ones(tuple(other.shape))} == {row, column}
+        is_so = is_so and not (of == column and VIEWS.fullmatch(kind_of(maker)))
         what, after = "product", ", and that"
     return (
-        f"the {what} of a result of shape {list(of)} and of a tensor without a graph was broadcast "
-        f"to {list(shape)}{after}"
+        f"the {what} of a result of shape {list(shape_of(made[0]))} and of a tensor without a "
+        f"graph was broadcast to {list(shape_of(inner))}{after}"
     ) * is_so
+
+
+def _is_of_terms(node: Any) -> bool:
+    """True for what keeps the shape of its first operand with a graph: a sum or a choice of terms
+    of a loss, or a term times a number.
+    """
+    if kind_of(node) in ("Mul", "Div") and match(node, ("*", "Pow|Abs", "-")):
+        factor = saved_by(node, "other")
+        return factor is not None and factor.numel() == 1
+    terms = ("Mul|Neg|Pow|Abs", "Mul|Pow|Abs|Sub")
+    is_sum = match(node, ("Add|Sub", *terms)) or match(node, ("Where", *terms))
+    return is_sum is not None or kind_of(node) in ("Neg", "Minimum")
+
+
+def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape without the dimensions of one element that it begins with."""
+    return tuple(itertools.dropwhile(lambda size: size == 1, shape))
 
 
 def _focal_mean(node: Any) -> str:

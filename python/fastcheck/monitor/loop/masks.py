@@ -16,7 +16,7 @@ from torch.nn import MultiheadAttention
 from fastcheck.utils.torch.own_operators import no_grad, unobserved
 from fastcheck.utils.torch.readable import can_read_now
 
-from .nodes import kind_of, saved_by
+from .nodes import axis_of, kind_of, match, saved_by
 
 # The places of the masks among the arguments of MultiheadAttention.
 _PLACES = {"key_padding_mask": 3, "attn_mask": 5}
@@ -87,24 +87,48 @@ def _is_added(mask: torch.Tensor) -> bool:
 
 def fault_of_masks(nodes: Collection[Any]) -> str:
     """The fault of the masks that scaled_dot_product_attention was given in this graph, of which
-    embeddings have saved the tokens; empty: none is known.
+    embeddings have saved the tokens, or of what multiplies the scores of a softmax; empty: none is
+    known.
     """
+    if any(map(_multiplies_scores, nodes)):
+        return (
+            "a softmax is 0 and 1, and multiplies the scores: it masks nothing, for exp(0) is 1. "
+            "Use scores.masked_fill(mask == 0, -torch.inf)"
+        )
     called = [node for node in nodes if kind_of(node).startswith("ScaledDotProduct")]
     masks = [saved_by(n, name) for n in called for name in ("attn_mask", "attn_bias")]
     tokens = [saved_by(n, "indices") for n in nodes if masks and kind_of(n) == "Embedding"]
-    with unobserved(), no_grad():
-        for mask in masks:
-            if mask is None or mask.requires_grad:
-                continue
-            what = "of scaled_dot_product_attention"
-            if _is_added(mask):
-                return f"{what} {_ADDED.format(mask.dtype)}, True where attention is allowed"
-            # One row for all queries of a sample.
-            rows = mask[:, 0, 0] if mask.dim() == 4 and mask.shape[1:3] == (1, 1) else None
-            hidden = None if rows is None else rows == -torch.inf
-            if hidden is not None and any(_hides_tokens(hidden, each) for each in tokens):
-                return f"{what} {_INVERTED} True means attended to here, as tokens != padding is"
+    for mask in masks:
+        if mask is None or mask.requires_grad:
+            continue
+        what = "of scaled_dot_product_attention"
+        if _is_added(mask):
+            return f"{what} {_ADDED.format(mask.dtype)}, True where attention is allowed"
+        # One row for all queries of a sample.
+        rows = mask[:, 0, 0] if mask.dim() == 4 and mask.shape[1:3] == (1, 1) else None
+        hidden = None if rows is None else rows == -torch.inf
+        if hidden is not None and any(_hides_tokens(hidden, each) for each in tokens):
+            return f"{what} {_INVERTED} True means attended to here, as tokens != padding is"
     return ""
+
+
+def _multiplies_scores(node: Any) -> bool:
+    """True for a softmax of a product with a mask of 0 and 1, which is no ReLU by hand: that leaves
+    nothing below 0.
+    """
+    made: Any = node.next_functions[0][0] if kind_of(node) in ("Softmax", "LogSoftmax") else None
+    while match(made, ("Mul|Div", "Mul", "-")):
+        made = made.next_functions[0][0]
+    edges = [child for child, _ in made.next_functions] if kind_of(made) == "Mul" else [made]
+    mask = saved_by(made, "self" if edges[0] is None else "other") if None in edges else None
+    result = saved_by(node, "result")
+    if mask is None or result is None or not _is_added(mask):
+        return False
+    dimension, shape = axis_of(node)
+    masked = (mask == 0).expand(shape)
+    is_alike = masked == masked.narrow(dimension, 0, 1)
+    at_0 = torch.where(masked, result, -torch.inf).amax(dimension, keepdim=True)
+    return not bool(is_alike.all()) and bool(((result < at_0) & ~masked).any())
 
 
 def _hides_tokens(mask: torch.Tensor, tokens: Any) -> bool:

@@ -11,8 +11,6 @@ from typing import Any, Optional
 
 import torch
 
-from fastcheck.utils.torch.own_operators import no_grad, unobserved
-
 from .nodes import kind_of, match, saved_by, shape_of, signed
 
 # Labels are smoothed beyond 0 and 1 at times, but not so far.
@@ -56,21 +54,22 @@ _CHOSEN: tuple[tuple[str, Any, bool, str], ...] = (
 def wrong_targets(node: Any) -> str:
     """Names a criterion that is given targets of another kind; empty: it is none."""
     kind = kind_of(node)
-    with unobserved(), no_grad():
-        if kind.startswith("BinaryCrossEntropy"):
-            return _beyond_one(node)
-        for name, pattern, saved, one, what in _SIGNED if kind != "Add" else ():
-            found = match(node, pattern)
-            target = saved_by(found["t"], saved) if found else None
-            if target is not None and _is_mixed(target == 0) and bool((target * one >= 0).all()):
-                return _signed(name, what)
-        for name, pattern, is_whole, what in _CHOSEN if kind == "Add" else ():
-            found = match(node, pattern) or {}
-            first, second = (saved_by(found.get(key), "condition") for key in "tu")
-            if first is None or second is None or not _is_mixed(first):
-                continue
-            if bool((second == is_whole).all()):
-                return _signed(name, what)
+    if kind.startswith("BinaryCrossEntropy"):
+        return _beyond_one(node)
+    if kind == "CtcLoss":
+        return _blank(node)
+    for name, pattern, saved, one, what in _SIGNED if kind != "Add" else ():
+        found = match(node, pattern)
+        target = saved_by(found["t"], saved) if found else None
+        if target is not None and _is_mixed(target == 0) and bool((target * one >= 0).all()):
+            return _signed(name, what)
+    for name, pattern, is_whole, what in _CHOSEN if kind == "Add" else ():
+        found = match(node, pattern) or {}
+        first, second = (saved_by(found.get(key), "condition") for key in "tu")
+        if first is None or second is None or not _is_mixed(first):
+            continue
+        if bool((second == is_whole).all()):
+            return _signed(name, what)
     return ""
 
 
@@ -95,6 +94,18 @@ def _beyond_one(node: Any) -> str:
     )
 
 
+def _blank(node: Any) -> str:
+    target, blank = saved_by(node, "targets"), node._saved_blank
+    lengths = list(map(int, node._saved_target_lengths))
+    if target is None:
+        return ""
+    rows = target if target.dim() == 2 else torch.split(target, lengths)
+    labels = torch.cat([row[:length] for row, length in zip(rows, lengths)])
+    count = int((labels == blank).sum())
+    what = f"ctc_loss is given its blank, {blank}, as {count} of {len(labels)} labels"
+    return f"{what}, though that stands for no label" if count else ""
+
+
 def token_targets(nodes: Collection[Any]) -> dict[str, str]:
     """The forms of a language model whose targets are what the embedding was given, where each
     place of that leads to the same place of the results: attention looks at a place and earlier
@@ -105,16 +116,15 @@ def token_targets(nodes: Collection[Any]) -> dict[str, str]:
     losses = [node for node in nodes if given and kind_of(node) == "NllLoss"]
     if not losses:
         return {}
-    with unobserved(), no_grad():
-        weights = [made for node in nodes if (made := _attended(node)) is not None]
-        is_causal = any(not bool(each.triu(1).any()) for each in weights)
-        if is_causal and any(_copies(node, given) for node in losses):
-            return {"unshifted": ""}
-        lengths = {length for node in given for length in shape_of(node)[:-1]}
-        of_tokens = [each for each in weights if len(each) in lengths and not is_causal]
-        sees = any(bool((each.diagonal(1) != 0).all()) for each in of_tokens)
-        if sees and any(_copies(node, given, dim) for node in losses for dim in (0, 1)):
-            return {"sees_next": ""}
+    weights = [made for node in nodes if (made := _attended(node)) is not None]
+    is_causal = any(not bool(each.triu(1).any()) for each in weights)
+    if is_causal and any(_copies(node, given) for node in losses):
+        return {"unshifted": ""}
+    lengths = {length for node in given for length in shape_of(node)[:-1]}
+    of_tokens = [each for each in weights if len(each) in lengths and not is_causal]
+    sees = any(bool((each.diagonal(1) != 0).all()) for each in of_tokens)
+    if sees and any(_copies(node, given, dim) for node in losses for dim in (0, 1)):
+        return {"sees_next": ""}
     return {}
 
 
@@ -173,18 +183,17 @@ def counts_padding(nodes: Collection[Any]) -> str:
     """
     given = [n for n in nodes if kind_of(n) == "Embedding" and _padding(n) >= 0]
     losses = [node for node in nodes if given and kind_of(node) == "NllLoss"]
-    with unobserved(), no_grad():
-        for loss in losses:
-            like, labels = _labels(loss, given)
-            is_whole = loss._saved_reduction and loss._saved_weight is None
-            for node, tokens in like.items() if is_whole else ():
-                is_padding = tokens.flatten() == _padding(node)
-                padding, others = labels[is_padding], labels[~is_padding]
-                if len(padding) < _LEAST_TOKENS or not bool((padding == padding[0]).all()):
-                    continue
-                others = others == padding[0]
-                if int(padding[0]) != _ignored(loss) and int(others.sum()) <= len(tokens):
-                    return f"{len(padding)} of {len(labels)} targets"
+    for loss in losses:
+        like, labels = _labels(loss, given)
+        is_whole = loss._saved_reduction and loss._saved_weight is None
+        for node, tokens in like.items() if is_whole else ():
+            is_padding = tokens.flatten() == _padding(node)
+            padding, others = labels[is_padding], labels[~is_padding]
+            if len(padding) < _LEAST_TOKENS or not bool((padding == padding[0]).all()):
+                continue
+            others = others == padding[0]
+            if int(padding[0]) != _ignored(loss) and int(others.sum()) <= len(tokens):
+                return f"{len(padding)} of {len(labels)} targets"
     return ""
 
 

@@ -102,8 +102,8 @@ _NONE_AT_ALL = (
     "had every weight that it trains. backward() may have been called on a tensor that has "
     "none of them in its graph: one that was cut from it (detach(), no_grad()) or made anew "
     "(torch.tensor(), .item(), NumPy), or of what has no derivative (argmax, a comparison), "
-    "and given requires_grad; or the loss is that of another model, or of a copy; or zero_grad() "
-    "was called between backward() and the update"
+    "and given requires_grad; or a backward of your own returns None; or the loss is that of "
+    "another model, or of a copy; or zero_grad() was called between backward() and the update"
 )
 _NO_BACKWARD = (
     _NONE + ", and so "

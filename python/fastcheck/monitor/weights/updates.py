@@ -214,6 +214,8 @@ class UpdateWatcher:
             or not (node.is_callable and node.enabled and node.is_selected)
             for (node, _, _), site, count in zip(parameters, sites, calls)
         ]
+        if len(self._watches) == 1 and not any(has_gradient):
+            is_called = [True] * len(sites)  # functions of torch.func may stand for the modules
         look.close = ParameterDetails(sites, is_live, has_gradient, is_part, is_called)
 
     def look_at_buffers(self, look: UpdateInfo, buffers_read: list[int]) -> None:
