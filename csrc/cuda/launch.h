@@ -34,8 +34,9 @@ struct TensorArgument {
 };
 
 // The first non-finite records of each of the last stretches of launches, in memory of the host: it
-// can be read when the device is lost. A stretch is a segment of a ring (ring/device.py), and there
-// are as many as a ring has segments: a later one takes the place of none that is still in flight.
+// can be read when the device is lost. A stretch is a segment of a ring (ring/segments.py), and
+// there are as many as a ring has segments: a later one takes the place of none that is still in
+// flight.
 constexpr int kBoxRows = 16;
 constexpr int kBoxStretches = 64;
 

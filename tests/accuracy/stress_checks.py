@@ -19,7 +19,8 @@ from fastcheck.backends.portable import many as portable_many
 from fastcheck.monitor.hooks import optimizers
 from fastcheck.monitor.session.session import Session
 from fastcheck.record.format import RECORD_DTYPE, VALUE_BYTES, Depth, nonfinite
-from fastcheck.ring.device import DeviceRing, Reserve, Segment
+from fastcheck.ring.device import DeviceRing
+from fastcheck.ring.segments import Reserve, Segment
 
 #: The fields of a record that do not depend on the order of sums.
 EXACT = tuple(

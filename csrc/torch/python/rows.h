@@ -17,7 +17,7 @@ void write_identity(const Identity& identity, std::int64_t dtype, std::int64_t o
                     long long* row);
 
 // A kernel writes a record to row cursor.slot of `slots`; its identity goes to that row of
-// `identities`, a NumPy array of int64 (rows, 8) that python/fastcheck/ring/device.py reads. All
+// `identities`, a NumPy array of int64 (rows, 8) that python/fastcheck/ring/segments.py reads. All
 // with the interpreter's lock and, as Python moves the cursor too, the session's.
 class RingRows {
  public:

@@ -62,7 +62,7 @@ class Waiting {
   Turn turn_of(const at::Tensor& tensor, std::int64_t site, std::int64_t step);
   // True if the site has passed its trial, and this tensor of it may wait. For captured graphs,
   // which have no trial: their tensors wait elsewhere (GraphSlots in
-  // python/fastcheck/ring/device.py).
+  // python/fastcheck/ring/graph_slots.py).
   bool has_passed(const at::Tensor& tensor, std::int64_t site);
   // `stream`: the current one, that of all that waits.
   void add(const at::Tensor& tensor, const Identity& identity, std::int64_t dtype,

@@ -19,7 +19,8 @@ import torch
 from fastcheck.calls.module_calls import Call, ModuleNode, new_call
 from fastcheck.monitor.hooks.step_watcher import StepWatcher
 from fastcheck.monitor.weights.updates import UpdateInfo
-from fastcheck.ring.device import DeviceRing, GraphSlots
+from fastcheck.ring.device import DeviceRing
+from fastcheck.ring.graph_slots import GraphSlots
 from fastcheck.ring.host import NO_SEQ
 from fastcheck.utils.torch.patching import Listeners, wrap_method
 from fastcheck.utils.torch.streams import DeviceStreams, streams_of
@@ -37,7 +38,6 @@ from fastcheck.verdict.step import Step
 
 if TYPE_CHECKING:
     from fastcheck.monitor.session.session import Session
-
 
 #: The first number of a tensor that is read at a capture, so that no other number passes for a
 #: capture's.

@@ -29,7 +29,8 @@ from fastcheck.monitor.session.level import Level
 from fastcheck.monitor.session.overflow_status import StatusReader
 from fastcheck.monitor.session.session import Session
 from fastcheck.record.format import RECORD_DTYPE, Flag, overflowed
-from fastcheck.ring.device import DeviceRing, Segment
+from fastcheck.ring.device import DeviceRing
+from fastcheck.ring.segments import Segment
 from fastcheck.utils.torch.flatten import flatten
 from fastcheck.utils.torch.frames import program_frames
 from fastcheck.utils.torch.own_operators import is_unobserved, unobserved

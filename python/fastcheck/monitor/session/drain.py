@@ -24,7 +24,8 @@ from fastcheck.log.history import joined
 from fastcheck.log.unobserved import lost_to_meta
 from fastcheck.record.event import Event
 from fastcheck.record.format import VALUE_BYTES, Verdict
-from fastcheck.ring.device import DeviceRing, Segment
+from fastcheck.ring.device import DeviceRing
+from fastcheck.ring.segments import Segment
 from fastcheck.utils.torch.lost_device import is_lost
 from fastcheck.verdict.entries import Journal
 from fastcheck.verdict.step import Step

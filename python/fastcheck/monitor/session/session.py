@@ -31,7 +31,7 @@ from fastcheck.record.event import Event
 from fastcheck.record.format import RECORD_DTYPE, Depth, Flag, nonfinite
 from fastcheck.record.site import SiteTable
 from fastcheck.ring.depths import Depths
-from fastcheck.ring.device import DeviceRing, Segment
+from fastcheck.ring.device import DeviceRing
 from fastcheck.ring.host import (
     ELSEWHERE,
     IS_NEW,
@@ -44,6 +44,7 @@ from fastcheck.ring.host import (
     make_reader,
     new_cursor,
 )
+from fastcheck.ring.segments import Segment
 from fastcheck.utils.grouping import grouped
 from fastcheck.utils.torch.own_operators import no_grad, unobserved
 from fastcheck.utils.torch.readable import are_on_host, can_hold_nonfinite, common_device

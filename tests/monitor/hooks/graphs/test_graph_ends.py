@@ -18,7 +18,7 @@ from fastcheck.backends import table
 from fastcheck.backends.portable.backend import portable_backend
 from fastcheck.monitor.hooks import graphs as graphs_module
 from fastcheck.monitor.showing import notes_of
-from fastcheck.ring import device
+from fastcheck.ring import graph_slots
 from support.devices import graphs_on_fake
 from support.devices.graphs_on_fake import NAME, data, fake
 from support.programs.graphs import (
@@ -202,7 +202,7 @@ def test_an_error_within_fastcheck_ends_neither_capture_nor_training(
     def fails(self: Any) -> None:
         raise ZeroDivisionError("within")
 
-    monkeypatch.setattr(device.GraphSlots, "end_capture", fails)
+    monkeypatch.setattr(graph_slots.GraphSlots, "end_capture", fails)
     with pytest.warns(fastcheck.FastcheckWarning, match="captured graphs: ZeroDivisionError"):
         training.capture()
     losses = training.run(data(3))

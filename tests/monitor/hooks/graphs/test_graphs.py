@@ -18,7 +18,7 @@ import fastcheck
 from fastcheck.monitor.session import drain as drain_module
 from fastcheck.monitor.showing import notes_of
 from fastcheck.record.format import Depth
-from fastcheck.ring import device
+from fastcheck.ring import graph_slots
 from support.devices import graphs_on_fake
 from support.devices.graphs_on_fake import NAME, data, fake
 from support.programs.graphs import (
@@ -88,7 +88,7 @@ def test_replays_leave_the_cpus_records_of_what_they_computed() -> None:
 
 
 def test_many_records_need_several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "BLOCK_SLOTS", 8)
+    monkeypatch.setattr(graph_slots, "BLOCK_SLOTS", 8)
     training = Training(deep(4), NAME, guarded)
     monitor = fastcheck.install(
         training.model, overflow_nums=-1, stop=fastcheck.Stop(protect_weights=True)
@@ -238,8 +238,8 @@ def test_replays_wait_for_nothing_and_allocate_nothing() -> None:
 def test_a_host_that_is_far_ahead_loses_records_and_no_event(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(device, "_MAX_BYTES", 0)
-    monkeypatch.setattr(device, "_FIRST_SNAPSHOTS", 2)  # replays on their way
+    monkeypatch.setattr(graph_slots, "_MAX_BYTES", 0)
+    monkeypatch.setattr(graph_slots, "_FIRST_SNAPSHOTS", 2)  # replays on their way
     training = Training(deep(3), NAME, guarded)
     options: Any = {"overflow_nums": -1, "stop": fastcheck.Stop(max_lag=None, protect_weights=True)}
     monitor = fastcheck.install(training.model, **options)
@@ -297,9 +297,11 @@ def test_the_kernels_of_a_replay_that_is_left_out_read_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Their slots keep what the last replay that was read has written."""
-    slots: list[device.GraphSlots] = []
-    start = device.GraphSlots.start
-    monkeypatch.setattr(device.GraphSlots, "start", lambda self: (slots.append(self), start(self)))
+    slots: list[graph_slots.GraphSlots] = []
+    start = graph_slots.GraphSlots.start
+    monkeypatch.setattr(
+        graph_slots.GraphSlots, "start", lambda self: (slots.append(self), start(self))
+    )
     training = Training(deep(2), NAME)
     monitor = fastcheck.install(training.model, every=3, log=fastcheck.Log(None, history=100))
     training.warm_up()
@@ -378,13 +380,13 @@ def test_small_tensors_of_a_graph_are_read_together(monkeypatch: pytest.MonkeyPa
     lists.
     """
     launches: list[int] = []
-    observe_list = device.GraphSlots.observe_list
+    observe_list = graph_slots.GraphSlots.observe_list
 
     def counted(self: Any, tensors: Any, identities: Any) -> None:
         launches.append(len(tensors))
         observe_list(self, tensors, identities)
 
-    monkeypatch.setattr(device.GraphSlots, "observe_list", counted)
+    monkeypatch.setattr(graph_slots.GraphSlots, "observe_list", counted)
     training = Training(deep(6), NAME)
     fastcheck.install(training.model)
     training.warm_up()
