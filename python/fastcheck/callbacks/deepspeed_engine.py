@@ -9,7 +9,7 @@ from typing import Any, Callable, Optional, Union
 import torch
 
 from fastcheck.errors import ConfigError, warn
-from fastcheck.monitor.hooks.step_watcher import GradientParts
+from fastcheck.monitor.hooks.flat_optimizer import GradientParts
 from fastcheck.monitor.install import install
 from fastcheck.monitor.monitor import Monitor
 from fastcheck.monitor.session.options import Training

@@ -12,7 +12,7 @@ from typing import Any, Callable, Union
 import torch
 
 from fastcheck.errors import ConfigError
-from fastcheck.monitor.hooks.step_watcher import FlatOptimizer, GradientParts
+from fastcheck.monitor.hooks.flat_optimizer import FlatOptimizer, GradientParts
 from fastcheck.monitor.install import install
 from fastcheck.monitor.monitor import Monitor
 from fastcheck.monitor.session.options import Training

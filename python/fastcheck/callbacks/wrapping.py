@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Callable, Optional
 
 from fastcheck.errors import warn
-from fastcheck.monitor.hooks.step_watcher import FlatOptimizer, GradientParts
+from fastcheck.monitor.hooks.flat_optimizer import FlatOptimizer, GradientParts
 from fastcheck.monitor.monitor import Monitor
 
 

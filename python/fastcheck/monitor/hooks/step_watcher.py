@@ -14,7 +14,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Callable, Optional
 
 import torch
-from torch.optim import Optimizer
 
 from fastcheck.calls.module_calls import ModuleNode
 from fastcheck.calls.stored import parameter_ids
@@ -32,46 +31,17 @@ from fastcheck.utils.torch.streams import streams_of
 from fastcheck.utils.torch.versions import GradScaler
 from fastcheck.verdict.entries import Moment, ScaleDecided
 
+from .evaluations import Evaluations
 from .found_inf import UpdateGuard
 from .hook_support import ModuleTree
 from .losses import LossReader
 from .protection import WeightProtection
+from .scaling import Scaling
 from .state_reader import StateReader
 from .step_ends import StepEnds, other_optimizers
 
 # The part that the facts are.
 _LOOP = "what the training loop does"
-
-
-class Scaling:
-    """Remembers what a GradScaler has done with the optimizers of a session since its last
-    update(). ``given``: the only scaler that is followed, if it is a scaler.
-    """
-
-    def __init__(self, given: object) -> None:
-        self._given = weakref.ref(given) if isinstance(given, GradScaler) else None
-        # The optimizer that GradScaler.step() is about: that scaler's update() will close the step.
-        self.optimizer: Optional[torch.optim.Optimizer] = None
-        self.update_reached = False
-        # None: it has stepped none.
-        self.skipped: Optional[bool] = None
-        self.stepped_by: Optional[weakref.ref[GradScaler]] = None
-        self.stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
-        # The records of the scaler's own found_inf, where its value is on a device.
-        self.words: list[int] = []
-        # The norm to which the gradients of this step were clipped while they carried the scale.
-        self.clipped_to: object = None
-
-    @property
-    def has_given(self) -> bool:
-        return self._given is not None
-
-    def follows(self, scaler: GradScaler) -> bool:
-        return self._given is None or self._given() is scaler
-
-    def has_stepped(self, scaler: GradScaler) -> bool:
-        is_its = self.stepped_by is not None and self.stepped_by() is scaler
-        return is_its and self.skipped is not None
 
 
 class StepWatcher:
@@ -701,123 +671,3 @@ class StepWatcher:
             self._boundary()
         elif is_ours and store.due:
             self._stops()
-
-
-# ---- The closure of an optimizer's step ----------------------------------------------------------
-
-
-class Evaluations:
-    """The evaluations of the closures of steps under way, which make the gradients within the step:
-    what is done before an update otherwise is done at the end of each of them. Every method expects
-    the session's lock to be held.
-
-    ``read_gradients``: reads what the optimizer uses next; called with it and ``scaled=``.
-    """
-
-    def __init__(
-        self, session: Session, protection: WeightProtection, read_gradients: Callable[..., None]
-    ) -> None:
-        self._session = session
-        self._protection = protection
-        self._read_gradients = read_gradients
-        #: The step in which each optimizer has stepped last.
-        self.updated_in: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
-        # The number of steps that have ended in the optimizer's step.
-        self._counts: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
-
-    def step_began(self, optimizer: Optimizer) -> None:
-        self._counts.pop(optimizer, None)
-
-    def count(self, optimizer: Optimizer) -> int:
-        return self._counts.get(optimizer, 0)
-
-    def began(self, optimizer: Optimizer) -> bool:
-        """The optimizer calls the closure of its step. False: no stop is due that is not raised at
-        its end too.
-        """
-        # It is to find the gradients that it left.
-        self._protection.after_update(optimizer)
-        self._session.level.evaluation_began()
-        if self.count(optimizer):
-            self._session.step.update.is_partial = True
-        return False
-
-    def ended(self, optimizer: Optimizer) -> int:
-        """The closure has made the gradients, which the optimizer uses next. Returns the number of
-        evaluations.
-        """
-        session = self._session
-        is_scaled = UpdateGuard.scaler_found_inf(optimizer) is not None
-        if session.is_active:
-            if not is_scaled:
-                session.level.update_uses(optimizer)
-            self._read_gradients(optimizer, scaled=is_scaled)
-            if not is_scaled:
-                session.due(Moment.UPDATE_DUE)
-            session.settle_update()
-        self._counts[optimizer] = self.count(optimizer) + 1
-        session.level.update_began()
-        return self._counts[optimizer]
-
-
-# ---- Optimizers that keep flat or sharded copies of the parameters -------------------------------
-
-#: A parameter, its gradient or this rank's part of it, and whether it is a part.
-GradientParts = Iterable[tuple[torch.nn.Parameter, torch.Tensor, bool]]
-
-
-class FlatOptimizer:
-    """Closes the steps of one monitor whose optimizer torch's hooks do not see (DeepSpeed's,
-    Megatron's distributed optimizer). before() and after() are to be called around each update, as
-    the optimizer is about to use the gradients and when it has or has skipped them. Raises
-    OverflowDetected as hooks do. From the first call on nothing else closes a step.
-
-    Args:
-        watcher: that of the monitor.
-        gradients: returns them, before the update.
-        rates: what has the learning rates in its ``param_groups``; None: nothing.
-    """
-
-    def __init__(
-        self,
-        watcher: StepWatcher,
-        gradients: Callable[[], GradientParts],
-        rates: Any,
-    ) -> None:
-        self._watcher = watcher
-        self._gradients = gradients
-        self._rates = rates
-
-    @property
-    def step_index(self) -> int:
-        return self._watcher.session.step.index
-
-    def before(self) -> None:
-        """The update is about to be made."""
-        self._watcher.guarded("optimizer steps", self._before)
-
-    def after(self, skipped: bool) -> None:
-        """The update was made, or loss scaling has ``skipped`` it."""
-        self._watcher.guarded("optimizer steps", self._after, skipped)
-
-    def _before(self, watcher: StepWatcher) -> bool:
-        session, state = watcher.session, watcher._state
-        session.is_explicit = True
-        if session.is_active:
-            if self._rates is not None:
-                state.numbers.learning_rates(self._rates)
-            scaled = session.is_scaled
-            state.read_flat_gradients(list(self._gradients()), scaled=scaled)
-            state.read_for_update(None, gradients=False, scaled=scaled)
-            session.settle_update()
-        if session.config.sync != "never":
-            watcher.ends.reach_boundary()
-        return True
-
-    def _after(self, watcher: StepWatcher, skipped: bool) -> bool:
-        session = watcher.session
-        session.step.update.count += not skipped
-        if session.is_active:
-            session.due(ScaleDecided(skipped))
-        watcher.close_step()
-        return True
