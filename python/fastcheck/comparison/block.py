@@ -92,6 +92,13 @@ class Block:
         records = np.array([record for _, _, record, _ in held], RECORD_DTYPE)
         return cls(step, rank, numbers, phases, records, [extra for *_, extra in held])
 
+    def after(self, earlier: Block) -> Block:
+        """The tensors of ``earlier`` and then these, by their records alone."""
+        names = np.concatenate([earlier.names, self.names])
+        phases = np.concatenate([earlier.phases, self.phases])
+        records = np.concatenate([earlier.records, self.records])
+        return Block(self.step, self.rank, names, phases, records)
+
     def __len__(self) -> int:
         return len(self.records)
 

@@ -252,15 +252,10 @@ class BlockComparison:
             earlier = source.block(step, block.rank, self.names, renaming, False)
             names, last = np.unique(earlier.names[::-1], return_index=True)
             chosen = np.sort(len(earlier) - 1 - last[np.isin(names, list(wanted))])
-            phases = np.full(len(chosen), Phase.WEIGHTS, block.phases.dtype)
-            block = Block(
-                block.step,
-                block.rank,
-                np.concatenate([earlier.names[chosen], block.names]),
-                np.concatenate([phases, block.phases]),
-                np.concatenate([earlier.records[chosen], block.records]),
-            )
-            wanted -= set(earlier.names[chosen].tolist())
+            found = only(earlier, chosen)
+            found.phases[:] = Phase.WEIGHTS
+            block = block.after(found)
+            wanted -= set(found.names.tolist())
             if not wanted:
                 break
         return block
@@ -639,8 +634,7 @@ class _Step(Pairs):
         for index in np.flatnonzero(self.states != PairState.SAME).tolist() if unsteady else ():
             name = self.name(index)
             if self.errors[index] <= _REPEATS * unsteady.get(name, -1.0):
-                self.set(index, PairState.CLOSE, float(self.errors[index]), measure.UNSTEADY)
-                self._run.tally.note("unsteady", str(name))
+                self._leave_out(index, "unsteady", measure.UNSTEADY, float(self.errors[index]))
 
     def _excuse(self) -> None:
         """Excuses what isn't comparable, and what rounding noise explains, up to the first
@@ -710,17 +704,20 @@ class _Step(Pairs):
                 and (is_resized or name.module in resizing)
             ):
                 is_resized = True
-                self.set(index, PairState.CLOSE, 0.0, measure.RESIZED)
-                tally.note("resized", str(name))
+                self._leave_out(index, "resized", measure.RESIZED)
             elif (
                 name.module in criteria
                 and name.role in ("output", "grad_output")
                 and self.states[index] == PairState.DIFFERENT
             ):
-                self.set(index, PairState.CLOSE, 0.0, measure.SCALED)
-                tally.note("scaled", str(name))
+                self._leave_out(index, "scaled", measure.SCALED)
             elif number in self.in_parts:
                 self.set(index, PairState.CLOSE, self.in_parts[number][0], measure.IN_PARTS)
+
+    def _leave_out(self, index: int, kind: str, reason: int, error: float = 0.0) -> None:
+        """Excuses a pair, and notes its name among those of this kind."""
+        self.set(index, PairState.CLOSE, error, reason)
+        self._run.tally.note(kind, str(self.name(index)))
 
     def _resizing(self) -> set[str]:
         """The modules that read another number of elements, or what one side alone has, where the

@@ -105,7 +105,7 @@ def wholes_of(
     """
     first = blocks[0]
     added = [
-        (names.number(_all_parts(names[number])), Phase.BATCHES, merged(records))
+        (names.number(_all_parts(names[number])), Phase.BATCHES, merged(records), Extra())
         for number, records in _inputs(blocks, split.distinct).items()
     ]
     # A pipeline stage may have none.
@@ -114,18 +114,9 @@ def wholes_of(
     if known and len(known) == sum(with_loss):
         coarsest = int(COARSENESS[first.records["dtype"]].max())
         record = _number(sum(known) / len(known), coarsest, first.records[0])
-        added.append((names.number(_LOSS), Phase.LOSS, record))
+        added.append((names.number(_LOSS), Phase.LOSS, record, Extra()))
     wholes = [only(block, _whole_places(block, names)) for block in blocks]
-    numbers = np.array([number for number, _, _ in added], first.names.dtype)
-    phases = np.array([phase for _, phase, _ in added], first.phases.dtype)
-    records = np.array([record for _, _, record in added], RECORD_DTYPE)
-    wholes[0] = Block(
-        first.step,
-        first.rank,
-        np.concatenate([numbers, wholes[0].names]),
-        np.concatenate([phases, wholes[0].phases]),
-        np.concatenate([records, wholes[0].records]),
-    )
+    wholes[0] = wholes[0].after(Block.of(first.step, first.rank, added))
     return wholes
 
 

@@ -55,10 +55,7 @@ class HostRing:
     """Slots [0, used) hold records. Not thread-safe: the caller holds the session's lock."""
 
     def __init__(
-        self,
-        depths: Depths,
-        when_full: Callable[[], None],
-        cursor: Optional[Cursor] = None,
+        self, depths: Depths, when_full: Callable[[], None], cursor: Optional[Cursor] = None
     ) -> None:
         # Not the default device, which the user may have set to another.
         slots = torch.zeros(CAPACITY * RECORD_DTYPE.itemsize, dtype=torch.uint8, device="cpu")
