@@ -32,6 +32,8 @@ OPERATORS: tuple[Function, ...] = (
     *(lambda x: torch.cat((x, x), -1), lambda x: torch.stack((x, x)), lambda x: x.flip(0)),
     *(lambda x: -x, lambda x: x * x, lambda x: 2 * x, lambda x: 1 - x, lambda x: x / x),
     *(lambda x: (1 - (-x).exp()) ** 2 * x, lambda x: (x - x).exp(), lambda x: x.abs() ** 0.5),
+    *(lambda x: x ** torch.arange(1, 4)[:, None], lambda x: (x.abs() + 1) ** x, lambda x: 2**x),
+    *(lambda x: x * (x < 0.5), lambda x: x * torch.zeros(0), lambda x: x / torch.ones(()) * 0.5),
     *(lambda x: x.clamp(0, 1), lambda x: x.sigmoid(), lambda x: F.leaky_relu(x)),
     *(lambda x: F.dropout(x, 0.5), lambda x: F.normalize(x, dim=-1)),
     *(lambda x: F.layer_norm(x, x.shape[-1:]), lambda x: torch.where(x > 0, x, 0.0)),
@@ -53,6 +55,9 @@ LOSSES: tuple[Function, ...] = (
     lambda x: F.cross_entropy(x, torch.zeros(len(x), dtype=torch.long)),
     lambda x: F.kl_div(x.log_softmax(-1), torch.rand_like(x)),
     lambda x: F.cosine_similarity(x, torch.rand_like(x), -1).mean(),
+    lambda x: (x ** torch.arange(1, 4)[:, None]).mean(),
+    lambda x: F.ctc_loss(x, torch.zeros(x.shape[1], 1).long(), (len(x),) * x.shape[1], (1,)),
+    lambda x: F.ctc_loss(x, torch.ones(0).long(), (len(x),) * x.shape[1], (0,) * x.shape[1]),
     lambda x: F.triplet_margin_loss(x, x, torch.rand_like(x)),
 )
 SHAPES = (

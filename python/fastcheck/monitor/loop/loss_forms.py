@@ -466,7 +466,8 @@ def _broadcast(node: Any) -> str:
     inner: Any = node.next_functions[0][0] if kind_of(node) in ("Mean", "Sum") else None
     while _is_of_terms(inner):
         inner = inner.next_functions[0][0]
-    is_square = kind_of(inner) == "Pow" and inner._saved_exponent == 2
+    # Of PowBackward1 the exponent is a tensor.
+    is_square = type(inner).__name__ == "PowBackward0" and inner._saved_exponent == 2
     is_size = is_square or kind_of(inner) == "Abs"
     inner = inner.next_functions[0][0] if is_size else inner
     kind, shape = kind_of(inner), _without_ones(shape_of(inner))
