@@ -466,7 +466,7 @@ def _broadcast(node: Any) -> str:
     inner: Any = node.next_functions[0][0] if kind_of(node) in ("Mean", "Sum") else None
     while _is_of_terms(inner):
         inner = inner.next_functions[0][0]
-    # Of PowBackward1 the exponent is a tensor.
+    # PowBackward1 has an exponent that is a tensor.
     is_square = type(inner).__name__ == "PowBackward0" and inner._saved_exponent == 2
     is_size = is_square or kind_of(inner) == "Abs"
     inner = inner.next_functions[0][0] if is_size else inner

@@ -507,7 +507,7 @@ def _likelihood(case: Case, made: Operation) -> Iterator[Advice]:
         yield Advice(
             f"{label} holds {reading.neginf_count:,} -Inf, log-probabilities of classes that are "
             "masked out or whose probability is 0: where one of them is the target the loss is "
-            "Inf, and 0 * Inf is NaN. Leave such targets out, or mask with a finite number.",
+            "Inf, and 0 * Inf is NaN. Correct such targets or leave them out, or mask with -1e4.",
             "logits.masked_fill(mask, -1e4)",
         )
     weights = [name for name, r in made.inputs if name.startswith("weight") and r.inf_count]
