@@ -27,6 +27,8 @@ from collections.abc import Iterable
 from types import FrameType
 from typing import Any, Optional, TypeVar, Union
 
+import numpy as np
+
 _Options = TypeVar("_Options")
 _MOST_GOT = 600
 
@@ -204,14 +206,26 @@ def choice(name: str, value: object, choices: Iterable[str], otherwise: str = ""
     )
 
 
+def as_list(value: object) -> list[Any]:
+    """The entries of an iterable; of a string, and of all else, the value itself."""
+    if isinstance(value, Iterable) and not isinstance(value, (str, bytes)):
+        with contextlib.suppress(TypeError):  # an array or a tensor without dimensions
+            return list(value)
+    return [value]
+
+
+def plain(value: Any) -> Any:
+    """A number or bool of NumPy as one of Python; all else as it is."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
 def string_list(name: str, value: Union[str, Iterable[str], None]) -> list[str]:
     """One string, several, or None, as a list.
 
     Raises:
         ConfigError: one of them is not a string, or is blank.
     """
-    is_list = isinstance(value, Iterable) and not isinstance(value, str)
-    entries: list[Any] = [] if value is None else list(value) if is_list else [value]
+    entries = [] if value is None else as_list(value)
     for entry in entries:
         if not isinstance(entry, str) or not entry.strip():
             raise ConfigError(f"{name} must be a string or a list of strings, got {entry!r}")
@@ -226,10 +240,11 @@ def check_text(name: str, value: object, expected: str = "a string that is not e
         raise ConfigError(f"{name} can't be used", expected=expected, got=repr(value))
 
 
-def check_bool(name: str, value: object) -> None:
-    """ConfigError if ``value`` is no bool."""
-    if not isinstance(value, bool):
+def check_bool(name: str, value: object) -> bool:
+    """``value`` as a bool; ConfigError if it is none of Python's or NumPy's."""
+    if not isinstance(value, (bool, np.bool_)):
         raise ConfigError(f"{name} must be a bool", expected="True or False", got=repr(value))
+    return bool(value)
 
 
 def local_path(name: str, value: object, expected: str = "a str or an os.PathLike") -> str:
@@ -319,7 +334,7 @@ def names_options(kind: type[_Options]) -> type[_Options]:
         for name in given:
             if name not in names:
                 raise TypeError(unknown_option(kind.__name__, name, names))
-        made(self, *args, **given)
+        made(self, *map(plain, args), **{name: plain(value) for name, value in given.items()})
 
     kind.__init__ = init  # type: ignore[method-assign]  # a dataclass has made the one before too
     return kind

@@ -199,8 +199,8 @@ def test_a_dumper_is_for_one_step(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"step": -1}, "an int >= 0"),
-        ({"step": True}, "an int >= 0"),
+        ({"step": -1}, "an int from 0"),
+        ({"step": True}, "an int from 0"),
         ({"level": "modul"}, "did you mean 'module'"),
         ({"record": "all"}, '"health" or "stats" or "full"'),
         ({"order": "row"}, '"storage" or "logical"'),

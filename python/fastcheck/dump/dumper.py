@@ -15,7 +15,7 @@ from fastcheck.calls.selection import CallName, Names, Selection, make_selection
 from fastcheck.calls.stored import StoredTensor, gradients_of, parameter_ids, parameters_of
 from fastcheck.calls.tracker import CallListener, ModuleTracker
 from fastcheck.dump.storage.files import claim, place_of
-from fastcheck.errors import ConfigError, LogError, local_path, warn
+from fastcheck.errors import ConfigError, LogError, check_bool, local_path, warn
 from fastcheck.log.reader import newest_log, read_log
 from fastcheck.log.view import first_event
 from fastcheck.record.site import OUTSIDE
@@ -210,7 +210,7 @@ class Dumper:
         memory: Union[str, int] = "256MiB",
         overwrite: bool = False,
     ) -> None:
-        self.enabled = bool(enable)
+        self.enabled = check_bool("enable", enable)
         #: The folder of this step.
         self.path: Optional[str] = None
         #: The names in the lists that no call of the ``with`` block had.

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable
-from typing import Any, NamedTuple, Optional, Union
+from typing import NamedTuple, Optional, Union
 
 import torch
 
 from fastcheck.dump.storage.shards import MEMORY_BYTES
-from fastcheck.errors import ConfigError, choice
-from fastcheck.record.format import DEPTHS, ORDERS, Depth
+from fastcheck.errors import ConfigError, as_list, check_bool, choice, plain
+from fastcheck.record.format import DEPTHS, MAX_STEP, ORDERS, Depth
 from fastcheck.utils.text.numbers import parse_bytes
 
 #: The levels of a dump, and what it records at each.
@@ -42,8 +42,10 @@ def check_options(
     overwrite: bool,
 ) -> Options:
     """Checks the options. Raises ConfigError for the first that can't be used."""
-    if isinstance(step, bool) or not isinstance(step, int) or step < 0:
-        raise ConfigError(f"step must be an int >= 0, got {step!r}")
+    step, memory = plain(step), plain(memory)
+    if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step <= MAX_STEP:
+        raise ConfigError(f"step must be an int from 0 to {MAX_STEP}, got {step!r}")
+    tensors, overwrite = check_bool("tensors", tensors), check_bool("overwrite", overwrite)
     choice("level", level, tuple(LEVELS))
     choice("record", record, DEPTHS)
     choice("order", order, ORDERS)
@@ -65,21 +67,20 @@ def check_options(
         )
     return Options(
         step=step,
-        tensors=bool(tensors),
+        tensors=tensors,
         level=level,
         depth=int(DEPTHS[record]),
         is_logical=order == "logical",
         has_reference=reference is not None,
         memory_bytes=size,
-        overwrite=bool(overwrite),
+        overwrite=overwrite,
     )
 
 
 def check_models(given: Models) -> list[torch.nn.Module]:
     """``model=`` as a list. Raises ConfigError for anything that is not a module."""
-    models: list[Any] = [] if given is None else [given]
-    if isinstance(given, Iterable) and not isinstance(given, (str, torch.nn.Module)):
-        models = list(given)
+    models = [given] if isinstance(given, torch.nn.Module) else as_list(given)
+    models = [] if given is None else models
     for model in models:
         if not isinstance(model, torch.nn.Module):
             raise ConfigError(

@@ -14,7 +14,7 @@ import torch
 
 from fastcheck.backends.table import prepare
 from fastcheck.calls.module_calls import ModuleNode
-from fastcheck.errors import ConfigError, did_you_mean, warn
+from fastcheck.errors import ConfigError, did_you_mean, plain, warn
 from fastcheck.monitor.hooks.found_inf import UpdateGuard
 from fastcheck.monitor.hooks.hook_support import (
     check_built,
@@ -125,23 +125,23 @@ def install(
     """
     if unknown:
         raise TypeError(option_of_install(next(iter(unknown))))
-    check_level(record, level)
     config = Config(
-        overflow_nums=overflow_nums,
+        overflow_nums=plain(overflow_nums),
         level=level,
         sync=sync,
         record=record,
         log_dir=log_dir,
         include=include,
         exclude=exclude,
-        every=every,
-        stats_every=stats_every,
+        every=plain(every),
+        stats_every=plain(stats_every),
         stop=Stop() if stop is None else stop,
         log=Log(None) if log is None else log,
         filter=Filter() if filter is None else filter,
         training=Training() if training is None else training,
         on_request=on_request,
     )
+    check_level(record, level)
     targets = (*open_sinks(sinks), *sinks_of_environment())
     return _install(config, (model, *more), targets, watch_options(watch, record))
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Callable, Optional, Union
 
 import torch
 
-from fastcheck.errors import ConfigError, check_bool, choice
+from fastcheck.errors import ConfigError, as_list, check_bool, choice, plain
 from fastcheck.utils.torch.training_state import is_stateful
 from fastcheck.utils.torch.versions import GradScaler
 
 from .install import _install
 from .reruns import Rerun, StepRunner
+from .session.options import check_process_group
 
 _Models = Union[torch.nn.Module, Sequence[torch.nn.Module]]
 _Optimizers = Union[torch.optim.Optimizer, Sequence[torch.optim.Optimizer], None]
@@ -71,7 +72,7 @@ def rerun(
     if not models:
         raise _refused("model", "a torch.nn.Module, or several", model)
     optimizers = _several("optimizer", optimizer, torch.optim.Optimizer, "a torch.optim.Optimizer")
-    also = tuple(also) if isinstance(also, Iterable) else (also,)
+    also, runs = as_list(also), plain(runs)
     for other in also:
         if not is_stateful(other):
             raise _refused("also", "objects with state_dict() and load_state_dict()", other)
@@ -81,7 +82,8 @@ def rerun(
         raise _refused("runs", "an int of at least 2", runs)
     if not callable(step):
         raise _refused("step", "a function of the batch", step)
-    check_bool("deterministic", deterministic)
+    deterministic = check_bool("deterministic", deterministic)
+    check_process_group(process_group)
     runner = StepRunner(
         functools.partial(_install, is_alone=True),
         models,

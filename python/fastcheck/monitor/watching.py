@@ -11,7 +11,7 @@ from typing import Callable, Optional, Union
 
 import numpy as np
 
-from fastcheck.errors import ConfigError, first_line, warn, warn_of_fault
+from fastcheck.errors import ConfigError, first_line, plain, warn, warn_of_fault
 from fastcheck.log.step_table import StepRow
 from fastcheck.log.writer import RecordLog
 from fastcheck.monitor.session.event_store import SessionListener
@@ -41,6 +41,7 @@ def watch_options(watch: object, record: str) -> Optional[Watch]:
     Raises:
         ConfigError: neither a bool nor a Watch, or ``record`` has no numbers for that.
     """
+    watch = plain(watch)
     if watch is None or watch is False:
         return None
     if watch is True:

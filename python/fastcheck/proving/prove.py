@@ -13,7 +13,7 @@ from unittest import mock
 
 import torch
 
-from fastcheck.errors import ConfigError, did_you_mean, first_line
+from fastcheck.errors import ConfigError, as_list, did_you_mean, first_line
 from fastcheck.monitor.reruns import set_aside
 from fastcheck.utils.torch.flatten import flatten
 from fastcheck.utils.torch.readable import has_values, is_materialised
@@ -108,7 +108,8 @@ def prove(
         raise _refused("model", "weights and buffers whose memory was not freed", type(model))
     if not callable(step):
         raise _refused("step", "a function of the batch", step)
-    optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer or []
+    optimizers = [] if optimizer is None else as_list(optimizer)
+    also = as_list(also)
     if not all(isinstance(opt, torch.optim.Optimizer) for opt in optimizers):
         raise _refused("optimizer", "a torch.optim.Optimizer, or several", optimizer)
     if not all(map(is_stateful, also)):
@@ -228,12 +229,12 @@ def _worst(relation: Relation, scores: dict[Key, float]) -> tuple[float, Key]:
 
 
 def _asked(relations: Union[str, Sequence[Union[str, Relation]]]) -> list[Relation]:
-    if isinstance(relations, str) or not isinstance(relations, Sequence):
-        relations = list(_AUTO) if relations == "auto" else [relations]
+    is_auto = isinstance(relations, str) and relations == "auto"
+    wanted = list(_AUTO) if is_auto else as_list(relations)
     named: list[type[Relation]] = [*_AUTO.values(), batches.Causal]
     known: dict[str, Callable[[], Relation]] = {**{r.name: r for r in named}, **_BY_NAME}
-    asked: list[Any] = [known[str(r)]() if str(r) in known else r for r in relations]
-    for one in asked:
+    asked: list[Any] = [known[str(r)]() if str(r) in known else r for r in wanted]
+    for one in asked or [relations]:
         if not isinstance(one, Relation):
             expected = '"auto", Relations, or of ' + ", ".join(_BY_NAME)
             raise _refused("relations", expected, one, did_you_mean(str(one), _BY_NAME))

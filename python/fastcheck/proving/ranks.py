@@ -11,7 +11,7 @@ from typing import Any, Callable
 import torch
 import torch.distributed as dist
 
-from fastcheck.errors import ConfigError
+from fastcheck.errors import ConfigError, check_bool, plain
 
 from .batches import joined
 from .case import Relation, TestedStep
@@ -39,7 +39,8 @@ class Ranks(Relation):
     reduces = True
 
     def __init__(self, wrap: _Wrap, count: int = 2, *, shares_rows: bool = True) -> None:
-        if not callable(wrap) or count < 2:
+        count, shares_rows = plain(count), check_bool("shares_rows", shares_rows)
+        if not callable(wrap) or not isinstance(count, int) or count < 2:
             got, expected = f"Ranks({wrap!r}, {count})", "a function of the model, 2 ranks or more"
             raise ConfigError("no ranks", expected=expected, got=got)
         self.name = f"{count} ranks of {getattr(wrap, '__name__', 'a function')}"

@@ -15,6 +15,8 @@ from numpy.typing import ArrayLike
 
 RECORD_VERSION = 1
 RECORD_BYTES = 192
+#: The largest number of a step that a record holds.
+MAX_STEP = 2**63 - 1
 
 #: Records whose first ``VALUE_BYTES`` bytes are equal are equal; identity follows.
 VALUE_BYTES = 112

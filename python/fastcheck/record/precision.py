@@ -9,7 +9,7 @@ from typing import Any, Optional
 
 import numpy as np
 
-from fastcheck.errors import ConfigError, printable
+from fastcheck.errors import ConfigError, as_list, printable
 
 from .exponents import EXPONENT_WORDS, Exponents, Share
 from .number_formats import NUMBER_FORMATS, number_format
@@ -115,9 +115,10 @@ def candidates(formats: Optional[Sequence[str]]) -> tuple[str, ...]:
     """
     if formats is None:
         return CANDIDATES
-    if isinstance(formats, str) or not formats:
+    names = [] if isinstance(formats, str) else as_list(formats)
+    if not names:
         raise ConfigError(f"formats must be names of number formats, got {formats!r}")
-    return tuple(number_format(name).name for name in formats)
+    return tuple(number_format(name).name for name in names)
 
 
 def advise(

@@ -7,7 +7,7 @@ from typing import Any, Optional, Union
 
 import torch
 
-from fastcheck.errors import ConfigError
+from fastcheck.errors import ConfigError, as_list
 from fastcheck.utils.private import without_credentials
 from fastcheck.utils.torch.readable import is_materialised
 
@@ -57,8 +57,7 @@ def inventory(model: torch.nn.Module, optimizer: Optimizers = None) -> dict[str,
         "parameters": parameters,
         "buffers": buffers,
     }
-    given: Any = () if optimizer is None else optimizer
-    optimizers: list[Any] = list(given) if isinstance(given, Iterable) else [given]
+    optimizers = [] if optimizer is None else as_list(optimizer)
     if not all(hasattr(opt, "param_groups") for opt in optimizers):
         raise _refused("a torch.optim.Optimizer, or several", optimizer)
     if optimizers:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fastcheck.errors import ConfigError, check_bool, warn
+from fastcheck.errors import ConfigError, check_bool, plain, warn
 
 #: Variables that libraries read when they start, for results that don't depend on timing.
 _VARIABLES = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
@@ -72,6 +72,7 @@ def seed_all(seed: int, deterministic: bool = True) -> Seeds:
     Raises ConfigError for another seed. Warns where a device was used before, and its
     libraries have read their variables. Synchronises nothing.
     """
+    seed = plain(seed)
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= _MAX_SEED:
         raise ConfigError(
             "seed can't be used", expected=f"an int from 0 to {_MAX_SEED}", got=repr(seed)

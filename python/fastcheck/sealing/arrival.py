@@ -93,7 +93,7 @@ def arrival(
     else:
         state = own_parts(other)
     readable, unread = split_readable(state)
-    if isinstance(map, str):
+    if not isinstance(map, (Mapping, type(None))):
         choice("map", map, BUILT_IN, "a mapping")
     renaming = Renaming.of(map)
     units = [list(_units(renaming, state, wanted)) for wanted in receipts]

@@ -17,7 +17,7 @@ import torch
 
 from fastcheck.comparison.names import VOCABULARY
 from fastcheck.comparison.relation import dtype_name
-from fastcheck.errors import CompareError, ConfigError, first_line
+from fastcheck.errors import CompareError, ConfigError, first_line, plain
 from fastcheck.utils.reading import MAX_JSON_BYTES, parse_json, read_json
 
 from .reading import own_parts, place_of, split_readable, texts_by_dtype
@@ -72,8 +72,10 @@ def receipt(
     and about as many for each of its shards.
     """
     readable, unread = split_readable(own_parts(model))
-    for option, number in (("vocabulary", vocabulary), ("ranks", ranks or 0)):
-        if number is not None and (type(number) is not int or number < 1):
+    vocabulary, ranks = plain(vocabulary), plain(ranks)
+    for option, number in (("vocabulary", vocabulary), ("ranks", ranks)):
+        is_given = number is not None or option == "ranks"
+        if is_given and (type(number) is not int or not 0 < number < 1 << 31):
             expected = "the number of words, or of ranks: a whole number above 0"
             raise ConfigError(f"{option} can't be used", expected=expected, got=repr(number))
     if vocabulary is not None:

@@ -23,6 +23,8 @@ from fastcheck.errors import (
     check_bool,
     choice,
     local_path,
+    plain,
+    string_list,
 )
 from fastcheck.record.format import DTYPES, NONFINITE_COUNTS
 from fastcheck.reproducibility.environment import environment
@@ -139,9 +141,10 @@ def seal(
     tensors are not sealed, but listed with the reason.
     """
     choice("nonfinite", nonfinite, ("mark", "refuse"))
-    if step is not None and (isinstance(step, bool) or not isinstance(step, int)):
-        raise ConfigError("step is not an int", expected="an int, or None", got=repr(step))
-    check_bool("resume", resume)
+    step = plain(step)
+    if step is not None and (type(step) is not int or step < 0):
+        raise ConfigError("step is no number of a step", expected="an int >= 0", got=repr(step))
+    together, resume = check_bool("together", together), check_bool("resume", resume)
     tree = training_tree(model, parts) if resume else None
     check_parts(parts, resume, "seal", "resume=True, which seals these parts too")
     if resume and together:
@@ -366,8 +369,14 @@ def verify(
     at once.
     """
     check_parts(parts, resume, "verify", "resume=model, which verifies these parts too")
+    check_bool("trust", trust)
     if resume is not None and receipt is not None:
         raise ConfigError("a receipt and resume", expected="one of the two", got="both")
+    if receipt is None and map is not None:
+        raise ConfigError("map= without a receipt", expected="receipt= with it", got=f"map={map!r}")
+    accept = string_list("accept", accept)
+    if receipt is None and resume is None and accept:
+        raise ConfigError("accept= alone", expected="receipt= or resume= with it", got=repr(accept))
     if resume is not None:
         path, weights = seal_path(checkpoint), _own(resume, in_parts=False)
         return resumption(_read_seal(path), path, resume, weights, parts, accept)

@@ -14,7 +14,7 @@ from typing import Any, Callable, Optional, Union
 import torch
 
 from fastcheck.calls.selection import CallName, Names, Selection, make_selection
-from fastcheck.errors import ConfigError, choice
+from fastcheck.errors import ConfigError, choice, plain
 from fastcheck.utils.torch.run_on_device import Elsewhere
 
 from .override import Override, override
@@ -104,6 +104,9 @@ def bisect(
     for name, function in (("run", run), ("metric", metric)):
         if not callable(function):
             raise ConfigError(f"{name} must be callable, got {function!r}")
+    limit = plain(threshold)
+    if not isinstance(limit, (float, int, type(None))):
+        raise ConfigError("threshold is no number", expected="a number", got=repr(threshold))
     chosen = override(ops, modules, device=device, dtype=dtype)  # checks the options
     search = _BisectSearch(run, metric, chosen.elsewhere, _BY[by])
     selection = make_selection("op", ops, modules, None, None)
@@ -115,7 +118,6 @@ def bisect(
             "run(override)"
         )
     after = search.metric_of(names)
-    limit = threshold
     if limit is None:
         limit = after if math.isinf(before) else (before + after) / 2
     if not before > limit >= after:

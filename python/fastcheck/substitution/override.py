@@ -19,7 +19,7 @@ from fastcheck.calls.modes import ApiCalls, OpMode
 from fastcheck.calls.namer import CallNamer
 from fastcheck.calls.selection import CallName, Names, Selection, make_selection
 from fastcheck.calls.tracker import ModuleTracker
-from fastcheck.errors import ConfigError, warn
+from fastcheck.errors import ConfigError, plain, warn
 from fastcheck.record.site import SiteTable
 from fastcheck.utils.torch.operators import op_info
 from fastcheck.utils.torch.run_on_device import Elsewhere
@@ -75,10 +75,11 @@ def override(
         raise ConfigError(f"dtype must be a floating-point dtype of torch, got {dtype!r}")
     try:
         place = None if device is None else torch.device(device)
-    except (RuntimeError, TypeError) as error:
+    except (RuntimeError, TypeError, ValueError) as error:
         raise ConfigError(
             f'device must be a torch.device, such as "cpu", got {device!r}'
         ) from error
+    random = plain(random)
     if not isinstance(random, bool) or (random and place is None):
         raise ConfigError(
             "random= is for another device's generator: True with device=, or False; got "

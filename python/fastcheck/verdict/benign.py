@@ -5,7 +5,7 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 from typing import NamedTuple, Optional
 
-from fastcheck.errors import ConfigError, check_text
+from fastcheck.errors import ConfigError, check_text, plain
 
 #: Ops that make finite values of -Inf, or of any infinity: what is infinite there was not carried
 #: along.
@@ -61,7 +61,8 @@ def benign(pattern: str, output: Optional[int] = None, *, reason: str) -> None:
     """
     check_text("benign(pattern=)", pattern)
     check_text("benign(reason=)", reason)
-    if output is not None and not isinstance(output, int):
+    output = plain(output)
+    if output is not None and (type(output) is not int or output < 0):
         expected = "the number of a result, or None"
         raise ConfigError("benign(output=) can't be used", expected=expected, got=repr(output))
     _RULES.append(BenignRule(pattern, output, reason))

@@ -30,7 +30,7 @@ import torch
 import torch.distributed as dist
 
 from fastcheck.backends.table import guarded_streams
-from fastcheck.errors import ConfigError, printable, warn
+from fastcheck.errors import ConfigError, plain, printable, warn
 from fastcheck.record.format import RECORD_BYTES, RECORD_DTYPE
 from fastcheck.statistics.functions import stats
 from fastcheck.utils.grouping import grouped
@@ -356,6 +356,7 @@ def replica_check(
     model: torch.nn.Module, group: Optional[dist.ProcessGroup], *, every: int, gradients: bool
 ) -> ReplicaCheck:
     """A ReplicaCheck, or ConfigError where there is nothing to compare with."""
+    every = plain(every)
     if not isinstance(every, int) or isinstance(every, bool) or every < 1:
         raise ConfigError(f"every must be an int >= 1, got {every!r}")
     is_on = dist.is_available() and dist.is_initialized()

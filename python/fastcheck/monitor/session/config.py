@@ -8,7 +8,7 @@ from dataclasses import InitVar, dataclass, field, fields
 from functools import cached_property
 from typing import Any, Optional, Union
 
-from fastcheck.errors import ConfigError, choice, unknown_option
+from fastcheck.errors import ConfigError, as_list, choice, unknown_option
 from fastcheck.record.format import DEPTHS, Depth
 
 from .options import Filter, Log, OnRequest, Patterns, Stop, Training, at_least_one, pattern_tuple
@@ -68,6 +68,7 @@ class Config:
 
     def _check_patterns(self, name: str) -> None:
         value = getattr(self, name)
+        value = value if value is None or isinstance(value, str) else as_list(value)
         if name == "exclude" and not value:
             value = ()
         elif value is not None:

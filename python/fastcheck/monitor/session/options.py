@@ -13,7 +13,15 @@ from typing import Any, Callable, Optional, Union
 
 import torch
 
-from fastcheck.errors import ConfigError, check_bool, choice, local_path, names_options
+from fastcheck.errors import (
+    ConfigError,
+    as_list,
+    check_bool,
+    choice,
+    local_path,
+    names_options,
+    plain,
+)
 from fastcheck.utils.names.style import check_style
 from fastcheck.utils.text.numbers import parse_bytes
 from fastcheck.utils.torch.versions import GradScaler
@@ -287,7 +295,7 @@ class Training:
     def __post_init__(self) -> None:
         object.__setattr__(self, "optimizer", _checked_optimizers(self.optimizer))
         object.__setattr__(self, "scaler", _checked_scaler(self.scaler))
-        _check_process_group(self.process_group)
+        check_process_group(self.process_group)
         check_bool("reset_overflow_status", self.reset_overflow_status)
 
     @property
@@ -324,11 +332,7 @@ def at_least_one(
 
 def pattern_tuple(name: str, value: Union[str, Iterable[str]], examples: str) -> tuple[str, ...]:
     """One pattern or several as a tuple; ConfigError if there is none, or not a string."""
-    patterns: tuple[str, ...] = ()
-    if isinstance(value, str):
-        patterns = (value,)
-    elif isinstance(value, Iterable):
-        patterns = tuple(value)
+    patterns = tuple(as_list(value))
     if patterns and all(isinstance(pattern, str) for pattern in patterns):
         return patterns
     has_some = any(isinstance(pattern, str) for pattern in patterns)
@@ -345,12 +349,12 @@ def _directory(name: str, value: object) -> str:
 
 
 def _checked_steps(value: Iterable[int]) -> Union[range, tuple[int, ...]]:
-    if isinstance(value, Iterable) and not isinstance(value, str):
-        wanted = value if isinstance(value, range) else tuple(value)
-        # A range is not spelled out: its first and last number stand for all.
-        ends = (*wanted[:1], *wanted[-1:]) if isinstance(wanted, range) else wanted
-        if ends and all(type(step) is int for step in ends) and min(ends) >= 0:
-            return wanted
+    wanted = value if isinstance(value, range) else tuple(map(plain, as_list(value)))
+    # A range is not spelled out: its first and last number stand for all.
+    ends = (*wanted[:1], *wanted[-1:]) if isinstance(wanted, range) else wanted
+    are_steps = all(type(step) is int and step >= 0 for step in ends)
+    if isinstance(value, Iterable) and ends and are_steps:
+        return wanted
     raise ConfigError(
         "steps must be ints of at least 0",
         expected="a range, such as range(100, 110), or the numbers of steps, from 0",
@@ -362,8 +366,7 @@ def _checked_steps(value: Iterable[int]) -> Union[range, tuple[int, ...]]:
 def _checked_optimizers(value: Optimizers) -> Optional[tuple[torch.optim.Optimizer, ...]]:
     if value is None:
         return None
-    given = (value,) if isinstance(value, (torch.optim.Optimizer, str)) else value
-    optimizers = tuple(given) if isinstance(given, Iterable) else (given,)
+    optimizers = tuple(as_list(value))
     others = [one for one in optimizers if not isinstance(one, torch.optim.Optimizer)]
     if others or not optimizers:
         other = others[0] if others else value
@@ -391,7 +394,7 @@ def _checked_scaler(value: ScalerLike) -> ScalerLike:
     )
 
 
-def _check_process_group(value: Any) -> None:
+def check_process_group(value: Any) -> None:
     distributed = torch.distributed
     if value is None or (
         distributed.is_available() and isinstance(value, distributed.ProcessGroup)

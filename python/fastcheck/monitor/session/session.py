@@ -26,9 +26,9 @@ from fastcheck.backends.table import backend_for
 from fastcheck.calls.module_calls import Call, ModuleNode
 from fastcheck.calls.recorder import HookRecorder, make_lock, make_recorder
 from fastcheck.calls.stored import StoredTensors, TensorBatch
-from fastcheck.errors import ConfigError
+from fastcheck.errors import ConfigError, plain
 from fastcheck.record.event import Event
-from fastcheck.record.format import RECORD_DTYPE, Depth, Flag, nonfinite
+from fastcheck.record.format import MAX_STEP, RECORD_DTYPE, Depth, Flag, nonfinite
 from fastcheck.record.site import SiteTable
 from fastcheck.ring.depths import Depths
 from fastcheck.ring.device import DeviceRing
@@ -717,8 +717,9 @@ class Session:
         """The first step has this number. ConfigError: it is no step's number, or something was
         read.
         """
-        if isinstance(step, bool) or not isinstance(step, int) or step < 0:
-            raise ConfigError(f"step must be an int >= 0, got {step!r}")
+        step = plain(step)
+        if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step <= MAX_STEP:
+            raise ConfigError(f"step must be an int from 0 to {MAX_STEP}, got {step!r}")
         if self.next_seq:
             raise ConfigError(
                 f"begin_at() was called too late, after {self.next_seq:,} tensors were read"

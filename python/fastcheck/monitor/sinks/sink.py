@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Callable, Optional, Protocol, Union
 
-from fastcheck.errors import ConfigError, did_you_mean
+import torch
+
+from fastcheck.errors import ConfigError, as_list, did_you_mean
 from fastcheck.utils.torch.rank import own_rank
 
 from .libraries import LIBRARIES, TensorBoard, Wandb, sink_of
@@ -32,8 +34,8 @@ def open_sinks(given: Any, *, is_trial: bool = False) -> tuple[ScalarSink, ...]:
     """
     if given is None:
         return ()
-    several = isinstance(given, Iterable) and not isinstance(given, str) and _method(given) is None
-    sinks = [_open(entry, is_trial) for entry in (given if several else (given,))]
+    entries = as_list(given) if _method(given) is None else [given]
+    sinks = [_open(entry, is_trial) for entry in entries]
     return tuple(sink for sink in sinks if sink is not None)
 
 
@@ -81,6 +83,8 @@ def _method(given: object) -> Optional[Callable[..., object]]:
     """The method that takes a dict and a step: of a user's object, a Lightning or a Composer
     logger, a torchtune logger, an aim run.
     """
+    if isinstance(given, torch.Tensor):  # its log() is the logarithm
+        return None
     for name in ("log", "log_metrics", "log_dict", "track"):
         method = getattr(given, name, None)
         if callable(method):

@@ -29,7 +29,7 @@ from typing import Any, Union
 
 import numpy as np
 
-from fastcheck.errors import LogError, printable
+from fastcheck.errors import LogError, local_path, printable
 from fastcheck.utils.private import write_private, writing
 from fastcheck.utils.text.layout import Table
 
@@ -146,7 +146,7 @@ def write_html(path: Union[str, os.PathLike[str]], page: str) -> int:
         LogError: the file can't be written.
     """
     data = page.encode()
-    place = os.fspath(path)
+    place = local_path("the page's path", path)
     with writing(place, "the page", LogError):
         write_private(place, data)
     return len(data)
