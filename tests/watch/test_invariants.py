@@ -9,7 +9,7 @@ import pytest
 
 from fastcheck.log.step_table import StepRow
 from fastcheck.record.site import Site
-from fastcheck.watch.invariants import Clipping
+from fastcheck.watch.invariant_numbers import Clipping
 from support.watched import DTYPE_CODES, FIRST_WEIGHT, INPUT, TENSORS, Run
 
 

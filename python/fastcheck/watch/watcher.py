@@ -18,7 +18,8 @@ from fastcheck.utils.text.numbers import format_number
 from .causes import CAUSES, BatchOf, Causes, Change, FirstMovers
 from .columns import Columns
 from .event import Mover, WatchEvent
-from .invariants import NUMBER_RULES, TENSOR_RULES, Invariants
+from .invariant_numbers import Invariants
+from .invariants import NUMBER_RULES, TENSOR_RULES
 from .movers import Movers
 from .numbers import RANGES, Number, Numbers, gradient_rms
 from .options import Watch
