@@ -96,9 +96,10 @@ def _beyond_one(node: Any) -> str:
 
 def _blank(node: Any) -> str:
     target, blank = saved_by(node, "targets"), node._saved_blank
-    lengths = list(map(int, node._saved_target_lengths))
     if target is None:
         return ""
+    # A tensor on some devices, which nothing has packed either.
+    lengths = list(map(int, node._saved_target_lengths))
     rows = target if target.dim() == 2 else torch.split(target, lengths)
     labels = torch.cat([row[:length] for row, length in zip(rows, lengths)])
     count = int((labels == blank).sum())
