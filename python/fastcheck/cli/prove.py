@@ -35,8 +35,8 @@ examples:
 
 exit codes:
   0  no relation differs
-  1  a relation differs, or the program raised an exception
-  2  wrong usage, no such step, or no relation could be computed"""
+  1  a relation differs
+  2  wrong usage, no such step, the program raised an exception, or no relation could be computed"""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
