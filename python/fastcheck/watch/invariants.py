@@ -284,6 +284,13 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         advice="call requires_grad_(False) on the module",
     ),
     _fact(
+        "unread_rate", cause="optimizer",
+        text="{name} was set to {value}, where the optimizer does not read it: its learning rates "
+        "are others",
+        advice='set group["lr"] for each group in optimizer.param_groups',
+        source="forums: a learning rate that does not change",
+    ),
+    _fact(
         "held_twice", cause="optimizer",
         text="{value} parameters are updated by two optimizers: {name}",
     ),

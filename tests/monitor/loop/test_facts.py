@@ -54,6 +54,35 @@ def test_a_module_that_an_attribute_does_not_freeze(kind: str) -> None:
     assert all("0 has an attribute" in text and "holds its 2 parameters" in text for text in found)
 
 
+@pytest.mark.parametrize("how", ["attribute", "defaults", "group", "both", "once", "none"])
+def test_a_learning_rate_that_is_set_where_nothing_reads_it(how: str) -> None:
+    """``both``: in the groups, too; ``once``: before the first update, and not changed after."""
+    counted = itertools.count()
+
+    def step(model: nn.Module, optimizer: Any) -> None:
+        rate = 0.05 if next(counted) < 12 or how == "once" else 0.005
+        if how in ("attribute", "both", "once"):
+            optimizer.lr = rate
+        if how == "defaults":
+            optimizer.defaults["lr"] = rate
+        if how == "group":
+            optimizer.param_groups[0]["learning_rate"] = rate
+        if how == "both":
+            optimizer.param_groups[0]["lr"] = rate
+        optimizer.zero_grad()
+        loss(model).backward()
+        optimizer.step()
+
+    found = [text for text in texts(step, 25) if "was set to" in text]
+    place = {
+        "attribute": "optimizer.lr",
+        "defaults": 'optimizer.defaults["lr"]',
+        "group": 'optimizer.param_groups[0]["learning_rate"]',
+    }.get(how)
+    assert len(found) == (place is not None)
+    assert all(f"{place} was set to 0.005, where the optimizer" in text for text in found)
+
+
 @pytest.mark.parametrize("kind", ["prefix", "none", "part", "other model", "within a wrapper"])
 def test_weights_of_which_none_were_loaded(kind: str) -> None:
     """``none``: there were none to load; ``part``: those of a layer fit."""

@@ -326,6 +326,7 @@ class Facts:
         if chain is None:
             self._beginnings.goes_on(optimizer, self._losses.last_scaler if is_scaled else None)
             self._beginnings.begins(optimizer)
+            self.schedulers.look(optimizer)
         elif chain.since.has_backward:
             self._look_at_chain(optimizer, chain, is_scaled)
         elif chain.had_backward and chain.is_left(chain.gradient):
@@ -373,6 +374,7 @@ class Facts:
         if chain.updates % EVERY == 0:
             idle = of_frozen(optimizer)
             streaks.count("of_frozen", bool(idle), idle, id(optimizer), times=LOOKS)
+            self.schedulers.look(optimizer)
         if chain.count_written(parameter):
             streaks.tell_once("written", chain.written, parameter)
         if chain.has_state and not optimizer.state:

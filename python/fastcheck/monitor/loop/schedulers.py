@@ -1,4 +1,6 @@
-"""Facts of learning rate schedulers: when they step, and by which factor."""
+"""Facts of learning rates: when schedulers step and by which factor, and rates that are set where
+no optimizer of torch reads them.
+"""
 
 from __future__ import annotations
 
@@ -36,6 +38,10 @@ class SchedulerFacts:
         self._streaks = streaks
         self._chains = chains
         self._group = group
+        # The rates that each optimizer had at first where it does not read them.
+        self._unread: weakref.WeakKeyDictionary[torch.optim.Optimizer, dict[str, float]] = (
+            weakref.WeakKeyDictionary()
+        )
 
     def stepped(self, scheduler: Any) -> None:
         """A learning rate scheduler has stepped, of whatever optimizer."""
@@ -79,6 +85,17 @@ class SchedulerFacts:
             for other in later
         )
 
+    def look(self, optimizer: torch.optim.Optimizer) -> None:
+        """Looks for a rate that was set since the first look where nothing reads it."""
+        now = _unread_rates(optimizer)
+        first = self._unread.setdefault(optimizer, now)
+        used = [group.get("lr") for group in optimizer.param_groups]
+        if any(map(torch.is_tensor, used)):
+            return
+        for place, rate in now.items():
+            if rate != first.get(place) and rate not in used:
+                self._streaks.tell_once("unread_rate", rate, place)
+
     def before_update(self, schedulers: Mapping[Any, SchedulerCalls]) -> None:
         """The optimizer of these is about to step."""
         # Some wrappers step a scheduler once for each rank.
@@ -88,6 +105,20 @@ class SchedulerFacts:
             about = f"{type(scheduler).__name__} {calls.since} times"
             self._streaks.count("scheduled_twice", calls.since > 1, about, id(scheduler))
             calls.since = 0
+
+
+def _unread_rates(optimizer: torch.optim.Optimizer) -> dict[str, float]:
+    """Learning rates by the place where an optimizer of torch does not read them."""
+    if not type(optimizer).__module__.startswith("torch.optim."):
+        return {}
+    rates = {
+        "optimizer.lr": vars(optimizer).get("lr"),
+        'optimizer.defaults["lr"]': optimizer.defaults.get("lr"),
+    }
+    for number, group in enumerate(optimizer.param_groups):
+        place = f"optimizer.param_groups[{number}]"
+        rates[f'{place}["learning_rate"]'] = group.get("learning_rate")
+    return {place: rate for place, rate in rates.items() if isinstance(rate, (int, float))}
 
 
 def _factor_of(scheduler: Any) -> float:
