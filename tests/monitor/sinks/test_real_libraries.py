@@ -75,7 +75,7 @@ def test_wandb(wandb_run: Any) -> None:
 
 
 def test_the_stop_in_wandb(wandb_run: Any) -> None:
-    stop = stopped_run(["wandb"])
+    stop = stopped_run("wandb")
     assert wandb_run.summary["fastcheck/stop"] == str(stop)
 
 
