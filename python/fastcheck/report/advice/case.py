@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from fastcheck.record.site import Site
     from fastcheck.report.stop_report import StopReport
 
-
 #: Modules of torch, and operators, that add products up.
 _SUMS = re.compile(
     r"Linear|Bilinear|Conv(?:Transpose)?[123]d|linear|(?:add|b|baddb)?mm|(?:add)?mv|matmul|dot"
@@ -118,6 +117,17 @@ class Operation:
         """True if one operand has as many zeros as there are bad results, which growth made not."""
         bad = 0 if self.result is None else self.result.nonfinite_count
         return bad > 0 and any(reading.zero_count == bad for _, reading in self.inputs)
+
+    @property
+    def has_zero(self) -> bool:
+        """True if it read a zero."""
+        return any(reading.zero_count for _, reading in self.inputs)
+
+    def is_inverse_of(self, read: RecordStatistics) -> bool:
+        """True if the zeros that it read may have become infinities: those of x ** 2 stay zeros."""
+        return read.zero_count > 0 and (
+            self.result is None or self.result.zero_count < read.zero_count <= self.result.inf_count
+        )
 
     def operand(self, place: int) -> tuple[str, RecordStatistics | None]:
         """The argument at this place, by the names that torch's operators give them."""
@@ -283,3 +293,15 @@ class Case:
 
     def is_like(self, *words: str) -> bool:
         return any(word in self.kind for word in words)
+
+
+def least_magnitude(reading: RecordStatistics) -> float:
+    """The smallest magnitude; 0: not known, or of numbers of both signs."""
+    if reading.min is None or reading.max is None or reading.nonfinite_count:
+        return 0.0
+    return float(max(reading.min, -reading.max, 0))
+
+
+def down_to(reading: RecordStatistics) -> str:
+    """Names the smallest number, if it is known."""
+    return "" if reading.min is None else f" (down to {format_number(reading.min)})"

@@ -15,14 +15,12 @@ from fastcheck.record.event import GIVEN_NUMBER
 from fastcheck.record.statistics import RecordStatistics
 from fastcheck.utils.text.numbers import counted, format_number
 
-from . import softmax
-from .case import OF_LOG_TARGET, Advice, Case, Operation
+from . import derivatives, softmax
+from .case import OF_LOG_TARGET, Advice, Case, Operation, down_to, least_magnitude
 
 _Rule = Callable[[Case, Operation], Iterator[Advice]]
 _Rules = tuple[tuple[str, _Rule], ...]
 
-#: The most that a number in a derivative, such as the 3 of x ** 3, is taken to multiply by.
-_BESIDE = 16
 #: Numbers that only a factor far larger takes out of the range of float32.
 _MODERATE = 1e6
 #: The largest eps that is common in a norm.
@@ -49,7 +47,7 @@ def by_operator(case: Case) -> list[Advice]:
         )
         return [Advice(given)]
     return items or list(
-        _overflow_backward(case, made) if made.is_backward else _infinite_operand(made)
+        derivatives.overflow(case, made) if made.is_backward else _infinite_operand(made)
     )
 
 
@@ -129,7 +127,7 @@ def _division(case: Case, made: Operation) -> Iterator[Advice]:
             )
         return
     if not divisor.zero_count:
-        least, (_, dividend) = _least_magnitude(divisor), made.operand(0)
+        least, (_, dividend) = least_magnitude(divisor), made.operand(0)
         form = (made.result or case.reading).float_format
         peak = 1.0 if dividend is None or made.name == "reciprocal" else dividend.abs_max
         is_given = dividend is not None and dividend.inf_count > 0
@@ -184,13 +182,6 @@ def _division(case: Case, made: Operation) -> Iterator[Advice]:
         yield Advice(f"{seen} Add an eps to it or clamp it.", "x / divisor.clamp_min(eps)")
 
 
-def _least_magnitude(reading: RecordStatistics) -> float:
-    """0: not known, of numbers of both signs."""
-    if reading.min is None or reading.max is None or reading.nonfinite_count:
-        return 0.0
-    return float(max(reading.min, -reading.max, 0))
-
-
 def _logarithm(case: Case, made: Operation) -> Iterator[Advice]:
     label, reading = made.operand(int(made.name == "xlogy"))
     if made.reads_integers and made.name != "log1p":
@@ -241,14 +232,10 @@ def _entropy(case: Case, made: Operation) -> Iterator[Advice]:
     if reading is not None and reading.negative_count:
         yield Advice(
             f"{label} holds {counted(reading.negative_count, 'negative number')}"
-            f"{_down_to(reading)}, of which -x * log(x) is -Inf here: they are no probabilities. "
+            f"{down_to(reading)}, of which -x * log(x) is -Inf here: they are no probabilities. "
             "Look for what should have kept them positive, or clamp.",
             "torch.special.entr(x.clamp_min(0))",
         )
-
-
-def _down_to(reading: RecordStatistics) -> str:
-    return "" if reading.min is None else f" (down to {format_number(reading.min)})"
 
 
 def _rounded(reading: RecordStatistics, origin: str) -> str:
@@ -290,11 +277,11 @@ def _power(case: Case, made: Operation) -> Iterator[Advice]:
         held = f"{label} holds {counted(reading.negative_count, 'negative number')}"
         what = "a fractional power" if made.name in ("pow", "float_power") else made.name
         yield Advice(
-            f"{held}{_down_to(reading)}: {what} of them is NaN. torch.where after it keeps the NaN "
+            f"{held}{down_to(reading)}: {what} of them is NaN. torch.where after it keeps the NaN "
             f"in the gradient: clamp before.{_rounded(reading, made.origins.get(label, ''))}",
             f"x.clamp_min(eps){'.' + made.name + '()' if 'sqrt' in made.name else ' ** p'}",
         )
-    elif made.may_be_inf and made.name != "sqrt" and _is_inverse(reading, made):
+    elif made.may_be_inf and made.name != "sqrt" and made.is_inverse_of(reading):
         yield Advice(
             f"{_zeros(label, reading)}: "
             f"{'1/sqrt(0)' if made.name == 'rsqrt' else 'a negative power of 0'} is Inf. Add an "
@@ -311,14 +298,6 @@ def _power(case: Case, made: Operation) -> Iterator[Advice]:
             "negative power: so small), and scale or clamp it before.",
             "x.clamp(-limit, limit) ** p",
         )
-
-
-def _is_inverse(read: RecordStatistics, made: Operation) -> bool:
-    """True if the zeros that it read may have become infinities: those of x ** 2 stay zeros."""
-    result = made.result
-    return read.zero_count > 0 and (
-        result is None or result.zero_count < read.zero_count <= result.inf_count
-    )
 
 
 def _is_inverse_of_integers(made: Operation) -> bool:
@@ -421,7 +400,7 @@ def _normalisation(case: Case, made: Operation) -> Iterator[Advice]:
     if made.may_be_nan and variance is not None and (variance.min or 0) < -_LARGEST_EPS:
         yield Advice(
             f"running_var holds {counted(variance.negative_count, 'negative number')}"
-            f"{_down_to(variance)}, and no variance is below 0: in evaluation its root is NaN. "
+            f"{down_to(variance)}, and no variance is below 0: in evaluation its root is NaN. "
             "Look at the checkpoint that it was loaded from, and at what writes it (an average of "
             "weights whose factors are not between 0 and 1)."
         )
@@ -703,7 +682,7 @@ def _domain(case: Case, made: Operation) -> Iterator[Advice]:
     # Outside of these the result was NaN before the derivative.
     if made.is_backward and low <= reading.min and (is_above or reading.max <= 1):
         is_inside = low < reading.min and (is_above or reading.max < 1)
-        if is_inside and not _has_zero(made):
+        if is_inside and not made.has_zero:
             return
         at = "1" if is_above else f"{low:g} and 1"
         reason = "a sigmoid that saturates" if is_share else "a cosine that is rounded"
@@ -720,192 +699,6 @@ def _domain(case: Case, made: Operation) -> Iterator[Advice]:
     where = "below 1" if is_above else f"outside of {low:g} to 1"
     ends = ", and infinite at these" if made.name in ("atanh", "erfinv", "logit") else ""
     yield Advice(f"{seen}: {made.name} is NaN {where}{ends}. Clamp it inside.", code)
-
-
-def _decomposition(case: Case, made: Operation) -> Iterator[Advice]:
-    if "qr" in made.name:
-        yield Advice(
-            "The backward of qr divides by the diagonal of R, which is 0 where columns of the "
-            "matrix depend on each other. Add a little noise to it.",
-            "a + 1e-4 * torch.randn_like(a)",
-        )
-        return
-    values = "singular values" if "svd" in made.name else "eigenvalues"
-    only = "svdvals" if "svd" in made.name else "eigvalsh"
-    yield Advice(
-        f"The backward of {made.name.replace('linalg_', '')} divides by the differences of "
-        f"{values}: two equal ones (several zeros of a matrix of low rank, an identity) make it "
-        f"Inf or NaN. Add a little noise to the matrix, use only the values ({only} has a finite "
-        "derivative), or detach the vectors.",
-        "a + 1e-4 * torch.randn_like(a)",
-    )
-
-
-def _has_zero(made: Operation) -> bool:
-    return any(reading.zero_count for _, reading in made.inputs)
-
-
-def _power_beyond(case: Case, made: Operation) -> Iterator[Advice]:
-    label, base = made.operand(0)
-    exponent = dict(made.inputs).get("exponent")
-    form = None if base is None else base.float_format
-    if made.shown != "PowBackward0" or base is None or form is None or not base.abs_max:
-        return
-    power = None if exponent is None or exponent.min is None else float(exponent.min)
-    if power is None or power <= 1:
-        return
-    if math.log(power) + (power - 1) * math.log(base.abs_max) <= math.log(form.max):
-        return
-    shown, less = format_number(power), format_number(power - 1)
-    yield Advice(
-        f"The derivative of x ** {shown} is {shown} * x ** {less}: {label} reaches "
-        f"{format_number(base.abs_max)}, where that is beyond {base.dtype}'s "
-        f"{format_number(form.max)}. Bound what goes into it"
-        f"{', or compute it in float32 or bfloat16: f(x.float())' if form.is_narrow else ''}."
-    )
-
-
-def _root_at_zero(case: Case, made: Operation) -> Iterator[Advice]:
-    label, base = made.operand(0)
-    if base is not None and base.nan_count:
-        return  # _product_backward
-    exponent = dict(made.inputs).get("exponent")
-    # An exponent that is a tensor has a gradient, too, with the logarithm of the base.
-    number = exponent if made.shown == "PowBackward0" else None
-    is_whole = number is not None and (number.min or 0.5) % 1 == 0
-    is_power = made.name == "pow" and not is_whole
-    is_known = base is not None and made.is_op and made.result is not None
-    if is_power and base and is_known and not (made.is_nan or _is_inverse(base, made)):
-        return  # _overflow_backward
-    has_nan = case.has_nan if made.result is None else made.is_nan
-    if is_power and base is not None and base.negative_count and has_nan:
-        yield Advice(
-            f"{label} holds {counted(base.negative_count, 'negative number')}{_down_to(base)}: "
-            "a fractional power of them is NaN, and so is the derivative of x ** p by p, x ** p * "
-            "log(x), also where the power itself is finite (p = 2). torch.where after it does not "
-            "stop that: clamp before.",
-            "x.clamp_min(eps) ** p",
-        )
-        return
-    if any(reading.nan_count for _, reading in made.inputs):
-        yield Advice(
-            f"The result of {made.name} was NaN (of a negative number), and torch.where after it "
-            "does not keep that out of the gradient: clamp before.",
-            f"x.clamp_min(eps).{made.name}()",
-        )
-        return
-    if not _has_zero(made) or case.trend.has_exploded:
-        return
-    shown, how = {
-        "pow": ("x ** p with p < 1", "(x + eps) ** p"),
-        "rsqrt": ("rsqrt", "rsqrt(x + eps)"),
-    }.get(made.name, ("sqrt", "sqrt(x + eps)"))
-    result = ", and Inf * 0 or 0/0 is NaN" if case.has_nan else ""
-    yield Advice(
-        f"The derivative of {shown} is infinite at 0{result}. Add the eps inside, not outside: "
-        f"{how}. torch.where after it does not stop it.",
-        how,
-    )
-
-
-def _quotient_backward(case: Case, made: Operation) -> Iterator[Advice]:
-    infinite = [label for label, reading in made.inputs if reading.inf_count]
-    if len(infinite) > 1 and all(reading.posinf_count for _, reading in made.inputs):
-        yield Advice(
-            f"{' and '.join(infinite)} hold +Inf: Inf / Inf is NaN, and so is the derivative. Look "
-            "for what overflowed before the division, such as exp: subtract the maximum, as "
-            "softmax does.",
-            "torch.softmax(x, dim)  # not x.exp() / x.exp().sum()",
-        )
-    elif infinite:
-        yield Advice(
-            f"The dividend holds Inf ({infinite[0]}), and the derivative by the divisor multiplies "
-            "it by 0: Inf * 0 is NaN. Divide first, and mask after.",
-            "(logits / temperature).masked_fill(mask, -math.inf)",
-        )
-    elif _has_zero(made):
-        yield Advice(
-            "The derivative of x / n divides by n or its square, and 0 came there: x/0 is Inf, and "
-            "0/0 is NaN. torch.where after the division does not stop it: make the divisor safe "
-            "before.",
-            "x / torch.where(n == 0, 1.0, n)  # or x / (n + eps)",
-        )
-        return
-    label, divisor = made.operand(0 if made.name == "reciprocal" else 1)
-    form = None if divisor is None or infinite else divisor.float_format
-    least = 0.0 if divisor is None else _least_magnitude(divisor)
-    if divisor is not None and form is not None and 0 < least < 1 / math.sqrt(form.max):
-        yield Advice(
-            f"The derivative of x / n divides by the square of n, and {label} is down to "
-            f"{format_number(least)}: that is beyond {divisor.dtype}'s {format_number(form.max)}. "
-            "Add an eps to the divisor, or clamp it.",
-            "x / n.clamp_min(eps)",
-        )
-
-
-def _logarithm_backward(case: Case, made: Operation) -> Iterator[Advice]:
-    if _has_zero(made):
-        yield Advice(
-            f"The derivative of {made.name} is infinite at "
-            f"{'-1' if made.name == 'log1p' else '0'}: clamp its input, or use log_softmax, "
-            "logsigmoid or binary_cross_entropy_with_logits on logits. torch.where after it does "
-            "not stop it.",
-            f"x.clamp_min({'-1 + ' if made.name == 'log1p' else ''}eps).{made.name.strip('xy')}()",
-        )
-
-
-def _product_backward(case: Case, made: Operation) -> Iterator[Advice]:
-    # A result that is NaN, of a negative number: _root_at_zero.
-    is_root = made.name in ("sqrt", "pow")
-    read = (one for one in made.inputs if one[1].inf_count or not is_root or one[0][:4] == "self")
-    bad = next(((label, r) for label, r in read if r.nonfinite_count), None)
-    if case.has_nan and bad is not None:
-        value = "NaN" if bad[1].nan_count else "Inf"
-        yield Advice(
-            f"The backward of {made.name} multiplies the gradient by what its forward read, and "
-            f"{bad[0]} holds {value}: 0 * {value} is NaN, also where the result was masked away or "
-            f"left out by an index. Keep {value} out of its input: torch.where or an index before "
-            "it, or a clamp.",
-            "f(torch.where(ok, x, 1.0))",
-        )
-
-
-def _overflow_backward(case: Case, made: Operation) -> Iterator[Advice]:
-    """Finite numbers whose product, or that times a number beside them, is out of range."""
-    form = None if made.result is None else made.result.float_format
-    peaks = [float(reading.abs_max) for _, reading in made.inputs if reading.abs_max]
-    is_finite = not any(reading.nonfinite_count for _, reading in made.inputs)
-    if made.result is None or form is None or not (peaks and is_finite and made.may_be_inf):
-        return
-    # An operator within the backward of a power raises to p - 1.
-    is_power = made.is_op and made.name == "pow" and not made.is_of_zeros
-    # A gradient that a loss scale has multiplied has advice of its own.
-    is_beyond = is_power or math.prod(peaks) * _BESIDE > form.max
-    if is_beyond and case.report.scale is None:
-        yield Advice(
-            f"The backward of {made.name} made Inf of numbers up to "
-            f"{' and '.join(map(format_number, peaks))}: the result is beyond "
-            f"{made.result.dtype}'s {format_number(form.max)}. Bound what goes into it"
-            f"{', or compute it in float32 or bfloat16: f(x.float())' if form.is_narrow else ''}."
-        )
-
-
-def _hypot_backward(case: Case, made: Operation) -> Iterator[Advice]:
-    if _has_zero(made):
-        yield Advice(
-            "The derivative of hypot divides by its result, which is 0 where both operands are: "
-            "0/0 is NaN. Add the eps inside the root.",
-            "(x * x + y * y + eps).sqrt()",
-        )
-
-
-def _angle_backward(case: Case, made: Operation) -> Iterator[Advice]:
-    yield Advice(
-        "The derivative of angle divides by the square of the magnitude of a complex number: of a "
-        "very small one (below 3e-23 in float32) that is 0, and x/0 is Inf. Put another number "
-        "where it is so small, before angle: torch.where after it does not stop it.",
-        "torch.where(z.abs() < 1e-8, 1.0, z).angle()",
-    )
 
 
 def _optimizer(case: Case, made: Operation) -> Iterator[Advice]:
@@ -970,22 +763,22 @@ _FORWARD: _Rules = (
     (r"acos|asin|atanh|erfinv|acosh|logit", _domain),
 )
 _BACKWARD: _Rules = (
-    (r"pow", _power_beyond),
-    (r"r?sqrt|pow", _root_at_zero),
-    (r"div|reciprocal", _quotient_backward),
-    (r"log(?:2|10|1p)?|xlogy", _logarithm_backward),
+    (r"pow", derivatives.power_beyond),
+    (r"r?sqrt|pow", derivatives.root_at_zero),
+    (r"div|reciprocal", derivatives.quotient),
+    (r"log(?:2|10|1p)?|xlogy", derivatives.logarithm),
     (r"acosh?|asin|atanh|erfinv|logit", _domain),
     (r"(?:linalg_)?matrix_exp", _matrix_exponential),
-    (r"angle", _angle_backward),
-    (r"hypot", _hypot_backward),
-    (r"(?:linalg_)?(?:svd|eigh|eig|symeig|qr)", _decomposition),
+    (r"angle", derivatives.angle),
+    (r"hypot", derivatives.hypot),
+    (r"(?:linalg_)?(?:svd|eigh|eig|symeig|qr)", derivatives.decomposition),
     (r"(?:log_)?softmax", softmax.softmax),
     (r"logsumexp|logaddexp|logcumsumexp", softmax.logsumexp),
     (r"ctc_loss", softmax.ctc),
     (
         r"mul|exp2?|expm1|pow|sqrt|sinh|cosh|(?:mse|smooth_l1|huber|soft_margin)_loss"
         r"|binary_cross_entropy_with_logits",
-        _product_backward,
+        derivatives.product,
     ),
-    (r"mul|pow|square|addcmul|prod|gelu|silu|mish", _overflow_backward),
+    (r"mul|pow|square|addcmul|prod|gelu|silu|mish", derivatives.overflow),
 )
