@@ -144,13 +144,19 @@ class Variable(NamedTuple):
     def first_bad(self) -> str:
         return first_bad(self.shown, self.value)
 
+    @property
+    def has_own_line(self) -> bool:
+        """True if a line assigns it: one that assigns a list may have read what is in another
+        element.
+        """
+        return not self.key or self.shown in assignments_of(self.frame)
+
     def first_cause(self) -> Optional[Variable]:
         """The variable it was assigned from that is not finite itself, or what that was assigned
         from, and so on.
         """
         cause, known = self, assignments_of(self.frame)
-        # The line that assigns a list may have read what is in another element.
-        while cause.last is not None and (not cause.key or cause.shown in known):
+        while cause.last is not None:
             # One that reads its own name goes on with what those before have read.
             read = {name for one in cause._assigned() for name in one.read}
             at = cause.last.at

@@ -33,7 +33,9 @@ from .written_lines import lines_behind, lines_of_data
 def from_outside(how: str, name: str, record: np.void, variable: Optional[Variable]) -> MadeBy:
     """``how``, and what is known of this operand; ``variable``: that holds it."""
     how += "" if is_loud(record) else " It holds -Inf alone, as the log of 0 is."
-    cause, inputs = None if variable is None else variable.first_cause(), [(name, record)]
+    cause, inputs = None, [(name, record)]
+    if variable is not None and variable.has_own_line:
+        cause = variable.first_cause()
     if variable is not None and cause is not None:
         read = f"{cause.name} ({cause.shown})" if cause.key else cause.name
         how += f" {variable.shown} was assigned from {read}, which is not finite either."
