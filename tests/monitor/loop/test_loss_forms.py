@@ -6,7 +6,7 @@ import contextlib
 import copy
 import re
 import warnings
-from typing import Any
+from typing import Any, Callable
 
 import pytest
 import torch
@@ -16,6 +16,18 @@ from torch import nn
 import fastcheck
 from support.told import loss, texts
 from support.warned import warned
+
+
+def texts_of_term(make: Callable[[torch.Tensor], torch.Tensor]) -> list[str]:
+    """What is told of a loss one term of which is made of the model's result."""
+
+    def program(model: nn.Module, optimizer: Any) -> None:
+        optimizer.zero_grad()
+        y = model(torch.randn(8, 8))
+        (make(y) + y.square().mean()).backward()
+        optimizer.step()
+
+    return texts(program, 40)
 
 
 @pytest.mark.parametrize("is_twice", [False, True])
@@ -53,13 +65,7 @@ def test_a_softmax_of_a_softmax(is_twice: bool) -> None:
     ],
 )
 def test_a_function_of_one_element(make: Any, found: str) -> None:
-    def program(model: nn.Module, optimizer: Any) -> None:
-        optimizer.zero_grad()
-        y = model(torch.randn(8, 8))
-        (make(y) + y.square().mean()).backward()
-        optimizer.step()
-
-    said = texts(program, 40)
+    said = texts_of_term(make)
     assert len(said) == bool(found) and all(found in text for text in said)
 
 
@@ -535,13 +541,7 @@ def test_targets_of_0_and_1_where_signs_are_expected(make: Any, found: str, targ
     ],
 )
 def test_targets_beyond_0_and_1(make: Any, is_wrong: bool) -> None:
-    def program(model: nn.Module, optimizer: Any) -> None:
-        optimizer.zero_grad()
-        y = model(torch.randn(8, 8))
-        (make(y) + y.square().mean()).backward()
-        optimizer.step()
-
-    said = texts(program, 40)
+    said = texts_of_term(make)
     assert len(said) == is_wrong
     assert all("a binary cross entropy is given targets from" in text for text in said)
 

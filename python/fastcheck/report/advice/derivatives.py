@@ -11,6 +11,8 @@ from .case import Advice, Case, Operation, down_to, least_magnitude
 
 #: The most that a number in a derivative, such as the 3 of x ** 3, is taken to multiply by.
 _BESIDE = 16
+#: For a format that ends before float32 does.
+_WIDER = ", or compute it in float32 or bfloat16: f(x.float())"
 
 
 def decomposition(case: Case, made: Operation) -> Iterator[Advice]:
@@ -48,7 +50,7 @@ def power_beyond(case: Case, made: Operation) -> Iterator[Advice]:
         f"The derivative of x ** {shown} is {shown} * x ** {less}: {label} reaches "
         f"{format_number(base.abs_max)}, where that is beyond {base.dtype}'s "
         f"{format_number(form.max)}. Bound what goes into it"
-        f"{', or compute it in float32 or bfloat16: f(x.float())' if form.is_narrow else ''}."
+        f"{_WIDER if form.is_narrow else ''}."
     )
 
 
@@ -173,7 +175,7 @@ def overflow(case: Case, made: Operation) -> Iterator[Advice]:
             f"The backward of {made.name} made Inf of numbers up to "
             f"{' and '.join(map(format_number, peaks))}: the result is beyond "
             f"{made.result.dtype}'s {format_number(form.max)}. Bound what goes into it"
-            f"{', or compute it in float32 or bfloat16: f(x.float())' if form.is_narrow else ''}."
+            f"{_WIDER if form.is_narrow else ''}."
         )
 
 
