@@ -18,7 +18,7 @@ import fastcheck
 from accuracy.compare_healthy import CHECKED, is_named, record, results
 from accuracy.compare_worker import save, train
 from fastcheck.comparison.names import Name
-from fastcheck.comparison.noise import Cancellation
+from fastcheck.comparison.steps.noise import Cancellation
 from support.programs.compare_runs import log_run, net_with
 from support.records import record_builder as build
 

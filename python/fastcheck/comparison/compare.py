@@ -30,6 +30,7 @@ from fastcheck.comparison.sources.dump import DumpSource, parameters_among
 from fastcheck.comparison.sources.log import LogSource
 from fastcheck.comparison.sources.msprobe import MsprobeSource
 from fastcheck.comparison.sources.open import open_source
+from fastcheck.comparison.steps.course import Course
 from fastcheck.dump.options import LEVELS
 from fastcheck.errors import (
     CompareError,
@@ -384,22 +385,21 @@ def compare(
             _check_place(what, path, actual, reference)
     rows = None if csv is None else CsvRows(csv)
     try:
-        runner = BlockComparison(
-            *sides, renaming, limits, accepted, None if rows is None else rows.write
-        )
+        course = Course(sides, limits, accepted, None if rows is None else rows.write)
+        runner = BlockComparison(course, renaming)
         runner.tally.unchanged = {} if pairing.is_shifted else None
         runner.reads_rates = groups is None
         if not pairing.is_shifted and pairing.places:
-            runner.split = find_split(*sides, pairing.starts, renaming)
-        if runner.split is not None:
-            pairing = without_other_ranks(pairing, _SPLIT.format(runner.split.text))
+            course.split = find_split(*sides, pairing.starts, renaming)
+        if course.split is not None:
+            pairing = without_other_ranks(pairing, _SPLIT.format(course.split.text))
         if repeat is not None:
-            runner.unsteady = _unsteady(repeat, sides[1], pairing, limits, trust)
+            course.unsteady = _unsteady(repeat, sides[1], pairing, limits, trust)
         if layout is not None:
             runner.layout = layout
             pairing = without_other_ranks(pairing, _TOGETHER.format(layout.text))
         gathered = None if html is None else Gathered(pairing, sides)
-        runner.observer = None if gathered is None else gathered.take
+        course.observer = None if gathered is None else gathered.take
         _compare_blocks(runner, pairing, progress)
         _find_beginning(runner, pairing, sides, (renaming, renaming.of_reference()))
     finally:
@@ -409,8 +409,8 @@ def compare(
     _check_common(runner, sides)
     renaming.check_used()
     kind = sides[1].kind if sides[0].kind is sides[1].kind else Kind.LOG
-    is_alike = runner.split is None and layout is None
-    is_alike &= not runner.unsteady
+    is_alike = course.split is None and layout is None
+    is_alike &= not course.unsteady
     is_bitwise = is_alike and expects_bits(*sides, settings)
     is_partial = any(side.is_partial for side in sides)
     ask_all = ask_all or pairing.is_shifted
@@ -423,7 +423,7 @@ def compare(
         ask_all,
         is_bitwise,
         is_partial,
-        runner.split is not None,
+        course.split is not None,
     )
     answers = questions.answers()
     # Not before the run: a source notes what it could not read of a block.
@@ -680,7 +680,8 @@ def _unsteady(
             expected=format_steps(sorted({step for _, step, _ in pairing.places})),
             got=format_steps(sorted({step for step, _ in there})),
         )
-    runner = BlockComparison(again, reference, Renaming({}), limits, frozenset())
+    course = Course((again, reference), limits, frozenset())
+    runner = BlockComparison(course, Renaming({}))
     return differing_names(runner, places)
 
 
@@ -703,7 +704,7 @@ def _find_beginning(
 ) -> None:
     """Looks for the first batches of a side that continues the other in the first step of that."""
     late = int(pairing.starts[1] > pairing.starts[0])
-    if pairing.starts[1 - late] or not pairing.starts[late] or runner.split or runner.layout:
+    if pairing.starts[1 - late] or not pairing.starts[late] or runner.course.split or runner.layout:
         return
     for rank, batches in runner.tally.batches.items():
         step = min(step for step, its in sides[late].places() if its == rank)

@@ -20,10 +20,11 @@ import torch
 from fastcheck.comparison.block import Block, Extra, Phase, Source
 from fastcheck.comparison.names import VOCABULARY, Name, NameTable, Renaming
 from fastcheck.comparison.nested_diff import by_name
-from fastcheck.comparison.relation import group_counts
 from fastcheck.comparison.split import merged
 from fastcheck.record.format import RECORD_DTYPE, Depth
 from fastcheck.statistics.functions import stats
+
+from .relation import group_counts
 
 #: Read by each of the modules that are fused on the other side: the same tensor.
 _READ = ("input", "grad_input")

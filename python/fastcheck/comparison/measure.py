@@ -8,12 +8,13 @@ from typing import NamedTuple, Optional
 
 import numpy as np
 
-from fastcheck.record.format import FINITE_COUNTS, NONFINITE_COUNTS, Depth
+from fastcheck.record.format import DTYPES, FINITE_COUNTS, NONFINITE_COUNTS, Depth
 from fastcheck.record.statistics import component_counts, extreme_values
 from fastcheck.statistics.thresholds import COARSENESS, Threshold, coarser_of
 
 from .block import SOME
 
+FLOAT32 = next(code for code, info in enumerate(DTYPES) if info.name == "float32")
 # The most that the order of summation alone changes in a sum of float32 (docs/determinism.md).
 _ORDER_ONLY = 1e-6
 _TINY = np.finfo(np.float64).tiny
@@ -240,10 +241,8 @@ class Updates(NamedTuple):
     ratios: np.ndarray
 
 
-def judge_updates(before: Parameters, after: Parameters, float32: int) -> Updates:
-    """Compares the updates of the parameters of ``after`` on the two sides. ``float32``: the code
-    of that dtype.
-    """
+def judge_updates(before: Parameters, after: Parameters) -> Updates:
+    """Compares the updates of the parameters of ``after`` on the two sides."""
     count = len(after.names)
     order = np.argsort(before.names, kind="stable")
     places = np.searchsorted(before.names[order], after.names)
@@ -264,7 +263,7 @@ def judge_updates(before: Parameters, after: Parameters, float32: int) -> Update
         apart = np.abs(mine - other).max(0)
         norm = np.sqrt(after.right["sum_sq"])
         # The rounding of bfloat16 makes Adam turn many an element round.
-        fine = COARSENESS[after.formats] <= COARSENESS[float32]
+        fine = COARSENESS[after.formats] <= COARSENESS[FLOAT32]
         fine &= COARSENESS[after.right["dtype"]] > 0
         still = (moved[0] != moved[1]) & (fine | (size > _VISIBLE * norm))
         both = moved[0] & moved[1] & fine & np.isfinite(apart)

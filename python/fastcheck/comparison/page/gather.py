@@ -11,7 +11,7 @@ import numpy as np
 from fastcheck.comparison.block import Kind, Phase, Source
 from fastcheck.comparison.measure import NONFINITE, PairState
 from fastcheck.comparison.over_time import Pairing
-from fastcheck.comparison.pairs import Pairs
+from fastcheck.comparison.steps.pairs import Pairs
 from fastcheck.log.reader import read_sites_and_meta
 from fastcheck.log.step_table import StepRow, StepStream
 from fastcheck.report.page.grid import Axis, Grid, values_of

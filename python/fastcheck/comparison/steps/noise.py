@@ -18,10 +18,11 @@ import numpy as np
 from fastcheck.comparison.block import Phase, Source
 from fastcheck.comparison.measure import CANCELLED, DRIFTED, MEASURED, PART, SMALL, PairState
 from fastcheck.comparison.names import Name
-from fastcheck.comparison.pairs import Pairs
 from fastcheck.record.format import Depth
 from fastcheck.record.statistics import extreme_values
 from fastcheck.statistics.thresholds import rounding_unit
+
+from .pairs import Pairs
 
 #: The factor by which the noise of another gradient may be larger where it arrives.
 _SPREAD = 4.0

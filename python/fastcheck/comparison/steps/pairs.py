@@ -8,16 +8,15 @@ from typing import Optional
 
 import numpy as np
 
+from fastcheck.comparison.align import Alignment
+from fastcheck.comparison.block import Block, Extra, Phase
+from fastcheck.comparison.measure import PairState
+from fastcheck.comparison.names import Name, NameTable
+from fastcheck.comparison.row import Row, make_row
+from fastcheck.comparison.tally import Key
 from fastcheck.record.format import Depth
 from fastcheck.statistics.elements import Elements
 from fastcheck.statistics.thresholds import Threshold, coarser_of
-
-from .align import Alignment
-from .block import Block, Extra, Phase
-from .measure import PairState
-from .names import Name, NameTable
-from .row import Row, make_row
-from .tally import Key
 
 # More than a step has tensors.
 _LATER = 1 << 40

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from fastcheck.comparison.block import Phase
+from fastcheck.comparison.measure import PairState
 from fastcheck.record.format import Depth
 
-from .block import Phase
-from .measure import PairState
 from .pairs import Pairs
 
 _SIDES = ("actual", "reference")
