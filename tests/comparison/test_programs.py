@@ -55,8 +55,11 @@ def train(
     given: bool = True,
     calls: bool = True,
     saves: str = "",
+    more: Callable[[torch.Tensor], torch.Tensor] = lambda loss: loss,
 ) -> str:
-    """The directory of the log of some steps. ``saves``: where the third saves its state."""
+    """The directory of the log of some steps. ``saves``: where the third saves its state; ``more``:
+    what the program makes of a loss.
+    """
     torch.manual_seed(0)
     model, criterion = net(), nn.CrossEntropyLoss()
     opt = optimizer(model.parameters())
@@ -67,7 +70,7 @@ def train(
             at_step(step, model)
             if clears:
                 opt.zero_grad()
-            loss_of(model(x), y).backward()
+            more(loss_of(model(x), y)).backward()
             clip(model.parameters())
             opt.step()
             if saves and step == 2:
@@ -298,7 +301,126 @@ def test_a_weight_is_counted_once(plain: str, tmp_path: Path) -> None:
         net.get_parameter("head.bias").data.add_(1)
 
     comparison = fastcheck.compare(train(tmp_path / "log", begin=change), plain)
-    assert comparison["initial weights"].text == "1 of 8 tensors differ"
+    assert comparison["initial weights"].text == "1 of 11 tensors differ"
+
+
+def test_a_weight_that_is_written_to_before_its_first_update_is_no_initial_weight(
+    plain: str, tmp_path: Path
+) -> None:
+    seen: list[object] = []
+
+    def write(parameters: Iterator[nn.Parameter]) -> None:
+        weight = next(parameters)
+        if not seen:
+            weight.data.mul_(1.01)
+        seen.append(weight)
+
+    comparison = fastcheck.compare(train(tmp_path / "log", clip=write), plain)
+    assert comparison["initial weights"].answer == "yes"
+    assert comparison["update"].found.row.name == "first · optimizer · first.weight"
+    told = " ".join(comparison.advice)
+    assert "the weights of step 0 are equal to the bit when it begins, and not when" in told
+    assert "computes something else" not in told
+
+
+@pytest.mark.parametrize("rate", [0.001, 0.01])
+def test_rates_of_groups_that_are_added_later_are_those_of_their_step(
+    rate: float, tmp_path: Path
+) -> None:
+    def grown(*groups: dict[str, Any]) -> str:
+        held: list[torch.optim.Optimizer] = []
+
+        def grow(step: int, net: nn.Module) -> None:
+            for group in groups if step == 3 else ():
+                own = [net.get_parameter(name) for name in group["params"]]
+                held[0].add_param_group({**group, "params": own})
+
+        return train(
+            tmp_path / str(len(groups)),
+            begin=lambda _, optimizer: held.append(optimizer),
+            at_step=grow,
+            optimizer=lambda parameters: torch.optim.AdamW(list(parameters)[:-2]),
+        )
+
+    names = ["head.weight", "head.bias"]
+    whole = grown({"params": names})
+    comparison = fastcheck.compare(grown(*({"params": [n], "lr": rate} for n in names)), whole)
+    if rate == 0.001:
+        assert comparison.is_identical and "divided in another way" in comparison.notes[0]
+    else:
+        assert comparison.first is not None and comparison.first.row.step == 3
+
+
+def test_an_embedding_of_ones_own_is_no_other_index(tmp_path: Path) -> None:
+    class Scaled(nn.Embedding):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) * 4
+
+    def sides(kind: type[nn.Embedding], hook: float = 1.0) -> str:
+        def net() -> nn.Module:
+            made = nn.Sequential(kind(9, 8), nn.Flatten(), nn.Linear(16, 4))
+            if hook != 1:
+                made[0].register_forward_hook(lambda module, given, rows: rows * hook)
+            return made
+
+        data = [(x[:, :2].abs().long(), y) for x, y in batches(3)]
+        return train(tmp_path / f"{kind.__name__}{hook}", net=net, data=data)
+
+    reference = sides(nn.Embedding)
+    for actual in (sides(Scaled), sides(nn.Embedding, 4.0)):
+        told = why(actual, reference)
+        assert "looks up rows" not in told and not fastcheck.compare(actual, reference)
+
+
+class Skipping(Net):
+    """One of its layers has no part in the third step."""
+
+    count = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count += 1
+        x = self.act(self.first(x))
+        made: torch.Tensor = self.head(self.norm(x if self.count == 3 else x + self.last(x)))
+        return made
+
+
+def test_zeros_in_place_of_no_gradient_are_told(tmp_path: Path) -> None:
+    class Keeping(torch.optim.AdamW):
+        def zero_grad(self, set_to_none: bool = False) -> None:
+            super().zero_grad(set_to_none=False)
+
+    Keeping.__name__ = "AdamW"
+    logs = [
+        train(tmp_path / kind.__name__ / str(place), net=Skipping, optimizer=kind)
+        for place, kind in enumerate((Keeping, torch.optim.AdamW))
+    ]
+    told = why(*logs)
+    assert "in 1 step, 2 first, actual alone has a gradient of last.weight, all zeros" in told
+    assert "fault of the hardware" not in told
+
+
+def test_what_the_program_makes_of_a_loss_is_looked_at(plain: str, tmp_path: Path) -> None:
+    told = why(train(tmp_path / "log", more=lambda loss: loss + 0.1), plain)
+    assert "what comes before the loss is equal to the bit, up to CrossEntropyLoss" in told
+
+
+def test_growth_has_no_error_that_is_relative_to_zeros(plain: str, tmp_path: Path) -> None:
+    def freeze_norm(net: Any, _: object) -> None:
+        net.norm.eval()
+
+    growth = fastcheck.compare(plain, train(tmp_path / "log", begin=freeze_norm)).growth
+    assert growth and all(step.error < 1e290 for step in growth)
+
+
+def test_other_batches_after_a_resume_leave_the_buffers_as_they_were(tmp_path: Path) -> None:
+    saved = str(tmp_path / "saved.pt")
+    whole = train(tmp_path / "whole", saves=saved)
+
+    data = [(x + 1, y) for x, y in batches(6)[3:]]
+    actual = train(tmp_path / "log", begin=load(saved, lambda _: None), data=data)
+    comparison = fastcheck.compare(actual, whole)
+    assert comparison.steps == (3, 4, 5) and comparison["batches"].answer == "no"
+    assert comparison["initial weights"].answer == "yes"
 
 
 def test_gradients_of_zeros_are_said(plain: str, tmp_path: Path) -> None:

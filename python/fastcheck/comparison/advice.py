@@ -79,11 +79,12 @@ def advice_of(
         yield from _of_dtypes(asked[0])
     if tally.elsewhere and all(tally.elsewhere.values()):
         yield from _of_names(tally, sides)
+    first = questions.first
+    told = [] if first is None or given else [*_of_first(first, tally, sides, starts)]
     if origin is not None and not given and questions.expects_bits:
         has_bits = not tally.counts["without_bits"]
         equal = "equal to the bit" if has_bits else "equal as far as the statistics tell"
-        yield from _of_origin(questions, origin, equal)
-    first = questions.first
+        yield from _of_origin(questions, origin, equal, bool(told))
     if any(answer.answer in ("partly", "no") for answer in answers):
         yield from of_classes(None if given else first, tally, sides)
         yield from of_one_side(tally, sides, starts)
@@ -94,16 +95,16 @@ def advice_of(
         yield from of_split(sides) if questions.is_split else ()
         if sides[1].options.get("level") != "op" and path_of(first.row.name) in sides[1].classes:
             yield from _of_inputs(first)
+        yield from told
         if first.row.phase is Phase.UPDATE:
-            found = [*of_gradient(first, tally, starts), *of_updates(tally)]
-            found += of_state(first, sides, starts)
+            found = [*told, *of_updates(tally), *of_state(first, sides, starts)]
             if not found and origin is not None and first.key == origin.key and not origin.is_late:
                 equal = f". {origin.alike:,} other weights are equal to the bit in that step"
                 yield (
                     "gradients and settings agree: the optimizer computes something else, or "
                     f"something else writes to it{equal * origin.is_alone}"
                 )
-            yield from found
+            yield from found[len(told) :]
     if first is not None and first.row.phase in (Phase.LOSS, Phase.GRADIENTS):
         factor = factor_of(first.row.actual, first.row.reference)
         is_alone = origin is not None and first.key == origin.key and origin.is_alone and not given
@@ -123,6 +124,24 @@ def advice_of(
         yield (
             "If some tensors are on one side only on purpose (fused or split modules), use "
             "--accept missing"
+        )
+
+
+def _of_first(first: Found, tally: Tally, sides: Sides, starts: tuple[int, int]) -> Iterator[str]:
+    """Causes of the first difference that leave nothing else to look for."""
+    row = first.row
+    if row.phase is Phase.UPDATE:
+        yield from of_gradient(first, tally, starts)
+        if tally.counts["rewritten"] and row.step == starts[1]:
+            yield (
+                f"the weights of step {row.step:,} are equal to the bit when it begins, and not "
+                "when optimizer.step() does: something writes to them between the two (weights "
+                "that are moved for a second pass and not put back, a hook)"
+            )
+    elif row.name == "loss" and first.exact_before and first.after:
+        yield (
+            f"what comes before the loss is equal to the bit, up to {first.after}: look at what "
+            "the program makes of that (a term that is added, a weight, a division, a mean)"
         )
 
 
@@ -250,14 +269,14 @@ def _of_names(tally: Tally, sides: Sides) -> Iterator[str]:
         )
 
 
-def _late(origin: Origin, equal: str) -> str:
+def _late(origin: Origin, equal: str, is_told: bool) -> str:
     """The end of a sentence on a tensor that was equal in the steps before."""
     others = ""
     if origin.alike and (origin.row.phase is Phase.UPDATE or origin.is_parameters_gradient):
         are = "others of its kind are" if origin.alike > 1 else "other of its kind is"
         others = f". {origin.alike:,} {are} {equal} in that step"
     known = f"{equal} in the steps before, as was all else{others}"
-    if origin.causes:
+    if origin.causes or is_told:
         return known
     code = "code that writes to it, " if origin.row.phase is Phase.UPDATE else "code or "
     return (
@@ -266,10 +285,11 @@ def _late(origin: Origin, equal: str) -> str:
     )
 
 
-def _of_origin(questions: Questions, origin: Origin, equal: str) -> Iterator[str]:
-    """``equal``: how the tensors before it are equal."""
+def _of_origin(questions: Questions, origin: Origin, equal: str, is_told: bool) -> Iterator[str]:
+    """``equal``: how the tensors before it are equal. ``is_told``: its cause is known."""
     first, where = questions.first, f"step {origin.row.step:,}, {origin.row.name}"
-    late = f". It was {_late(origin, equal)}" if origin.is_late else ""
+    known = _late(origin, equal, is_told)
+    late = f". It was {known}" if origin.is_late else ""
     after, more = "", f". {_ELEMENTS}" if origin.row.elements is None else ""
     if origin.worst is not None:
         after = f"{origin.error_after:.2g} ({origin.worst.name})"
@@ -299,15 +319,15 @@ def _of_origin(questions: Questions, origin: Origin, equal: str) -> Iterator[str
     elif origin.row.state not in (PairState.REORDERED, PairState.CLOSE):
         yield from origin.causes
         if late:
-            yield f"{where} was {_late(origin, equal)}"
+            yield f"{where} was {known}"
     elif origin.is_other_update:
         yield (
             f"everything before it is {equal}, gradients too, and it differs by more than "
             "rounding makes of an update"
             + (
                 late
-                or ": another formula or constant of the optimizer, or something else that writes "
-                "to it"
+                or ": another formula, constant or state of the optimizer, or something else that "
+                "writes to it"
             )
             + ". If this is intended, use --accept order"
         )

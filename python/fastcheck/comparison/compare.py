@@ -121,6 +121,8 @@ _NOTES = {
     "what one module adds to a gradient, fastcheck the whole of it",
     "scales": "the loss scale {first}: gradients that carry it are divided by it, and their "
     "statistics are compared|; and {rest} more pairs of scales",
+    "rates": "{first} is of groups of parameters that are divided in another way: the smallest and "
+    "the largest rate agree",
     "small": "{count} gradient[ is|s are] no larger beside the largest of [its|their] step than "
     "rounding, {first} first: [it is|they are] not counted as different, nor [is the update that "
     "follows|are the updates that follow] from [it|them]",

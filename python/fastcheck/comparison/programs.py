@@ -9,9 +9,12 @@ from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import Any, Optional
 
+from fastcheck.utils.text.numbers import counted
+
 from .block import Source
 from .measure import PairState
 from .names import Name
+from .row import factor_of
 from .tally import Found, Missing, Tally
 
 Sides = tuple[Source, Source]
@@ -46,7 +49,11 @@ def of_modules(first: Found, sides: Sides) -> Iterator[str]:
     if settings:
         found = "; ".join(settings[: _MOST + 1])
         yield f"other settings of modules, as install() has found them: {found}"
-    elif " · forward · output" in first.row.name and class_of(sides[1], own) == "Embedding":
+    elif (
+        " · forward · output" in first.row.name
+        and all(class_of(side, own) == "Embedding" for side in sides)
+        and factor_of(first.row.actual, first.row.reference) == 1
+    ):
         yield (
             f"{own} (Embedding) looks up rows of a weight that agrees: look at the indices that it "
             "is given (an offset, other positions). A log has those that the model itself is given"
@@ -188,9 +195,20 @@ def of_gradient(first: Found, tally: Tally, starts: tuple[int, int]) -> Iterator
         entry = tally.missing.get((state, f"{module} · gradient of {label}"))
         step = first.row.step - starts[1] + starts[1 - place]
         if entry is not None and entry.is_alone and entry.first_step <= step:
+            rest = sum(at >= entry.first_step for at in tally.growth) * len(tally.batches)
+            when = f"from step {entry.first_step:,} on"
+            if entry.count < rest:
+                when = f"in {counted(entry.count, 'step')}, {entry.first_step:,} first,"
+            has = f"{when} {_SIDES[1 - place]} alone has a gradient of {label}"
+            if entry.is_zero:
+                yield (
+                    f"{has}, all zeros: in {_SIDES[place]} the optimizer finds none, and passes "
+                    "over it. Of zeros, as zero_grad(set_to_none=False) leaves them, it makes an "
+                    "update: averages and weight decay move the weight"
+                )
+                continue
             yield (
-                f"from step {entry.first_step:,} on {_SIDES[1 - place]} alone has a gradient of "
-                f"{label}: in {_SIDES[place]} the optimizer finds none (frozen: "
+                f"{has}: in {_SIDES[place]} the optimizer finds none (frozen: "
                 "requires_grad=False, a detach(), no path from the loss), and passes over it"
             )
 

@@ -184,6 +184,8 @@ class BlockComparison:
             chosen = np.sort(len(earlier) - 1 - last[np.isin(names, list(wanted))])
             found = only(earlier, chosen)
             found.phases[:] = Phase.WEIGHTS
+            # Its own readings come after the step.
+            block.phases[np.isin(block.names, found.names)] = Phase.FORWARD
             block = block.after(found)
             wanted -= set(found.names.tolist())
             if not wanted:
@@ -252,7 +254,8 @@ class BlockComparison:
                 continue
             self.tally.states[phase][state] += 1
             is_alone = int(block.names[index]) not in paired
-            self.tally.miss(state, str(name), phase, block.step, is_alone=is_alone)
+            is_zero = bool(block.records["zero_count"][index] == block.records["numel"][index])
+            self.tally.miss(state, str(name), phase, block.step, is_alone=is_alone, is_zero=is_zero)
             sides = (block, index), None
             left, right = sides if state is PairState.ONLY_ACTUAL else sides[::-1]
             self.course.report(make_row(self.names, block.step, phase, state, 0.0, 0, left, right))

@@ -57,7 +57,7 @@ class StepError(NamedTuple):
 @dataclass(frozen=True)
 class Missing:
     """A name that one side has fewer of. ``is_explained``: it makes no difference. ``is_alone``: in
-    the first of these steps that side has none of it.
+    the first of these steps that side has none of it. ``is_zero``: all elements are 0, each time.
     """
 
     state: PairState
@@ -67,6 +67,7 @@ class Missing:
     first_step: int
     is_explained: bool = False
     is_alone: bool = False
+    is_zero: bool = False
 
 
 class Firsts(NamedTuple):
@@ -137,12 +138,16 @@ class Tally:
         step: int,
         is_explained: bool = False,
         is_alone: bool = False,
+        is_zero: bool = False,
     ) -> None:
-        new = Missing(state, name, phase, 0, step, is_explained, is_alone)
+        new = Missing(state, name, phase, 0, step, is_explained, is_alone, is_zero)
         known = self.missing.get((state, name), new)
-        is_explained &= known.is_explained
         self.missing[state, name] = replace(
-            known, phase=phase, count=known.count + 1, is_explained=is_explained
+            known,
+            phase=phase,
+            count=known.count + 1,
+            is_explained=is_explained and known.is_explained,
+            is_zero=is_zero and known.is_zero,
         )
 
     def first(self, table: dict[Phase, Found], phases: tuple[Phase, ...]) -> Optional[Found]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 
 from fastcheck.comparison import measure
@@ -26,7 +28,9 @@ def judge(pairs: StepPairs) -> None:
     _settle_arrived(pairs)
     _judge_sums(pairs)
     _judge_given(pairs)
+    _settle_rewritten(pairs)
     _judge_moves(pairs)
+    _judge_rates(pairs)
     excuse_schedule(pairs)
     _excuse_unsteady(pairs)
     _excuse_noise(pairs)
@@ -75,6 +79,31 @@ def _judge_given(pairs: StepPairs) -> None:
         given &= ~reordered
     pairs.states[given] = PairState.DIFFERENT
     pairs.reasons[given & (pairs.reasons == 0)] = measure.GIVEN
+
+
+def _settle_rewritten(pairs: StepPairs) -> None:
+    """A first weight is read before the forward, and before each update. One that is equal at
+    first was written to in the step.
+    """
+    equal: Counter[int] = Counter()
+    is_given = (pairs.phases == Phase.WEIGHTS) & bool(pairs.course.given)
+    for index in np.flatnonzero(is_given).tolist():
+        number = int(pairs.names[index])
+        if pairs.states[index] == PairState.SAME:
+            equal[number] += 1
+        elif equal[number]:
+            pairs.phases[index] = Phase.UPDATE
+            pairs.course.tally.counts["rewritten"] += equal[number] == 1
+
+
+def _judge_rates(pairs: StepPairs) -> None:
+    """The rates of groups that are divided in another way have one record of another length."""
+    for index in np.flatnonzero(pairs.reasons == measure.NUMEL).tolist():
+        left, right = pairs.left[index], pairs.right[index]
+        is_same = left["min"] == right["min"] and left["max"] == right["max"]
+        if pairs.name(index).role == "learning_rate" and is_same:
+            pairs.set(index, PairState.SAME, 0.0, 0)
+            pairs.course.tally.note("rates", str(pairs.name(index)))
 
 
 def _judge_moves(pairs: StepPairs) -> None:

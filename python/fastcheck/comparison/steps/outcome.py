@@ -16,6 +16,8 @@ from .trace import trace
 
 # The number of pairs that are shown after the first difference.
 _TRAIL = 8
+# Reasons whose errors are relative to nothing.
+_WHOLE = (measure.NUMEL, measure.NONFINITE, measure.SHAPE)
 # Reasons of pairs that have no other numbers.
 _REARRANGED = (measure.IN_PARTS, measure.SCHEDULE, measure.RESIZED, measure.SCALED)
 
@@ -114,8 +116,10 @@ def _alone_before(
 
 def _note_growth(pairs: StepPairs, phase: Phase, here: np.ndarray) -> None:
     where = np.flatnonzero(here)
-    worst = int(where[np.argmax(pairs.errors[where])])
-    error = float(pairs.errors[worst])
+    # An error relative to zeros is no measure of a step.
+    is_measure = (pairs.right["abs_sum"] != 0) | np.isin(pairs.reasons, _WHOLE)
+    worst = int(where[np.argmax(np.where(is_measure, pairs.errors, 0.0)[where])])
+    error = float(pairs.errors[worst]) if is_measure[worst] else 0.0
     name = str(pairs.name(worst))
     if phase in COMPUTED:
         pairs.course.tally.grow(pairs.step_of(phase, worst), error, name)

@@ -93,9 +93,12 @@ class Pairs:
         return self.step_of(phase, index), phase, place, self.rank
 
     def step_of(self, phase: int, index: int) -> int:
-        """A parameter shows the update of the step before; a call of an optimizer is of its own."""
+        """A parameter shows the update of the step before; a call of an optimizer is of its own, as
+        its rates are.
+        """
         name = self.name(index)
         is_read = phase == Phase.UPDATE and (not name.op or name.role == "param")
+        is_read &= name.role not in ("learning_rate", "skipped_update")
         return self.before if is_read else self.step
 
     def other_order(self, index: int) -> Optional[tuple[str, str, str]]:

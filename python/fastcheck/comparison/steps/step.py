@@ -64,9 +64,10 @@ class StepPairs(Pairs):
 
     def is_counted(self) -> np.ndarray:
         """A boolean array: all but earlier readings of the same first weight."""
-        _, last = np.unique(self.names[::-1], return_index=True)
+        given = np.flatnonzero(self.phases == Phase.WEIGHTS)[::-1]
+        _, last = np.unique(self.names[given], return_index=True)
         is_counted: np.ndarray = self.phases != Phase.WEIGHTS
-        is_counted[len(self.names) - 1 - last] = True
+        is_counted[given[last]] = True
         return is_counted
 
     def leave_out(self, index: int, kind: str, reason: int, error: float = 0.0) -> None:
