@@ -231,6 +231,22 @@ SPLIT = [
         )
         for fault in ("frozen", "half", "transposed gradient")
     ),
+    Pair(
+        "2 ranks, one gradient is not reduced, against 2",
+        False,
+        {"ranks": 2, "fault": "one gradient is not reduced"},
+        {"ranks": 2},
+        said="there gradients are not averaged over the ranks",
+        run=train_ranks,
+    ),
+    Pair(
+        "2 ranks, the batch of rank 0, against 2",
+        False,
+        {"ranks": 2, "fault": "the batch of rank 0"},
+        {"ranks": 2},
+        said="rank 1 of actual reads what rank 0 of reference does, as rank 0 does",
+        run=train_ranks,
+    ),
     *(
         Pair(f"2 ranks, {fault}", False, {"ranks": 2, "fault": fault}, said=said, run=train_ranks)
         for fault, said in {
@@ -238,6 +254,7 @@ SPLIT = [
             "one gradient is not reduced": "NO",
             "another weight on rank 1": "2 · optimizer · 2.weight on rank 1 of actual is not that",
             "learning rate of rank 1": "optimizers.rank 1[0].groups[0].lr",
+            "the batch of rank 0": "batches NO",
         }.items()
     ),
 ]
@@ -547,6 +564,8 @@ CHECKED = (
     "calls, uneven against whole",
     "calls, swapped against whole",
     "2 ranks, another weight on rank 1",
+    "2 ranks, one gradient is not reduced, against 2",
+    "2 ranks, the batch of rank 0, against 2",
     "2 ranks, learning rate of rank 1",
     "ddp against fsdp2",
     "dtype torch.float64, norm torch",

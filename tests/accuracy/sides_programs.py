@@ -448,8 +448,9 @@ def _rank(rank: int, world: int, log: str, fault: str, port: int) -> None:
             if rank and step == 2 and fault == "another weight on rank 1":
                 with torch.no_grad():
                     model.get_parameter("2.weight").mul_(0.9)
-            x = torch.randn(8, 12, generator=draw).chunk(world)[rank]
-            labels = torch.randint(0, 5, (8,), generator=draw).chunk(world)[rank]
+            part = 0 if fault == "the batch of rank 0" else rank
+            x = torch.randn(8, 12, generator=draw).chunk(world)[part]
+            labels = torch.randint(0, 5, (8,), generator=draw).chunk(world)[part]
             update.zero_grad()
             criterion(model(x), labels).backward()
             for parameter in model.parameters():

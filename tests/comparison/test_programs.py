@@ -412,6 +412,149 @@ def test_growth_has_no_error_that_is_relative_to_zeros(plain: str, tmp_path: Pat
     assert growth and all(step.error < 1e290 for step in growth)
 
 
+class Taught(Net):
+    """A layer of it follows another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.teacher = nn.Linear(8, 4).requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = super().forward(x) + self.teacher(x)
+        return made
+
+
+def test_a_weight_that_no_optimizer_updates_is_looked_at(tmp_path: Path) -> None:
+    def follow(decay: float) -> str:
+        def at_step(step: int, net: Any) -> None:
+            if step > 1:
+                net.teacher.weight.data.lerp_(net.head.weight.data, 1 - decay)
+
+        def trained(parameters: Any) -> torch.optim.Optimizer:
+            return torch.optim.AdamW([one for one in parameters if one.requires_grad])
+
+        return train(tmp_path / str(decay), net=Taught, at_step=at_step, optimizer=trained)
+
+    told = why(follow(0.9), follow(0.8))
+    assert "a log has teacher.weight of the first step alone, since no optimizer updates it" in told
+    assert "look for what begins there" not in told
+
+
+def test_an_optimizer_of_another_model_is_told(plain: str, tmp_path: Path) -> None:
+    def copied(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.AdamW([one.detach().clone().requires_grad_() for one in parameters])
+
+    logs = train(tmp_path / "log", optimizer=copied), plain
+    assert "optimizers[0] of actual holds none of the model's parameters" in why(*logs)
+    assert "optimizers[0] of reference holds none" in why(*logs[::-1])
+
+
+class OtherAdamW(torch.optim.AdamW):
+    pass
+
+
+def test_settings_that_change_nothing_are_offered(plain: str, tmp_path: Path) -> None:
+    actual = train(tmp_path / "log", optimizer=OtherAdamW)
+    advice = "--accept hyper-parameters compares what they have computed"
+    assert f"{advice}, which agrees" in why(actual, plain)
+    assert fastcheck.compare(actual, plain, accept="hyper-parameters")
+    faster = why(train(tmp_path / "fast", optimizer=lambda p: torch.optim.AdamW(p, 2e-3)), plain)
+    assert advice in faster and "which agrees" not in faster
+
+
+def test_settings_of_the_module_of_an_initial_weight_are_told(plain: str, tmp_path: Path) -> None:
+    def change(net: Any, _: object) -> None:
+        net.norm.momentum = 0.2
+        net.norm.running_mean.add_(1)
+
+    told = why(train(tmp_path / "log", begin=change), plain)
+    assert "norm.momentum is 0.2 in actual and 0.1 in reference" in told
+
+
+def test_a_rate_that_changes_where_the_updates_part_is_told(tmp_path: Path) -> None:
+    def sides(power: float, at: int) -> str:
+        held: list[Any] = []
+
+        class Rated(torch.optim.SGD):
+            @torch.no_grad()
+            def step(self, closure: Any = None) -> None:
+                for group in self.param_groups:
+                    for parameter in group["params"]:
+                        rate = 0.1 * (group["lr"] / 0.1) ** power
+                        parameter.sub_(rate * parameter.grad)
+
+        def at_step(step: int, net: nn.Module) -> None:
+            held[0].param_groups[0]["lr"] = 0.1 if step < at else 0.01
+
+        return train(
+            tmp_path / f"{power} {at}",
+            begin=lambda _, optimizer: held.append(optimizer),
+            at_step=at_step,
+            optimizer=lambda parameters: Rated(parameters, 0.1),
+        )
+
+    told = "in that step optimizers[0].groups[0].lr is changed for the first time, from 0.1 to 0.01"
+    assert told in why(sides(2.0, 3), sides(1.0, 3))
+    # A second step has a momentum for the first time.
+    assert told not in why(sides(2.0, 1), sides(1.0, 1))
+
+
+class Pair(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(9, 8), nn.Linear(8, 9)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self.head(self.embedding(x) - 2 * self.embedding(y))
+        return made.flatten(0, 1)
+
+
+@pytest.mark.parametrize(
+    ("order", "text"),
+    [
+        ((1, 0, 2), "input[0] and the model · forward · input[1] are in each other's place in st"),
+        ((0, 1, 0), "input[1] of actual is the model · forward · input[0] of both sides (targets"),
+        ((0, 2, 2), "input[1] of actual is CrossEntropyLoss · forward · input[1] of both sides ("),
+        ((0, 3, 2), ""),
+    ],
+)
+def test_an_input_in_the_place_of_another_is_told(
+    order: tuple[int, int, int], text: str, tmp_path: Path
+) -> None:
+    def fit(*order: int) -> str:
+        torch.manual_seed(0)
+        net, criterion = Pair(), nn.CrossEntropyLoss()
+        update = torch.optim.SGD(net.parameters(), 0.1)
+        data = torch.Generator().manual_seed(1)
+        with fastcheck.install(net, criterion, log_dir=tmp_path / str(order)):
+            for _ in range(3):
+                given = [torch.randint(0, 9, (4, 6), generator=data) for _ in range(4)]
+                x, y, labels = (given[place].clone() for place in order)
+                update.zero_grad()
+                criterion(net(x, y), labels.flatten()).backward()
+                update.step()
+        return str(tmp_path / str(order))
+
+    told = why(fit(*order), fit(0, 1, 2))
+    assert text in told if text else "in step 0" not in told
+
+
+def test_a_norm_of_a_batch_in_other_parts_has_other_means(tmp_path: Path) -> None:
+    def fit(parts: int) -> str:
+        torch.manual_seed(0)
+        net, criterion = Net(), nn.CrossEntropyLoss()
+        update = torch.optim.SGD(net.parameters(), 0.1)
+        with fastcheck.install(net, criterion, log_dir=tmp_path / str(parts)):
+            for x, y in batches(3):
+                update.zero_grad()
+                for one, labels in zip(x.chunk(parts), y.chunk(parts)):
+                    (criterion(net(one), labels) / parts).backward()
+                update.step()
+        return str(tmp_path / str(parts))
+
+    assert "norm (BatchNorm1d) takes the mean and the variance of each part" in why(fit(2), fit(1))
+
+
 def test_other_batches_after_a_resume_leave_the_buffers_as_they_were(tmp_path: Path) -> None:
     saved = str(tmp_path / "saved.pt")
     whole = train(tmp_path / "whole", saves=saved)
@@ -549,3 +692,16 @@ def test_a_meta_file_that_cannot_be_read_is_named(
     main(["show", log])
     for text in (" ".join(str(comparison).split()), capsys.readouterr().out):
         assert ("meta-rank0.json can't be read: " in text) is (content is not None)
+
+
+def test_no_setting_is_offered_where_names_are_others(plain: str, tmp_path: Path) -> None:
+    def renamed() -> nn.Module:
+        net = Net()
+        net.last_one, net.last = net.last, nn.Identity()
+        net.act = nn.Sequential(net.act, net.last_one)
+        del net.last_one
+        return net
+
+    actual = train(tmp_path / "log", net=renamed)
+    text = str(fastcheck.compare(actual, plain))
+    assert "give rename=" in text and "--accept hyper-parameters" not in text

@@ -19,6 +19,9 @@ from .programs import (
     of_left_out,
     of_modules,
     of_one_side,
+    of_other_model,
+    of_rates,
+    of_settings,
     of_split,
     of_state,
     of_updates,
@@ -69,10 +72,18 @@ def advice_of(
         )
     yield from _of_steps(tally, answers, questions.first)
     is_over = any(answer.answer == "not asked" for answer in answers)
-    if is_over and [answer.question for answer in given] == ["environment"]:
+    kinds = [answer.question for answer in given]
+    is_renamed = bool(tally.lookalikes)
+    if is_over and kinds and not is_renamed and set(kinds) <= {"environment", "hyper-parameters"}:
+        yield from of_other_model(sides)
+        options = " ".join(f"--accept {kind}" for kind in kinds)
+        is_equal = is_level and bool(tally.losses)
+        if is_equal and not all(entry.is_explained for entry in tally.missing.values()):
+            options += " --accept missing"
+        agrees = ", which agrees" * is_equal
         yield (
-            "if the two are meant to differ in that, --accept environment compares what they have "
-            "computed"
+            f"if the two are meant to differ in that, {options} compares what they have "
+            f"computed{agrees}"
         )
     asked = [answer.found for answer in answers if answer.answer == "no" and answer.found]
     if asked:
@@ -88,6 +99,9 @@ def advice_of(
     if any(answer.answer in ("partly", "no") for answer in answers):
         yield from of_classes(None if given else first, tally, sides)
         yield from of_one_side(tally, sides, starts)
+        for answer in given:
+            if answer.found is not None and answer.found.row.phase is Phase.WEIGHTS:
+                yield from of_settings([path_of(answer.found.row.name)], sides)
     if first is not None and not given:
         yield from of_left_out(first, sides)
         yield from of_modules(first, sides)
@@ -105,6 +119,8 @@ def advice_of(
                     f"something else writes to it{equal * origin.is_alone}"
                 )
             yield from found[len(told) :]
+            if not found:
+                yield from of_rates(first, sides, starts)
     if first is not None and first.row.phase in (Phase.LOSS, Phase.GRADIENTS):
         factor = factor_of(first.row.actual, first.row.reference)
         is_alone = origin is not None and first.key == origin.key and origin.is_alone and not given
@@ -138,6 +154,14 @@ def _of_first(first: Found, tally: Tally, sides: Sides, starts: tuple[int, int])
                 "when optimizer.step() does: something writes to them between the two (weights "
                 "that are moved for a second pass and not put back, a hook)"
             )
+    elif tally.unreduced and row.step == tally.unreduced.step and " · gradient of " in row.name:
+        _, rank, name, side = tally.unreduced
+        yield (
+            f"{name} of rank {rank} is that of the lowest rank in {_SIDES[1 - side]}, to the bit, "
+            f"and not in {_SIDES[side]}: there gradients are not averaged over the ranks "
+            "(no_sync(), a backward() that DistributedDataParallel does not see, an all_reduce() "
+            "that is left out)"
+        )
     elif row.name == "loss" and first.exact_before and first.after:
         yield (
             f"what comes before the loss is equal to the bit, up to {first.after}: look at what "
@@ -188,7 +212,7 @@ def _of_steps(tally: Tally, answers: tuple[Answer, ...], first: Optional[Found])
             )
             return
     if step is not None:
-        yield from of_order(tally.batches.values())
+        yield from of_order(tally.batches)
 
 
 def _of_calls(first: Found) -> Iterator[str]:

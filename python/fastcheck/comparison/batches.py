@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from typing import Optional
+from collections.abc import Iterator, Mapping
+from typing import Callable, Optional
 
 import numpy as np
 
@@ -29,6 +29,9 @@ class BatchOrder:
     """
 
     def __init__(self) -> None:
+        self.labels: dict[int, str] = {}
+        #: A sentence on what the first inputs that differ are of the others of their step.
+        self.exchanged = ""
         self.held: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
         self.first = 0
         self.until: Optional[int] = None
@@ -37,8 +40,19 @@ class BatchOrder:
         self.again: Optional[tuple[int, int, int]] = None
         self._totals: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
-    def keep(self, step: int, names: np.ndarray, left: np.ndarray, right: np.ndarray) -> None:
-        """Adds the batches of a step, by the numbers of their names and both sides' records."""
+    def keep(
+        self,
+        step: int,
+        names: np.ndarray,
+        left: np.ndarray,
+        right: np.ndarray,
+        label: Callable[[int], str] = str,
+    ) -> None:
+        """Adds the batches of a step, by the numbers of their names and both sides' records.
+        ``label``: the name of a number.
+        """
+        if not self._totals and (left["checksum"] != right["checksum"]).any():
+            self.exchanged = _exchanged(step, [label(n) for n in names.tolist()], left, right)
         for place, number in enumerate(names.tolist()):
             mine, other = int(left["checksum"][place]), int(right["checksum"][place])
             if len(self.held[number]) < _MOST:
@@ -79,6 +93,46 @@ class BatchOrder:
         return max(spans) >= _SPAN or any(float(total["sum"][0]) % 1 for total in totals)
 
 
+def _exchanged(step: int, labels: list[str], left: np.ndarray, right: np.ndarray) -> str:
+    """A sentence on an input that is, to the bit, another of the reference; "" where none is."""
+    varied = np.flatnonzero(right["min"] != right["max"]).tolist()
+    places = {int(right["checksum"][place]): place for place in varied}
+    for mine in np.flatnonzero(left["checksum"] != right["checksum"]).tolist():
+        other = places.get(int(left["checksum"][mine]))
+        if other is None or labels[mine] == labels[other]:
+            continue
+        if left["checksum"][other] == right["checksum"][mine]:
+            return f"{labels[mine]} and {labels[other]} are in each other's place in step {step:,}"
+        whose = "of reference"
+        if left["checksum"][other] == right["checksum"][other]:
+            whose = "of both sides (targets that are not shifted, or one tensor given twice)"
+        return f"{labels[mine]} of actual is {labels[other]} {whose} in step {step:,}, to the bit"
+    return ""
+
+
+def _of_ranks(ranks: Mapping[int, BatchOrder]) -> Iterator[str]:
+    """A sentence on a rank that reads what another rank of the reference reads."""
+    first = {
+        rank: {number: held[0] for number, held in batches.held.items() if held}
+        for rank, batches in ranks.items()
+    }
+    for rank, mine in first.items():
+        if all(own == other for _, own, other in mine.values()):
+            continue
+        for another, its in first.items():
+            if another != rank and {n: own for n, (_, own, _) in mine.items()} == {
+                n: other for n, (_, _, other) in its.items()
+            }:
+                same = all(own == other for _, own, other in its.values())
+                more = (
+                    f", as rank {another} does: the ranks do not share the data (a sampler that "
+                    "does not know its rank, or data that each rank draws by one seed)"
+                )
+                reads = f"rank {rank} of actual reads what rank {another} of reference does"
+                yield reads + more * same
+                return
+
+
 def _are_same(records: tuple[np.ndarray, np.ndarray]) -> bool:
     left, right = records
     if any(left[field] != right[field] for field in (*COUNTS, *_ENDS)):
@@ -89,9 +143,14 @@ def _are_same(records: tuple[np.ndarray, np.ndarray]) -> bool:
     )
 
 
-def of_order(ranks: Iterable[BatchOrder]) -> Iterator[str]:
-    """Sentences on batches that are those of other steps of the reference, or the same samples."""
-    for batches in ranks:
+def of_order(ranks: Mapping[int, BatchOrder]) -> Iterator[str]:
+    """Sentences on batches that are those of other steps or ranks of the reference, or other inputs
+    of their step, or the same samples.
+    """
+    if told := [*_of_ranks(ranks), *(b.exchanged for b in ranks.values() if b.exchanged)]:
+        yield told[0]
+        return
+    for batches in ranks.values():
         if batches.again is not None:
             late, first, step = batches.again
             side, longer = (("reference", "actual"), ("actual", "reference"))[late]

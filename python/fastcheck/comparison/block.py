@@ -117,6 +117,8 @@ class Source:
     notes: list[str]
     #: Nested dictionaries that are compared key by key, by the question that they answer.
     settings: dict[Phase, Any]
+    #: The rates and thresholds that change by plan, by name: from which step on, and to what.
+    schedules: Mapping[str, Sequence[tuple[int, float]]] = MappingProxyType({})
     #: The number of modules that ran inside torch.compile, as far as the source records it.
     compiled_modules = 0
     #: The attributes of each module that are numbers, by path, as far as the source records them.

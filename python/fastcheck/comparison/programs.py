@@ -5,13 +5,13 @@ modules, criteria and parameters of one side alone, the state that optimizers be
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any, Optional
 
 from fastcheck.utils.text.numbers import counted
 
-from .block import Source
+from .block import Phase, Source
 from .measure import PairState
 from .names import Name
 from .row import factor_of
@@ -20,6 +20,8 @@ from .tally import Found, Missing, Tally
 Sides = tuple[Source, Source]
 _SIDES = ("actual", "reference")
 _MOST = 3
+# Stands for a parameter that is none of the model.
+_NOT_OURS = "not the model's"
 # The key of a module's class among its attributes.
 _CLASS = "class"
 #: Each update has a record of its learning rates.
@@ -29,6 +31,8 @@ _RANDOM = (
     *("Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "FeatureAlphaDropout"),
     "RReLU",
 )
+#: Classes of torch whose output depends on which samples are together.
+_AVERAGING = ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d")
 
 
 def path_of(name: str) -> str:
@@ -45,11 +49,11 @@ def of_modules(first: Found, sides: Sides) -> Iterator[str]:
     own = path_of(first.row.name)
     alone = [path_of(name) for names in first.alone for name in names]
     paths = dict.fromkeys([*_around(own), *alone])
-    settings = [text for path in paths for text in _other_settings(path, sides)]
+    settings = [*of_settings(paths, sides)]
+    yield from settings
     if settings:
-        found = "; ".join(settings[: _MOST + 1])
-        yield f"other settings of modules, as install() has found them: {found}"
-    elif (
+        return
+    if (
         " · forward · output" in first.row.name
         and all(class_of(side, own) == "Embedding" for side in sides)
         and factor_of(first.row.actual, first.row.reference) == 1
@@ -67,6 +71,52 @@ def of_modules(first: Found, sides: Sides) -> Iterator[str]:
             f"{own} ({class_of(sides[1], own)}) draws random numbers: look at the seeds, and at "
             "what draws from the same generator before it on one side alone"
         )
+
+
+def of_settings(paths: Iterable[str], sides: Sides) -> Iterator[str]:
+    """Attributes of these modules that differ."""
+    settings = [text for path in paths for text in _other_settings(path, sides)]
+    if settings:
+        found = "; ".join(settings[: _MOST + 1])
+        yield f"other settings of modules, as install() has found them: {found}"
+
+
+def of_other_model(sides: Sides) -> Iterator[str]:
+    """An optimizer of one side alone that holds none of the model's parameters."""
+    held = [[*_held_by(side)] for side in sides]
+    for number, both in enumerate(zip(*held)):
+        strange = [names == {_NOT_OURS} for names in both]
+        if strange[0] != strange[1]:
+            yield (
+                f"optimizers[{number}] of {_SIDES[strange.index(True)]} holds none of the model's "
+                "parameters: it is of other tensors, as where the model is copied, or made anew, "
+                "after its optimizer"
+            )
+
+
+def _held_by(side: Source) -> Iterator[set[str]]:
+    """The names of the parameters of each optimizer."""
+    optimizers = (side.settings.get(Phase.HYPERPARAMETERS) or {}).get("optimizers")
+    for optimizer in optimizers if isinstance(optimizers, list) else ():
+        groups = optimizer.get("groups", ())
+        yield {str(name) for group in groups for name in group.get("parameters", ())}
+
+
+def of_rates(first: Found, sides: Sides, starts: tuple[int, int]) -> Iterator[str]:
+    """A learning rate that is changed for the first time in the step of the first difference."""
+    step = first.row.step
+    for name, changes in sides[1].schedules.items():
+        later = [at for at, _ in changes if at > starts[1]]
+        # A second step has a momentum for the first time.
+        if name.endswith(".lr") and step > starts[1] + 1 and later[:1] == [step]:
+            old, new = ([v for at, v in changes if at < step], dict(changes)[step])
+            begun = f" from {old[-1]:.6g}" if old else ""
+            yield (
+                f"in that step {name} is changed for the first time,{begun} to {new:.6g}, on both "
+                "sides: look at what of the optimizer goes by it (a momentum that holds rates, a "
+                "decay)"
+            )
+            return
 
 
 def of_left_out(first: Found, sides: Sides) -> Iterator[str]:
@@ -88,19 +138,28 @@ def of_left_out(first: Found, sides: Sides) -> Iterator[str]:
 
 
 def of_split(sides: Sides) -> Iterator[str]:
-    """A module that draws random numbers, where the two sides split the batch in other ways."""
+    """Modules that draw random numbers, or average over samples, where the two sides split the
+    batch in other ways.
+    """
     mine, other = (
         {
             path: held
             for path, held in side.modules.items()
-            if held.get(_CLASS) in _RANDOM and held.get("training") and held.get("p", 1)
+            if held.get("training") and held.get("p", 1)
         }
         for side in sides
     )
-    if path := next((path for path in mine if path in other), ""):
+    both = {path: str(held.get(_CLASS)) for path, held in mine.items() if path in other}
+    if path := next((path for path, kind in both.items() if kind in _RANDOM), ""):
         yield (
-            f"{path} ({mine[path][_CLASS]}) draws random numbers, and others for a batch in other "
-            "parts: the two agree only where nothing is drawn (p=0)"
+            f"{path} ({both[path]}) draws random numbers, and others for a batch in other parts: "
+            "the two agree only where nothing is drawn (p=0)"
+        )
+    if path := next((path for path, kind in both.items() if kind in _AVERAGING), ""):
+        yield (
+            f"{path} ({both[path]}) takes the mean and the variance of each part of the batch by "
+            "itself: the two agree only where parts are as large on both sides (of ranks, "
+            "SyncBatchNorm takes those of the whole)"
         )
 
 

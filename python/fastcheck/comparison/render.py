@@ -131,6 +131,7 @@ def _details(answer: Answer, is_checkpoint: bool, indent: int) -> list[Part]:
     if answer.found is not None:
         row = answer.found.row
         step = "" if is_checkpoint else f" at step {row.step:,}"
+        step += f", rank {row.rank}" if row.rank else ""
         lines += wrap(f"first{step}: {row.name}", width, pad, pad + "  ")
         if row.why:
             lines += wrap(row.why, width, pad + "  ")

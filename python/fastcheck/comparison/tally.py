@@ -70,6 +70,17 @@ class Missing:
     is_zero: bool = False
 
 
+class Unreduced(NamedTuple):
+    """The first gradient of a parameter that this rank has as the lowest does, except on one side:
+    0 is actual.
+    """
+
+    step: int
+    rank: int
+    name: str
+    side: int
+
+
 class Firsts(NamedTuple):
     """The first finds by question: what is different, not equal to the bit, not finite on one side;
     and the largest error.
@@ -103,6 +114,7 @@ class Tally:
         self.dtypes: Counter[tuple[str, str]] = Counter()
         #: By name, whether all compared pairs are equal to the bit; None: it is not asked.
         self.unchanged: Optional[dict[str, bool]] = None
+        self.unreduced: Optional[Unreduced] = None
         self.losses: dict[int, LossPair] = {}
         self.batches: dict[int, BatchOrder] = defaultdict(BatchOrder)  # by rank
         #: Pairs of the same numbers in another order, by question about what was given.

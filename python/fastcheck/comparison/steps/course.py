@@ -42,6 +42,8 @@ class Handed:
     #: The names of what the last step that was equal to the bit has computed, and its pairs.
     equal_names: Sequence[int] = ()
     equal_step: Optional[Pairs] = None
+    #: The numbers of the parameters of the first step.
+    first_weights: Sequence[int] = ()
     #: The parameters of the step before.
     parameters: Optional[Parameters] = None
 
@@ -72,6 +74,9 @@ class Course:
         # A run's batches and first weights are given; a checkpoint's weights were computed.
         is_run = self.sides[0].kind.family == "run"
         self.given = (Phase.BATCHES, Phase.WEIGHTS) if is_run else ()
+        self.has_ranks = is_run and len({rank for _, rank in self.sides[1].places()}) > 1
+        #: A step, and the checksums of both sides' gradients of the lowest rank in it, by number.
+        self.first_gradients: tuple[int, dict[int, tuple[int, int]]] = -1, {}
         #: By rank.
         self.handed: dict[int, Handed] = defaultdict(lambda: Handed(Drift(*self.sides)))
 

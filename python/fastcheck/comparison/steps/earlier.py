@@ -4,7 +4,7 @@ not move any more.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -21,8 +21,10 @@ _SUMMED, _SIGNIFICANT = 1e-5, 1e-3
 _FEW = 3
 
 
-def causes_of(now: Pairs, index: int, before: Pairs) -> Iterator[str]:
-    """Causes that a pair shows which differs first, after a step that was equal to the bit."""
+def causes_of(now: Pairs, index: int, before: Pairs, first_weights: Sequence[int]) -> Iterator[str]:
+    """Causes that a pair shows which differs first, after a step that was equal to the bit.
+    ``first_weights``: the numbers of the parameters of the first step.
+    """
     name = now.name(index)
     if name.role == "param_grad":
         for place, side in enumerate(_SIDES):
@@ -37,6 +39,22 @@ def causes_of(now: Pairs, index: int, before: Pairs) -> Iterator[str]:
                 f"{label} stays as it was in {side}, and moves on the other side: {name.module} "
                 f"runs in eval mode in {side}, or its momentum is 0 there"
             )
+        if label := _unread_weight(now, name.module, first_weights):
+            yield (
+                f"a log has {label} of the first step alone, since no optimizer updates it: look "
+                "at what else writes to it (an average of other weights: its rate, its place in "
+                "the loop). If nothing does, the operator is not deterministic, or the hardware "
+                "at fault"
+            )
+
+
+def _unread_weight(now: Pairs, module: str, first_weights: Sequence[int]) -> str:
+    """A weight of a module of which none is read any more; "" where there is none."""
+    first, read = ([now.table[n] for n in names] for names in (first_weights, now.names.tolist()))
+    if any(name.role == "param" and name.module == module for name in read):
+        return ""
+    own = (f"{name.module}.{name.label}" for name in first if name.module == module)
+    return next(own, "")
 
 
 def _adds_up(now: Pairs, before: Pairs, place: int) -> bool:

@@ -115,6 +115,8 @@ def _judge_moves(pairs: StepPairs) -> None:
     arrays = (pairs.names, pairs.left, pairs.right, pairs.formats)
     now = Parameters(*(array[where] for array in arrays))
     before, pairs.handed.parameters = pairs.handed.parameters, now
+    if before is None:
+        pairs.handed.first_weights = now.names.tolist()
     if before is None or not course.given or course.tally.unchanged is not None:
         return
     wanted = (pairs.phases[where] == Phase.UPDATE) & np.isin(

@@ -8,7 +8,7 @@ from fastcheck.comparison import measure
 from fastcheck.comparison.block import Phase
 from fastcheck.comparison.measure import PairState
 from fastcheck.comparison.over_time import LossPair, loss_of
-from fastcheck.comparison.tally import COMPUTED, KEPT_ROWS, KEPT_STEPS, Found
+from fastcheck.comparison.tally import COMPUTED, KEPT_ROWS, KEPT_STEPS, Found, Unreduced
 from fastcheck.record.format import Depth
 
 from .step import StepPairs
@@ -40,12 +40,34 @@ def add_to_tally(pairs: StepPairs) -> None:
     _keep_losses(pairs)
     given = (pairs.phases == Phase.BATCHES) & pairs.has_bits
     batches = pairs.names[given], pairs.left[given], pairs.right[given]
-    tally.batches[pairs.rank].keep(pairs.step, *batches)
+    tally.batches[pairs.rank].keep(pairs.step, *batches, lambda n: str(pairs.table[n]))
+    if pairs.course.has_ranks and not tally.unreduced:
+        _compare_ranks(pairs)
     if tally.unchanged is not None:
         for index, is_same in enumerate((pairs.states == PairState.SAME).tolist()):
             name = str(pairs.name(index))
             tally.unchanged[name] = is_same and tally.unchanged.get(name, True)
     pairs.handed.computed = pairs.summed_up(np.isin(pairs.phases, COMPUTED[:3]))
+
+
+def _compare_ranks(pairs: StepPairs) -> None:
+    """Notes a gradient that is the same on all ranks of one side alone."""
+    last: dict[int, tuple[int, int]] = {}
+    for place in np.flatnonzero(pairs.has_bits).tolist():
+        if pairs.name(place).role == "param_grad":
+            sides = (pairs.left[place], pairs.right[place])
+            mine, other = (int(side["checksum"]) for side in sides)
+            last[int(pairs.names[place])] = mine, other
+    step, first = pairs.course.first_gradients
+    if step != pairs.step:
+        pairs.course.first_gradients = pairs.step, last
+        return
+    both = [(number, last[number], first[number]) for number in last if number in first]
+    apart = [[n for n, mine, its in both if mine[side] != its[side]] for side in (0, 1)]
+    for side in (0, 1):
+        if apart[side] and not apart[1 - side]:
+            name = str(pairs.table[apart[side][0]])
+            pairs.course.tally.unreduced = Unreduced(step, pairs.rank, name, side)
 
 
 def _count(pairs: StepPairs) -> None:

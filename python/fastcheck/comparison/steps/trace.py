@@ -62,7 +62,9 @@ def _origin_at(pairs: StepPairs, key: Key, index: int) -> Origin:
         is_permuted(left, right, state, code),
         bool(pairs.beyond[index]),
         is_late=is_late,
-        causes=list(causes_of(pairs, index, before)) if is_late and before is not None else [],
+        causes=list(causes_of(pairs, index, before, pairs.handed.first_weights))
+        if is_late and before is not None
+        else [],
         alike=alike,
         is_alone=others == 1,
         is_open=key[1] != Phase.UPDATE,
