@@ -58,6 +58,16 @@ def test_weights_that_were_not_loaded_are_found_by_two_batches(tmp_path: Path) -
     assert "the batch is equal to the bit, and the next batch" in found.notes[0]
 
 
+def test_a_buffer_that_was_not_loaded_is_an_initial_weight(tmp_path: Path) -> None:
+    """The whole run has it after the update of the step before; the resumed one at its begin."""
+    train_resumed(tmp_path / "whole", fault="whole")
+    train_resumed(tmp_path / "resumed", fault="buffers")
+    found = fastcheck.compare(tmp_path / "resumed", tmp_path / "whole")
+    assert answers(found)["batches"] == "yes" and answers(found)["initial weights"] == "no"
+    assert "norm.running_mean\n" in str(found)
+    assert "the norms differ: all zeros in actual\n" in str(found)
+
+
 def test_a_batch_in_parts_is_held_against_the_whole(tmp_path: Path) -> None:
     train_split(tmp_path / "whole")
     train_split(tmp_path / "parts", parts=4)
