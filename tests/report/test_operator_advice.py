@@ -699,6 +699,17 @@ def test_xlogy_has_no_number_beside_its_operands(kind: str) -> None:
     assert "other" in told and "held finite numbers alone" not in told
 
 
+def test_a_value_on_the_border_of_a_support() -> None:
+    model = torch.nn.Linear(4, 2)
+    with fastcheck.install(model), pytest.raises(fastcheck.OverflowDetected) as stop:
+        shape = model(torch.ones(3, 4)).square() + 2
+        beta = torch.distributions.Beta(shape[:, 0], shape[:, 1], validate_args=False)
+        loss = beta.log_prob(torch.tensor([0.5, 1.0, 0.2])).mean()
+        loss.backward()
+    first = advise(stop.value.report)[0]
+    assert "log_prob() was given a value on the border of the distribution's support" in first.text
+
+
 @pytest.mark.parametrize(
     ("op", "counts"),
     [

@@ -77,6 +77,17 @@ def test_the_line_is_in_a_function_that_has_returned(name: str) -> None:
     assert sources(made.written) == [CALLS[name][1]]
 
 
+def share(y: torch.Tensor) -> torch.Tensor:
+    weight = 1 / (1 + y.square())
+    return weight / (y - y).sum()
+
+
+def test_a_quotient_of_two_tensors_is_no_reciprocal() -> None:
+    made = made_by(lambda model: share(model(BATCH)).sum().backward(), nn.Linear(4, 3))
+    assert made.operator == "DivBackward0"
+    assert sources(made.written) == ["share: return weight / (y - y).sum()"]
+
+
 def test_the_line_is_in_a_function_within_one_that_has_returned() -> None:
     def loss(y: torch.Tensor) -> torch.Tensor:
         def inner() -> torch.Tensor:

@@ -230,7 +230,9 @@ class _Search:
                 return node.end_lineno or 0 if is_named and writes(node, statement) else 0
         if isinstance(node, ast.BinOp):
             is_it = self._is_operator(node.op, node.right) and not _is_text(node.left)
-            return (node.left.end_lineno or 0) if is_it else 0
+            # Autograd's name of 1 / x is that of a reciprocal.
+            is_other = self._names == {"div"} and isinstance(node.left, ast.Constant)
+            return (node.left.end_lineno or 0) if is_it and not is_other else 0
         if isinstance(statement, ast.AugAssign) and node is statement.target:
             return node.lineno if self._is_operator(statement.op, statement.value) else 0
         if not isinstance(node, ast.Call):

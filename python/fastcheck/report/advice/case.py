@@ -170,6 +170,14 @@ class Case:
         return f"{self.site.module_type if is_maker else ''} {self.site.op or self.op_name}".lower()
 
     @property
+    def is_density(self) -> bool:
+        """True if what made it is, or may be, within ``log_prob()`` of a distribution."""
+        made = self.report.made_by
+        return made is not None and ".log_prob(" in " ".join(
+            (made.variable, made.line, *made.written)
+        )
+
+    @property
     def rates(self) -> str:
         """The learning rates of the optimizers' groups, as a clause in brackets."""
         named = ", ".join(

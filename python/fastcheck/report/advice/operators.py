@@ -209,6 +209,13 @@ def _logarithm(case: Case, made: Operation) -> Iterator[Advice]:
     if reading.min > end:
         return
     where = _zeros(label, reading) if not end else f"{label} reaches -1"
+    if made.name == "xlogy" and case.is_density:
+        yield Advice(
+            f"{where}: log(0) is -Inf. log_prob() was given a value on the border of the "
+            "distribution's support, or a rate of 0: clamp it inside.",
+            "distribution.log_prob(value.clamp(eps, 1 - eps))",
+        )
+        return
     narrow = reading.float_format is not None and reading.float_format.is_narrow
     eps = {"bfloat16": "0.004", "float16": "0.0005"}.get(reading.dtype, "its spacing")
     yield Advice(
