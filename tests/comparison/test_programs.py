@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils import clip_grad_value_  # by name, before install()
+from torch.utils.checkpoint import checkpoint
 
 import fastcheck
 from fastcheck.cli.main import main
@@ -692,6 +693,92 @@ def test_a_meta_file_that_cannot_be_read_is_named(
     main(["show", log])
     for text in (" ".join(str(comparison).split()), capsys.readouterr().out):
         assert ("meta-rank0.json can't be read: " in text) is (content is not None)
+
+
+def test_another_norm_of_clipping_is_told(tmp_path: Path) -> None:
+    logs = [
+        train(
+            tmp_path / str(kind),
+            clip=lambda parameters, kind=kind: nn.utils.clip_grad_norm_(parameters, 0.1, kind),
+        )
+        for kind in (float("inf"), 2.0)
+    ]
+    assert "what clipping reads differs: gradients of other parameters, another" in why(*logs)
+
+
+class Recomputing(nn.Module):
+    keeps = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.dropout, self.last = nn.Linear(8, 8), nn.Dropout(0.3), nn.Linear(8, 4)
+
+    def part(self, x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self.dropout(self.first(x).relu())
+        return made
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made = checkpoint(self.part, x, use_reentrant=False, preserve_rng_state=self.keeps)
+        found: torch.Tensor = self.last(made)
+        return found
+
+
+class Keeping(Recomputing):
+    keeps = True
+
+
+def test_a_mask_that_is_drawn_again_in_backward_is_told(tmp_path: Path) -> None:
+    actual = train(tmp_path / "a", net=Recomputing)
+    reference = train(tmp_path / "b", net=Keeping)
+    told = why(actual, reference)
+    assert "dropout (Dropout) makes another gradient of what is equal to the bit: its mask" in told
+
+
+@pytest.mark.parametrize(("factor", "is_told"), [(2.0, True), (1.0, False)])
+def test_what_a_forward_makes_of_its_modules_is_told(
+    factor: float, is_told: bool, plain: str, tmp_path: Path
+) -> None:
+    class Scaled(Net):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) * factor
+
+    told = why(train(tmp_path / "log", net=Scaled), train(tmp_path / "b", net=Doubled))
+    assert ("the modules in the model return what is equal to the bit: its" in told) == is_told
+
+
+class Doubled(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * 1.0
+
+
+def test_optimizers_that_step_in_another_order_are_told(tmp_path: Path) -> None:
+    def fit(*order: int) -> str:
+        torch.manual_seed(0)
+        net, criterion = Net(), nn.CrossEntropyLoss()
+        parameters = list(net.parameters())
+        updates = [torch.optim.SGD(own, 0.1) for own in (parameters[:2], parameters[2:])]
+        with fastcheck.install(net, criterion, log_dir=tmp_path / str(order)):
+            for x, y in batches(3):
+                net.zero_grad()
+                criterion(net(x), y).backward()
+                for place in order:
+                    updates[place].step()
+        return str(tmp_path / str(order))
+
+    text = "the optimizers hold the same parameters in another order: they are numbered in the"
+    assert text in why(fit(1, 0), fit(0, 1))
+
+
+def test_a_dropout_that_falls_silent_is_no_fault_of_the_hardware(tmp_path: Path) -> None:
+    def net() -> nn.Module:
+        return nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, 4))
+
+    def at_step(step: int, net: nn.Module) -> None:
+        net.train(step < 3)
+
+    logs = train(tmp_path / "a", net=net, at_step=at_step), train(tmp_path / "b", net=net)
+    told = why(*logs)
+    assert "was equal to the bit in the steps before" in told and "hardware" not in told
 
 
 def test_no_setting_is_offered_where_names_are_others(plain: str, tmp_path: Path) -> None:

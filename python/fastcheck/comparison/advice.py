@@ -37,6 +37,7 @@ _ELEMENTS = (
     "depend on the order of the elements. --exact demands equal bits; a Dumper(tensors=True) of "
     "that module, on both sides, compares the elements"
 )
+_TOTAL_NORM = " · total norm of the gradients"
 _FORMULA = (
     ": the formula, a constant or the precision (TF32, bfloat16) is different, or something has "
     "written to it or to what it reads"
@@ -95,7 +96,8 @@ def advice_of(
     if origin is not None and not given and questions.expects_bits:
         has_bits = not tally.counts["without_bits"]
         equal = "equal to the bit" if has_bits else "equal as far as the statistics tell"
-        yield from _of_origin(questions, origin, equal, bool(told))
+        is_told = bool(told) or (first is not None and _begins_alone(first, tally))
+        yield from _of_origin(questions, origin, equal, is_told)
     if any(answer.answer in ("partly", "no") for answer in answers):
         yield from of_classes(None if given else first, tally, sides)
         yield from of_one_side(tally, sides, starts)
@@ -162,6 +164,11 @@ def _of_first(first: Found, tally: Tally, sides: Sides, starts: tuple[int, int])
             "(no_sync(), a backward() that DistributedDataParallel does not see, an all_reduce() "
             "that is left out)"
         )
+    elif row.name.endswith(_TOTAL_NORM) and first.exact_before:
+        yield (
+            "what clipping reads differs: gradients of other parameters, another norm_type=, or "
+            "gradients that something has changed after backward()"
+        )
     elif row.name == "loss" and first.exact_before and first.after:
         yield (
             f"what comes before the loss is equal to the bit, up to {first.after}: look at what "
@@ -213,6 +220,17 @@ def _of_steps(tally: Tally, answers: tuple[Answer, ...], first: Optional[Found])
             return
     if step is not None:
         yield from of_order(tally.batches)
+
+
+def _begins_alone(first: Found, tally: Tally) -> bool:
+    """True if one side alone has something before the first difference, from its step on."""
+    states = PairState.ONLY_ACTUAL, PairState.ONLY_REFERENCE
+    entries = (
+        tally.missing.get((state, name))
+        for state, names in zip(states, first.alone)
+        for name in names
+    )
+    return any(entry is not None and entry.first_step == first.row.step for entry in entries)
 
 
 def _of_calls(first: Found) -> Iterator[str]:

@@ -27,10 +27,8 @@ _CLASS = "class"
 #: Each update has a record of its learning rates.
 _RATE = str(Name("", "optimizer", "learning_rate", "lr"))
 #: Classes of torch whose output has random numbers in it.
-_RANDOM = (
-    *("Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "FeatureAlphaDropout"),
-    "RReLU",
-)
+_DROPPING = ("Dropout", "Dropout1d", "Dropout2d", "Dropout3d")
+_RANDOM = (*_DROPPING, "AlphaDropout", "FeatureAlphaDropout", "RReLU")
 #: Classes of torch whose output depends on which samples are together.
 _AVERAGING = ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d")
 
@@ -71,6 +69,29 @@ def of_modules(first: Found, sides: Sides) -> Iterator[str]:
             f"{own} ({class_of(sides[1], own)}) draws random numbers: look at the seeds, and at "
             "what draws from the same generator before it on one side alone"
         )
+    elif (
+        first.row.name == f"{own} · backward · gradient of input[0]"
+        and class_of(sides[1], own) in _DROPPING
+        and first.exact_before
+    ):
+        yield (
+            f"{own} ({class_of(sides[1], own)}) makes another gradient of what is equal to the "
+            "bit: its mask is not that of its forward, as where activation checkpointing draws it "
+            "again (preserve_rng_state=False)"
+        )
+    elif _is_of_its_own(first, own):
+        yield (
+            f"the modules in {own or 'the model'} return what is equal to the bit: its own "
+            f"forward(), or a hook on it, makes another output of that, after {first.after}"
+        )
+
+
+def _is_of_its_own(first: Found, own: str) -> bool:
+    """True if it is an output of a module that calls others, which agree, and does more itself."""
+    below = f"{own}." if own else ""
+    is_after = path_of(first.after).startswith(below) and path_of(first.after) != own
+    is_output = first.row.name.startswith(f"{own or 'the model'} · forward · output")
+    return is_output and is_after and first.exact_before and not any(first.alone)
 
 
 def of_settings(paths: Iterable[str], sides: Sides) -> Iterator[str]:
@@ -84,6 +105,11 @@ def of_settings(paths: Iterable[str], sides: Sides) -> Iterator[str]:
 def of_other_model(sides: Sides) -> Iterator[str]:
     """An optimizer of one side alone that holds none of the model's parameters."""
     held = [[*_held_by(side)] for side in sides]
+    if held[0] != held[1] and sorted(map(sorted, held[0])) == sorted(map(sorted, held[1])):
+        yield (
+            "the optimizers hold the same parameters in another order: they are numbered in the "
+            "order in which they first step"
+        )
     for number, both in enumerate(zip(*held)):
         strange = [names == {_NOT_OURS} for names in both]
         if strange[0] != strange[1]:
