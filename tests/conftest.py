@@ -252,6 +252,12 @@ SLOW = (
 )
 
 
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    """Random numbers of a test are the same whatever ran before it in its process."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _deterministic_algorithms_as_before() -> Iterator[None]:
     """seed_all() switches torch's deterministic algorithms on."""
@@ -429,9 +435,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture
 def fresh_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A seed, and a folder of the test's own: a stop writes its log there."""
+    """A folder of the test's own: a stop writes its log there."""
     monkeypatch.chdir(tmp_path)
-    torch.manual_seed(0)
 
 
 def _close_call_modes() -> None:
