@@ -699,6 +699,15 @@ def test_xlogy_has_no_number_beside_its_operands(kind: str) -> None:
     assert "other" in told and "held finite numbers alone" not in told
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("op", ["aten.rsqrt", "aten.div.Tensor"])
+def test_an_eps_that_float16_rounds_to_0(op: str, dtype: str) -> None:
+    inputs = {"self": ZERO, "other (aten.add)": of(0.0, 0.0, dtype=dtype, zero_count=8)}
+    inputs = {"self": inputs["other (aten.add)"]} if op == "aten.rsqrt" else inputs
+    told = advice_of(operator_report(op, inputs, dtype=dtype, posinf_count=8))
+    assert ("In float16 an eps below 3e-8 is 0. Add an eps" in told) == (dtype == "float16")
+
+
 def test_a_value_on_the_border_of_a_support() -> None:
     model = torch.nn.Linear(4, 2)
     with fastcheck.install(model), pytest.raises(fastcheck.OverflowDetected) as stop:

@@ -78,6 +78,11 @@ def _zeros(label: str, reading: RecordStatistics) -> str:
     return f"{label} is 0 in {reading.zero_count:,} of {reading.components:,} elements"
 
 
+def _eps_is_0(reading: RecordStatistics) -> str:
+    """A sentence on an eps that may have been added."""
+    return " In float16 an eps below 3e-8 is 0." if reading.dtype == "float16" else ""
+
+
 def _spread(case: Case, made: Operation) -> Iterator[Advice]:
     label, reading = made.operand(0)
     if reading is None or not made.may_be_nan:
@@ -141,7 +146,7 @@ def _division(case: Case, made: Operation) -> Iterator[Advice]:
     result = (
         "0/0 is NaN" if made.is_nan else "x/0 is Inf, 0/0 NaN" if made.may_be_nan else "x/0 is Inf"
     )
-    seen = f"The divisor {_zeros(label, divisor)}: {result}."
+    seen = f"The divisor {_zeros(label, divisor)}: {result}.{_eps_is_0(divisor)}"
     origin = made.origins.get(label, "")
     if re.fullmatch(r"(?:linalg_(?:vector|matrix)_)?norm", origin):
         yield Advice(
@@ -291,8 +296,8 @@ def _power(case: Case, made: Operation) -> Iterator[Advice]:
     elif made.may_be_inf and made.name != "sqrt" and made.is_inverse_of(reading):
         yield Advice(
             f"{_zeros(label, reading)}: "
-            f"{'1/sqrt(0)' if made.name == 'rsqrt' else 'a negative power of 0'} is Inf. Add an "
-            "eps before.",
+            f"{'1/sqrt(0)' if made.name == 'rsqrt' else 'a negative power of 0'} is Inf."
+            f"{_eps_is_0(reading)} Add an eps before.",
             "(x + eps).rsqrt()" if made.name == "rsqrt" else "(x + eps) ** p",
         )
     elif reading.min is None or reading.max is None or reading.nonfinite_count:
