@@ -23,6 +23,7 @@ import fastcheck
 import harness
 from accuracy.invariants_healthy import HEALTHY
 from accuracy.invariants_loops import LOOPS
+from accuracy.invariants_objectives import OBJECTIVES
 from accuracy.invariants_programs import FAULTS
 from accuracy.invariants_reports import REPORTS
 from accuracy.invariants_threads import THREADS
@@ -88,7 +89,7 @@ def main() -> int:
     options = parser.parse_args()
     torch.set_num_threads(1)
     rows = []
-    known = (*FAULTS, *THREADS, *LOOPS, *REPORTS)
+    known = (*FAULTS, *THREADS, *LOOPS, *REPORTS, *OBJECTIVES)
     faults = [f for f in known if not options.names or f.name in options.names]
     for fault in harness.few(faults) if options.only != "healthy" else ():
         warned, told = texts_of(fault.program(True))

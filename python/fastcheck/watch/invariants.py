@@ -474,7 +474,7 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
     _fact(
         "no_logarithm", cause="loss",
         text="in the graph of the loss {name}{checks}: it "
-        "expects logarithms of probabilities as input",
+        "expects logarithms of probabilities there",
         advice="give it log_softmax of the logits (targets of kl_div stay probabilities, unless "
         "log_target=True)", source="forums: kl_div that becomes negative, CTCLoss of logits",
     ),
@@ -632,6 +632,95 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
         "averaged before{checks}: it is one factor for all, where a focal loss has one for each "
         "example (reduction=\"none\", and the mean after the product)",
         source="Kaggle's library of losses: FocalLoss",
+    ),
+    _fact(
+        "contrastive", cause="loss",
+        text="in the graph of the loss {name}{checks}",
+        advice="give cross entropy each positive once, at its target: z1 @ z2.T with "
+        "torch.arange(N), or z @ z.T with -inf on its diagonal",
+        source="forums: InfoNCE, the diagonal of SimCLR",
+    ),
+    _fact(
+        "variational", cause="loss",
+        text="in the graph of the loss the divergence of N(mean, variance) from N(0, 1) {name}"
+        "{checks}",
+        advice="add -0.5 * (1 + logvar - mean**2 - logvar.exp()) to the loss, and draw "
+        "mean + (0.5 * logvar).exp() * torch.randn_like(mean), or with rsample()",
+        source="forums: a VAE whose samples do not depend on the input",
+    ),
+    _fact(
+        "advantage", cause="loss",
+        text="in the graph of the loss {name} is multiplied by an advantage that has a gradient, "
+        "and whose value has a loss of its own{checks}: the policy's loss trains the value, too, "
+        "to be as its action was likely",
+        advice="detach() the advantage where it weighs the policy's loss",
+        source="forums: actor-critic without detach()",
+    ),
+    _fact(
+        "trained_target", cause="loss",
+        text="in the graph of the loss the value of an action, which gather() took, has a target "
+        "with a gradient, which holds the {name} of others, and an optimizer trains both{checks}: "
+        "the target moves to the value, too. Q-learning computes it under no_grad(); residual "
+        "gradients lead through both",
+        source="forums: DQN without detach()",
+    ),
+    _fact(
+        "trained_reference", cause="loss",
+        text="in the graph of the loss log-probabilities of {name} are compared, and optimizers "
+        "train both{checks}: a reference, as DPO has, stays as it was, computed under no_grad()",
+        source="forums: a reference policy in the optimizer",
+    ),
+    _fact(
+        "nothing_preferred", cause="loss",
+        text="in the graph of the loss logsigmoid is given 0 in all {name} after ten updates and "
+        "more{checks}, as where the reference policy is the policy itself",
+        advice="keep the reference as it was, with copy.deepcopy(model).requires_grad_(False) "
+        "before training", source="forums: DPO with a loss that stays 0.6931",
+    ),
+    _fact(
+        "one_class", cause="data",
+        text="in the graph of the loss cross entropy, the only loss, is given one class alone: "
+        "{name}{checks}. Data that are sorted by class may not be shuffled, or the conversion of "
+        "labels to integers may have cut them off", source="forums: a loss that falls to 0 at once",
+    ),
+    _fact(
+        "given_targets", cause="data",
+        text="the targets of the loss are {name} of what a layer is given, number for number"
+        "{checks}: the model can read them there, unless that is what it is to learn",
+        source="forums: the label among the features, a window that holds its target",
+    ),
+    _fact(
+        "inert_term", cause="loss",
+        text="a term of the loss has no graph, and its value has changed{checks}: it trains "
+        "nothing, as a penalty that is made of .data, .item(), detach(), a comparison or counts",
+        source="forums: a regularizer without a gradient",
+    ),
+    _fact(
+        "same_dropout", cause="data",
+        text="dropout ({name}) drops the same elements{checks}: the generator of random numbers is "
+        "set to the same state in each step",
+        advice="call torch.manual_seed() once, before training",
+        source="forums: manual_seed() in the loop",
+    ),
+    _fact(
+        "turned", cause="loss",
+        text="the loss is a cross entropy times a number below 0{checks}: updates make the targets "
+        "less likely. Forgetting on purpose does that",
+        source="forums: a log-likelihood that is minimized",
+    ),
+    _fact(
+        "entropy", cause="loss",
+        text="the loss adds the entropy of probabilities to that of a policy{checks}: updates make "
+        "it smaller, and what is drawn less random. A bonus for exploration is subtracted",
+        source="forums: the sign of the entropy in A2C and PPO",
+    ),
+    _fact(
+        "unregistered", cause="optimizer",
+        text="{name} get gradients that nothing uses{checks}: parameters() has no weights of what "
+        "a list, a tuple or a dictionary holds, and no optimizer that has stepped has them",
+        advice="use nn.ModuleList or nn.ModuleDict, and make the optimizer after that; freeze what "
+        "is not to be trained with requires_grad_(False)",
+        source="forums: layers in a Python list",
     ),
     _fact(
         "one_number", cause="layer",

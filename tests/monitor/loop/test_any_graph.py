@@ -88,7 +88,7 @@ def test_no_check_fails_on_any_graph() -> None:
         if made.grad_fn is not None:
             looked += 1
             loss = made.sum() if made.dim() else made
-            forms = LossForms(set, set)
+            forms = LossForms(set, set, list)
             forms.look([loss])
             forms.look([loss])
             classes_of([loss])

@@ -17,7 +17,7 @@ from support.told import texts
 
 
 def _forms(loss: Tensor) -> dict[str, str]:
-    return LossForms(set, set).look([loss])
+    return LossForms(set, set, list).look([loss])
 
 
 def _entropy(logits: Tensor) -> Tensor:

@@ -74,6 +74,19 @@ _FORMS = (
     "broadcast",
     "focal_mean",
     "made_in_forward",
+    "contrastive",
+    "variational",
+    "advantage",
+    "trained_target",
+    "trained_reference",
+    "nothing_preferred",
+    "one_class",
+    "given_targets",
+    "inert_term",
+    "same_dropout",
+    "unregistered",
+    "turned",
+    "entropy",
 )
 _TOTAL = "is that of the update before, to which another loss was added"
 # An average that keeps no more of itself has its decay and 1 - decay the wrong way round.
@@ -133,7 +146,7 @@ class Facts:
         #: The parts that look at a graph or at tensors now and then.
         self.looks = _Looks(
             Parts(session),
-            LossForms(self._known, self._held),
+            LossForms(self._known, self._held, self.models.installed),
             Masks(is_on and attends),
             Averages(),
             Frozen(),
@@ -204,6 +217,8 @@ class Facts:
         forms = self.looks.forms.look(roots)
         if not self._losses.is_without_graph:
             forms.pop("constant_term", None)
+        elif "constant_term" in forms:
+            forms.pop("inert_term", None)
         if self._losses.has_no_second:
             forms["no_second"] = ""
         self._know_derivatives()

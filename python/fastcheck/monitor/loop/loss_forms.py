@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Callable, Optional
 
@@ -35,6 +35,18 @@ from .nodes import (
     saved_by,
     shape_of,
 )
+from .objectives import (
+    contrastive,
+    given_targets,
+    nothing_preferred,
+    one_class,
+    trained_advantage,
+    trained_reference,
+    trained_target,
+    turned,
+    variational,
+)
+from .since_last_look import SinceLastLook
 from .targets import are_distributions, counts_padding, token_targets, wrong_targets
 
 _MOST_NODES = 20_000
@@ -59,6 +71,7 @@ _NOT_GIVEN = {
 _RANGES = {"Sigmoid": ("from 0 to 1", 1), "Tanh": ("from -1 to 1", 2)}
 # Cosines times less than this are hardly logits.
 _LEAST_SCALE = 0.5
+_OF_LIKELIHOOD = ("Sub", "Div", "Neg", "Exp")
 _OF_LOGITS = ("LogSoftmax", "BinaryCrossEntropyWithLogits")
 _STRAIGHT = "pass the gradient straight through, as x + (round(x) - x).detach() does"
 _SAMPLE = "sample so that the gradient passes, as mean + std * torch.randn_like(std) does"
@@ -120,9 +133,16 @@ class LossForms:
     """
 
     def __init__(
-        self, known: Callable[[], Collection[int]], held: Callable[[], Collection[int]]
+        self,
+        known: Callable[[], Collection[int]],
+        held: Callable[[], Collection[int]],
+        models: Callable[[], Sequence[torch.nn.Module]],
     ) -> None:
         self._last = (-1, 0)
+        # Where several optimizers take turns, the loss of each is compared with its own.
+        self._since: defaultdict[int, SinceLastLook] = defaultdict(
+            lambda: SinceLastLook(models, known)
+        )
         self._known = known
         self._held = held
         # The number of the newest node that was marked.
@@ -172,6 +192,8 @@ class LossForms:
                     met.add(child)
                     waiting.append(child)
         forms.update(token_targets(met))
+        forms.update(self._since[self._last[1]].compare(roots, met))
+        self._look_at_objective(forms, roots, met)
         if mask := fault_of_masks(met):
             forms["mask"] = mask
         if padding := counts_padding(met):
@@ -187,6 +209,32 @@ class LossForms:
         self._mark(roots)
         self._know_derivatives(roots, met if not waiting else (), flat)
         return forms
+
+    def _look_at_objective(
+        self, forms: dict[str, str], roots: Sequence[torch.Tensor], nodes: Collection[Any]
+    ) -> None:
+        """Looks at losses of a kind that is known."""
+        found = {
+            "variational": variational(nodes, roots),
+            "advantage": trained_advantage(nodes),
+            "one_class": one_class(roots),
+            "given_targets": given_targets(nodes),
+        }
+        forms.update({form: what for form, what in found.items() if what})
+        forms.update(turned(nodes, roots))
+        for node in nodes:
+            if target := trained_target(node, self._trains):
+                forms["trained_target"] = target
+            if models := trained_reference(node, self._trained_by):
+                forms["trained_reference"] = models
+            # Before the first update a policy is its reference.
+            if self._last[0] and (elements := nothing_preferred(node)):
+                forms["nothing_preferred"] = elements
+
+    def _trained_by(self, node: Any) -> frozenset[int]:
+        """The parameters of optimizers that this node is made of."""
+        leaves = (leaf_of(made) for made in _reached([node]))
+        return frozenset(map(id, leaves)) & frozenset(self._held())
 
     def _mark(self, roots: Sequence[torch.Tensor]) -> None:
         """Marks the nodes next to the losses."""
@@ -342,21 +390,29 @@ def _no_logarithm(node: Any) -> str:
     if kind_of(node).endswith("CtcLoss"):
         given = maker_of(node)
         what = _LINEAR.get(kind_of(given), "a softmax" if kind_of(given) == "Softmax" else "")
-        return f"ctc_loss is given the result of {what}" if what else ""
-    # kl_div() is the sum of xlogy(target, target) - target * input.
+        return f"ctc_loss is given the result of {what} as input" if what else ""
+    # kl_div() is the sum of xlogy(target, target) - target * input, or, with log_target=True, of
+    # exp(target) * (target - input).
     found = match(node, ("Mean|Sum", ("Sub", "-|Xlogy", ("t:Mul", "-", "x:*"))))
-    target = saved_by(found["t"], "self") if found else None
-    if found is None or target is None:
+    exponential = match(node, ("Mean|Sum", ("t:Mul", "-", ("Sub", "-", "x:LogSoftmax"))))
+    target = saved_by((found or exponential or {}).get("t"), "self")
+    if target is None:
         return ""
+    if found is None:
+        is_exponential = bool((target >= 1).all()) and are_distributions(target.log(), -1)
+        return "kl_div with log_target=True is given probabilities as target" * is_exponential
     given = found["x"]
-    while VIEWS.fullmatch(kind_of(given)):
+    while VIEWS.fullmatch(kind_of(given)) or match(given, ("Mul|Div", "*", "-")):
         given = given.next_functions[0][0]
-    if kind_of(given) != "Softmax":
+    kind, dimension = kind_of(given), 1 if kind_of(given) == "Convolution" else -1
+    if kind == "Softmax":
+        dimension = axis_of(given)[0]
+    elif kind not in _LINEAR:
         return ""
-    dimension, shape = axis_of(given)
-    rows = target.sum(dtype=torch.float64) * shape[dimension] / target.numel()
+    classes = shape_of(given)[dimension]
+    rows = target.sum(dtype=torch.float64) * classes / target.numel()
     is_target = math.isclose(rows, 1, rel_tol=1e-3) and bool((target >= 0).all())
-    return "kl_div is given the result of a softmax" if is_target else ""
+    return f"kl_div is given the result of {_LINEAR.get(kind, 'a softmax')} as input" * is_target
 
 
 def never_negative(root: torch.Tensor, is_scaled: bool) -> str:
@@ -464,8 +520,8 @@ def _broadcast(node: Any) -> str:
     numbers, perhaps the first of two that are added.
     """
     inner: Any = node.next_functions[0][0] if kind_of(node) in ("Mean", "Sum") else None
-    while _is_of_terms(inner):
-        inner = inner.next_functions[0][0]
+    while (term := _term_of(inner)) is not None:
+        inner = term
     # PowBackward1 has an exponent that is a tensor.
     is_square = type(inner).__name__ == "PowBackward0" and inner._saved_exponent == 2
     is_size = is_square or kind_of(inner) == "Abs"
@@ -504,16 +560,25 @@ def _broadcast(node: Any) -> str:
     ) * is_so
 
 
-def _is_of_terms(node: Any) -> bool:
-    """True for what keeps the shape of its first operand with a graph: a sum or a choice of terms
-    of a loss, or a term times a number.
+def _term_of(node: Any) -> Any:
+    """The operand of a sum or a choice of terms of a loss, or of a term times a number, that is
+    first, or alone has the shape of the result; None: it is none of these.
     """
     if kind_of(node) in ("Mul", "Div") and match(node, ("*", "Pow|Abs", "-")):
         factor = saved_by(node, "other")
-        return factor is not None and factor.numel() == 1
+        return node.next_functions[0][0] if factor is not None and factor.numel() == 1 else None
     terms = ("Mul|Neg|Pow|Abs", "Mul|Pow|Abs|Sub")
     is_sum = match(node, ("Add|Sub", *terms)) or match(node, ("Where", *terms))
-    return is_sum is not None or kind_of(node) in ("Neg", "Minimum")
+    if is_sum is not None or kind_of(node) in ("Neg", "Minimum"):
+        return node.next_functions[0][0]
+    # The logarithm of a likelihood: -(x - mean)^2 / (2 * variance) - log(deviation) - c; or
+    # exp(x) - target * x.
+    if kind_of(node) not in ("Sub", "Div"):
+        return None
+    children = [child for child, _ in node.next_functions]
+    whole = [child for child in children if child and shape_of(child) == shape_of(node)]
+    is_likelihood = len(whole) == 1 and kind_of(whole[0]) in ("Sub", "Div", "Neg", "Mul")
+    return whole[0] if is_likelihood and kind_of(children[0]) in _OF_LIKELIHOOD else None
 
 
 def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -568,6 +633,8 @@ def _similarities(loss: Any) -> Optional[list[Any]]:
             if sign > 0:
                 return None
             sides += factors
+        elif kind == "MseLoss" and sign > 0 and all(map(is_normalised, children)):
+            sides += children
         elif kind in ("Mean", "Sum", "View", "Squeeze", "Neg", "Rsub"):
             waiting.append((children[0], -sign if kind in ("Neg", "Rsub") else sign))
         elif kind in ("Mul", "Div") and len(with_graph) == 1:
@@ -633,6 +700,7 @@ _CHECKS: tuple[tuple[str, Callable[[Any], str]], ...] = (
     ("over_samples", over_samples),
     ("broadcast", _broadcast),
     ("focal_mean", _focal_mean),
+    ("contrastive", contrastive),
     ("of_itself", _itself),
     ("wrong_targets", wrong_targets),
 )

@@ -82,8 +82,12 @@ class ModelFacts:
             about = f"{keys.unexpected_keys[0]}, not {names[0]}{_place_of_program()}"
             self._streaks.tell_once("loaded_nothing", len(keys.unexpected_keys), about)
 
+    def installed(self) -> list[torch.nn.Module]:
+        """The models that were passed to ``install()``, as far as they are there."""
+        return [root for node in self._nodes if node.is_root and (root := node.module())]
+
     def _is_of_models(self, module: torch.nn.Module) -> bool:
-        roots = [root for node in self._nodes if node.is_root and (root := node.module())]
+        roots = self.installed()
         is_part = any(module in root.modules() for root in roots)
         return is_part or any(root in module.modules() for root in roots)
 

@@ -1,0 +1,218 @@
+"""Comparisons of the graph of a loss with that of the look before: terms without a graph, elements
+that dropout drops, and weights that get gradients and no updates.
+
+Reads tensors that the graph has saved, and waits for a device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any, Callable, Optional
+
+import torch
+import torch.nn.functional as F
+from torch.nn.modules.dropout import _DropoutNd
+
+from fastcheck.utils.torch.memory_ref import MemoryRef
+from fastcheck.utils.torch.readable import can_read_now
+
+from .nodes import kind_of, leaf_of, operand_of, saved_by, signed
+
+# Roundings of the loss that a change of it is more than.
+_ROUNDINGS = 16
+# The terms of a loss that are added up at most.
+_MOST_TERMS = 64
+# The elements of a mask: so many are hardly dropped twice by chance.
+_LEAST_MASK, _MOST_MASK = 256, 4096
+# Standard deviations that the share of dropped elements is from p at most.
+_DEVIATIONS = 6.0
+
+
+class SinceLastLook:
+    """``models``: returns those that are installed; ``known``: the numbers of their parameters and
+    those of the optimizers.
+    """
+
+    def __init__(
+        self,
+        models: Callable[[], Sequence[torch.nn.Module]],
+        known: Callable[[], Collection[int]],
+    ) -> None:
+        self._models = models
+        self._known = known
+        # The least and the largest value of what a loss has beside its criteria.
+        self._rest = (math.inf, -math.inf)
+        # The largest loss.
+        self._size = 0.0
+        self._mask: Optional[torch.Tensor] = None
+        # The version of each weight that nothing updates, and its gradient.
+        self._idle: dict[int, tuple[MemoryRef, int, MemoryRef]] = {}
+
+    def compare(self, roots: Sequence[torch.Tensor], nodes: Collection[Any]) -> dict[str, str]:
+        """The forms that differ from those of the look before, or do not."""
+        forms: dict[str, str] = {}
+        if self._has_other_rest(roots):
+            forms["inert_term"] = ""
+        if same := self._drops_the_same(nodes):
+            forms["same_dropout"] = same
+        if idle := self._are_idle(nodes):
+            forms["unregistered"] = idle
+        return forms
+
+    def _has_other_rest(self, roots: Sequence[torch.Tensor]) -> bool:
+        """True if what a loss has beside its criteria has not always had one value."""
+        root = roots[0] if len(roots) == 1 else None
+        if root is None or root.grad_fn is None or root.numel() != 1 or not can_read_now(root):
+            return False
+        rest = _rest(root)
+        if rest is None:
+            return False
+        least, most = min(self._rest[0], rest), max(self._rest[1], rest)
+        self._rest = least, most
+        size = self._size = max(self._size, abs(float(root)), abs(rest))
+        return most - least > _ROUNDINGS * torch.finfo(root.dtype).eps * size
+
+    def _drops_the_same(self, nodes: Collection[Any]) -> str:
+        """Names a dropout that drops the elements that it dropped before."""
+        before, self._mask = self._mask, None
+        shares = {
+            module.p
+            for model in self._models()
+            for module in model.modules()
+            if isinstance(module, _DropoutNd) and module.training and 0 < module.p < 1
+        }
+        mask, share = _first_mask(nodes, shares) if shares else (None, 0.0)
+        self._mask = mask
+        if mask is None or before is None or mask.shape != before.shape:
+            return ""
+        return f"p={share:g}" if torch.equal(mask, before) else ""
+
+    def _are_idle(self, nodes: Collection[Any]) -> str:
+        """Names the weights in a list, a dictionary or an attribute of a model, none of which it
+        has registered, that have gradients to which backward() goes on adding.
+        """
+        before, self._idle = self._idle, {}
+        known = self._known()
+        leaves = {id(leaf): leaf for node in nodes if (leaf := leaf_of(node)) is not None}
+        strange = {number: leaf for number, leaf in leaves.items() if number not in known}
+        names = []
+        for name, weight in _unregistered(self._models()) if strange else ():
+            if id(weight) not in strange or weight.grad is None:
+                continue
+            gradient = weight.grad
+            self._idle[id(weight)] = MemoryRef(weight), weight._version, MemoryRef(gradient)
+            ref, version, other = before.get(id(weight), self._idle[id(weight)])
+            is_same = id(weight) in before and ref.is_of(weight) and version == weight._version
+            if is_same and other.is_of(gradient) and can_read_now(gradient) and gradient.any():
+                names.append(name)
+        places = dict.fromkeys(names)
+        return f"{len(names)} weights in {', '.join(places)}" if names else ""
+
+
+def _rest(root: torch.Tensor) -> Optional[float]:
+    """The terms without a graph that are added to the criteria of a loss, before it was multiplied
+    by a number, as by that of a GradScaler; None: they are not known, or there are none.
+    """
+    node: Any = root.grad_fn
+    total, has_rest, scale = float(root), False, 1.0
+    while (factor := _factor(node)) is not None:
+        node, scale = operand_of(node), scale * factor
+    waiting, total = [(node, 1.0, True)], total / scale
+    for _ in range(_MOST_TERMS):
+        if not waiting:
+            return total if has_rest else None
+        node, sign, is_whole = waiting.pop()
+        children = [child for child, _ in node.next_functions]
+        if kind_of(node) in ("Add", "Sub") and getattr(node, "_saved_alpha", 1) == 1:
+            # A constant times the weight of a term may change with that.
+            if None in children and not is_whole:
+                return None
+            has_rest |= None in children
+            signs = sign, sign if kind_of(node) == "Add" else -sign
+            waiting += [(c, s, is_whole) for c, s in zip(children, signs) if c is not None]
+        elif (factor := _factor(node)) is not None:
+            waiting.append((operand_of(node), sign * factor, False))
+        elif (value := _criterion(node)) is not None:
+            total -= sign * value
+        else:
+            return None
+    return None
+
+
+def _factor(node: Any) -> Optional[float]:
+    """The number, not 0, that this node multiplies its only operand with; None: it is no such."""
+    if kind_of(node) not in ("Mul", "Div") or operand_of(node) is None:
+        return None
+    factor = saved_by(node, "self" if node.next_functions[0][0] is None else "other")
+    if factor is None or factor.numel() != 1 or not factor.any():
+        return None
+    return float(factor) if kind_of(node) == "Mul" else 1 / float(factor)
+
+
+def _criterion(node: Any) -> Optional[float]:
+    """The value of an averaged criterion."""
+    criteria: dict[str, Callable[..., torch.Tensor]] = {
+        "NllLoss": F.nll_loss,
+        "BinaryCrossEntropyWithLogits": F.binary_cross_entropy_with_logits,
+        "MseLoss": F.mse_loss,
+    }
+    compute = criteria.get(kind_of(node))
+    if compute is None or node._saved_reduction != 1:
+        return None
+    if getattr(node, "_saved_weight", None) is not None:
+        return None
+    if getattr(node, "_saved_pos_weight", None) is not None:
+        return None
+    given, target = saved_by(node, "self"), saved_by(node, "target")
+    if given is None or target is None:
+        return None
+    options: Any = {}
+    if kind_of(node) == "NllLoss":
+        options = {"ignore_index": signed(node._saved_ignore_index)}
+    return float(compute(given, target, **options))
+
+
+def _first_mask(
+    nodes: Collection[Any], shares: Collection[float]
+) -> tuple[Optional[torch.Tensor], float]:
+    """The elements that the first dropout of a graph keeps, and the share that it drops, if that is
+    one of these; none: there is no such dropout.
+    """
+    found: tuple[Optional[torch.Tensor], float] = (None, 0.0)
+    newest = math.inf
+    for node in nodes:
+        if kind_of(node) not in ("Mul", "NativeDropout") or node._sequence_nr() > newest:
+            continue
+        is_noise = kind_of(node) == "Mul" and node.next_functions[-1][0] is None
+        noise = saved_by(node, "other" if is_noise else "result1")
+        if noise is None or noise.numel() < _LEAST_MASK:
+            continue
+        mask = noise.reshape(-1)[:_MOST_MASK]
+        dropped = 1 - float((mask != 0).double().mean())
+        for share in shares:
+            spread = math.sqrt(share * (1 - share) / len(mask))
+            is_share = abs(dropped - share) < _DEVIATIONS * spread
+            scale = 1.0 if mask.dtype == torch.bool else 1 / (1 - share)
+            kept = mask[mask != 0].double()
+            if is_share and bool(((kept - scale).abs() < 1e-2 * scale).all()):
+                found, newest = ((mask != 0).cpu(), share), node._sequence_nr()
+    return found
+
+
+def _unregistered(models: Sequence[torch.nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields the parameters of modules in training mode that a list, a tuple or a dictionary of a
+    model's module holds, each with the name of that.
+    """
+    for model in models:
+        for path, module in model.named_modules():
+            for attribute, held in vars(module).items():
+                if attribute.startswith("_") or type(held) not in (list, tuple, dict):
+                    continue
+                values = list(held.values()) if isinstance(held, dict) else held
+                name = f"{path}.{attribute}" if path else attribute
+                for value in values:
+                    if isinstance(value, torch.nn.Module) and value.training:
+                        yield from ((name, weight) for weight in value.parameters())
+                    elif isinstance(value, torch.nn.Parameter):
+                        yield name, value
