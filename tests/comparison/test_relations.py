@@ -130,6 +130,11 @@ def test_quantised_with_its_scale(weight: torch.Tensor) -> None:
         ("transposed: dimensions 1 and 2", lambda w: w.transpose(1, 2).contiguous()),
         ("transposed: as NCHW to NHWC", lambda w: w.permute(0, 2, 3, 1).contiguous()),
         ("transposed: as NHWC to NCHW", lambda w: w.permute(0, 3, 1, 2).contiguous()),
+        ("transposed: as OIHW to HWIO", lambda w: w.permute(2, 3, 1, 0).contiguous()),
+        ("transposed: as HWIO to OIHW", lambda w: w.permute(3, 2, 0, 1).contiguous()),
+        ("transposed: dimensions 1, 2, 0, 3 of reference", lambda w: w.permute(1, 2, 0, 3)),
+        ("reversed along dimension 1", lambda w: w.flip(1)),
+        ("reversed along dimensions 2 and 3", lambda w: w.flip(2, 3)),
     ],
 )
 def test_axes_of_images(text: str, change: Change) -> None:

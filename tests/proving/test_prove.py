@@ -348,6 +348,7 @@ def test_a_contrastive_loss_is_measured_to_depend_on_the_batch() -> None:
     proof = fastcheck.prove(step, torch.randn(6, 2, 8), model=model)
     assert proof.holds
     assert proof["micro-batches against the whole"].state == "by design"
+    assert "which a mean of rows would be" in proof["micro-batches against the whole"].note
 
 
 def test_nothing_is_said_of_a_step_whose_loss_is_nan() -> None:

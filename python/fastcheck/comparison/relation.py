@@ -4,6 +4,7 @@ of the other. Each is proved by the elements.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Callable, Optional
@@ -11,8 +12,16 @@ from typing import Callable, Optional
 import numpy as np
 import torch
 
+from fastcheck.utils.text.numbers import enumerated
+
 #: Larger tensors are not looked at.
 _MOST = 1 << 26
+_ORDERS: Mapping[tuple[int, ...], str] = {
+    (0, 2, 3, 1): "NCHW to NHWC",
+    (0, 3, 1, 2): "NHWC to NCHW",
+    (2, 3, 1, 0): "OIHW to HWIO",
+    (3, 2, 0, 1): "HWIO to OIHW",
+}
 _CASTS = (torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2)
 #: Rounding to the nearest float8, relative to the element, and to the scale where it is subnormal.
 _FLOAT8 = {torch.float8_e4m3fn: (2.0**-4, 2.0**-10), torch.float8_e5m2: (2.0**-3, 2.0**-17)}
@@ -41,7 +50,7 @@ def _of_same_dtype(mine: torch.Tensor, other: torch.Tensor) -> str:
     if all(map(torch.equal, _bits(mine).aminmax(), _bits(other).aminmax())):
         if mine.shape != other.shape and _equal(mine.flatten(), other.flatten()):
             return "the same elements in another shape"
-        if axes := _transposition(mine, other):
+        if axes := _transposition(mine, other) or _reversal(mine, other):
             return axes
         for dim, what in ((0, "rows"), (1, "columns")):
             if mine.shape == other.shape and _is_permuted(mine, other, dim):
@@ -115,14 +124,29 @@ def _transposition(mine: torch.Tensor, other: torch.Tensor) -> str:
         return "transposed" if _equal(mine, other.t()) else ""
     if not 3 <= dims <= 4 or other.dim() != dims:
         return ""
-    for one in range(dims):
-        for two in range(one + 1, dims):
-            if _equal(mine, other.transpose(one, two)):
-                return f"transposed: dimensions {one} and {two}"
-    if dims == 4:
-        for order, text in (((0, 2, 3, 1), "NCHW to NHWC"), ((0, 3, 1, 2), "NHWC to NCHW")):
-            if _equal(mine, other.permute(order)):
-                return f"transposed: as {text}"
+    # Orders that move few dimensions come first.
+    orders = itertools.permutations(range(dims))
+    for order in sorted(orders, key=lambda order: sum(a != b for a, b in enumerate(order))):
+        if _equal(mine, other.permute(order)):
+            moved = [place for place in range(dims) if order[place] != place]
+            if len(moved) == 2:
+                return f"transposed: dimensions {moved[0]} and {moved[1]}"
+            known = _ORDERS.get(order)
+            axes = f"dimensions {', '.join(map(str, order))} of reference"
+            return f"transposed: {f'as {known}' if known else axes}"
+    return ""
+
+
+def _reversal(mine: torch.Tensor, other: torch.Tensor) -> str:
+    dims = mine.dim()
+    if not 3 <= dims <= 4 or mine.shape != other.shape:  # of two, rows or columns
+        return ""
+    for count in range(1, dims + 1):
+        for axes in itertools.combinations(range(dims), count):
+            if _equal(mine, other.flip(axes)):
+                return f"reversed along {'dimension' if count == 1 else 'dimensions'} " + (
+                    enumerated([str(axis) for axis in axes])
+                )
     return ""
 
 

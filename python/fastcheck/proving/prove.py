@@ -200,7 +200,10 @@ class Prover:
         if score > LIMIT and most > LIMIT:
             return Outcome(name, HOLDS, score, note="at other weights: a tie was decided otherwise")
         if score > LIMIT:
-            note = "depends on the whole batch: no weighted sum of its parts' gradients"
+            note = (
+                "depends on the whole batch: no weighted sum of its parts' gradients, which a mean "
+                "of rows would be"
+            )
             return Outcome(name, BY_DESIGN, score, note=note)
         return Outcome(name, HOLDS, score, note=relation.note(case))
 
