@@ -706,6 +706,27 @@ def test_another_norm_of_clipping_is_told(tmp_path: Path) -> None:
     assert "what clipping reads differs: gradients of other parameters, another" in why(*logs)
 
 
+@pytest.mark.parametrize("limit", [0.1, 0.2])
+def test_clipping_that_is_written_out_is_compared(limit: float, tmp_path: Path) -> None:
+    def clip(parameters: Any) -> None:
+        grads = [parameter.grad for parameter in parameters]
+        norm = torch.stack([grad.norm() for grad in grads]).norm()
+        for grad in grads:
+            grad.mul_((limit / (norm + 1e-6)).clamp(max=1))
+
+    actual = train(tmp_path / "a", clip=clip)
+    reference = train(
+        tmp_path / "b", clip=lambda parameters: nn.utils.clip_grad_norm_(parameters, 0.1)
+    )
+    for sides in (actual, reference), (reference, actual):
+        comparison = fastcheck.compare(*sides, accept=("hyper-parameters", "missing"))
+        assert comparison.agrees == (limit == 0.1)
+        noted = "gradients of parameters are read before they are clipped in" in str(comparison)
+        assert noted == (limit == 0.1)
+        advice = "--accept hyper-parameters --accept missing compares what they have computed, whi"
+        assert (advice in why(*sides)) == (limit == 0.1)
+
+
 class Recomputing(nn.Module):
     keeps = False
 

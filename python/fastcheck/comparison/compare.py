@@ -123,6 +123,9 @@ _NOTES = {
     "statistics are compared|; and {rest} more pairs of scales",
     "rates": "{first} is of groups of parameters that are divided in another way: the smallest and "
     "the largest rate agree",
+    "clipped": "gradients of parameters are read before they are clipped in {first}, and after in "
+    "the other: they are multiplied by what clipping makes of them, and their statistics are "
+    "compared",
     "small": "{count} gradient[ is|s are] no larger beside the largest of [its|their] step than "
     "rounding, {first} first: [it is|they are] not counted as different, nor [is the update that "
     "follows|are the updates that follow] from [it|them]",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Callable, Optional
@@ -36,6 +37,10 @@ from .split import (
     without_role,
 )
 
+_SIDES = ("actual", "reference")
+#: The norm of clipped gradients is that of torch's clipping to this.
+_CLIPPED = 1e-4
+
 
 def differing_names(
     runner: BlockComparison, places: Iterable[tuple[int, int, int]]
@@ -52,6 +57,15 @@ def differing_names(
     for step, other, rank in places:
         runner.compare(step, other, rank)
     return errors
+
+
+def _multiplied(block: Block, which: np.ndarray, factor: float) -> Block:
+    """The block with the statistics of some tensors multiplied. A checksum can't be."""
+    records = block.records.copy()
+    for field in ("min", "max", "sum", "abs_sum", "sum_sq"):
+        records[field][which] *= factor ** (2 if field == "sum_sq" else 1)
+    records["depth"][which] = np.minimum(records["depth"][which], Depth.STATS)
+    return Block(block.step, block.rank, block.names, block.phases, records)
 
 
 @dataclass(eq=False)
@@ -95,7 +109,7 @@ class BlockComparison:
             )
         ours, theirs = self._without_recomputed(ours, theirs)
         if self._actual.kind is self._reference.kind is Kind.LOG:
-            ours, theirs = self._without_scales(ours, theirs)
+            ours, theirs = self._without_clipping(*self._without_scales(ours, theirs))
         losses = [self.course.loss_of(ours), self.course.loss_of(theirs)]
         ours, theirs = with_losses_of_steps((ours, theirs), losses, names)
         ours, theirs, merged = with_calls_together((ours, theirs), names)
@@ -155,14 +169,32 @@ class BlockComparison:
             block = without_role(block, "loss_scale", self.names)
             if None in scales:
                 block = without_role(block, "found_inf", self.names)
-            records = block.records.copy()
-            carry = (records["flags"] & int(Flag.SCALED)) != 0
+            carry = (block.records["flags"] & int(Flag.SCALED)) != 0
             passed = [has_role(block, role, self.names) for role in ("grad_input", "grad_output")]
-            carry &= passed[0] | passed[1]
-            for field in ("min", "max", "sum", "abs_sum", "sum_sq"):
-                records[field][carry] /= (scale or 1.0) ** (2 if field == "sum_sq" else 1)
-            records["depth"][carry] = np.minimum(records["depth"][carry], Depth.STATS)
-            made.append(Block(block.step, block.rank, block.names, block.phases, records))
+            made.append(_multiplied(block, carry & (passed[0] | passed[1]), 1 / (scale or 1.0)))
+        return made[0], made[1]
+
+    def _without_clipping(self, *sides: Block) -> tuple[Block, Block]:
+        """The blocks with the gradients of parameters of one side multiplied by what clipping makes
+        of them, if torch clips there, which are read before, and the other side clips by itself.
+        """
+        norms = [block.records[has_role(block, "grad_norm", self.names)] for block in sides]
+        clips = int(len(norms[1]) > 0)
+        if len(norms[1 - clips]) or not len(norms[clips]):
+            return sides[0], sides[1]
+        changes = self.course.sides[clips].schedules.get("clipping.threshold", ())
+        limits = [value for step, value in changes if step <= sides[clips].step]
+        norm = float(norms[clips]["max"][-1])
+        if not limits or not norm > limits[-1] > 0:
+            return sides[0], sides[1]
+        other = sides[1 - clips]
+        grads = other.records[has_role(other, "param_grad", self.names)]
+        if abs(math.sqrt(grads["sum_sq"].sum()) / limits[-1] - 1) > _CLIPPED:
+            return sides[0], sides[1]
+        self.tally.note("clipped", _SIDES[clips])
+        made = list(sides)
+        which = has_role(made[clips], "param_grad", self.names)
+        made[clips] = _multiplied(made[clips], which, limits[-1] / (norm + 1e-6))
         return made[0], made[1]
 
     def _carried(self, source: Source, block: Block, other: Block, renaming: Renaming) -> Block:
