@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from typing import Any, Callable
+from typing import Any, Callable, ClassVar, cast
 
 import pytest
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import checkpoint
 
 import fastcheck
@@ -167,3 +169,52 @@ def test_what_a_program_watches_of_torch_is_the_same(by_mode: bool, level: str) 
     assert len(monitor.records()) > 3 * 8
     monitor.remove()
     assert calls[0] == calls[1]
+
+
+class _Wrapper(torch.Tensor):
+    """Calls the operators for what it wraps, and counts them."""
+
+    calls: ClassVar[list[list[str]]] = []
+    inside: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, inside: torch.Tensor) -> _Wrapper:
+        made: Any = torch.Tensor._make_wrapper_subclass(cls, inside.shape)
+        made.inside = inside
+        return cast(_Wrapper, made)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        cls.calls[-1].append(str(func))
+        given = tree_map_only(cls, lambda tensor: tensor.inside, (args, kwargs or {}))
+        return tree_map_only(torch.Tensor, cls, func(*given[0], **given[1]))
+
+
+@pytest.mark.parametrize("options", [{}, {"level": "op"}, {"stats_every": 2}])
+@pytest.mark.parametrize("by_mode", [True, False], ids=["mode", "subclass"])
+def test_the_operators_that_a_program_watches_are_the_same(
+    by_mode: bool, options: dict[str, Any]
+) -> None:
+    class Watching(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            _Wrapper.calls[-1].append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    _Wrapper.calls.clear()
+    for is_observed in (False, True):
+        model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
+        monitor = fastcheck.install(model, overflow_nums=-1, **options) if is_observed else None
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
+        _Wrapper.calls.append([])
+        for _ in range(4):
+            x = torch.randn(2, 4)
+            with Watching() if by_mode else contextlib.nullcontext():
+                loss = model(x if by_mode else _Wrapper(x)).exp().square().mean()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+    assert monitor is not None
+    monitor.remove()
+    assert _Wrapper.calls[0] == _Wrapper.calls[1] != []

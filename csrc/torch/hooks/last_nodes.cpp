@@ -67,17 +67,21 @@ struct Saved {
   std::size_t size = 0;
 };
 
-// Empty where hooks have packed it, whose unpacking may run a program's code, or it was written in
-// place.
-Saved saved_by(const NodePtr& node, const Kind& kind) {
+// Whether code of the program would unpack a saved tensor: a hook, or the operators of its class.
+bool is_unpacked_by_program(const py::object& packed) {
   static PyObject* const hook = interned("unpack_hook");
+  static PyObject* const data = interned("data");
+  if (!py::getattr(packed, hook, py::bool_(true)).is_none()) return true;
+  const py::object held = py::getattr(packed, data, py::none());
+  return THPVariable_Check(held.ptr()) && unpack(held).key_set().has(c10::DispatchKey::Python);
+}
+
+// Empty where code of the program would unpack it, or it was written in place.
+Saved saved_by(const NodePtr& node, const Kind& kind) {
   const py::object object = owned(torch::autograd::functionToPyObject(node));
   Saved found;
   for (const auto& [name, saved, packed] : kind.attributes) {
-    if (!packed.is_none() &&
-        !py::getattr(py::getattr(object, packed), hook, py::bool_(true)).is_none()) {
-      return Saved();
-    }
+    if (!packed.is_none() && is_unpacked_by_program(py::getattr(object, packed))) return Saved();
     auto value = py::reinterpret_steal<py::object>(PyObject_GetAttr(object.ptr(), saved.ptr()));
     if (!value && PyErr_ExceptionMatches(PyExc_RuntimeError) != 0) {
       PyErr_Clear();

@@ -95,6 +95,20 @@ def test_no_check_fails_on_any_graph() -> None:
     assert looked > COUNT / 2
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("attends", [True, False])
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_no_check_fails_on_a_nested_tensor(layout: torch.layout, attends: bool) -> None:
+    """One with strides has no shape."""
+    x = torch.nested.nested_tensor([torch.rand(2, 16), torch.rand(3, 16)], layout=layout)
+    made = nn.Linear(16, 16)(x)
+    if attends:
+        q = made.view(2, -1, 2, 8).transpose(1, 2)
+        q = q if layout is torch.jagged else q.contiguous()
+        made = F.scaled_dot_product_attention(q, q, q)
+    LossForms(set, set, list).look([made.softmax(-1).values().square().mean()])
+
+
 def test_a_check_that_fails_ends_looks_at_graphs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(node: Any) -> str:
         raise TypeError("of this check")

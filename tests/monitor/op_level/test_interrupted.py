@@ -4,6 +4,11 @@ next steps are observed.
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import reprlib
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -99,3 +104,26 @@ def test_a_module_that_calls_itself_is_one_pass() -> None:
     outputs = [row for row in records if "addmm" in str(monitor.sites[row["site"]].op)]
     assert {int(row["step"]) for row in outputs} == {0, 1, 2}
     monitor.remove()
+
+
+def _logged(y: torch.Tensor) -> None:
+    logging.getLogger("train").warning("scores %s", y)
+
+
+@pytest.mark.parametrize(
+    "write", [reprlib.repr, _logged, lambda y: asyncio.run(asyncio.sleep(0, y))]
+)
+def test_a_stop_is_not_lost_where_a_tensor_is_written_as_text(write: Any) -> None:
+    """Code that takes in the exceptions of a repr() would take in the stop."""
+    layer = nn.Linear(3, 3)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    fastcheck.install(layer, level="op")
+    with pytest.raises(fastcheck.OverflowDetected) as stop:
+        for divisor in (1.0, 0.0, 1.0):
+            scores = layer(torch.randn(2, 3)) / divisor
+            write(scores)
+            optimizer.zero_grad()
+            scores.sum().backward()
+            optimizer.step()
+    assert stop.value.step == 1
+    assert stop.value.culprit.site.op == "aten.div.Tensor"

@@ -725,6 +725,25 @@ def test_a_call_that_is_not_the_same_again_explains_nothing() -> None:
     assert stop.report.made_by is None
 
 
+class _Recursive(nn.Module):
+    """Calls itself, each time with another tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.is_on = nn.Linear(8, 8), False
+
+    def forward(self, x: torch.Tensor, depth: int = 3) -> torch.Tensor:
+        if depth == 0:
+            return negative_root(x) if self.is_on else x
+        out: torch.Tensor = self(self.layer(x), depth - 1)
+        return out
+
+
+def test_a_module_that_calls_itself_runs_again_with_the_arguments_of_the_call() -> None:
+    made = stop_of_model(_Recursive()).report.made_by
+    assert made is not None and made.operator == "aten.sqrt"
+
+
 class Careful(nn.Module):
     """Has a finite gradient where that of its result is large."""
 

@@ -383,7 +383,7 @@ class StateReader:
         return True
 
     def _has_nonfinite(self, tensors: Sequence[torch.Tensor]) -> bool:
-        with no_grad():
+        with unobserved(), no_grad():
             return bool(tensors) and bool(backend_for(tensors[0].device).found_nonfinite(tensors))
 
     def were_clipped(self, gradients: Sequence[torch.Tensor]) -> bool:

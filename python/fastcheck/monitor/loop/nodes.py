@@ -8,7 +8,7 @@ from typing import Any, Optional
 
 import torch
 
-from fastcheck.utils.torch.readable import can_read_now
+from fastcheck.utils.torch.readable import can_read_now, is_unpacked_by_torch
 
 # Nodes whose result has the elements of what they are given.
 VIEWS = re.compile(
@@ -50,7 +50,10 @@ def maker_of(node: Any) -> Any:
 def shape_of(node: Any) -> tuple[int, ...]:
     """The shape of the first result of a node; empty where it is not known."""
     made = getattr(node, "_input_metadata", ())
-    return tuple(made[0].shape) if made else ()
+    try:
+        return tuple(made[0].shape) if made else ()
+    except RuntimeError:  # a nested tensor with strides has no shape
+        return ()
 
 
 def signed(number: int) -> int:
@@ -100,10 +103,10 @@ def is_normalised(node: Any) -> Optional[tuple[int, ...]]:
 
 
 def saved_by(node: Any, name: str) -> Optional[torch.Tensor]:
-    """A tensor that a node has saved; None: a hook of the program has packed it, it was freed, or
+    """A tensor that a node has saved; None: code of the program would unpack it, it was freed, or
     it can't be read.
     """
-    if getattr(getattr(node, f"_raw_saved_{name}", None), "unpack_hook", True) is not None:
+    if not is_unpacked_by_torch(getattr(node, f"_raw_saved_{name}", None)):
         return None
     try:
         tensor = getattr(node, f"_saved_{name}")

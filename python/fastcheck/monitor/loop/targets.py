@@ -204,9 +204,10 @@ def _attended(node: Any) -> Optional[torch.Tensor]:
     """
     kind = kind_of(node)
     if kind.startswith("ScaledDotProduct"):
-        key, places = saved_by(node, "key"), shape_of(node)[-2]
-        if key is None or key.shape[-2] != places:
+        key, shape = saved_by(node, "key"), shape_of(node)
+        if key is None or key.shape[-2:-1] != shape[-2:-1]:
             return None
+        places = shape[-2]
         masks = [saved_by(node, name) for name in ("attn_mask", "attn_bias")]
         mask = next((each for each in masks if each is not None), None)
         whole = torch.ones(places, places)

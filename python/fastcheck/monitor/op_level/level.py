@@ -32,7 +32,7 @@ from fastcheck.record.format import RECORD_DTYPE, Flag, overflowed
 from fastcheck.ring.device import DeviceRing
 from fastcheck.ring.segments import Segment
 from fastcheck.utils.torch.flatten import flatten
-from fastcheck.utils.torch.frames import program_frames
+from fastcheck.utils.torch.frames import frames, program_frames
 from fastcheck.utils.torch.own_operators import is_unobserved, unobserved
 from fastcheck.utils.torch.patching import Listeners, wrap_method
 from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read
@@ -248,8 +248,17 @@ class Leaving:
                     level.reach(HOST.kind, ((HOST.clause, tensor),))
         except Exception as error:
             session.report_internal_error("a tensor that leaves torch", error)
-        if session.event_store.due:
+        if session.event_store.due and not _is_written_as_text():
             self._stops()
+
+
+# Modules that write tensors as text: who has it written may take in an exception (reprlib, a
+# handler of logging), and a stop would be lost. It comes with what the program does next.
+_WRITERS = "torch._tensor_str", "logging"
+
+
+def _is_written_as_text() -> bool:
+    return any(frame.f_globals.get("__name__") in _WRITERS for frame in frames())
 
 
 # The seq of what was not read; no finding has it.

@@ -45,13 +45,17 @@ _MOST_BYTES = 2 << 30
 
 def running_call(call: Optional[Call]) -> Optional[RunningCall]:
     """``call`` itself, or the innermost call around it, that runs on this thread's stack."""
-    outermost_first = reversed(list(call_frames()))
-    frames = {id(frame.f_locals["self"]): frame for frame in outermost_first}
+    frames = list(call_frames())
     while call is not None:
-        module = call.node.module()
-        frame = frames.get(id(module))
-        if frame is not None and module is not None and not call.is_recompute:
-            values = frame.f_locals
+        module, outer = call.node.module(), call.parent
+        # Each call of a module that calls itself has a frame.
+        inner_first = [f for f in frames if f.f_locals["self"] is module]
+        depth = 1
+        while outer is not None:
+            depth += outer.node is call.node
+            outer = outer.parent
+        if module is not None and len(inner_first) >= depth and not call.is_recompute:
+            values = inner_first[-depth].f_locals
             return RunningCall(call, module, values["args"], values["kwargs"])
         call = call.parent
     return None

@@ -19,6 +19,7 @@ import torch
 from fastcheck.extension import status
 from fastcheck.utils.torch.held_frames import HeldFrame, held_frames
 from fastcheck.utils.torch.own_operators import unobserved
+from fastcheck.utils.torch.readable import is_unpacked_by_torch
 
 # The most nodes of a graph, leaves left out. A node farther from the loss lies in a module, whose
 # call can run again.
@@ -274,13 +275,11 @@ def _saved_near(
 
 
 def _saved_by(node: Any, attributes: _Attributes) -> tuple[dict[str, Any], int]:
-    """The values, and their size. Empty where hooks have packed one, whose unpacking may run a
-    program's code.
-    """
+    """The values, and their size. Empty where code of the program would unpack one."""
     values: dict[str, Any] = {}
     size = 0
     for name, saved, packed in attributes:
-        if packed and getattr(getattr(node, packed), "unpack_hook", True) is not None:
+        if packed and not is_unpacked_by_torch(getattr(node, packed)):
             return {}, 0
         try:
             value = getattr(node, saved)

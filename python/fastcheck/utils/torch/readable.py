@@ -124,6 +124,16 @@ def is_plain(tensor: torch.Tensor) -> bool:
     )
 
 
+def is_unpacked_by_torch(saved: Any) -> bool:
+    """True if no code of the program runs where a node's tensor is unpacked, of which ``saved`` is
+    the attribute ``_raw_saved_...``: neither a hook, nor the operators of a class of tensors.
+    """
+    if getattr(saved, "unpack_hook", True) is not None:
+        return False
+    kind = type(getattr(saved, "data", None))
+    return getattr(kind, "__torch_dispatch__", _PLAIN_DISPATCH) is _PLAIN_DISPATCH
+
+
 def is_materialised(tensor: torch.Tensor) -> bool:
     """False for a parameter or buffer of a lazy module before its first forward: it has neither a
     shape nor memory, and raises where it is asked for them.
