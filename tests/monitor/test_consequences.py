@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Callable
+
 import pytest
 import torch
 from torch import nn
@@ -111,3 +113,66 @@ def test_a_buffer_that_is_used_is_named() -> None:
     stop = stopped(model, torch.ones(2, 8))
     assert where(stop.culprit)[0::3] == ("", "arrived")
     assert stop.culprit.site.role == "buffer"
+
+
+class Unread(nn.Module):
+    """Returns what no kernel reads."""
+
+    def __init__(self, layout: torch.layout, bad: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.layer, self.act, self.last = nn.Linear(8, 4), Act(bad), Converted(layout)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.last(self.act(self.layer(x)))
+        return y
+
+
+class Act(nn.Module):
+    def __init__(self, bad: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.bad = bad
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.bad(x)
+
+
+class Converted(nn.Module):
+    def __init__(self, layout: torch.layout) -> None:
+        super().__init__()
+        self.layout = layout
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.layout is torch.jagged:
+            return torch.nested.as_nested_tensor(x, layout=torch.jagged)
+        return x.to_sparse()
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.jagged])
+@pytest.mark.parametrize("bad", [lambda x: x / 0, lambda x: x * 0 / 0])
+def test_what_a_module_makes_of_it_is_not_read(
+    layout: torch.layout, bad: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    model = Unread(layout, bad)
+    with fastcheck.install(model), pytest.raises(fastcheck.OverflowDetected) as stop:
+        y = model(torch.randn(2, 8))
+        values = y.values() if layout is torch.jagged else y.to_dense()
+        (values - values.mean()).square().mean().backward()
+    assert stop.value.culprit.site.module == "act"
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.jagged])
+def test_a_mask_before_what_is_not_read_is_no_event(layout: torch.layout) -> None:
+    model = Unread(layout, lambda x: x.masked_fill(x < 0, -torch.inf))
+    with fastcheck.install(model) as monitor:
+        y = model(torch.randn(2, 8))
+        values = y.values() if layout is torch.jagged else y.to_dense()
+        values.exp().mean().backward()
+    assert monitor.event_count == 0
+
+
+def test_a_part_without_parameters_has_made_what_the_next_part_is_given() -> None:
+    """The program calls the parts, and computes between them."""
+    parts = nn.ModuleList([nn.Linear(8, 4), Act(lambda x: x / 0), nn.Linear(4, 1)])
+    with fastcheck.install(parts), pytest.raises(fastcheck.OverflowDetected) as stop:
+        parts[2](parts[1](parts[0](torch.randn(2, 8))) * 2)
+    assert stop.value.culprit.site.module == "1"

@@ -389,7 +389,7 @@ bool ModuleRecorder::leave(PyObject* output) {
   for (const HookTensors::Item& item : found.items) {
     const std::int64_t code = of.read(item.tensor, item.site, fields->index, 0);
     if (code < 0) {
-      is_complete = is_complete && !has_plain_memory(unpack(item.tensor));
+      is_complete = is_complete && !may_be_nonfinite(unpack(item.tensor).scalar_type());
       continue;
     }
     const std::int64_t tensor_seq = code >> code::kSeqShift;

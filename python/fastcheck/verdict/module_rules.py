@@ -129,6 +129,10 @@ class ModuleRules:
         if earlier is not None and not entry.is_data:
             self.findings.propagate(finding, earlier)
             return
+        undecided = None if entry.is_data or finding.only_neginf else self._promotable(since)
+        if undecided is not None:
+            self._promote(undecided, finding)
+            return
         reason = "it is part of the batch, and no observed module made it"
         if not entry.is_data:
             where = "in an excluded module, or outside" if entry.has_excluded else "outside"

@@ -33,7 +33,7 @@ from fastcheck.ring.host import IS_BAD, IS_NEW, NEEDS_GRADIENT, SEQ_SHIFT
 from fastcheck.utils.torch.flatten import flatten, flatten_arguments
 from fastcheck.utils.torch.frames import CALL, call_frames
 from fastcheck.utils.torch.memory_ref import values_of
-from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read, hook_gradient, is_plain
+from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read, hook_gradient
 from fastcheck.utils.torch.streams import streams_of
 from fastcheck.utils.torch.transforms import is_transformed, untransformed, unwrapped
 from fastcheck.utils.torch.versions import is_compiling, is_dynamo_compiling
@@ -563,12 +563,15 @@ class ModuleObserver:
             position = index if traced is None else traced.positions[index]
             site = node.output_sites.get(label)
             if site is None:
-                if not can_hold_nonfinite(tensor) or not self._is_readable(tensor):
+                if not can_hold_nonfinite(tensor):
+                    continue
+                if not self._is_readable(tensor):
+                    is_complete = False
                     continue
                 site = node.site("output", label, position)
             code = session.level.read(tensor, site, call.index, flags)
             if code < 0:
-                is_complete = is_complete and not (can_hold_nonfinite(tensor) and is_plain(tensor))
+                is_complete = is_complete and not can_hold_nonfinite(tensor)
                 continue
             tensor_seq = code >> SEQ_SHIFT
             call.add_output(tensor_seq)
