@@ -164,6 +164,7 @@ def test_what_a_program_watches_of_torch_is_the_same(by_mode: bool, level: str) 
             with Watching() if by_mode else contextlib.nullcontext():
                 optimizer.zero_grad()
                 model(x if by_mode else x.as_subclass(Watched)).square().mean().backward()
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
                 optimizer.step()
     assert monitor is not None
     assert len(monitor.records()) > 3 * 8
@@ -204,17 +205,20 @@ def test_the_operators_that_a_program_watches_are_the_same(
 
     _Wrapper.calls.clear()
     for is_observed in (False, True):
-        model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
+        model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3))
         monitor = fastcheck.install(model, overflow_nums=-1, **options) if is_observed else None
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
+        scaler = torch.amp.GradScaler("cpu", enabled=by_mode)
+        targets = torch.tensor([0, 1])
         _Wrapper.calls.append([])
         for _ in range(4):
             x = torch.randn(2, 4)
             with Watching() if by_mode else contextlib.nullcontext():
-                loss = model(x if by_mode else _Wrapper(x)).exp().square().mean()
+                logits = model(x if by_mode else _Wrapper(x)).exp()
                 optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
+                scaler.scale(nn.functional.cross_entropy(logits, targets)).backward()
+                scaler.step(optimizer)
+                scaler.update()
     assert monitor is not None
     monitor.remove()
     assert _Wrapper.calls[0] == _Wrapper.calls[1] != []

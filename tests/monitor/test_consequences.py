@@ -172,7 +172,14 @@ def test_a_mask_before_what_is_not_read_is_no_event(layout: torch.layout) -> Non
 
 def test_a_part_without_parameters_has_made_what_the_next_part_is_given() -> None:
     """The program calls the parts, and computes between them."""
-    parts = nn.ModuleList([nn.Linear(8, 4), Act(lambda x: x / 0), nn.Linear(4, 1)])
+    parts = nn.ModuleList([nn.Linear(8, 4), Act(lambda x: x.abs() / 0), nn.Linear(4, 1)])
     with fastcheck.install(parts), pytest.raises(fastcheck.OverflowDetected) as stop:
         parts[2](parts[1](parts[0](torch.randn(2, 8))) * 2)
     assert stop.value.culprit.site.module == "1"
+
+
+def test_what_a_part_made_before_is_told_where_a_mask_could_be_the_cause() -> None:
+    parts = nn.ModuleList([nn.Linear(8, 4), Act(lambda x: -x.abs() / 0), nn.Linear(4, 1)])
+    with fastcheck.install(parts), pytest.raises(fastcheck.OverflowDetected) as stop:
+        parts[2](parts[1](parts[0](torch.randn(2, 8))) * 2)
+    assert "and 1 (Act) · forward · output was, before it, non-finite" in stop.value.culprit.reason

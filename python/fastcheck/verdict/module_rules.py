@@ -129,17 +129,17 @@ class ModuleRules:
         if earlier is not None and not entry.is_data:
             self.findings.propagate(finding, earlier)
             return
-        undecided = None if entry.is_data or finding.only_neginf else self._promotable(since)
-        if undecided is not None:
+        undecided = None if entry.is_data else self._promotable(since)
+        if undecided is not None and not finding.only_neginf:
             self._promote(undecided, finding)
             return
         reason = "it is part of the batch, and no observed module made it"
         if not entry.is_data:
             where = "in an excluded module, or outside" if entry.has_excluded else "outside"
-            reason = (
-                f"{COMPUTED_OUTSIDE} {where} the observed modules, and nothing observed before it "
-                "was non-finite"
-            )
+            before = "nothing observed before it was"
+            if undecided is not None:
+                before = f"{self.findings.sites[undecided.site].in_text} was, before it,"
+            reason = f"{COMPUTED_OUTSIDE} {where} the observed modules, and {before} non-finite"
         if finding.only_neginf or (entry.is_data and not finding.is_saturated):
             # A model may impute what is missing: what it makes of it decides.
             waits = finding.mask_reason if finding.only_neginf else "it is part of the batch"

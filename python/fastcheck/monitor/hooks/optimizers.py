@@ -455,5 +455,7 @@ def _again(held: list[Any]) -> Iterator[Any]:
 
 
 def _present(parameters: Iterable[Any]) -> list[torch.Tensor]:
-    gradients = [p.grad for p in parameters if isinstance(p, torch.Tensor)]
+    held = [p for p in parameters if isinstance(p, torch.Tensor)]
+    with torch._C.DisableTorchFunction():
+        gradients = [p.grad for p in held]
     return [gradient for gradient in gradients if gradient is not None]

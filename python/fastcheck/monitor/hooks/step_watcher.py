@@ -25,6 +25,7 @@ from fastcheck.monitor.session.run_meta import RunMeta
 from fastcheck.monitor.session.session import Removal, Session
 from fastcheck.record.site import Site
 from fastcheck.utils.torch.flatten import flatten
+from fastcheck.utils.torch.own_operators import unobserved
 from fastcheck.utils.torch.readable import can_hold_nonfinite, can_read
 from fastcheck.utils.torch.sharding import is_part
 from fastcheck.utils.torch.streams import streams_of
@@ -369,7 +370,8 @@ class StepWatcher:
         is_on = self._facts.is_on and self.session.tape is None
         if is_on and self.session.backwards.owns_gradients:
             try:
-                method(*args)
+                with unobserved():
+                    method(*args)
             except Exception as error:
                 self._facts.is_on = False
                 self.session.report_internal_error(_LOOP, error)
@@ -538,7 +540,8 @@ class StepWatcher:
         for word in found_inf:
             is_known = word.is_cpu or self.session.config.may_wait
             if is_known:
-                skipped = skipped or bool(word)
+                with unobserved():
+                    skipped = skipped or bool(word)
             is_wanted = self.session.is_active and (
                 not is_known or self.session.level.reads_numbers
             )
