@@ -207,7 +207,11 @@ class _Holder(nn.Module):
 
 
 @pytest.mark.parametrize(
-    "kind", ["trains nothing", "registered, too", "frozen", "evaluated", "held", "by hand", "read"]
+    "kind",
+    [
+        *("trains nothing", "registered, too", "frozen", "evaluated", "held"),
+        *("by hand", "momentum by hand", "read", "read now and then"),
+    ],
 )
 def test_a_layer_in_a_list(kind: str) -> None:
     """``by hand``: the program updates it; ``read``: it reads its gradients, and clears them."""
@@ -217,9 +221,12 @@ def test_a_layer_in_a_list(kind: str) -> None:
     own = [*model.parameters(), *(layer.parameters() if kind == "held" else ())]
 
     def loss(step: int) -> torch.Tensor:
-        if kind in ("by hand", "read") and layer.weight.grad is not None:
+        if "by hand" in kind and step:
             with torch.no_grad():
-                layer.weight -= 0.01 * layer.weight.grad * (kind == "by hand")
+                for weight in layer.parameters():
+                    weight -= 0.01 * weight.grad
+                    weight.grad *= 0.9
+        if kind in ("by hand", "read") or (kind == "read now and then" and step % 7 == 0):
             layer.zero_grad()
         x = torch.randn(8, 16)
         return F.mse_loss(model(x), x.sin())
