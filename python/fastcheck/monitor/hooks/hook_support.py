@@ -196,9 +196,11 @@ def unhookable_note(observed: Iterable[tuple[str, torch.nn.Module]]) -> str:
     """A note that names the modules, by path, that do not accept hooks; empty if there are none."""
     descriptions: dict[str, str] = {}
     for path, module in observed:
+        if takes_hooks(module):
+            continue
         inner = path.split(".")
         outer = {".".join(inner[:count]) for count in range(1, len(inner))}
-        if not takes_hooks(module) and outer.isdisjoint(descriptions):
+        if outer.isdisjoint(descriptions):
             descriptions[path] = f"{path} (compiled from {_source_of(module)})"
     named = ", ".join(descriptions.values())
     return named and f"not observed, compiled by torch.jit: {named}"
