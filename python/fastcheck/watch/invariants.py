@@ -680,8 +680,9 @@ NUMBER_INVARIANTS: tuple[NumberRule, ...] = (
     _fact(
         "one_class", cause="data",
         text="in the graph of the loss cross entropy, the only loss, is given one class alone: "
-        "{name}{checks}. Data that are sorted by class may not be shuffled, or the conversion of "
-        "labels to integers may have cut them off", source="forums: a loss that falls to 0 at once",
+        "{name}{checks}. Unless nearly all data are of it, they are sorted by class and not "
+        "shuffled, or the conversion of labels to integers has cut them off",
+        source="forums: a loss that falls to 0 at once",
     ),
     _fact(
         "given_targets", cause="data",

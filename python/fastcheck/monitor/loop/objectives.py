@@ -403,7 +403,9 @@ def one_class(roots: Sequence[torch.Tensor]) -> str:
         return ""
     dimension, shape = axis_of(found["l"])
     target = saved_by(found["n"], "target")
-    if target is None or shape[dimension] < 3 or found["n"]._saved_weight is not None:
+    if target is None or len(shape) != 2 or shape[dimension] < 3:
+        return ""
+    if found["n"]._saved_weight is not None:
         return ""
     counted = target[target != signed(found["n"]._saved_ignore_index)]
     if counted.numel() < _LEAST_ROWS or not bool((counted == counted[0]).all()):

@@ -186,7 +186,8 @@ def _first_mask(
             continue
         is_noise = kind_of(node) == "Mul" and node.next_functions[-1][0] is None
         noise = saved_by(node, "other" if is_noise else "result1")
-        if noise is None or noise.numel() < _LEAST_MASK:
+        # A bool that is multiplied with is a mask of the program's own.
+        if noise is None or noise.numel() < _LEAST_MASK or is_noise == (noise.dtype == torch.bool):
             continue
         mask = noise.reshape(-1)[:_MOST_MASK]
         dropped = 1 - float((mask != 0).double().mean())
