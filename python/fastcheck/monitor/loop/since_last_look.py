@@ -19,6 +19,9 @@ from fastcheck.utils.torch.readable import can_read_now
 
 from .nodes import kind_of, leaf_of, operand_of, saved_by, signed
 
+# Reads a number, and waits for a device.
+_Number = Callable[[], float]
+
 # Roundings of the loss that a change of it is more than.
 _ROUNDINGS = 16
 # The terms of a loss that are added up at most.
@@ -112,46 +115,75 @@ class SinceLastLook:
 
 def _rest(root: torch.Tensor) -> Optional[float]:
     """The terms without a graph that are added to the criteria of a loss, before it was multiplied
-    by a number, as by that of a GradScaler; None: they are not known, or there are none.
+    by a number, as by that of a GradScaler; None: they are not known, or there are none, and no
+    tensor is read.
     """
     node: Any = root.grad_fn
-    total, has_rest, scale = float(root), False, 1.0
+    scales: list[_Number] = []
     while (factor := _factor(node)) is not None:
-        node, scale = operand_of(node), scale * factor
-    waiting, total = [(node, 1.0, True)], total / scale
+        node, scales = operand_of(node), [*scales, factor]
+    criteria = _criteria(node)
+    if not criteria:
+        return None
+    scale = _product(scales)
+    if not scale:
+        return None
+    total = float(root) / scale
+    for made, factors in criteria:
+        total -= _product(factors) * made()
+    return total
+
+
+def _criteria(node: Any) -> list[tuple[_Number, list[_Number]]]:
+    """The criteria that a loss is the sum of, each with what it is multiplied by; empty where it
+    has no term without a graph, or is made of something else.
+    """
+    found: list[tuple[_Number, list[_Number]]] = []
+    waiting: list[tuple[Any, list[_Number], bool]] = [(node, [], True)]
+    has_rest = False
     for _ in range(_MOST_TERMS):
         if not waiting:
-            return total if has_rest else None
-        node, sign, is_whole = waiting.pop()
+            return found if has_rest else []
+        node, factors, is_whole = waiting.pop()
         children = [child for child, _ in node.next_functions]
         if kind_of(node) in ("Add", "Sub") and getattr(node, "_saved_alpha", 1) == 1:
             # A constant times the weight of a term may change with that.
             if None in children and not is_whole:
-                return None
+                return []
             has_rest |= None in children
-            signs = sign, sign if kind_of(node) == "Add" else -sign
-            waiting += [(c, s, is_whole) for c, s in zip(children, signs) if c is not None]
+            other = factors if kind_of(node) == "Add" else [*factors, _minus_one]
+            pairs = zip(children, (factors, other))
+            waiting += [(child, own, is_whole) for child, own in pairs if child is not None]
         elif (factor := _factor(node)) is not None:
-            waiting.append((operand_of(node), sign * factor, False))
-        elif (value := _criterion(node)) is not None:
-            total -= sign * value
+            waiting.append((operand_of(node), [*factors, factor], False))
+        elif (made := _criterion(node)) is not None:
+            found.append((made, factors))
         else:
-            return None
-    return None
+            return []
+    return []
 
 
-def _factor(node: Any) -> Optional[float]:
-    """The number, not 0, that this node multiplies its only operand with; None: it is no such."""
+def _factor(node: Any) -> Optional[_Number]:
+    """The number that this node multiplies its only operand with; None: it is no such node."""
     if kind_of(node) not in ("Mul", "Div") or operand_of(node) is None:
         return None
     factor = saved_by(node, "self" if node.next_functions[0][0] is None else "other")
-    if factor is None or factor.numel() != 1 or not factor.any():
+    if factor is None or factor.numel() != 1:
         return None
-    return float(factor) if kind_of(node) == "Mul" else 1 / float(factor)
+    power = 1 if kind_of(node) == "Mul" else -1
+    return lambda: float(factor) ** power if factor.any() else 0.0
 
 
-def _criterion(node: Any) -> Optional[float]:
-    """The value of an averaged criterion."""
+def _minus_one() -> float:
+    return -1.0
+
+
+def _product(factors: Sequence[_Number]) -> float:
+    return math.prod(factor() for factor in factors)
+
+
+def _criterion(node: Any) -> Optional[_Number]:
+    """Computes an averaged criterion; None: it is none, or what it has read is not held."""
     criteria: dict[str, Callable[..., torch.Tensor]] = {
         "NllLoss": F.nll_loss,
         "BinaryCrossEntropyWithLogits": F.binary_cross_entropy_with_logits,
@@ -170,7 +202,7 @@ def _criterion(node: Any) -> Optional[float]:
     options: Any = {}
     if kind_of(node) == "NllLoss":
         options = {"ignore_index": signed(node._saved_ignore_index)}
-    return float(compute(given, target, **options))
+    return lambda: float(compute(given, target, **options))
 
 
 def _first_mask(
