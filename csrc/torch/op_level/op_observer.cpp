@@ -220,7 +220,7 @@ void OpObserver::begin_composite(const at::RecordFunction& fn, const Op& op, Thr
   frame.op = &op;
   frame.is_composite_call = true;
   if (op.is_allocation) return;
-  const auto inputs = fn.inputs();
+  const auto inputs = arguments_of(fn, op);
   for (const std::uint8_t at : op.written) {
     if (at >= inputs.size()) break;
     for_each_tensor(inputs[at], [&](const at::Tensor& tensor) {
@@ -265,7 +265,7 @@ void OpObserver::begin_op(const at::RecordFunction& fn, Thread& mine) {
     return;
   }
   read_waiting_before(fn, *op, mine);
-  if (takes_wrappers(fn)) {
+  if (takes_wrappers(fn, *op)) {
     begin_zero_tensor(fn, *op, mine);
     return;
   }
@@ -313,7 +313,7 @@ void OpObserver::begin_op(const at::RecordFunction& fn, Thread& mine) {
   frame.clock = next_seq_;
   // No node runs: autograd adds up what two of them have made.
   if (is_backward && mine.node() == nullptr && !op->written.empty()) {
-    const auto inputs = fn.inputs();
+    const auto inputs = arguments_of(fn, *op);
     for_each_tensor(inputs[op->written.front()],
                     [&](const at::Tensor& tensor) { waiting_.added_to(tensor); });
   }
@@ -335,7 +335,7 @@ void OpObserver::begin_op(const at::RecordFunction& fn, Thread& mine) {
   const bool is_asked = frame.is_open || has_bad_.load(std::memory_order_relaxed) ||
                         is_deferred_.load(std::memory_order_relaxed);
   if (!is_asked && op->written.empty() && op->written_in_training.empty()) return;
-  const auto inputs = fn.inputs();
+  const auto inputs = arguments_of(fn, *op);
   auto written = op->written.begin();
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     const bool is_written = written != op->written.end() && *written == i;

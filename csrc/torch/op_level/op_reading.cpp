@@ -195,7 +195,7 @@ bool OpObserver::may_wait(const Frame& frame) {
 void OpObserver::read_waiting_before(const at::RecordFunction& fn, const Op& op, Thread& mine) {
   if (!has_waiting_.load(std::memory_order_relaxed)) return;
   if (op.is_plain && op.written.empty() && op.written_in_training.empty()) return;
-  const auto inputs = fn.inputs();
+  const auto inputs = arguments_of(fn, op);
   const std::lock_guard<std::mutex> lock(mutex_);
   bool reaches = !op.is_plain;
   if (reaches) waiting_.leave_stream();

@@ -18,9 +18,9 @@ bool is_traced() {
 }
 
 // True if an op returned numbers that are never non-finite.
-bool has_integers(const at::RecordFunction& fn) {
+bool has_integers(const at::RecordFunction& fn, const Op& op) {
   bool found = false;
-  for (const c10::IValue& value : fn.outputs()) {
+  for (const c10::IValue& value : results_of(fn, op)) {
     for_each_tensor(value, [&](const at::Tensor& tensor) {
       found = found || c10::isIntegralType(tensor.scalar_type(), /*includeBool=*/false);
     });
@@ -129,7 +129,7 @@ void OpObserver::note_results(const at::RecordFunction& fn, Frame& frame, const 
   if (!has_news || frame.began != mine.ops_begun) return;
   // Traced code runs later, for good.
   if (is_traced()) return;
-  for (const c10::IValue& value : fn.outputs()) {
+  for (const c10::IValue& value : results_of(fn, *frame.op)) {
     for_each_tensor(value, [&](const at::Tensor& tensor) {
       if (is_wrapper(tensor) && may_be_nonfinite(tensor.scalar_type())) {
         frame.unread.add(Readability::kWrapper);
@@ -155,7 +155,7 @@ bool OpObserver::take_results(const at::RecordFunction& fn, Frame& frame, Thread
     for (const Frame::Held& written : frame.written) {
       provenance_.wrote(written.tensor, written.version, {kCollective, false});
     }
-    for (const c10::IValue& value : fn.outputs()) {
+    for (const c10::IValue& value : results_of(fn, *frame.op)) {
       for_each_tensor(value, [&](const at::Tensor& tensor) {
         if (is_read(tensor, frame)) provenance_.put(tensor, {kCollective, false});
       });
@@ -184,7 +184,7 @@ bool OpObserver::take_results(const at::RecordFunction& fn, Frame& frame, Thread
     ++index;
   }
   index = 0;
-  for (const c10::IValue& value : fn.outputs()) {
+  for (const c10::IValue& value : results_of(fn, *frame.op)) {
     for_each_tensor(value, [&](const at::Tensor& tensor) {
       look_at_output(tensor, index++, frame, mine, incident);
     });
@@ -201,7 +201,8 @@ bool OpObserver::take_results(const at::RecordFunction& fn, Frame& frame, Thread
   for (const std::uint8_t bad : incident.is_bad) is_bad = is_bad || bad;
   if (is_bad && frame.fed.empty()) read_late(frame, mine);
   if (is_bad) read_parts(frame, mine);
-  if (frame.op->converts && incident.made.empty() && !frame.fed.empty() && has_integers(fn)) {
+  if (frame.op->converts && incident.made.empty() && !frame.fed.empty() &&
+      has_integers(fn, *frame.op)) {
     incident.place = kIntegersPlace;
     return true;
   }

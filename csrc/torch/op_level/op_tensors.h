@@ -10,8 +10,10 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <vector>
 
 #include "torch/op_level/readability.h"
+#include "torch/operators/op_table.h"
 
 namespace fastcheck::op_level {
 
@@ -36,11 +38,28 @@ void for_each_tensor(const c10::IValue& value, const Visit& visit) {
   }
 }
 
+using Values = c10::ArrayRef<const c10::IValue>;
+
+// The last of them: a boxed call tells of its whole stack, which may have those of other calls
+// below, as within a gradient of torch.func.
+inline Values last_of(Values values, std::size_t count) {
+  return values.size() > count ? values.slice(values.size() - count) : values;
+}
+
+inline Values arguments_of(const at::RecordFunction& fn, const Op& op) {
+  return last_of(fn.inputs(), op.arguments.size());
+}
+
+inline Values results_of(const at::RecordFunction& fn, const Op& op) {
+  const std::vector<c10::IValue>& outputs = fn.outputs();
+  return last_of(Values(outputs.data(), outputs.size()), op.result_count);
+}
+
 // True if an input wraps memory, or is made of zeros without any: the op is called again for what
 // it stands for.
-inline bool takes_wrappers(const at::RecordFunction& fn) {
+inline bool takes_wrappers(const at::RecordFunction& fn, const Op& op) {
   bool found = false;
-  for (const c10::IValue& input : fn.inputs()) {
+  for (const c10::IValue& input : arguments_of(fn, op)) {
     for_each_tensor(input,
                     [&](const at::Tensor& tensor) { found = found || is_zero_tensor(tensor); });
   }

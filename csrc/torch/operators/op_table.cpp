@@ -136,6 +136,7 @@ const Op* OpTable::add(const c10::OperatorName& operator_name) {
   op->ignores_values = ignores_values(operator_name.name);
   bool is_out = false;
   const bool is_meta = is_metadata_only(operator_name.name);
+  op->result_count = handle->schema().returns().size();
   const auto& arguments = handle->schema().arguments();
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     op->arguments.push_back(arguments[i].name());

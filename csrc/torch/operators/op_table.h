@@ -22,6 +22,7 @@ namespace fastcheck {
 struct Op {
   std::string name;  // "aten.addmm.default": namespace, name, overload
   std::vector<std::string> arguments;
+  std::size_t result_count = 0;
   // Places of the arguments that the op writes, and whether it reads them before: out= and fill_ do
   // not.
   std::vector<std::uint8_t> written;

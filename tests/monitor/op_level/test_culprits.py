@@ -404,6 +404,37 @@ def test_the_operator_behind_the_gradient_of_one_sample() -> None:
     assert "in loss" in text and "The derivative of x / n divides by n" in text
 
 
+def _of_negatives(x: torch.Tensor) -> torch.Tensor:
+    return torch.log(-x.square() - 1)
+
+
+def _sum(x: torch.Tensor) -> torch.Tensor:
+    return _of_negatives(x).sum()
+
+
+TRANSFORMS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "grad": torch.func.grad(_sum),
+    "grad_and_value": torch.func.grad_and_value(_sum),
+    "vjp": lambda x: torch.func.vjp(_of_negatives, x),
+    "jvp": lambda x: torch.func.jvp(_of_negatives, (x,), (x,)),
+    "jacrev": torch.func.jacrev(_of_negatives),
+    "jacfwd": torch.func.jacfwd(_of_negatives),
+    "hessian": torch.func.hessian(_sum),
+    "vmap": torch.func.vmap(_of_negatives),
+    "vmap of grad": torch.func.vmap(torch.func.grad(_sum)),
+    "grad of vmap": torch.func.grad(lambda x: torch.func.vmap(_of_negatives)(x).sum()),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_an_operator_within_a_transform(name: str) -> None:
+    everything = fastcheck.Stop(count="all")
+    with fastcheck.install(Net(), level="op", overflow_nums=-1, stop=everything) as monitor:
+        TRANSFORMS[name](torch.ones(3))
+        first = monitor.events[0]
+    assert (first.site.op, first.site.role, first.verdict) == ("aten.log", "output", Verdict.ORIGIN)
+
+
 @pytest.mark.filterwarnings("ignore::fastcheck.WatchWarning")
 def test_a_gradient_that_is_nan_in_each_step_does_not_overflow() -> None:
     model = nn.Linear(4, 2)
