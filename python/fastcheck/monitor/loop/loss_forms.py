@@ -26,6 +26,7 @@ from .masks import fault_of_masks
 from .nodes import (
     VIEWS,
     axis_of,
+    factor_of,
     is_normalised,
     kind_of,
     leaf_of,
@@ -638,8 +639,8 @@ def _similarities(loss: Any) -> Optional[list[Any]]:
         elif kind in ("Mean", "Sum", "View", "Squeeze", "Neg", "Rsub"):
             waiting.append((children[0], -sign if kind in ("Neg", "Rsub") else sign))
         elif kind in ("Mul", "Div") and len(with_graph) == 1:
-            factor = saved_by(node, "self" if children[0] is None else "other")
-            if factor is None or factor.numel() != 1:
+            factor = factor_of(node)
+            if factor is None:
                 return None
             waiting.append((with_graph[0], sign if float(factor) > 0 else -sign))
         elif kind in ("Add", "Sub") and with_graph:

@@ -11,6 +11,8 @@ import torch
 from fastcheck.utils.torch.readable import can_read_now, is_unpacked_by_torch
 
 # Nodes whose result has the elements of what they are given.
+#: The node of a tensor, and its number among the results of that.
+Edge = tuple[Any, int]
 VIEWS = re.compile(
     "View|UnsafeView|ReshapeAlias|Transpose|T|Permute|Squeeze|Unsqueeze|Slice|Select|Index|Alias|"
     "Clone|ToCopy|Expand"
@@ -41,10 +43,25 @@ def operand_of(node: Any) -> Any:
 
 def maker_of(node: Any) -> Any:
     """The node that has made the elements that this node is given first."""
-    node = node.next_functions[0][0]
+    return before_views(node.next_functions[0])[0]
+
+
+def before_views(edge: Edge) -> Edge:
+    """The node that has made the elements of a result, and the number of that result."""
+    node, place = edge
     while node is not None and VIEWS.fullmatch(kind_of(node)):
-        node = node.next_functions[0][0]
-    return node
+        node, place = node.next_functions[0]
+    return node, place
+
+
+def factor_of(node: Any) -> Optional[torch.Tensor]:
+    """The number that a node multiplies its only operand with, or divides it by; None: it does
+    neither, or the number is not held.
+    """
+    if kind_of(node) not in ("Mul", "Div") or operand_of(node) is None:
+        return None
+    factor = saved_by(node, "self" if node.next_functions[0][0] is None else "other")
+    return factor if factor is not None and factor.numel() == 1 else None
 
 
 def shape_of(node: Any) -> tuple[int, ...]:

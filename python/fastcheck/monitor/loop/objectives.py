@@ -14,7 +14,10 @@ import torch
 
 from .nodes import (
     VIEWS,
+    Edge,
     axis_of,
+    before_views,
+    factor_of,
     kind_of,
     leaf_of,
     match,
@@ -24,9 +27,6 @@ from .nodes import (
     signed,
 )
 from .targets import are_distributions
-
-# The node of a tensor, and its number among the results of that.
-_Edge = tuple[Any, int]
 
 CRITERIA = ("MseLoss", "SmoothL1Loss", "HuberLoss")
 _OF_PROBABILITIES = ("LogSoftmax", "Logsumexp", "Log")
@@ -88,7 +88,7 @@ def _with_positive(cat: Any) -> str:
     sides, size = _factors(rest), shape_of(rest)
     if product is None or sides is None or len(size) != 2 or size[0] != size[1]:
         return ""
-    if {_source(edge) for edge in product["m"].next_functions} != set(sides):
+    if {before_views(edge) for edge in product["m"].next_functions} != set(sides):
         return ""
     return (
         "cross entropy is given the similarity of each positive before a product that holds it "
@@ -107,9 +107,7 @@ def _unscaled(node: Any) -> Any:
 
 
 def _through_views(node: Any) -> Any:
-    while node is not None and VIEWS.fullmatch(kind_of(node)):
-        node = node.next_functions[0][0]
-    return node
+    return before_views((node, 0))[0]
 
 
 def _number(node: Any) -> Optional[float]:
@@ -117,34 +115,24 @@ def _number(node: Any) -> Optional[float]:
     kind = kind_of(node)
     if kind == "Neg":
         return -1.0
-    if kind not in ("Mul", "Div") or operand_of(node) is None:
-        return None
-    factor = saved_by(node, "self" if node.next_functions[0][0] is None else "other")
-    if factor is None or factor.numel() != 1 or factor.is_complex():
+    factor = factor_of(node)
+    if factor is None or factor.is_complex():
         return None
     number = float(factor)
     return number if kind == "Mul" else 1 / number if number else None
 
 
-def _source(edge: _Edge) -> _Edge:
-    """The node that has made the elements, before views, and the number of its result."""
-    node, place = edge
-    while node is not None and VIEWS.fullmatch(kind_of(node)):
-        node, place = node.next_functions[0]
-    return node, place
-
-
-def _factors(node: Any) -> Optional[list[_Edge]]:
+def _factors(node: Any) -> Optional[list[Edge]]:
     """Both sides of a product of two matrices that both have a graph."""
     if kind_of(node) not in ("Mm", "Bmm"):
         return None
-    sides = [_source(edge) for edge in node.next_functions]
+    sides = [before_views(edge) for edge in node.next_functions]
     return sides if all(side is not None for side, _ in sides) else None
 
 
-def terms(node: Any) -> Iterator[tuple[_Edge, int]]:
+def terms(node: Any) -> Iterator[tuple[Edge, int]]:
     """Yields the terms of which a loss is the sum or the mean, each with its sign."""
-    waiting: list[tuple[_Edge, int]] = [((node, 0), 1)]
+    waiting: list[tuple[Edge, int]] = [((node, 0), 1)]
     # A sum of very many terms is not looked at to its end.
     for _ in range(1000):
         if not waiting:
@@ -165,9 +153,9 @@ def terms(node: Any) -> Iterator[tuple[_Edge, int]]:
             yield (term, place), sign
 
 
-def _users(nodes: Collection[Any]) -> dict[_Edge, list[Any]]:
+def _users(nodes: Collection[Any]) -> dict[Edge, list[Any]]:
     """The nodes that are given each tensor."""
-    users: dict[_Edge, list[Any]] = {}
+    users: dict[Edge, list[Any]] = {}
     for node in nodes:
         for edge in node.next_functions:
             if edge[0] is not None:
@@ -209,7 +197,7 @@ def _is_square(node: Any) -> bool:
     return type(node).__name__ == "PowBackward0" and node._saved_exponent == 2
 
 
-def _sampled(users: dict[_Edge, list[Any]], mean: _Edge, logarithm: _Edge) -> str:
+def _sampled(users: dict[Edge, list[Any]], mean: Edge, logarithm: Edge) -> str:
     """Looks at what is made of the mean beside its square."""
     others = [user for user in users[mean] if not _is_square(user)]
     if not others:
@@ -229,7 +217,7 @@ def _sampled(users: dict[_Edge, list[Any]], mean: _Edge, logarithm: _Edge) -> st
     return ""
 
 
-def _exponent(node: Any, logarithm: _Edge) -> Optional[float]:
+def _exponent(node: Any, logarithm: Edge) -> Optional[float]:
     """``c`` where a node is exp(c * logarithm); None: it is none."""
     root = 1.0
     if kind_of(node) == "Sqrt":
@@ -250,7 +238,7 @@ def trained_advantage(nodes: Collection[Any]) -> str:
     """Names an advantage with a gradient that weighs logarithms of probabilities, where the value
     in it is trained by a loss of its own.
     """
-    users: dict[_Edge, list[Any]] = {}
+    users: dict[Edge, list[Any]] = {}
     for node in nodes:
         edges = list(node.next_functions) if kind_of(node) == "Mul" else []
         if len(edges) != 2 or any(child is None for child, _ in edges):
@@ -270,7 +258,7 @@ def _is_criterion(node: Any) -> bool:
     return kind_of(node) in CRITERIA or _is_square(node)
 
 
-def _advantage(edge: _Edge) -> Optional[_Edge]:
+def _advantage(edge: Edge) -> Optional[Edge]:
     """The difference of returns and of what a linear layer returns, before it is normalised."""
     for _ in range(8):
         node, _place = edge
@@ -364,7 +352,7 @@ def turned(nodes: Collection[Any], roots: Sequence[torch.Tensor]) -> dict[str, s
     return forms
 
 
-def _is_turned(edge: _Edge, sign: int) -> bool:
+def _is_turned(edge: Edge, sign: int) -> bool:
     """True for -1 times a cross entropy, or for the mean logarithm of probabilities of targets."""
     node, _ = edge
     if kind_of(node) == "NllLoss":
@@ -419,8 +407,6 @@ def given_targets(nodes: Collection[Any]) -> str:
     """
     kinds = (*CRITERIA, "L1Loss", "BinaryCrossEntropy", "BinaryCrossEntropyWithLogits", "NllLoss")
     targets = [t for n in nodes if kind_of(n) in kinds and (t := _row_of(n)) is not None]
-    if not targets:
-        return ""
     inputs = [
         given
         for node in nodes
@@ -430,15 +416,15 @@ def given_targets(nodes: Collection[Any]) -> str:
     for target, given in itertools.product(targets, inputs):
         if len(given) != len(target) or given.device != target.device:
             continue
-        if bool((given[:, -1] == target.to(given.dtype)).all()):
+        is_varied = bool((target != target[0]).any())
+        if is_varied and bool((given[:, -1] == target.to(given.dtype)).all()):
             return f"the last column of {given.shape[1]}"
     return ""
 
 
 def _row_of(node: Any) -> Optional[torch.Tensor]:
-    """The targets of a criterion, one for each row, that are not all equal."""
+    """The targets of a criterion, one for each row."""
     target = saved_by(node, "target")
     if target is None or target.dim() not in (1, 2) or target.numel() != len(target):
         return None
-    row = target.flatten()
-    return row if len(row) >= _LEAST_ROWS and bool((row != row[0]).any()) else None
+    return target.flatten() if len(target) >= _LEAST_ROWS else None

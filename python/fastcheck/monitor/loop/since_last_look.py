@@ -17,7 +17,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from fastcheck.utils.torch.memory_ref import MemoryRef
 from fastcheck.utils.torch.readable import can_read_now
 
-from .nodes import kind_of, leaf_of, operand_of, saved_by, signed
+from .nodes import factor_of, kind_of, leaf_of, operand_of, saved_by, signed
 
 # Reads a number, and waits for a device.
 _Number = Callable[[], float]
@@ -165,10 +165,8 @@ def _criteria(node: Any) -> list[tuple[_Number, list[_Number]]]:
 
 def _factor(node: Any) -> Optional[_Number]:
     """The number that this node multiplies its only operand with; None: it is no such node."""
-    if kind_of(node) not in ("Mul", "Div") or operand_of(node) is None:
-        return None
-    factor = saved_by(node, "self" if node.next_functions[0][0] is None else "other")
-    if factor is None or factor.numel() != 1:
+    factor = factor_of(node)
+    if factor is None:
         return None
     power = 1 if kind_of(node) == "Mul" else -1
     return lambda: float(factor) ** power if factor.any() else 0.0
@@ -211,11 +209,8 @@ def _first_mask(
     """The elements that the first dropout of a graph keeps, and the share that it drops, if that is
     one of these; none: there is no such dropout.
     """
-    found: tuple[Optional[torch.Tensor], float] = (None, 0.0)
-    newest = math.inf
-    for node in nodes:
-        if kind_of(node) not in ("Mul", "NativeDropout") or node._sequence_nr() > newest:
-            continue
+    made = [node for node in nodes if kind_of(node) in ("Mul", "NativeDropout")]
+    for node in sorted(made, key=lambda node: node._sequence_nr()):
         is_noise = kind_of(node) == "Mul" and node.next_functions[-1][0] is None
         noise = saved_by(node, "other" if is_noise else "result1")
         # A bool that is multiplied with is a mask of the program's own.
@@ -227,10 +222,9 @@ def _first_mask(
             spread = math.sqrt(share * (1 - share) / len(mask))
             is_share = abs(dropped - share) < _DEVIATIONS * spread
             scale = 1.0 if mask.dtype == torch.bool else 1 / (1 - share)
-            kept = mask[mask != 0].double()
-            if is_share and bool(((kept - scale).abs() < 1e-2 * scale).all()):
-                found, newest = ((mask != 0).cpu(), share), node._sequence_nr()
-    return found
+            if is_share and bool(((mask[mask != 0].double() - scale).abs() < 1e-2 * scale).all()):
+                return (mask != 0).cpu(), share
+    return None, 0.0
 
 
 def _unregistered(models: Sequence[torch.nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:
