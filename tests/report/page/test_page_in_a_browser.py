@@ -247,24 +247,18 @@ def test_a_tip_is_beside_the_cursor_and_inside_the_window(tab: Tab) -> None:
 
 def drawn(tab: Tab, width: int) -> list[str]:
     """The texts that the heat map draws at this width: names of rows and numbers of its axis."""
-    # A window that was resized is drawn once or twice: the texts of the last time count.
-    tab.value(
-        "window.drawn = []; window.own ??= {"
-        " fillText: CanvasRenderingContext2D.prototype.fillText,"
-        " createImageData: CanvasRenderingContext2D.prototype.createImageData };"
-        "CanvasRenderingContext2D.prototype.createImageData = function (...size) {"
-        " if (this.canvas.closest('#heatmap')) window.drawn = [];"
-        " return window.own.createImageData.apply(this, size) };"
-        "CanvasRenderingContext2D.prototype.fillText = function (text, ...rest) {"
-        " if (this.canvas.closest('#heatmap')) window.drawn.push(text);"
-        " return window.own.fillText.call(this, text, ...rest) }"
-    )
-    tab.size(width + 1, 900)
-    tab.wait_for("window.drawn.length > 20")
-    tab.value("window.drawn = []")
     tab.size(width, 900)
-    tab.wait_for("window.drawn.length > 20")
-    found: list[str] = tab.value("window.drawn")
+    tab.wait_for(f"innerWidth === {width}")
+    # What is printed is drawn anew before the event returns: nothing to wait for.
+    found: list[str] = tab.value(
+        "(() => { const texts = [], own = CanvasRenderingContext2D.prototype.fillText;"
+        "CanvasRenderingContext2D.prototype.fillText = function (text, ...rest) {"
+        " if (this.canvas.closest('#heatmap')) texts.push(text);"
+        " return own.call(this, text, ...rest) };"
+        "try { window.dispatchEvent(new Event('beforeprint')); return texts }"
+        "finally { CanvasRenderingContext2D.prototype.fillText = own } })()"
+    )
+    assert len(found) > 20
     return found
 
 
