@@ -71,7 +71,9 @@ class Tab:
         message = {"id": self._number, "method": method, "params": parameters}
         if self._session is not None:
             message["sessionId"] = self._session
-        os.write(self._out, json.dumps(message).encode() + b"\0")
+        data = json.dumps(message).encode() + b"\0"
+        while data:  # a process that was stopped meanwhile has written a part
+            data = data[os.write(self._out, data) :]
         while True:
             answer = self._receive()
             if answer.get("id") == self._number:
@@ -93,14 +95,26 @@ class Tab:
         if dark is not None:
             scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
             self.call("Emulation.setEmulatedMedia", features=[scheme])
+        self.wait_for(f"innerWidth === {width}")
+        self.settle()
 
     def open(self, path: Path, ready: str) -> None:
-        """Opens a file, and waits until the JavaScript expression ``ready`` is true."""
+        """Opens a file; returns when the JavaScript expression ``ready`` is true, and figures are
+        drawn.
+        """
         self.call("Page.navigate", url="about:blank")
         self.wait_for("location.href === 'about:blank'")
         url = path.resolve().as_uri()
         self.call("Page.navigate", url=url)
         self.wait_for(f"location.href === {json.dumps(url)} && ({ready})")
+        self.settle()
+
+    def settle(self) -> None:
+        """Waits for the frame after the next: until then figures whose place has another size now
+        are drawn, and a scroll is told.
+        """
+        frames = "requestAnimationFrame(() => requestAnimationFrame(() => done(true)))"
+        self.value(f"new Promise(done => {frames})")
 
     def wait_for(self, expression: str) -> None:
         """Waits until the JavaScript expression is true; raises TimeoutError after a minute."""

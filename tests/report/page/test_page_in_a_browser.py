@@ -118,7 +118,7 @@ def test_a_warning_is_the_headline_and_its_first_mover_is_drawn(
     assert text(window, "#site-name").startswith(f"{mover.module} · ")
     assert text(window, "#site-name").endswith(", rank 1")
     assert text(window, "#around strong") == "88"
-    window.wait_for("document.querySelector('#site .plot canvas')")
+    assert window.value("document.querySelector('#site .plot canvas') !== null")
     assert window.problems == []
 
 
@@ -227,8 +227,7 @@ def test_a_tip_is_beside_the_cursor_and_inside_the_window(tab: Tab) -> None:
         " return [b.left, b.top, b.right] })()"
     )
     assert tab.value(f"{tip}.hidden")
-    frames = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
-    tab.value(f"{frames}.then(() => true)")  # scrolling hides a tip
+    tab.settle()  # scrolling hides a tip
     for x in (left + 400, right - 12):
         tab.move(x, top + 40)
         assert not tab.value(f"{tip}.hidden")
@@ -248,7 +247,6 @@ def test_a_tip_is_beside_the_cursor_and_inside_the_window(tab: Tab) -> None:
 def drawn(tab: Tab, width: int) -> list[str]:
     """The texts that the heat map draws at this width: names of rows and numbers of its axis."""
     tab.size(width, 900)
-    tab.wait_for(f"innerWidth === {width}")
     # What is printed is drawn anew before the event returns: nothing to wait for.
     found: list[str] = tab.value(
         "(() => { const texts = [], own = CanvasRenderingContext2D.prototype.fillText;"
@@ -389,7 +387,6 @@ def test_what_is_not_finite_has_a_colour_of_its_own(tab: Tab) -> None:
 @pytest.mark.parametrize("width", [400, 1280])
 def test_nothing_is_wider_than_the_window(tab: Tab, width: int) -> None:
     tab.size(width, 900)
-    tab.wait_for(f"document.querySelector('.stage canvas').clientWidth <= {width}")
     assert tab.value("document.documentElement.scrollWidth") <= width
     # Captions stay in view where their tables scroll, and so does the text of the verdict.
     tab.value("document.querySelectorAll('.scrolling').forEach(e => e.scrollTo(200, 0))")
