@@ -202,8 +202,8 @@ def test_installed_on_one_rank_only() -> None:
     assert others == [(None, [], 6.0)] * 3
 
 
-#: Forks the ranks when torch is imported; each runs to the end of the interpreter. The last line of
-#: the output has how the first three ended, and whether the fourth was there then.
+#: Forks the ranks when torch is imported; each runs to the end of the interpreter. A line of the
+#: output has how the first three ended, and whether the fourth was there then.
 RANKS_THAT_END = """
 import os, signal, sys, time, torch.distributed as dist
 from fastcheck.monitor.distributed.agreement import RankAgreement
@@ -219,7 +219,7 @@ else:
     print(*map(os.waitstatus_to_exitcode, statuses), is_there, flush=True)
     os._exit(0)
 dist.init_process_group("gloo", init_method=sys.argv[1], rank=rank, world_size=4)
-agreement = RankAgreement()
+agreement = RankAgreement(timeout_seconds=600)
 for step in range(3):
     agreement.boundary()
 if rank == 3:
@@ -255,4 +255,4 @@ def test_a_process_ends_although_a_reduction_is_under_way(tmp_path: pathlib.Path
         with contextlib.suppress(ProcessLookupError):  # rank 3 should be there
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    assert output.read_text().splitlines()[-1] == "0 1 5 True", output.read_text()
+    assert "0 1 5 True" in output.read_text().splitlines(), output.read_text()

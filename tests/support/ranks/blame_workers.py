@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import time
 import warnings
 import weakref
 from typing import Any
@@ -153,13 +152,15 @@ def meets(rank: int) -> Any:
             refused.append(str(error).splitlines()[0])
     hooks_left = len(model._forward_hooks)
     fastcheck.install(model, overflow_nums=-1).remove()
-    join._MEETING_SECONDS = 0.3
-    dist.barrier()
-    if rank == 1:
-        time.sleep(1.0)
+    store: Any = dist.distributed_c10d._get_default_store()
+    if rank == 0:
+        join._MEETING_SECONDS = 0.3
+    else:
+        store.wait(["goes on"])
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         monitor = fastcheck.install(model)
+        store.set("goes on", "1")
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
         stopped = None
         try:

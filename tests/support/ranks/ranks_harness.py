@@ -21,7 +21,7 @@ from typing import Any, Callable, NamedTuple, Optional
 
 import pytest
 
-GUARD_SECONDS = 120.0
+GUARD_SECONDS = 600.0
 
 _context = multiprocessing.get_context("forkserver")
 # What is slow to import, and starts no thread.
@@ -104,12 +104,13 @@ def _child(
 
     torch.set_num_threads(1)
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size))
+    _wait_for_slow_ranks()
     try:
         dist.init_process_group(
             "gloo",
             rank=rank,
             world_size=world_size,
-            timeout=timedelta(seconds=60),
+            timeout=timedelta(seconds=GUARD_SECONDS),
             **_rendezvous(rank, world_size, directory, store),
         )
         value = function(rank, *args)
@@ -120,6 +121,18 @@ def _child(
         os._exit(1)
     # As a training script ends: no rank waits for another.
     os._exit(0)
+
+
+def _wait_for_slow_ranks() -> None:
+    """A rank that the machine holds up is not given up. Tests of ranks that do not answer say
+    themselves how long they are waited for.
+    """
+    from fastcheck.monitor.distributed import agreement, join, replicas
+
+    join._MEETING_SECONDS = replicas._PATIENCE_SECONDS = GUARD_SECONDS
+    agreement._POST_SECONDS = GUARD_SECONDS
+    for kind in (agreement.RankAgreement, replicas.ReplicaCheck):
+        kind.__init__.__kwdefaults__["timeout_seconds"] = GUARD_SECONDS  # type: ignore[index]  # it has defaults
 
 
 def _rendezvous(rank: int, world_size: int, directory: str, store: str) -> dict[str, Any]:
