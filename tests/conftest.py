@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 import fastcheck
 from fastcheck.monitor.hooks.optimizers import watchers
 from fastcheck.monitor.op_level.level import CallMode
+from fastcheck.monitor.sinks import connection
 
 TESTS = Path(__file__).resolve().parent
 
@@ -31,16 +32,22 @@ if not IS_WHOLE:
     # Inductor would compile a program for each instruction set, to see whether the compiler has it.
     os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
 
-# No deadline: a slow machine is not a defect. What fails is printed so that it can be replayed.
+# Neither a deadline nor a check of speed: a slow machine is not a defect. Each run draws the same,
+# but for whole ones, where what fails is printed so that it can be replayed.
 hypothesis.settings.register_profile(
     "fastcheck",
     deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    derandomize=not IS_WHOLE,
     max_examples=200 if IS_WHOLE else 10,
     print_blob=True,
     database=None,
 )
 hypothesis.settings.load_profile("fastcheck")
 
+
+# Nothing is given up because the machine is slow: what a run still has to write to its sinks.
+connection.SinkWriter.close.__defaults__ = (600.0,)
 
 # The fake accelerator, once loaded, is that of the whole process, so it has a run of its own
 # (`make test-fake-device`).

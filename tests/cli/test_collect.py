@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import threading
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from fastcheck.cli import collect
 from fastcheck.cli.main import main
 from fastcheck.fleet.manifest import counted_files
 from fastcheck.fleet.store import Folder
@@ -34,10 +35,18 @@ def test_a_log_and_again(log: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert files == ["step=000000-000099/node=a_17.parquet"]
 
 
-def test_following_until_a_signal(log: Path, tmp_path: Path) -> None:
+def test_following_until_a_signal(
+    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which comes while the command waits for more."""
+
+    def sleep(seconds: float) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+    clock = SimpleNamespace(sleep=sleep, monotonic=time.monotonic)
+    monkeypatch.setattr(collect, "time", clock)
     out = str(tmp_path / "fleet")
     options = ["--run", "r", "--node", "n", "--follow", "--interval", "0.01"]
-    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
     assert main(["collect", str(log), "--out", out, *options]) == 0
     assert counted_files(Folder(out), "r") == ["step=000000-000099/node=n.parquet"]
 

@@ -102,7 +102,7 @@ class Terminal:
     def press(self, keys: str) -> None:
         os.write(self.user, keys.encode())
 
-    def wait_for(self, text: str, seconds: float = 30.0) -> None:
+    def wait_for(self, text: str, seconds: float = 600.0) -> None:
         end = time.monotonic() + seconds
         while text.encode() not in self.out:
             assert time.monotonic() < end, self.out.decode(errors="replace")
@@ -113,7 +113,7 @@ class Terminal:
         for file in self._files:
             file.close()
         os.close(self.program)
-        self._reader.join(30)
+        self._reader.join()
         os.close(self.user)
         return self.out.decode()
 

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import threading
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -115,7 +116,6 @@ def test_values_survive_shards_sizes_and_a_queue_that_is_full(
 def test_what_waits_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that takes nothing holds the training up; memory doesn't grow."""
     may_write = threading.Event()
-    most = 0
 
     def slow(descriptor: int, data: Any) -> None:
         may_write.wait()
@@ -131,13 +131,15 @@ def test_what_waits_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
     thread = threading.Thread(target=put)
     thread.start()
-    thread.join(0.5)
+    while writer._waiting_bytes < 1_000_000:
+        time.sleep(0.01)
+    thread.join(0.2)  # time for a tensor too many
     assert thread.is_alive()
     most = writer._waiting_bytes
     may_write.set()
     thread.join()
     writer.close()
-    assert writer.problem is None and 0 < most <= 1_000_000
+    assert writer.problem is None and most == 1_000_000
     written = safetensors.safe_open(tmp_path / writer.files[0], framework="pt")
     assert all(float(written.get_tensor(str(n))[7]) == n for n in range(20))
 

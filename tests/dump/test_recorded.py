@@ -225,7 +225,7 @@ def test_an_interrupt_behind_the_operator_is_the_training_s(
         session: Any = dumper._session
         other = threading.Thread(target=lambda: free.append(not session.lock._is_owned()))
         other.start()
-        other.join(10)
+        other.join()
         torch.ones(3)
     assert free == [True] and dumper.problem == ""
 

@@ -135,7 +135,7 @@ def test_no_wait_holds_the_gil_that_a_kernel_needs() -> None:
     source = """
 from fakes.test_fake_device_processes import GIL_WAITS
 x = torch.ones(4, device=fake.name())
-faulthandler.dump_traceback_later(60, exit=True)
+faulthandler.dump_traceback_later(600, exit=True)
 fake.set_delay(100_000)
 for name, wait in GIL_WAITS.items():
     fake.launch(lambda view: None, x)
@@ -149,7 +149,7 @@ for name, wait in GIL_WAITS.items():
 def test_memory_is_freed_while_another_thread_empties_the_cache() -> None:
     source = """
 import threading
-faulthandler.dump_traceback_later(60, exit=True)
+faulthandler.dump_traceback_later(600, exit=True)
 x, freed = torch.ones(4, device=fake.name()), threading.Event()
 running = threading.Event()
 def kernel(view):
@@ -178,7 +178,7 @@ thread.join()
 def test_errors_of_python_kernels_do_not_block_the_host() -> None:
     source = """
 import time
-faulthandler.dump_traceback_later(60, exit=True)
+faulthandler.dump_traceback_later(600, exit=True)
 class Slow(Exception):
     def __str__(self):
         time.sleep(0.2)  # lets go of the GIL, and wants it back

@@ -22,10 +22,11 @@ pytestmark = pytest.mark.usefixtures("fresh_start")
 class Slow(Kept):
     def __init__(self) -> None:
         super().__init__()
-        self.may_write = threading.Event()
+        self.is_asked, self.may_write = threading.Event(), threading.Event()
 
     def log(self, scalars: dict[str, float], step: int) -> None:
-        assert self.may_write.wait(30)
+        self.is_asked.set()
+        self.may_write.wait()
         super().log(scalars, step)
 
 
@@ -192,7 +193,9 @@ def test_rows_that_find_no_room_are_left_out(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(connection, "_MOST", 2)
     sink, model = Slow(), Net()
     monitor = fastcheck.install(model, sinks=sink)
-    train(model, 8)
+    train(model, 2)
+    sink.is_asked.wait()
+    train(model, 6)
     sink.may_write.set()
     with pytest.warns(fastcheck.FastcheckWarning, match="steps were not written"):
         monitor.remove()
@@ -206,7 +209,7 @@ def test_a_sink_that_hangs_does_not_keep_remove(monkeypatch: pytest.MonkeyPatch)
 
     class Hanging:
         def log(self, scalars: dict[str, float], step: int) -> None:
-            release.wait(30)
+            release.wait()
 
     monitor = fastcheck.install(model, sinks=Hanging())
     train(model, 2)
@@ -237,9 +240,6 @@ def test_a_model_that_is_dropped_takes_the_thread_along() -> None:
     (thread,) = set(threading.enumerate()) - before
     assert thread.name == "fastcheck-sinks"
     del model
-    for _ in range(100):
+    while thread.is_alive():
         gc.collect()  # what the thread is still writing holds the model
         thread.join(0.1)
-        if not thread.is_alive():
-            return
-    pytest.fail("the thread waits for more")
