@@ -32,7 +32,7 @@ def test_median_and_deviation_of_the_window() -> None:
     last = np.concatenate([values, np.full(8, 5.0)])[-64:]
     median = np.median(last)
     spread = 1.4826 * np.median(np.abs(last - median))
-    assert np.isclose(bands.median[0], median) and np.isclose(bands._of["spread"][0], spread)
+    assert np.isclose(bands.of["median"][0], median) and np.isclose(bands.of["spread"][0], spread)
     assert np.isclose(score(bands, 8.0), (8.0 - median) / spread)
 
 
@@ -72,9 +72,9 @@ def test_noise_around_a_constant_is_held_to_the_least_spread() -> None:
 
 def test_an_unknown_value_is_passed_over() -> None:
     bands, _ = filled(200)
-    before = bands._of["count"][0]
+    before = bands.of["count"][0]
     bands.add(ONE, np.array([[np.nan]]), INSIDE)
-    assert bands._of["count"][0] == before and np.isnan(score(bands, np.nan))
+    assert bands.of["count"][0] == before and np.isnan(score(bands, np.nan))
 
 
 @pytest.mark.parametrize("every", [1, 2, 16])
@@ -87,7 +87,7 @@ def test_a_signal_that_is_not_read_in_each_step_follows_its_values(every: int) -
         level = float(step // every)
         bands.add(numbers, np.full((1, len(numbers)), level), np.zeros((1, len(numbers)), bool))
     # The medians of 64 values, the last of them at most 15 values old.
-    medians = bands.median[:32]
+    medians = bands.of["median"][:32]
     assert medians.min() >= 199 - 15 - 32 and medians.max() <= 199 - 31
     assert len(set(medians.tolist())) == 16  # not all in one step
 
@@ -118,7 +118,7 @@ def test_steps_that_are_added_together_are_as_one_after_another(together: int) -
     for bands in (one_by_one, at_once):
         bands._renew(numbers)
     for name in ("count", "rejected", "median", "spread", "highest"):
-        assert np.array_equal(one_by_one._of[name][:40], at_once._of[name][:40])
+        assert np.array_equal(one_by_one.of[name][:40], at_once.of[name][:40])
 
 
 def test_the_highest_is_that_of_the_window() -> None:
@@ -126,7 +126,7 @@ def test_the_highest_is_that_of_the_window() -> None:
     bands.grow(1)
     for value in [50.0] + [float(x) for x in range(31)]:
         bands.add(ONE, np.array([[value]]), INSIDE)
-    assert bands.highest[0] == 30
+    assert bands.of["highest"][0] == 30
 
 
 def test_signals_that_warm_up_at_different_steps_have_their_own_ranges() -> None:
@@ -141,9 +141,9 @@ def test_signals_that_warm_up_at_different_steps_have_their_own_ranges() -> None
             for number, first in ((0, 0), (31, 30)):
                 mine = values[first : step + 1, number]
                 median = np.median(mine)
-                assert bands.median[number] == median
+                assert bands.of["median"][number] == median
                 spread = 1.4826 * np.median(np.abs(mine - median))
-                assert np.isclose(bands._of["spread"][number], spread)
+                assert np.isclose(bands.of["spread"][number], spread)
 
 
 def test_a_value_outside_that_float32_does_not_hold_gives_no_warning() -> None:
@@ -153,7 +153,7 @@ def test_a_value_outside_that_float32_does_not_hold_gives_no_warning() -> None:
     values, is_outside = np.ones((40, 3)), np.zeros((40, 3), bool)
     values[20, 1], is_outside[20, 1] = 1e300, True
     bands.add(numbers, values, is_outside)
-    assert bands.median[1] == bands.highest[1] == 1.0
+    assert bands.of["median"][1] == bands.of["highest"][1] == 1.0
 
 
 def test_values_that_float32_does_not_hold_enter_no_range() -> None:
@@ -162,4 +162,4 @@ def test_values_that_float32_does_not_hold_enter_no_range() -> None:
     values = np.where(np.arange(60) % 3 == 0, 1e300, 1.0)[:, None]
     for value in values:
         bands.add(ONE, value[None], INSIDE)
-    assert bands.median[0] == bands.highest[0] == 1.0
+    assert bands.of["median"][0] == bands.of["highest"][0] == 1.0

@@ -57,7 +57,7 @@ def test_a_batch_that_comes_again_with_a_spike_is_to_blame(period: int, cause: s
 @pytest.mark.parametrize("after", [0, 60, 70])
 def test_replicas_that_differ_explain_what_comes_after_them(after: int) -> None:
     run = run_of(lambda step: None)
-    run.watcher.replicas_differ(99)
+    run.watcher.causes.note_fault(99)
     run.steps(after)
     events = run.step({FIRST: 3e4}, loss=9.0, gradient_norm=30.0)
     causes = {one.kind: one.cause for one in events}

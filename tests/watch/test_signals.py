@@ -160,7 +160,7 @@ def test_the_batch_is_the_input_of_the_first_module(
     for order in (slice(None), slice(2, None)):  # then a step without the first one
         found = reader.read([(None, [records[order]])])
         assert found is not None
-    assert [sites[n].module for n in np.flatnonzero(reader._phases == INPUT)] == batch
+    assert [sites[n].module for n in np.flatnonzero(reader._of["phase"] == INPUT)] == batch
 
 
 def test_several_steps_at_once_have_a_row_each() -> None:

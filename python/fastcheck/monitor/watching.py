@@ -211,7 +211,7 @@ class Watching(SessionListener):
     def replicas_differ(self, step: int, text: str) -> None:
         """Takes in what check_replicas() has found, and warned of: it explains a spike near it."""
         with self._lock:
-            self._watcher.replicas_differ(step)
+            self._watcher.causes.note_fault(step)
 
     def last_batches(self, before: int, count: int) -> tuple[int, list[int]]:
         """The step of the last batch before the step before this step, and the checksums of so many

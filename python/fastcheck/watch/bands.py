@@ -25,7 +25,8 @@ _TOGETHER = 1024
 class Bands:
     """The robust ranges of signals: one signal for each number from 0 on. ``least_spread``: what
     the spread is at least, so that noise around a constant is not measured in millionths of it; of
-    each, or of all.
+    each, or of all. ``of`` has the ``median`` and the ``spread`` of each signal, by number, and the
+    ``lowest`` and ``highest`` value of its past; NaN: there are too few values yet.
     """
 
     def __init__(self, window: int, warm_up: int, least_spread: Union[float, np.ndarray]) -> None:
@@ -34,7 +35,7 @@ class Bands:
         self._least_spread = np.asarray(least_spread)
         # A signal in a row: rows are sorted several times as fast as columns.
         self._values = np.zeros((0, window), np.float32)
-        self._of = Columns(
+        self.of = Columns(
             count=np.zeros(1, np.int64),
             rejected=np.zeros(1, np.int64),
             median=np.full(1, np.nan),
@@ -45,31 +46,11 @@ class Bands:
 
     def grow(self, count: int) -> None:
         """Makes room for the signals with numbers below ``count``."""
-        self._of.grow(count)
-        more = len(self.median) - len(self._values)
+        self.of.grow(count)
+        more = len(self.of["median"]) - len(self._values)
         if more:
             new = np.zeros((more, self._window), np.float32)
             self._values = np.concatenate([self._values, new])
-
-    @property
-    def median(self) -> np.ndarray:
-        """The median of each signal, by number; NaN: there are too few values yet."""
-        return self._of["median"]
-
-    @property
-    def spread(self) -> np.ndarray:
-        """The spread of each signal, by number; NaN as the median."""
-        return self._of["spread"]
-
-    @property
-    def lowest(self) -> np.ndarray:
-        """The smallest value of the past, by number."""
-        return self._of["lowest"]
-
-    @property
-    def highest(self) -> np.ndarray:
-        """The largest value of the past, by number."""
-        return self._of["highest"]
 
     def scores(self, numbers: np.ndarray, values: np.ndarray) -> np.ndarray:
         """The number of spreads by which each value is above (below: negative) the median of its
@@ -77,14 +58,14 @@ class Bands:
         a shape that broadcasts to it.
         """
         with np.errstate(invalid="ignore"):
-            scores: np.ndarray = (values - self.median[numbers]) / self.spread[numbers]
+            scores: np.ndarray = (values - self.of["median"][numbers]) / self.of["spread"][numbers]
         return scores
 
     def add(self, numbers: np.ndarray, values: np.ndarray, is_outside: np.ndarray) -> None:
         """Adds the values of some steps, which are rows, to each signal; not those outside, unless
         there were many in a row. ``numbers``: each at most once.
         """
-        counts, rejected, steps = self._of["count"], self._of["rejected"], len(values)
+        counts, rejected, steps = self.of["count"], self.of["rejected"], len(values)
         with np.errstate(over="ignore"):  # what is beyond float32 enters no range
             values = values.astype(np.float32)
         run, kept = rejected[numbers], np.isfinite(values)
@@ -96,7 +77,7 @@ class Bands:
             renewed = numbers[is_new_level]
             counts[renewed] = 0
             for name in ("median", "spread", "lowest", "highest"):
-                self._of[name][renewed] = np.nan
+                self.of[name][renewed] = np.nan
             kept &= ~is_outside | is_new_level
         before = counts[numbers]
         most = int(before.max(initial=0))
@@ -133,7 +114,7 @@ class Bands:
 
     def _renew(self, numbers: np.ndarray) -> None:
         """Makes the medians of these signals again."""
-        of, counts = self._of, np.minimum(self._of["count"][numbers], self._window)
+        of, counts = self.of, np.minimum(self.of["count"][numbers], self._window)
         # One count of all, but while some are warming up.
         for count in set(counts.tolist()):
             chosen = numbers[counts == count]

@@ -288,7 +288,7 @@ class Numbers:
     @property
     def usual_norm(self) -> Optional[float]:
         """The median norm of all gradients; None: there are too few yet."""
-        median = float(self._bands.median[2 * _PLACES["gradient_norm"]])
+        median = float(self._bands.of["median"][2 * _PLACES["gradient_norm"]])
         return None if math.isnan(median) else median
 
     @property
@@ -392,7 +392,8 @@ class Numbers:
 
     def _look(self, name: str, value: float, k: int) -> Number:
         at = 2 * _PLACES[name]
-        median, (raw, logarithm) = float(self._bands.median[at]), self._scores[k][0][at : at + 2]
+        median = float(self._bands.of["median"][at])
+        raw, logarithm = self._scores[k][0][at : at + 2]
         if name != "loss":
             return Number(name, value, median, logarithm, threshold=self._threshold)
         if len(self._first) < _FIRST:

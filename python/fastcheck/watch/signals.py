@@ -114,6 +114,13 @@ def inputs_by_step(now: Signals) -> list[tuple[list[float], list[int]]]:
     ]
 
 
+#: The facts of a site: ``weight`` is the number of the weight that it is about, or -1.
+_SITE = np.dtype(
+    [("phase", np.int8), ("function", np.int8), ("weight", np.int64)]
+    + [(name, bool) for name in ("is_limit", "is_of_parameter", "is_rate", "is_input")]
+)
+
+
 class SignalReader:
     """Makes signals of the records of one rank, whose sites are found in ``sites`` by number.
 
@@ -125,16 +132,10 @@ class SignalReader:
     def __init__(self, sites: SiteTable, is_whole: bool = True) -> None:
         self.sites = sites
         self._is_whole = is_whole
-        # The phase of each site, by its number.
-        self._phases = np.zeros(0, np.int8)
-        self._functions = np.zeros(0, np.int8)
-        self._is_limit = np.zeros(0, bool)
-        self._is_of_parameter = np.zeros(0, bool)
-        self._is_rate = np.zeros(0, bool)
-        self._is_input = np.zeros(0, bool)
-        # The weights by module and label; and, by the number of a site, which of them it is about.
+        # By the number of a site.
+        self._of = np.zeros(0, _SITE)
+        # The weights by module and label.
         self._weights: dict[tuple[str, str], int] = {}
-        self._weight = np.zeros(0, np.int64)
         self._plan: Optional[_RecordOrder] = None
         self._gradient_at = np.zeros(0, np.int64)
 
@@ -147,15 +148,15 @@ class SignalReader:
         records = _columns([chunk for _, chunks in steps for chunk in chunks])
         step_of = np.repeat(np.arange(len(steps)), lengths)
         sites = records["site"]
-        inside = (sites >= 0) & (sites < len(self._phases))
+        inside = (sites >= 0) & (sites < len(self._of))
         known = np.where(inside, sites, 0)
-        is_limit = inside & self._is_limit[known] & (records["sum"] == 1.0)
-        wanted = inside & (self._phases[known] > 0)
+        is_limit = inside & self._of["is_limit"][known] & (records["sum"] == 1.0)
+        wanted = inside & (self._of["phase"][known] > 0)
         wanted &= (records["depth"] >= Depth.STATS) & (records["numel"] > 0)
         wanted &= (records["flags"] & int(Flag.RECOMPUTE)) == 0
         limited = np.bincount(step_of[is_limit], minlength=len(steps)) > 0
         anew = np.bincount(step_of[records["flags"] & int(Flag.ANEW) > 0], minlength=len(steps)) > 0
-        is_still = inside & self._is_rate[known] & (records["zero_count"] > 0)
+        is_still = inside & self._of["is_rate"][known] & (records["zero_count"] > 0)
         still = np.bincount(step_of[is_still], minlength=len(steps)) > 0
         if not wanted.all():
             records = {name: column[wanted] for name, column in records.items()}
@@ -171,36 +172,32 @@ class SignalReader:
         rows = [row for row, _ in steps]
         scales = np.array([1.0 if r is None or not r.scale else r.scale for r in rows])
         is_skipped = limited | np.array([row is not None and row.overflow for row in rows])
-        plan = self._plan
+        plan, of = self._plan, self._of[self._plan.sites]
         return Signals(
             rows=rows,
             steps=np.array([_number(row, chunks) for row, chunks in steps]),
             is_limited=limited,
             is_skipped=is_skipped,
             sites=plan.sites,
-            phases=self._phases[plan.sites],
-            functions=self._functions[plan.sites],
-            is_of_parameter=self._is_of_parameter[plan.sites],
+            phases=of["phase"],
+            functions=of["function"],
+            is_of_parameter=of["is_of_parameter"],
             gradient_at=self._gradient_at,
             has_still_group=still,
             **_by_site(records, plan, 1.0 / scales[step_of], anew),
         )
 
     def _grow(self) -> None:
-        held = len(self._phases)
+        held = len(self._of)
         if held == len(self.sites):
             return
-        new = [self.sites[number] for number in range(held, len(self.sites))]
-        functions = [FUNCTIONS.get(s.module_type, 0) if s.role == "output" else 0 for s in new]
-        self._phases = np.append(self._phases, np.array([phase_of(s) for s in new], np.int8))
-        self._functions = np.append(self._functions, np.array(functions, np.int8))
-        self._is_limit = np.append(self._is_limit, [s.role == "skipped_update" for s in new])
-        of_parameters = [s.role == "param_grad" for s in new]
-        self._is_of_parameter = np.append(self._is_of_parameter, of_parameters)
-        self._is_rate = np.append(self._is_rate, [s.role == "learning_rate" for s in new])
-        self._is_input = np.append(self._is_input, [s.role == "input" for s in new])
-        weights = [self._weight_of(site) for site in new]
-        self._weight = np.append(self._weight, np.array(weights, np.int64))
+        roles = ("skipped_update", "param_grad", "learning_rate", "input")
+        rows = []
+        for site in (self.sites[number] for number in range(held, len(self.sites))):
+            function = FUNCTIONS.get(site.module_type, 0) if site.role == "output" else 0
+            is_of = (site.role == role for role in roles)
+            rows.append((phase_of(site), function, self._weight_of(site), *is_of))
+        self._of = np.append(self._of, np.array(rows, _SITE))
 
     def _weight_of(self, site: Site) -> int:
         """The number of the weight that this is the site of, or of its gradient; -1: of none."""
@@ -211,17 +208,18 @@ class SignalReader:
 
     def _gradients_of(self, sites: np.ndarray) -> np.ndarray:
         """The place among these of the gradient of each that is a weight; or -1."""
-        weights, is_gradient = self._weight[sites], self._is_of_parameter[sites]
+        weights, is_gradient = self._of["weight"][sites], self._of["is_of_parameter"][sites]
         place_of = np.full(len(self._weights) + 1, -1)  # the last: of no weight
         place_of[weights[is_gradient]] = np.flatnonzero(is_gradient)
         return np.where(is_gradient, -1, place_of[weights])
 
     def _find_batch(self, records: Mapping[str, np.ndarray], plan: _RecordOrder) -> None:
-        inputs = plan.sites[self._is_input[plan.sites]].tolist()
-        if inputs and self._is_whole and not (self._phases == INPUT).any():
+        phases = self._of["phase"]
+        inputs = plan.sites[self._of["is_input"][plan.sites]].tolist()
+        if inputs and self._is_whole and not (phases == INPUT).any():
             first = self.sites[inputs[0]].module
-            self._phases[[n for n in inputs if self.sites[n].module == first]] = INPUT
-        inputs = [n for n in inputs if self._phases[n] == ACTIVATION]
+            phases[[n for n in inputs if self.sites[n].module == first]] = INPUT
+        inputs = [n for n in inputs if phases[n] == ACTIVATION]
         if not inputs:
             return
         small = {int(n) for n in records["site"][records["numel"] == 1]}
@@ -237,7 +235,7 @@ class SignalReader:
         for number in criteria:
             site = self.sites[number]
             if (site.module, site.label) not in with_gradient:
-                self._phases[number] = INPUT
+                phases[number] = INPUT
 
 
 def phase_of(site: Site) -> int:

@@ -310,7 +310,7 @@ class Past:
         self, now: Signals, parts: Sequence[slice]
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Compares each level with its range, and adds it to that, one part after another."""
-        levels, phases, bands = now.levels, now.phases, self._bands
+        levels, phases, of = now.levels, now.phases, self._bands.of
         rows, _, tensors = levels.shape
         numbers = now.sites * len(NAMES) + _ROWS
         # Nothing is known of a weight that is 0, or the same everywhere: training changes it.
@@ -323,14 +323,14 @@ class Past:
         # largest element of a random batch is far out now and then.
         is_record = (phases == WEIGHT) | ((phases == INPUT) & (_ROWS == ABS_MAX))
         for part in parts:
-            values, middle, most = levels[:, part], bands.median[numbers], bands.highest[numbers]
+            values, middle, most = levels[:, part], of["median"][numbers], of["highest"][numbers]
             median[:, part], highest[:, part] = middle[:, None], most[:, None]
             # A tensor that was always 0 has no range: its first use is no surprise.
-            spread = np.where(middle == NOTHING, np.nan, bands.spread[numbers])
+            spread = np.where(middle == NOTHING, np.nan, of["spread"][numbers])
             with np.errstate(invalid="ignore"):
                 scores[:, part] = (values - middle[:, None]) / spread[:, None]
                 # The flags of a batch may all be 0 now and then.
-                is_known = (values >= bands.lowest[numbers][:, None]) & (values < middle[:, None])
+                is_known = (values >= of["lowest"][numbers][:, None]) & (values < middle[:, None])
             scores[:, part][is_known & (phases == INPUT)] = 0.0
             size = np.abs(scores[:, part])
             is_refused = np.zeros(values.shape, bool)
@@ -348,7 +348,7 @@ class Past:
                 array.transpose(1, 0, 2).reshape(-1, rows * tensors)
                 for array in (values, is_refused)
             )
-            bands.add(numbers.ravel(), flat, refused)
+            self._bands.add(numbers.ravel(), flat, refused)
         return median, highest, scores, outside
 
     def _peaks(self, now: Signals) -> tuple[np.ndarray, np.ndarray]:

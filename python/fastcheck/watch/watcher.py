@@ -213,8 +213,7 @@ class Watcher:
 
     def add_facts(self, step: int) -> list[WatchEvent]:
         """The events of what was noticed in a step in which the run stops, and before it."""
-        due = self._due(step, 0, self._program.take_noticed(step, None))
-        events = [event for rule, number in due if (event := self._of_number(step, rule, number))]
+        events = self._of_numbers(step, 0, self._program.take_noticed(step, None))
         self._note(events)
         return events
 
@@ -250,10 +249,6 @@ class Watcher:
     def last_batches(self, before: int, count: int) -> tuple[int, list[int]]:
         """The step of the last batch before a step, and the checksums of so many up to it."""
         return self._invariants.batches.last(before, count)
-
-    def replicas_differ(self, step: int) -> None:
-        """The ranks hold other weights than each other; whoever found it has warned."""
-        self.causes.note_fault(step)
 
     def _fired(self, view: StepsView) -> list[list[_Fired]]:
         """The rules of tensors that have held for long enough, by step."""
@@ -378,8 +373,7 @@ class Watcher:
     ) -> list[WatchEvent]:
         step = int(view.now.steps[k])
         self._note_precision(view, k, fired)
-        due = self._due(step, k, numbers)
-        events = [event for rule, number in due if (event := self._of_number(step, rule, number))]
+        events = self._of_numbers(step, k, numbers)
         loss_warns = any(e.kind == "loss_spike" and e.is_warning for e in events)
         for rule, at in fired:
             event = self._of_tensors(view, k, rule, at, loss_warns)
@@ -387,8 +381,8 @@ class Watcher:
                 events.append(event)
         return events
 
-    def _due(self, step: int, k: int, numbers: Sequence[Number]) -> list[tuple[NumberRule, Number]]:
-        """The rules that have held for long enough of these numbers."""
+    def _of_numbers(self, step: int, k: int, numbers: Sequence[Number]) -> list[WatchEvent]:
+        """The events of the rules that have held for long enough of these numbers."""
         due: list[tuple[NumberRule, Number]] = []
         for number in numbers:
             is_outside = _OUTSIDE[number.name](number) if number.name in _OUTSIDE else False
@@ -409,7 +403,7 @@ class Watcher:
                 self._numbers_held[at] = run, is_due or (is_reported and not is_over)
                 if is_due:
                     due.append((rule, number))
-        return due
+        return [event for rule, number in due if (event := self._of_number(step, rule, number))]
 
     def _of_number(self, step: int, rule: NumberRule, number: Number) -> Optional[WatchEvent]:
         warns = rule.warns if isinstance(rule.warns, bool) else rule.warns(number)
